@@ -1,0 +1,1 @@
+"""What the scores mean: tables, figures, pages."""

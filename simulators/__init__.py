@@ -1,0 +1,1 @@
+"""What would happen: node profiles, workloads, network, engine, control plane."""

@@ -1,0 +1,1 @@
+"""Recordings: schemas, storage, exchange logs and, later, importers and replay."""

@@ -1,0 +1,146 @@
+"""Synchronisation policies as pure (init, decide) pairs: who may start its next mini-batch after a push.
+
+BSP, ASP and SSP are one rule with different bounds, so they share one `decide` and one compiled engine: a worker may go
+on while it is at most `bound` clocks ahead of the slowest. The bound is Ho et al.'s (2013): 0 is BSP, infinity is ASP.
+RLP prints SSP with s + 1 for the same rule (Zhu et al. 2020, Section 3; see `ssp_as_printed`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from tuners.actions import Decision, Push, Rejected, SyncPolicy
+
+__all__ = ["asp", "bsp", "dssp", "named", "names", "ssp", "ssp_as_printed"]
+
+_UNBOUNDED = 2**30
+_DSSP_RANGE = 12
+
+
+class _Bound(NamedTuple):
+    bound: Array  # int32 scalar: clocks that a worker may be ahead of the slowest
+
+
+def bsp() -> SyncPolicy:
+    """Bulk synchronous parallel: everybody waits for everybody (Valiant 1990)."""
+    return _bounded("bsp", 0)
+
+
+def asp() -> SyncPolicy:
+    """Asynchronous parallel: nobody waits."""
+    return _bounded("asp", _UNBOUNDED)
+
+
+def ssp(staleness: int) -> SyncPolicy:
+    """Stale synchronous parallel: at most `staleness` clocks ahead of the slowest (Ho et al. 2013).
+
+    Raises ValueError for a negative bound.
+    """
+    if staleness < 0:
+        raise ValueError(f"Cannot bound staleness by {staleness}: 0 is BSP, larger lets workers run ahead.")
+    return _bounded(f"ssp({staleness})", staleness)
+
+
+def ssp_as_printed(s: int) -> SyncPolicy:
+    """SSP with the bound as RLP prints it, where s = 1 already is BSP and s = 0 would never release anybody."""
+    if s < 1:
+        raise ValueError(f"Cannot run SSP as RLP prints it with s = {s}: s = 0 deadlocks, s = 1 is BSP.")
+    return ssp(s - 1)
+
+
+def _bounded(name: str, bound: int) -> SyncPolicy:
+    def init(active: Array) -> _Bound:
+        del active
+        return _Bound(jnp.asarray(bound, jnp.int32))
+
+    return SyncPolicy(name, init, _within_bound)
+
+
+def _within_bound(state: _Bound, push: Push) -> tuple[_Bound, Decision]:
+    slowest = jnp.min(jnp.where(push.active, push.clocks, _UNBOUNDED))
+    release = push.waiting & (push.clocks - slowest <= state.bound)
+    # With no slack the barrier closes a group of gradients; with slack every push is a group of its own.
+    step = (state.bound > 0) | jnp.any(release)
+    return state, Decision(release=release, step=step)
+
+
+class _Dynamic(NamedTuple):
+    low: Array  # int32 scalar: s_L, granted to everybody
+    extra: Array  # int32 scalar: s_U - s_L, what the controller may add
+    last_seconds: Array  # float [k]: when each worker pushed last
+    interval_seconds: Array  # float [k]: between its last two pushes
+    credit: Array  # int32 [k]: extra clocks that a worker still has
+
+
+def dssp(low: int, high: int) -> SyncPolicy:
+    """Dynamic SSP: the bound moves within [low, high] (Zhao et al. 2019, Algorithms 1 and 2).
+
+    A worker that reaches `low` and is the fastest gets as many extra clocks (up to high - low) as make its predicted wait
+    for the slowest shortest. Raises ValueError unless 0 <= low <= high.
+    """
+    if not 0 <= low <= high:
+        raise ValueError(f"Cannot bound staleness by [{low}, {high}]: give 0 <= low <= high.")
+
+    def init(active: Array) -> _Dynamic:
+        zeros = jnp.zeros(active.shape, jnp.float64)
+        return _Dynamic(
+            jnp.asarray(low, jnp.int32),
+            jnp.asarray(high - low, jnp.int32),
+            zeros,
+            zeros,
+            jnp.zeros(active.shape, jnp.int32),
+        )
+
+    return SyncPolicy(f"dssp({low},{high})", init, _within_dynamic_bound)
+
+
+def _within_dynamic_bound(state: _Dynamic, push: Push) -> tuple[_Dynamic, Decision]:
+    p = push.worker
+    interval = state.interval_seconds.at[p].set(push.seconds - state.last_seconds[p])
+    last = state.last_seconds.at[p].set(push.seconds)
+    clocks = jnp.where(push.active, push.clocks, _UNBOUNDED)
+    slowest = jnp.argmin(clocks)
+    ahead = clocks - clocks[slowest]
+    fastest = clocks[p] >= jnp.max(jnp.where(push.active, push.clocks, -1))
+
+    granted = jnp.where(fastest & (state.credit[p] == 0), _extra_clocks(state, last, interval, p, slowest), 0)
+    credit = state.credit.at[p].add(granted.astype(jnp.int32))
+    over = ahead > state.low
+    spend = over[p] & (credit[p] > 0) & (ahead[p] <= state.low + state.extra)
+    release = push.waiting & ~over
+    release = release.at[p].set(release[p] | spend)
+    # Credit is for one excursion beyond the lower bound; back inside it, the controller decides afresh.
+    credit = jnp.where(over, credit, 0).at[p].add(-spend.astype(jnp.int32))
+    credit = jnp.maximum(credit, 0)
+    return state._replace(last_seconds=last, interval_seconds=interval, credit=credit), Decision(release=release)
+
+
+def _extra_clocks(state: _Dynamic, last: Array, interval: Array, p: Array, slowest: Array) -> Array:
+    """Number of further clocks r in [0, s_U - s_L] after which worker `p` would wait least for the slowest."""
+    r = jnp.arange(_DSSP_RANGE + 1)
+    mine = last[p] + r * interval[p]
+    theirs = last[slowest] + (r + 1) * interval[slowest]
+    gap = jnp.min(jnp.abs(mine[:, None] - theirs[None, :]), axis=1)
+    return jnp.argmin(jnp.where(r <= state.extra, gap, jnp.inf))
+
+
+def names() -> tuple[str, ...]:
+    """The policies that `Setting.policy` can name."""
+    return ("bsp", "asp", "ssp", "dssp")
+
+
+def named(policy: str, staleness: int) -> SyncPolicy:
+    """The policy that `Setting.policy` and `Setting.staleness` stand for. Raises Rejected for an unknown name."""
+    made: dict[str, Any] = {
+        "bsp": bsp,
+        "asp": asp,
+        "ssp": lambda: ssp(staleness),
+        "dssp": lambda: dssp(staleness, staleness + _DSSP_RANGE),
+    }
+    if policy not in made:
+        raise Rejected(f"Cannot install policy {policy!r}: choose one of {', '.join(names())}.")
+    built: SyncPolicy = made[policy]()
+    return built

@@ -1,0 +1,361 @@
+"""What a running job can be set to: nodes, settings, knobs, and the space a scenario leaves free.
+
+Part of the contract (see `tuners.actions`, which re-exports what tuner authors need), in a file of its own because it is
+plain data without any notion of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from emukit.core import ParameterSpace
+    from optuna.distributions import BaseDistribution
+
+__all__ = ["Choice", "Integer", "Knob", "Node", "Real", "Rejected", "Scalar", "Setting", "Space"]
+
+Scalar: TypeAlias = float | int | bool | str
+
+
+class Rejected(Exception):
+    """A system refuses an action: what cannot be done, the value, the way out. Thrown into the tuner; the job goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine, as its vendor describes it (not as it behaves)."""
+
+    name: str
+    type: str
+    cores: int
+    devices: tuple[str, ...]  # what can compute: "cpu", "gpu", ...
+    nic_bytes_per_second: float  # each direction
+    memory_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Everything a tuner may change about a running job. Plain values; `Space.check` says whether a job admits them."""
+
+    workers: tuple[str, ...]  # node names; may overlap with servers
+    servers: tuple[str, ...]
+    batch_size: int = 16  # samples in one worker's mini-batch
+    loads: tuple[tuple[int, ...], ...] = ()  # samples per device, a row per worker; () puts batch_size on the first device
+    data_shares: tuple[float, ...] = ()  # of the training data, per worker, sum 1; () is equal shares
+    model_shares: tuple[float, ...] = ()  # of the model, per server, sum 1; () is equal shares
+    policy: str = "asp"  # a name in `tuners.policies`
+    staleness: int = 0  # SSP's bound s in Ho et al.'s sense: 0 is BSP
+    intra_threads: int = 0  # threads inside one operation; 0 is one per core
+    inter_threads: int = 0  # operations at once; 0 is the framework's default
+    transfer_bits: int = 32  # 16 halves what pull and push move
+    options: tuple[tuple[str, Scalar], ...] = ()  # graph options, by name
+    learning_rate: float = 0.01
+    momentum: float = 0.0  # heavy ball: v <- momentum v + g, w <- w - learning_rate v
+
+    def shares(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Data share per worker and model share per server, with the equal shares written out."""
+        data = self.data_shares or (1.0 / len(self.workers),) * len(self.workers)
+        model = self.model_shares or (1.0 / len(self.servers),) * len(self.servers)
+        return data, model
+
+
+# ---------------------------------------------------------------------------------------------------------------- knobs
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """A knob over an interval, searched on a logarithmic scale if `log`."""
+
+    name: str
+    low: float
+    high: float
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        _check_range(self.name, self.low, self.high, self.log)
+
+    def contains(self, value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
+
+    def sample(self, rng: np.random.Generator) -> float:
+        if self.log:
+            # Rounding of exp(log(x)) may step over the ends by one unit in the last place.
+            return float(np.clip(np.exp(rng.uniform(np.log(self.low), np.log(self.high))), self.low, self.high))
+        return float(rng.uniform(self.low, self.high))
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """A knob over whole numbers, both ends included."""
+
+    name: str
+    low: int
+    high: int
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        _check_range(self.name, self.low, self.high, self.log)
+
+    def contains(self, value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
+
+    def sample(self, rng: np.random.Generator) -> int:
+        if self.log:
+            # Half a unit on both sides, so that the ends are as likely as their neighbours.
+            x = np.exp(rng.uniform(np.log(self.low - 0.5), np.log(self.high + 0.5)))
+            return int(np.clip(round(x), self.low, self.high))
+        return int(rng.integers(self.low, self.high, endpoint=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A knob over named or listed values without an order that a model should rely on."""
+
+    name: str
+    options: tuple[Scalar, ...]
+
+    def __post_init__(self) -> None:
+        if not self.options or len(set(self.options)) != len(self.options):
+            raise ValueError(f"Knob {self.name!r} has options {self.options}: give at least one, each once.")
+
+    def contains(self, value: Any) -> bool:
+        return any(type(value) is type(o) and value == o for o in self.options)
+
+    def sample(self, rng: np.random.Generator) -> Scalar:
+        return self.options[int(rng.integers(len(self.options)))]
+
+
+Knob: TypeAlias = Real | Integer | Choice
+
+
+def _check_range(name: str, low: float, high: float, log: bool) -> None:
+    if not low <= high:
+        raise ValueError(f"Knob {name!r} runs from {low} to {high}: low must not exceed high.")
+    if log and not low > 0:
+        raise ValueError(f"Knob {name!r} is logarithmic from {low}: low must be positive.")
+
+
+# ---------------------------------------------------------------------------------------------------------------- space
+
+_FIELDS = tuple(f.name for f in fields(Setting))
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The knobs that a scenario leaves free, around a base setting that holds the rest.
+
+    A knob is named after the field of `Setting` it sets, or is one of
+
+    * ``worker_count``: the first so many nodes are workers, the others servers;
+    * ``role/NODE``: "worker", "server", "both" or "idle";
+    * ``load/NODE/DEVICE``: samples on that device of the node (its index), used where the node is a worker;
+    * ``data_share/NODE``, ``model_share/NODE``: weights, divided by their sum;
+    * ``option/NAME``: a graph option.
+
+    Raises ValueError for a knob that sets nothing, and for two knobs of one name.
+    """
+
+    base: Setting
+    nodes: tuple[Node, ...]
+    knobs: tuple[Knob, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [k.name for k in self.knobs]
+        known = {n.name for n in self.nodes}
+        for name in names:
+            head, _, rest = name.partition("/")
+            by_node = head in ("role", "load", "data_share", "model_share") and rest.partition("/")[0] in known
+            if not (name in _FIELDS[2:] or name == "worker_count" or (head == "option" and rest) or by_node):
+                raise ValueError(f"Knob {name!r} sets nothing: it is no field of Setting and names no node of this job.")
+        if len(set(names)) != len(names):
+            raise ValueError(f"Two knobs have one name among {names}: name each once.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(k.name for k in self.knobs)
+
+    def knob(self, name: str) -> Knob | None:
+        """The knob of that name, or None where the scenario holds it fixed."""
+        return next((k for k in self.knobs if k.name == name), None)
+
+    def frees(self, name: str) -> bool:
+        """Whether any knob sets `name`, where "role", "load", ... stand for all knobs of that family."""
+        return any(k.name == name or k.name.startswith(name + "/") for k in self.knobs)
+
+    def sample(self, rng: np.random.Generator) -> dict[str, Scalar]:
+        """One value per knob, independently and uniformly (in the logarithm where the knob says so)."""
+        return {k.name: k.sample(rng) for k in self.knobs}
+
+    def setting(self, values: Mapping[str, Scalar]) -> Setting:
+        """The base setting with `values` put in. Raises ValueError for a name that is no knob of this space."""
+        unknown = sorted(set(values) - set(self.names))
+        if unknown:
+            raise ValueError(f"No knob {unknown[0]!r} in this space: it has {', '.join(self.names) or 'none'}.")
+        plain: dict[str, Any] = {k: v for k, v in values.items() if k in _FIELDS}
+        changed = replace(self.base, **plain)
+        changed = self._with_roles(changed, values)
+        return self._with_shares(changed, values)
+
+    def _with_roles(self, setting: Setting, values: Mapping[str, Scalar]) -> Setting:
+        names = [n.name for n in self.nodes]
+        if "worker_count" in values:
+            count = int(values["worker_count"])
+            setting = replace(setting, workers=tuple(names[:count]), servers=tuple(names[count:]))
+        roles = {n: values[f"role/{n}"] for n in names if f"role/{n}" in values}
+        if roles:
+            was = {n: _role(setting, n) for n in names} | roles
+            setting = replace(
+                setting,
+                workers=tuple(n for n in names if was[n] in ("worker", "both")),
+                servers=tuple(n for n in names if was[n] in ("server", "both")),
+            )
+        if (setting.workers, setting.servers) != (self.base.workers, self.base.servers):
+            # Rows and shares of the base belong to its own workers and servers; others start even.
+            setting = replace(setting, loads=(), data_shares=(), model_shares=())
+        return setting
+
+    def _with_shares(self, setting: Setting, values: Mapping[str, Scalar]) -> Setting:
+        if any(v.startswith("load/") for v in values):
+            devices = {n.name: len(n.devices) for n in self.nodes}
+            rows = tuple(tuple(int(values.get(f"load/{w}/{d}", 0)) for d in range(devices[w])) for w in setting.workers)
+            setting = replace(setting, loads=rows)
+        data = _normalised("data_share", setting.workers, values)
+        model = _normalised("model_share", setting.servers, values)
+        setting = replace(setting, data_shares=data or setting.data_shares, model_shares=model or setting.model_shares)
+        options = {k.partition("/")[2]: v for k, v in values.items() if k.startswith("option/")}
+        if options:
+            setting = replace(setting, options=tuple(sorted((dict(setting.options) | options).items())))
+        return setting
+
+    def values(self, setting: Setting) -> dict[str, Scalar]:
+        """The knobs' values in `setting`: the inverse of `setting` as far as the knobs can tell."""
+        return {k.name: self._value(k.name, setting) for k in self.knobs}
+
+    def _value(self, name: str, setting: Setting) -> Scalar:
+        if name == "worker_count":
+            return len(setting.workers)
+        head, _, rest = name.partition("/")
+        node, _, device = rest.partition("/")
+        if head == "role":
+            return _role(setting, node)
+        if head == "option":
+            return dict(setting.options)[rest]
+        if head == "load":
+            rows = dict(zip(setting.workers, setting.loads, strict=False))
+            first = setting.batch_size if node in setting.workers and device == "0" else 0
+            return rows[node][int(device)] if node in rows else first
+        if head in ("data_share", "model_share"):
+            data, model = setting.shares()
+            members, shares = (setting.workers, data) if head == "data_share" else (setting.servers, model)
+            return dict(zip(members, shares, strict=True)).get(node, 0.0)
+        value: Scalar = getattr(setting, name)
+        return value
+
+    def check(self, setting: Setting) -> None:
+        """Raise Rejected, with the reason and the way out, unless a job with this space can run under `setting`."""
+        _check_whole(setting, {n.name: len(n.devices) for n in self.nodes})
+        roles_free = self.frees("role") or self.frees("worker_count")
+        free = {
+            "workers": roles_free,
+            "servers": roles_free,
+            "loads": self.frees("load") or roles_free,
+            "data_shares": self.frees("data_share") or roles_free,
+            "model_shares": self.frees("model_share") or roles_free,
+            "options": self.frees("option"),
+        }
+        for name in _FIELDS:
+            value, base = getattr(setting, name), getattr(self.base, name)
+            if value != base and not free.get(name, self.knob(name) is not None):
+                raise Rejected(f"Cannot set {name} to {value!r}: this scenario holds it at {base!r}.")
+        for knob in self.knobs:
+            if knob.name.partition("/")[0] in ("load", "data_share", "model_share"):
+                continue  # ranges of weights bind the search, not the shares that come of them
+            value = self._value(knob.name, setting)
+            if not knob.contains(value):
+                allowed = knob.options if isinstance(knob, Choice) else f"{knob.low} to {knob.high}"
+                raise Rejected(f"Cannot set {knob.name} to {value!r}: this scenario allows {allowed}.")
+
+    def to_optuna(self) -> dict[str, BaseDistribution]:
+        """The same space as Optuna distributions, by knob name."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+        made: dict[str, BaseDistribution] = {}
+        for k in self.knobs:
+            if isinstance(k, Choice):
+                made[k.name] = CategoricalDistribution(k.options)
+            elif isinstance(k, Integer):
+                made[k.name] = IntDistribution(k.low, k.high, log=k.log)
+            else:
+                made[k.name] = FloatDistribution(k.low, k.high, log=k.log)
+        return made
+
+    def to_emukit(self) -> ParameterSpace:
+        """The same space for emukit: one-hot choices, logarithmic knobs as their natural logarithm."""
+        from emukit.core import (
+            CategoricalParameter,
+            ContinuousParameter,
+            DiscreteParameter,
+            OneHotEncoding,
+            ParameterSpace,
+        )
+
+        made: list[Any] = []
+        for k in self.knobs:
+            if isinstance(k, Choice):
+                made.append(CategoricalParameter(k.name, OneHotEncoding(list(k.options))))
+            elif isinstance(k, Integer) and not k.log:
+                made.append(DiscreteParameter(k.name, range(k.low, k.high + 1)))
+            else:
+                low, high = (np.log(k.low), np.log(k.high)) if k.log else (k.low, k.high)
+                made.append(ContinuousParameter(k.name, float(low), float(high)))
+        return ParameterSpace(made)
+
+
+def _normalised(family: str, members: tuple[str, ...], values: Mapping[str, Scalar]) -> tuple[float, ...]:
+    """The weights `family/NODE` of `members` divided by their sum; () where none is given or all are zero."""
+    weights = [float(values.get(f"{family}/{m}", 0.0)) for m in members]
+    total = sum(weights)
+    return tuple(w / total for w in weights) if total > 0 else ()
+
+
+def _role(setting: Setting, node: str) -> Scalar:
+    works, serves = node in setting.workers, node in setting.servers
+    return "both" if works and serves else "worker" if works else "server" if serves else "idle"
+
+
+def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
+    """Raise Rejected unless `setting` makes sense by itself on nodes with so many `devices` each."""
+    for role, members in (("worker", setting.workers), ("server", setting.servers)):
+        if not members:
+            raise Rejected(f"Cannot run with no {role}s: name at least one node as a {role}.")
+        if len(set(members)) != len(members):
+            raise Rejected(f"Cannot run with {role}s {members}: a node is named twice; name each once.")
+        missing = [m for m in members if m not in devices]
+        if missing:
+            raise Rejected(f"Cannot use node {missing[0]!r} as a {role}: this job has {', '.join(devices)}.")
+    for name, shares, members in (
+        ("data_shares", setting.data_shares, setting.workers),
+        ("model_shares", setting.model_shares, setting.servers),
+    ):
+        if shares and (len(shares) != len(members) or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6):
+            raise Rejected(f"Cannot use {name} {shares}: give {len(members)} shares, none negative, that sum to 1.")
+    if setting.loads:
+        rows = tuple(len(row) for row in setting.loads)
+        if rows != tuple(devices[w] for w in setting.workers) or any(min(r) < 0 or sum(r) < 1 for r in setting.loads):
+            raise Rejected(
+                f"Cannot use loads {setting.loads}: give each worker a row, one count per device, at least one sample."
+            )
+    for name, least in (("batch_size", 1), ("staleness", 0), ("intra_threads", 0), ("inter_threads", 0)):
+        if getattr(setting, name) < least:
+            raise Rejected(f"Cannot set {name} to {getattr(setting, name)}: it must be at least {least}.")
+    if setting.transfer_bits not in (16, 32):
+        raise Rejected(f"Cannot transfer {setting.transfer_bits} bits: choose 16 or 32.")
+    if not (setting.learning_rate >= 0 and 0 <= setting.momentum <= 1):
+        raise Rejected(
+            f"Cannot train with learning_rate {setting.learning_rate}, momentum {setting.momentum}: "
+            "the rate must not be negative and momentum lies in [0, 1]."
+        )
