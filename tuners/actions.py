@@ -72,12 +72,14 @@ Status: TypeAlias = Literal["running", "target", "budget", "diverged", "deadlock
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """When the job is done: the validation metric has reached `value`."""
+    """When the job is done: the validation metric has reached `value`, or so many clocks are completed."""
 
-    metric: Literal["accuracy", "loss"]
+    metric: Literal["accuracy", "loss", "clocks"]  # "clocks" is for workloads that are timing-only
     value: float
 
-    def reached(self, loss: float, accuracy: float) -> bool:
+    def reached(self, loss: float, accuracy: float, clocks: int = 0) -> bool:
+        if self.metric == "clocks":
+            return clocks >= self.value
         return accuracy >= self.value if self.metric == "accuracy" else loss <= self.value
 
 
