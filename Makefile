@@ -1,0 +1,56 @@
+# Everything a person or CI does here. `make` alone lists it.
+
+PYTHON ?= python3
+JOBS ?= 2
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+
+# A pin file that pip wrote must not depend on who wrote it, so `make pins` ignores the machine's own pip settings.
+COMPILE := env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL -u PIP_INDEX_URL PIP_CONFIG_FILE=/dev/null \
+	$(BIN)/pip-compile --quiet --generate-hashes --extra dev --strip-extras --allow-unsafe --no-header \
+	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --output-file requirements.txt pyproject.toml
+
+.DEFAULT_GOAL := help
+.PHONY: help setup compare test lint types check bench pins clean
+
+help: ## list what can be made
+	@echo 'Usage: make TARGET [PYTHON=python3] [JOBS=2] [ARGS="..."]'
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## make .venv with the pinned packages and this project in it
+
+$(READY): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'Cannot set up with $(PYTHON): it is older than Python 3.11. Name a newer one: make setup PYTHON=...' >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+compare: setup ## score every tuner on the default scenario; ARGS goes to `harness compare`
+	$(BIN)/harness compare --tuners all $(ARGS)
+
+test: check ## every check and every test
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q $(ARGS)
+
+check: lint types
+
+lint: setup ## style: ruff check and ruff format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup ## mypy, strict
+	$(BIN)/mypy
+
+bench: setup ## speed, alone on the machine and with its work asserted
+	$(BIN)/python -m pytest tests/bench -m benchmark --benchmark-enable $(ARGS)
+
+pins: setup ## resolve requirements.txt afresh from pyproject.toml (ARGS=--upgrade for the newest)
+	$(COMPILE) $(ARGS)
+
+clean: ## remove the environment and everything that can be made again; results stay
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,220 @@
+"""The house's own rules, read off the source: who imports whom, what is public, how long a file is, what no file names."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ORDER = ("tuners", "traces", "simulators", "harness", "reports")
+"""A module imports from its own package and from those before it."""
+
+LAZILY = {("harness/cli.py", "reports")}
+"""The one way back: the command asks for tables and pages, inside the function that prints them."""
+
+NOT_FOR_TUNERS = {"datetime", "logging", "os", "pathlib", "random", "socket", "subprocess", "threading", "time"}
+"""An algorithm does no input or output, reads no clock, and draws from no global generator."""
+
+
+class Import(NamedTuple):
+    module: str
+    line: int
+    lazy: bool  # inside a function
+
+
+def tracked(*suffixes: str) -> list[Path]:
+    """The files of this checkout that git does not ignore, so that what is not yet committed is judged too."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()  # noqa: S603
+    files = [ROOT / name for name in sorted(names)]
+    return [f for f in files if f.is_file() and (not suffixes or f.suffix in suffixes)]
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+SOURCES = [f for f in tracked(".py") if relative(f).split("/")[0] in ORDER]
+TREES = {relative(f): ast.parse(f.read_text()) for f in SOURCES}
+PUBLIC = [name for name in TREES if not Path(name).name.startswith("_")]
+
+
+def imports(tree: ast.Module, package: str) -> list[Import]:
+    """Every import of a module, those for type checkers and those by name at run time included."""
+    found: list[Import] = []
+
+    def visit(node: ast.AST, lazy: bool) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                found.extend(Import(alias.name, child.lineno, lazy) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                found.append(Import(package if child.level else child.module or "", child.lineno, lazy))
+            elif isinstance(child, ast.Call) and ast.unparse(child.func).endswith("import_module"):
+                named = [a.value for a in child.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+                found.extend(Import(name, child.lineno, lazy) for name in named)
+            visit(child, lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda))
+
+    visit(tree, False)
+    return found
+
+
+def wrong_way(name: str, tree: ast.Module) -> list[str]:
+    """The imports of `name` that go against `ORDER`, as sentences."""
+    package = name.split("/")[0]
+    later = ORDER[ORDER.index(package) + 1 :]
+    return [
+        f"{name}:{i.line} imports {i.module}"
+        for i in imports(tree, package)
+        if (top := i.module.split(".")[0]) in later and not (i.lazy and (name, top) in LAZILY)
+    ]
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_imports_flow_one_way(name):
+    assert wrong_way(name, TREES[name]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "wrong"),
+    [
+        ("tuners/a.py", "import simulators.engine", 1),
+        ("tuners/a.py", "if TYPE_CHECKING:\n    from harness import drive", 1),
+        ("tuners/a.py", "from tuners.actions import Run\nfrom . import policies\nimport numpy", 0),
+        ("traces/a.py", "def f():\n    from simulators import engine", 1),
+        ("simulators/a.py", "importlib.import_module('reports.page')", 1),
+        ("harness/cli.py", "def f():\n    from reports import page", 0),
+        ("harness/cli.py", "from reports import page", 1),
+        ("harness/score.py", "def f():\n    from reports import page", 1),
+        ("reports/a.py", "import harness, simulators, traces, tuners", 0),
+    ],
+)
+def test_the_rule_sees_what_it_forbids(name, source, wrong):
+    assert len(wrong_way(name, ast.parse(source))) == wrong
+
+
+def test_the_contract_stands_on_nothing_of_ours():
+    def ours(name):
+        return {i.module for i in imports(TREES[name], "tuners") if i.module.split(".")[0] in ORDER}
+
+    assert ours("tuners/settings.py") == set()
+    assert ours("tuners/actions.py") == {"tuners.settings"}
+    assert ours("tuners/policies.py") == {"tuners.actions"}
+
+
+@pytest.mark.parametrize("name", [n for n in PUBLIC if n.startswith("tuners/") and n != "tuners/testing.py"])
+def test_a_tuner_has_no_clock_no_files_and_no_global_randomness(name):
+    assert {i.module.split(".")[0] for i in imports(TREES[name], "tuners")} & NOT_FOR_TUNERS == set()
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """Public names that a module makes itself; type variables are notation, not names to use."""
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+        elif isinstance(node, ast.Assign) and not re.match(r"(typing\.)?(TypeVar|ParamSpec)\(", ast.unparse(node.value)):
+            names.update(n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name))
+    return {n for n in names if not n.startswith("_")}
+
+
+def exported(tree: ast.Module) -> list[str] | None:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    return None
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_module_says_what_it_is_for(name):
+    assert len(ast.get_docstring(TREES[name]) or "") > 20
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_what_is_public_is_what_all_lists(name):
+    tree = TREES[name]
+    listed = exported(tree)
+    assert listed is not None, f"{name} has no __all__: list its public names."
+    assert len(set(listed)) == len(listed)
+    assert defined(tree) - set(listed) == set(), "public by name, yet not listed"
+    bound = {a.asname or a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert set(listed) - defined(tree) - bound == set(), "listed, yet not there"
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_public_records_are_frozen(name):
+    """Dataclasses and msgspec structs hold what was said or measured; only private ones may change."""
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            marks = [ast.unparse(d) for d in node.decorator_list if "dataclass" in ast.unparse(d)]
+            if any("Struct" in ast.unparse(base) for base in node.bases):
+                marks = [", ".join(ast.unparse(k) for k in node.keywords)]
+                marks = [m.replace("=", " = ") for m in marks]
+            assert all(re.search(r"frozen ?= ?True", m) for m in marks), f"{name}: {node.name} can be changed"
+
+
+@pytest.mark.parametrize("path", tracked(".py"), ids=relative)
+def test_a_file_is_short_enough_to_read(path):
+    assert len(path.read_text().splitlines()) <= 400
+
+
+# Written apart, so that this file does not name what it forbids.
+HOSTS = [
+    "py" + r"pi\.(org|python)",
+    "python" + "hosted",
+    "npm" + r"js\.(org|com)",
+    "deb" + r"ian\.org",
+    "--(extra-)?index" + "-url",
+]
+FOLDERS = [r"(?<![\w.\]\)}$*-])/(work|root|home|opt|tmp/w|Users)" + r"/\w", "file:" + "///"]
+SECRETS = [
+    "-----BEGIN [A-Z ]*PRIV" + "ATE KEY",
+    r"\bgh[pousr]_\w{30}",
+    r"\bAKI" + r"A[A-Z0-9]{16}\b",
+    r"://[^/\s:@]+:[^/\s@]+@",
+]
+FORBIDDEN = {
+    "a package registry": "|".join(HOSTS),
+    "a folder of one machine": "|".join(FOLDERS),
+    "a secret": "|".join(SECRETS),
+}
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_no_file_names(what):
+    found = []
+    for path in tracked():
+        data = path.read_bytes()
+        if b"\0" in data:
+            continue
+        for number, line in enumerate(data.decode().splitlines(), 1):
+            if re.search(FORBIDDEN[what], line):
+                found.append(f"{relative(path)}:{number} names {what}")
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [
+        ("a package registry", "https://py" + "pi.org/simple"),
+        ("a package registry", "--index" + "-url x"),
+        ("a folder of one machine", "open('/ro" + "ot/data')"),
+        ("a folder of one machine", "file:" + "///mirror"),
+        ("a secret", "https://me:secret" + "@host"),
+    ],
+)
+def test_the_patterns_see_what_they_forbid(what, line):
+    assert re.search(FORBIDDEN[what], line)
+
+
+def test_pins_name_versions_and_hashes_only():
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    entries = [line for line in lines if line and not line.lstrip().startswith("#")]
+    assert len(entries) > 100
+    for line in entries:
+        assert re.fullmatch(r"[A-Za-z0-9._-]+==[\w.+!]+( ; [^\\]+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?", line), line
