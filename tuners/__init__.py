@@ -1,1 +1,118 @@
-"""Tuners of parameter servers, the contract they speak, and the synchronisation policies they install."""
+"""Tuners of parameter servers, the contract they speak, and the synchronisation policies they install.
+
+This file is the registry: which tuners there are, where each lives, and how an outsider's is found. Nothing is imported
+until a tuner is wanted, so that listing names costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tuners.actions import TunerFactory
+
+__all__ = ["Entry", "contestants", "registry", "resolve"]
+
+_GROUP = "harness.tuners"
+"""The entry-point group under which other distributions offer tuners."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tuner by name, and where its factory lives."""
+
+    name: str
+    where: str  # "package.module:factory"
+    summary: str
+    contestant: bool = True  # False: reported apart, because it knows what no tuner can know
+    embedded: bool = True  # ships with this distribution
+
+    @property
+    def factory(self) -> TunerFactory:
+        """The factory itself, imported now. Raises ValueError where there is no such module, name or function."""
+        module_name, _, attribute = self.where.partition(":")
+        if not module_name or not attribute:
+            raise ValueError(f"Cannot find tuner {self.where!r}: write package.module:factory.")
+        try:
+            module = import_module(module_name)
+        except Exception as error:
+            raise ValueError(
+                f"Cannot import tuner {self.where!r} ({type(error).__name__}: {error}): "
+                "is its module free of errors, and installed or on PYTHONPATH?"
+            ) from error
+        if not hasattr(module, attribute):
+            near = get_close_matches(attribute, dir(module))
+            raise ValueError(f"Cannot find tuner {self.where!r}: {module_name} has no {attribute!r}.{_did_you_mean(near)}")
+        found = getattr(module, attribute)
+        if not callable(found):
+            raise ValueError(f"Cannot use {self.where!r} as a tuner: it is no function; give one that takes a Job.")  # noqa: TRY004
+        return cast("TunerFactory", found)
+
+
+_EMBEDDED = {
+    e.name: e
+    for e in (
+        Entry("fixed", "tuners.fixed:fixed", "leaves the job as it starts"),
+        Entry("bsp", "tuners.fixed:bsp", "bulk synchronous: everybody waits for everybody"),
+        Entry("asp", "tuners.fixed:asp", "asynchronous: nobody waits"),
+        Entry("ssp", "tuners.fixed:ssp", "stale synchronous: nobody runs more than 3 clocks ahead"),
+        Entry("dssp", "tuners.fixed:dssp", "dynamic stale synchronous: the bound moves between 3 and 15 clocks"),
+        Entry("random_search", "tuners.random_search:random_search", "tries random settings online, stays with the best"),
+        Entry("tpe", "tuners.tpe:tpe", "Optuna's tree-structured Parzen estimator, online"),
+        Entry("cruise", "tuners.cruise:cruise", "Cruise: workers against servers, from a cost model of an epoch"),
+        Entry(
+            "best_fixed",
+            "tuners.best_fixed:best_fixed",
+            "the oracle: the best of 20 random fixed settings, known in hindsight",
+            contestant=False,
+        ),
+    )
+}
+
+
+def registry() -> dict[str, Entry]:
+    """Every tuner by name: the embedded ones in their order, then those that other distributions offer.
+
+    An embedded name cannot be taken over.
+    """
+    offered = (_from_entry_point(p) for p in sorted(entry_points(group=_GROUP), key=lambda p: p.name))
+    return _EMBEDDED | {e.name: e for e in offered if e.name not in _EMBEDDED}
+
+
+def contestants() -> tuple[str, ...]:
+    """What ``--tuners all`` stands for: the embedded tuners that compete."""
+    return tuple(name for name, entry in _EMBEDDED.items() if entry.contestant)
+
+
+def resolve(name: str) -> Entry:
+    """The tuner of that name, or the one at ``package.module:factory``.
+
+    Raises ValueError, with the nearest names, where there is none.
+    """
+    known = registry()
+    if name in known:
+        return known[name]
+    if ":" in name:
+        entry = Entry(name, name, "a tuner of your own", embedded=False)
+        _ = entry.factory  # so that a misspelt one is refused before anything runs
+        return entry
+    near = get_close_matches(name, known)
+    raise ValueError(
+        f"No tuner {name!r}.{_did_you_mean(near)} Choose from {', '.join(known)}, or write package.module:factory."
+    )
+
+
+def _from_entry_point(point: EntryPoint) -> Entry:
+    origin = point.dist.name if point.dist is not None else "another distribution"
+    return Entry(point.name, point.value, f"from {origin}", embedded=False)
+
+
+def _did_you_mean(near: Iterable[str]) -> str:
+    names = " or ".join(repr(n) for n in near)
+    return f" Did you mean {names}?" if names else ""
