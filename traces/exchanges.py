@@ -1,0 +1,203 @@
+"""The exchange log: what a tuner asked and what it was answered, one JSON line each, exactly as it was.
+
+Floats survive bit for bit (JSON keeps the shortest decimal that reads back to the same double); those that JSON has no
+word for are written as ``{"float": "nan"}``. A synchronisation policy is code, so `Install` is kept by the policy's name.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+import msgspec
+import numpy as np
+
+from traces.store import write_bytes
+from tuners.actions import (
+    Action,
+    Cost,
+    Evaluate,
+    Evaluation,
+    Fork,
+    Free,
+    Install,
+    Reconfigure,
+    Rejected,
+    Run,
+    SyncPolicy,
+    Window,
+)
+
+__all__ = ["Exchange", "action_text", "decode", "encode", "read_log", "write_log"]
+
+_ANSWERS: dict[type[Action[Any]], Any] = {
+    Run: Window,
+    Reconfigure: Cost,
+    Fork: int,
+    Free: None,
+    Install: None,
+    Evaluate: Evaluation,
+}
+_ACTIONS = {kind.__name__: kind for kind in _ANSWERS}
+_HEADER = b'{"exchanges": 1}'
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One action and its answer, which is a `Rejected` where the system refused."""
+
+    seconds: float  # of the job, when the answer was given
+    action: Action[Any]
+    answer: Any
+    asked: bool = True  # False: the tuner had returned, and the harness let the job go on
+
+
+class _Installed(msgspec.Struct):
+    """An `Install` without its functions."""
+
+    policy: str
+    probes: bool
+    seconds: float
+    branch: int
+
+
+class _Line(msgspec.Struct):
+    seconds: Any
+    asked: bool
+    kind: str
+    action: Any
+    answer: Any = None
+    rejected: str | None = None
+
+
+def encode(exchange: Exchange) -> bytes:
+    """One exchange as a line of JSON, without the line's end. Raises TypeError for an action that is not of the contract."""
+    answer, rejected = exchange.answer, None
+    if isinstance(answer, Rejected):
+        answer, rejected = None, str(answer)
+    kind, action = _plain_action(exchange.action)
+    line = _Line(_plain(exchange.seconds), exchange.asked, kind, action, _plain(answer), rejected)
+    return msgspec.json.encode(line)
+
+
+def decode(line: bytes) -> Exchange:
+    """The exchange that `encode` wrote. Raises ValueError where `line` is something else."""
+    read = msgspec.json.decode(line, type=_Line)
+    if b'{"float":' in line:
+        read = _Line(_with_floats(read.seconds), read.asked, read.kind, _with_floats(read.action), _with_floats(read.answer))
+        read.rejected = msgspec.json.decode(line, type=_Line).rejected
+    kind = _ACTIONS.get(read.kind)
+    if kind is None:
+        raise ValueError(f"Cannot read an exchange of kind {read.kind!r}: this version knows {', '.join(_ACTIONS)}.")
+    action: Action[Any]
+    if kind is Install:
+        kept = msgspec.convert(read.action, _Installed)
+        policy = SyncPolicy(kept.policy, _not_kept(kept.policy), _not_kept(kept.policy), kept.probes, kept.seconds)
+        action = Install(policy, kept.branch)
+    else:
+        action = msgspec.convert(read.action, kind)
+    answer = Rejected(read.rejected) if read.rejected is not None else _convert(read.answer, _ANSWERS[kind])
+    return Exchange(msgspec.convert(read.seconds, float), action, answer, read.asked)
+
+
+def action_text(action: Action[Any]) -> str:
+    """An action as one line of JSON: two actions ask the same if their texts are equal."""
+    kind, fields = _plain_action(action)
+    return f"{kind} {msgspec.json.encode(fields).decode()}"
+
+
+def write_log(path: Path, exchanges: Iterable[Exchange]) -> None:
+    """Write a gzipped log; the same exchanges give the same bytes."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as out:
+        out.write(_HEADER + b"\n")
+        for exchange in exchanges:
+            out.write(encode(exchange) + b"\n")
+    write_bytes(path, packed.getvalue())
+
+
+def read_log(path: Path) -> list[Exchange]:
+    """Read a log back. Raises ValueError, naming file and line, where it is cut short or something else."""
+    try:
+        lines = gzip.decompress(path.read_bytes()).splitlines()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"Cannot read {path}: it is damaged or cut short ({error}). Delete it and run again.") from None
+    if not lines or lines[0] != _HEADER:
+        raise ValueError(f"Cannot read {path}: it is no exchange log of this version of the harness.")
+    exchanges = []
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            exchanges.append(decode(line))
+        except ValueError as error:
+            raise ValueError(f"Cannot read {path}, line {number}: {error}") from None
+    return exchanges
+
+
+# ------------------------------------------------------------------------------------------------------------ plain data
+
+
+def _plain_action(action: Action[Any]) -> tuple[str, Any]:
+    if type(action) not in _ANSWERS:
+        raise TypeError(f"Cannot record {action!r}: it is no action of the contract.")
+    if isinstance(action, Install):
+        kept = _Installed(action.policy.name, action.policy.probes, action.policy.seconds, action.branch)
+        return "Install", _plain(kept)
+    return type(action).__name__, _plain(action)
+
+
+def _plain(value: Any) -> Any:
+    """Dictionaries, sequences and scalars that JSON can hold without loss."""
+    return _without_floats(msgspec.to_builtins(value, enc_hook=_from_numpy))
+
+
+def _from_numpy(value: Any) -> Any:
+    array = np.asarray(value)
+    if array.dtype == object:
+        raise TypeError(f"Cannot record {value!r}: only numbers, text and the contract's own types are recorded.")
+    if array.ndim == 0:
+        return array.item()
+    finite = array.dtype.kind != "f" or bool(np.isfinite(array).all())
+    return array.tolist() if finite else [_without_floats(x) for x in array.tolist()]
+
+
+def _without_floats(value: Any) -> Any:
+    """`value` with every float that JSON cannot write replaced. Lists come from `_from_numpy`, which has done its own."""
+    if isinstance(value, float) and not np.isfinite(value):
+        return {"float": repr(value)}
+    if isinstance(value, dict):
+        return {k: _without_floats(v) for k, v in value.items()}
+    if isinstance(value, tuple):
+        return [_without_floats(v) for v in value]
+    return value
+
+
+def _with_floats(value: Any) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {"float"}:
+            return float(value["float"])
+        return {k: _with_floats(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_with_floats(v) for v in value]
+    return value
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    return msgspec.convert(value, kind, dec_hook=_to_numpy)
+
+
+def _to_numpy(kind: Any, value: Any) -> Any:
+    """The array that an `NDArray[...]` annotation speaks of."""
+    dtype = get_args(get_args(kind)[1])[0]
+    return np.asarray(value, dtype=dtype)
+
+
+def _not_kept(name: str) -> Callable[..., NoReturn]:
+    def refuse(*_: object) -> NoReturn:
+        raise ValueError(f"Cannot run policy {name!r}: a log keeps a policy's name, not its code. Install it anew.")
+
+    return refuse

@@ -1,0 +1,149 @@
+"""Tables on disk: the same frame gives the same bytes, nothing is ever half-written, and what is read is checked."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from traces.schema import EVALUATIONS, HOST, KEYS, SCORES, SETTINGS, VERSION
+
+__all__ = ["Results", "load_results", "read", "read_host", "read_manifest", "write", "write_bytes", "write_host"]
+
+_VERSION_KEY = "harness_schema"
+_AGAIN = "Delete it and run `harness compare --resume` on the folder that it belongs to."
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """One comparison: what was compared, and its tables."""
+
+    manifest: dict[str, Any]
+    scores: pl.DataFrame  # traces.schema.SCORES
+    evaluations: pl.DataFrame  # traces.schema.EVALUATIONS
+    settings: pl.DataFrame  # traces.schema.SETTINGS
+    host: pl.DataFrame  # traces.schema.HOST
+
+
+def write(frame: pl.DataFrame, path: Path, schema: Mapping[str, pl.DataType]) -> None:
+    """Write `frame` as Parquet, with its columns in the schema's order. Raises ValueError for a column of another type."""
+    _check(frame, path, schema)
+    packed = io.BytesIO()
+    ordered = frame.select(list(schema))
+    ordered.write_parquet(packed, compression="zstd", row_group_size=1 << 20, metadata={_VERSION_KEY: str(VERSION)})
+    write_bytes(path, packed.getvalue())
+
+
+def read(path: Path, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
+    """Read a table that `write` wrote. Raises ValueError, naming the file and the way out, where it is anything else."""
+    data = _bytes(path)
+    try:
+        version = pl.read_parquet_metadata(io.BytesIO(data)).get(_VERSION_KEY)
+        _check_version(path, version)
+        frame = pl.read_parquet(io.BytesIO(data))
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"Cannot read {path}: it is damaged or cut short ({error}). {_AGAIN}") from None
+    _check(frame, path, schema)
+    return frame
+
+
+def write_host(frame: pl.DataFrame, path: Path) -> None:
+    """Write what the host measured, as CSV."""
+    _check(frame, path, HOST)
+    write_bytes(path, frame.select(list(HOST)).write_csv().encode())
+
+
+def read_host(path: Path) -> pl.DataFrame:
+    """Read it back; where a run stands twice (it was done again), the later row holds."""
+    try:
+        frame = pl.read_csv(io.BytesIO(_bytes(path)), schema=HOST)
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"Cannot read {path}: it is no table of host seconds ({error}). {_AGAIN}") from None
+    return frame.unique(KEYS, keep="last", maintain_order=True).sort(KEYS)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What was compared in `folder`. Raises ValueError where it is no results folder, or one of another version."""
+    path = folder / "manifest.json"
+    if not path.is_file():
+        raise ValueError(f"Cannot read results from {folder}: it has no manifest.json. Name a folder that compare wrote.")
+    try:
+        manifest = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"Cannot read {path}: it is damaged ({error}). Run the comparison again elsewhere.") from None
+    _check_version(path, manifest.get("schema") if isinstance(manifest, dict) else None)
+    return dict(manifest)
+
+
+def load_results(folder: Path) -> Results:
+    """The tables of a comparison. Raises ValueError where a table is missing, damaged, or of another version."""
+    manifest = read_manifest(folder)
+    return Results(
+        manifest,
+        read(folder / "scores.parquet", SCORES),
+        read(folder / "evaluations.parquet", EVALUATIONS),
+        read(folder / "settings.parquet", SETTINGS),
+        read_host(folder / "host.csv"),
+    )
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Put `data` at `path`, whole or not at all. Raises OSError, saying what to do, where the disk is full."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with _clear_errors(path):
+        try:
+            with temporary.open("wb") as out:
+                out.write(data)
+            temporary.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def _clear_errors(path: Path) -> Iterator[None]:
+    """Turn "No space left on device" into a sentence that says what is safe and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        way_out = "What was written before is whole: free some space, then go on with `harness compare --resume`."
+        raise OSError(error.errno, f"Cannot write {path}: the disk is full. {way_out}") from error
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ValueError(
+            f"Cannot read {path}: there is no such file. Finish the comparison with `harness compare --resume`."
+        ) from None
+
+
+def _check_version(path: Path, found: Any) -> None:
+    if str(found) != str(VERSION):
+        raise ValueError(
+            f"Cannot read {path}: it has format {found}, and this harness reads format {VERSION}. "
+            "Use the version that wrote it, or run the comparison again into another folder."
+        )
+
+
+def _check(frame: pl.DataFrame, path: Path, schema: Mapping[str, pl.DataType]) -> None:
+    missing = [name for name in schema if name not in frame.columns]
+    if missing:
+        has = ", ".join(frame.columns) or "none"
+        raise ValueError(f"Cannot use {path}: column {missing[0]!r} is missing; it has {has}.")
+    wrong = [name for name, kind in schema.items() if frame.schema[name] != kind]
+    if wrong:
+        name = wrong[0]
+        raise ValueError(f"Cannot use {path}: column {name!r} holds {frame.schema[name]}, not {schema[name]}.")
