@@ -164,13 +164,8 @@ def test_a_file_is_short_enough_to_read(path):
 
 
 # Written apart, so that this file does not name what it forbids.
-HOSTS = [
-    "py" + r"pi\.(org|python)",
-    "python" + "hosted",
-    "npm" + r"js\.(org|com)",
-    "deb" + r"ian\.org",
-    "--(extra-)?index" + "-url",
-]
+INDEXES = ["py" + r"pi\.(org|python)", "python" + "hosted", "npm" + r"js\.(org|com)", "deb" + r"ian\.org"]
+HOSTS = [*INDEXES, "--(extra-)?index" + "-url"]
 FOLDERS = [r"(?<![\w.\]\)}$*-])/(work|root|home|opt|tmp/w|Users)" + r"/\w", "file:" + "///"]
 SECRETS = [
     "-----BEGIN [A-Z ]*PRIV" + "ATE KEY",

@@ -1,0 +1,99 @@
+"""What a user installs: the wheel is built from the checkout, looked into, and used from another folder."""
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("harness", "reports", "simulators", "traces", "tuners")
+DATA = (".py", ".toml", ".css", "py.typed")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def run(*command: str, cwd: Path) -> str:
+    """What `command` prints; fails with all of its output."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)  # noqa: S603
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def shipped() -> set[str]:
+    """The files of the packages that belong into the wheel, as git knows them."""
+    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES, cwd=ROOT).splitlines()
+    return {name for name in listed if name.endswith(DATA) and (ROOT / name).is_file()}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built in a copy, so that nothing is left behind in the checkout and nothing stale gets in."""
+    source = tmp_path_factory.mktemp("source")
+    for name in [*shipped(), "pyproject.toml", "README.md", "LICENSE", "tests/conftest.py"]:
+        target = source / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target)
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "out", ".", cwd=source)
+    (built,) = (source / "out").glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel unpacked as pip does it, and nothing else of ours."""
+    folder = tmp_path_factory.mktemp("installed")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    run(*pip, "--no-deps", "--no-index", "--target", str(folder), str(wheel), cwd=folder)
+    return folder
+
+
+def test_the_wheel_holds_the_five_packages_their_data_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = {n for n in archive.namelist() if ".dist-info/" not in n}
+    assert names == shipped()
+    assert {f"{p}/py.typed" for p in PACKAGES} <= names
+    assert "simulators/profiles.toml" in names
+    assert any(n.startswith("harness/scenarios/") and n.endswith(".toml") for n in names)
+    assert any(n.endswith(".css") for n in names)
+
+
+def test_the_wheel_says_who_it_is(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (metadata,) = (n for n in names if n.endswith(".dist-info/METADATA"))
+        (points,) = (n for n in names if n.endswith(".dist-info/entry_points.txt"))
+        said = Parser().parsestr(archive.read(metadata).decode())
+        commands = archive.read(points).decode()
+    assert (said["Name"], said["Version"]) == (PROJECT["name"], PROJECT["version"])
+    assert said["License-Expression"] == "Apache-2.0"
+    assert any(n.endswith(".dist-info/licenses/LICENSE") for n in names)
+    assert "harness = harness.cli:main" in commands
+    assert "harness = harness.pytest_plugin" in commands
+
+
+def isolated(folder: Path, *arguments: str, cwd: Path) -> str:
+    """Runs Python with `folder` first on its path, from a folder that holds nothing of ours."""
+    code = "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
+    module = "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+    return run(sys.executable, "-I", "-c", code + module, str(folder), *arguments, cwd=cwd)
+
+
+def test_the_wheel_works_from_another_folder(installed, tmp_path):
+    code = f"import sys; sys.path.insert(0, {str(installed)!r}); import {', '.join(PACKAGES)}; print(*(p.__file__ for p in ("
+    told = run(sys.executable, "-I", "-c", code + ", ".join(PACKAGES) + ")), sep='\\n')", cwd=tmp_path)
+    assert told.split() == [str(installed / p / "__init__.py") for p in PACKAGES]
+
+
+def test_its_command_finds_the_scenarios_it_carries(installed, tmp_path):
+    assert PROJECT["version"] in isolated(installed, "harness", "--version", cwd=tmp_path)
+    assert "digits" in isolated(installed, "harness", "list", "scenarios", cwd=tmp_path)
+
+
+def test_the_version_is_the_same_everywhere():
+    import harness
+
+    assert harness.__version__ == PROJECT["version"]
