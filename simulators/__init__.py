@@ -1,1 +1,18 @@
-"""What would happen: node profiles, workloads, network, engine, control plane."""
+"""What would happen: node profiles, workloads, network, engine, control plane.
+
+Importing this package, before JAX has started, tells XLA two things: to compile the event loop as one function, where it
+would otherwise dispatch every small operation by itself (four times slower), and to stay on one thread, so that results
+do not depend on the host and parallel runs do not fight for cores. Flags that are already set are left alone.
+"""
+
+import os
+
+_FLAGS = {
+    "--xla_backend_extra_options": "xla_cpu_small_while_loop_byte_threshold=400000",
+    "--xla_cpu_multi_thread_eigen": "false",
+}
+
+_set = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = " ".join(
+    [_set, *(f"{flag}={value}" for flag, value in _FLAGS.items() if flag not in _set)]
+).strip()

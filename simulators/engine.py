@@ -1,0 +1,326 @@
+"""The data plane in simulated time: a JAX event loop that pulls, computes, pushes and applies, with real stale gradients.
+
+One step advances the cluster to the next completed push (`simulators.flight`); then the update is applied
+(`simulators.learning`), the synchronisation policy says who goes on, and those pull: their gradients are computed there
+and then, on the parameters they pull.
+
+Time is absolute float64 and never advances to a moment at which nothing happens, so cutting a run into windows changes
+nothing. Ties: of events at one instant the lowest worker index comes first. Noise is keyed by (seed, worker, clock).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from simulators import flight as cycle
+from simulators import learning
+from simulators.flight import Flight, Plant
+from simulators.learning import Data, Learned, Model
+from tuners.actions import Decision, Push
+
+jax.config.update("jax_enable_x64", True)
+
+__all__ = ["STATUSES", "Program", "Records", "State", "advance", "advance_lanes", "start"]
+
+RUNNING, TARGET, DIVERGED, DEADLOCK = range(4)
+STATUSES = ("running", "target", "diverged", "deadlock")
+
+
+class Program(NamedTuple):
+    """What is compiled in; hashable. Runs with equal programs share one compiled engine."""
+
+    model: Model | None  # None: timing-only
+    decide: Callable[[Any, Push], tuple[Any, Decision]]
+    probes: bool  # the policy wants losses around the update
+    discipline: str  # maxmin | fifo
+    overlapping: bool  # some node is worker and server at once
+    lanes: bool = False  # traced under `vmap` by `advance_lanes`
+
+
+class Clock(NamedTuple):
+    """All of a job but what it has learned: small arrays, one entry per node [k] or scalar."""
+
+    seconds: Array  # float64: of the last event
+    flight: Flight
+    clocks: Array  # int32 [k]: pushes since the policy was installed
+    drawn: Array  # int32 [k]: mini-batches begun since the job began; the noise counter and data cursor
+    pushes: Array  # int32: completed since the job began
+    version: Array  # int32: gradients brought into the parameters
+    pulled: Array  # int32 [k]: version that each worker pulled
+    grouped: Array  # int32: gradients waiting in the group
+    loss: Array  # float64 [k]: of the mini-batch in flight
+    policy: Any
+    status: Array  # int32 index into STATUSES
+
+
+class State(NamedTuple):
+    """A job at the moment of its last event. Immutable: keeping a reference is a snapshot."""
+
+    clock: Clock
+    learned: Learned | None  # None: timing-only
+
+
+class Records(NamedTuple):
+    """Columns of the table that `advance` returns, [n, 11]; see `tuners.actions.Pushes`. Validation is nan if not due."""
+
+    seconds: Any
+    worker: Any
+    clock: Any
+    compute_seconds: Any
+    pull_seconds: Any
+    push_seconds: Any
+    wait_seconds: Any
+    staleness: Any
+    loss: Any
+    valid_loss: Any
+    valid_accuracy: Any
+
+
+class _Pushed(NamedTuple):
+    """What a step hands from its timing to its learning."""
+
+    yes: Array  # bool: a push was completed
+    worker: Array  # int32: whose
+    accept: Array  # bool: it counts
+    take: Array  # bool: the servers step
+    grouped: Array  # int32: gradients in that step
+    release: Array  # bool [k]: who pulls now
+    row: Array  # float64 [11]: its record, validation not yet filled in
+
+
+@partial(jax.jit, static_argnames=("program", "rows"))
+def advance(
+    program: Program, data: Data, plant: Plant, state: State, clocks: Array, until_seconds: Array, *, rows: int
+) -> tuple[State, Array, Array]:
+    """Run to `clocks` more pushes (at most `rows`), to `until_seconds`, or until the status changes.
+
+    Returns the state after the last event not later than `until_seconds`, a table [rows, 11] with the columns of
+    `Records`, and how many of its rows are used.
+    """
+
+    def goes_on(carry: tuple[State, Array, Array, Array]) -> Array:
+        state, _, n, went_on = carry
+        return went_on & (n < clocks) & (state.clock.status == RUNNING)
+
+    def step(carry: tuple[State, Array, Array, Array]) -> tuple[State, Array, Array, Array]:
+        state, table, n, _ = carry
+        # Lanes that have come to their end wait, unmoved, for the others.
+        limit = jnp.where(goes_on(carry), until_seconds, -jnp.inf) if program.lanes else until_seconds
+        state, row, pushed = _step(program, data, plant, state, limit)
+        # A row that is not counted is overwritten, or lies beyond the rows used.
+        table = jax.lax.dynamic_update_slice(table, row[None, :], (n, jnp.zeros_like(n)))
+        return state, table, n + pushed, pushed
+
+    none = jnp.asarray(0, jnp.int32)
+    table = jnp.zeros((rows + 1, len(Records._fields)))
+    state, table, n, _ = jax.lax.while_loop(
+        lambda c: learning.anywhere(goes_on(c), program.lanes), step, (state, table, none, jnp.asarray(True))
+    )
+    return state, table[:rows], n
+
+
+@partial(jax.jit, static_argnames=("program", "rows"))
+def advance_lanes(
+    program: Program, data: Data, plants: Plant, states: State, clocks: Array, until_seconds: Array, *, rows: int
+) -> tuple[State, Array, Array]:
+    """`advance` for many jobs at once: every array of `plants` and `states` has a leading lane axis, data is shared."""
+
+    def lane(plant: Plant, state: State) -> tuple[State, Array, Array]:
+        return advance(program._replace(lanes=True), data, plant, state, clocks, until_seconds, rows=rows)
+
+    return jax.vmap(lane, axis_name="lanes")(plants, states)
+
+
+def _step(program: Program, data: Data, plant: Plant, state: State, until_seconds: Array) -> tuple[State, Array, Array]:
+    """To the next completed push, or to the last event before `until_seconds`. Returns (state, its row, pushed)."""
+    clock, learned = state
+    if program.probes:
+        clock, worker, pushed = _as_one(program, partial(_travel, program, plant, until_seconds), clock, _nobody())
+        losses = _probe(program, data, plant, clock, learned, worker)
+        clock, done = _as_one(program, partial(_settle, program, plant, worker, pushed, losses), clock, _nothing(plant))
+    else:
+        turn = partial(_travel_and_settle, program, plant, until_seconds)
+        clock, done = _as_one(program, turn, clock, _nothing(plant))
+    valid = (jnp.asarray(jnp.nan),) * 2
+    if program.model is not None and learned is not None:
+        learned = learning.apply_push(program.model, plant, learned, done.worker, done.accept, done.take, done.grouped)
+        gradients, loss = learning.pull_gradients(
+            program.model,
+            data,
+            plant,
+            learned.parameters,
+            learned.gradients,
+            clock.loss,
+            done.release,
+            clock.drawn - 1,
+            lanes=program.lanes,
+        )
+        learned, clock = learned._replace(gradients=gradients), clock._replace(loss=loss)
+        due = done.yes & (clock.pushes % plant.evaluate_clocks == 0)
+        measure = partial(learning.evaluate, program.model, data)
+        some_due = learning.anywhere(due, program.lanes)
+        valid = jax.lax.cond(some_due, measure, lambda _: (jnp.asarray(jnp.nan),) * 2, learned.parameters)
+        valid = tuple(jnp.where(due, value, jnp.nan) for value in valid)
+    reached = (valid[0] <= plant.target_loss) | (valid[1] >= plant.target_accuracy) | (clock.pushes >= plant.target_clocks)
+    status = jnp.where((clock.status == RUNNING) & done.yes & reached, TARGET, clock.status)
+    return State(clock._replace(status=status), learned), done.row.at[-2:].set(jnp.stack(valid)), done.yes
+
+
+# ------------------------------------------------------------------------------------------------ a step's small arrays
+
+
+def _as_one(program: Program, part: Callable[[Clock], Any], clock: Clock, empty: Any) -> Any:
+    """`part(clock)`, compiled as one function.
+
+    Written as a loop that runs once, because XLA makes one function of a small loop (see `simulators.__init__`) and
+    dispatches operations outside of loops one by one.
+    """
+
+    if program.lanes:
+        return part(clock)
+
+    def body(carry: Any) -> Any:
+        return (jnp.asarray(False), *part(carry[1]))
+
+    # The status is 0 while the job runs, which XLA cannot know: a loop that surely runs once would be unrolled.
+    return jax.lax.while_loop(lambda carry: carry[0], body, (clock.status >= 0, clock, *empty))[1:]
+
+
+def _nobody() -> tuple[Array, Array]:
+    return jnp.asarray(0, jnp.int32), jnp.asarray(False)
+
+
+def _nothing(plant: Plant) -> tuple[_Pushed]:
+    no, zero = jnp.asarray(False), jnp.asarray(0, jnp.int32)
+    return (_Pushed(no, zero, no, no, zero, jnp.zeros_like(plant.active), jnp.zeros(len(Records._fields))),)
+
+
+def _travel_and_settle(program: Program, plant: Plant, until_seconds: Array, clock: Clock) -> tuple[Clock, _Pushed]:
+    clock, worker, pushed = _travel(program, plant, until_seconds, clock)
+    return _settle(program, plant, worker, pushed, (), clock)
+
+
+def _travel(program: Program, plant: Plant, until_seconds: Array, clock: Clock) -> tuple[Clock, Array, Array]:
+    """Events up to the next completed push: the clock then, who pushed, and whether anybody did."""
+    seconds, flight, worker, pushed = cycle.to_next_push(
+        plant,
+        clock.seconds,
+        clock.flight,
+        until_seconds,
+        discipline=program.discipline,
+        overlapping=program.overlapping,
+    )
+    stuck = ~pushed & (clock.status == RUNNING) & jnp.all(flight.phase == cycle.WAIT)
+    status = jnp.where(stuck, DEADLOCK, clock.status)
+    return clock._replace(seconds=seconds, flight=flight, status=status), worker, pushed
+
+
+def _settle(
+    program: Program, plant: Plant, worker: Array, pushed: Array, losses: tuple[Array, ...], clock: Clock
+) -> tuple[Clock, _Pushed]:
+    """Count the push, let the policy decide, and let those it releases begin a cycle."""
+    mine = (jnp.arange(plant.active.shape[0]) == worker) & pushed
+    clocks = clock.clocks + mine
+    push = Push(
+        worker=worker,
+        clocks=clocks,
+        waiting=plant.active & (clock.flight.phase == cycle.WAIT),
+        active=plant.active,
+        seconds=clock.seconds,
+        staleness=clock.version - clock.pulled[worker],
+        loss=clock.loss[worker],
+    )
+    if losses:
+        push = push._replace(loss_before=losses[0], loss_after=losses[1])
+    policy, decision = program.decide(clock.policy, push)
+    accept = jnp.asarray(decision.accept)
+    grouped = clock.grouped + (pushed & accept)
+    take = pushed & decision.step & (grouped > 0)
+    release = decision.release & pushed & plant.active
+    version = clock.version + jnp.where(take, grouped, 0)
+    finite = jnp.isfinite(push.loss) if program.model is not None else jnp.asarray(True)
+    flight = clock.flight
+    row = Records(
+        clock.seconds,
+        worker,
+        clock.drawn[worker] - 1,
+        flight.compute_seconds[worker],
+        flight.pull_seconds[worker],
+        flight.push_seconds[worker],
+        flight.wait_seconds[worker],
+        push.staleness,
+        push.loss,
+        jnp.nan,
+        jnp.nan,
+    )
+    done = _Pushed(
+        yes=pushed,
+        worker=worker,
+        accept=pushed & accept,
+        take=take,
+        grouped=grouped,
+        release=release,
+        row=jnp.stack([jnp.asarray(value, jnp.float64) for value in row]),
+    )
+    clock = clock._replace(
+        flight=cycle.begin_cycles(plant, flight, release, clock.drawn, clock.seconds),
+        clocks=clocks,
+        drawn=clock.drawn + release,
+        pushes=clock.pushes + pushed,
+        version=version,
+        pulled=jnp.where(release, version, clock.pulled),
+        grouped=jnp.where(take, 0, grouped),
+        policy=jax.tree.map(partial(jnp.where, pushed), policy, clock.policy),
+        status=jnp.where(pushed & ~finite, DIVERGED, clock.status),
+    )
+    return clock, done
+
+
+def _probe(
+    program: Program, data: Data, plant: Plant, clock: Clock, learned: Learned | None, worker: Array
+) -> tuple[Array, Array]:
+    """Loss of the pushed mini-batch at the servers' parameters, before the update and as it would be after it."""
+    if program.model is None or learned is None:
+        return jnp.asarray(jnp.nan), jnp.asarray(jnp.nan)
+    yes = jnp.asarray(True)
+    rows, count = learning.minibatch(program.model, data, plant, worker, clock.drawn[worker] - 1)
+    after = learning.apply_push(program.model, plant, learned, worker, yes, yes, clock.grouped + 1)
+    before, later = (learning.mean_loss(program.model, m.parameters, rows, count) for m in (learned, after))
+    return before.astype(jnp.float64), later.astype(jnp.float64)
+
+
+# ---------------------------------------------------------------------------------------------------------------- start
+
+
+@partial(jax.jit, static_argnames=("program",))
+def start(program: Program, data: Data, plant: Plant, parameters: Any, policy: Any, offsets: Array) -> State:
+    """A job at time zero: every worker begins its first cycle, worker i computing `offsets[i]` seconds longer."""
+    nodes = plant.active.shape[0]
+    none, zero = jnp.zeros(nodes, jnp.int32), jnp.asarray(0, jnp.int32)
+    flight = cycle.begin_cycles(plant, cycle.grounded(nodes), plant.active, none, jnp.asarray(0.0))
+    clock = Clock(
+        seconds=jnp.asarray(0.0),
+        flight=flight._replace(drawn=flight.drawn + offsets),
+        clocks=none,
+        drawn=none + plant.active,
+        pushes=zero,
+        version=zero,
+        pulled=none,
+        grouped=zero,
+        loss=jnp.zeros(nodes),
+        policy=policy,
+        status=zero,
+    )
+    if program.model is None:
+        return State(clock, None)
+    learned = learning.untrained(program.model, plant, parameters)
+    gradients, loss = learning.pull_gradients(
+        program.model, data, plant, parameters, learned.gradients, clock.loss, plant.active, none, lanes=program.lanes
+    )
+    return State(clock._replace(loss=loss), learned._replace(gradients=gradients))

@@ -1,0 +1,192 @@
+"""Time in the data plane: where every worker is in its cycle, and the events that move it on.
+
+A cycle is WAIT, PULL, COMPUTE, PUSH, APPLY. Transfers share the network (`simulators.network`), computing and applying
+take their time, and a worker waits until the synchronisation policy releases it. Everything here is small arrays, one
+entry per node, [k].
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from simulators import network
+
+__all__ = ["APPLY", "COMPUTE", "PULL", "PUSH", "WAIT", "Flight", "Plant", "begin_cycles", "grounded", "to_next_push"]
+
+WAIT, PULL, COMPUTE, PUSH, APPLY = range(5)
+
+
+class Plant(NamedTuple):
+    """The cluster under one setting, as numbers. Arrays have one entry per node, [k]; seconds, bytes, bytes per second."""
+
+    key: Array  # uint64 scalar: all noise is a hash of it and of (worker, clock)
+    active: Array  # bool [k]: is a worker
+    compute_seconds: Array  # [k] mean time of one mini-batch, before noise
+    overhead_seconds: Array  # [k] per cycle without noise: messages, latency, the policy's own time
+    slowdown: Array  # [k] compute takes so many times as long just now
+    jitter: Array  # scalar: coefficient of variation of the compute time (lognormal)
+    sleep_probability: Array  # [k] of sleeping in a mini-batch ...
+    sleep_mean_seconds: Array  # [k] ... for max(0, N(mean, sd))
+    sleep_sd_seconds: Array  # [k]
+    pull_bytes: Array  # scalar: one full pull, as transferred
+    push_bytes: Array  # scalar
+    nic: Array  # [k] a worker's own limit, each direction
+    serve_out: Array  # scalar: all servers together, pulls; min_j(capacity_j / share_j)
+    serve_in: Array  # scalar: the same for pushes
+    usage: Array  # [2k, r] resources per byte of each node's pull (first k rows) and push; used where roles overlap
+    capacity: Array  # [r]
+    apply_seconds: Array  # scalar: a server's time to apply one push, first come first served
+    samples: Array  # int32 [k]: in one mini-batch of each worker
+    shard_start: Array  # int32 [k]: each worker's part of the training data
+    shard_length: Array  # int32 [k]
+    learning_rate: Array  # scalar float32
+    momentum: Array  # scalar float32
+    evaluate_clocks: Array  # int32: validate after every so many pushes
+    target_loss: Array  # done when validation loss <= this (-inf: never)
+    target_accuracy: Array  # or accuracy >= this (inf: never)
+    target_clocks: Array  # or after so many pushes
+
+
+class Flight(NamedTuple):
+    """Where every worker is in its cycle; all [k] but `arrivals` and `server_free_seconds`."""
+
+    phase: Array  # int32: WAIT, PULL, COMPUTE, PUSH or APPLY
+    remaining: Array  # seconds, or bytes while transferring
+    arrival: Array  # int32: order in which transfers began
+    arrivals: Array  # int32 scalar
+    drawn: Array  # seconds of compute drawn for this cycle
+    began: Array  # when the present phase began; pushing lasts to the end of the apply
+    pull_seconds: Array  # of the present cycle, like the next two
+    compute_seconds: Array
+    push_seconds: Array
+    wait_seconds: Array  # before it
+    server_free_seconds: Array  # scalar: when the apply queue will be empty
+
+
+def grounded(nodes: int) -> Flight:
+    """Nobody has begun anything."""
+    zeros, none = jnp.zeros(nodes), jnp.zeros(nodes, jnp.int32)
+    return Flight(none, zeros, none, jnp.asarray(0, jnp.int32), *([zeros] * 6), jnp.asarray(0.0))
+
+
+class _Turn(NamedTuple):
+    seconds: Array
+    flight: Flight
+    worker: Array  # int32: whose event was the last
+    pushed: Array  # bool: and it completed a push
+    halted: Array  # bool: the next event lies beyond the limit, or there is none
+
+
+def to_next_push(
+    plant: Plant, seconds: Array, flight: Flight, until_seconds: Array, *, discipline: str, overlapping: bool
+) -> tuple[Array, Flight, Array, Array]:
+    """Events up to and including the next completed push, none later than `until_seconds`.
+
+    Returns (seconds of the last event, flight after it, who pushed, whether anybody did).
+    """
+    rates_now = partial(_rates, plant, discipline=discipline, overlapping=overlapping)
+
+    def event(turn: _Turn) -> _Turn:
+        seconds, flight = turn.seconds, turn.flight
+        rates = rates_now(flight)
+        left = jnp.where(flight.remaining > 0, flight.remaining / rates, 0.0)
+        left = jnp.where(flight.phase == WAIT, jnp.inf, left)
+        worker = jnp.argmin(left).astype(jnp.int32)
+        now = seconds + left[worker]
+        due = now <= until_seconds
+        moved = flight._replace(remaining=jnp.maximum(flight.remaining - rates * left[worker], 0.0))
+        after, pushed = _next_phase(plant, moved, worker, now)
+        flight = jax.tree.map(partial(jnp.where, due), after, flight)
+        return _Turn(jnp.where(due, now, seconds), flight, worker, due & pushed, ~due)
+
+    no = jnp.asarray(False)
+    turn = _Turn(seconds, flight, jnp.asarray(0, jnp.int32), no, no)
+    turn = jax.lax.while_loop(lambda t: ~(t.pushed | t.halted), event, turn)
+    return turn.seconds, turn.flight, turn.worker, turn.pushed
+
+
+def _rates(plant: Plant, flight: Flight, *, discipline: str, overlapping: bool) -> Array:
+    """Progress per second of every worker's present phase, [k]; 0 while waiting."""
+    pulling, pushing = flight.phase == PULL, flight.phase == PUSH
+    nodes = pulling.shape[0]
+    if overlapping:
+        both = network.maxmin(plant.usage, plant.capacity, jnp.concatenate([pulling, pushing]))
+        pull, push = both[:nodes], both[nodes:]
+    elif discipline == "fifo":
+        pull = network.fifo(plant.nic, plant.serve_out, pulling, flight.arrival)
+        push = network.fifo(plant.nic, plant.serve_in, pushing, flight.arrival)
+    else:
+        pull = network.waterfill(plant.nic, plant.serve_out, pulling)
+        push = network.waterfill(plant.nic, plant.serve_in, pushing)
+    computing = jnp.where(flight.phase == COMPUTE, 1.0 / plant.slowdown, 0.0)
+    return pull + push + computing + (flight.phase == APPLY)
+
+
+def _next_phase(plant: Plant, flight: Flight, worker: Array, now: Array) -> tuple[Flight, Array]:
+    """`worker` has ended its phase at `now`: the flight after that, and whether it was the end of a push."""
+    phase, began = flight.phase[worker], flight.began[worker]
+    is_worker = jnp.arange(flight.phase.shape[0]) == worker
+    queued = jnp.maximum(flight.server_free_seconds - now, 0.0) + plant.apply_seconds
+    # A server that applies at once needs no event of its own.
+    pushed = (phase == APPLY) | ((phase == PUSH) & (queued <= 0))
+    left = jnp.where(phase == PULL, flight.drawn[worker], jnp.where(phase == COMPUTE, plant.push_bytes, queued))
+
+    def put(field: Array, when: Array, value: Array) -> Array:
+        return jnp.where(is_worker & when, value, field)
+
+    to_apply = (phase == PUSH) & ~pushed
+    return flight._replace(
+        phase=put(flight.phase, phase != WAIT, jnp.where(pushed, WAIT, phase + 1)),
+        remaining=put(flight.remaining, phase != WAIT, jnp.where(pushed, 0.0, left)),
+        arrival=put(flight.arrival, phase == COMPUTE, flight.arrivals),
+        arrivals=flight.arrivals + (phase == COMPUTE),
+        began=put(flight.began, ~to_apply, now),
+        pull_seconds=put(flight.pull_seconds, phase == PULL, now - began),
+        compute_seconds=put(flight.compute_seconds, phase == COMPUTE, now - began),
+        push_seconds=put(flight.push_seconds, pushed, now - began),
+        server_free_seconds=jnp.where(phase == PUSH, now + queued, flight.server_free_seconds),
+    ), pushed
+
+
+def begin_cycles(plant: Plant, flight: Flight, release: Array, clocks: Array, now: Array) -> Flight:
+    """The workers in `release` [k] start to pull at `now`, each for its mini-batch number `clocks` [k]."""
+    begin = partial(jnp.where, release)
+    workers = jnp.arange(release.shape[0], dtype=jnp.int32)
+    return flight._replace(
+        phase=begin(PULL, flight.phase),
+        remaining=begin(plant.pull_bytes, flight.remaining),
+        arrival=begin(flight.arrivals + workers, flight.arrival),
+        arrivals=flight.arrivals + jnp.where(jnp.any(release), release.shape[0], 0).astype(jnp.int32),
+        drawn=begin(_draw_compute(plant, workers, clocks), flight.drawn),
+        wait_seconds=begin(now - flight.began, flight.wait_seconds),
+        began=begin(now, flight.began),
+    )
+
+
+def _draw_compute(plant: Plant, workers: Array, clocks: Array) -> Array:
+    """Seconds [k] that each worker computes in its mini-batch number `clocks`: whoever asks, and whenever."""
+    uniform = _uniforms(plant.key, workers, clocks)
+    noise = jax.scipy.special.ndtri(uniform)
+    sigma = jnp.sqrt(jnp.log1p(plant.jitter**2))
+    compute = plant.compute_seconds * jnp.exp(sigma * noise[:, 0] - sigma**2 / 2)
+    sleep = jnp.maximum(plant.sleep_mean_seconds + plant.sleep_sd_seconds * noise[:, 2], 0.0)
+    return compute + plant.overhead_seconds + jnp.where(uniform[:, 1] < plant.sleep_probability, sleep, 0.0)
+
+
+def _uniforms(key: Array, workers: Array, clocks: Array) -> Array:
+    """Three uniforms in (0, 1) per worker, [k, 3]: SplitMix64 (Steele et al. 2014) of (key, worker, clock, which).
+
+    A hash of a counter, so that noise depends on nothing but its name. JAX's own generator runs as loops on CPU, which
+    would cost more than everything else in an event.
+    """
+    name = (workers.astype(jnp.uint64) << 40) + (clocks.astype(jnp.uint64) << 2)
+    x = key + (name[:, None] + jnp.arange(3, dtype=jnp.uint64)) * jnp.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> 30)) * jnp.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> 27)) * jnp.uint64(0x94D049BB133111EB)
+    x = x ^ (x >> 31)
+    return ((x >> 11).astype(jnp.float64) + 0.5) * 2.0**-53

@@ -1,0 +1,65 @@
+"""Who gets how much bandwidth: pure functions from the transfers in flight to their rates, in bytes per second.
+
+A pull (or push) is a *coflow*: one flow to every server, as large as the server's share of the model, over when the last
+one is. Every worker moves the same proportions, so where nodes are workers or servers but not both, all servers together
+act as one resource of capacity min_j(capacity_j / share_j), and max-min fairness is water-filling over it. Where roles
+overlap, a node's NIC carries its own transfers and its server's, and `maxmin` fills all NICs progressively.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+__all__ = ["fifo", "maxmin", "waterfill"]
+
+
+def waterfill(limits: Array, capacity: Array, active: Array) -> Array:
+    """Max-min fair rates [k] of transfers that share one resource, each with a limit of its own.
+
+    Args:
+        limits: what each transfer could use alone, [k] bytes/s.
+        capacity: of the shared resource, scalar bytes/s; may be infinite.
+        active: which transfers are in flight, bool [k]; the others get 0.
+    """
+    # Used bandwidth is a concave, piecewise linear function of the water level, so the level that fills the capacity is
+    # the largest of those that its linear pieces give: no sorting, no loop.
+    below = (limits[None, :] <= limits[:, None]) & active[None, :]
+    used = below @ limits
+    still_rising = jnp.sum(active) - jnp.sum(below, axis=1)
+    level_after = jnp.where(active & (still_rising > 0), (capacity - used) / jnp.maximum(still_rising, 1), 0.0)
+    level = jnp.maximum(jnp.max(level_after), capacity / jnp.maximum(jnp.sum(active), 1))
+    return jnp.where(active, jnp.minimum(limits, level), 0.0)
+
+
+def fifo(limits: Array, capacity: Array, active: Array, arrival: Array) -> Array:
+    """Rates [k] when a shared resource serves in order of `arrival` [k]: each takes what its elders leave."""
+    older = (arrival[None, :] < arrival[:, None]) & active[None, :]
+    left = jnp.maximum(capacity - older @ limits, 0.0)
+    return jnp.where(active, jnp.minimum(limits, left), 0.0)
+
+
+def maxmin(usage: Array, capacity: Array, active: Array) -> Array:
+    """Max-min fair rates [f] of transfers over any resources, by progressive filling (Bertsekas and Gallager, 6.5.2).
+
+    Args:
+        usage: bytes that each byte of a transfer puts on each resource, [f, r].
+        capacity: of each resource, [r] bytes/s.
+        active: which transfers are in flight, bool [f]. One that uses no resource at all is infinitely fast.
+    """
+    touches = usage > 0
+
+    def fill(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        rates, rising, free = carry
+        demand = rising @ usage
+        headroom = jnp.where(demand > 0, free / jnp.where(demand > 0, demand, 1.0), jnp.inf)
+        grow = jnp.min(headroom)
+        rates = jnp.where(rising, rates + grow, rates)
+        full = headroom <= grow
+        return rates, rising & ~jnp.any(touches & full[None, :], axis=1), jnp.maximum(free - grow * demand, 0.0)
+
+    unlimited = active & ~jnp.any(touches, axis=1)
+    start = (jnp.zeros(usage.shape[0], usage.dtype), active & ~unlimited, capacity)
+    rates, _, _ = jax.lax.while_loop(lambda carry: jnp.any(carry[1]), fill, start)
+    return jnp.where(unlimited, jnp.inf, rates)
