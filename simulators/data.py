@@ -150,12 +150,13 @@ def subset(dataset: Dataset, *, fraction: float = 1.0, valid_samples: int = 0, s
     if not 0 <= valid_samples <= len(dataset.valid[-1]):
         raise ValueError(f"Cannot validate on {valid_samples} samples: there are {len(dataset.valid[-1])}; 0 takes all.")
     rng = np.random.default_rng(seed)
-    wanted = max(1, round(fraction * len(dataset.train[-1])))
-    kept = rng.permutation(_stratified(dataset.train[-1], wanted, rng))
-    held = rng.permutation(_stratified(dataset.valid[-1], valid_samples or len(dataset.valid[-1]), rng))
-    # All of it stays in the order it came in.
-    train = dataset.train if fraction == 1 else tuple(a[kept] for a in dataset.train)
-    valid = tuple(a[held] for a in dataset.valid) if valid_samples else dataset.valid
+    train, valid = dataset.train, dataset.valid
+    if fraction < 1:
+        kept = rng.permutation(_stratified(train[-1], max(1, round(fraction * len(train[-1]))), rng))
+        train = tuple(a[kept] for a in train)
+    if valid_samples:
+        held = rng.permutation(_stratified(valid[-1], valid_samples, rng))
+        valid = tuple(a[held] for a in valid)
     return dataset._replace(train=train, valid=valid)
 
 

@@ -23,7 +23,7 @@ _DENSE_BYTES = 2**31  # of features as dense float32, the most that a proxy shou
 
 
 def mnist(folder: Path | str) -> Dataset:
-    """MNIST, or anything in its four IDX files (.gz or not): 28x28 pixels in [0, 1], 60,000 to train on, 10,000 to validate."""
+    """MNIST, or anything else in its four IDX files (.gz or not): pixels in [0, 1], 60,000 to train on, 10,000 held out."""
     folder = _folder(folder, "MNIST")
     parts = []
     for stem in ("train", "t10k"):
@@ -47,7 +47,9 @@ def read_idx(path: Path | str) -> NDArray[np.generic]:
     path = Path(path)
     content = _read(path)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES or not content[3]:
-        raise ValueError(f"Cannot read {path}: it begins with {content[:4].hex() or 'nothing'}; an IDX file begins with 0000.")
+        raise ValueError(
+            f"Cannot read {path}: it begins with {content[:4].hex() or 'nothing'}; an IDX file begins with 0000."
+        )
     kind, rank = np.dtype(_IDX_TYPES[content[2]]), content[3]
     begin = 4 + 4 * rank
     if len(content) < begin:
@@ -85,7 +87,7 @@ def read_cifar10_batch(path: Path | str) -> tuple[NDArray[np.float32], NDArray[n
 
 
 def libsvm(path: Path | str, *, valid_share: float = 0.2, seed: int = 0) -> Dataset:
-    """A classification file of "label index:value ..." lines, gzipped or not, as dense float32; labels are numbered 0, 1, ...
+    """A classification file of "label index:value ..." lines, gzipped or not, as dense float32; labels become 0, 1, ...
 
     A share of each class, drawn by `seed`, is held out for validation. Features stay as they are; scale them beforehand.
     """
@@ -100,7 +102,9 @@ def libsvm(path: Path | str, *, valid_share: float = 0.2, seed: int = 0) -> Data
         raise ValueError(f"Cannot read {path} as libsvm: {error}; expected lines of `label index:value ...`.") from error
     n, d = table.shape
     if 4 * n * d > _DENSE_BYTES:
-        raise ValueError(f"Cannot use {path}: {n} samples of {d} features fill {4 * n * d} bytes; sample it or hash features.")
+        raise ValueError(
+            f"Cannot use {path}: {n} samples of {d} features fill {4 * n * d} bytes; sample it or hash features."
+        )
     kinds, labels = np.unique(raw, return_inverse=True)
     if len(kinds) < 2 or len(kinds) > max(2, n // 2):
         raise ValueError(f"Cannot use {path}: {len(kinds)} different labels in {n} lines; expected classes, at least 2.")
@@ -113,7 +117,9 @@ def libsvm(path: Path | str, *, valid_share: float = 0.2, seed: int = 0) -> Data
 def _folder(folder: Path | str, what: str) -> Path:
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"Cannot read {what} from {folder}: there is no such folder; give the one that holds its files.")
+        raise FileNotFoundError(
+            f"Cannot read {what} from {folder}: there is no such folder; give the one that holds its files."
+        )
     return folder
 
 

@@ -1,19 +1,53 @@
-"""Workloads: what a job asks of the hardware (`Demand`) and what it learns (`Proxy`, a JAX model that fits a laptop)."""
+"""Workloads: what a job asks of the hardware (`Demand`) and what it learns (`Proxy`, a JAX model that fits a laptop).
+
+Named ones are in `workloads.toml`, read into the structs below; the models themselves are in `simulators.proxies`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
-from jax import Array
 
-__all__ = ["Demand", "Proxy", "Workload"]
+if TYPE_CHECKING:
+    from jax import Array
+
+__all__ = [
+    "BreastCancer",
+    "Cifar10",
+    "Classification",
+    "Cnn",
+    "Demand",
+    "Digits",
+    "Factorisation",
+    "Libsvm",
+    "Logistic",
+    "Mlp",
+    "Mnist",
+    "Model",
+    "Proxy",
+    "Ratings",
+    "Source",
+    "Svm",
+    "Workload",
+    "workload",
+    "workloads",
+]
+
+_Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+_Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one job asks of the hardware, at nominal size."""
+    """What one job asks of the hardware, at nominal size. Raises ValueError for what no job can ask."""
 
     model_bytes: float  # one full pull at 32 bits
     sample_seconds: float  # computing one sample's gradient on one reference core
@@ -23,6 +57,14 @@ class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     message_seconds: float = 0.0  # worker's cost per message; a pull and a push send one to every server
     apply_seconds: float = 0.0  # one server applying a full push alone; divided by shares when servers divide the model
     aggregate_seconds: float = 0.0  # per mini-batch, where more than one device of a machine takes part
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"A job cannot ask {name} {value}: give a finite number, 0 or more.")
+        if self.serial_fraction > 1:
+            raise ValueError(f"A job cannot ask serial_fraction {self.serial_fraction}: it lies in [0, 1].")
 
 
 class Proxy(NamedTuple):
@@ -45,3 +87,270 @@ class Workload:
     optimizer: str = "sgd"  # sgd | momentum | nesterov | adam | rmsprop | adagrad | adadelta
     aggregation: str = "each"  # apply "each" push as it comes, or the "sum" or "mean" of a group at the barrier
     samples: int = 0  # of training data; shared out among the workers
+    batch_size: int = 16  # that the job's authors use, for one worker
+    learning_rate: float = 0.01  # that works without any tuning
+    summary: str = ""  # one line
+    source: str = ""  # where the figures are published
+
+
+# ---------------------------------------------------------------------------------------------------------------- models
+
+
+class Logistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="logistic"):
+    """Softmax regression with an l2 penalty."""
+
+    l2: _Amount = 0.0
+
+
+class Svm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="svm"):
+    """Linear multi-class support vector machine with an l2 penalty."""
+
+    l2: _Amount = 1e-4
+
+
+class Mlp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="mlp"):
+    """Perceptron with ReLU; () has no hidden layer."""
+
+    hidden: tuple[_Whole, ...] = (256,)  # width of each hidden layer
+
+
+class Cnn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="cnn"):
+    """Two convolutions with pooling, then dense layers."""
+
+    width: _Whole = 8  # channels of the first convolution; the second has twice as many
+    hidden: tuple[_Whole, ...] = ()  # width of each dense hidden layer
+
+
+class Factorisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="factorisation"):
+    """Matrix factorisation of ratings."""
+
+    rank: _Whole = 8
+    l2: _Amount = 0.0
+    offset: float = 3.6  # added to every prediction
+
+
+Model: TypeAlias = Logistic | Svm | Mlp | Cnn | Factorisation
+
+# ------------------------------------------------------------------------------------------------------------------ data
+
+
+class Digits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="digits"):
+    """`data.digits`, or a part of it."""
+
+    fraction: float = 1.0  # of the training data
+    valid_samples: int = 0  # 0: all
+    seed: int = 0
+
+
+class BreastCancer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="breast-cancer"):
+    """`data.breast_cancer`."""
+
+    seed: int = 0
+
+
+class Mnist(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="mnist"):
+    """`files.mnist`, or a part of it."""
+
+    fraction: float = 1.0
+    valid_samples: int = 0
+    seed: int = 0
+
+
+class Cifar10(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="cifar10"):
+    """`files.cifar10`, or a part of it."""
+
+    fraction: float = 1.0
+    valid_samples: int = 0
+    seed: int = 0
+
+
+class Libsvm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="libsvm"):
+    """`files.libsvm`."""
+
+    valid_share: float = 0.2
+    seed: int = 0
+
+
+class Classification(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="classification"):
+    """`data.classification`."""
+
+    samples: int = 10_000
+    features: int = 50
+    classes: int = 10
+    margin: float = 3.0
+    label_noise: float = 0.0
+    valid_samples: int = 2_000
+    seed: int = 0
+
+
+class Ratings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="ratings"):
+    """`data.ratings`."""
+
+    users: int = 2_000
+    items: int = 500
+    count: int = 60_000
+    rank: int = 8
+    noise: float = 0.3
+    popularity: float = 0.8
+    valid_share: float = 0.1
+    seed: int = 0
+
+
+Source: TypeAlias = Digits | BreastCancer | Mnist | Cifar10 | Libsvm | Classification | Ratings
+
+
+class _Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One table of `workloads.toml`. With `model` and `data` it learns; else `samples` says how much data there is."""
+
+    summary: str
+    demand: Demand
+    source: str = ""
+    model: Model | None = None
+    data: Source | None = None
+    samples: Annotated[int, msgspec.Meta(ge=0)] = 0
+    batch_size: _Whole = 16
+    learning_rate: _Amount = 0.01
+    optimizer: Literal["sgd", "momentum", "nesterov", "adam", "rmsprop", "adagrad", "adadelta"] = "sgd"
+    aggregation: Literal["each", "sum", "mean"] = "each"
+
+
+_SECTIONS = ("demand", "model", "data")
+_PLAIN = ("samples", "batch_size", "learning_rate", "optimizer", "aggregation")
+
+# ---------------------------------------------------------------------------------------------------------------- lookup
+
+
+def workload(name: str, overrides: Mapping[str, Any] | None = None, data: Path | str | None = None) -> Workload:
+    """The named workload, with `overrides` put in and, where it reads files, with its `data`.
+
+    An override is named as in `workloads.toml`, with its section where that is needed to tell it apart:
+    `{"hidden": [256, 256], "optimizer": "adam", "demand.model_bytes": 4e6}`; nested mappings do as well. Equal models on
+    equal data share one proxy, so systems of one process compile it once. Raises ValueError for a name or value that
+    does not fit, and what reading its files raises.
+    """
+    table = _table(name)
+    job = _with(name, table, dict(_flat(overrides or {})))
+    proxy = _proxy_of(name, job, None if data is None else Path(data))
+    return Workload(
+        name=name,
+        demand=job.demand,
+        proxy=proxy,
+        optimizer=job.optimizer,
+        aggregation=job.aggregation,
+        samples=job.samples if proxy is None else len(proxy.train[0]),
+        batch_size=job.batch_size,
+        learning_rate=job.learning_rate,
+        summary=job.summary,
+        source=job.source,
+    )
+
+
+def workloads() -> dict[str, str]:
+    """One line about each named workload, by name."""
+    return {name: str(table["summary"]) for name, table in _tables().items()}
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads((files("simulators") / "workloads.toml").read_text("utf-8"))
+
+
+def _table(name: str) -> dict[str, Any]:
+    tables = _tables()
+    if name not in tables:
+        near = get_close_matches(name, tables, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(tables)}."
+        raise ValueError(f"No workload {name!r}: {hint}")
+    table: dict[str, Any] = tables[name]
+    return table
+
+
+# ------------------------------------------------------------------------------------------------------------- overrides
+
+
+def _flat(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in overrides.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _with(name: str, table: Mapping[str, Any], overrides: Mapping[str, Any]) -> _Job:
+    """The table with its overrides, checked."""
+    paths = _paths(msgspec.convert(table, _Job))
+    changed = {key: dict(value) if key in _SECTIONS else value for key, value in table.items()}
+    for key, value in overrides.items():
+        section, _, field = _resolve(name, key, paths).rpartition(".")
+        (changed[section] if section else changed)[field] = value
+    try:
+        job = msgspec.convert(changed, _Job)
+    except msgspec.ValidationError as error:
+        given = ", ".join(f"{key} = {value!r}" for key, value in overrides.items())
+        raise ValueError(f"Cannot make workload {name!r} with {given}: {error}") from error
+    if job.model is not None and "samples" in overrides:
+        raise ValueError(f"Cannot set samples of workload {name!r}: they are those of its data; override data.* instead.")
+    return job
+
+
+def _paths(job: _Job) -> tuple[str, ...]:
+    """Every name that can be overridden, in full."""
+    parts = ((s, getattr(job, s)) for s in _SECTIONS)
+    return _PLAIN + tuple(f"{s}.{f}" for s, part in parts if part is not None for f in part.__struct_fields__)
+
+
+def _resolve(name: str, key: str, paths: tuple[str, ...]) -> str:
+    if key in paths:
+        return key
+    meant = [p for p in paths if p.rpartition(".")[2] == key]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        raise ValueError(f"Cannot override {key!r} of workload {name!r}: say {' or '.join(meant)}.")
+    near = get_close_matches(key, [*paths, *(p.rpartition(".")[2] for p in paths)], n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(paths)}."
+    raise ValueError(f"Cannot override {key!r} of workload {name!r}: {hint}")
+
+
+# --------------------------------------------------------------------------------------------------------------- proxies
+
+
+def _proxy_of(name: str, job: _Job, path: Path | None) -> Proxy | None:
+    reads = isinstance(job.data, Mnist | Cifar10 | Libsvm)
+    if reads and path is None:
+        raise ValueError(f"Cannot make workload {name!r}: it reads files; point to them with its data path.")
+    if path is not None and not reads:
+        raise ValueError(f"Cannot use the data {path} in workload {name!r}: it reads no files; leave the data path out.")
+    if job.model is None or job.data is None:
+        return None
+    return _proxy(job.model, job.data, None if path is None else str(path.resolve()))
+
+
+@cache
+def _proxy(model: Model, source: Source, path: str | None) -> Proxy:
+    # Here, so that listing workloads imports no JAX.
+    from simulators import proxies
+
+    return proxies.make_proxy(model, _dataset(source, path or ""))
+
+
+@cache
+def _dataset(source: Source, path: str) -> Any:
+    from simulators import data, files
+
+    fields = msgspec.structs.asdict(source)
+    match source:
+        case Classification():
+            return data.classification(**fields)
+        case Ratings():
+            return data.ratings(**fields)
+        case BreastCancer():
+            return data.breast_cancer(**fields)
+        case Libsvm():
+            return files.libsvm(path, **fields)
+        case Digits():
+            return data.subset(data.digits(source.seed), **fields)
+        case Mnist():
+            return data.subset(files.mnist(path), **fields)
+        case Cifar10():
+            return data.subset(files.cifar10(path), **fields)
