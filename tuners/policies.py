@@ -85,7 +85,7 @@ def dssp(low: int, high: int) -> SyncPolicy:
         raise ValueError(f"Cannot bound staleness by [{low}, {high}]: give 0 <= low <= high.")
 
     def init(active: Array) -> _Dynamic:
-        zeros = jnp.zeros(active.shape, jnp.float64)
+        zeros = jnp.zeros(active.shape)  # float64 where JAX is set to it, as the simulator does
         return _Dynamic(
             jnp.asarray(low, jnp.int32),
             jnp.asarray(high - low, jnp.int32),

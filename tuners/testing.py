@@ -1,0 +1,252 @@
+"""The contract as a test: `check_tuner(factory)` tells the author of a tuner whether it keeps to `tuners.actions`.
+
+Call it from a test of your own::
+
+    def test_my_tuner_keeps_the_contract():
+        check_tuner(my_tuner)
+
+It runs the tuner on every toy system of `tuners.toys` and raises AssertionError with the first thing that is wrong: a
+yield that is no action, time that stands still, a log that differs between two runs of one seed or that does not replay,
+a `Rejected` that the tuner does not survive, a touched global generator, or an action that was made and never yielded.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import random
+import sys
+import textwrap
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from tuners.actions import Action, Install, Job, Rejected, Run, System, Tuner, TunerFactory
+from tuners.toys import toys
+
+__all__ = ["Exchanged", "check_source", "check_tuner", "exchanges"]
+
+_STANDSTILL = 1000
+"""Exchanges without any time passing after which a tuner is said to spend no time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """One action and its answer, which is a `Rejected` where the system refused."""
+
+    action: Action[Any]
+    answer: Any
+
+    def __str__(self) -> str:
+        """What was asked, in words that are the same in every run."""
+        return f"Install({self.action.policy.name})" if isinstance(self.action, Install) else repr(self.action)
+
+
+def check_tuner(
+    factory: TunerFactory, *, systems: Mapping[str, Callable[[int], System]] | None = None, seed: int = 7, most: int = 400
+) -> None:
+    """Raise AssertionError, saying where and what, unless tuners from `factory` keep to the contract.
+
+    `systems` are makers of fresh systems by name, from a seed; without them the toys serve. No more than `most` exchanges
+    are made on each.
+    """
+    check_source(factory)
+    for name, make in (toys() if systems is None else systems).items():
+        check = _Check(factory, functools.partial(make, seed), f"on {name!r}", most)
+        log = check.one_run()
+        check.is_deterministic(log)
+        check.replays(log)
+        check.survives_refusals(log)
+
+
+def exchanges(
+    factory: TunerFactory,
+    system: System,
+    *,
+    most: int = 400,
+    refuses: Callable[[int, Action[Any]], bool] = lambda _index, _action: False,
+) -> list[Exchanged]:
+    """The log of a tuner on `system`, at most so many exchanges, refusing what `refuses(index, action)` says.
+
+    Raises AssertionError for a tuner that yields what is no action, spends no time, or raises.
+    """
+    return list(_exchanges(_started(factory, system.job), system, most, refuses))
+
+
+def check_source(factory: TunerFactory) -> None:
+    """Raise AssertionError where an action, or a call that would yield some, stands as a bare statement: like a missing
+    ``await``, a missing ``yield from`` is silent.
+
+    Looks at the whole module of the factory; a factory without source passes.
+    """
+    plain = inspect.unwrap(factory.func if isinstance(factory, functools.partial) else factory)
+    module = sys.modules.get(getattr(plain, "__module__", ""), None)
+    try:
+        source = textwrap.dedent(inspect.getsource(module if module is not None else plain))
+    except (OSError, TypeError):
+        return
+    known = vars(module) if module is not None else {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            called = _named(node.value.func, known)
+            lazy = isinstance(called, type) and issubclass(called, Action)
+            if lazy or inspect.isgeneratorfunction(called):
+                text = ast.unparse(node.value)
+                _fail(f"Line {node.lineno} of {plain.__module__} makes {text} and drops it: write `yield from {text}`.")
+
+
+class _Check:
+    """One tuner against one kind of system."""
+
+    def __init__(self, factory: TunerFactory, system: Callable[[], System], where: str, most: int) -> None:
+        self.factory = factory
+        self.system = system
+        self.where = where
+        self.most = most
+
+    def one_run(self) -> list[Exchanged]:
+        before = random.getstate(), _numpy_state()
+        log = self._log("as it is")
+        if (random.getstate(), _numpy_state()) != before:
+            self._fail("draws from a global random generator: make one from job.seed.")
+        return log
+
+    def is_deterministic(self, log: list[Exchanged]) -> None:
+        again = self._log("a second time")
+        self._same(log, [str(e) for e in again], "asks differently in a second run of the same seed")
+
+    def replays(self, log: list[Exchanged]) -> None:
+        """A tuner is rebuilt by answering a fresh one from the log."""
+        asked, tuner, answer = list[str](), _started(self.factory, self.system().job), None
+        try:
+            for exchange in log:
+                action = tuner.throw(answer) if isinstance(answer, Rejected) else tuner.send(answer)
+                asked.append(str(Exchanged(action, None)))
+                answer = exchange.answer
+        except StopIteration:
+            pass
+        tuner.close()
+        self._same(log, asked, "asks differently when its log is replayed")
+
+    def survives_refusals(self, log: list[Exchanged]) -> None:
+        """Refuse the first and the last of each kind of action, then all of them at once.
+
+        To train the job's own branch is the one thing that no system refuses while the job lasts.
+        """
+        kinds: dict[type[Any], list[int]] = {}
+        for index, exchange in enumerate(log):
+            if _may_be_refused(exchange.action):
+                kinds.setdefault(type(exchange.action), []).append(index)
+        for index in sorted({i for found in kinds.values() for i in (found[0], found[-1])}):
+            self._log(f"with exchange {index} ({log[index]}) refused", functools.partial(_is_number, index))
+        self._log("with all but Run(branch=0) refused", lambda _index, action: _may_be_refused(action))
+
+    def _log(
+        self, when: str, refuses: Callable[[int, Action[Any]], bool] = lambda _index, _action: False
+    ) -> list[Exchanged]:
+        try:
+            return exchanges(self.factory, self.system(), most=self.most, refuses=refuses)
+        except AssertionError as error:
+            raise AssertionError(f"{_name(self.factory)} {self.where}, {when}: {error}") from error
+
+    def _same(self, log: list[Exchanged], again: list[str], complaint: str) -> None:
+        first = [str(e) for e in log]
+        if first != again:
+            at = next((i for i, (a, b) in enumerate(zip(first, again, strict=False)) if a != b), min(len(first), len(again)))
+            was, now = ((*log, "nothing")[at] for log in (first, again))
+            self._fail(f"{complaint}: exchange {at} was {was}, is {now}.")
+
+    def _fail(self, complaint: str) -> NoReturn:
+        _fail(f"{_name(self.factory)} {self.where} {complaint}")
+
+
+def _exchanges(
+    tuner: Tuner, system: System, most: int, refuses: Callable[[int, Action[Any]], bool]
+) -> Generator[Exchanged, None, None]:
+    answer: Any = None
+    moved_at, moment = 0, system.now
+    for index in range(most):
+        action = _next(tuner, answer)
+        if action is None:
+            return
+        answer = _answer(system, action, refused=refuses(index, action))
+        yield Exchanged(action, answer)
+        if system.status != "running":
+            break
+        if system.now > moment:
+            moved_at, moment = index, system.now
+        if index - moved_at >= min(_STANDSTILL, most - 1):
+            _fail(f"It made {index - moved_at} exchanges in a row in which no time passed: yield a Run, or return.")
+    _close(tuner)
+
+
+def _may_be_refused(action: Action[Any]) -> bool:
+    return not (isinstance(action, Run) and action.branch == 0)
+
+
+def _is_number(wanted: int, index: int, action: Action[Any]) -> bool:
+    del action
+    return index == wanted
+
+
+def _answer(system: System, action: Action[Any], *, refused: bool) -> Any:
+    if refused:
+        return Rejected(f"Cannot do {type(action).__name__} now: the test refuses it.")
+    try:
+        return system.perform(action)
+    except Rejected as refusal:
+        return refusal
+
+
+def _next(tuner: Tuner, answer: Any) -> Action[Any] | None:
+    """What the tuner asks next, or None when it has finished."""
+    try:
+        action = tuner.throw(answer) if isinstance(answer, Rejected) else tuner.send(answer)
+    except StopIteration:
+        return None
+    except Rejected as refusal:
+        raise AssertionError(f"It does not survive a refusal ({refusal}): catch Rejected and go on.") from refusal
+    except Exception as error:
+        raise AssertionError(f"It raises {type(error).__name__}: {error}") from error
+    if not isinstance(action, Action):
+        _fail(f"It yields {action!r}, which is no action: yield one of those in tuners.actions.")
+    return action
+
+
+def _started(factory: TunerFactory, job: Job) -> Tuner:
+    tuner = factory(job)
+    if not isinstance(tuner, Generator):
+        _fail(f"{_name(factory)} returns {type(tuner).__name__}, not a generator: it must contain a yield.")
+    return tuner
+
+
+def _close(tuner: Tuner) -> None:
+    try:
+        tuner.close()
+    except RuntimeError as error:
+        raise AssertionError(f"It goes on when it is closed ({error}): let GeneratorExit pass.") from error
+
+
+def _named(expression: ast.expr, known: Mapping[str, Any]) -> Any:
+    """What a dotted name stands for at the top of a module, or None."""
+    if isinstance(expression, ast.Name):
+        return known.get(expression.id)
+    if isinstance(expression, ast.Attribute):
+        return getattr(_named(expression.value, known), expression.attr, None)
+    return None
+
+
+def _numpy_state() -> tuple[Any, ...]:
+    name, keys, *rest = np.random.get_state()  # noqa: NPY002
+    return name, bytes(keys), *rest  # type: ignore[arg-type]
+
+
+def _name(factory: TunerFactory) -> str:
+    return getattr(factory, "__name__", None) or repr(factory)
+
+
+def _fail(message: str) -> NoReturn:
+    raise AssertionError(message)

@@ -1,0 +1,378 @@
+"""Toy systems: small deterministic parameter servers that carry out the whole contract, for testing tuners.
+
+Real stale SGD on a quadratic loss, pushed by a few workers in simulated time. They are as simple as the contract allows and
+no likeness of any cluster: good for asking whether a tuner works, useless for asking how well. A change of setting takes
+half a second, after which everybody starts a new cycle.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuners import policies
+from tuners.actions import (
+    Action,
+    Cost,
+    Evaluate,
+    Evaluation,
+    Fork,
+    Free,
+    Install,
+    Job,
+    NodeEvent,
+    Push,
+    Pushes,
+    Reconfigure,
+    Rejected,
+    Run,
+    Setting,
+    Space,
+    Status,
+    SyncPolicy,
+    Target,
+    Window,
+    WorkerWindow,
+)
+from tuners.settings import Choice, Integer, Knob, Node, Real
+
+__all__ = ["Toy", "toys"]
+
+T = TypeVar("T")
+
+_CURVATURE = np.array([0.1, 0.3, 1.0])
+_START = np.array([3.0, 3.0, 3.0])
+_SECONDS_PER_SAMPLE = 0.01
+_CHANGE_SECONDS = 0.5
+_EVALUATE_CLOCKS = 10
+_DRAWS = 4096
+_DIVERGED_LOSS = 1e9
+
+
+@dataclass
+class _Branch:
+    """One copy of the training job. Arrays named [k] have an entry per node; its clock stands still while others run."""
+
+    setting: Setting
+    weights: NDArray[np.float64]
+    velocity: NDArray[np.float64]
+    pulled: NDArray[np.float64]  # [k, parameters], what each worker pulled last
+    version: NDArray[np.int32]  # [k], of what it pulled
+    due: NDArray[np.float64]  # [k], when its push completes; infinite where it waits or is no worker
+    idle_since: NDArray[np.float64]  # [k]
+    waited: NDArray[np.float64]  # [k], before this cycle
+    done: NDArray[np.int32]  # [k], pushes since the job began
+    clocks: NDArray[np.int32]  # [k], pushes since the last change, as the policy counts them
+    policy: SyncPolicy | None = None  # installed by the tuner
+    policy_state: Any = None
+    updates: int = 0
+    seconds: float = 0.0
+    diverged: bool = False
+
+
+@dataclass
+class Toy:
+    """A system with one job, which may refuse forks, and whose nodes may leave at given seconds."""
+
+    job: Job
+    forks: bool = True
+    slowness: Mapping[str, float] = field(default_factory=dict)  # compute time of a node against the others'
+    leaving: Mapping[str, float] = field(default_factory=dict)  # node to the second it leaves
+    now: float = 0.0
+    status: Status = "running"
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.job.seed)
+        k, size = len(self.job.nodes), len(_START)
+        self._jitter = rng.lognormal(0.0, 0.2, (k, _DRAWS))
+        self._noise = rng.normal(0.0, 0.3, (k, _DRAWS, size))
+        self._names = [n.name for n in self.job.nodes]
+        self._left: set[str] = set()
+        self._ids = 0
+        zeros = np.zeros(k)
+        main = _Branch(
+            setting=self.job.start,
+            weights=_START.copy(),
+            velocity=np.zeros(size),
+            pulled=np.zeros((k, size)),
+            version=np.zeros(k, np.int32),
+            due=np.full(k, np.inf),
+            idle_since=zeros.copy(),
+            waited=zeros.copy(),
+            done=np.zeros(k, np.int32),
+            clocks=np.zeros(k, np.int32),
+        )
+        self._branches = {0: main}
+        self._restart(main)
+
+    # ------------------------------------------------------------------------------------------------ what may be asked
+
+    def perform(self, action: Action[T]) -> T:
+        """Carry out `action`. Raises Rejected, and changes nothing, where it cannot be done."""
+        answers: dict[type[Any], Callable[[Any], Any]] = {
+            Run: self._run,
+            Reconfigure: self._reconfigure,
+            Fork: self._fork,
+            Free: self._free,
+            Install: self._install,
+            Evaluate: lambda a: self._evaluation(self._branch(a.branch, "evaluate")),
+        }
+        return cast("T", answers[type(action)](action))
+
+    def _branch(self, number: int, verb: str) -> _Branch:
+        if number not in self._branches:
+            raise Rejected(f"Cannot {verb} branch {number}: it was never forked, or was freed.")
+        return self._branches[number]
+
+    def _reconfigure(self, action: Reconfigure) -> Cost:
+        branch = self._branch(action.branch, "reconfigure")
+        self._check(action.setting)
+        if action.method is not None and action.method not in self.job.methods:
+            raise Rejected(f"Cannot reconfigure by {action.method!r}: this toy knows {', '.join(self.job.methods)}.")
+        if action.setting == branch.setting:
+            return Cost(seconds=0.0, stall_seconds=0.0)
+        branch.seconds += _CHANGE_SECONDS
+        self.now += _CHANGE_SECONDS
+        self._change(branch, action.setting)
+        self._settle()
+        return Cost(seconds=_CHANGE_SECONDS, stall_seconds=_CHANGE_SECONDS, steps=("restart",))
+
+    def _check(self, setting: Setting) -> None:
+        self.job.space.check(setting)
+        gone = sorted(self._left & set(setting.workers + setting.servers))
+        if gone:
+            raise Rejected(f"Cannot use node {gone[0]!r}: it left the job.")
+
+    def _fork(self, action: Fork) -> int:
+        if not self.forks:
+            raise Rejected(f"Cannot fork branch {action.branch}: this toy keeps one model; try settings in place.")
+        parent = self._branch(action.branch, "fork")
+        setting = action.setting or parent.setting
+        self._check(setting)
+        child = copy.deepcopy(replace(parent, policy=None, policy_state=None))
+        child.policy, child.policy_state = parent.policy, parent.policy_state
+        if setting != parent.setting:
+            self._change(child, setting)
+        self._ids += 1
+        self._branches[self._ids] = child
+        return self._ids
+
+    def _free(self, action: Free) -> None:
+        self._branch(action.branch, "free")
+        if len(self._branches) == 1:
+            raise Rejected(f"Cannot free branch {action.branch}: it is the only one left.")
+        del self._branches[action.branch]
+        self._settle()
+
+    def _install(self, action: Install) -> None:
+        branch = self._branch(action.branch, "install a policy on")
+        branch.policy = action.policy
+        self._restart(branch)
+
+    def _run(self, action: Run) -> Window:
+        branch = self._branch(action.branch, "run")
+        if branch.diverged:
+            raise Rejected(f"Cannot run branch {action.branch}: it diverged; free it.")
+        ahead = self.now - branch.seconds  # what the job's clock is ahead of this branch's
+        until = min(self.job.budget_seconds, self.now + (action.seconds or np.inf)) - ahead
+        start, rows, seen, events = self.now, list[tuple[Any, ...]](), list[Evaluation](), list[NodeEvent]()
+        while self.status == "running" and not branch.diverged and len(rows) < (action.clocks or np.inf):
+            events += self._departures(branch, ahead)
+            worker = int(np.argmin(branch.due))
+            if not np.isfinite(branch.due[worker]):
+                self.status = "deadlock"
+            elif branch.due[worker] > until:
+                branch.seconds = until
+                self.now = until + ahead
+                self.status = "budget" if self.now >= self.job.budget_seconds else self.status
+                break
+            else:
+                rows.append(self._push(branch, worker, ahead))
+                if branch.updates % _EVALUATE_CLOCKS == 0:
+                    seen.append(self._evaluation(branch))
+        return self._window(branch, start, rows, seen, events)
+
+    # --------------------------------------------------------------------------------------------------- how it happens
+
+    def _departures(self, branch: _Branch, ahead: float) -> list[NodeEvent]:
+        """Nodes whose second has come before the next push; the others start anew without them."""
+        moment = float(np.min(branch.due)) + ahead
+        gone = [n for n, seconds in self.leaving.items() if seconds <= moment and n not in self._left]
+        self._left.update(gone)
+        for b in self._branches.values():
+            if gone:
+                self._restart(b)
+        return [NodeEvent(self.leaving[n], n, "left") for n in gone]
+
+    def _active(self, branch: _Branch) -> NDArray[np.bool_]:
+        return np.array([n in branch.setting.workers and n not in self._left for n in self._names])
+
+    def _change(self, branch: _Branch, setting: Setting) -> None:
+        if (setting.policy, setting.staleness) != (branch.setting.policy, branch.setting.staleness):
+            branch.policy = None  # an installed policy rules until the setting names another
+        branch.setting = setting
+        self._restart(branch)
+
+    def _restart(self, branch: _Branch) -> None:
+        """Everybody drops what it was doing and begins a cycle, with the policy as new."""
+        active = self._active(branch)
+        branch.due[:] = np.inf
+        branch.clocks[:] = 0
+        branch.idle_since[:] = branch.seconds
+        if branch.policy is None and branch.setting.policy == "dssp":
+            branch.policy = policies.named("dssp", branch.setting.staleness)
+        branch.policy_state = branch.policy.init(active) if branch.policy else None
+        for worker in np.flatnonzero(active):
+            self._begin(branch, int(worker))
+
+    def _begin(self, branch: _Branch, worker: int) -> None:
+        branch.pulled[worker] = branch.weights
+        branch.version[worker] = branch.updates
+        branch.waited[worker] = branch.seconds - branch.idle_since[worker]
+        branch.due[worker] = branch.seconds + sum(self._cycle_seconds(branch, worker))
+
+    def _cycle_seconds(self, branch: _Branch, worker: int) -> tuple[float, float, float]:
+        """Of one cycle: compute, pull and push seconds."""
+        setting, node = branch.setting, self.job.nodes[worker]
+        jitter = float(self._jitter[worker, branch.done[worker] % _DRAWS])
+        compute = _SECONDS_PER_SAMPLE * self._samples(setting, worker) * self.slowness.get(node.name, 1.0) * jitter
+        crowd = max(1.0, len(setting.workers) / len(setting.servers))
+        pull = self.job.model_bytes * setting.transfer_bits / 32 / node.nic_bytes_per_second * crowd
+        return compute, pull, pull / 2
+
+    def _samples(self, setting: Setting, worker: int) -> int:
+        rows = dict(zip(setting.workers, setting.loads, strict=False))
+        return sum(rows.get(self._names[worker], (setting.batch_size,)))
+
+    def _push(self, branch: _Branch, worker: int, ahead: float) -> tuple[Any, ...]:
+        """One push, in the order of `Pushes`."""
+        draw = branch.done[worker] % _DRAWS
+        compute, pull, push = self._cycle_seconds(branch, worker)
+        at = branch.pulled[worker] + self._noise[worker, draw] / np.sqrt(self._samples(branch.setting, worker))
+        loss = _loss(at)
+        staleness = branch.updates - int(branch.version[worker])
+        branch.seconds = float(branch.due[worker])
+        self.now = branch.seconds + ahead
+        row = (self.now, worker, int(branch.done[worker]), compute, pull, push, float(branch.waited[worker]), staleness)
+        branch.done[worker] += 1
+        branch.clocks[worker] += 1
+        branch.due[worker] = np.inf
+        branch.idle_since[worker] = branch.seconds
+        released, accepted = self._decide(branch, worker, staleness, loss)
+        if accepted:
+            branch.velocity = branch.setting.momentum * branch.velocity + _CURVATURE * at
+            branch.weights = branch.weights - branch.setting.learning_rate * branch.velocity
+        branch.updates += 1
+        branch.diverged = not loss < _DIVERGED_LOSS
+        for other in np.flatnonzero(released):
+            self._begin(branch, int(other))
+        self._settle()
+        return (*row, np.nan if self.job.target.metric == "clocks" else loss)
+
+    def _decide(self, branch: _Branch, worker: int, staleness: int, loss: float) -> tuple[NDArray[np.bool_], bool]:
+        active = self._active(branch)
+        waiting = active & ~np.isfinite(branch.due)
+        if branch.policy is None:
+            setting = branch.setting
+            bound = {"bsp": 0, "asp": np.inf}.get(setting.policy, setting.staleness)
+            return waiting & (branch.clocks - branch.clocks[active].min() <= bound), True
+        import jax
+
+        push = Push(np.int32(worker), branch.clocks, waiting, active, branch.seconds, np.int32(staleness), loss)
+        branch.policy_state, decision = jax.jit(branch.policy.decide)(branch.policy_state, push)
+        return np.asarray(decision.release) & active, bool(decision.accept)
+
+    def _evaluation(self, branch: _Branch) -> Evaluation:
+        loss = np.nan if self.job.target.metric == "clocks" else _loss(branch.weights)
+        if self.status == "running" and self.job.target.reached(loss, np.nan, branch.updates):
+            self.status = "target"
+        return Evaluation(self.now, branch.updates, loss, np.nan)
+
+    def _settle(self) -> None:
+        """The job has diverged when every branch has."""
+        if all(b.diverged for b in self._branches.values()):
+            self.status = "diverged"
+
+    def _window(
+        self, branch: _Branch, start: float, rows: list[tuple[Any, ...]], seen: list[Evaluation], events: list[NodeEvent]
+    ) -> Window:
+        kinds = (np.float64, np.int32, np.int32, *[np.float64] * 4, np.int32, np.float64)
+        columns = zip(*rows, strict=True) if rows else ((),) * len(kinds)
+        pushes = Pushes(*(np.array(c, kind) for c, kind in zip(columns, kinds, strict=True)))
+        return Window(
+            start_seconds=start,
+            end_seconds=self.now,
+            clocks=len(rows),
+            pushes=pushes,
+            workers=tuple(self._worker(branch, name, pushes) for name in branch.setting.workers if name not in self._left),
+            evaluations=tuple(seen),
+            events=tuple(events),
+            nodes=tuple(n for n in self.job.nodes if n.name not in self._left),
+            status="diverged" if branch.diverged else self.status,
+        )
+
+    def _worker(self, branch: _Branch, name: str, pushes: Pushes) -> WorkerWindow:
+        worker = self._names.index(name)
+        mine = pushes.worker == worker
+        count, compute = int(mine.sum()), float(pushes.compute_seconds[mine].sum())
+        return WorkerWindow(
+            node=name,
+            pushes=count,
+            samples=count * self._samples(branch.setting, worker),
+            compute_seconds=compute,
+            pull_seconds=float(pushes.pull_seconds[mine].sum()),
+            push_seconds=float(pushes.push_seconds[mine].sum()),
+            wait_seconds=float(pushes.wait_seconds[mine].sum()),
+            device_seconds=(compute / max(count, 1),),
+        )
+
+
+def _loss(weights: NDArray[np.float64]) -> float:
+    with np.errstate(over="ignore"):
+        return 0.5 * float(_CURVATURE @ weights**2)
+
+
+# ------------------------------------------------------------------------------------------------------------- the toys
+
+
+def toys() -> dict[str, Callable[[int], Toy]]:
+    """Every toy by name, as a function of the seed. Together they cover what a system may grant, refuse and report."""
+    training: tuple[Knob, ...] = (
+        Real("learning_rate", 1e-3, 30.0, log=True),
+        Real("momentum", 0.0, 0.9),
+        Integer("batch_size", 2, 16, log=True),
+    )
+    policy: tuple[Knob, ...] = (Choice("policy", policies.names()), Integer("staleness", 0, 6))
+    roles = tuple(Choice(f"role/n{i}", ("worker", "server", "both", "idle")) for i in range(5))
+    every: tuple[Knob, ...] = (Integer("worker_count", 1, 4), *policy, *training)
+    return {
+        "one knob": lambda seed: Toy(_job("one knob", seed, training[:1])),
+        "every knob": lambda seed: Toy(_job("every knob", seed, every), slowness={"n0": 3.0}),
+        "no forks": lambda seed: Toy(_job("no forks", seed, every), forks=False),
+        "no knobs": lambda seed: Toy(_job("no knobs", seed, ())),
+        "roles by node": lambda seed: Toy(_job("roles by node", seed, roles)),
+        "a node leaves": lambda seed: Toy(_job("a node leaves", seed, every), leaving={"n1": 4.0}),
+        "timing only": lambda seed: Toy(_job("timing only", seed, every, Target("clocks", 800))),
+    }
+
+
+def _job(name: str, seed: int, knobs: tuple[Knob, ...], target: Target | None = None) -> Job:
+    nodes = tuple(Node(f"n{i}", "toy", 2, ("cpu",), 1e6, 1e9) for i in range(5))
+    start = Setting(workers=("n0", "n1", "n2"), servers=("n3", "n4"), batch_size=4, learning_rate=0.01)
+    return Job(
+        name=name,
+        nodes=nodes,
+        start=start,
+        space=Space(start, nodes, knobs),
+        target=target or Target("loss", 0.02),
+        budget_seconds=40.0,
+        model_bytes=2e4,
+        samples=1000,
+        seed=seed,
+        methods=("checkpoint", "migrate"),
+    )
