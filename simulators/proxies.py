@@ -102,8 +102,8 @@ def _linear(
         return {"w": jnp.zeros((features, classes), jnp.float32), "b": jnp.zeros(classes, jnp.float32)}
 
     def scores(parameters: Any, x: Array) -> Array:
-        weighted: Array = x @ parameters["w"]
-        return weighted + parameters["b"]
+        made: Array = x @ parameters["w"] + parameters["b"]
+        return made
 
     plain, correct = _classifier(scores, criterion)
     if not l2:
@@ -130,8 +130,8 @@ def _perceptron(model: Mlp, features: int, classes: int) -> tuple[Init, PerSampl
 def _layers(parameters: Any, x: Array) -> Array:
     for layer in parameters[:-1]:
         x = jax.nn.relu(x @ layer["w"] + layer["b"])
-    weighted: Array = x @ parameters[-1]["w"]
-    return weighted + parameters[-1]["b"]
+    scores: Array = x @ parameters[-1]["w"] + parameters[-1]["b"]
+    return scores
 
 
 def _convolutional(model: Cnn, shape: tuple[int, ...], classes: int) -> tuple[Init, PerSample, PerSample]:
@@ -186,7 +186,8 @@ def _factorisation(model: Factorisation, users: int, items: int) -> tuple[Init, 
         user, item, rating = batch
         u, v = parameters["user"][user], parameters["item"][item]
         error: Array = jnp.float32(model.offset) + jnp.sum(u * v, axis=1) - rating
-        return error**2 + jnp.float32(model.l2) * jnp.sum(u**2 + v**2, axis=1)
+        penalty: Array = jnp.float32(model.l2) * jnp.sum(u**2 + v**2, axis=1)
+        return error**2 + penalty
 
     def correct(parameters: Any, batch: Batch) -> Array:
         del parameters

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, get_args, get_origin
 
 import msgspec
 
@@ -213,6 +213,12 @@ class _Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     optimizer: Literal["sgd", "momentum", "nesterov", "adam", "rmsprop", "adagrad", "adadelta"] = "sgd"
     aggregation: Literal["each", "sum", "mean"] = "each"
 
+    @classmethod
+    def choices(cls, field: str) -> tuple[str, ...]:
+        """What a field of few values allows; () for any other."""
+        found = next((f.type for f in msgspec.structs.fields(cls) if f.name == field), None)
+        return get_args(found) if get_origin(found) is Literal else ()
+
 
 _SECTIONS = ("demand", "model", "data")
 _PLAIN = ("samples", "batch_size", "learning_rate", "optimizer", "aggregation")
@@ -283,6 +289,8 @@ def _with(name: str, table: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
     for key, value in overrides.items():
         section, _, field = _resolve(name, key, paths).rpartition(".")
         (changed[section] if section else changed)[field] = value
+        if (allowed := _Job.choices(field)) and value not in allowed:
+            raise ValueError(f"Cannot make workload {name!r} with {field} {value!r}: choose one of {', '.join(allowed)}.")
     try:
         job = msgspec.convert(changed, _Job)
     except msgspec.ValidationError as error:
@@ -307,7 +315,8 @@ def _resolve(name: str, key: str, paths: tuple[str, ...]) -> str:
         return meant[0]
     if meant:
         raise ValueError(f"Cannot override {key!r} of workload {name!r}: say {' or '.join(meant)}.")
-    near = get_close_matches(key, [*paths, *(p.rpartition(".")[2] for p in paths)], n=3, cutoff=0.5)
+    names = paths if "." in key else tuple(dict.fromkeys(p.rpartition(".")[2] for p in paths))
+    near = get_close_matches(key, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(paths)}."
     raise ValueError(f"Cannot override {key!r} of workload {name!r}: {hint}")
 
