@@ -1,0 +1,332 @@
+"""Carry out what a tuner asks, and end the job when it is over: the only place that calls `send`.
+
+Whatever a tuner does wrong (it raises, yields something that is no action, thinks for ever, spends no time) ends its job
+with an `Outcome` of status "error" and a reason, never with an exception: one bad tuner does not stop a comparison.
+How long the tuner thought is measured on the host and kept apart from simulated time.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from traces.exchanges import Exchange, action_text
+from tuners.actions import (
+    Action,
+    Evaluate,
+    Fork,
+    Free,
+    Install,
+    Job,
+    Reconfigure,
+    Rejected,
+    Run,
+    Status,
+    System,
+    Tuner,
+    TunerFactory,
+)
+
+__all__ = ["Ending", "Outcome", "Played", "drive", "play", "replay"]
+
+Ending: TypeAlias = Literal["target", "budget", "diverged", "deadlock", "error"]
+"""How a job can end: as `tuners.actions.Status` says, or by a fault of its tuner."""
+
+_ACTIONS = (Run, Reconfigure, Fork, Free, Install, Evaluate)
+_LEAST_PROGRESS = 1e-9
+"""Share of the budget below which an exchange counts as spending no time, so that time cannot be spent in crumbs."""
+
+_PIECES = 50
+"""The windows into which a budget is cut once the tuner has returned; where they are cut changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended."""
+
+    status: Ending
+    reason: str  # a sentence where the tuner or the system failed, else ""
+    seconds: float  # of the job, when it ended
+    thinking_seconds: float  # host seconds that the tuner took, all told
+    trace: str = ""  # where it failed, for the author of the tuner
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One run from beginning to end."""
+
+    job: Job
+    exchanges: tuple[Exchange, ...]
+    outcome: Outcome
+
+
+class _FailedError(Exception):
+    """The run is over by a fault. Takes the finished reason."""
+
+
+class _TooLong(BaseException):
+    """Raised inside a tuner that thinks too long; no `except Exception` of the tuner's catches it."""
+
+
+def drive(
+    tuner: Tuner, system: System, *, thinking_limit_seconds: float = 600.0, idle_exchanges: int = 1000
+) -> Generator[Exchange, None, Outcome]:
+    """Let `tuner` run the job of `system`, yielding every exchange; the generator's return value says how it ended.
+
+    A `Run` is clipped to what is left of the budget. The job ends at its target, at the end of its budget, when it has
+    diverged or is deadlocked, and by a fault of the tuner: one that spends no time for `idle_exchanges` exchanges, that
+    thinks for longer than `thinking_limit_seconds` at a stretch (kept only in the main thread), raises, or yields something
+    that is no action. After a tuner that returns, the job goes on under its last setting.
+    """
+    mind = _Mind(tuner, thinking_limit_seconds)
+    try:
+        status = yield from _converse(mind, system, idle_exchanges)
+    except _FailedError as error:
+        cause = error.__cause__
+        trace = "".join(traceback.format_exception(cause)) if cause is not None else ""
+        return Outcome("error", str(error), system.now, mind.seconds, trace)
+    finally:
+        mind.close()
+    return Outcome(status, "", system.now, mind.seconds)
+
+
+def play(
+    factory: TunerFactory,
+    system: System,
+    *,
+    watch: Callable[[Exchange], None] | None = None,
+    thinking_limit_seconds: float = 600.0,
+) -> Played:
+    """Make a tuner for the job of `system` and drive it to the end; `watch` sees every exchange as it happens.
+
+    A factory that raises, or that makes no generator, is a fault like any other.
+    """
+    exchanges: list[Exchange] = []
+    running = drive(_made(factory, system.job), system, thinking_limit_seconds=thinking_limit_seconds)
+    while True:
+        try:
+            exchange = next(running)
+        except StopIteration as end:
+            return Played(system.job, tuple(exchanges), end.value)
+        exchanges.append(exchange)
+        if watch is not None:
+            watch(exchange)
+
+
+def replay(tuner: Tuner, exchanges: Iterable[Exchange]) -> Action[Any] | None:
+    """Feed a recorded log to a fresh tuner, which brings it to where the recorded one stood.
+
+    Returns what the tuner asks next, None if it has returned. Raises ValueError at the first action that differs from the
+    recorded one: the tuner is another, has another seed, or draws on something that it was not sent.
+    """
+    action = _next_or_none(tuner, None, first=True)
+    for number, exchange in enumerate(exchanges):
+        recorded = action_text(exchange.action) if exchange.asked else "nothing"
+        asked = "nothing" if action is None else action_text(action)
+        if asked != recorded:
+            raise ValueError(f"Cannot replay exchange {number}: the tuner asks {asked}, the log has {recorded}.")
+        if exchange.asked:
+            action = _next_or_none(tuner, exchange.answer)
+    return action
+
+
+# --------------------------------------------------------------------------------------------------------- conversation
+
+
+class _Mind:
+    """A tuner, the time it took to think, and the limit on that."""
+
+    def __init__(self, tuner: Tuner, limit_seconds: float) -> None:
+        self.seconds = 0.0
+        self._tuner = tuner
+        self._limit_seconds = limit_seconds
+        self._fresh = True
+
+    def next(self, answer: Any) -> Action[Any] | None:
+        """What the tuner asks after `answer`, None once it has returned. Raises _FailedError for every fault."""
+        if not isinstance(self._tuner, Generator):
+            raise _FailedError(_no_generator(self._tuner))
+        first, self._fresh = self._fresh, False
+        started = time.perf_counter()
+        try:
+            with _time_limit(self._limit_seconds):
+                action = _next(self._tuner, answer, first=first)
+        except StopIteration:
+            return None
+        except _FailedError:
+            raise
+        except _TooLong as error:
+            raise _FailedError(
+                f"The tuner thought for more than {self._limit_seconds:g} s without asking anything: "
+                "it must yield an action, or return."
+            ) from error
+        except Rejected as error:
+            raise _FailedError(f"The tuner did not catch that an action was refused: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise _FailedError(f"The tuner raised {_described(error)}") from error
+        finally:
+            self.seconds += time.perf_counter() - started
+        if not isinstance(action, _ACTIONS):
+            raise _FailedError(
+                f"The tuner yielded {_short(repr(action))}, which is no action: `yield from` a Run, Reconfigure, Fork, "
+                "Free, Install or Evaluate."
+            )
+        return action
+
+    def close(self) -> None:
+        """Tell the tuner that its job is over. What it does about that changes nothing any more."""
+        if isinstance(self._tuner, Generator):
+            with suppress(Exception, SystemExit, _TooLong), _time_limit(self._limit_seconds):
+                self._tuner.close()
+
+
+def _converse(mind: _Mind, system: System, idle_exchanges: int) -> Generator[Exchange, None, Ending]:
+    branches = [0]  # those alive, the one that trained last at the end
+    idle, spent_at = 0, system.now
+    action = mind.next(None)
+    while action is not None:
+        ended = _ended(system)
+        if ended is not None:
+            return ended
+        exchange = _exchange(system, action)
+        _follow(branches, exchange)
+        yield exchange
+        ended = _ended(system)
+        if ended is not None:
+            return ended
+        if system.now - spent_at > _LEAST_PROGRESS * system.job.budget_seconds:
+            idle, spent_at = 0, system.now
+        else:
+            idle += 1
+        if idle >= idle_exchanges:
+            raise _FailedError(f"The tuner spent no simulated time in {idle} exchanges: it must Run, or return.")
+        action = mind.next(exchange.answer)
+    return (yield from _go_on(system, branches))
+
+
+def _go_on(system: System, branches: list[int]) -> Generator[Exchange, None, Ending]:
+    """Let the job run to its end under the setting that it has."""
+    while True:
+        ended = _ended(system)
+        if ended is not None:
+            return ended
+        if not branches:
+            raise _FailedError("The tuner freed every branch and returned: there is nothing left that could train.")
+        before = system.now
+        exchange = _exchange(system, Run(seconds=system.job.budget_seconds / _PIECES, branch=branches[-1]), asked=False)
+        yield exchange
+        if isinstance(exchange.answer, Rejected):
+            raise _FailedError(f"The tuner returned, and its job cannot go on: {exchange.answer}")
+        stuck: Status = exchange.answer.status
+        if stuck != "running" and _ended(system) is None and system.now == before:
+            # A fork may be past saving while the system itself would run others.
+            return stuck
+
+
+def _exchange(system: System, action: Action[Any], *, asked: bool = True) -> Exchange:
+    try:
+        answer = system.perform(_clipped(action, system.job.budget_seconds - system.now))
+    except Rejected as error:
+        answer = Rejected(str(error))
+    except Exception as error:
+        raise _FailedError(f"The system could not carry out {_short(repr(action))}: {_described(error)}") from error
+    return Exchange(system.now, action, answer, asked)
+
+
+def _clipped(action: Action[Any], left_seconds: float) -> Action[Any]:
+    if isinstance(action, Run) and action.seconds is not None and action.seconds > left_seconds:
+        return Run(seconds=left_seconds, branch=action.branch)
+    return action
+
+
+def _ended(system: System) -> Ending | None:
+    if system.status != "running":
+        return system.status
+    return "budget" if system.now >= system.job.budget_seconds else None
+
+
+def _follow(branches: list[int], exchange: Exchange) -> None:
+    action = exchange.action
+    if isinstance(exchange.answer, Rejected):
+        return
+    if isinstance(action, Fork):
+        branches.insert(0, exchange.answer)
+    elif isinstance(action, Free) and action.branch in branches:
+        branches.remove(action.branch)
+    elif isinstance(action, Run) and action.branch in branches:
+        branches.remove(action.branch)
+        branches.append(action.branch)
+
+
+# ---------------------------------------------------------------------------------------------------------------- tuner
+
+
+def _made(factory: TunerFactory, job: Job) -> Tuner:
+    """The tuner that `factory` makes, made when it is first asked, so that its faults and its time are the tuner's."""
+    tuner = factory(job)
+    if not isinstance(tuner, Generator):
+        raise _FailedError(_no_generator(tuner))
+    yield from tuner
+
+
+def _no_generator(made: Any) -> str:
+    return f"The tuner is no generator but {_short(repr(made))}: write a function of a Job that yields actions."
+
+
+def _next(tuner: Tuner, answer: Any, *, first: bool = False) -> Action[Any]:
+    if first:
+        return next(tuner)
+    return tuner.throw(Rejected(str(answer))) if isinstance(answer, Rejected) else tuner.send(answer)
+
+
+def _described(error: BaseException) -> str:
+    """Kind, message and line of an error, in one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    message = _short(" ".join(str(error).split()))
+    return f"{type(error).__name__}{': ' if message else ''}{message}{where}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def _next_or_none(tuner: Tuner, answer: Any, *, first: bool = False) -> Action[Any] | None:
+    with suppress(StopIteration):
+        return _next(tuner, answer, first=first)
+    return None
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise _TooLong in the body once it has taken so many host seconds, and every second after that until it ends.
+
+    Does nothing outside the main thread, where Python delivers no signals. A timer that was running goes on afterwards.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+    armed = True
+
+    def ring(*_: object) -> None:
+        if armed:
+            raise _TooLong
+
+    started = time.monotonic()
+    handler = signal.signal(signal.SIGALRM, ring)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, handler)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - started), 1e-3), interval)

@@ -1,0 +1,198 @@
+"""From the exchanges of one run to its row of the score table, its validation curve and its settings over time.
+
+A tuner that forks leaves a tree of branches. The *path* is the branch that trained last, with its ancestors up to where
+they were forked: what became of the job. Everything else that trained was a trial.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from harness.drive import Ending, Outcome, Played
+from traces.exchanges import Exchange
+from traces.schema import setting_text
+from tuners.actions import (
+    Cost,
+    Evaluate,
+    Evaluation,
+    Fork,
+    Job,
+    Reconfigure,
+    Rejected,
+    Run,
+    Setting,
+    Window,
+)
+
+__all__ = ["Score", "Scored", "failed", "score"]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One row of `traces.schema.SCORES`, which says what each field means."""
+
+    scenario: str
+    tuner: str
+    seed: int
+    status: Ending
+    reason: str
+    completion_seconds: float
+    budget_seconds: float
+    reached: bool
+    reconfigurations: int
+    overhead_seconds: float
+    slow_seconds: float
+    bytes_moved: float
+    trial_seconds: float
+    clocks: int
+    rejected: int
+    final_loss: float
+    final_accuracy: float
+    final_setting: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A run as rows of the three tables."""
+
+    score: Score
+    evaluations: tuple[Evaluation, ...]
+    settings: tuple[tuple[float, Setting], ...]  # (seconds, setting), the first at 0
+
+    def rows(self) -> Mapping[str, list[dict[str, Any]]]:
+        """The rows of each table, by the table's name."""
+        run = {"scenario": self.score.scenario, "tuner": self.score.tuner, "seed": self.score.seed}
+        return {
+            "scores": [asdict(self.score)],
+            "evaluations": [run | e._asdict() for e in self.evaluations],
+            "settings": [run | {"seconds": s, "setting": setting_text(x)} for s, x in self.settings],
+        }
+
+
+def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
+    """What one run amounts to. One that did not reach its target counts as if it had taken its whole budget."""
+    job, exchanges, outcome = played.job, played.exchanges, played.outcome
+    path = _Path(exchanges)
+    evaluations = tuple(_evaluations(exchanges, path))
+    settings, changes = _settings(job, exchanges, path)
+    costs = [e.answer for e in exchanges if isinstance(e.answer, Cost)]
+    windows = [(path.holds(i, e), e.answer) for i, e in enumerate(exchanges) if isinstance(e.answer, Window)]
+    reached = outcome.status == "target"
+    final = evaluations[-1] if evaluations else Evaluation(0.0, 0, math.nan, math.nan)
+    row = Score(
+        scenario=scenario,
+        tuner=tuner,
+        seed=seed,
+        status=outcome.status,
+        reason=outcome.reason or _reason(outcome, job),
+        completion_seconds=outcome.seconds if reached else job.budget_seconds,
+        budget_seconds=job.budget_seconds,
+        reached=reached,
+        reconfigurations=changes,
+        overhead_seconds=math.fsum(c.stall_seconds for c in costs),
+        slow_seconds=math.fsum(c.slow_seconds for c in costs),
+        bytes_moved=math.fsum(c.bytes_moved for c in costs),
+        trial_seconds=math.fsum(w.seconds for on_path, w in windows if not on_path),
+        clocks=sum(w.clocks for _, w in windows),
+        rejected=sum(isinstance(e.answer, Rejected) for e in exchanges),
+        final_loss=float(final.loss),
+        final_accuracy=float(final.accuracy),
+        final_setting=setting_text(settings[-1][1]),
+    )
+    return Scored(row, evaluations, tuple(settings))
+
+
+def failed(reason: str, *, scenario: str, tuner: str, seed: int, budget_seconds: float) -> Scored:
+    """The row of a run that never came to an exchange, or whose exchanges are lost."""
+    row = Score(
+        scenario=scenario,
+        tuner=tuner,
+        seed=seed,
+        status="error",
+        reason=reason,
+        completion_seconds=budget_seconds,
+        budget_seconds=budget_seconds,
+        reached=False,
+        reconfigurations=0,
+        overhead_seconds=0.0,
+        slow_seconds=0.0,
+        bytes_moved=0.0,
+        trial_seconds=0.0,
+        clocks=0,
+        rejected=0,
+        final_loss=math.nan,
+        final_accuracy=math.nan,
+        final_setting="",
+    )
+    return Scored(row, (), ())
+
+
+class _Path:
+    """Which exchanges belong to the branch that trained last, or to its ancestors before they were forked."""
+
+    def __init__(self, exchanges: Sequence[Exchange]) -> None:
+        forks = {e.answer: (i, e.action.branch) for i, e in enumerate(exchanges) if isinstance(e.action, Fork) and _done(e)}
+        trained = [e.action.branch for e in exchanges if isinstance(e.action, Run) and _done(e)]
+        branch = trained[-1] if trained else 0
+        self._until = {branch: len(exchanges)}
+        self._forks = set()
+        while branch in forks:
+            index, branch = forks[branch]
+            self._forks.add(index)
+            self._until[branch] = index
+
+    def holds(self, index: int, exchange: Exchange) -> bool:
+        if isinstance(exchange.action, Fork):
+            return index in self._forks
+        return index < self._until.get(getattr(exchange.action, "branch", 0), 0)
+
+
+def _done(exchange: Exchange) -> bool:
+    return not isinstance(exchange.answer, Rejected)
+
+
+def _evaluations(exchanges: Sequence[Exchange], path: _Path) -> Iterator[Evaluation]:
+    seen = set()
+    for index, exchange in enumerate(exchanges):
+        if not _done(exchange) or not path.holds(index, exchange):
+            continue
+        measured = exchange.answer.evaluations if isinstance(exchange.action, Run) else ()
+        if isinstance(exchange.action, Evaluate):
+            measured = (exchange.answer,)
+        for evaluation in measured:
+            if (moment := (evaluation.seconds, evaluation.clocks)) not in seen:
+                seen.add(moment)
+                yield evaluation
+
+
+def _settings(job: Job, exchanges: Sequence[Exchange], path: _Path) -> tuple[list[tuple[float, Setting]], int]:
+    """The settings along the path, and how often a branch was really changed by a reconfiguration."""
+    of_branch, changes = {0: job.start}, 0
+    along = [(0.0, job.start)]
+    for index, exchange in enumerate(exchanges):
+        action = exchange.action
+        if not _done(exchange) or not isinstance(action, Fork | Reconfigure):
+            continue
+        if isinstance(action, Fork):
+            setting = action.setting or of_branch.get(action.branch, job.start)
+            of_branch[exchange.answer] = setting
+        else:
+            setting = action.setting
+            changes += setting != of_branch.get(action.branch)
+            of_branch[action.branch] = setting
+        if path.holds(index, exchange) and setting != along[-1][1]:
+            along.append((exchange.seconds, setting))
+    return along, changes
+
+
+def _reason(outcome: Outcome, job: Job) -> str:
+    if outcome.status == "budget":
+        return f"The target {job.target.metric} {job.target.value:g} was not reached in {job.budget_seconds:g} s."
+    if outcome.status == "diverged":
+        return f"The loss was no longer finite after {outcome.seconds:g} s."
+    if outcome.status == "deadlock":
+        return f"After {outcome.seconds:g} s no worker was left that could push."
+    return ""

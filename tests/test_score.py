@@ -1,0 +1,139 @@
+"""From exchanges to a row: what counts as cost, as a trial, and as what became of the job."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from harness.drive import Outcome, Played, play
+from harness.score import Scored, failed, score
+from traces import schema, store
+from traces.exchanges import Exchange
+from tuners.actions import (
+    Action,
+    Cost,
+    Evaluate,
+    Evaluation,
+    Fork,
+    Free,
+    Job,
+    Pushes,
+    Reconfigure,
+    Rejected,
+    Run,
+    Setting,
+    Target,
+    Tuner,
+    Window,
+)
+from tuners.toys import toys
+
+JOB = replace(toys()["every knob"](0).job, target=Target("loss", 0.02), budget_seconds=20.0)
+FAST = replace(JOB.start, learning_rate=0.5)
+FASTER = replace(JOB.start, learning_rate=1.5)
+
+
+def window(start: float, end: float, clocks: int, *evaluations: Evaluation) -> Window:
+    nothing = Pushes(*(np.zeros(0) for _ in Pushes._fields))
+    return Window(start_seconds=start, end_seconds=end, clocks=clocks, pushes=nothing, workers=(), evaluations=evaluations)
+
+
+def scored(*exchanges: tuple[float, Action[Any], Any], status: Any = "target", reason: str = "") -> Scored:
+    log = tuple(Exchange(*e) for e in exchanges)
+    played = Played(JOB, log, Outcome(status, reason, log[-1].seconds if log else 0.0, 0.5))
+    return score(played, scenario="s", tuner="t", seed=4)
+
+
+def test_a_run_that_reached_its_target_took_what_it_took() -> None:
+    made = scored((3.0, Run(clocks=30), window(0, 3, 30, Evaluation(3.0, 30, 0.01, 0.9))))
+    row = made.score
+    assert (row.scenario, row.tuner, row.seed) == ("s", "t", 4)
+    assert (row.status, row.reached, row.completion_seconds, row.budget_seconds) == ("target", True, 3.0, 20.0)
+    assert (row.final_loss, row.final_accuracy, row.clocks) == (0.01, 0.9, 30)
+    assert row.reason == ""
+
+
+def test_a_run_that_did_not_counts_with_its_budget_and_says_why() -> None:
+    run = (3.0, Run(clocks=30), window(0, 3, 30))
+    assert scored(run, status="budget").score.reason == "The target loss 0.02 was not reached in 20 s."
+    assert scored(run, status="diverged").score.reason == "The loss was no longer finite after 3 s."
+    assert "no worker was left" in scored(run, status="deadlock").score.reason
+    row = scored(run, status="error", reason="It rained.").score
+    assert (row.reason, row.completion_seconds, row.reached) == ("It rained.", 20.0, False)
+    assert math.isnan(row.final_loss)
+
+
+def test_reconfigurations_cost_what_the_system_charged() -> None:
+    cost = Cost(seconds=2.0, stall_seconds=1.5, slow_seconds=0.5, bytes_moved=10.0)
+    made = scored(
+        (2.0, Reconfigure(FAST), cost),
+        (2.0, Reconfigure(FAST), Cost(seconds=0.0, stall_seconds=0.0)),  # nothing changes, so it is not counted
+        (2.0, Reconfigure(FASTER), Rejected("no")),
+        (4.0, Reconfigure(FASTER), cost),
+        (5.0, Run(clocks=1), window(4, 5, 1)),
+    )
+    row = made.score
+    assert (row.reconfigurations, row.overhead_seconds, row.slow_seconds, row.bytes_moved) == (2, 3.0, 1.0, 20.0)
+    assert row.rejected == 1
+    assert made.settings == ((0.0, JOB.start), (2.0, FAST), (4.0, FASTER))
+    assert schema.setting_from(row.final_setting) == FASTER
+
+
+def test_what_trains_on_other_branches_is_a_trial() -> None:
+    made = scored(
+        (1.0, Run(clocks=10), window(0, 1, 10, Evaluation(1.0, 10, 9.0, 0.1))),
+        (1.0, Fork(0, FAST), 1),
+        (3.0, Run(clocks=20, branch=1), window(1, 3, 20, Evaluation(3.0, 30, 8.0, 0.2))),
+        (3.0, Fork(0, FASTER), 2),
+        (7.0, Run(clocks=40, branch=2), window(3, 7, 40, Evaluation(7.0, 50, 7.0, 0.3))),
+        (7.0, Free(2), None),
+        (15.0, Run(clocks=5, branch=0), window(7, 15, 5, Evaluation(15.0, 15, 6.0, 0.4))),  # the parent, after the fork
+        (16.0, Fork(1), 3),
+        (17.0, Reconfigure(FASTER, branch=3), Cost(seconds=1.0, stall_seconds=1.0)),
+        (18.0, Evaluate(3), Evaluation(18.0, 30, 5.0, 0.5)),
+        (18.5, Run(clocks=5, branch=3), window(18, 18.5, 5, Evaluation(18.5, 35, 4.0, 0.6))),
+    )
+    assert made.score.trial_seconds == 4.0 + 8.0
+    assert made.score.clocks == 80
+    assert [e.seconds for e in made.evaluations] == [1.0, 3.0, 18.0, 18.5]
+    assert made.settings == ((0.0, JOB.start), (1.0, FAST), (17.0, FASTER))
+    assert made.score.final_accuracy == 0.6
+
+
+def test_the_same_evaluation_seen_twice_is_one() -> None:
+    seen = Evaluation(1.0, 10, 9.0, 0.1)
+    made = scored((1.0, Run(clocks=10), window(0, 1, 10, seen)), (1.0, Evaluate(), seen), (1.0, Evaluate(), seen))
+    assert made.evaluations == (seen,)
+
+
+def test_a_run_without_a_single_exchange_is_a_row_too() -> None:
+    made = scored(status="error", reason="It never began.")
+    assert made.settings == ((0.0, JOB.start),)
+    assert made.score.clocks == 0
+    lost = failed("It died.", scenario="s", tuner="t", seed=1, budget_seconds=7.0)
+    assert (lost.score.status, lost.score.completion_seconds, lost.score.reached) == ("error", 7.0, False)
+
+
+def test_rows_fit_their_tables(tmp_path: Path) -> None:
+    def forks(job: Job) -> Tuner:
+        branch = yield from Fork(0, FAST)
+        yield from Run(clocks=20, branch=branch)
+
+    made = score(play(forks, toys()["every knob"](0)), scenario="s", tuner="t", seed=0)
+    rows = made.rows()
+    for name, columns in (("scores", schema.SCORES), ("evaluations", schema.EVALUATIONS), ("settings", schema.SETTINGS)):
+        assert rows[name]
+        store.write(pl.DataFrame(rows[name], schema=columns), tmp_path / name, columns)
+        assert store.read(tmp_path / name, columns).height == len(rows[name])
+    lost = failed("x", scenario="s", tuner="t", seed=0, budget_seconds=1.0).rows()
+    assert pl.DataFrame(lost["scores"], schema=schema.SCORES).height == 1
+
+
+def test_a_setting_of_the_final_row_is_a_setting() -> None:
+    made = scored((3.0, Run(clocks=30), window(0, 3, 30)))
+    assert isinstance(schema.setting_from(made.score.final_setting), Setting)
