@@ -118,8 +118,7 @@ def _stay_with(best: _Trial, job: Job) -> Generator[Action[Any], Any, None]:
     else:
         yield from _free(0)
         with suppress(Rejected):
-            while True:
-                yield from Run(seconds=job.budget_seconds, branch=best.branch)
+            yield from Run(seconds=job.budget_seconds, branch=best.branch)
 
 
 def _free(branch: int) -> Generator[Action[Any], Any, None]:

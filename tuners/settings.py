@@ -243,7 +243,7 @@ class Space:
         if head == "role":
             return _role(setting, node)
         if head == "option":
-            return dict(setting.options)[rest]
+            return dict(setting.options).get(rest, "unset")
         if head == "load":
             rows = dict(zip(setting.workers, setting.loads, strict=False))
             first = setting.batch_size if node in setting.workers and device == "0" else 0
@@ -271,6 +271,7 @@ class Space:
             value, base = getattr(setting, name), getattr(self.base, name)
             if value != base and not free.get(name, self.knob(name) is not None):
                 raise Rejected(f"Cannot set {name} to {value!r}: this scenario holds it at {base!r}.")
+        self._check_families(setting)
         for knob in self.knobs:
             if knob.name.partition("/")[0] in ("load", "data_share", "model_share"):
                 continue  # ranges of weights bind the search, not the shares that come of them
@@ -278,6 +279,18 @@ class Space:
             if not knob.contains(value):
                 allowed = knob.options if isinstance(knob, Choice) else f"{knob.low} to {knob.high}"
                 raise Rejected(f"Cannot set {knob.name} to {value!r}: this scenario allows {allowed}.")
+
+    def _check_families(self, setting: Setting) -> None:
+        """Raise Rejected where a member of a family differs from the base though only its siblings are free."""
+        if self.frees("role") and self.knob("worker_count") is None:
+            for node in self.nodes:
+                role, base = _role(setting, node.name), _role(self.base, node.name)
+                if role != base and self.knob(f"role/{node.name}") is None:
+                    raise Rejected(f"Cannot make node {node.name!r} a {role}: this scenario holds it as {base}.")
+        options, held = dict(setting.options), dict(self.base.options)
+        for name in sorted(options.keys() | held.keys()):
+            if options.get(name) != held.get(name) and self.knob(f"option/{name}") is None:
+                raise Rejected(f"Cannot set option {name!r} to {options.get(name)!r}: this scenario does not free it.")
 
     def to_optuna(self) -> dict[str, BaseDistribution]:
         """The same space as Optuna distributions, by knob name."""
@@ -341,7 +354,7 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
         ("data_shares", setting.data_shares, setting.workers),
         ("model_shares", setting.model_shares, setting.servers),
     ):
-        if shares and (len(shares) != len(members) or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6):
+        if shares and (len(shares) != len(members) or min(shares) < 0 or not abs(sum(shares) - 1) <= 1e-6):
             raise Rejected(f"Cannot use {name} {shares}: give {len(members)} shares, none negative, that sum to 1.")
     if setting.loads:
         rows = tuple(len(row) for row in setting.loads)

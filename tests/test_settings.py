@@ -1,0 +1,253 @@
+"""Spaces: what is drawn can be set, what is set can be read back, and what a scenario does not free is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import optuna
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuners.settings import Choice, Integer, Node, Real, Rejected, Setting, Space
+
+NODES = tuple(Node(name, "toy", 4, ("cpu", "gpu"), 1e9, 1e9) for name in "abcd")
+BASE = Setting(workers=("a", "b"), servers=("c", "d"), options=(("fold", 1), ("jit", False)), learning_rate=0.1)
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def space(*knobs, base=BASE):
+    return Space(base, NODES, knobs)
+
+
+def drawn(s, seed):
+    return s.sample(np.random.default_rng(seed))
+
+
+# ------------------------------------------------------------------------------------------------------------------ knobs
+
+
+@given(SEEDS, st.floats(1e-6, 1e3), st.floats(1.0, 1e6), st.booleans())
+def test_reals_stay_in_their_range(seed, low, factor, log):
+    knob = Real("momentum", low, low * factor, log)
+    assert knob.contains(knob.sample(np.random.default_rng(seed)))
+
+
+@given(SEEDS, st.integers(1, 100), st.integers(0, 10_000), st.booleans())
+def test_integers_stay_in_their_range(seed, low, width, log):
+    knob = Integer("batch_size", low, low + width, log)
+    assert knob.contains(knob.sample(np.random.default_rng(seed)))
+
+
+def test_logarithmic_knobs_spread_over_the_logarithm():
+    rng = np.random.default_rng(3)
+    rates = np.log10([Real("learning_rate", 1e-4, 1.0, log=True).sample(rng) for _ in range(4000)])
+    # Uniform on [-4, 0]: mean -2, standard error 4 / sqrt(12 n) = 0.018.
+    assert rates.mean() == pytest.approx(-2, abs=4 * 0.018)
+    sizes = np.array([Integer("batch_size", 1, 4, log=True).sample(rng) for _ in range(4000)])
+    expected = np.log([1.5 / 0.5, 2.5 / 1.5, 3.5 / 2.5, 4.5 / 3.5]) / np.log(9)
+    assert np.bincount(sizes, minlength=5)[1:] / 4000 == pytest.approx(expected, abs=4 * 0.5 / np.sqrt(4000))
+
+
+@pytest.mark.parametrize(
+    ("knob", "value"),
+    [
+        (Integer("batch_size", 1, 8), 2.0),
+        (Integer("batch_size", 1, 8), True),
+        (Integer("batch_size", 1, 8), 9),
+        (Real("momentum", 0, 0.9), "0.5"),
+        (Real("momentum", 0, 0.9), float("nan")),
+        (Choice("transfer_bits", (16, 32)), 16.0),
+        (Choice("option/jit", (False, True)), 0),
+    ],
+)
+def test_a_knob_holds_no_value_of_another_type_or_range(knob, value):
+    assert not knob.contains(value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Real("momentum", 1.0, 0.0),
+        lambda: Real("learning_rate", 0.0, 1.0, log=True),
+        lambda: Choice("policy", ()),
+        lambda: Choice("policy", ("asp", "asp")),
+        lambda: space(Real("rate", 0, 1)),
+        lambda: space(Choice("role/z", ("worker",))),
+        lambda: space(Integer("staleness", 0, 1), Integer("staleness", 0, 2)),
+        lambda: space().setting({"momentum": 0.5}),
+    ],
+)
+def test_knobs_that_make_no_sense_are_refused_with_a_sentence(make):
+    with pytest.raises(ValueError, match=r"\w+ .*\.$"):
+        make()
+
+
+# ------------------------------------------------------------------------------------------------------------- round trip
+
+PLAIN = (
+    Choice("policy", ("asp", "bsp", "ssp")),
+    Choice("transfer_bits", (16, 32)),
+    Choice("option/jit", (False, True)),
+    Integer("batch_size", 1, 64, log=True),
+    Integer("staleness", 0, 8),
+    Integer("option/fold", 1, 100),
+    Real("learning_rate", 1e-4, 10.0, log=True),
+    Real("momentum", 0.0, 0.9),
+)
+ROLES = tuple(Choice(f"role/{n.name}", ("worker", "server", "both", "idle")) for n in NODES)
+
+
+@given(SEEDS)
+@pytest.mark.parametrize("roles", [(Integer("worker_count", 1, 3),), ROLES], ids=["count", "roles"])
+def test_values_are_read_back_from_the_setting_they_made(roles, seed):
+    s = space(*PLAIN, *roles)
+    values = drawn(s, seed)
+    assert s.values(s.setting(values)) == values
+
+
+@given(SEEDS)
+def test_whatever_is_drawn_from_plain_knobs_is_admitted(seed):
+    s = space(*PLAIN, Integer("worker_count", 1, 3))
+    s.check(s.setting(drawn(s, seed)))
+
+
+@given(SEEDS)
+def test_drawn_roles_are_refused_only_without_workers_or_servers(seed):
+    s = space(*ROLES)
+    setting = s.setting(drawn(s, seed))
+    if setting.workers and setting.servers:
+        s.check(setting)
+    else:
+        with pytest.raises(Rejected, match="Cannot run with no"):
+            s.check(setting)
+
+
+@given(SEEDS)
+def test_weights_become_shares_in_the_same_proportion(seed):
+    weights = tuple(
+        Real(f"{family}/{n}", 0.1, 1.0) for family, n in zip(["data_share"] * 2 + ["model_share"] * 2, "abcd", strict=True)
+    )
+    s = space(*weights)
+    values = drawn(s, seed)
+    setting = s.setting(values)
+    s.check(setting)
+    assert sum(setting.data_shares) == pytest.approx(1)
+    assert setting.data_shares[0] / setting.data_shares[1] == pytest.approx(values["data_share/a"] / values["data_share/b"])
+    assert s.setting(s.values(setting)).model_shares == pytest.approx(setting.model_shares)
+
+
+def test_samples_per_device_make_a_row_per_worker():
+    s = space(
+        Integer("load/a/0", 0, 32), Integer("load/a/1", 0, 32), Integer("load/b/1", 0, 32), Integer("worker_count", 1, 3)
+    )
+    values = {"load/a/0": 4, "load/a/1": 12, "load/b/1": 5, "worker_count": 2}
+    setting = s.setting(values)
+    assert setting.loads == ((4, 12), (0, 5))
+    assert s.values(setting) == values
+    s.check(setting)
+    with pytest.raises(Rejected, match="at least one sample"):
+        s.check(replace(setting, loads=((0, 0), (0, 5))))
+
+
+def test_new_roles_start_with_even_shares():
+    base = replace(BASE, data_shares=(0.7, 0.3))
+    s = space(Integer("worker_count", 1, 3), base=base)
+    assert s.setting({"worker_count": 2}).data_shares == (0.7, 0.3)
+    assert s.setting({"worker_count": 3}).data_shares == ()
+    s.check(s.setting({"worker_count": 3}))
+
+
+# ---------------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"workers": ()}, "no workers"),
+        ({"servers": ()}, "no servers"),
+        ({"workers": ("a", "a")}, "named twice"),
+        ({"workers": ("a", "z")}, "Cannot use node 'z'"),
+        ({"data_shares": (0.5, 0.4)}, "sum to 1"),
+        ({"data_shares": (1.5, -0.5)}, "none negative"),
+        ({"data_shares": (1.0,)}, "give 2 shares"),
+        ({"data_shares": (float("nan"), 0.5)}, "sum to 1"),
+        ({"loads": ((1, 1),)}, "each worker a row"),
+        ({"loads": ((1,), (1,))}, "each worker a row"),
+        ({"batch_size": 0}, "at least 1"),
+        ({"staleness": -1}, "at least 0"),
+        ({"transfer_bits": 8}, "choose 16 or 32"),
+        ({"learning_rate": float("nan")}, "must not be negative"),
+        ({"momentum": 1.5}, "momentum lies in"),
+        ({"inter_threads": 2}, "holds it at 0"),
+        ({"policy": "gossip"}, "this scenario allows"),
+        ({"learning_rate": 11.0}, "0.0001 to 10.0"),
+        ({"options": (("jit", False),)}, "option/fold"),
+        ({"options": (*BASE.options, ("xla", 1))}, "does not free it"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_with_the_reason(change, reason):
+    s = space(*PLAIN, *ROLES)
+    with pytest.raises(Rejected, match=reason):
+        s.check(replace(BASE, **change))
+
+
+def test_a_node_whose_role_is_held_keeps_it():
+    s = space(Choice("role/a", ("worker", "idle")))
+    s.check(replace(BASE, workers=("b",)))
+    with pytest.raises(Rejected, match="node 'c' a both"):
+        s.check(replace(BASE, workers=("a", "b", "c")))
+    with pytest.raises(Rejected, match="role/a"):
+        s.check(replace(BASE, servers=("a", "c", "d"), workers=("b",)))
+
+
+def test_the_number_of_workers_is_bounded_as_the_scenario_says():
+    s = space(Integer("worker_count", 2, 3))
+    s.check(replace(BASE, workers=("d", "a", "b"), servers=("c",)))
+    with pytest.raises(Rejected, match="worker_count to 1"):
+        s.check(replace(BASE, workers=("a",), servers=("b", "c", "d")))
+
+
+@given(SEEDS)
+def test_without_knobs_only_the_base_is_admitted(seed):
+    rng = np.random.default_rng(seed)
+    s = space()
+    s.check(BASE)
+    with pytest.raises(Rejected, match="holds it at"):
+        s.check(replace(BASE, batch_size=17 + int(rng.integers(100))))
+
+
+# ------------------------------------------------------------------------------------------------------- other libraries
+
+
+@given(SEEDS)
+def test_optuna_draws_what_the_space_admits(seed):
+    s = space(*PLAIN, Integer("worker_count", 1, 3))
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed % 2**31))
+    trial = study.ask(s.to_optuna())
+    assert set(trial.params) == set(s.names)
+    setting = s.setting(trial.params)
+    s.check(setting)
+    assert s.values(setting) == trial.params
+
+
+def test_emukit_gets_one_hot_choices_and_logarithms():
+    s = space(*PLAIN)
+    other = s.to_emukit()
+    assert other.parameter_names == list(s.names)
+    bounds = np.array(other.get_bounds(), float)
+    assert bounds[:7].tolist() == [[0, 1]] * 7  # three policies, two widths, two of jit
+    assert bounds[7] == pytest.approx(np.log([1, 64]))
+    assert bounds[8:10].tolist() == [[0, 8], [1, 100]]
+    assert bounds[10] == pytest.approx(np.log([1e-4, 10]))
+    assert bounds[11].tolist() == [0, 0.9]
+    np.random.seed(0)  # noqa: NPY002 (emukit draws from the global generator)
+    points = other.sample_uniform(50)
+    assert (points[:, 0:3].sum(axis=1) == 1).all()
+    assert other.check_points_in_domain(points).all()
+
+
+def test_emukit_gives_back_the_option_that_a_one_hot_row_stands_for():
+    knob = Choice("transfer_bits", (32, 16))
+    encoding = space(knob).to_emukit().parameters[0].encoding
+    for option in knob.options:
+        assert encoding.get_category(encoding.round_row(np.array(encoding.get_encoding(option)) * 0.8)) == option
