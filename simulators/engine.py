@@ -20,13 +20,26 @@ from jax import Array
 
 from simulators import flight as cycle
 from simulators import learning
-from simulators.flight import Flight, Plant
+from simulators.flight import Flight
 from simulators.learning import Data, Learned, Model
+from simulators.plant import Plant
 from tuners.actions import Decision, Push
 
-jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
 
-__all__ = ["STATUSES", "Program", "Records", "State", "advance", "advance_lanes", "start"]
+__all__ = [
+    "STATUSES",
+    "Program",
+    "Records",
+    "State",
+    "advance",
+    "advance_lanes",
+    "blank",
+    "coast",
+    "halted",
+    "launch",
+    "resumed",
+]
 
 RUNNING, TARGET, DIVERGED, DEADLOCK = range(4)
 STATUSES = ("running", "target", "diverged", "deadlock")
@@ -132,9 +145,12 @@ def advance_lanes(
     """`advance` for many jobs at once: every array of `plants` and `states` has a leading lane axis, data is shared."""
 
     def lane(plant: Plant, state: State) -> tuple[State, Array, Array]:
-        return advance(program._replace(lanes=True), data, plant, state, clocks, until_seconds, rows=rows)
+        alone = program._replace(lanes=True)
+        done: tuple[State, Array, Array] = advance(alone, data, plant, state, clocks, until_seconds, rows=rows)
+        return done
 
-    return jax.vmap(lane, axis_name="lanes")(plants, states)
+    made: tuple[State, Array, Array] = jax.vmap(lane, axis_name="lanes")(plants, states)
+    return made
 
 
 def _step(program: Program, data: Data, plant: Plant, state: State, until_seconds: Array) -> tuple[State, Array, Array]:
@@ -147,7 +163,7 @@ def _step(program: Program, data: Data, plant: Plant, state: State, until_second
     else:
         turn = partial(_travel_and_settle, program, plant, until_seconds)
         clock, done = _as_one(program, turn, clock, _nothing(plant))
-    valid = (jnp.asarray(jnp.nan),) * 2
+    valid_loss = valid_accuracy = jnp.asarray(jnp.nan)
     if program.model is not None and learned is not None:
         learned = learning.apply_push(program.model, plant, learned, done.worker, done.accept, done.take, done.grouped)
         gradients, loss = learning.pull_gradients(
@@ -165,11 +181,17 @@ def _step(program: Program, data: Data, plant: Plant, state: State, until_second
         due = done.yes & (clock.pushes % plant.evaluate_clocks == 0)
         measure = partial(learning.evaluate, program.model, data)
         some_due = learning.anywhere(due, program.lanes)
-        valid = jax.lax.cond(some_due, measure, lambda _: (jnp.asarray(jnp.nan),) * 2, learned.parameters)
-        valid = tuple(jnp.where(due, value, jnp.nan) for value in valid)
-    reached = (valid[0] <= plant.target_loss) | (valid[1] >= plant.target_accuracy) | (clock.pushes >= plant.target_clocks)
+        nothing = (valid_loss, valid_accuracy)
+        found = jax.lax.cond(some_due, measure, lambda _: nothing, learned.parameters)
+        valid_loss, valid_accuracy = (jnp.where(due, value, jnp.nan) for value in found)
+    reached = (valid_loss <= plant.target_loss) | (valid_accuracy >= plant.target_accuracy)
+    reached = reached | (clock.pushes >= plant.target_clocks)
     status = jnp.where((clock.status == RUNNING) & done.yes & reached, TARGET, clock.status)
-    return State(clock._replace(status=status), learned), done.row.at[-2:].set(jnp.stack(valid)), done.yes
+    return (
+        State(clock._replace(status=status), learned),
+        done.row.at[-2:].set(jnp.stack([valid_loss, valid_accuracy])),
+        done.yes,
+    )
 
 
 # ------------------------------------------------------------------------------------------------ a step's small arrays
@@ -295,32 +317,87 @@ def _probe(
     return before.astype(jnp.float64), later.astype(jnp.float64)
 
 
-# ---------------------------------------------------------------------------------------------------------------- start
+# ------------------------------------------------------------------------------------------------- between two settings
 
 
 @partial(jax.jit, static_argnames=("program",))
-def start(program: Program, data: Data, plant: Plant, parameters: Any, policy: Any, offsets: Array) -> State:
-    """A job at time zero: every worker begins its first cycle, worker i computing `offsets[i]` seconds longer."""
+def blank(program: Program, plant: Plant, parameters: Any) -> State:
+    """A job at time zero whose workers have not begun: `launch` it."""
     nodes = plant.active.shape[0]
     none, zero = jnp.zeros(nodes, jnp.int32), jnp.asarray(0, jnp.int32)
-    flight = cycle.begin_cycles(plant, cycle.grounded(nodes), plant.active, none, jnp.asarray(0.0))
     clock = Clock(
         seconds=jnp.asarray(0.0),
-        flight=flight._replace(drawn=flight.drawn + offsets),
+        flight=cycle.grounded(nodes),
         clocks=none,
-        drawn=none + plant.active,
+        drawn=none,
         pushes=zero,
         version=zero,
         pulled=none,
         grouped=zero,
         loss=jnp.zeros(nodes),
-        policy=policy,
+        policy=(),
         status=zero,
     )
-    if program.model is None:
-        return State(clock, None)
-    learned = learning.untrained(program.model, plant, parameters)
+    return State(clock, learning.untrained(program.model, plant, parameters) if program.model is not None else None)
+
+
+@partial(jax.jit, static_argnames=("program",))
+def launch(program: Program, data: Data, plant: Plant, state: State, policy: Any, release: Array, offsets: Array) -> State:
+    """Put a policy in force, its clocks at zero, and let the workers in `release` [k] begin a cycle at the state's time.
+
+    Each computes `offsets` [k] seconds longer in that cycle.
+    """
+    clock, learned = state
+    flight = cycle.begin_cycles(plant, clock.flight, release, clock.drawn, clock.seconds)
+    clock = clock._replace(
+        flight=flight._replace(drawn=flight.drawn + jnp.where(release, offsets, 0.0)),
+        clocks=jnp.zeros_like(clock.clocks),
+        drawn=clock.drawn + release,
+        pulled=jnp.where(release, clock.version, clock.pulled),
+        policy=policy,
+    )
+    if program.model is None or learned is None:
+        return State(clock, learned)
     gradients, loss = learning.pull_gradients(
-        program.model, data, plant, parameters, learned.gradients, clock.loss, plant.active, none, lanes=program.lanes
+        program.model,
+        data,
+        plant,
+        learned.parameters,
+        learned.gradients,
+        clock.loss,
+        release,
+        clock.drawn - 1,
+        lanes=program.lanes,
     )
     return State(clock._replace(loss=loss), learned._replace(gradients=gradients))
+
+
+@partial(jax.jit, static_argnames=("program",))
+def coast(program: Program, plant: Plant, state: State, now: Array) -> State:
+    """The job at `now`, before its next event: what a change of plant begins from."""
+    clock = state.clock
+    flight = cycle.coast(
+        plant,
+        clock.seconds,
+        clock.flight,
+        now,
+        discipline=program.discipline,
+        overlapping=program.overlapping,
+    )
+    return state._replace(clock=clock._replace(seconds=now, flight=flight))
+
+
+def halted(state: State, now: float) -> State:
+    """The job at `now` with everybody stopped: gradients under way are given up, what was pushed stays."""
+    clock = state.clock
+    nodes = clock.clocks.shape[0]
+    grounded = cycle.grounded(nodes)
+    flight = grounded._replace(began=jnp.full(nodes, now), server_free_seconds=jnp.asarray(now))
+    return state._replace(clock=clock._replace(seconds=jnp.asarray(now), flight=flight))
+
+
+def resumed(state: State, pause_seconds: float) -> State:
+    """A job that stood still for so long (another branch ran), as if no time had passed for it."""
+    clock = state.clock
+    shifted = clock._replace(seconds=clock.seconds + pause_seconds, flight=cycle.shifted(clock.flight, pause_seconds))
+    return state._replace(clock=shifted)

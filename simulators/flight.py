@@ -13,43 +13,26 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 from simulators import network
+from simulators.plant import Plant
 
-__all__ = ["APPLY", "COMPUTE", "PULL", "PUSH", "WAIT", "Flight", "Plant", "begin_cycles", "grounded", "to_next_push"]
+__all__ = [
+    "APPLY",
+    "COMPUTE",
+    "PULL",
+    "PUSH",
+    "WAIT",
+    "Flight",
+    "begin_cycles",
+    "coast",
+    "grounded",
+    "shifted",
+    "to_next_push",
+]
 
 WAIT, PULL, COMPUTE, PUSH, APPLY = range(5)
-
-
-class Plant(NamedTuple):
-    """The cluster under one setting, as numbers. Arrays have one entry per node, [k]; seconds, bytes, bytes per second."""
-
-    key: Array  # uint64 scalar: all noise is a hash of it and of (worker, clock)
-    active: Array  # bool [k]: is a worker
-    compute_seconds: Array  # [k] mean time of one mini-batch, before noise
-    overhead_seconds: Array  # [k] per cycle without noise: messages, latency, the policy's own time
-    slowdown: Array  # [k] compute takes so many times as long just now
-    jitter: Array  # scalar: coefficient of variation of the compute time (lognormal)
-    sleep_probability: Array  # [k] of sleeping in a mini-batch ...
-    sleep_mean_seconds: Array  # [k] ... for max(0, N(mean, sd))
-    sleep_sd_seconds: Array  # [k]
-    pull_bytes: Array  # scalar: one full pull, as transferred
-    push_bytes: Array  # scalar
-    nic: Array  # [k] a worker's own limit, each direction
-    serve_out: Array  # scalar: all servers together, pulls; min_j(capacity_j / share_j)
-    serve_in: Array  # scalar: the same for pushes
-    usage: Array  # [2k, r] resources per byte of each node's pull (first k rows) and push; used where roles overlap
-    capacity: Array  # [r]
-    apply_seconds: Array  # scalar: a server's time to apply one push, first come first served
-    samples: Array  # int32 [k]: in one mini-batch of each worker
-    shard_start: Array  # int32 [k]: each worker's part of the training data
-    shard_length: Array  # int32 [k]
-    learning_rate: Array  # scalar float32
-    momentum: Array  # scalar float32
-    evaluate_clocks: Array  # int32: validate after every so many pushes
-    target_loss: Array  # done when validation loss <= this (-inf: never)
-    target_accuracy: Array  # or accuracy >= this (inf: never)
-    target_clocks: Array  # or after so many pushes
 
 
 class Flight(NamedTuple):
@@ -71,7 +54,19 @@ class Flight(NamedTuple):
 def grounded(nodes: int) -> Flight:
     """Nobody has begun anything."""
     zeros, none = jnp.zeros(nodes), jnp.zeros(nodes, jnp.int32)
-    return Flight(none, zeros, none, jnp.asarray(0, jnp.int32), *([zeros] * 6), jnp.asarray(0.0))
+    return Flight(
+        phase=none,
+        remaining=zeros,
+        arrival=none,
+        arrivals=jnp.asarray(0, jnp.int32),
+        drawn=zeros,
+        began=zeros,
+        pull_seconds=zeros,
+        compute_seconds=zeros,
+        push_seconds=zeros,
+        wait_seconds=zeros,
+        server_free_seconds=jnp.asarray(0.0),
+    )
 
 
 class _Turn(NamedTuple):
@@ -108,6 +103,17 @@ def to_next_push(
     turn = _Turn(seconds, flight, jnp.asarray(0, jnp.int32), no, no)
     turn = jax.lax.while_loop(lambda t: ~(t.pushed | t.halted), event, turn)
     return turn.seconds, turn.flight, turn.worker, turn.pushed
+
+
+def coast(plant: Plant, seconds: Array, flight: Flight, now: Array, *, discipline: str, overlapping: bool) -> Flight:
+    """Everybody's progress from the last event (at `seconds`) to `now`, with no event between: before a plant changes."""
+    rates = _rates(plant, flight, discipline=discipline, overlapping=overlapping)
+    return flight._replace(remaining=jnp.maximum(flight.remaining - rates * (now - seconds), 0.0))
+
+
+def shifted(flight: Flight, seconds: ArrayLike) -> Flight:
+    """The same flight, so much later."""
+    return flight._replace(began=flight.began + seconds, server_free_seconds=flight.server_free_seconds + seconds)
 
 
 def _rates(plant: Plant, flight: Flight, *, discipline: str, overlapping: bool) -> Array:
@@ -155,7 +161,10 @@ def _next_phase(plant: Plant, flight: Flight, worker: Array, now: Array) -> tupl
 
 def begin_cycles(plant: Plant, flight: Flight, release: Array, clocks: Array, now: Array) -> Flight:
     """The workers in `release` [k] start to pull at `now`, each for its mini-batch number `clocks` [k]."""
-    begin = partial(jnp.where, release)
+
+    def begin(new: ArrayLike, old: Array) -> Array:
+        return jnp.where(release, new, old)
+
     workers = jnp.arange(release.shape[0], dtype=jnp.int32)
     return flight._replace(
         phase=begin(PULL, flight.phase),
@@ -189,4 +198,5 @@ def _uniforms(key: Array, workers: Array, clocks: Array) -> Array:
     x = (x ^ (x >> 30)) * jnp.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> 27)) * jnp.uint64(0x94D049BB133111EB)
     x = x ^ (x >> 31)
-    return ((x >> 11).astype(jnp.float64) + 0.5) * 2.0**-53
+    uniform: Array = ((x >> 11).astype(jnp.float64) + 0.5) * 2.0**-53
+    return uniform

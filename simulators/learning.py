@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from simulators.flight import Plant
 from simulators.optimizers import optimizer
+from simulators.plant import Plant
 
 __all__ = [
     "Data",
@@ -142,7 +142,7 @@ def pull_gradients(
 
 def anywhere(flag: Array, lanes: bool) -> Array:
     """Whether `flag` holds in any lane: a loop that asks so runs for all lanes alike, and its arrays stay in place."""
-    return jax.lax.pmax(flag.astype(jnp.int32), "lanes") > 0 if lanes else flag
+    return jax.lax.pmax(flag.astype(jnp.int32), "lanes") > 0 if lanes else flag  # type: ignore[no-untyped-call]
 
 
 def minibatch(model: Model, data: Data, plant: Plant, worker: Array, clock: Array) -> tuple[Any, Array]:

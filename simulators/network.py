@@ -14,6 +14,8 @@ from jax import Array
 
 __all__ = ["fifo", "maxmin", "waterfill"]
 
+_UNLIMITED = 1e30  # bytes/s; finite, because nothing times infinity is no number
+
 
 def waterfill(limits: Array, capacity: Array, active: Array) -> Array:
     """Max-min fair rates [k] of transfers that share one resource, each with a limit of its own.
@@ -46,7 +48,7 @@ def maxmin(usage: Array, capacity: Array, active: Array) -> Array:
     Args:
         usage: bytes that each byte of a transfer puts on each resource, [f, r].
         capacity: of each resource, [r] bytes/s.
-        active: which transfers are in flight, bool [f]. One that uses no resource at all is infinitely fast.
+        active: which transfers are in flight, bool [f]. One that uses no resource gets 1e30.
     """
     touches = usage > 0
 
@@ -62,4 +64,4 @@ def maxmin(usage: Array, capacity: Array, active: Array) -> Array:
     unlimited = active & ~jnp.any(touches, axis=1)
     start = (jnp.zeros(usage.shape[0], usage.dtype), active & ~unlimited, capacity)
     rates, _, _ = jax.lax.while_loop(lambda carry: jnp.any(carry[1]), fill, start)
-    return jnp.where(unlimited, jnp.inf, rates)
+    return jnp.where(unlimited, _UNLIMITED, rates)

@@ -1,0 +1,182 @@
+"""The cluster under one setting, as the numbers that the engine runs on."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from simulators.conditions import Conditions, straggling
+from simulators.profiles import NodeType, node_seconds
+from simulators.workloads import Demand, Workload
+from tuners.actions import Rejected, Setting, Target
+
+__all__ = ["Plant", "build", "compute_times", "loads", "overlapping"]
+
+
+class Plant(NamedTuple):
+    """The cluster under one setting, as numbers. Arrays have one entry per node, [k]; seconds, bytes, bytes per second."""
+
+    key: Array  # uint64 scalar: all noise is a hash of it and of (worker, clock)
+    active: Array  # bool [k]: is a worker
+    compute_seconds: Array  # [k] mean time of one mini-batch, before noise
+    overhead_seconds: Array  # [k] per cycle without noise: messages, latency, the policy's own time
+    slowdown: Array  # [k] compute takes so many times as long just now
+    jitter: Array  # scalar: coefficient of variation of the compute time (lognormal)
+    sleep_probability: Array  # [k] of sleeping in a mini-batch ...
+    sleep_mean_seconds: Array  # [k] ... for max(0, N(mean, sd))
+    sleep_sd_seconds: Array  # [k]
+    pull_bytes: Array  # scalar: one full pull, as transferred
+    push_bytes: Array  # scalar
+    nic: Array  # [k] a worker's own limit, each direction
+    serve_out: Array  # scalar: all servers together, pulls; min_j(capacity_j / share_j)
+    serve_in: Array  # scalar: the same for pushes
+    usage: Array  # [2k, r] resources per byte of each node's pull (first k rows) and push; used where roles overlap
+    capacity: Array  # [r]
+    apply_seconds: Array  # scalar: a server's time to apply one push, first come first served
+    samples: Array  # int32 [k]: in one mini-batch of each worker
+    shard_start: Array  # int32 [k]: each worker's part of the training data
+    shard_length: Array  # int32 [k]
+    learning_rate: Array  # scalar float32
+    momentum: Array  # scalar float32
+    evaluate_clocks: Array  # int32: validate after every so many pushes
+    target_loss: Array  # done when validation loss <= this (-inf: never)
+    target_accuracy: Array  # or accuracy >= this (inf: never)
+    target_clocks: Array  # or after so many pushes
+
+
+def loads(nodes: tuple[tuple[str, NodeType], ...], setting: Setting) -> dict[str, tuple[int, ...]]:
+    """Samples per device of every worker's mini-batch; without `Setting.loads`, all on the first device."""
+    if setting.loads:
+        return dict(zip(setting.workers, setting.loads, strict=True))
+    devices = {name: len(kind.devices) for name, kind in nodes}
+    return {w: (setting.batch_size, *([0] * (devices[w] - 1))) for w in setting.workers}
+
+
+def overlapping(setting: Setting) -> bool:
+    """Whether some node is worker and server at once."""
+    return bool(set(setting.workers) & set(setting.servers))
+
+
+def compute_times(
+    nodes: tuple[tuple[str, NodeType], ...], demand: Demand, setting: Setting
+) -> dict[str, tuple[float, tuple[float, ...]]]:
+    """Mean seconds of each worker's mini-batch, in all and per device. Raises Rejected for a device that cannot compute."""
+    kinds = dict(nodes)
+    try:
+        return {w: node_seconds(kinds[w], demand, row, setting.intra_threads) for w, row in loads(nodes, setting).items()}
+    except ValueError as error:
+        raise Rejected(str(error)) from error
+
+
+def build(
+    nodes: tuple[tuple[str, NodeType], ...],
+    latency_seconds: float,
+    workload: Workload,
+    setting: Setting,
+    conditions: Conditions,
+    target: Target,
+    *,
+    evaluate_clocks: int,
+    policy_seconds: float,
+    slowdown: NDArray[np.float64],
+    seed: int,
+) -> Plant:
+    """The numbers of a cluster under `setting`. Raises Rejected where the setting cannot run on it."""
+    names = tuple(name for name, _ in nodes)
+    k, demand = len(nodes), workload.demand
+    active = np.array([n in setting.workers for n in names])
+    seconds, samples = np.zeros(k), np.ones(k, np.int32)
+    timed, rows = compute_times(nodes, demand, setting), loads(nodes, setting)
+    for i, name in enumerate(names):
+        if active[i]:
+            seconds[i], samples[i] = timed[name][0], sum(rows[name])
+    messages = 2 * demand.message_seconds * len(setting.servers)
+    transfer = setting.transfer_bits / 32
+    share = dict(zip(setting.servers, setting.shares()[1], strict=True))
+    serve = min(
+        min(kind.nic_bytes_per_second, kind.service_bytes_per_second) / share[n] for n, kind in nodes if share.get(n)
+    )
+    usage, capacity = _usage(nodes, share) if overlapping(setting) else (np.zeros((2 * k, 0)), np.zeros(0))
+    start, length = _shards(names, setting, workload)
+    rng = np.random.default_rng([seed, 1])
+    numbers: dict[str, Any] = dict(
+        key=np.uint64(np.random.default_rng([seed, 0]).integers(2**63)),
+        active=active,
+        compute_seconds=seconds,
+        overhead_seconds=np.full(k, messages + 2 * latency_seconds + policy_seconds),
+        slowdown=slowdown,
+        jitter=np.float64(conditions.jitter),
+        **_sleeps(conditions, straggling(conditions, names, rng)),
+        pull_bytes=np.float64(demand.model_bytes * transfer),
+        push_bytes=np.float64((demand.model_bytes if demand.push_bytes is None else demand.push_bytes) * transfer),
+        nic=np.array([kind.nic_bytes_per_second for _, kind in nodes]),
+        serve_out=np.float64(serve),
+        serve_in=np.float64(serve),
+        usage=usage,
+        capacity=capacity,
+        apply_seconds=np.float64(demand.apply_seconds * max(share.values())),
+        samples=samples,
+        shard_start=start,
+        shard_length=length,
+        learning_rate=np.float32(setting.learning_rate),
+        momentum=np.float32(setting.momentum),
+        evaluate_clocks=np.int32(evaluate_clocks),
+        target_loss=np.float64(target.value if target.metric == "loss" else -np.inf),
+        target_accuracy=np.float64(target.value if target.metric == "accuracy" else np.inf),
+        target_clocks=np.int32(target.value if target.metric == "clocks" else 2**31 - 1),
+    )
+    return Plant(**{name: jnp.asarray(number) for name, number in numbers.items()})
+
+
+def _sleeps(conditions: Conditions, straggles: NDArray[np.bool_]) -> dict[str, Any]:
+    """Stragglers sleep in every mini-batch; the others as `sleeps` says, if it says anything."""
+    sleeps, slow = conditions.sleeps, conditions.stragglers
+    usual = (sleeps.probability, sleeps.mean_seconds, sleeps.sd_seconds) if sleeps else (0.0, 0.0, 0.0)
+    always = (1.0, slow.mean_seconds, slow.sd_seconds) if slow else usual
+    names = ("sleep_probability", "sleep_mean_seconds", "sleep_sd_seconds")
+    return {name: np.where(straggles, a, u) for name, a, u in zip(names, always, usual, strict=True)}
+
+
+def _shards(names: tuple[str, ...], setting: Setting, workload: Workload) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Where each worker's part of the proxy's training data begins, and how long it is; parts are consecutive."""
+    rows = len(workload.proxy.train[0]) if workload.proxy else max(workload.samples, 1)
+    start, length = np.zeros(len(names), np.int32), np.ones(len(names), np.int32)
+    ends = np.round(np.cumsum(setting.shares()[0]) * rows).astype(int)
+    for worker, begin, end in zip(setting.workers, (0, *ends[:-1]), ends, strict=True):
+        if end <= begin and workload.proxy:
+            raise Rejected(f"Cannot train on {worker!r}: its share holds none of the {rows} samples; give it a larger one.")
+        start[names.index(worker)], length[names.index(worker)] = begin, max(end - begin, 1)
+    return start, length
+
+
+def _usage(
+    nodes: tuple[tuple[str, NodeType], ...], share: dict[str, float]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What a byte of each node's pull (rows 0..k-1) and push (k..2k-1) puts on every NIC and server process.
+
+    Resources, k each: a node's NIC out, its NIC in, its server's pulls, its server's pushes. What a node moves to
+    itself crosses no NIC.
+    """
+    k = len(nodes)
+    usage = np.zeros((2 * k, 4 * k))
+    out, into, pulls, pushes = (np.arange(k) + part * k for part in range(4))
+    for j, (server, _) in enumerate(nodes):
+        part = share.get(server, 0.0)
+        for i in range(k):
+            usage[i, pulls[j]] += part
+            usage[k + i, pushes[j]] += part
+            if i != j:
+                usage[i, into[i]] += part
+                usage[i, out[j]] += part
+                usage[k + i, out[i]] += part
+                usage[k + i, into[j]] += part
+    nic = [kind.nic_bytes_per_second for _, kind in nodes]
+    service = [kind.service_bytes_per_second for _, kind in nodes]
+    capacity = np.array([*nic, *nic, *service, *service])
+    # A server process without a limit of its own is no resource.
+    kept = np.isfinite(capacity)
+    return usage[:, kept], capacity[kept]
