@@ -94,7 +94,7 @@ def test_asp_lets_the_pusher_go_on_and_steps_at_every_push(order, active):
 
 @given(ORDERS, st.integers(1, 6))
 def test_rlp_prints_ssp_with_one_more(order, s):
-    """Zhu et al. 2020, Section 3, with D = p_s - min p after the push: W_s goes on if 0 < D < s, all idle if D = 0, else none."""
+    """Zhu et al. 2020, Section 3: with D = p_s - min p, W_s goes on if 0 < D < s, all idle if D = 0, else nobody."""
     for m in run(policies.ssp_as_printed(s), order):
         ahead = lead(m, np.ones(K, bool))[m.worker]
         expected = np.zeros(K, bool)

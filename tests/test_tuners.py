@@ -1,0 +1,432 @@
+"""Every registered tuner keeps the contract on every toy system; and what each asks, scripted answer by answer."""
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import EntryPoint
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from toy import job, toys, window
+
+import tuners
+from tuners import Entry, adapters, best_fixed, contestants, fixed, policies, progress, registry, resolve
+from tuners.actions import Evaluate, Fork, Free, Install, Reconfigure, Rejected, Run, Target
+from tuners.random_search import random_search
+from tuners.search import search
+from tuners.testing import check_tuner, exchanges
+from tuners.tpe import tpe
+
+REFUSED = Rejected("Cannot do that: the test refuses it.")
+
+
+def finishes(tuner, answer=None):
+    with pytest.raises(StopIteration):
+        tuner.send(answer)
+    return True
+
+
+# ------------------------------------------------------------------------------------------------------------ conformance
+
+
+@pytest.mark.parametrize("system", toys())
+@pytest.mark.parametrize("name", registry())
+def test_every_tuner_keeps_the_contract_on_every_toy(name, system):
+    check_tuner(registry()[name].factory, systems={system: toys()[system]})
+
+
+@pytest.mark.parametrize("system", ["every knob", "no forks", "roles by node", "a node leaves", "timing only"])
+@pytest.mark.parametrize("factory", [random_search, tpe], ids=["random_search", "tpe"])
+def test_searches_keep_the_contract_with_many_short_trials(factory, system):
+    check_tuner(partial(factory, trials=6, clocks=15, share=0.9), systems={system: toys()[system]})
+
+
+# --------------------------------------------------------------------------------------------------------------- registry
+
+
+def test_listing_the_tuners_imports_none_of_them():
+    heavy = {e.where.partition(":")[0] for e in registry().values() if e.embedded} | {"numpy", "jax", "optuna"}
+    code = f"import sys, tuners; tuners.registry(); sys.exit(bool({heavy!r} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603
+
+
+@pytest.mark.parametrize("name", registry())
+def test_every_entry_leads_to_a_factory_and_says_what_it_does(name):
+    entry = resolve(name)
+    assert entry.name == name
+    assert callable(entry.factory)
+    assert 10 < len(entry.summary) < 90
+
+
+def test_the_oracle_is_no_contestant():
+    assert "best_fixed" not in contestants()
+    assert {"fixed", "bsp", "asp", "ssp", "dssp", "random_search", "tpe", "cruise"} <= set(contestants())
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("cruize", r"No tuner 'cruize'. Did you mean 'cruise'\? Choose from fixed, bsp"),
+        ("zzz", "No tuner 'zzz'. Choose from"),
+        ("tuners.nowhere:x", "Cannot import tuner 'tuners.nowhere:x'"),
+        ("tuners.fixed:fxed", "has no 'fxed'. Did you mean 'fixed'"),
+        ("tuners.fixed:__doc__", "it is no function"),
+        ("tuners.fixed:", "write package.module:factory"),
+        (":fixed", "write package.module:factory"),
+    ],
+)
+def test_a_tuner_that_is_not_there_is_refused_with_near_matches(name, reason):
+    with pytest.raises(ValueError, match=reason):
+        resolve(name)
+
+
+def test_a_tuner_of_ones_own_is_found_by_module_and_function(tmp_path, monkeypatch):
+    (tmp_path / "my_tuner_module.py").write_text("def mine(job):\n    yield from ()\n")
+    (tmp_path / "my_broken_module.py").write_text("def mine(job:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = resolve("my_tuner_module:mine")
+    assert (entry.name, entry.embedded, entry.factory.__name__) == ("my_tuner_module:mine", False, "mine")
+    with pytest.raises(ValueError, match="SyntaxError"):
+        resolve("my_broken_module:mine")
+
+
+def test_other_distributions_offer_tuners_but_take_no_name_over(monkeypatch):
+    offered = [
+        EntryPoint("still", "tuners.fixed:fixed", "harness.tuners"),
+        EntryPoint("cruise", "tuners.fixed:fixed", "harness.tuners"),
+    ]
+    monkeypatch.setattr(tuners, "entry_points", lambda group: offered if group == "harness.tuners" else [])
+    assert resolve("still").factory is fixed.fixed
+    assert resolve("cruise").where == "tuners.cruise:cruise"
+    assert "still" not in contestants()
+    assert isinstance(resolve("still"), Entry)
+
+
+# ------------------------------------------------------------------------------------------------------ fixed, policies
+
+
+def test_fixed_asks_nothing():
+    assert finishes(fixed.fixed(job()))
+
+
+@pytest.mark.parametrize(
+    ("factory", "policy", "staleness"),
+    [(fixed.bsp, "bsp", 0), (fixed.ssp, "ssp", 3), (partial(fixed.ssp, staleness=5), "ssp", 5), (fixed.dssp, "dssp", 3)],
+)
+def test_a_fixed_policy_is_one_reconfiguration(factory, policy, staleness):
+    tuner = factory(job())
+    assert next(tuner) == Reconfigure(replace(job().start, policy=policy, staleness=staleness))
+    assert finishes(tuner)
+
+
+def test_a_policy_that_rules_already_is_left_alone():
+    assert job().start.policy == "asp"
+    assert finishes(fixed.asp(job()))
+
+
+@pytest.mark.parametrize(
+    ("factory", "name"), [(fixed.bsp, "bsp"), (fixed.ssp, "ssp(3)"), (fixed.dssp, "dssp(3,15)")], ids=["bsp", "ssp", "dssp"]
+)
+def test_a_policy_that_is_not_free_is_installed(factory, name):
+    tuner = factory(job("one knob"))
+    assert isinstance(next(tuner), Reconfigure)
+    asked = tuner.throw(REFUSED)
+    assert isinstance(asked, Install)
+    assert asked.policy.name == name
+    with pytest.raises(StopIteration):
+        tuner.throw(REFUSED)
+
+
+def test_a_range_that_no_setting_names_is_installed():
+    asked = next(fixed.dssp(job(), low=2, high=5))
+    assert isinstance(asked, Install)
+    assert asked.policy.name == policies.dssp(2, 5).name
+
+
+# ------------------------------------------------------------------------------------------------------------- the oracle
+
+
+def test_candidates_are_the_same_for_every_seed_and_hold_the_start():
+    a, b = (best_fixed.candidates(job(seed=s), count=12) for s in (1, 2))
+    assert a == b
+    assert a[0] == job().start
+    assert len(a) == 12
+    assert all(x not in a[:i] for i, x in enumerate(a))
+    for setting in a:
+        job().space.check(setting)
+    assert best_fixed.candidates(job(), count=12, seed=5) != a
+    assert best_fixed.candidates(job("one knob"), count=3)[1:] != a[1:3]
+
+
+def test_candidates_are_drawn_until_they_are_admitted():
+    settings = best_fixed.candidates(job("roles by node"), count=20)
+    assert len(settings) == 20
+    assert all(s.workers and s.servers for s in settings)
+
+
+def test_there_are_no_more_candidates_than_settings():
+    assert best_fixed.candidates(job("no knobs")) == [job().start]
+    with pytest.raises(ValueError, match="give at least 1"):
+        best_fixed.candidates(job(), count=0)
+
+
+def test_the_best_candidate_is_chosen_on_all_seeds_together():
+    # Candidate 1 is the luckiest on one seed, 2 the best on the average, 3 as good as 2.
+    assert best_fixed.choose({0: [9.0, 9.0], 1: [1.0, 12.0], 3: [5.0, 5.0], 2: [5.0, 5.0]}) == 2
+    assert best_fixed.choose({0: [math.inf], 1: [7.0]}) == 1
+
+
+@pytest.mark.parametrize("completions", [{}, {0: []}, {0: [1.0, 2.0], 1: [1.0]}])
+def test_candidates_that_were_not_run_alike_are_not_compared(completions):
+    with pytest.raises(ValueError, match="run each on the same seeds"):
+        best_fixed.choose(completions)
+
+
+def test_a_candidate_as_a_tuner():
+    settings = best_fixed.candidates(job())
+    tuner = best_fixed.best_fixed(job(), index=4)
+    assert next(tuner) == Reconfigure(settings[4])
+    with pytest.raises(StopIteration):
+        tuner.throw(REFUSED)
+    assert finishes(best_fixed.best_fixed(job()))
+    with pytest.raises(ValueError, match="numbered from 0"):
+        best_fixed.best_fixed(job(), index=20)
+
+
+# --------------------------------------------------------------------------------------------------------------- progress
+
+
+@given(st.floats(0.001, 2.0), st.floats(1e-3, 1e3), st.integers(20, 200))
+def test_the_decay_of_an_exponential_is_its_rate(rate, level, n):
+    """Means over equal groups of e^(-rt) on an even grid all shrink by one factor, so the slope is exact."""
+    seconds = np.linspace(0, 5, 10 * n)
+    seen = window(job(), level * np.exp(-rate * seconds), seconds)
+    assert progress.loss_decay_per_second(seen.pushes) == pytest.approx(rate, rel=1e-6)
+
+
+def test_the_decay_does_not_drown_in_the_noise_of_mini_batches():
+    rng = np.random.default_rng(11)
+    seconds = np.linspace(0, 10, 1000)
+    rates = []
+    for _ in range(50):
+        noisy = np.exp(-0.1 * seconds) * rng.lognormal(-0.125, 0.5, 1000)
+        rates.append(progress.loss_decay_per_second(window(job(), noisy, seconds).pushes))
+    assert np.mean(rates) == pytest.approx(0.1, abs=4 * np.std(rates) / math.sqrt(50))
+    assert np.std(rates) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("losses", "status", "metric", "score"),
+    [
+        ([2.0, 2.0, 2.0], "running", "loss", 0.0),
+        ([2.0], "running", "loss", 0.0),
+        ([], "running", "accuracy", 0.0),
+        ([2.0, math.inf], "running", "loss", -math.inf),
+        ([2.0, math.nan], "running", "loss", -math.inf),
+        ([2.0, 1.0], "diverged", "loss", -math.inf),
+        ([math.nan, math.nan, math.nan, math.nan], "running", "clocks", 1.0),
+        ([], "deadlock", "clocks", -math.inf),
+        ([], "running", "clocks", 0.0),
+    ],
+)
+def test_trials_that_show_no_decay(losses, status, metric, score):
+    assert progress.progress_per_second(window(job(), losses, status=status), Target(metric, 1)) == pytest.approx(score)
+
+
+def test_equal_moments_have_no_slope():
+    assert progress.loss_decay_per_second(window(job(), [2.0, 1.0], [1.0, 1.0]).pushes) == 0.0
+
+
+# ----------------------------------------------------------------------------------------------------------- online search
+
+
+def falling(of, rate, *, start=0.0, status="running", branch_seconds=4.0):
+    seconds = start + np.linspace(0.1, branch_seconds, 40)
+    return window(of, np.exp(-rate * seconds), seconds, start=start, status=status)
+
+
+class Script:
+    """An optimiser that proposes learning rates in turn and keeps what it is told."""
+
+    def __init__(self, *rates):
+        self.rates = list(rates)
+        self.told = []
+
+    def ask(self):
+        return {"learning_rate": self.rates.pop(0)}
+
+    def tell(self, values, score):
+        self.told.append((values["learning_rate"], round(score, 6)))
+
+    def on(self, of, *, trials, clocks=30, share=1.0):
+        return search(of, self.ask, self.tell, trials=trials, clocks=clocks, share=share)
+
+
+def at(of, rate):
+    return replace(of.start, learning_rate=rate)
+
+
+def test_search_forks_every_trial_from_the_start_and_stays_with_the_fastest():
+    of, script = job(), Script(0.1, 1.0, 10.0)
+    tuner = script.on(of, trials=3)
+    assert next(tuner) == Fork(0, of.start)
+    assert tuner.send(1) == Run(clocks=30, branch=1)
+    assert tuner.send(falling(of, 0.1)) == Fork(0, at(of, 0.1))
+    assert tuner.send(2) == Run(clocks=30, branch=2)
+    assert tuner.send(falling(of, 0.5)) == Free(1)
+    assert tuner.send(None) == Fork(0, at(of, 1.0))
+    assert tuner.send(3) == Run(clocks=30, branch=3)
+    assert tuner.send(falling(of, 0.2)) == Free(3)
+    assert tuner.send(None) == Fork(0, at(of, 10.0))
+    assert tuner.send(4) == Run(clocks=30, branch=4)
+    assert tuner.send(falling(of, 0.9, status="diverged")) == Free(4)
+    assert tuner.send(None) == Free(0)
+    assert tuner.send(None) == Run(seconds=of.budget_seconds, branch=2)
+    assert finishes(tuner, falling(of, 0.5))
+    assert script.told == [(0.1, 0.5), (1.0, 0.2), (10.0, -math.inf)]
+
+
+def test_search_keeps_the_start_where_nothing_beats_it():
+    of, script = job(), Script(0.1)
+    tuner = script.on(of, trials=1)
+    next(tuner)
+    tuner.send(1)
+    tuner.send(falling(of, 0.5))
+    tuner.send(2)
+    assert tuner.send(falling(of, 0.5)) == Free(2)
+    assert tuner.send(None) == Free(0)
+    assert tuner.send(None) == Run(seconds=of.budget_seconds, branch=1)
+
+
+def test_search_goes_on_with_the_parent_where_every_trial_diverged():
+    of, script = job(), Script(1.0)
+    tuner = script.on(of, trials=1)
+    next(tuner)
+    tuner.send(1)
+    tuner.send(falling(of, 0.0, status="diverged"))
+    tuner.send(2)
+    assert tuner.send(falling(of, 0.0, status="diverged")) == Free(2)
+    assert tuner.send(None) == Free(1)
+    assert finishes(tuner)
+
+
+def test_search_tries_in_place_where_forks_are_refused():
+    of, script = job("no forks"), Script(0.1, 1.0)
+    tuner = script.on(of, trials=2)
+    assert next(tuner) == Fork(0, of.start)
+    assert tuner.throw(REFUSED) == Run(clocks=30)
+    assert tuner.send(falling(of, 0.1)) == Reconfigure(at(of, 0.1))
+    assert tuner.send(None) == Run(clocks=30)
+    assert tuner.send(falling(of, 0.4)) == Reconfigure(at(of, 1.0))
+    assert tuner.send(None) == Run(clocks=30)
+    assert tuner.send(falling(of, 0.3)) == Reconfigure(at(of, 0.1))
+    assert finishes(tuner)
+    assert script.told == [(0.1, 0.4), (1.0, 0.3)]
+
+
+def test_search_tells_that_a_setting_was_refused_and_asks_for_the_next():
+    of, script = job(), Script(1e6, 0.1, 0.2)
+    tuner = script.on(of, trials=3)
+    next(tuner)
+    tuner.send(1)
+    # 1e6 is outside the space, so that it is never asked of the system.
+    assert tuner.send(falling(of, 0.1)) == Fork(0, at(of, 0.1))
+    assert tuner.throw(REFUSED) == Fork(0, at(of, 0.2))
+    assert script.told == [(1e6, -math.inf), (0.1, -math.inf)]
+
+
+def test_search_stops_when_its_share_of_the_budget_is_spent():
+    of, script = job(), Script(0.1, 0.2)
+    tuner = script.on(of, trials=2, share=0.25)
+    next(tuner)
+    tuner.send(1)
+    late = falling(of, 0.1, start=of.budget_seconds / 4)
+    assert tuner.send(late) == Free(0)
+    assert script.told == []
+
+
+@pytest.mark.parametrize("wrong", [{"trials": 0}, {"clocks": 0}, {"share": 0.0}, {"share": 1.5}])
+@pytest.mark.parametrize("factory", [random_search, tpe], ids=["random_search", "tpe"])
+def test_searches_that_make_none_are_refused(factory, wrong):
+    with pytest.raises(ValueError, match="Cannot search with"):
+        next(factory(job(), **wrong))
+
+
+@pytest.mark.parametrize("factory", [random_search, tpe], ids=["random_search", "tpe"])
+def test_a_search_with_nothing_free_lets_the_job_run(factory):
+    assert finishes(factory(job("no knobs")))
+
+
+@pytest.mark.parametrize("factory", [random_search, tpe], ids=["random_search", "tpe"])
+def test_a_search_finds_a_faster_setting_than_the_start(factory):
+    """On the quadratic toy the loss decays in proportion to the learning rate; the start's is a hundred times too small."""
+    system = toys()["one knob"](3)
+    log = exchanges(partial(factory, trials=12, clocks=40, share=0.9), system)
+    kept = log[-1].action
+    settings = {e.answer: e.action.setting for e in log if isinstance(e.action, Fork)}
+    assert 0.1 < settings[kept.branch].learning_rate < 10
+    assert system.status == "target"
+    still = toys()["one knob"](3)
+    exchanges(adapters.from_pair(lambda _: (None, Run(seconds=40.0)), lambda s, _: (s, None)), still)
+    assert still.status == "budget"
+
+
+def test_random_search_draws_other_settings_for_another_seed():
+    def proposals(seed):
+        log = exchanges(partial(random_search, trials=3, clocks=5), toys()["every knob"](seed))
+        return [e.action.setting for e in log if isinstance(e.action, Fork)]
+
+    assert len(proposals(1)) == 4
+    assert proposals(1)[1:] != proposals(2)[1:]
+
+
+def test_tpe_learns_from_what_it_is_told():
+    """Told that small is fast, its later proposals are smaller than its first, which are random."""
+    from tuners.tpe import _Study
+
+    first, later = [], []
+    for seed in range(5):
+        study = _Study(replace(job("one knob", seed)), startup=8)
+        for n in range(30):
+            values = study.ask()
+            (first if n < 8 else later).append(math.log10(values["learning_rate"]))
+            study.tell(values, -values["learning_rate"] if n % 5 else -math.inf)
+    assert np.mean(later) < np.mean(first) - 1
+
+
+def test_tpe_is_told_only_what_it_asked():
+    from tuners.tpe import _Study
+
+    with pytest.raises(ValueError, match="ask first"):
+        _Study(job(), startup=1).tell({}, 0.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------- adapters
+
+
+def test_an_ask_tell_optimiser_becomes_a_tuner():
+    script = Script(0.1)
+    tuner = adapters.from_ask_tell(lambda _: script, trials=1, clocks=7)(job())
+    assert next(tuner) == Fork(0, job().start)
+    assert tuner.send(1) == Run(clocks=7, branch=1)
+
+
+def test_a_pair_becomes_a_tuner_and_sees_refusals_as_answers():
+    def init(of):
+        return 0, Reconfigure(of.start)
+
+    def update(count, answer):
+        if isinstance(answer, Rejected):
+            return count, Run(clocks=5)
+        return count + 1, Evaluate() if count == 0 else None
+
+    tuner = adapters.from_pair(init, update)(job())
+    assert isinstance(next(tuner), Reconfigure)
+    assert tuner.throw(REFUSED) == Run(clocks=5)
+    assert tuner.send(window(job(), [1.0])) == Evaluate()
+    assert finishes(tuner)
+    check_tuner(adapters.from_pair(init, update))

@@ -1,0 +1,51 @@
+"""The toy systems, under the name that tests import, and windows written by hand for scripted tests."""
+
+import numpy as np
+
+from tuners.actions import Job, Pushes, Window, WorkerWindow
+from tuners.toys import Toy, toys
+
+__all__ = ["Toy", "job", "toys", "window"]
+
+
+def job(name: str = "every knob", seed: int = 1) -> Job:
+    """The job of a toy, for tests that answer a tuner themselves."""
+    return toys()[name](seed).job
+
+
+def window(of: Job, losses, seconds=None, *, start=0.0, status="running", compute=0.04, pull=0.02, workers=None) -> Window:
+    """A window in which the workers of `of` pushed in turn, once per entry of `losses`."""
+    workers = of.start.workers if workers is None else workers
+    n = len(losses)
+    seconds = start + np.arange(1, n + 1) if seconds is None else np.asarray(seconds, float)
+    names = [node.name for node in of.nodes]
+    turn = np.array([names.index(workers[i % len(workers)]) for i in range(n)], np.int32)
+    compute_seconds = np.array([compute[names[w]] if isinstance(compute, dict) else compute for w in turn], float)
+    pushes = Pushes(
+        seconds=seconds,
+        worker=turn,
+        clock=np.array([i // len(workers) for i in range(n)], np.int32),
+        compute_seconds=compute_seconds,
+        pull_seconds=np.full(n, float(pull)),
+        push_seconds=np.full(n, 0.01),
+        wait_seconds=np.zeros(n),
+        staleness=np.zeros(n, np.int32),
+        loss=np.asarray(losses, float),
+    )
+    return Window(
+        start_seconds=start,
+        end_seconds=float(seconds[-1]) if n else start,
+        clocks=n,
+        pushes=pushes,
+        workers=tuple(worker_window(of, pushes, name) for name in workers),
+        nodes=of.nodes,
+        status=status,
+    )
+
+
+def worker_window(of: Job, pushes: Pushes, name: str) -> WorkerWindow:
+    mine = pushes.worker == [node.name for node in of.nodes].index(name)
+    count, compute = int(mine.sum()), float(pushes.compute_seconds[mine].sum())
+    return WorkerWindow(
+        name, count, count * of.start.batch_size, compute, float(pushes.pull_seconds[mine].sum()), 0.0, 0.0, (0.0,)
+    )
