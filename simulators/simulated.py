@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators import engine, measured, reconfigure
+from simulators import engine, measured, reconfigure, transitions
 from simulators.cluster import Cluster, ControlPlane
 from simulators.conditions import Conditions
 from simulators.conditions import check as check_conditions
@@ -190,14 +190,14 @@ class SimulatedSystem:
 
     def _act(self, branch: _Branch) -> None:
         """Let the control plane act at `now`, and the branch feel it."""
-        branch.state = engine.coast(branch.program, branch.plant, branch.state, jnp.asarray(self._now))
+        branch.state = transitions.coast(branch.program, branch.plant, branch.state, jnp.asarray(self._now))
         self._control.act()
         branch.plant = branch.plant._replace(slowdown=jnp.array(self._control.slowdown))
 
     def _bring_to_now(self, branch: _Branch) -> None:
         """A branch that stood still goes on as if no time had passed for it."""
         if branch.until_seconds < self._now:
-            branch.state = engine.resumed(branch.state, self._now - branch.until_seconds)
+            branch.state = transitions.resumed(branch.state, self._now - branch.until_seconds)
             branch.until_seconds = self._now
         branch.plant = branch.plant._replace(slowdown=jnp.array(self._control.slowdown))
 
@@ -240,10 +240,10 @@ class SimulatedSystem:
         steps = reconfigure.plan(branch.setting, setting, self.job.model_bytes, self._costs)
         if steps:
             self._stand_still(steps)
-            branch.state = engine.halted(branch.state, self._now)
+            branch.state = transitions.halted(branch.state, self._now)
             release = made.active
         else:
-            branch.state = engine.coast(branch.program, branch.plant, branch.state, jnp.asarray(self._now))
+            branch.state = transitions.coast(branch.program, branch.plant, branch.state, jnp.asarray(self._now))
             release = made.active & (branch.state.clock.flight.phase == WAIT)
         renewed = bool(steps) or policy is not branch.policy
         branch.setting, branch.policy, branch.program, branch.plant = setting, policy, program, made
@@ -292,7 +292,7 @@ class SimulatedSystem:
         longer = jnp.zeros(len(self.job.nodes)) if offsets is None else jnp.asarray(offsets)
         begun = branch.policy.init(branch.plant.active)
         args = (branch.program, self._data, branch.plant, branch.state, begun, release, longer)
-        launched: engine.State = engine.launch(*args)
+        launched: engine.State = transitions.launch(*args)
         return launched
 
     # -------------------------------------------------------------------------------------------------------- branches
@@ -306,7 +306,9 @@ class SimulatedSystem:
     def _first_branch(self, setting: Setting, parameters: Any) -> _Branch:
         policy = policies.named(setting.policy, setting.staleness)
         program, built = self._compiled(setting, policy, testing=False)
-        branch = _Branch(setting, policy, False, program, built, engine.blank(program, built, parameters), 0.0, _NOTHING)
+        branch = _Branch(
+            setting, policy, False, program, built, transitions.blank(program, built, parameters), 0.0, _NOTHING
+        )
         first_cycle = np.asarray(built.compute_seconds + built.sleep_probability * built.sleep_mean_seconds)
         spread = np.random.default_rng([self._seed, 2]).random(len(first_cycle)) * first_cycle
         branch.state = self._launched(branch, built.active, spread if self._conditions.stagger else None)

@@ -1,0 +1,101 @@
+"""What is done to a job between two runs of the engine: it begins, changes its plant or policy, stops, goes on."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from simulators import flight as cycle
+from simulators import learning
+from simulators.engine import Clock, Program, State
+from simulators.learning import Data
+from simulators.plant import Plant
+
+__all__ = ["blank", "coast", "halted", "launch", "resumed"]
+
+
+@partial(jax.jit, static_argnames=("program",))
+def blank(program: Program, plant: Plant, parameters: Any) -> State:
+    """A job at time zero whose workers have not begun: `launch` it."""
+    nodes = plant.active.shape[0]
+    none, zero = jnp.zeros(nodes, jnp.int32), jnp.asarray(0, jnp.int32)
+    clock = Clock(
+        seconds=jnp.asarray(0.0),
+        flight=cycle.grounded(nodes),
+        clocks=none,
+        drawn=none,
+        pushes=zero,
+        version=zero,
+        pulled=none,
+        grouped=zero,
+        loss=jnp.zeros(nodes),
+        policy=(),
+        status=zero,
+    )
+    return State(clock, learning.untrained(program.model, plant, parameters) if program.model is not None else None)
+
+
+@partial(jax.jit, static_argnames=("program",))
+def launch(program: Program, data: Data, plant: Plant, state: State, policy: Any, release: Array, offsets: Array) -> State:
+    """Put a policy in force, its clocks at zero, and let the workers in `release` [k] begin a cycle at the state's time.
+
+    Each computes `offsets` [k] seconds longer in that cycle.
+    """
+    clock, learned = state
+    flight = cycle.begin_cycles(plant, clock.flight, release, clock.drawn, clock.seconds)
+    clock = clock._replace(
+        flight=flight._replace(drawn=flight.drawn + jnp.where(release, offsets, 0.0)),
+        clocks=jnp.zeros_like(clock.clocks),
+        drawn=clock.drawn + release,
+        pulled=jnp.where(release, clock.version, clock.pulled),
+        policy=policy,
+    )
+    if program.model is None or learned is None:
+        return State(clock, learned)
+    gradients, loss = learning.pull_gradients(
+        program.model,
+        data,
+        plant,
+        learned.parameters,
+        learned.gradients,
+        clock.loss,
+        release,
+        clock.drawn - 1,
+        lanes=program.lanes,
+    )
+    return State(clock._replace(loss=loss), learned._replace(gradients=gradients))
+
+
+@partial(jax.jit, static_argnames=("program",))
+def coast(program: Program, plant: Plant, state: State, now: Array) -> State:
+    """The job at `now`, before its next event: what a change of plant begins from."""
+    clock = state.clock
+    flight = cycle.coast(
+        plant,
+        clock.seconds,
+        clock.flight,
+        now,
+        discipline=program.discipline,
+        overlapping=program.overlapping,
+    )
+    return state._replace(clock=clock._replace(seconds=now, flight=flight))
+
+
+def halted(state: State, now: float) -> State:
+    """The job at `now` with everybody stopped: gradients under way are given up, what was pushed stays."""
+    clock = state.clock
+    nodes = clock.clocks.shape[0]
+    grounded = cycle.grounded(nodes)
+    flight = grounded._replace(began=jnp.full(nodes, now), server_free_seconds=jnp.asarray(now))
+    return state._replace(clock=clock._replace(seconds=jnp.asarray(now), flight=flight))
+
+
+def resumed(state: State, pause_seconds: float) -> State:
+    """A job that stood still for so long (another branch ran), as if no time had passed for it."""
+    clock = state.clock
+    shifted = clock._replace(seconds=clock.seconds + pause_seconds, flight=cycle.shifted(clock.flight, pause_seconds))
+    return state._replace(clock=shifted)
