@@ -230,23 +230,24 @@ def shows_accuracy(rows: pl.DataFrame) -> bool:
     return bool(rows["final_accuracy"].is_not_nan().any())
 
 
-def render(summary: pl.DataFrame) -> list[Table]:
-    """A table per scenario for the terminal, best at 100 columns or more."""
-    return [_table(rows) for _, rows in summary.group_by(["scenario"], maintain_order=True)]
+def render(summary: pl.DataFrame, *, columns: int = 100) -> list[Table]:
+    """A table per scenario for a terminal of so many columns, 80 or more."""
+    return [_table(rows, columns) for _, rows in summary.group_by(["scenario"], maintain_order=True)]
 
 
-def _table(rows: pl.DataFrame) -> Table:
+def _table(rows: pl.DataFrame, columns: int) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     accuracy = shows_accuracy(rows)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left", caption_justify="left")
+    gap = (0, int(columns >= 100), 0, 0)
+    table = Table(box=box.SIMPLE_HEAD, padding=gap, pad_edge=False, title_justify="left", caption_justify="left")
     table.title = Text(str(rows["scenario"][0]), style="bold")
     table.add_column("tuner", overflow="fold", min_width=8)
     for head in ("time, s", f"ratio to {REFERENCE}"):
-        table.add_column(head, justify="right", overflow="fold")
-    heads = ["regret", "done", "recon-\nfigs", "over-\nhead s", "think-\ning s", "accu-\nracy" if accuracy else "loss"]
+        table.add_column(head, justify="right", min_width=11, overflow="fold")
+    heads = ["regret", "done", "re-\nconf", "over-\nhead s", "think-\ning s", "accu-\nracy" if accuracy else "loss"]
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("group")
