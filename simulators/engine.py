@@ -27,19 +27,7 @@ from tuners.actions import Decision, Push
 
 jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
 
-__all__ = [
-    "STATUSES",
-    "Program",
-    "Records",
-    "State",
-    "advance",
-    "advance_lanes",
-    "blank",
-    "coast",
-    "halted",
-    "launch",
-    "resumed",
-]
+__all__ = ["STATUSES", "Clock", "Program", "Records", "State", "advance", "advance_lanes"]
 
 RUNNING, TARGET, DIVERGED, DEADLOCK = range(4)
 STATUSES = ("running", "target", "diverged", "deadlock")
