@@ -48,6 +48,7 @@ def test_readme_has_its_examples():
     assert blocks("console")
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", range(len(blocks("python"))))
 def test_python_examples_run(desk, number):
     text = blocks("python")[number]
@@ -59,6 +60,7 @@ def test_the_first_example_is_short():
     assert len(lines) <= 12
 
 
+@pytest.mark.timeout(300)
 def test_console_examples_run(desk):
     """In their order, in one folder; a line below a command must be found in what the command prints."""
     for text in blocks("console"):
