@@ -290,9 +290,7 @@ def notes(rows: pl.DataFrame) -> list[str]:
     if runs == 1:
         said = ["One seed: no intervals, and no telling tuners from luck. Run more."]
     else:
-        said = [
-            f"Times and ratios: medians over {runs} paired seeds (95 % intervals); done: reached the target. The rest: means."
-        ]
+        said = [f"Times and ratios: medians over {runs} paired seeds (95 % intervals); else means. Done: target reached."]
     if runs > 1 and coverage_limit(runs) < LEVEL:
         best = 100 * coverage_limit(runs)
         said.append(f"{runs} seeds: an interval covers the true median {best:.3g} % of the time at best, not 95 %.")
