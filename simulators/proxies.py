@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import jax
@@ -86,10 +87,16 @@ def _classifier(
 # ---------------------------------------------------------------------------------------------------------------- models
 
 
-def _dense(key: Array, inputs: int, outputs: int) -> dict[str, Array]:
-    """He's initialisation: weights N(0, 2 / inputs), no bias."""
-    weights = jax.random.normal(key, (inputs, outputs), jnp.float32) * jnp.float32((2.0 / inputs) ** 0.5)
-    return {"w": weights, "b": jnp.zeros(outputs, jnp.float32)}
+def _dense(key: Array, sizes: tuple[tuple[int, int], ...]) -> tuple[dict[str, Array], ...]:
+    """Layers of (inputs, outputs) by He's initialisation: weights N(0, 2 / inputs), no bias."""
+    # One draw for all: XLA spends about a second on every random.normal that it compiles.
+    drawn = jax.random.normal(key, (sum(n * m for n, m in sizes),), jnp.float32)
+    layers, at = [], 0
+    for n, m in sizes:
+        weights = drawn[at : at + n * m].reshape(n, m) * jnp.float32((2.0 / n) ** 0.5)
+        layers.append({"w": weights, "b": jnp.zeros(m, jnp.float32)})
+        at += n * m
+    return tuple(layers)
 
 
 def _linear(
@@ -121,8 +128,7 @@ def _perceptron(model: Mlp, features: int, classes: int) -> tuple[Init, PerSampl
     sizes = (features, *model.hidden, classes)
 
     def init(key: Array) -> Any:
-        keys = jax.random.split(key, len(sizes) - 1)
-        return tuple(_dense(k, n, m) for k, n, m in zip(keys, sizes[:-1], sizes[1:], strict=True))
+        return _dense(key, tuple(pairwise(sizes)))
 
     return init, *_classifier(_layers, _cross_entropy)
 
@@ -143,10 +149,9 @@ def _convolutional(model: Cnn, shape: tuple[int, ...], classes: int) -> tuple[In
     sizes = (flat, *model.hidden, classes)
 
     def init(key: Array) -> Any:
-        keys = jax.random.split(key, 1 + len(sizes))
-        planes = (channels, model.width, 2 * model.width)
-        filters = tuple(_dense(keys[i], 9 * planes[i], planes[i + 1]) for i in range(2))
-        return {"conv": filters, "dense": tuple(_dense(keys[i + 1], sizes[i - 1], sizes[i]) for i in range(1, len(sizes)))}
+        filters = ((9 * channels, model.width), (9 * model.width, 2 * model.width))
+        layers = _dense(key, (*filters, *pairwise(sizes)))
+        return {"conv": layers[:2], "dense": layers[2:]}
 
     def scores(parameters: Any, x: Array) -> Array:
         x = x.reshape(-1, height, width, channels)
@@ -176,11 +181,8 @@ def _factorisation(model: Factorisation, users: int, items: int) -> tuple[Init, 
     scale = jnp.float32(0.5 * model.rank**-0.25)
 
     def init(key: Array) -> Any:
-        of_users, of_items = jax.random.split(key)
-        return {
-            "user": scale * jax.random.normal(of_users, (users, model.rank), jnp.float32),
-            "item": scale * jax.random.normal(of_items, (items, model.rank), jnp.float32),
-        }
+        drawn = scale * jax.random.normal(key, (users + items, model.rank), jnp.float32)
+        return {"user": drawn[:users], "item": drawn[users:]}
 
     def losses(parameters: Any, batch: Batch) -> Array:
         user, item, rating = batch
