@@ -1,0 +1,289 @@
+"""A scenario: one TOML file that a person can read, with cluster, job, free knobs, target, conditions, budget and seeds.
+
+Everything is checked when it is read, and an error names file, table and key. Numbers are in the unit that their key names.
+`harness show digits` prints a whole file to start one's own from; `harness.scenario_tables` says what it may hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from harness.scenario_tables import (
+    BudgetTable,
+    ClusterTable,
+    KnobTable,
+    SeedsTable,
+    StartTable,
+    TargetTable,
+    WorkloadTable,
+    near,
+    read,
+)
+from simulators.cluster import Cluster
+from simulators.conditions import Conditions
+from simulators.conditions import check as check_conditions
+from simulators.profiles import NodeType, load_profiles, profiles
+from simulators.reconfigure import Costs
+from simulators.reconfigure import check as check_costs
+from simulators.workloads import Workload, workload, workloads
+from tuners.actions import Job, Rejected, Setting, Space, Target
+from tuners.settings import Choice, Integer, Knob, Node, Real
+
+if TYPE_CHECKING:
+    from simulators.simulated import SimulatedSystem
+
+__all__ = ["Scenario", "embedded", "job", "load", "parse", "show", "system"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A scenario as it was found."""
+
+    name: str
+    origin: Path  # the file, whether or not it is a file of the user's own
+    text: str
+    summary: str
+    cluster: Cluster
+    workload: WorkloadTable
+    start: StartTable
+    knobs: tuple[Knob, ...]
+    target: Target
+    check_clocks: int
+    budget: BudgetTable
+    conditions: Conditions
+    costs: Costs
+    seeds: SeedsTable
+    reference: str  # the tuner that others are held against
+
+
+# -------------------------------------------------------------------------------------------------------------- finding
+
+
+def embedded() -> tuple[str, ...]:
+    """The names of the scenarios that come with the harness, the default first."""
+    found = [f.name.removesuffix(".toml") for f in (files("harness") / "scenarios").iterdir() if f.name.endswith(".toml")]
+    return tuple(sorted(found, key=lambda name: (name != "digits", name)))
+
+
+def load(name_or_path: str | Path) -> Scenario:
+    """The embedded scenario of that name, or the one in that file. Raises ValueError, saying what is wrong with it."""
+    path = Path(name_or_path)
+    if str(name_or_path) in embedded():
+        path = Path(str(files("harness") / "scenarios" / f"{name_or_path}.toml"))
+    elif path.suffix != ".toml":
+        hint = near(str(name_or_path), embedded())
+        raise ValueError(f"No scenario {str(name_or_path)!r}: {hint} A file of your own is named with its .toml.")
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise ValueError(f"Cannot read scenario {path}: {reason}.") from None
+    return parse(text, name=path.stem, origin=path)
+
+
+def parse(text: str, *, name: str, origin: Path) -> Scenario:
+    """The scenario that `text` describes. Raises ValueError: FILE: [table] key: what is wrong, what is expected."""
+    try:
+        found = read(text)
+    except ValueError as error:
+        raise ValueError(f"{origin}: {error}") from None
+    made = Scenario(
+        name=name,
+        origin=origin,
+        text=text,
+        summary=" ".join(found.summary.split()),
+        cluster=_at(origin, "cluster", lambda: _cluster(found.cluster, origin)),
+        workload=_at(origin, "workload", lambda: _known(found.workload)),
+        start=found.start,
+        knobs=_at(origin, "free", lambda: tuple(_knob(k, v) for k, v in found.free.items())),
+        target=_at(origin, "target", lambda: _target(found.target)),
+        check_clocks=found.target.check_clocks,
+        budget=_at(origin, "budget", lambda: _finite(found.budget)),
+        conditions=found.conditions,
+        costs=found.costs,
+        seeds=found.seeds,
+        reference=found.reference,
+    )
+    names = tuple(n for n, _ in made.cluster.nodes)
+    _at(origin, "conditions", lambda: check_conditions(made.conditions, names))
+    _at(origin, "costs", lambda: check_costs(made.costs))
+    _at(origin, "start", lambda: _start(made, None))
+    _at(origin, "free", lambda: _space(made, None))
+    return made
+
+
+# -------------------------------------------------------------------------------------------------------------- playing
+
+
+def job(scenario: Scenario, seed: int = 0) -> Job:
+    """The job as tuners see it. Raises ValueError where the workload cannot be made or the start is not in the space."""
+    made = _workload(scenario)
+    space = _space(scenario, made)
+    try:
+        space.check(space.base)
+    except Rejected as error:
+        raise ValueError(f"{scenario.origin}: [start]: {error}") from None
+    return Job(
+        name=scenario.name,
+        nodes=space.nodes,
+        start=space.base,
+        space=space,
+        target=scenario.target,
+        budget_seconds=scenario.budget.seconds,
+        model_bytes=made.demand.model_bytes,
+        samples=made.samples,
+        seed=seed,
+    )
+
+
+def system(scenario: Scenario, seed: int, start: Setting | None = None) -> SimulatedSystem:
+    """A fresh simulated system for one run, beginning under `start` in place of the scenario's own start if it is given."""
+    from simulators.simulated import SimulatedSystem
+
+    made = _workload(scenario)
+    return SimulatedSystem(
+        scenario.name,
+        scenario.cluster,
+        made,
+        start or _start(scenario, made),
+        scenario.knobs,
+        scenario.target,
+        scenario.budget.seconds,
+        scenario.conditions,
+        scenario.costs,
+        scenario.check_clocks,
+        seed,
+    )
+
+
+def show(scenario: Scenario) -> str:
+    """The scenario's file, with a comment above it that says what its names stand for. It is a scenario file itself."""
+    made = _workload(scenario) if scenario.workload.data is None else None
+    types: dict[NodeType, list[str]] = {}
+    for name, kind in scenario.cluster.nodes:
+        types.setdefault(kind, []).append(name)
+    lines = [f"{scenario.name}: {scenario.summary}", ""]
+    for kind, names in types.items():
+        where = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
+        rate = f"{kind.nic_bytes_per_second * 8 / 1e6:g} Mbit/s"
+        lines.append(f"{len(names)} x {kind.name}: {kind.cores} cores, {rate} ({where})")
+    lines.append(f"{scenario.workload.name}: {workloads()[scenario.workload.name]}")
+    if made is not None:
+        start = _start(scenario, made)
+        lines.append(f"starts with {len(start.workers)} workers, {len(start.servers)} servers, {start.policy},")
+        lines.append(f"batch size {start.batch_size}, learning rate {start.learning_rate:g}, momentum {start.momentum:g}")
+    lines.append(f"free: {', '.join(k.name for k in scenario.knobs) or 'nothing'}")
+    return "".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n" + scenario.text
+
+
+# ------------------------------------------------------------------------------------------------------- from the tables
+
+
+def _cluster(table: ClusterTable, origin: Path) -> Cluster:
+    known = profiles()
+    if table.profiles is not None:
+        try:
+            known |= load_profiles(origin.parent / table.profiles)
+        except OSError as error:
+            raise ValueError(str(error)) from None
+    if not table.nodes:
+        raise ValueError("nodes: there are none; give at least one worker and one server.")
+    nodes: list[tuple[str, NodeType]] = []
+    counts: dict[str, int] = {}
+    for group in table.nodes:
+        if group.type not in known:
+            raise ValueError(f"nodes: no node type {group.type!r}; {near(group.type, known)}")
+        first = counts.get(group.prefix, 0)
+        counts[group.prefix] = first + group.count
+        nodes += [(f"{group.prefix}{i}", known[group.type]) for i in range(first, first + group.count)]
+    return Cluster(tuple(nodes), table.discipline, table.latency_seconds)
+
+
+def _known(table: WorkloadTable) -> WorkloadTable:
+    if table.name not in workloads():
+        raise ValueError(f"name: no workload {table.name!r}; {near(table.name, workloads())}")
+    return table
+
+
+def _workload(scenario: Scenario) -> Workload:
+    table = scenario.workload
+    data = None if table.data is None else scenario.origin.parent / Path(table.data).expanduser()
+    try:
+        return workload(table.name, table.overrides, data)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{scenario.origin}: [workload]: {error}") from None
+
+
+def _start(scenario: Scenario, made: Workload | None) -> Setting:
+    """The start setting; without the workload, its batch size and rate are stand-ins."""
+    table = scenario.start
+    names = tuple(n for n, _ in scenario.cluster.nodes)
+    workers, servers = table.workers, table.servers
+    if table.worker_count is not None:
+        if workers or servers:
+            raise ValueError("worker_count: it names workers and servers already; leave it out or them.")
+        workers, servers = names[: table.worker_count], names[table.worker_count :]
+    for role, members in (("workers", workers), ("servers", servers)):
+        if not members:
+            raise ValueError(f"{role}: there are none of {len(names)} nodes; set worker_count from 1 to {len(names) - 1}.")
+    plain = {f.name: getattr(table, f.name) for f in fields(Setting)}
+    default = Setting(workers=workers, servers=servers)
+    plain |= {"workers": workers, "servers": servers, "options": tuple(sorted(table.options.items()))}
+    for name in ("batch_size", "learning_rate"):
+        if plain[name] is None:
+            plain[name] = getattr(made or default, name)
+    return replace(default, **plain)
+
+
+def _space(scenario: Scenario, made: Workload | None) -> Space:
+    nodes = tuple(
+        Node(n, t.name, t.cores, tuple(d.kind for d in t.devices), t.nic_bytes_per_second, t.memory_bytes)
+        for n, t in scenario.cluster.nodes
+    )
+    for knob in scenario.knobs:
+        if knob.name == "worker_count" and not (isinstance(knob, Integer) and 1 <= knob.low <= knob.high < len(nodes)):
+            raise ValueError(
+                f"worker_count: give integer = [low, high] within [1, {len(nodes) - 1}], so that one node serves."
+            )
+    return Space(_start(scenario, made), nodes, scenario.knobs)
+
+
+def _knob(name: str, table: KnobTable) -> Knob:
+    given = [k for k in ("real", "integer", "choice") if getattr(table, k) is not None]
+    if len(given) != 1:
+        raise ValueError(f"{name}: give exactly one of real, integer and choice, not {' and '.join(given) or 'none'}.")
+    if table.choice is not None:
+        return Choice(name, table.choice)
+    if table.integer is not None:
+        return Integer(name, table.integer[0], table.integer[1], table.log)
+    low, high = table.real or (0.0, 0.0)
+    return Real(name, low, high, table.log)
+
+
+def _target(table: TargetTable) -> Target:
+    if table.metric == "accuracy" and not 0 < table.value <= 1:
+        raise ValueError(f"value: accuracy {table.value:g} cannot be reached; it lies in (0, 1].")
+    if not math.isfinite(table.value) or (table.metric == "clocks" and table.value < 1):
+        raise ValueError(f"value: {table.metric} {table.value:g} is no target; give a finite number, of clocks at least 1.")
+    return Target(table.metric, table.value)
+
+
+def _finite(table: BudgetTable) -> BudgetTable:
+    if not math.isfinite(table.seconds):
+        raise ValueError(f"seconds: {table.seconds:g} never ends; give a finite number.")
+    return table
+
+
+def _at(origin: Path, table: str, make: Callable[[], T]) -> T:
+    """What `make` makes, or its complaint with file and table before it."""
+    try:
+        return make()
+    except ValueError as error:
+        raise ValueError(f"{origin}: [{table}] {error}") from None

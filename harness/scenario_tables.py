@@ -1,0 +1,197 @@
+"""The tables of a scenario's file, and what is said about one that does not fit them: [table] key: what is wrong.
+
+These structs are the format: every key that a file may have is a field here, with its unit in its name.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+
+from simulators.conditions import Conditions, Episode, Sleeps, Stragglers
+from simulators.reconfigure import Costs
+from tuners.actions import Scalar
+
+__all__ = [
+    "BudgetTable",
+    "ClusterTable",
+    "KnobTable",
+    "NodeGroup",
+    "SeedsTable",
+    "StartTable",
+    "Tables",
+    "TargetTable",
+    "WorkloadTable",
+    "near",
+    "read",
+]
+
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+_Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
+_Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class NodeGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Machines of one type, named prefix0, prefix1, ..."""
+
+    type: str  # a node type of `harness list profiles`, or of the file `cluster.profiles`
+    count: _Count = 1
+    prefix: str = "n"
+
+
+class ClusterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[cluster]"""
+
+    nodes: tuple[NodeGroup, ...]
+    discipline: Literal["maxmin", "fifo"] = "maxmin"
+    latency_seconds: _Amount = 0.0
+    profiles: str | None = None  # a file of node types of one's own, relative to the scenario's
+
+
+class WorkloadTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[workload]"""
+
+    name: str
+    overrides: dict[str, Any] = {}
+    data: str | None = None  # relative to the scenario's file
+
+
+class StartTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[start]: the fields of a `Setting`; what is left out is the workload's own choice or the setting's default."""
+
+    worker_count: Annotated[int, msgspec.Meta(ge=0)] | None = None  # the first so many are workers, the others servers
+    workers: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ()
+    batch_size: int | None = None
+    loads: tuple[tuple[int, ...], ...] = ()
+    data_shares: tuple[float, ...] = ()
+    model_shares: tuple[float, ...] = ()
+    policy: str = "asp"
+    staleness: int = 0
+    intra_threads: int = 0
+    inter_threads: int = 0
+    transfer_bits: int = 32
+    options: dict[str, Scalar] = {}
+    learning_rate: float | None = None
+    momentum: float = 0.0
+
+
+class KnobTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[free] NAME: exactly one of the three."""
+
+    real: tuple[float, float] | None = None
+    integer: tuple[int, int] | None = None
+    choice: tuple[Scalar, ...] | None = None
+    log: bool = False
+
+
+class TargetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[target]"""
+
+    metric: Literal["accuracy", "loss", "clocks"]
+    value: float
+    check_clocks: _Count = 50  # validate after every so many pushes
+
+
+class BudgetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[budget]"""
+
+    seconds: _Positive  # simulated
+
+
+class SeedsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[seeds]"""
+
+    count: _Count = 5
+
+
+class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    summary: str
+    cluster: ClusterTable
+    workload: WorkloadTable
+    start: StartTable
+    target: TargetTable
+    budget: BudgetTable
+    free: dict[str, KnobTable] = {}
+    conditions: Conditions = Conditions()
+    costs: Costs = Costs()
+    seeds: SeedsTable = SeedsTable()
+    reference: str = "fixed"  # the tuner that others are held against
+
+
+_TABLES: dict[str, Any] = {
+    "": Tables,
+    "cluster": ClusterTable,
+    "cluster.nodes": NodeGroup,
+    "workload": WorkloadTable,
+    "start": StartTable,
+    "free": KnobTable,
+    "target": TargetTable,
+    "budget": BudgetTable,
+    "seeds": SeedsTable,
+    "conditions": Conditions,
+    "conditions.sleeps": Sleeps,
+    "conditions.stragglers": Stragglers,
+    "conditions.episodes": Episode,
+    "costs": Costs,
+}
+
+
+def read(text: str) -> Tables:
+    """The tables of a scenario's `text`. Raises ValueError, naming table and key, where they do not fit."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"it is no TOML: {error}.") from None
+    free = table.get("free", {})
+    for name, knob in free.items() if isinstance(free, dict) else ():
+        # One by one, because a complaint about a dictionary does not say which of its keys it is about.
+        try:
+            msgspec.convert(knob, KnobTable)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"[free] {name}: {_explained(str(error), 'free').removeprefix('[free] ')}") from None
+    try:
+        return msgspec.convert(table, Tables)
+    except msgspec.ValidationError as error:
+        raise ValueError(_explained(str(error))) from None
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """Advice on a name that is not `known`: those it may have meant, or all there are."""
+    names = list(known)
+    close = get_close_matches(name, names, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"choose one of {', '.join(names)}."
+
+
+def _explained(message: str, root: str = "") -> str:
+    """A complaint of msgspec's about the table `root` as "[table] key: what, expected, near matches"."""
+    said, _, path = message.partition(" - at `$")
+    path = re.sub(r"\[[^\]]*\]", "", path.rstrip("`"))
+    path = (root + path).strip(".")
+    unknown = re.search(r"unknown field `(.*)`", said)
+    if unknown:
+        return f"{_place(path, unknown[1])}: there is no such key; {near(unknown[1], _TABLES[path].__struct_fields__)}"
+    missing = re.search(r"missing required field `(.*)`", said)
+    if missing:
+        return f"{_place(path, missing[1])}: it is missing; every scenario says this."
+    said = said[0].lower() + said[1:]
+    parent, _, key = path.rpartition(".")
+    if "enum value" in said:
+        choices = next(f.type.values for f in msgspec.inspect.type_info(_TABLES[parent]).fields if f.name == key)  # type: ignore[attr-defined]
+        return f"{_place(parent, key)}: {said}; choose one of {', '.join(map(str, choices))}."
+    note = "; numbers are written without quotes, in the unit that the key names" if "got `str`" in said else ""
+    return f"{_place(parent, key)}: {said}{note}."
+
+
+def _place(path: str, key: str) -> str:
+    """ "[table] key"; a key at the top of the file may be a table itself."""
+    if path:
+        return f"[{path}] {key}".rstrip()
+    return f"[{key}]" if key in _TABLES else key
