@@ -34,18 +34,18 @@ class AskTell(Protocol):
 
 
 def from_ask_tell(
-    make: Callable[[Job], AskTell], *, trials: int = 20, clocks: int = 200, share: float = 0.25
+    make: Callable[[Job], AskTell], *, trials: int = 12, share: float = 0.1, clocks: int | None = None
 ) -> TunerFactory:
-    """A tuner that asks `make(job)` for settings, tries each on a fork for so many `clocks`, and stays with the best.
+    """A tuner that asks `make(job)` for up to `trials` settings, tries each on a fork, and stays with the best.
 
-    No trial begins once `share` of the job's budget is spent. A space without knobs leaves nothing to ask for, and the job
-    runs as it starts.
+    All trials together take `share` of the job's budget, each the same time or so many `clocks`. A space without knobs
+    leaves nothing to ask for, and the job runs as it starts.
     """
 
     def tuner(job: Job) -> Tuner:
         if job.space.knobs:
             optimiser = make(job)
-            yield from search(job, optimiser.ask, optimiser.tell, trials=trials, clocks=clocks, share=share)
+            yield from search(job, optimiser.ask, optimiser.tell, trials=trials, share=share, clocks=clocks)
 
     return tuner
 

@@ -3,50 +3,65 @@
 Completion time is what counts, but a trial is over long before completion. The loss of SGD falls by about the same
 *factor* per second while a setting serves it well, so the measure is the rate of that factor: minus the slope of the
 logarithm of training loss over simulated seconds. Being relative, it compares a trial made early, at a high loss, with
-one made late; being per second, it weighs hardware and statistical efficiency together. It sees only training loss, at
-the horizon of a trial: a setting that starts fast and stalls deceives it, as it deceives MLtuner.
+one made late; being per second, it weighs hardware and statistical efficiency together. The score of a trial is that rate
+less its own standard error, so that a few lucky mini-batches do not win (MLtuner's Section 4.1 penalises noise likewise).
+It sees only training loss, at the horizon of a trial: a setting that starts fast and stalls deceives it.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tuners.actions import Pushes, Target, Window
 
-__all__ = ["loss_decay_per_second", "progress_per_second"]
+__all__ = ["Decay", "loss_decay", "progress_per_second"]
 
 _TINY_LOSS = 1e-12
+
+
+class Decay(NamedTuple):
+    """How fast a loss shrinks."""
+
+    per_second: float  # of the loss's logarithm
+    error: float  # the standard error of that
 
 
 def progress_per_second(seen: Window, target: Target) -> float:
     """The score of a trial, larger is better; minus infinity for one that diverged or can no longer go on.
 
-    Clocks per second where the job only counts clocks, else the rate at which its training loss decays.
+    Clocks per second where the job only counts clocks, else the decay of its training loss less the standard error.
     """
     if seen.status in ("diverged", "deadlock"):
         return -np.inf
     if target.metric == "clocks":
         return seen.clocks / seen.seconds if seen.seconds > 0 else 0.0
-    return loss_decay_per_second(seen.pushes)
+    decay = loss_decay(seen.pushes)
+    return decay.per_second - decay.error
 
 
-def loss_decay_per_second(pushes: Pushes, *, groups: int = 10) -> float:
+def loss_decay(pushes: Pushes, *, groups: int = 10) -> Decay:
     """Minus the least-squares slope of ln(mean training loss) over seconds, each mean over one of `groups` equal groups.
 
-    The means come before the logarithm because mini-batch losses are noisy and the logarithm is not linear. 0 where there
-    are too few pushes to draw a line through, minus infinity where a loss is not finite.
+    The means come before the logarithm because mini-batch losses are noisy and the logarithm is not linear. Nothing is
+    claimed of fewer than three groups, which fit a line without error; a loss that is not finite decays at minus infinity.
     """
     if not np.isfinite(pushes.loss).all():
-        return -np.inf
+        return Decay(-np.inf, 0.0)
     parts = min(groups, len(pushes.loss))
-    if parts < 2:
-        return 0.0
+    if parts < 3:
+        return Decay(0.0, 0.0)
     seconds = _means(pushes.seconds, parts)
     level = np.log(np.maximum(_means(pushes.loss, parts), _TINY_LOSS))
-    from_centre = seconds - seconds.mean()
-    spread = float(from_centre @ from_centre)
-    return -float(from_centre @ level) / spread if spread > 0 else 0.0
+    seconds, level = seconds - seconds.mean(), level - level.mean()
+    spread = float(seconds @ seconds)
+    if spread == 0:
+        return Decay(0.0, 0.0)
+    slope = float(seconds @ level) / spread
+    residual = level - slope * seconds
+    return Decay(-slope, float(np.sqrt(residual @ residual / (parts - 2) / spread)))
 
 
 def _means(values: NDArray[np.float64], parts: int) -> NDArray[np.float64]:

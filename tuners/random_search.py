@@ -17,12 +17,12 @@ from tuners.adapters import from_ask_tell
 __all__ = ["random_search"]
 
 
-def random_search(job: Job, *, trials: int = 20, clocks: int = 200, share: float = 0.25) -> Tuner:
-    """Draw up to `trials` settings, knob by knob and independently, and give each so many `clocks`.
+def random_search(job: Job, *, trials: int = 12, share: float = 0.1, clocks: int | None = None) -> Tuner:
+    """Draw up to `trials` settings, knob by knob and independently, and try them on `share` of the job's budget.
 
-    No trial begins once `share` of the job's budget is spent.
+    Each trial gets the same time, or so many `clocks` where that is given.
     """
-    return from_ask_tell(_Draws, trials=trials, clocks=clocks, share=share)(job)
+    return from_ask_tell(_Draws, trials=trials, share=share, clocks=clocks)(job)
 
 
 class _Draws:

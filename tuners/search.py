@@ -6,13 +6,16 @@ which also makes trials comparable; the best fork is kept and the job continues 
 there more than three branches: the parent, the best and the trial. A system without forks gets its trials in place, one
 after the other on the only model there is, and whatever a trial does to that model stays.
 
-The start setting is always the first trial, so that a search does not end with what it measured to be worse.
+Trials last equally long rather than equally many clocks, as MLtuner's do: a setting with few workers would otherwise take
+the time of many trials. The start setting is always the first trial, so that a search does not end with what it measured
+to be worse.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,18 +42,20 @@ def search(
     tell: Callable[[Mapping[str, Scalar], float], None],
     *,
     trials: int,
-    clocks: int,
     share: float,
+    clocks: int | None = None,
 ) -> Tuner:
-    """Try the start and up to `trials` proposals of `ask` for so many `clocks` each, then stay with the best.
+    """Try the start and up to `trials` proposals of `ask` on `share` of the job's budget, then stay with the best.
 
-    `tell` gets every proposal back with its score, larger is better, minus infinity for one that diverged or was refused.
-    No trial begins once the search has taken its `share` of the job's budget. Raises ValueError for hyper-parameters that
-    make no search.
+    Every trial gets the same time, or so many `clocks` where that is given; none begins once the share is spent. `tell` gets
+    every proposal back with its score, larger is better, minus infinity for one that diverged or was refused. Raises
+    ValueError for hyper-parameters that make no search.
     """
-    if trials < 1 or clocks < 1 or not 0 < share <= 1:
-        raise ValueError(f"Cannot search with trials={trials}, clocks={clocks}, share={share}: give >= 1, >= 1, (0, 1].")
-    return _search(job, ask, tell, trials, clocks, share * job.budget_seconds)
+    if trials < 1 or not 0 < share <= 1:
+        raise ValueError(f"Cannot search with trials={trials}, share={share}: give at least 1, and a share in (0, 1].")
+    until_seconds = share * job.budget_seconds
+    length = Run(clocks=clocks) if clocks is not None else Run(seconds=until_seconds / (trials + 1))
+    return _search(job, ask, tell, trials, length, until_seconds)
 
 
 def _search(
@@ -58,20 +63,20 @@ def _search(
     ask: Callable[[], Mapping[str, Scalar]],
     tell: Callable[[Mapping[str, Scalar], float], None],
     trials: int,
-    clocks: int,
+    length: Run,
     until_seconds: float,
 ) -> Tuner:
-    best = yield from _on_a_fork(job, job.start, clocks)
+    best = yield from _on_a_fork(job, job.start, length)
     attempt = _on_a_fork if best else _in_place
     if best is None:
-        best = yield from _in_place(job, None, clocks)
+        best = yield from _in_place(job, None, length)
     now = best.end_seconds if best else 0.0
     for _ in range(trials):
         if now >= until_seconds:
             break
         values = ask()
         setting = _admitted(job, values)
-        trial = (yield from attempt(job, setting, clocks)) if setting is not None else None
+        trial = (yield from attempt(job, setting, length)) if setting is not None else None
         tell(values, trial.score if trial else _WORTHLESS)
         if trial is None:
             continue
@@ -83,26 +88,26 @@ def _search(
         yield from _stay_with(best, job)
 
 
-def _on_a_fork(job: Job, setting: Setting, clocks: int) -> Generator[Action[Any], Any, _Trial | None]:
+def _on_a_fork(job: Job, setting: Setting, length: Run) -> Generator[Action[Any], Any, _Trial | None]:
     """A trial on a fork of the job's own branch, or None where the system will not fork."""
     try:
         branch = yield from Fork(0, setting)
     except Rejected:
         return None
     try:
-        seen = yield from Run(clocks=clocks, branch=branch)
+        seen = yield from replace(length, branch=branch)
     except Rejected:
         yield from _free(branch)
         return None
     return _scored(job, setting, branch, seen)
 
 
-def _in_place(job: Job, setting: Setting | None, clocks: int) -> Generator[Action[Any], Any, _Trial | None]:
+def _in_place(job: Job, setting: Setting | None, length: Run) -> Generator[Action[Any], Any, _Trial | None]:
     """A trial on the job itself, under `setting` or as it starts; None where the system refuses it."""
     try:
         if setting is not None:
             yield from Reconfigure(setting)
-        seen = yield from Run(clocks=clocks)
+        seen = yield from length
     except Rejected:
         return None
     return _scored(job, setting or job.start, None, seen)

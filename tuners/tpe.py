@@ -17,12 +17,12 @@ from tuners.adapters import from_ask_tell
 __all__ = ["tpe"]
 
 
-def tpe(job: Job, *, trials: int = 20, clocks: int = 200, share: float = 0.25, startup: int = 8) -> Tuner:
-    """Try up to `trials` settings for so many `clocks` each, the first `startup` of them at random.
+def tpe(job: Job, *, trials: int = 12, share: float = 0.1, clocks: int | None = None, startup: int = 5) -> Tuner:
+    """Try up to `trials` settings, the first `startup` of them at random, on `share` of the job's budget.
 
-    No trial begins once `share` of the job's budget is spent.
+    Each trial gets the same time, or so many `clocks` where that is given.
     """
-    return from_ask_tell(lambda j: _Study(j, startup), trials=trials, clocks=clocks, share=share)(job)
+    return from_ask_tell(lambda j: _Study(j, startup), trials=trials, share=share, clocks=clocks)(job)
 
 
 class _Study:
