@@ -251,7 +251,9 @@ def _settle(
     policy, decision = program.decide(clock.policy, push)
     accept = jnp.asarray(decision.accept)
     grouped = clock.grouped + (pushed & accept)
-    take = pushed & decision.step & (grouped > 0)
+    # Only gradients that are summed or averaged wait for a policy to close their group.
+    groups = program.model is not None and program.model.aggregation != "each"
+    take = pushed & (decision.step if groups else True) & (grouped > 0)
     release = decision.release & pushed & plant.active
     version = clock.version + jnp.where(take, grouped, 0)
     finite = jnp.isfinite(push.loss) if program.model is not None else jnp.asarray(True)

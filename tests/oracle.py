@@ -1,0 +1,421 @@
+"""The judge of the engine: the same cluster event by event, in plain Python and float64, written to be read.
+
+One loop, one event at a time, no compiled code and none of the simulator's own: transfers are filled progressively over
+every NIC by name, and a gradient is computed when its push *arrives*, on a copy of the parameters that were pulled.
+"""
+
+import math
+from dataclasses import dataclass, field
+from statistics import NormalDist
+
+import jax.numpy as jnp
+import numpy as np
+
+from simulators.profiles import Device, NodeType
+from simulators.workloads import Demand, Proxy, Workload
+
+WAIT, PULL, COMPUTE, PUSH, APPLY = "wait", "pull", "compute", "push", "apply"
+
+
+# ---------------------------------------------------------------------------------------------------------------- models
+
+
+class Softmax:
+    """Softmax regression twice: as the proxy that the engine trains, and as plain numpy in float64."""
+
+    def __init__(self, features=6, classes=3, samples=120, valid=40, seed=0):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(samples + valid, features)).astype(np.float32)
+        y = np.argmax(x @ rng.normal(size=(features, classes)), axis=1).astype(np.int32)
+        self.first = {
+            "w": rng.normal(size=(features, classes)).astype(np.float32) * np.float32(0.1),
+            "b": np.zeros(classes, np.float32),
+        }
+        self.train, self.valid = (x[:samples], y[:samples]), (x[samples:], y[samples:])
+
+    def proxy(self):
+        return Proxy(
+            lambda key: {k: jnp.asarray(v) for k, v in self.first.items()}, _losses, _correct, self.train, self.valid
+        )
+
+    @staticmethod
+    def gradient(parameters, rows):
+        x, y = np.asarray(rows[0], np.float64), rows[1]
+        scores = x @ parameters["w"] + parameters["b"]
+        chances = np.exp(scores - scores.max(axis=1, keepdims=True))
+        chances /= chances.sum(axis=1, keepdims=True)
+        loss = float(np.mean(-np.log(chances[np.arange(len(y)), y])))
+        chances[np.arange(len(y)), y] -= 1.0
+        return loss, {"w": x.T @ chances / len(y), "b": chances.mean(axis=0)}
+
+
+def _scores(parameters, x):
+    return x @ parameters["w"] + parameters["b"]
+
+
+def _losses(parameters, batch):
+    scores = _scores(parameters, batch[0])
+    top = jnp.max(scores, axis=1, keepdims=True)
+    right = jnp.take_along_axis(scores, batch[1][:, None], axis=1)[:, 0]
+    return jnp.log(jnp.sum(jnp.exp(scores - top), axis=1)) + top[:, 0] - right
+
+
+def _correct(parameters, batch):
+    return (jnp.argmax(_scores(parameters, batch[0]), axis=1) == batch[1]).astype(jnp.float32)
+
+
+class Quadratic:
+    """h / 2 (x - centre)^2 with a centre per sample, so that a mini-batch is known by its gradient."""
+
+    def __init__(self, curvature=1.0, centres=(0.0,), first=1.0):
+        centres = np.asarray(centres, np.float32)
+        self.curvature, self.first = curvature, {"x": np.float32(first)}
+        self.train = self.valid = (centres, np.full(len(centres), curvature, np.float32))
+
+    def proxy(self):
+        return Proxy(
+            lambda key: {"x": jnp.asarray(self.first["x"])}, _square_losses, _nothing_correct, self.train, self.valid
+        )
+
+    @staticmethod
+    def gradient(parameters, rows):
+        gap = parameters["x"] - np.asarray(rows[0], np.float64)
+        h = np.asarray(rows[1], np.float64)
+        return float(np.mean(h / 2 * gap**2)), {"x": np.mean(h * gap)}
+
+
+def _square_losses(parameters, batch):
+    return batch[1] / 2 * (parameters["x"] - batch[0]) ** 2
+
+
+def _nothing_correct(parameters, batch):
+    return jnp.full(batch[0].shape[0], jnp.nan, jnp.float32)
+
+
+# -------------------------------------------------------------------------------------------------------- small clusters
+
+
+def machine(nic=100.0, service=math.inf, speed=1.0, name="box", cores=1):
+    """A node type with one processor; bytes and seconds are as small as is easy to think about."""
+    return NodeType(name, cores, 1e9, nic, (Device("cpu", speed),), "made up", service)
+
+
+def job(demand=None, model=None, **changed):
+    """A workload of `demand`, which `model` (none: timing-only) learns."""
+    demand = demand or Demand(model_bytes=100.0, sample_seconds=0.25)
+    proxy = model.proxy() if model else None
+    samples = len(model.train[0]) if model else 120
+    return Workload(**({"name": "job", "demand": demand, "proxy": proxy, "samples": samples} | changed))
+
+
+# -------------------------------------------------------------------------------------------------------------- network
+
+
+def progressive_filling(flows, capacity):
+    """Max-min fair rates: raise all alike; a flow stops where one of its resources is full.
+
+    `flows` maps a name to {resource: bytes there per byte of the flow}, `capacity` a resource to bytes per second.
+    """
+    rates = dict.fromkeys(flows, 0.0)
+    free = dict(capacity)
+    rising = {f for f, uses in flows.items() if any(u > 0 for u in uses.values())}
+    for f in set(flows) - rising:
+        rates[f] = math.inf
+    while rising:
+        demand = {r: sum(flows[f].get(r, 0.0) for f in sorted(rising)) for r in free}
+        tight = {r: free[r] / demand[r] for r in free if demand[r] > 0}
+        grow = min(tight.values())
+        for f in rising:
+            rates[f] += grow
+        for r in free:
+            free[r] = max(free[r] - grow * demand[r], 0.0)
+        full = {r for r, headroom in tight.items() if headroom <= grow * (1 + 1e-12)}
+        rising -= {f for f in rising if any(flows[f].get(r, 0.0) > 0 for r in full)}
+    return rates
+
+
+def first_come(flows, capacity):
+    """Each in turn takes all it can; `flows` is in order of arrival."""
+    free, rates = dict(capacity), {}
+    for f, uses in flows.items():
+        rates[f] = min((free[r] / u for r, u in uses.items() if u > 0), default=math.inf)
+        for r, u in uses.items():
+            free[r] = max(free[r] - rates[f] * u, 0.0) if u > 0 else free[r]
+    return rates
+
+
+# ------------------------------------------------------------------------------------------------------------- policies
+
+
+@dataclass
+class Bounded:
+    """BSP (0), SSP, ASP (infinity): go on while at most `bound` clocks ahead of the slowest."""
+
+    bound: float
+
+    def decide(self, worker, clocks, waiting, seconds):
+        slowest = min(clocks.values())
+        release = [w for w in waiting if clocks[w] - slowest <= self.bound]
+        return release, self.bound > 0 or bool(release)
+
+
+@dataclass
+class Dynamic:
+    """DSSP: the fastest gets the extra clocks after which it is predicted to wait least for the slowest."""
+
+    low: int
+    high: int
+    last: dict = field(default_factory=dict)
+    interval: dict = field(default_factory=dict)
+    credit: dict = field(default_factory=dict)
+
+    def decide(self, worker, clocks, waiting, seconds):
+        self.interval[worker] = seconds - self.last.get(worker, 0.0)
+        self.last[worker] = seconds
+        slowest = min(clocks, key=lambda w: (clocks[w], w))
+        ahead = {w: clocks[w] - clocks[slowest] for w in clocks}
+        if clocks[worker] == max(clocks.values()) and not self.credit.get(worker, 0):
+            self.credit[worker] = self.extra(worker, slowest)
+        release = [w for w in waiting if ahead[w] <= self.low]
+        self.credit = {w: c if ahead[w] > self.low else 0 for w, c in self.credit.items()}
+        if ahead[worker] > self.low and self.credit.get(worker, 0) > 0 and ahead[worker] <= self.high:
+            release.append(worker)
+            self.credit[worker] -= 1
+        return sorted(release), True
+
+    def extra(self, p, slowest):
+        at = {w: (self.last.get(w, 0.0), self.interval.get(w, 0.0)) for w in (p, slowest)}
+        steps = range(self.high - self.low + 1)
+        theirs = [at[slowest][0] + (r + 1) * at[slowest][1] for r in range(13)]
+        gaps = [min(abs(at[p][0] + r * at[p][1] - t) for t in theirs) for r in steps]
+        return gaps.index(min(gaps))
+
+
+# --------------------------------------------------------------------------------------------------------------- cluster
+
+
+@dataclass
+class Worker:
+    """Where one worker is in its cycle."""
+
+    phase: str = WAIT
+    left: float = 0.0  # bytes of a transfer, else seconds
+    began: float = 0.0
+    arrival: int = 0
+    begun: int = 0  # mini-batches
+    pulled: dict = field(default_factory=dict)
+    version: int = 0
+    took: dict = field(default_factory=dict)
+
+
+class Oracle:
+    """One job under one setting. `rows` has a dict per completed push."""
+
+    def __init__(self, cluster, workload, setting, conditions, policy, seed, model=None):
+        self.kinds, self.names = dict(cluster.nodes), [n for n, _ in cluster.nodes]
+        self.discipline, self.workload, self.setting, self.conditions = cluster.discipline, workload, setting, conditions
+        self.policy, self.model = policy, model
+        self.key = int(np.random.default_rng([seed, 0]).integers(2**63))
+        self.share = dict(zip(setting.servers, setting.model_shares or [1 / len(setting.servers)] * 99, strict=False))
+        self.now, self.server_free, self.arrivals = 0.0, 0.0, 0
+        self.slow = dict.fromkeys(self.names, 1.0)
+        self.changes = sorted(
+            [(e.start_seconds, e.node, e.factor) for e in conditions.episodes]
+            + [(e.start_seconds + e.seconds, e.node, 1 / e.factor) for e in conditions.episodes]
+        )
+        d, threads = workload.demand, 1
+        self.overhead = 2 * cluster.latency_seconds + 2 * d.message_seconds * len(setting.servers)
+        self.samples = {w: setting.batch_size for w in setting.workers}
+        self.mean = {
+            w: d.fixed_seconds + d.sample_seconds * self.samples[w] / self.kinds[w].devices[0].speed / threads
+            for w in setting.workers
+        }
+        self.lazy = self._sleepers(seed)
+        self.workers = {w: Worker() for w in self.names if w in setting.workers}
+        self.rows, self.version, self.group = [], 0, []
+        if model:
+            order = np.random.default_rng([seed, 3]).permutation(len(model.train[0]))
+            self.train = [np.asarray(column)[order] for column in model.train]
+            self.parameters = {k: np.asarray(v, np.float64) for k, v in model.first.items()}
+            self.velocity = {k: np.zeros_like(v) for k, v in self.parameters.items()}
+            ends = np.round(np.cumsum(setting.data_shares or [1 / len(self.workers)] * len(self.workers)) * len(order))
+            begins = [0, *ends[:-1]]
+            self.shard = {w: (int(a), int(b)) for w, a, b in zip(setting.workers, begins, ends, strict=True)}
+        extra = self._stagger(seed)
+        for w in self.workers:
+            self._begin(w, extra[w])
+
+    # ---- chance
+
+    def _sleepers(self, seed):
+        """Probability, mean and deviation of every worker's sleep."""
+        usual = self.conditions.sleeps
+        common = (usual.probability, usual.mean_seconds, usual.sd_seconds) if usual else (0.0, 0.0, 0.0)
+        slow = self.conditions.stragglers
+        if slow is None:
+            return dict.fromkeys(self.names, common)
+        drawn = np.random.default_rng([seed, 1]).random(len(self.names))
+        return {
+            n: (1.0, slow.mean_seconds, slow.sd_seconds) if n in slow.nodes or u < slow.probability else common
+            for n, u in zip(self.names, drawn, strict=True)
+        }
+
+    def _stagger(self, seed):
+        if not self.conditions.stagger:
+            return dict.fromkeys(self.workers, 0.0)
+        drawn = dict(zip(self.names, np.random.default_rng([seed, 2]).random(len(self.names)), strict=True))
+        return {w: drawn[w] * (self.mean[w] + self.lazy[w][0] * self.lazy[w][1]) for w in self.workers}
+
+    def _uniform(self, worker, batch, which):
+        """SplitMix64 in whole numbers."""
+        mask = 2**64 - 1
+        x = (self.key + ((self.names.index(worker) << 40) + (batch << 2) + which) * 0x9E3779B97F4A7C15) & mask
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+        return (((x ^ (x >> 31)) >> 11) + 0.5) * 2.0**-53
+
+    def _draw(self, worker, batch):
+        """Seconds of compute in that mini-batch: lognormal of the wanted mean and variation, overhead, maybe a sleep."""
+        variance = math.log(1 + self.conditions.jitter**2)
+        noise = NormalDist().inv_cdf(self._uniform(worker, batch, 0))
+        seconds = self.mean[worker] * math.exp(math.sqrt(variance) * noise - variance / 2) + self.overhead
+        probability, mean, sd = self.lazy[worker]
+        if self._uniform(worker, batch, 1) < probability:
+            seconds += max(0.0, mean + sd * NormalDist().inv_cdf(self._uniform(worker, batch, 2)))
+        return seconds
+
+    # ---- time
+
+    def _rates(self):
+        """Progress per second of everybody who is not waiting."""
+        rates = {}
+        for w, state in self.workers.items():
+            if state.phase == COMPUTE:
+                rates[w] = 1 / self.slow[w]
+            elif state.phase == APPLY:
+                rates[w] = 1.0
+        moving = sorted(
+            (w for w, s in self.workers.items() if s.phase in (PULL, PUSH)), key=lambda w: self.workers[w].arrival
+        )
+        flows = {w: self._uses(w, self.workers[w].phase == PULL) for w in moving}
+        capacity = {("nic", way, n): kind.nic_bytes_per_second for n, kind in self.kinds.items() for way in ("in", "out")}
+        capacity |= {("server", p, n): k.service_bytes_per_second for n, k in self.kinds.items() for p in (PULL, PUSH)}
+        capacity = {r: c for r, c in capacity.items() if c < math.inf}
+        flows = {w: {r: u for r, u in uses.items() if r in capacity} for w, uses in flows.items()}
+        fill = first_come if self.discipline == "fifo" else progressive_filling
+        return rates | fill(flows, capacity)
+
+    def _uses(self, worker, pulls):
+        """What one byte of a transfer puts on every NIC and server process."""
+        uses = {}
+        for server, part in self.share.items():
+            uses["server", PULL if pulls else PUSH, server] = part
+            if server != worker:
+                source, sink = (server, worker) if pulls else (worker, server)
+                for end in (("nic", "out", source), ("nic", "in", sink)):
+                    uses[end] = uses.get(end, 0.0) + part
+        return uses
+
+    def run(self, pushes):
+        """Go on until so many pushes are completed, or nobody is left who could push."""
+        while len(self.rows) < pushes and any(s.phase != WAIT for s in self.workers.values()):
+            rates = self._rates()
+            busy = {w: s.left for w, s in self.workers.items() if s.phase != WAIT}
+            due = {w: 0.0 if left == 0 else left / rates[w] if rates[w] else math.inf for w, left in busy.items()}
+            worker = min(due, key=lambda w: (due[w], self.names.index(w)))
+            elapsed = due[worker]
+            change = self.changes and self.changes[0][0] < self.now + elapsed
+            if change:
+                elapsed = self.changes[0][0] - self.now
+            for w in due:
+                self.workers[w].left = (
+                    max(self.workers[w].left - rates[w] * elapsed, 0.0) if elapsed else self.workers[w].left
+                )
+            self.now += elapsed
+            if change:
+                _, node, factor = self.changes.pop(0)
+                self.slow[node] *= factor
+            else:
+                self.workers[worker].left = 0.0
+                self._next(worker)
+        return self
+
+    def _next(self, name):
+        """The worker has ended its phase."""
+        worker, d = self.workers[name], self.workload.demand
+        if worker.phase == APPLY:
+            return self._pushed(name)
+        if worker.phase != PUSH:
+            worker.took[worker.phase] = self.now - worker.began
+            worker.began = self.now
+        if worker.phase == PULL:
+            worker.phase, worker.left = COMPUTE, worker.took["drawn"]
+        elif worker.phase == COMPUTE:
+            size = d.model_bytes if d.push_bytes is None else d.push_bytes
+            worker.phase, worker.left = PUSH, size * self.setting.transfer_bits / 32
+            worker.arrival, self.arrivals = self.arrivals, self.arrivals + 1
+        else:
+            # Servers apply side by side; the one with the largest share is the last.
+            self.server_free = max(self.server_free, self.now) + d.apply_seconds * max(self.share.values())
+            worker.phase, worker.left = APPLY, self.server_free - self.now
+            if worker.left <= 0:
+                return self._pushed(name)
+        return None
+
+    def _begin(self, name, extra=0.0):
+        worker = self.workers[name]
+        worker.took = {WAIT: self.now - worker.began, "drawn": self._draw(name, worker.begun) + extra}
+        worker.phase, worker.left = PULL, self.workload.demand.model_bytes * self.setting.transfer_bits / 32
+        worker.arrival, self.arrivals = self.arrivals, self.arrivals + 1
+        worker.began, worker.version = self.now, self.version
+        worker.begun += 1
+        if self.model:
+            worker.pulled = {k: v.copy() for k, v in self.parameters.items()}
+
+    # ---- learning
+
+    def _pushed(self, name):
+        worker = self.workers[name]
+        worker.phase, worker.took[PUSH], worker.began = WAIT, self.now - worker.began, self.now
+        loss, gradient = self._gradient(name) if self.model else (0.0, {})
+        row = {
+            "seconds": self.now,
+            "worker": self.names.index(name),
+            "clock": worker.begun - 1,
+            "compute_seconds": worker.took[COMPUTE],
+            "pull_seconds": worker.took[PULL],
+            "push_seconds": worker.took[PUSH],
+            "wait_seconds": worker.took[WAIT],
+            "staleness": self.version - worker.version,
+            "loss": loss,
+        }
+        self.rows.append(row)
+        counts = {w: sum(r["worker"] == self.names.index(w) for r in self.rows) for w in self.workers}
+        waiting = [w for w, s in self.workers.items() if s.phase == WAIT]
+        release, step = self.policy.decide(name, counts, waiting, self.now)
+        self.group.append(gradient)
+        if step or self.workload.aggregation == "each":
+            self._step()
+        for w in self.names:
+            if w in release:
+                self._begin(w)
+
+    def _gradient(self, name):
+        """Of the mini-batch that has arrived, at the parameters that were pulled for it."""
+        worker, n = self.workers[name], self.samples[name]
+        begin, end = self.shard[name]
+        at = begin + (np.arange(n) + (worker.begun - 1) * n) % (end - begin)
+        return self.model.gradient(worker.pulled, [column[at] for column in self.train])
+
+    def _step(self):
+        size = len(self.group) if self.workload.aggregation == "mean" else 1
+        momentum = self.setting.momentum if self.workload.optimizer == "momentum" else 0.0
+        for k in self.group[0]:
+            self.velocity[k] = momentum * self.velocity[k] + sum(g[k] for g in self.group) / size
+            self.parameters[k] = self.parameters[k] - self.setting.learning_rate * self.velocity[k]
+        self.version += len(self.group)
+        self.group = []
+
+    def column(self, name):
+        """One field of all rows."""
+        return np.array([r[name] for r in self.rows])
