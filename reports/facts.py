@@ -1,0 +1,72 @@
+"""What a scenario's text says, as terms and definitions for a page; lenient, since the text may be of another version."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+__all__ = ["facts", "target_of"]
+
+
+def facts(text: str) -> list[tuple[str, str]]:
+    """The summary first (empty where there is none), then what is known of the cluster, job, knobs and rules."""
+    told = _parsed(text)
+    cluster, target, budget = (_table(told, name) for name in ("cluster", "target", "budget"))
+    found = [("summary", " ".join(str(told.get("summary", "")).split()))]
+    nodes = cluster.get("nodes")
+    if isinstance(nodes, list):
+        found.append(("cluster", ", ".join(_nodes(group) for group in nodes)))
+    found.append(("job", _listed(_table(told, "workload"))))
+    if {"metric", "value"} <= set(target):
+        side = "at least" if target["metric"] == "accuracy" else "at most"
+        found.append(("target", f"validation {target['metric']} {side} {target['value']}"))
+    if "seconds" in budget:
+        found.append(("budget", f"{budget['seconds']} simulated seconds"))
+    found.append(("start", _listed(_table(told, "start"))))
+    found.append(("free knobs", _listed(_table(told, "free"), mark=" ")))
+    found.append(("conditions", _listed(_table(told, "conditions"))))
+    return found[:1] + [(term, value) for term, value in found[1:] if value]
+
+
+def target_of(text: str) -> tuple[str, float] | None:
+    """Metric and value of the target, where the text states them."""
+    target = _table(_parsed(text), "target")
+    metric, value = target.get("metric"), target.get("value")
+    if metric in ("accuracy", "loss") and isinstance(value, int | float):
+        return str(metric), float(value)
+    return None
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return {}
+
+
+def _table(told: dict[str, Any], name: str) -> dict[str, Any]:
+    found = told.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _nodes(group: Any) -> str:
+    if not isinstance(group, dict):
+        return str(group)
+    return f"{group.get('count', 1)} x {group.get('type', 'node')}"
+
+
+def _listed(table: dict[str, Any], *, mark: str = " = ") -> str:
+    return "; ".join(f"{key}{mark}{_value(value)}" for key, value in table.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        if set(value) & {"integer", "real"} and len(value.get("integer", value.get("real"))) == 2:
+            low, high = value.get("integer", value.get("real"))
+            return f"{low} to {high}{' (logarithmic)' if value.get('log') else ''}"
+        if "choice" in value:
+            return f"of {_value(value['choice'])}"
+        return ", ".join(f"{key} {_value(v)}" for key, v in value.items())
+    if isinstance(value, list):
+        return ", ".join(_value(v) for v in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
