@@ -390,7 +390,7 @@ def test_a_search_finds_a_faster_setting_than_the_start(factory):
     assert 0.1 < settings[kept.branch].learning_rate < 10
     assert system.status == "target"
     still = toys()["one knob"](3)
-    exchanges(adapters.from_pair(lambda _: (None, Run(seconds=40.0)), lambda s, _: (s, None)), still)
+    exchanges(adapters.from_pair(lambda _: (None, Run(seconds=100.0)), lambda s, _: (s, None)), still)
     assert still.status == "budget"
 
 
