@@ -8,7 +8,7 @@ do not depend on the host and parallel runs do not fight for cores. Flags that a
 import os
 
 _FLAGS = {
-    "--xla_backend_extra_options": "xla_cpu_small_while_loop_byte_threshold=400000",
+    "--xla_backend_extra_options": "xla_cpu_small_while_loop_byte_threshold=160000",
     "--xla_cpu_multi_thread_eigen": "false",
 }
 

@@ -29,7 +29,7 @@ jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
 
 __all__ = ["STATUSES", "Clock", "Program", "Records", "State", "advance", "advance_lanes"]
 
-RUNNING, TARGET, DIVERGED, DEADLOCK = range(4)
+_RUNNING, _TARGET, _DIVERGED, _DEADLOCK = range(4)
 STATUSES = ("running", "target", "diverged", "deadlock")
 
 
@@ -107,7 +107,7 @@ def advance(
 
     def goes_on(carry: tuple[State, Array, Array, Array]) -> Array:
         state, _, n, went_on = carry
-        return went_on & (n < clocks) & (state.clock.status == RUNNING)
+        return went_on & (n < clocks) & (state.clock.status == _RUNNING)
 
     def step(carry: tuple[State, Array, Array, Array]) -> tuple[State, Array, Array, Array]:
         state, table, n, _ = carry
@@ -174,7 +174,7 @@ def _step(program: Program, data: Data, plant: Plant, state: State, until_second
         valid_loss, valid_accuracy = (jnp.where(due, value, jnp.nan) for value in found)
     reached = (valid_loss <= plant.target_loss) | (valid_accuracy >= plant.target_accuracy)
     reached = reached | (clock.pushes >= plant.target_clocks)
-    status = jnp.where((clock.status == RUNNING) & done.yes & reached, TARGET, clock.status)
+    status = jnp.where((clock.status == _RUNNING) & done.yes & reached, _TARGET, clock.status)
     return (
         State(clock._replace(status=status), learned),
         done.row.at[-2:].set(jnp.stack([valid_loss, valid_accuracy])),
@@ -226,8 +226,8 @@ def _travel(program: Program, plant: Plant, until_seconds: Array, clock: Clock) 
         discipline=program.discipline,
         overlapping=program.overlapping,
     )
-    stuck = ~pushed & (clock.status == RUNNING) & jnp.all(flight.phase == cycle.WAIT)
-    status = jnp.where(stuck, DEADLOCK, clock.status)
+    stuck = ~pushed & (clock.status == _RUNNING) & jnp.all(flight.phase == cycle.WAIT)
+    status = jnp.where(stuck, _DEADLOCK, clock.status)
     return clock._replace(seconds=seconds, flight=flight, status=status), worker, pushed
 
 
@@ -289,7 +289,7 @@ def _settle(
         pulled=jnp.where(release, version, clock.pulled),
         grouped=jnp.where(take, 0, grouped),
         policy=jax.tree.map(partial(jnp.where, pushed), policy, clock.policy),
-        status=jnp.where(pushed & ~finite, DIVERGED, clock.status),
+        status=jnp.where(pushed & ~finite, _DIVERGED, clock.status),
     )
     return clock, done
 

@@ -143,13 +143,15 @@ def _sleeps(conditions: Conditions, straggles: NDArray[np.bool_]) -> dict[str, A
 
 def _shards(names: tuple[str, ...], setting: Setting, workload: Workload) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Where each worker's part of the proxy's training data begins, and how long it is; parts are consecutive."""
-    rows = len(workload.proxy.train[0]) if workload.proxy else max(workload.samples, 1)
     start, length = np.zeros(len(names), np.int32), np.ones(len(names), np.int32)
+    if workload.proxy is None:
+        return start, length
+    rows = len(workload.proxy.train[0])
     ends = np.round(np.cumsum(setting.shares()[0]) * rows).astype(int)
     for worker, begin, end in zip(setting.workers, (0, *ends[:-1]), ends, strict=True):
-        if end <= begin and workload.proxy:
+        if end <= begin:
             raise Rejected(f"Cannot train on {worker!r}: its share holds none of the {rows} samples; give it a larger one.")
-        start[names.index(worker)], length[names.index(worker)] = begin, max(end - begin, 1)
+        start[names.index(worker)], length[names.index(worker)] = begin, end - begin
     return start, length
 
 
