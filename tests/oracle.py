@@ -11,6 +11,7 @@ from statistics import NormalDist
 import jax.numpy as jnp
 import numpy as np
 
+import simulators.engine  # noqa: F401 (lets JAX count in float64)
 from simulators.profiles import Device, NodeType
 from simulators.workloads import Demand, Proxy, Workload
 
@@ -175,7 +176,7 @@ class Dynamic:
         slowest = min(clocks, key=lambda w: (clocks[w], w))
         ahead = {w: clocks[w] - clocks[slowest] for w in clocks}
         if clocks[worker] == max(clocks.values()) and not self.credit.get(worker, 0):
-            self.credit[worker] = self.extra(worker, slowest)
+            self.credit[worker] = self.granted(worker, slowest)
         release = [w for w in waiting if ahead[w] <= self.low]
         self.credit = {w: c if ahead[w] > self.low else 0 for w, c in self.credit.items()}
         if ahead[worker] > self.low and self.credit.get(worker, 0) > 0 and ahead[worker] <= self.high:
@@ -183,7 +184,7 @@ class Dynamic:
             self.credit[worker] -= 1
         return sorted(release), True
 
-    def extra(self, p, slowest):
+    def granted(self, p, slowest):
         at = {w: (self.last.get(w, 0.0), self.interval.get(w, 0.0)) for w in (p, slowest)}
         steps = range(self.high - self.low + 1)
         theirs = [at[slowest][0] + (r + 1) * at[slowest][1] for r in range(13)]
@@ -223,12 +224,11 @@ class Oracle:
             [(e.start_seconds, e.node, e.factor) for e in conditions.episodes]
             + [(e.start_seconds + e.seconds, e.node, 1 / e.factor) for e in conditions.episodes]
         )
-        d, threads = workload.demand, 1
+        d = workload.demand
         self.overhead = 2 * cluster.latency_seconds + 2 * d.message_seconds * len(setting.servers)
-        self.samples = {w: setting.batch_size for w in setting.workers}
+        self.samples = dict.fromkeys(setting.workers, setting.batch_size)
         self.mean = {
-            w: d.fixed_seconds + d.sample_seconds * self.samples[w] / self.kinds[w].devices[0].speed / threads
-            for w in setting.workers
+            w: d.fixed_seconds + d.sample_seconds * self.samples[w] / self.kinds[w].devices[0].speed for w in setting.workers
         }
         self.lazy = self._sleepers(seed)
         self.workers = {w: Worker() for w in self.names if w in setting.workers}
