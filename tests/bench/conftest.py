@@ -1,0 +1,15 @@
+"""Shows the ratios of the benchmarks, and what each should reach, after a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
+    session = getattr(config, "_benchmarksession", None)
+    rows = [b.extra_info for b in getattr(session, "benchmarks", []) if "ratio" in b.extra_info]
+    if rows:
+        terminalreporter.section("ratios (best of each side; ratio of medians in brackets)")
+    for row in rows:
+        median = f" [{row['ratio_of_medians']:.2f}]" if "ratio_of_medians" in row else ""
+        terminalreporter.write_line(f"{row['what']:<62} {row['ratio']:>9.2f}{median:>8}   reach {row['reach']:g}")
