@@ -70,8 +70,8 @@ def limits(rows: pl.DataFrame) -> list[str]:
     elif coverage_limit(runs) < LEVEL:
         best = 100 * coverage_limit(runs)
         said.append(
-            f"With {runs} seeds even the range from the lowest to the highest run covers the true median only {best:.3g} % of "
-            "the time; six seeds are the fewest for a 95 % interval."
+            f"With {runs} seeds even the range from the lowest to the highest run covers the true median only {best:.3g} % "
+            "of the time; six seeds are the fewest for a 95 % interval."
         )
     blocks = int(rows["blocks"].to_numpy().max())
     if 0 < blocks < runs:

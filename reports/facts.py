@@ -61,9 +61,9 @@ def _listed(table: dict[str, Any], *, mark: str = " = ") -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, dict):
-        if set(value) & {"integer", "real"} and len(value.get("integer", value.get("real"))) == 2:
-            low, high = value.get("integer", value.get("real"))
-            return f"{low} to {high}{' (logarithmic)' if value.get('log') else ''}"
+        ends = value.get("integer", value.get("real"))
+        if isinstance(ends, list) and len(ends) == 2:
+            return f"{ends[0]} to {ends[1]}{' (logarithmic)' if value.get('log') else ''}"
         if "choice" in value:
             return f"of {_value(value['choice'])}"
         return ", ".join(f"{key} {_value(v)}" for key, v in value.items())

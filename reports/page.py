@@ -78,8 +78,8 @@ def _contents(names: list[str]) -> str:
 def _across(scores: pl.DataFrame) -> list[str]:
     ranking = ranking_of(scores)
     caution = (
-        "Every (scenario, seed) counts as one paired run. Seeds of one scenario resemble each other, so this speaks of these "
-        "scenarios, not of those that were not run."
+        "Every (scenario, seed) counts as one paired run. Seeds of one scenario resemble each other, so this speaks of "
+        "these scenarios, not of those that were not run."
     )
     drawn = critical_differences(ranking, "across")
     return [
@@ -218,7 +218,8 @@ def _score_row(row: dict[str, Any], accuracy: bool) -> str:
         _text(quantity(row["final_accuracy" if accuracy else "final_loss"])),
     ]
     filled = "".join(f"<td>{cell}</td>" for cell in cells)
-    return f'<tr{' class="apart"' if oracle else ""}><th scope="row">{_text(row["tuner"])}</th>{filled}</tr>'
+    apart = ' class="apart"' if oracle else ""
+    return f'<tr{apart}><th scope="row">{_text(row["tuner"])}</th>{filled}</tr>'
 
 
 # ------------------------------------------------------------------------------------------------------- how to read it
@@ -227,37 +228,39 @@ def _score_row(row: dict[str, Any], accuracy: bool) -> str:
 _READING = (
     (
         "Median and interval",
-        "Times and ratios are medians over seeds. The interval is a percentile bootstrap: were the comparison repeated with "
-        "other seeds, about 95 % of such intervals would hold the true median (fewer with fewer than six seeds).",
+        "Times and ratios are medians over seeds. The interval is a percentile bootstrap: were the comparison repeated "
+        "with other seeds, about 95 % of such intervals would hold the true median (fewer with less than six seeds).",
     ),
     (
         f"Ratio to {REFERENCE}",
-        "A tuner's time over the reference's on the same seed, then the median: shared luck cancels. Below 1 is faster. Each "
-        "interval is at 95 % by itself; with many tuners, one of them missing is to be expected.",
+        "A tuner's time over the reference's on the same seed, then the median: shared luck cancels. Below 1 is faster. "
+        "Each interval is at 95 % by itself; with many tuners, expect one of them to miss.",
     ),
     (
         "Censoring",
-        "A run that did not reach the target took at least its budget, and no more is known. Where such runs decide a median "
-        "it is shown as > that many seconds, and an interval without upper end as ≥ its lower one.",
+        "A run that did not reach the target took at least its budget, and no more is known. Where such runs decide a "
+        "median it is shown as > that many seconds, and an interval without upper end as ≥ its lower one.",
     ),
     (
         "Failed runs",
-        "A run that ended in an error says nothing about time: it is counted, left out of medians and means, and ranks last.",
+        "A run that ended in an error says nothing about time: it is counted, left out of medians and means, and ranked "
+        "last.",
     ),
     (
         "Groups",
-        "Mean ranks over seeds, Friedman's test, then Nemenyi's critical difference. Tuners that share a letter are not ranked "
-        "against each other, whatever their order in the table; no letters mean too few seeds for any ranking.",
+        "Mean ranks over seeds, Friedman's test, then Nemenyi's critical difference. Tuners that share a letter are not "
+        "ranked against each other, whatever their order in the table; no letters mean too few seeds for any ranking.",
     ),
     (
         f"Regret and {ORACLE}",
-        "The oracle is the best of many fixed settings, chosen in hindsight: no contestant, and not ranked. Regret is time over "
-        "the oracle's on the same seed, less 1; below 0 a tuner beat every fixed setting that was tried.",
+        "The oracle is the best of many fixed settings, chosen in hindsight: no contestant, and not ranked. Regret is time "
+        "over the oracle's on the same seed, less 1; below 0 a tuner beat every fixed setting that was tried.",
     ),
     (
         "What a tuner spends",
-        "Changes: settings put in force. Overhead: seconds in which nobody trained because of them. Trials: training that did "
-        "not become part of the final model. All are within the completion time; thinking is measured on the host and is not.",
+        "Changes: settings put in force. Overhead: simulated seconds in which nobody trained because of them. Trials: "
+        "simulated seconds of training that did not become part of the final model. Thinking: seconds of the host that "
+        "ran the comparison, the only column that differs when the comparison is repeated.",
     ),
 )
 
@@ -273,9 +276,8 @@ def _how_to_read() -> str:
 
 def _versions(manifest: Mapping[str, Any]) -> str:
     drawn = ", ".join(f"{name} {metadata.version(name)}" for name in ("numpy", "scipy", "polars", "matplotlib"))
-    ran = (
-        f"Run by harness {manifest.get('harness', 'of unknown version')}, results format {manifest.get('schema', 'unknown')}"
-    )
+    version, form = manifest.get("harness", "of unknown version"), manifest.get("schema", "unknown")
+    ran = f"Run by harness {version}, results format {form}"
     return f'<footer class="note">{_text(f"{ran}. Page made with {drawn}.")}</footer>'
 
 
