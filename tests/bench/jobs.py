@@ -16,6 +16,7 @@ from simulators import engine, learning, transitions
 from simulators.data import Dataset, classification
 from simulators.plant import Plant
 from simulators.proxies import make_proxy
+from simulators.workloads import Logistic, Mlp
 from tuners.actions import SyncPolicy
 
 RATE = 0.01
@@ -41,7 +42,7 @@ def dataset(features: int) -> Dataset:
 
 
 def engine_job(features: int, hidden: tuple[int, ...], workers: int, policy: SyncPolicy) -> EngineJob:
-    """Workers with jitter, four servers behind 10 Mbit/s NICs, a jitter of 0.2: nothing is switched off."""
+    """Workers whose compute time jitters by 20 %, servers that carry four workers at full speed: nothing is switched off."""
     proxy = make_proxy(Mlp(hidden=hidden) if hidden else Logistic(), dataset(features))
     data = learning.Data(tuple(map(jnp.asarray, proxy.train)), tuple(map(jnp.asarray, proxy.valid)))
     model = learning.Model(proxy.losses, proxy.correct, "sgd", "each", BATCH)

@@ -121,7 +121,7 @@ def test_simulated_seconds_per_wall_second(benchmark: Any) -> None:
 
 def test_help_against_bare_python(benchmark: Any) -> None:
     def whole(*words: str) -> None:
-        subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)  # noqa: S603  # our own words only
 
     ratio = in_turn(benchmark, partial(whole, "-m", "harness", "--help"), partial(whole, "-c", "pass"), rounds=5)
     benchmark.extra_info.update(what="harness --help / python -c pass", ratio=ratio, reach=15.0)
