@@ -65,7 +65,7 @@ def grounded(nodes: int) -> Flight:
         compute_seconds=zeros,
         push_seconds=zeros,
         wait_seconds=zeros,
-        server_free_seconds=jnp.asarray(0.0),
+        server_free_seconds=jnp.zeros(()),
     )
 
 

@@ -172,7 +172,7 @@ class SimulatedSystem:
                 branch.plant,
                 branch.state,
                 jnp.asarray(min(left, _ROWS), jnp.int32),
-                jnp.asarray(until),
+                jnp.asarray(until, jnp.float64),
                 rows=_ROWS,
             )
             count = int(used)
@@ -190,7 +190,7 @@ class SimulatedSystem:
 
     def _act(self, branch: _Branch) -> None:
         """Let the control plane act at `now`, and the branch feel it."""
-        branch.state = transitions.coast(branch.program, branch.plant, branch.state, jnp.asarray(self._now))
+        branch.state = transitions.coast(branch.program, branch.plant, branch.state, jnp.asarray(self._now, jnp.float64))
         self._control.act()
         branch.plant = branch.plant._replace(slowdown=jnp.array(self._control.slowdown))
 
@@ -243,7 +243,7 @@ class SimulatedSystem:
             branch.state = transitions.halted(branch.state, self._now)
             release = made.active
         else:
-            branch.state = transitions.coast(branch.program, branch.plant, branch.state, jnp.asarray(self._now))
+            branch.state = transitions.coast(branch.program, branch.plant, branch.state, jnp.asarray(self._now, jnp.float64))
             release = made.active & (branch.state.clock.flight.phase == WAIT)
         renewed = bool(steps) or policy is not branch.policy
         branch.setting, branch.policy, branch.program, branch.plant = setting, policy, program, made

@@ -24,7 +24,7 @@ def blank(program: Program, plant: Plant, parameters: Any) -> State:
     nodes = plant.active.shape[0]
     none, zero = jnp.zeros(nodes, jnp.int32), jnp.asarray(0, jnp.int32)
     clock = Clock(
-        seconds=jnp.asarray(0.0),
+        seconds=jnp.zeros(()),
         flight=cycle.grounded(nodes),
         clocks=none,
         drawn=none,
@@ -90,8 +90,8 @@ def halted(state: State, now: float) -> State:
     clock = state.clock
     nodes = clock.clocks.shape[0]
     grounded = cycle.grounded(nodes)
-    flight = grounded._replace(began=jnp.full(nodes, now), server_free_seconds=jnp.asarray(now))
-    return state._replace(clock=clock._replace(seconds=jnp.asarray(now), flight=flight))
+    flight = grounded._replace(began=jnp.full(nodes, now), server_free_seconds=jnp.asarray(now, jnp.float64))
+    return state._replace(clock=clock._replace(seconds=jnp.asarray(now, jnp.float64), flight=flight))
 
 
 def resumed(state: State, pause_seconds: float) -> State:
