@@ -26,7 +26,7 @@ def headline(rows: pl.DataFrame) -> str:
     behind = [t for t, g in groups if not g.startswith("a")]
     p_value = float(contestants["p_value"][0])
     shown = "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
-    lead = f"{first[0]} comes first" if len(first) == 1 else f"Nothing separates {_listed(first)}, which lead"
+    lead = f"{first[0]} ranks first" if len(first) == 1 else f"By ranks nothing separates {_listed(first)}, which lead"
     return f"{lead}; {_listed(behind)} {'ranks' if len(behind) == 1 else 'rank'} behind {first[0]} ({shown})."
 
 
@@ -72,6 +72,11 @@ def limits(rows: pl.DataFrame) -> list[str]:
         said.append(
             f"With {runs} seeds even the range from the lowest to the highest run covers the true median only {best:.3g} % "
             "of the time; six seeds are the fewest for a 95 % interval."
+        )
+    if rows["ratio_high"].is_not_nan().any() and rows["role"].to_list().count("contestant") > 1:
+        said.append(
+            f"Each interval against {REFERENCE} stands by itself; ranks guard against error among all pairs, so they need "
+            "more seeds. Where the two seem to disagree, the seeds are too few for the stricter one."
         )
     blocks = int(rows["blocks"].to_numpy().max())
     if 0 < blocks < runs:

@@ -16,7 +16,8 @@ def facts(text: str) -> list[tuple[str, str]]:
     nodes = cluster.get("nodes")
     if isinstance(nodes, list):
         found.append(("cluster", ", ".join(_nodes(group) for group in nodes)))
-    found.append(("job", _listed(_table(told, "workload"))))
+    work = dict(_table(told, "workload"))
+    found.append(("job", "; ".join(filter(None, (str(work.pop("name", "")), _listed(work))))))
     if {"metric", "value"} <= set(target):
         side = "at least" if target["metric"] == "accuracy" else "at most"
         found.append(("target", f"validation {target['metric']} {side} {target['value']}"))

@@ -27,7 +27,7 @@ from reports.knobs import Lane, lanes
 from reports.statistics import Ranking
 from reports.tables import ORACLE, REFERENCE, quantity
 
-__all__ = ["Drawing", "completion_times", "critical_differences", "learning_curves", "settings_over_time"]
+__all__ = ["SETTINGS_NOTE", "Drawing", "completion_times", "critical_differences", "learning_curves", "settings_over_time"]
 
 _INK, _MUTED = "#010203", "#8c8c8c"  # ink becomes the page's own colour
 _BLUE, _ORANGE, _GREEN = "#2a86c8", "#d9700b", "#159f7a"
@@ -202,9 +202,17 @@ def _median_curve(lines: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Float
 # --------------------------------------------------------------------------------------------------- settings over time
 
 
+SETTINGS_NOTE = (
+    "Every knob that was changed, over simulated time: a line per seed, the thick one for the run with the median "
+    "completion time. A line ends when its run reached the target or the budget, or at the last change of a run that broke off."
+)
+"""How to read the drawings of `settings_over_time`."""
+
+
 def settings_over_time(settings: pl.DataFrame, scores: pl.DataFrame, name: str) -> Drawing | None:
     """What one tuner changed in one scenario, a panel per knob; None where it changed nothing."""
-    until = dict(scores.select("seed", "completion_seconds").iter_rows())
+    ended = scores.filter(pl.col("status").is_in(["target", "budget"]))  # when others ended is not in the table
+    until = dict(ended.select("seed", "completion_seconds").iter_rows())
     found = lanes(settings, until)
     if not found:
         return None
@@ -220,8 +228,7 @@ def settings_over_time(settings: pl.DataFrame, scores: pl.DataFrame, name: str) 
         grid[-1].set_xlim(left=0)
         grid[-1].set_xlabel("simulated seconds")
         caption = (
-            f"Every knob that was changed, over simulated time. Thick: seed {typical}, the run with the median completion "
-            "time; thin: the other seeds. A line ends when its run ends."
+            f"Thick: seed {typical}. Knobs that changed: {', '.join(lane.label.replace(chr(10), ' ') for lane in found)}."
         )
         return Drawing(_svg(figure, name, caption), caption)
 
@@ -236,7 +243,6 @@ def _lane(axes: Axes, lane: Lane, typical: int) -> None:
     for seed, (x, y) in sorted(lane.steps.items(), key=lambda item: item[0] == typical):
         bold = seed == typical
         axes.step(x, y, where="post", color=_BLUE, linewidth=2.2 if bold else 0.8, alpha=1 if bold else 0.45)
-        axes.plot(x[:1], y[:1], "o", color=_BLUE, markersize=4 if bold else 2.5, alpha=1 if bold else 0.45)
     box = axes.get_position()
     edge = (0.1 / _WIDTH - box.x0) / box.width  # a tenth of an inch from the figure's left side
     axes.text(edge, 0.5, lane.label, transform=axes.transAxes, ha="left", va="center", fontsize=8)

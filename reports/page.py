@@ -16,7 +16,14 @@ import polars as pl
 
 from reports.conclusions import against_reference, headline, limits, tally
 from reports.facts import facts, target_of
-from reports.figures import Drawing, completion_times, critical_differences, learning_curves, settings_over_time
+from reports.figures import (
+    SETTINGS_NOTE,
+    Drawing,
+    completion_times,
+    critical_differences,
+    learning_curves,
+    settings_over_time,
+)
 from reports.tables import ORACLE, REFERENCE, interval_text, quantity, ranking_of, shows_accuracy, summary
 from traces.store import Results, load_results, write_bytes
 
@@ -81,13 +88,19 @@ def _across(scores: pl.DataFrame) -> list[str]:
         "Every (scenario, seed) counts as one paired run. Seeds of one scenario resemble each other, so this speaks of "
         "these scenarios, not of those that were not run."
     )
+    placed = zip(ranking.tuners, ranking.ranks, ranking.groups, strict=True)
+    places = f"Mean ranks: {', '.join(f'{t} {r.estimate:.2f}{_mark(g)}' for t, r, g in placed)}."
     drawn = critical_differences(ranking, "across")
     return [
         '<section aria-labelledby="across"><h2 id="across">All scenarios</h2>',
-        f'<div class="finding"><p>{_text(ranking.verdict)}</p><p>{_text(caution)}</p></div>',
+        f'<div class="finding"><p>{_text(ranking.verdict)}</p><p>{_text(places)}</p><p>{_text(caution)}</p></div>',
         _figure(drawn),
         "</section>",
     ]
+
+
+def _mark(group: str) -> str:
+    return f" ({group})" if group else ""
 
 
 def _scenario(index: int, name: str, table: pl.DataFrame, results: Results, text: str) -> str:
@@ -153,7 +166,8 @@ def _settings(tuners: list[str], settings: pl.DataFrame, scores: pl.DataFrame, p
             shown.append(f"<details open><summary>{_text(tuner)}</summary>{_figure(drawn)}</details>")
     if still:
         shown.append(f'<p class="note">Kept one setting through every run: {_text(", ".join(still))}.</p>')
-    return ["<h3>Settings over time</h3>", *shown]
+    note = f'<p class="note">{_text(SETTINGS_NOTE)}</p>' if len(shown) > bool(still) else ""
+    return ["<h3>Settings over time</h3>", note, *shown]
 
 
 def _failures(scores: pl.DataFrame) -> list[str]:
@@ -179,22 +193,23 @@ def _score_table(rows: pl.DataFrame) -> str:
     accuracy = shows_accuracy(rows)
     heads = [
         ("tuner", ""),
-        ("time", "s, median"),
-        (f"ratio to {REFERENCE}", "median"),
+        ("time", "s"),
+        ("ratio", f"to {REFERENCE}"),
         ("regret", f"to {ORACLE}"),
         ("mean rank", "1 is best"),
         ("group", ""),
         ("reached", "runs"),
-        ("changes", "mean"),
-        ("overhead", "s, mean"),
-        ("trials", "s, mean"),
-        ("thinking", "host s, mean"),
+        ("changes", ""),
+        ("overhead", "s"),
+        ("trials", "s"),
+        ("thinking", "host s"),
         ("final accuracy" if accuracy else "final loss", "mean"),
     ]
     head = "".join(f'<th scope="col">{_text(a)}{f"<br><small>{_text(b)}</small>" if b else ""}</th>' for a, b in heads)
     body = "".join(_score_row(row, accuracy) for row in rows.iter_rows(named=True))
     return (
-        '<div class="wide"><table><caption>Small print under a number: its 95 % interval.</caption>'
+        '<div class="wide"><table><caption>Time, ratio and regret are medians, with their 95 % intervals '
+        "in small print; from changes on, means over runs.</caption>"
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
