@@ -1,0 +1,10 @@
+"""`python -m harness` is the command `harness`."""
+
+import sys
+
+from harness.cli import main
+
+__all__: list[str] = []
+
+if __name__ == "__main__":
+    sys.exit(main())

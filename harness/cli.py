@@ -1,0 +1,225 @@
+"""The command `harness`. Everything heavy is imported by the command that needs it, so that help comes at once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness import __version__
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["main"]
+
+_ABOUT = """\
+Score tuners of distributed training on parameter servers: which of them finishes the
+job first, and what did its tuning cost? Every tuner plays the same scenarios with the
+same luck, in simulated time; real gradients are computed and are really stale."""
+
+_EXAMPLES = """\
+examples:
+  harness compare                              every tuner on the default scenario, `digits`
+  harness compare digits-svm --tuners fixed,tpe --seeds 10
+  harness compare my.toml --tuners all,my_package.my_module:my_tuner
+  harness show digits > my.toml                a scenario of your own starts here
+  harness list tuners
+
+exit status:
+  0    done; a run that missed its target is a result like any other
+  1    a run ended in an error, its row says why; or the disk is full, or processes cannot start
+  2    nothing was run: an unknown name, a mistake in a scenario, results that are there already
+  130  interrupted; `harness compare --resume` goes on from there"""
+
+_COMPARE = """\
+Run every tuner on every scenario, on the same seeds, in parallel processes, and write the
+results to a folder: tables as Parquet, the log of every exchange, one page to read. A run
+that fails is a row with a reason. The results do not depend on the number of processes,
+and a comparison that was interrupted ends with the same bytes once it is resumed."""
+
+_COMPARE_MORE = """\
+A scenario is a name that `harness list scenarios` knows, or a TOML file (see `harness show`).
+A tuner is a name that `harness list tuners` knows, or package.module:factory, where factory is
+a function of a Job that yields actions; modules are looked for in the current folder, too.
+`best_fixed` is no contestant but a yardstick: the best of 20 fixed settings, known in hindsight."""
+
+_LISTS = ("tuners", "scenarios", "workloads", "profiles")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command with `arguments`, the process's own if None, and return its exit status."""
+    options = _parser().parse_args(arguments)
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        status: int = options.run(options)
+    except ValueError as error:
+        return _complain(error, 2)
+    except BrokenPipeError:
+        # Whoever read our output (`head`, say) has had enough; nothing may be flushed to it at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return _complain(error.strerror if error.strerror else error, 1)
+    except RuntimeError as error:
+        return _complain(error, 1)
+    return status
+
+
+def _complain(what: object, status: int) -> int:
+    print(f"harness: {what}", file=sys.stderr)  # noqa: T201 (what a command does)
+    return status
+
+
+# --------------------------------------------------------------------------------------------------------------- parser
+
+
+def _parser() -> argparse.ArgumentParser:
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="harness", description=_ABOUT, epilog=_EXAMPLES, formatter_class=plain)
+    parser.add_argument("--version", action="version", version=f"harness {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    compare = commands.add_parser(
+        "compare", help="score tuners on scenarios", description=_COMPARE, epilog=_COMPARE_MORE, formatter_class=plain
+    )
+    compare.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="name or TOML file (default: digits)")
+    compare.add_argument("--tuners", default="all", metavar="all|NAME,...", help="who competes (default: all)")
+    compare.add_argument("--seeds", type=int, metavar="N", help="seeds per scenario (default: as the scenario says)")
+    compare.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per core)")
+    compare.add_argument("--out", type=Path, metavar="DIR", help="results folder (default: results/SCENARIO)")
+    compare.add_argument("--resume", action="store_true", help="go on with the comparison that is in DIR, if there is one")
+    compare.set_defaults(run=_compare)
+
+    listing = commands.add_parser("list", help="what there is to choose from")
+    listing.add_argument("what", choices=_LISTS)
+    listing.set_defaults(run=_list)
+
+    show = commands.add_parser("show", help="print a scenario, explained; the output is a scenario file")
+    show.add_argument("scenario", metavar="SCENARIO", help="name or TOML file")
+    show.set_defaults(run=_show)
+
+    report = commands.add_parser("report", help="print the table of a comparison and write its page again")
+    report.add_argument("folder", type=Path, metavar="DIR", help="results folder, of a finished or interrupted comparison")
+    report.set_defaults(run=_report)
+    return parser
+
+
+# ------------------------------------------------------------------------------------------------------------- commands
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from harness.compare import compare
+    from harness.display import watching
+
+    scenarios = options.scenarios or ["digits"]
+    out = options.out or Path("results") / "+".join(Path(s).stem for s in scenarios)
+    console = Console()
+    try:
+        with watching(console) as watch:
+            compare(
+                scenarios,
+                _tuners(options.tuners),
+                out=out,
+                seeds=options.seeds,
+                jobs=_cores() if options.jobs is None else options.jobs,
+                resume=options.resume,
+                watch=watch,
+            )
+    except KeyboardInterrupt:
+        print("\nharness: interrupted.", file=sys.stderr)  # noqa: T201
+        if (out / "manifest.json").is_file():
+            print(f"What is finished is in {out}; the same command with --resume goes on.", file=sys.stderr)  # noqa: T201
+        return 130
+    _conclude(out, console)
+    return 1 if _failed(out) else 0
+
+
+def _tuners(text: str) -> list[str]:
+    """The names in "all,NAME,...". An empty one is left for the registry to complain about."""
+    from tuners import contestants
+
+    names: list[str] = []
+    for name in (part.strip() for part in text.split(",")):
+        names += contestants() if name == "all" else [name]
+    return names
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _conclude(out: Path, console: Console) -> None:
+    """Print the tables and write the page."""
+    from reports import page, tables
+    from traces.store import load_results
+
+    for table in tables.render(tables.summary(load_results(out)), columns=max(80, console.width)):
+        console.print(table)
+    console.print(f"The page: {page.write(out)}", highlight=False, soft_wrap=True)
+
+
+def _failed(out: Path) -> bool:
+    from traces import schema, store
+
+    return "error" in store.read(out / "scores.parquet", schema.SCORES)["status"]
+
+
+def _list(options: argparse.Namespace) -> int:
+    rows = {"tuners": _list_tuners, "scenarios": _list_scenarios, "workloads": _list_workloads, "profiles": _list_profiles}
+    found = rows[options.what]()
+    width = max(map(len, found), default=0)
+    for name, summary in found.items():
+        print(f"{name:{width}}  {summary}".rstrip())  # noqa: T201
+    return 0
+
+
+def _list_tuners() -> dict[str, str]:
+    from tuners import registry
+
+    return {name: entry.summary + ("" if entry.contestant else " (no contestant)") for name, entry in registry().items()}
+
+
+def _list_scenarios() -> dict[str, str]:
+    from harness.scenario import embedded, load
+
+    return {name: load(name).summary for name in embedded()}
+
+
+def _list_workloads() -> dict[str, str]:
+    from simulators.workloads import workloads
+
+    return dict(workloads())
+
+
+def _list_profiles() -> dict[str, str]:
+    from simulators.profiles import profiles
+
+    return {
+        name: f"{kind.cores} cores, {'+'.join(d.kind for d in kind.devices)}, {kind.nic_bytes_per_second * 8 / 1e9:g} Gbit/s"
+        for name, kind in profiles().items()
+    }
+
+
+def _show(options: argparse.Namespace) -> int:
+    from harness.scenario import load, show
+
+    sys.stdout.write(show(load(options.scenario)))
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from harness.results import assemble
+
+    if (options.folder / "runs").is_dir():
+        assemble(options.folder)
+    _conclude(options.folder, Console())
+    return 0

@@ -1,0 +1,107 @@
+"""How a comparison shows its progress: bars where somebody watches a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from harness.compare import Event, Finished, Planned, Run, Underway
+
+__all__ = ["Watcher", "watching"]
+
+
+class Watcher(Protocol):
+    """Is told what happens, and remembers how many runs ended in an error."""
+
+    errors: int
+
+    def __call__(self, event: Event) -> None: ...
+
+
+@contextmanager
+def watching(console: Console) -> Iterator[Watcher]:
+    """A watcher that suits the console, for as long as the comparison lasts."""
+    if not console.is_terminal:
+        yield _Lines(console)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as bars:
+        yield _Bars(bars)
+
+
+class _Lines:
+    """One line per run that is over."""
+
+    def __init__(self, console: Console) -> None:
+        self.errors = 0
+        self._console = console
+        self._over = self._all = 0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Planned):
+            self._over, self._all = event.made_before, event.runs
+            before = f", {event.made_before} of them made before" if event.made_before else ""
+            self._console.print(f"{event.runs} runs{before}.", highlight=False)
+        elif isinstance(event, Finished):
+            self._over += 1
+            self.errors += event.done.status == "error"
+            text = f"{self._over}/{self._all}  {_name(event.run)}: {_ending(event)}"
+            self._console.print(escape(text), highlight=False, soft_wrap=True)
+
+
+class _Bars:
+    """A bar for all runs, one for each that is under way, and a line for each that failed."""
+
+    def __init__(self, bars: Progress) -> None:
+        self.errors = 0
+        self._bars = bars
+        self._total = bars.add_task("[bold]all runs", total=None, note="")
+        self._runs: dict[Run, TaskID] = {}
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Planned):
+            self._bars.update(self._total, total=event.runs, completed=event.made_before)
+        elif isinstance(event, Underway):
+            self._show(event)
+        else:
+            self._bars.advance(self._total)
+            self._bars.update(self._total, note=escape(f"last: {_name(event.run)}: {_ending(event)}"[:70]))
+            if event.run in self._runs:
+                self._bars.remove_task(self._runs.pop(event.run))
+            if event.done.status == "error":
+                self.errors += 1
+                self._bars.console.print(escape(f"{_name(event.run)}: {event.done.reason}"), highlight=False)
+
+    def _show(self, event: Underway) -> None:
+        at = event.progress
+        if event.run not in self._runs:
+            self._runs[event.run] = self._bars.add_task(escape(_name(event.run)), total=round(at.budget_seconds), note="")
+        note = "of its simulated seconds"
+        if math.isfinite(at.accuracy):
+            note = f"accuracy {at.accuracy:.3f}"
+        elif math.isfinite(at.loss):
+            note = f"loss {at.loss:.4g}"
+        self._bars.update(self._runs[event.run], completed=round(at.seconds), note=note)
+
+
+def _name(run: Run) -> str:
+    return f"{run.scenario} {run.tuner} seed {run.seed}"
+
+
+def _ending(event: Finished) -> str:
+    done = event.done
+    if done.status == "target":
+        return f"target in {done.completion_seconds:.0f} s"
+    return done.reason if done.status == "error" else done.status
