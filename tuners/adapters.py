@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from tuners.actions import Action, Job, Rejected, Scalar, Tuner, TunerFactory
 from tuners.search import search
 
-__all__ = ["AskTell", "from_ask_tell", "from_pair"]
+__all__ = ["AskTell", "Step", "from_ask_tell", "from_pair"]
 
 S = TypeVar("S")
 
