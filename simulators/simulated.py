@@ -40,13 +40,14 @@ from tuners.actions import (
     Target,
     Window,
 )
-from tuners.settings import Knob, Node
+from tuners.settings import Choice, Knob, Node
 
 __all__ = ["SimulatedSystem"]
 
 T = TypeVar("T")
 
 _ROWS = 512  # of pushes per call of the engine
+_MOST_ROWS = 64  # of a mini-batch that are computed, where fewer count, to save compiling
 _NOTHING = np.zeros((0, len(engine.Records._fields)))
 
 
@@ -280,7 +281,7 @@ class SimulatedSystem:
             built = built._replace(learning_rate=jnp.float32(0.0))
         largest = max(sum(row) for row in loads(self._cluster.nodes, setting).values())
         program = engine.Program(
-            model=_model(self._workload, largest),
+            model=_model(self._workload, self.job.space, largest),
             decide=policy.decide,
             probes=policy.probes,
             discipline=self._cluster.discipline,
@@ -390,9 +391,16 @@ def _drawn(workload: Workload, seed: int) -> tuple[Data, Any]:
     return Data(shuffled, valid), workload.proxy.init(jax.random.key(seed))
 
 
-def _model(workload: Workload, samples: int) -> Model | None:
-    """The learning part of a program. Mini-batches are compiled at the next power of two, so that few are compiled."""
+def _model(workload: Workload, space: Space, samples: int) -> Model | None:
+    """The learning part of a program, for mini-batches of up to `samples` rows.
+
+    Compiled for the largest batch size that is free to choose, up to 64, so that most changes of it compile nothing; beyond
+    that for the next power of two.
+    """
     if workload.proxy is None:
         return None
-    batch = 1 << (samples - 1).bit_length()
+    knob = space.knob("batch_size")
+    choices = () if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
+    rows = max(samples, *(min(int(c), _MOST_ROWS) for c in choices), 1)
+    batch = 1 << (rows - 1).bit_length()
     return Model(workload.proxy.losses, workload.proxy.correct, workload.optimizer, workload.aggregation, batch)
