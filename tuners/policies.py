@@ -69,7 +69,7 @@ def _within_bound(state: _Bound, push: Push) -> tuple[_Bound, Decision]:
 
 class _Dynamic(NamedTuple):
     low: Array  # int32 scalar: s_L, granted to everybody
-    extra: Array  # int32 scalar: s_U - s_L, what the controller may add
+    offers: Array  # int32 [s_U - s_L + 1]: the extra clocks that the controller may grant, from 0
     last_seconds: Array  # float [k]: when each worker pushed last
     interval_seconds: Array  # float [k]: between its last two pushes
     credit: Array  # int32 [k]: extra clocks that a worker still has
@@ -88,7 +88,7 @@ def dssp(low: int, high: int) -> SyncPolicy:
         zeros = jnp.zeros(active.shape)  # float64 where JAX is set to it, as the simulator does
         return _Dynamic(
             jnp.asarray(low, jnp.int32),
-            jnp.asarray(high - low, jnp.int32),
+            jnp.arange(high - low + 1, dtype=jnp.int32),
             zeros,
             zeros,
             jnp.zeros(active.shape, jnp.int32),
@@ -98,7 +98,7 @@ def dssp(low: int, high: int) -> SyncPolicy:
 
 
 def _within_dynamic_bound(state: _Dynamic, push: Push) -> tuple[_Dynamic, Decision]:
-    p = push.worker
+    p, high = push.worker, state.low + state.offers[-1]
     interval = state.interval_seconds.at[p].set(push.seconds - state.last_seconds[p])
     last = state.last_seconds.at[p].set(push.seconds)
     clocks = jnp.where(push.active, push.clocks, _UNBOUNDED)
@@ -109,22 +109,23 @@ def _within_dynamic_bound(state: _Dynamic, push: Push) -> tuple[_Dynamic, Decisi
     granted = jnp.where(fastest & (state.credit[p] == 0), _extra_clocks(state, last, interval, p, slowest), 0)
     credit = state.credit.at[p].add(granted.astype(jnp.int32))
     over = ahead > state.low
-    spend = over[p] & (credit[p] > 0) & (ahead[p] <= state.low + state.extra)
+    spend = over[p] & (credit[p] > 0) & (ahead[p] <= high)
     release = push.waiting & ~over
     release = release.at[p].set(release[p] | spend)
     # Credit is for one excursion beyond the lower bound; back inside it, the controller decides afresh.
     credit = jnp.where(over, credit, 0).at[p].add(-spend.astype(jnp.int32))
     credit = jnp.maximum(credit, 0)
-    return state._replace(last_seconds=last, interval_seconds=interval, credit=credit), Decision(release=release)
+    return state._replace(last_seconds=last, interval_seconds=interval, credit=credit), Decision(
+        release=release, step=(high > 0) | jnp.any(release)
+    )
 
 
 def _extra_clocks(state: _Dynamic, last: Array, interval: Array, p: Array, slowest: Array) -> Array:
     """Number of further clocks r in [0, s_U - s_L] after which worker `p` would wait least for the slowest."""
-    r = jnp.arange(_DSSP_RANGE + 1)
-    mine = last[p] + r * interval[p]
-    theirs = last[slowest] + (r + 1) * interval[slowest]
+    mine = last[p] + state.offers * interval[p]
+    theirs = last[slowest] + (state.offers + 1) * interval[slowest]
     gap = jnp.min(jnp.abs(mine[:, None] - theirs[None, :]), axis=1)
-    return jnp.argmin(jnp.where(r <= state.extra, gap, jnp.inf))
+    return state.offers[jnp.argmin(gap)]
 
 
 def names() -> tuple[str, ...]:
