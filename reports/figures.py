@@ -11,6 +11,7 @@ import html
 import io
 import math
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -51,7 +52,7 @@ _STYLE: Any = {
     "ytick.labelcolor": _INK,
 }
 
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 
 
 class Drawing(NamedTuple):
@@ -165,7 +166,9 @@ def learning_curves(
         return Drawing(_svg(figure, name, caption), caption)
 
 
-def _panel(axes: Axes, tuner: str, lines: list[tuple[Floats, Floats]], medians: dict[str, tuple[Floats, Floats]]) -> None:
+def _panel(
+    axes: Axes, tuner: str, lines: list[tuple[_Floats, _Floats]], medians: dict[str, tuple[_Floats, _Floats]]
+) -> None:
     axes.set_title(tuner, loc="left", fontsize=9, fontweight="bold")
     axes.grid(color=_MUTED, alpha=0.2, linewidth=0.6)
     for other, (x, y) in medians.items():
@@ -181,7 +184,7 @@ def _panel(axes: Axes, tuner: str, lines: list[tuple[Floats, Floats]], medians: 
         axes.text(0.5, 0.5, "no evaluations", transform=axes.transAxes, ha="center", color=_MUTED)
 
 
-def _curves(mine: pl.DataFrame, metric: str) -> list[tuple[Floats, Floats]]:
+def _curves(mine: pl.DataFrame, metric: str) -> list[tuple[_Floats, _Floats]]:
     """A thinned line per seed."""
     lines = []
     for _, run in mine.sort("seed", "seconds").group_by(["seed"], maintain_order=True):
@@ -191,7 +194,7 @@ def _curves(mine: pl.DataFrame, metric: str) -> list[tuple[Floats, Floats]]:
     return lines
 
 
-def _median_curve(lines: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
+def _median_curve(lines: Sequence[tuple[_Floats, _Floats]]) -> tuple[_Floats, _Floats]:
     """The median over runs from when all have a value until half have ended."""
     start = max(float(x[0]) for x, _ in lines)
     end = max(start, float(np.median([x[-1] for x, _ in lines])))
@@ -204,7 +207,8 @@ def _median_curve(lines: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Float
 
 SETTINGS_NOTE = (
     "Every knob that was changed, over simulated time: a line per seed, the thick one for the run with the median "
-    "completion time. A line ends when its run reached the target or the budget, or at the last change of a run that broke off."
+    "completion time. A line ends when its run reached the target or the budget, or at the last change of a run that "
+    "broke off."
 )
 """How to read the drawings of `settings_over_time`."""
 
@@ -342,8 +346,11 @@ def _logarithmic(axes: Axes) -> None:
 def _svg(figure: Figure, name: str, alternative: str) -> str:
     """The figure as an SVG element whose ids start with `name`."""
     out = io.StringIO()
-    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = out.getvalue()
+    with warnings.catch_warnings():
+        # Text stays text, so what the drawing font lacks is the reader's browser's to find.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", " ", out.getvalue())  # no XML may hold these
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", text, flags=re.DOTALL)
     used = set(re.findall(r'(?:url\(|href=")#([^")]+)', text))

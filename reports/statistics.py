@@ -60,14 +60,14 @@ _STREAM = 20_240_607
 _HUGE = 1e100  # its square is finite too
 _OPEN = 1e50
 
-Floats: TypeAlias = NDArray[np.float64]
+_Floats: TypeAlias = NDArray[np.float64]
 
 
 class Bounds(NamedTuple):
     """What is known of n values: each is at least `least` and at most `most`, equal where it was measured."""
 
-    least: Floats
-    most: Floats
+    least: _Floats
+    most: _Floats
 
 
 class Interval(NamedTuple):
@@ -79,7 +79,7 @@ class Interval(NamedTuple):
     bound: Literal["=", ">", "<", "?"] = "="  # the true estimate is this, more, less, or not known at all
 
 
-def censored(seconds: Sequence[float] | Floats, reached: Sequence[bool] | NDArray[np.bool_]) -> Bounds:
+def censored(seconds: Sequence[float] | _Floats, reached: Sequence[bool] | NDArray[np.bool_]) -> Bounds:
     """Completion times of which those not `reached` are known to be at least `seconds`."""
     least = np.asarray(seconds, dtype=np.float64)
     return Bounds(least, np.where(np.asarray(reached, dtype=bool), least, np.inf))
@@ -110,7 +110,7 @@ def median_interval(values: Bounds, *, level: float = LEVEL, resamples: int = _R
     return Interval(least, low, high, ">") if least > 0 else Interval(math.nan, low, high, "?")
 
 
-def mean_interval(values: Sequence[float] | Floats, *, level: float = LEVEL, resamples: int = _RESAMPLES) -> Interval:
+def mean_interval(values: Sequence[float] | _Floats, *, level: float = LEVEL, resamples: int = _RESAMPLES) -> Interval:
     """The mean and its percentile-bootstrap interval; no interval from a single value."""
     x = np.asarray(values, dtype=np.float64)
     if x.size == 0:
@@ -119,7 +119,7 @@ def mean_interval(values: Sequence[float] | Floats, *, level: float = LEVEL, res
     return Interval(mean, *_bootstrap(x, np.mean, level, resamples))
 
 
-def _bootstrap(x: Floats, statistic: Any, level: float, resamples: int) -> tuple[float, float]:
+def _bootstrap(x: _Floats, statistic: Any, level: float, resamples: int) -> tuple[float, float]:
     if x.size < 2:
         return math.nan, math.nan
     if np.all(x == x[0]):
@@ -153,7 +153,7 @@ class Ranking:
     verdict: str  # all this as one sentence
 
 
-def rank_keys(seconds: Sequence[float], reached: Sequence[bool], failed: Sequence[bool]) -> Floats:
+def rank_keys(seconds: Sequence[float], reached: Sequence[bool], failed: Sequence[bool]) -> _Floats:
     """What to rank runs by: time where reached, then all censored ones alike, then all failed ones alike."""
     key = np.where(np.asarray(reached, dtype=bool), np.asarray(seconds, dtype=np.float64), _HUGE)
     return np.where(np.asarray(failed, dtype=bool), np.inf, key)
@@ -192,7 +192,7 @@ def _letter(index: int) -> str:
     return chr(ord("a") + index) if index < 26 else f"[{index + 1}]"
 
 
-def rank(tuners: Sequence[str], keys: Floats, *, level: float = LEVEL, resamples: int = _RESAMPLES) -> Ranking:
+def rank(tuners: Sequence[str], keys: _Floats, *, level: float = LEVEL, resamples: int = _RESAMPLES) -> Ranking:
     """Rank `tuners` by `keys` of shape [blocks, tuners], lower is better; every block must hold every tuner.
 
     Raises ValueError where `keys` has another shape or holds NaN.
@@ -219,7 +219,7 @@ def rank(tuners: Sequence[str], keys: Floats, *, level: float = LEVEL, resamples
     return Ranking(tuple(tuners[i] for i in order), intervals, groups, blocks, p_value, cd, separates, verdict)
 
 
-def _judge(ranks: Floats, cd: float, level: float) -> tuple[tuple[str, ...], float, str]:
+def _judge(ranks: _Floats, cd: float, level: float) -> tuple[tuple[str, ...], float, str]:
     """Groups, p-value and verdict for `ranks` [blocks, tuners] whose columns are in order of their means."""
     blocks, k = ranks.shape
     if k < 2:
@@ -242,7 +242,7 @@ def _judge(ranks: Floats, cd: float, level: float) -> tuple[tuple[str, ...], flo
     return groups, p_value, verdict
 
 
-def _test(ranks: Floats) -> tuple[str, float]:
+def _test(ranks: _Floats) -> tuple[str, float]:
     """The test's name and p-value."""
     from scipy.stats import binomtest, friedmanchisquare
 
