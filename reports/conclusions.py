@@ -37,7 +37,8 @@ def against_reference(rows: pl.DataFrame) -> list[str]:
     others = [r for r in rows.iter_rows(named=True) if r["role"] == "contestant"]
     faster = [r for r in others if r["ratio_high"] < 1]
     slower = [r for r in others if r["ratio_low"] > 1]
-    unclear = [r for r in others if r not in faster and r not in slower]
+    untimed = [r for r in others if r["failed"] == r["runs"]]
+    unclear = [r for r in others if r not in faster and r not in slower and r not in untimed]
     said = []
     for found, word in ((faster, "Faster"), (slower, "Slower")):
         if found:
@@ -46,6 +47,8 @@ def against_reference(rows: pl.DataFrame) -> list[str]:
             )
     if unclear:
         said.append(f"Not separable from {REFERENCE}: {_listed(r['tuner'] for r in unclear)}.")
+    if untimed:
+        said.append(f"Every run failed: {_listed(r['tuner'] for r in untimed)}.")
     return said
 
 

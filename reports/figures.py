@@ -80,7 +80,7 @@ def completion_times(rows: pl.DataFrame, scores: pl.DataFrame, name: str) -> Dra
             axes.text(budget, -0.75, "budget", color=_MUTED, ha="center", va="bottom", fontsize=8)
         axes.set_yticks(range(len(tuners)), tuners)
         axes.set_ylim(len(tuners) - 0.4, -0.75)
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, 1.1 * budget if bool(rows["completion_high"].is_infinite().any()) else None)
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="x", color=_MUTED, alpha=0.25, linewidth=0.6)
         axes.set_xlabel("completion time, simulated seconds")
@@ -276,7 +276,9 @@ def critical_differences(ranking: Ranking, name: str) -> Drawing | None:
     with _canvas(0.3 * (1.9 + first + half), left=0.15, bottom=0, top=0) as figure:
         axes = figure.add_subplot()
         axes.set_axis_off()
-        axes.set_xlim(1 - 0.35 * k, k + 0.35 * k)
+        label = min(3.3, 0.3 + _label_inches(ranking.tuners))  # with the mean rank beside it
+        margin = 0.2 + label * (k - 1) / (_WIDTH - 0.3 - 2 * label)
+        axes.set_xlim(1 - margin, k + margin)
         axes.set_ylim(first + half, -1.9)
         _scale(axes, k, ranking.critical_difference)
         for i, (tuner, mean) in enumerate(zip(ranking.tuners, means, strict=True)):

@@ -161,7 +161,7 @@ def _settings(tuners: list[str], settings: pl.DataFrame, scores: pl.DataFrame, p
         mine = pl.col("tuner") == tuner
         drawn = settings_over_time(settings.filter(mine), scores.filter(mine), f"{prefix}-settings-{i}")
         if drawn is None:
-            still.append(tuner)
+            still += [tuner] if settings.filter(mine).height else []
         else:
             shown.append(f"<details open><summary>{_text(tuner)}</summary>{_figure(drawn)}</details>")
     if still:
@@ -179,7 +179,8 @@ def _failures(scores: pl.DataFrame) -> list[str]:
         f'<td class="text">{_text(reason)}</td></tr>'
         for tuner, seed, status, reason in lost.select("tuner", "seed", "status", "reason").iter_rows()
     )
-    head = '<th scope="col">tuner</th><th scope="col">seed</th><th scope="col" class="text">ended by</th><th>reason</th>'
+    head = '<th scope="col">tuner</th><th scope="col">seed</th>'
+    head += '<th scope="col" class="text">ended by</th><th scope="col" class="text">reason</th>'
     return [
         "<h3>Runs that did not reach the target</h3>",
         f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{cells}</tbody></table></div>',

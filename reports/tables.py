@@ -210,7 +210,7 @@ def quantity(value: float) -> str:
 
 def relative(value: float) -> str:
     """A ratio, a regret or a mean rank: two digits after the point, fewer from 10 on, more below 0.1."""
-    return f"{value:.2f}" if 0.095 <= abs(value) < 9.995 or value == 0 else quantity(value)
+    return f"{value:.2f}" if 0.095 <= abs(value) < 9.995 else quantity(value)
 
 
 def interval_text(row: dict[str, Any], name: str, kind: str) -> tuple[str, str]:

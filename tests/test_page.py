@@ -190,6 +190,11 @@ def test_an_interval_across_one_is_not_separable():
     assert unclear == "Not separable from fixed: x."
 
 
+def test_a_tuner_that_always_failed_has_no_time_to_compare():
+    said = against_reference(summary(from_times({"fixed": [10.0, 11], "x": [NAN, NAN]})))
+    assert said == ["Every run failed: x."]
+
+
 def test_runs_are_tallied():
     rows = summary(from_times({"fixed": [10.0, INF, NAN], "x": [1.0, 2.0, 3.0]}))
     assert tally(rows) == "4 of 6 runs reached the target, 1 did not within the budget and 1 failed."
