@@ -92,7 +92,7 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
         budget_seconds=job.budget_seconds,
         reached=reached,
         reconfigurations=changes,
-        overhead_seconds=math.fsum(c.stall_seconds for c in costs),
+        overhead_seconds=math.fsum([*(c.stall_seconds for c in costs), *_forking(exchanges)]),
         slow_seconds=math.fsum(c.slow_seconds for c in costs),
         bytes_moved=math.fsum(c.bytes_moved for c in costs),
         trial_seconds=math.fsum(w.seconds for on_path, w in windows if not on_path),
@@ -150,6 +150,15 @@ class _Path:
         return index < self._until.get(getattr(exchange.action, "branch", 0), 0)
 
 
+def _forking(exchanges: Sequence[Exchange]) -> Iterator[float]:
+    """Seconds that each fork took, in which nobody trained: copying, and restarting under another setting."""
+    before = 0.0
+    for exchange in exchanges:
+        if isinstance(exchange.action, Fork):
+            yield exchange.seconds - before
+        before = exchange.seconds
+
+
 def _done(exchange: Exchange) -> bool:
     return not isinstance(exchange.answer, Rejected)
 
@@ -169,7 +178,7 @@ def _evaluations(exchanges: Sequence[Exchange], path: _Path) -> Iterator[Evaluat
 
 
 def _settings(job: Job, exchanges: Sequence[Exchange], path: _Path) -> tuple[list[tuple[float, Setting]], int]:
-    """The settings along the path, and how often a branch was really changed by a reconfiguration."""
+    """The settings along the path, and how often a branch was really changed, by a reconfiguration or in a fork."""
     of_branch, changes = {0: job.start}, 0
     along = [(0.0, job.start)]
     for index, exchange in enumerate(exchanges):
@@ -177,7 +186,9 @@ def _settings(job: Job, exchanges: Sequence[Exchange], path: _Path) -> tuple[lis
         if not _done(exchange) or not isinstance(action, Fork | Reconfigure):
             continue
         if isinstance(action, Fork):
-            setting = action.setting or of_branch.get(action.branch, job.start)
+            parent = of_branch.get(action.branch, job.start)
+            setting = action.setting or parent
+            changes += setting != parent
             of_branch[exchange.answer] = setting
         else:
             setting = action.setting
