@@ -11,9 +11,11 @@ from statistics import NormalDist
 import jax.numpy as jnp
 import numpy as np
 
-import simulators.engine  # noqa: F401 (lets JAX count in float64)
 from simulators.profiles import Device, NodeType
+from simulators.reconfigure import Costs
+from simulators.simulated import SimulatedSystem
 from simulators.workloads import Demand, Proxy, Workload
+from tuners.actions import Target
 
 WAIT, PULL, COMPUTE, PUSH, APPLY = "wait", "pull", "compute", "push", "apply"
 
@@ -107,6 +109,17 @@ def job(demand=None, model=None, **changed):
     proxy = model.proxy() if model else None
     samples = len(model.train[0]) if model else 120
     return Workload(**({"name": "job", "demand": demand, "proxy": proxy, "samples": samples} | changed))
+
+
+def system(cluster, workload, setting, conditions, seed=0, **changed):
+    """The same job in the simulator."""
+    rules = {"knobs": (), "target": Target("clocks", 1e9), "budget_seconds": 1e12, "costs": Costs(), "evaluate_clocks": 10}
+    return SimulatedSystem("judged", cluster, workload, setting, conditions=conditions, seed=seed, **(rules | changed))
+
+
+def branch(simulated, number=0):
+    """What a tuner cannot see: one branch's parameters, optimizer slots and gradients, as the engine holds them."""
+    return simulated._branches[number].state
 
 
 # -------------------------------------------------------------------------------------------------------------- network
@@ -207,6 +220,18 @@ class Worker:
     pulled: dict = field(default_factory=dict)
     version: int = 0
     took: dict = field(default_factory=dict)
+
+
+@dataclass
+class Backup(Bounded):
+    """A barrier that waits for all but `spare` workers, who then give up what they were doing."""
+
+    bound: float = 0
+    spare: int = 1
+
+    def decide(self, worker, clocks, waiting, seconds):
+        done = len(waiting) >= len(clocks) - self.spare
+        return (list(clocks), True) if done else ([], False)
 
 
 class Oracle:
