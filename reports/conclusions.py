@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from reports.statistics import LEVEL, coverage_limit
-from reports.tables import REFERENCE, interval_text
+from reports.tables import REFERENCE, against, interval_text
 
 __all__ = ["against_reference", "headline", "limits", "tally"]
 
@@ -35,8 +35,8 @@ def against_reference(rows: pl.DataFrame) -> list[str]:
     if REFERENCE not in rows["tuner"]:
         return [f"The reference {REFERENCE} was not run, so there are no ratios."]
     others = [r for r in rows.iter_rows(named=True) if r["role"] == "contestant"]
-    faster = [r for r in others if r["ratio_high"] < 1]
-    slower = [r for r in others if r["ratio_low"] > 1]
+    faster = [r for r in others if against(r) == "faster"]
+    slower = [r for r in others if against(r) == "slower"]
     untimed = [r for r in others if r["failed"] == r["runs"]]
     unclear = [r for r in others if r not in faster and r not in slower and r not in untimed]
     said = []
@@ -46,7 +46,8 @@ def against_reference(rows: pl.DataFrame) -> list[str]:
                 f"{word} than {REFERENCE}, with the whole interval on that side: {_listed(map(_with_ratio, found))}."
             )
     if unclear:
-        said.append(f"Not separable from {REFERENCE}: {_listed(r['tuner'] for r in unclear)}.")
+        few = " (with fewer than five seeds nobody is)" if all(r["runs"] - r["failed"] < 5 for r in unclear) else ""
+        said.append(f"Not separable from {REFERENCE}{few}: {_listed(r['tuner'] for r in unclear)}.")
     if untimed:
         said.append(f"Every run failed: {_listed(r['tuner'] for r in untimed)}.")
     return said

@@ -184,10 +184,15 @@ def test_the_reference_is_missed_when_it_is_missing():
 
 
 def test_an_interval_across_one_is_not_separable():
-    rows = summary(from_times({"fixed": [10.0, 10, 10], "x": [9.0, 10, 11], "z": [20.0, 21, 22]}))
+    rows = summary(from_times({"fixed": [10.0] * 5, "x": [9.0, 10, 11, 10, 11], "z": [20.0, 21, 22, 21, 21]}))
     slower, unclear = against_reference(rows)
     assert slower == "Slower than fixed, with the whole interval on that side: z (2.10 of its time; 2.00\u20132.20)."
     assert unclear == "Not separable from fixed: x."
+
+
+def test_four_seeds_conclude_nothing_against_the_reference():
+    (said,) = against_reference(summary(from_times({"fixed": [10.0] * 4, "x": [1.0, 2, 1, 2]})))
+    assert said == "Not separable from fixed (with fewer than five seeds nobody is): x."
 
 
 def test_a_tuner_that_always_failed_has_no_time_to_compare():
