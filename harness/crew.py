@@ -78,9 +78,13 @@ class _Hand:
         theirs.close()
         try:
             self.connection.recv()
-        except EOFError:
-            self._process.wait()
-            raise RuntimeError(f"Cannot start a worker process: {self._said() or 'it ended at once'}.") from None
+        except BaseException as error:
+            self._process.wait() if isinstance(error, EOFError) else self._process.kill()
+            said = self._said()
+            self.dismiss()
+            if isinstance(error, EOFError):
+                raise RuntimeError(f"Cannot start a worker process: {said or 'it ended at once'}.") from None
+            raise
 
     def give(self, task: Task) -> None:
         self._task = task
