@@ -78,12 +78,13 @@ class _Hand:
         theirs.close()
         try:
             self.connection.recv()
-        except BaseException as error:
-            self._process.wait() if isinstance(error, EOFError) else self._process.kill()
+        except EOFError:
+            self._process.wait()
             said = self._said()
             self.dismiss()
-            if isinstance(error, EOFError):
-                raise RuntimeError(f"Cannot start a worker process: {said or 'it ended at once'}.") from None
+            raise RuntimeError(f"Cannot start a worker process: {said or 'it ended at once'}.") from None
+        except BaseException:
+            self.dismiss()
             raise
 
     def give(self, task: Task) -> None:

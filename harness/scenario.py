@@ -7,6 +7,7 @@ Everything is checked when it is read, and an error names file, table and key. N
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
@@ -126,8 +127,12 @@ def job(scenario: Scenario, seed: int = 0) -> Job:
     """The job as tuners see it. Raises ValueError where the workload cannot be made or the start is not in the space."""
     made = _workload(scenario)
     space = _space(scenario, made)
+    # Here, because policies are JAX, which reading a scenario does without.
+    from tuners import policies
+
     try:
         space.check(space.base)
+        policies.named(space.base.policy, space.base.staleness)
     except Rejected as error:
         raise ValueError(f"{scenario.origin}: [start]: {error}") from None
     return Job(
@@ -169,17 +174,18 @@ def show(scenario: Scenario) -> str:
     types: dict[NodeType, list[str]] = {}
     for name, kind in scenario.cluster.nodes:
         types.setdefault(kind, []).append(name)
-    lines = [f"{scenario.name}: {scenario.summary}", ""]
+    said = [f"{scenario.name}: {scenario.summary}", ""]
     for kind, names in types.items():
         where = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
         rate = f"{kind.nic_bytes_per_second * 8 / 1e6:g} Mbit/s"
-        lines.append(f"{len(names)} x {kind.name}: {kind.cores} cores, {rate} ({where})")
-    lines.append(f"{scenario.workload.name}: {workloads()[scenario.workload.name]}")
+        said.append(f"{len(names)} x {kind.name}: {kind.cores} cores, {rate} ({where})")
+    said.append(f"{scenario.workload.name}: {workloads()[scenario.workload.name]}")
     if made is not None:
         start = _start(scenario, made)
-        lines.append(f"starts with {len(start.workers)} workers, {len(start.servers)} servers, {start.policy},")
-        lines.append(f"batch size {start.batch_size}, learning rate {start.learning_rate:g}, momentum {start.momentum:g}")
-    lines.append(f"free: {', '.join(k.name for k in scenario.knobs) or 'nothing'}")
+        training = f"batch size {start.batch_size}, learning rate {start.learning_rate:g}, momentum {start.momentum:g}"
+        said.append(f"starts with {len(start.workers)} workers and {len(start.servers)} servers, {start.policy}, {training}")
+    said.append(f"free: {', '.join(k.name for k in scenario.knobs) or 'nothing'}")
+    lines = [line for text in said for line in textwrap.wrap(text, 110, subsequent_indent="  ") or [""]]
     return "".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n" + scenario.text
 
 

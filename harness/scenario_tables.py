@@ -156,7 +156,8 @@ def read(text: str) -> Tables:
         try:
             msgspec.convert(knob, KnobTable)
         except msgspec.ValidationError as error:
-            raise ValueError(f"[free] {name}: {_explained(str(error), 'free').removeprefix('[free] ')}") from None
+            said = _explained(str(error), "free").removeprefix("[free]").lstrip(": ")
+            raise ValueError(f"[free] {name}: {said}") from None
     try:
         return msgspec.convert(table, Tables)
     except msgspec.ValidationError as error:
@@ -166,7 +167,7 @@ def read(text: str) -> Tables:
 def near(name: str, known: Iterable[str]) -> str:
     """Advice on a name that is not `known`: those it may have meant, or all there are."""
     names = list(known)
-    close = get_close_matches(name, names, n=3, cutoff=0.5)
+    close = get_close_matches(name, names, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(close)}?" if close else f"choose one of {', '.join(names)}."
 
 
