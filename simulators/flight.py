@@ -93,7 +93,7 @@ def to_next_push(
         left = jnp.where(flight.phase == WAIT, jnp.inf, left)
         worker = jnp.argmin(left).astype(jnp.int32)
         now = seconds + left[worker]
-        due = now <= until_seconds
+        due = (now <= until_seconds) & jnp.isfinite(now)  # where everybody waits, nothing is due, however long the run
         moved = flight._replace(remaining=jnp.maximum(flight.remaining - rates * left[worker], 0.0))
         after, pushed = _next_phase(plant, moved, worker, now)
         flight = jax.tree.map(partial(jnp.where, due), after, flight)
@@ -123,12 +123,10 @@ def _rates(plant: Plant, flight: Flight, *, discipline: str, overlapping: bool) 
     if overlapping:
         both = network.maxmin(plant.usage, plant.capacity, jnp.concatenate([pulling, pushing]))
         pull, push = both[:nodes], both[nodes:]
-    elif discipline == "fifo":
-        pull = network.fifo(plant.nic, plant.serve_out, pulling, flight.arrival)
-        push = network.fifo(plant.nic, plant.serve_in, pushing, flight.arrival)
     else:
-        pull = network.waterfill(plant.nic, plant.serve_out, pulling)
-        push = network.waterfill(plant.nic, plant.serve_in, pushing)
+        both, capacity = jnp.stack([pulling, pushing]), jnp.stack([plant.serve_out, plant.serve_in])
+        served = partial(network.fifo, arrival=flight.arrival) if discipline == "fifo" else partial(network.waterfill)
+        pull, push = jax.vmap(served, in_axes=(None, 0, 0))(plant.nic, capacity, both)
     computing = jnp.where(flight.phase == COMPUTE, 1.0 / plant.slowdown, 0.0)
     return pull + push + computing + (flight.phase == APPLY)
 

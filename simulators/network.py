@@ -26,19 +26,18 @@ def waterfill(limits: Array, capacity: Array, active: Array) -> Array:
         active: which transfers are in flight, bool [k]; the others get 0.
     """
     # Used bandwidth is a concave, piecewise linear function of the water level, so the level that fills the capacity is
-    # the largest of those that its linear pieces give: no sorting, no loop.
-    below = (limits[None, :] <= limits[:, None]) & active[None, :]
-    used = below @ limits
-    still_rising = jnp.sum(active) - jnp.sum(below, axis=1)
-    level_after = jnp.where(active & (still_rising > 0), (capacity - used) / jnp.maximum(still_rising, 1), 0.0)
-    level = jnp.maximum(jnp.max(level_after), capacity / jnp.maximum(jnp.sum(active), 1))
+    # the largest of those that its linear pieces give: no sorting, no loop. Piece i: all with lower limits are at them.
+    lower = (limits[None, :] < limits[:, None]) & active[None, :]
+    used = jnp.sum(jnp.where(lower, limits[None, :], 0.0), axis=1)
+    rising = jnp.sum((limits[None, :] >= limits[:, None]) & active[None, :], axis=1)
+    level = jnp.max(jnp.where(active, (capacity - used) / jnp.maximum(rising, 1), 0.0))
     return jnp.where(active, jnp.minimum(limits, level), 0.0)
 
 
 def fifo(limits: Array, capacity: Array, active: Array, arrival: Array) -> Array:
     """Rates [k] when a shared resource serves in order of `arrival` [k]: each takes what its elders leave."""
     older = (arrival[None, :] < arrival[:, None]) & active[None, :]
-    left = jnp.maximum(capacity - older @ limits, 0.0)
+    left = jnp.maximum(capacity - jnp.sum(jnp.where(older, limits[None, :], 0.0), axis=1), 0.0)
     return jnp.where(active, jnp.minimum(limits, left), 0.0)
 
 
