@@ -113,14 +113,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from harness.compare import compare
     from harness.display import watching
 
     scenarios = options.scenarios or ["digits"]
     out = options.out or Path("results") / "+".join(Path(s).stem for s in scenarios)
-    console = Console()
+    console = _console()
     try:
         with watching(console) as watch:
             compare(
@@ -153,6 +151,13 @@ def _tuners(text: str) -> list[str]:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _console() -> Console:
+    """Where it is no terminal, nobody says how wide it is, and the tables fit in 100 columns."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=int(os.environ.get("COLUMNS", "") or 100))
 
 
 def _conclude(out: Path, console: Console) -> None:
@@ -215,11 +220,9 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from harness.results import assemble
 
     if (options.folder / "runs").is_dir():
         assemble(options.folder)
-    _conclude(options.folder, Console())
+    _conclude(options.folder, _console())
     return 0

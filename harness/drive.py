@@ -247,9 +247,10 @@ def _clipped(action: Action[Any], left_seconds: float) -> Action[Any]:
 
 
 def _ended(system: System) -> Ending | None:
-    if system.status != "running":
-        return system.status
-    return "budget" if system.now >= system.job.budget_seconds else None
+    over = system.now - system.job.budget_seconds
+    if over > 0 or (over == 0 and system.status == "running"):
+        return "budget"  # even where the target was reached, it was too late
+    return None if system.status == "running" else system.status
 
 
 def _follow(branches: list[int], exchange: Exchange) -> None:

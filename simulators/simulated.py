@@ -139,7 +139,7 @@ class SimulatedSystem:
             raise Rejected(f"Cannot run branch {action.branch}: it has {branch.status}; free it and go on with another.")
         self._bring_to_now(branch)
         start = self._now
-        limit = np.inf if action.seconds is None else start + action.seconds
+        limit = min(self.job.budget_seconds, np.inf if action.seconds is None else start + action.seconds)
         table = self._train(branch, 2**31 - 1 if action.clocks is None else action.clocks, limit)
         table, branch.unseen = np.concatenate([branch.unseen, table]), _NOTHING
         return measured.window(

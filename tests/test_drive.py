@@ -8,13 +8,12 @@ import threading
 import time
 from collections.abc import Generator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.drive import Outcome, drive, play, replay
-from traces.exchanges import Exchange, read_log, write_log
+from harness.drive import Outcome, drive, play
+from traces.exchanges import Exchange
 from tuners.actions import (
     Action,
     Cost,
@@ -29,7 +28,6 @@ from tuners.actions import (
     Tuner,
     Window,
 )
-from tuners.random_search import random_search
 from tuners.toys import Toy, toys
 
 
@@ -385,34 +383,14 @@ def test_stopping_to_listen_closes_the_tuner() -> None:
     assert closed == [True]
 
 
-# ------------------------------------------------------------------------------------------------------------- replay
+def test_a_target_reached_too_late_is_not_reached() -> None:
+    class Late(Toy):
+        """Runs on beyond its budget."""
 
+        def perform(self, action: Action[Any]) -> Any:
+            answer = super().perform(action)
+            self.now, self.status = 21.0, "target"
+            return answer
 
-@pytest.fixture
-def recorded(tmp_path: Path) -> tuple[Toy, list[Exchange]]:
-    system = toys()["every knob"](3)
-    played = play(lambda job: random_search(job, clocks=20), system)
-    write_log(tmp_path / "log.gz", played.exchanges)
-    return system, read_log(tmp_path / "log.gz")
-
-
-def test_a_replayed_log_rebuilds_the_tuner(recorded: tuple[Toy, list[Exchange]]) -> None:
-    system, exchanges = recorded
-    cut = len(exchanges) // 2
-    asked = replay(random_search(system.job, clocks=20), exchanges[:cut])
-    assert asked == exchanges[cut].action
-
-
-def test_another_tuner_does_not_fit_the_log(recorded: tuple[Toy, list[Exchange]]) -> None:
-    system, exchanges = recorded
-    other = replace(system.job, seed=system.job.seed + 1)
-    with pytest.raises(ValueError, match=r"Cannot replay exchange \d+: the tuner asks Fork .*, the log has Fork"):
-        replay(random_search(other, clocks=20), exchanges)
-    with pytest.raises(ValueError, match="exchange 0: the tuner asks nothing"):
-        replay(reckless_never(), exchanges)
-
-
-def test_a_tuner_that_has_returned_asks_nothing() -> None:
-    played = play(reckless, toy())
-    assert len(played.exchanges) > 1
-    assert replay(reckless(toy().job), played.exchanges) is None
+    played = play(reckless, Late(toy().job))
+    assert (played.outcome.status, played.outcome.seconds) == ("budget", 21.0)
