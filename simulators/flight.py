@@ -94,7 +94,9 @@ def to_next_push(
         worker = jnp.argmin(left).astype(jnp.int32)
         now = seconds + left[worker]
         due = (now <= until_seconds) & jnp.isfinite(now)  # where everybody waits, nothing is due, however long the run
-        moved = flight._replace(remaining=jnp.maximum(flight.remaining - rates * left[worker], 0.0))
+        # Who ends at the same moment has nothing left, exactly: sharing would make a rounding error grow from cycle to cycle.
+        remaining = jnp.where(seconds + left <= now, 0.0, jnp.maximum(flight.remaining - rates * left[worker], 0.0))
+        moved = flight._replace(remaining=remaining)
         after, pushed = _next_phase(plant, moved, worker, now)
         flight = jax.tree.map(partial(jnp.where, due), after, flight)
         return _Turn(jnp.where(due, now, seconds), flight, worker, due & pushed, ~due)
