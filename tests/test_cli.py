@@ -98,7 +98,7 @@ def test_what_show_prints_is_a_scenario(here: Path, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     (here / "mine.toml").write_text(shown)
     assert main(["show", "mine.toml"]) == 0
-    assert "14 x edge-4core" in capsys.readouterr().out
+    assert "18 x edge-4core" in capsys.readouterr().out
 
 
 # --------------------------------------------------------------------------------------------------------- what it does

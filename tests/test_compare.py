@@ -73,6 +73,19 @@ def test_the_same_bytes_with_one_job_and_with_two(tiny: Path, tmp_path: Path) ->
     assert (tmp_path / "one" / "scenarios" / "tiny.toml").read_text() == arena.TINY
 
 
+def test_the_real_simulator_gives_the_same_bytes_with_one_job_and_with_two(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    text = (Path(load("digits-logistic").origin)).read_text()
+    path.write_text(text.replace("value = 0.92", "value = 0.8"))
+    for jobs in (1, 2):
+        compare([path], ["fixed", "asp"], out=tmp_path / str(jobs), seeds=2, jobs=jobs)
+    assert without_host(tmp_path / "1") == without_host(tmp_path / "2")
+    scores = store.load_results(tmp_path / "1").scores
+    assert scores["status"].to_list() == ["target"] * 4
+    assert scores["completion_seconds"].n_unique() == 4
+    assert (scores["final_accuracy"] >= 0.8).all()
+
+
 def test_a_run_can_be_replayed_from_its_log(tiny: Path, tmp_path: Path) -> None:
     run(tiny, tmp_path / "out", "arena:faster", seeds=1)
     log = read_log(results.run_folder(tmp_path / "out", "tiny", "arena:faster", 0) / "exchanges.jsonl.gz")
