@@ -45,7 +45,8 @@ _COMPARE_MORE = """\
 A scenario is a name that `harness list scenarios` knows, or a TOML file (see `harness show`).
 A tuner is a name that `harness list tuners` knows, or package.module:factory, where factory is
 a function of a Job that yields actions; modules are looked for in the current folder, too.
-`best_fixed` is no contestant but a yardstick: the best of 20 fixed settings, known in hindsight."""
+`all` stands for every contestant and for `best_fixed`, which is no contestant but a yardstick:
+the best of 20 fixed settings, known in hindsight."""
 
 _LISTS = ("tuners", "scenarios", "workloads", "profiles")
 
@@ -141,11 +142,11 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _tuners(text: str) -> list[str]:
     """The names in "all,NAME,...". An empty one is left for the registry to complain about."""
-    from tuners import contestants
+    from tuners import embedded
 
     names: list[str] = []
     for name in (part.strip() for part in text.split(",")):
-        names += contestants() if name == "all" else [name]
+        names += embedded() if name == "all" else [name]
     return names
 
 

@@ -20,9 +20,9 @@ from simulators.workloads import Cnn, Factorisation, Logistic, Mlp, Model, Proxy
 
 __all__ = ["make_proxy"]
 
-Batch: TypeAlias = tuple[Array, ...]
-Init: TypeAlias = Callable[[Array], Any]
-PerSample: TypeAlias = Callable[[Any, Batch], Array]
+_Batch: TypeAlias = tuple[Array, ...]
+_Init: TypeAlias = Callable[[Array], Any]
+_PerSample: TypeAlias = Callable[[Any, _Batch], Array]
 
 
 def make_proxy(model: Model, dataset: Dataset) -> Proxy:
@@ -33,7 +33,7 @@ def make_proxy(model: Model, dataset: Dataset) -> Proxy:
 
 
 @cache
-def _functions(model: Model, shape: tuple[int, ...], classes: int) -> tuple[Init, PerSample, PerSample]:
+def _functions(model: Model, shape: tuple[int, ...], classes: int) -> tuple[_Init, _PerSample, _PerSample]:
     if isinstance(model, Factorisation):
         if classes:
             raise ValueError(f"Cannot factorise data of {classes} classes: give ratings, or another model.")
@@ -74,11 +74,11 @@ def _one_hot(scores: Array, labels: Array) -> Array:
 
 def _classifier(
     scores: Callable[[Any, Array], Array], criterion: Callable[[Array, Array], Array]
-) -> tuple[PerSample, PerSample]:
-    def losses(parameters: Any, batch: Batch) -> Array:
+) -> tuple[_PerSample, _PerSample]:
+    def losses(parameters: Any, batch: _Batch) -> Array:
         return criterion(scores(parameters, batch[0]), batch[1])
 
-    def correct(parameters: Any, batch: Batch) -> Array:
+    def correct(parameters: Any, batch: _Batch) -> Array:
         return (jnp.argmax(scores(parameters, batch[0]), axis=1) == batch[1]).astype(jnp.float32)
 
     return losses, correct
@@ -101,7 +101,7 @@ def _dense(key: Array, sizes: tuple[tuple[int, int], ...]) -> tuple[dict[str, Ar
 
 def _linear(
     features: int, classes: int, l2: float, criterion: Callable[[Array, Array], Array]
-) -> tuple[Init, PerSample, PerSample]:
+) -> tuple[_Init, _PerSample, _PerSample]:
     """Scores x w + b from zero weights; losses carry l2 / 2 |w|^2, so that their mean is the regularised objective."""
 
     def init(key: Array) -> Any:
@@ -116,14 +116,14 @@ def _linear(
     if not l2:
         return init, plain, correct
 
-    def losses(parameters: Any, batch: Batch) -> Array:
+    def losses(parameters: Any, batch: _Batch) -> Array:
         penalty: Array = jnp.float32(l2 / 2) * jnp.sum(parameters["w"] ** 2)
         return plain(parameters, batch) + penalty
 
     return init, losses, correct
 
 
-def _perceptron(model: Mlp, features: int, classes: int) -> tuple[Init, PerSample, PerSample]:
+def _perceptron(model: Mlp, features: int, classes: int) -> tuple[_Init, _PerSample, _PerSample]:
     """ReLU between dense layers: features, *hidden, classes. Without hidden layers it is softmax regression."""
     sizes = (features, *model.hidden, classes)
 
@@ -140,7 +140,7 @@ def _layers(parameters: Any, x: Array) -> Array:
     return scores
 
 
-def _convolutional(model: Cnn, shape: tuple[int, ...], classes: int) -> tuple[Init, PerSample, PerSample]:
+def _convolutional(model: Cnn, shape: tuple[int, ...], classes: int) -> tuple[_Init, _PerSample, _PerSample]:
     """Two 3x3 convolutions of `width` and 2 `width` channels, each with ReLU and 2x2 max pooling, then dense layers."""
     if len(shape) != 3 or shape[0] % 4 or shape[1] % 4:
         raise ValueError(f"Cannot convolve samples of shape {shape}: expected images whose height and width divide by 4.")
@@ -175,7 +175,7 @@ def _pool(x: Array) -> Array:
     return jnp.max(x.reshape(n, height // 2, 2, width // 2, 2, channels), axis=(2, 4))
 
 
-def _factorisation(model: Factorisation, users: int, items: int) -> tuple[Init, PerSample, PerSample]:
+def _factorisation(model: Factorisation, users: int, items: int) -> tuple[_Init, _PerSample, _PerSample]:
     """rating = offset + u_user . v_item; squared error plus l2 (|u_user|^2 + |v_item|^2). Nothing is right or wrong."""
     # Products of two entries then have a standard deviation of 1/4 / sqrt(rank): small, yet away from the saddle at 0.
     scale = jnp.float32(0.5 * model.rank**-0.25)
@@ -184,14 +184,14 @@ def _factorisation(model: Factorisation, users: int, items: int) -> tuple[Init, 
         drawn = scale * jax.random.normal(key, (users + items, model.rank), jnp.float32)
         return {"user": drawn[:users], "item": drawn[users:]}
 
-    def losses(parameters: Any, batch: Batch) -> Array:
+    def losses(parameters: Any, batch: _Batch) -> Array:
         user, item, rating = batch
         u, v = parameters["user"][user], parameters["item"][item]
         error: Array = jnp.float32(model.offset) + jnp.sum(u * v, axis=1) - rating
         penalty: Array = jnp.float32(model.l2) * jnp.sum(u**2 + v**2, axis=1)
         return error**2 + penalty
 
-    def correct(parameters: Any, batch: Batch) -> Array:
+    def correct(parameters: Any, batch: _Batch) -> Array:
         del parameters
         return jnp.full(batch[0].shape[0], jnp.nan, jnp.float32)
 

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators import engine, measured, reconfigure, transitions
+from simulators import engine, jobs, measured, reconfigure, transitions
 from simulators.cluster import Cluster, ControlPlane
 from simulators.conditions import Conditions
 from simulators.conditions import check as check_conditions
 from simulators.flight import WAIT
-from simulators.learning import Data, Model, evaluate
+from simulators.learning import evaluate
 from simulators.plant import Plant, build, compute_times, loads, overlapping
 from simulators.reconfigure import Costs, Step
 from simulators.workloads import Workload
@@ -29,25 +29,22 @@ from tuners.actions import (
     Fork,
     Free,
     Install,
-    Job,
     Reconfigure,
     Rejected,
     Run,
     Setting,
-    Space,
     Status,
     SyncPolicy,
     Target,
     Window,
 )
-from tuners.settings import Choice, Knob, Node
+from tuners.settings import Knob
 
 __all__ = ["SimulatedSystem"]
 
 T = TypeVar("T")
 
 _ROWS = 512  # of pushes per call of the engine
-_MOST_ROWS = 64  # of a mini-batch that are computed, where fewer count, to save compiling
 _NOTHING = np.zeros((0, len(engine.Records._fields)))
 
 
@@ -63,6 +60,7 @@ class _Branch:
     state: engine.State
     until_seconds: float  # how far it has been trained
     unseen: NDArray[np.float64]  # records of what went on while the tuner thought, [n, 11]
+    thought_seconds: float = 0.0  # how long that was; its next window begins so much earlier
 
     @property
     def status(self) -> Status:
@@ -93,10 +91,10 @@ class SimulatedSystem:
         self._evaluate_clocks, self._seed = evaluate_clocks, seed
         self._control = ControlPlane(names, conditions)
         self._now = 0.0
-        self.job = _job(name, cluster, workload, start, knobs, target, budget_seconds, seed)
+        self.job = jobs.job(name, cluster, workload, start, knobs, target, budget_seconds, seed)
         try:
             self.job.space.check(start)
-            self._data, parameters = _drawn(workload, seed)
+            self._data, parameters = jobs.drawn(workload, seed)
             self._branches = {0: self._first_branch(start, parameters)}
         except Rejected as error:
             raise ValueError(f"Scenario {name!r} cannot start: {error}") from error
@@ -135,13 +133,14 @@ class SimulatedSystem:
 
     def _run(self, action: Run) -> Window:
         branch = self._branch(action.branch)
-        if branch.status != "running":
+        if branch.status != "running" and not len(branch.unseen):
             raise Rejected(f"Cannot run branch {action.branch}: it has {branch.status}; free it and go on with another.")
         self._bring_to_now(branch)
         start = self._now
         limit = min(self.job.budget_seconds, np.inf if action.seconds is None else start + action.seconds)
         table = self._train(branch, 2**31 - 1 if action.clocks is None else action.clocks, limit)
         table, branch.unseen = np.concatenate([branch.unseen, table]), _NOTHING
+        start, branch.thought_seconds = start - branch.thought_seconds, 0.0
         return measured.window(
             self.job,
             branch.setting,
@@ -159,8 +158,10 @@ class SimulatedSystem:
         branch = self._branches.get(getattr(action, "branch", -1))
         if branch is not None and branch.status == "running":
             self._bring_to_now(branch)
-            table = self._train(branch, 2**31 - 1, self._now + self._conditions.thinking_seconds)
+            start = self._now
+            table = self._train(branch, 2**31 - 1, start + self._conditions.thinking_seconds)
             branch.unseen = np.concatenate([branch.unseen, table])
+            branch.thought_seconds += self._now - start
 
     def _train(self, branch: _Branch, clocks: int, limit: float) -> NDArray[np.float64]:
         """Train `branch` for so many clocks or to `limit`, control events included; the records, [n, 11]."""
@@ -182,7 +183,7 @@ class SimulatedSystem:
             if count == _ROWS or left == 0 or branch.status != "running":
                 self._now = max(self._now, float(branch.state.clock.seconds))
                 continue
-            self._now = until
+            self._now = max(self._now, until)  # the limit may be past: a change can end after the budget
             if until >= limit:
                 break
             self._act(branch)
@@ -281,7 +282,7 @@ class SimulatedSystem:
             built = built._replace(learning_rate=jnp.float32(0.0))
         largest = max(sum(row) for row in loads(self._cluster.nodes, setting).values())
         program = engine.Program(
-            model=_model(self._workload, self.job.space, largest),
+            model=jobs.model(self._workload, self.job.space, largest),
             decide=policy.decide,
             probes=policy.probes,
             discipline=self._cluster.discipline,
@@ -319,7 +320,7 @@ class SimulatedSystem:
         parent = self._branch(action.branch)
         setting = parent.setting if action.setting is None else action.setting
         self.job.space.check(setting)
-        child = replace(parent, testing=action.testing)
+        child = replace(parent, testing=action.testing, unseen=_NOTHING, thought_seconds=0.0)
         policy = self._policy(parent, setting)
         self._compiled(setting, policy, testing=action.testing)
         self._bring_to_now(parent)
@@ -351,56 +352,3 @@ class SimulatedSystem:
             return Evaluation(self._now, clocks, float("nan"), float("nan"))
         loss, accuracy = evaluate(branch.program.model, self._data, branch.state.learned.parameters)
         return Evaluation(self._now, clocks, float(loss), float(accuracy))
-
-
-def _job(
-    name: str,
-    cluster: Cluster,
-    workload: Workload,
-    start: Setting,
-    knobs: tuple[Knob, ...],
-    target: Target,
-    budget_seconds: float,
-    seed: int,
-) -> Job:
-    nodes = tuple(
-        Node(n, kind.name, kind.cores, tuple(d.kind for d in kind.devices), kind.nic_bytes_per_second, kind.memory_bytes)
-        for n, kind in cluster.nodes
-    )
-    return Job(
-        name=name,
-        nodes=nodes,
-        start=start,
-        space=Space(start, nodes, knobs),
-        target=target,
-        budget_seconds=budget_seconds,
-        model_bytes=workload.demand.model_bytes,
-        samples=workload.samples,
-        seed=seed,
-    )
-
-
-def _drawn(workload: Workload, seed: int) -> tuple[Data, Any]:
-    """The data in this seed's order, and this seed's first parameters."""
-    if workload.proxy is None:
-        return Data((), ()), ()
-    train = workload.proxy.train
-    order = np.random.default_rng([seed, 3]).permutation(len(train[0]))
-    shuffled = tuple(jnp.asarray(np.asarray(column)[order]) for column in train)
-    valid = tuple(jnp.asarray(column) for column in workload.proxy.valid)
-    return Data(shuffled, valid), workload.proxy.init(jax.random.key(seed))
-
-
-def _model(workload: Workload, space: Space, samples: int) -> Model | None:
-    """The learning part of a program, for mini-batches of up to `samples` rows.
-
-    Compiled for the largest batch size that is free to choose, up to 64, so that most changes of it compile nothing; beyond
-    that for the next power of two.
-    """
-    if workload.proxy is None:
-        return None
-    knob = space.knob("batch_size")
-    choices = () if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
-    rows = max(samples, *(min(int(c), _MOST_ROWS) for c in choices), 1)
-    batch = 1 << (rows - 1).bit_length()
-    return Model(workload.proxy.losses, workload.proxy.correct, workload.optimizer, workload.aggregation, batch)

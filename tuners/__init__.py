@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tuners.actions import TunerFactory
 
-__all__ = ["Entry", "contestants", "registry", "resolve"]
+__all__ = ["Entry", "embedded", "registry", "resolve"]
 
 _GROUP = "harness.tuners"
 """The entry-point group under which other distributions offer tuners."""
@@ -85,9 +85,9 @@ def registry() -> dict[str, Entry]:
     return _EMBEDDED | {e.name: e for e in offered if e.name not in _EMBEDDED}
 
 
-def contestants() -> tuple[str, ...]:
-    """What ``--tuners all`` stands for: the embedded tuners that compete."""
-    return tuple(name for name, entry in _EMBEDDED.items() if entry.contestant)
+def embedded() -> tuple[str, ...]:
+    """What ``--tuners all`` stands for: every embedded tuner that competes, and the oracle that they are held against."""
+    return tuple(_EMBEDDED)
 
 
 def resolve(name: str) -> Entry:

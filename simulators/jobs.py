@@ -1,0 +1,73 @@
+"""What a scenario gives a run to begin with: the job that tuners are told of, the data in this seed's order, the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from simulators.cluster import Cluster
+from simulators.learning import Data, Model
+from simulators.workloads import Workload
+from tuners.actions import Job, Setting, Space, Target
+from tuners.settings import Choice, Knob, Node
+
+__all__ = ["drawn", "job", "model"]
+
+_MOST_ROWS = 64  # of a mini-batch that are computed, where fewer count, to save compiling
+
+
+def job(
+    name: str,
+    cluster: Cluster,
+    workload: Workload,
+    start: Setting,
+    knobs: tuple[Knob, ...],
+    target: Target,
+    budget_seconds: float,
+    seed: int,
+) -> Job:
+    """What tuners are told: public facts only."""
+    nodes = tuple(
+        Node(n, kind.name, kind.cores, tuple(d.kind for d in kind.devices), kind.nic_bytes_per_second, kind.memory_bytes)
+        for n, kind in cluster.nodes
+    )
+    return Job(
+        name=name,
+        nodes=nodes,
+        start=start,
+        space=Space(start, nodes, knobs),
+        target=target,
+        budget_seconds=budget_seconds,
+        model_bytes=workload.demand.model_bytes,
+        samples=workload.samples,
+        seed=seed,
+    )
+
+
+def drawn(workload: Workload, seed: int) -> tuple[Data, Any]:
+    """The data in this seed's order, and this seed's first parameters."""
+    if workload.proxy is None:
+        return Data((), ()), ()
+    train = workload.proxy.train
+    order = np.random.default_rng([seed, 3]).permutation(len(train[0]))
+    shuffled = tuple(jnp.asarray(np.asarray(column)[order]) for column in train)
+    valid = tuple(jnp.asarray(column) for column in workload.proxy.valid)
+    return Data(shuffled, valid), workload.proxy.init(jax.random.key(seed))
+
+
+def model(workload: Workload, space: Space, samples: int) -> Model | None:
+    """The learning part of a program, for mini-batches of up to `samples` rows.
+
+    Compiled for the largest batch size that is free to choose, up to 64, so that most changes of it compile nothing; beyond
+    that for the next power of two.
+    """
+    if workload.proxy is None:
+        return None
+    knob = space.knob("batch_size")
+    choices = () if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
+    rows = max(samples, *(min(int(c), _MOST_ROWS) for c in choices), 1)
+    batch = 1 << (rows - 1).bit_length()
+    return Model(workload.proxy.losses, workload.proxy.correct, workload.optimizer, workload.aggregation, batch)
