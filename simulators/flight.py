@@ -94,7 +94,7 @@ def to_next_push(
         worker = jnp.argmin(left).astype(jnp.int32)
         now = seconds + left[worker]
         due = (now <= until_seconds) & jnp.isfinite(now)  # where everybody waits, nothing is due, however long the run
-        # Who ends at the same moment has nothing left, exactly: sharing would make a rounding error grow from cycle to cycle.
+        # Who ends at the same moment has nothing left, exactly: sharing would make rounding grow from cycle to cycle.
         remaining = jnp.where(seconds + left <= now, 0.0, jnp.maximum(flight.remaining - rates * left[worker], 0.0))
         moved = flight._replace(remaining=remaining)
         after, pushed = _next_phase(plant, moved, worker, now)

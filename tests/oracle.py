@@ -252,9 +252,7 @@ class Oracle:
         d = workload.demand
         self.overhead = 2 * cluster.latency_seconds + 2 * d.message_seconds * len(setting.servers)
         self.samples = dict.fromkeys(setting.workers, setting.batch_size)
-        self.mean = {
-            w: d.fixed_seconds + d.sample_seconds * self.samples[w] / self.kinds[w].devices[0].speed for w in setting.workers
-        }
+        self.mean = {w: d.fixed_seconds + d.sample_seconds * self.samples[w] / self._speed(w) for w in setting.workers}
         self.lazy = self._sleepers(seed)
         self.workers = {w: Worker() for w in self.names if w in setting.workers}
         self.rows, self.version, self.group = [], 0, []
@@ -269,6 +267,12 @@ class Oracle:
         extra = self._stagger(seed)
         for w in self.workers:
             self._begin(w, extra[w])
+
+    def _speed(self, worker):
+        """Of its processor, sped up by threads as Amdahl says."""
+        kind, serial = self.kinds[worker], self.workload.demand.serial_fraction
+        threads = min(self.setting.intra_threads or kind.cores, kind.cores)
+        return kind.devices[0].speed / (serial + (1 - serial) / threads)
 
     # ---- chance
 
