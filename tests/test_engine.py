@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracle import Backup, Bounded, Dynamic, Oracle, Softmax, branch, job, machine, system
+from oracle import Backup, Bounded, Dynamic, Oracle
+from small_jobs import MODEL, NAMES, branch, job, machine, system, together
 
 from simulators import engine
 from simulators.cluster import Cluster
@@ -18,8 +19,6 @@ from simulators.conditions import Conditions, Episode, Sleeps, Stragglers
 from simulators.workloads import Demand
 from tuners.actions import Decision, Install, Pushes, Rejected, Run, Setting, SyncPolicy, Target
 
-NAMES = tuple("abcde")  # five nodes everywhere, so that few engines are compiled
-MODEL = Softmax()
 slow_to_compile = settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -280,15 +279,9 @@ def whole():
     return simulated.perform(Run(clocks=1000)), branch(simulated)
 
 
-def joined(windows):
-    """The pushes and evaluations of consecutive windows, as bytes are compared."""
-    columns = Pushes(*(np.concatenate(column) for column in zip(*(w.pushes for w in windows), strict=True)))
-    return columns, [e for w in windows for e in w.evaluations]
-
-
 def assert_same(windows, simulated, whole):
     window, state = whole
-    columns, evaluations = joined(windows)
+    columns, evaluations = together(windows), [e for w in windows for e in w.evaluations]
     for name, mine, theirs in zip(Pushes._fields, columns, window.pushes, strict=True):
         np.testing.assert_array_equal(mine, theirs[: len(mine)], err_msg=name)
     assert evaluations == list(window.evaluations)[: len(evaluations)]

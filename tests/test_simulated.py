@@ -6,69 +6,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracle import Bounded, Oracle, Softmax, branch, job, machine, system
+from small_jobs import CHEAP, KNOBS, NAMES, SMALL, assert_same_bytes, branch, cluster, job, learning, start, system, together
 
 from simulators import reconfigure
-from simulators.cluster import Cluster
 from simulators.conditions import Conditions, Episode, Sleeps, Stragglers
 from simulators.reconfigure import Costs
-from simulators.workloads import Demand, Proxy
+from simulators.workloads import Proxy
 from tuners.actions import (
     Decision,
     Evaluate,
     Fork,
     Free,
     Install,
-    Pushes,
     Reconfigure,
     Rejected,
     Run,
-    Setting,
     SyncPolicy,
     Target,
 )
 from tuners.policies import ssp
-from tuners.settings import Choice, Integer, Real
-
-NAMES = tuple("abcde")
-MODEL = Softmax()
-SMALL = Demand(model_bytes=100.0, sample_seconds=0.25, apply_seconds=0.05)
-CHEAP = Costs(
-    restart_seconds=3.0, checkpoint_bytes_per_second=50.0, restore_bytes_per_second=25.0, fork_bytes_per_second=200.0
-)
-KNOBS = (
-    *(Choice(f"role/{n}", ("worker", "server", "both", "idle")) for n in NAMES),
-    Choice("policy", ("bsp", "asp", "ssp")),
-    Integer("staleness", 0, 3),
-    Choice("batch_size", (4, 8)),
-    Integer("intra_threads", 0, 2),
-)
-
-
-def cluster(discipline="maxmin"):
-    kinds = [machine(100.0 - 7 * i, speed=1.0 + i / 3, cores=2) for i in range(5)]
-    return Cluster(tuple(zip(NAMES, kinds, strict=True)), discipline)
-
-
-def start(**changed):
-    plain = {"workers": NAMES[:3], "servers": NAMES[3:], "batch_size": 8, "learning_rate": 0.1}
-    return Setting(**(plain | changed))
-
-
-def learning(conditions=None, seed=0, setting=None, demand=SMALL, **changed):
-    """The job of most tests: softmax regression, every push applied, on five nodes."""
-    rules = {"knobs": KNOBS, "costs": CHEAP} | changed
-    return system(cluster(), job(demand, MODEL), setting or start(), conditions or Conditions(), seed, **rules)
-
-
-def together(windows):
-    return Pushes(*(np.concatenate(column) for column in zip(*(w.pushes for w in windows), strict=True)))
-
-
-def assert_same_bytes(one, other):
-    for name, a, b in zip(Pushes._fields, one, other, strict=True):
-        np.testing.assert_array_equal(a, b, err_msg=name)
-
+from tuners.settings import Choice, Real
 
 # ------------------------------------------------------------------------------------------------------------- same seed
 
@@ -372,100 +329,3 @@ def test_a_job_is_done_when_any_branch_is():
     child = simulated.perform(Fork(0))
     assert simulated.perform(Run(clocks=100, branch=child)).clocks == 40
     assert simulated.status == "target"
-
-
-# ------------------------------------------------------------------------------------------------------ what it meets
-
-
-def test_thinking_takes_its_time_and_training_goes_on_meanwhile():
-    slow, quick = (learning(Conditions(thinking_seconds=s), seed=2) for s in (5.0, 0.0))
-    windows = [slow.perform(Run(clocks=10))]
-    assert windows[0].start_seconds == 0.0
-    before = slow.now
-    slow.perform(Evaluate())
-    assert slow.now == before + 5.0
-    windows += [slow.perform(Run(clocks=10)) for _ in range(5)]
-    assert windows[1].start_seconds == before
-    assert windows[1].clocks > 10
-    assert [w.start_seconds for w in windows[1:]] == [w.end_seconds for w in windows[:-1]]
-    pushes = together(windows)
-    assert_same_bytes(pushes, quick.perform(Run(clocks=len(pushes.seconds))).pushes)
-
-
-def test_a_fork_does_not_tell_again_what_its_parent_did_during_thought():
-    simulated = learning(Conditions(thinking_seconds=5.0))
-    simulated.perform(Run(clocks=10))
-    child = simulated.perform(Fork(0))
-    window = simulated.perform(Run(clocks=10, branch=child))
-    assert window.pushes.seconds[0] >= window.start_seconds
-    assert simulated.perform(Run(clocks=1)).pushes.seconds[0] < window.start_seconds
-
-
-def test_a_target_reached_in_thought_is_told():
-    simulated = learning(Conditions(thinking_seconds=50.0), target=Target("clocks", 20))
-    window = simulated.perform(Run(clocks=1))
-    assert (window.status, window.clocks, simulated.status) == ("target", 20, "target")
-    with pytest.raises(Rejected, match="it has target"):
-        simulated.perform(Run(clocks=1))
-
-
-def test_an_episode_slows_exactly_as_said():
-    """One worker: a second to pull, two to compute, one to push. From 5 to 11 computing takes three times as long."""
-    demand = Demand(model_bytes=100.0, sample_seconds=0.25)
-    conditions = Conditions(jitter=0.0, stagger=False, episodes=(Episode("a", 5.0, 6.0, 3.0), Episode("a", 14.0, 0.5, 2.0)))
-    one = start(workers=("a",), servers=("b", "c"))
-    kinds = Cluster(tuple((n, machine(100.0)) for n in NAMES))
-    window = system(kinds, job(demand), one, conditions).perform(Run(clocks=4))
-    assert window.pushes.compute_seconds.tolist() == pytest.approx([2.0, 6.0, 2.25, 2.0])
-    assert window.pushes.seconds.tolist() == pytest.approx([4.0, 12.0, 16.25, 20.25])
-
-
-def test_episodes_go_on_while_nobody_trains():
-    """An episode that begins and ends during a restart leaves no trace; one that begins there does."""
-    conditions = Conditions(jitter=0.0, stagger=False, episodes=(Episode("a", 1.0, 2.0, 9.0), Episode("a", 2.5, 1e6, 2.0)))
-    demand = Demand(model_bytes=0.0, sample_seconds=0.25)
-    simulated = system(cluster(), job(demand), start(workers=("a",)), conditions, knobs=KNOBS, costs=CHEAP)
-    simulated.perform(Run(seconds=0.5))
-    simulated.perform(Reconfigure(start(workers=("a",), intra_threads=1)))
-    assert simulated.perform(Run(clocks=3)).pushes.compute_seconds.tolist() == pytest.approx([4.0] * 3)
-
-
-def test_stragglers_stay_the_same_within_a_seed():
-    slow = Conditions(jitter=0.0, stagger=False, stragglers=Stragglers(3.0, 0.0, 0.5))
-    found = []
-    for seed in range(4):
-        simulated = learning(slow, seed, setting=start(policy="bsp"))
-        straggles = [w.compute_seconds / w.pushes > 3.0 for w in simulated.perform(Run(clocks=30)).workers]
-        simulated.perform(Reconfigure(start(policy="bsp", intra_threads=1)))
-        again = simulated.perform(Run(clocks=30))
-        assert straggles == [w.compute_seconds / w.pushes > 3.0 for w in again.workers]
-        found.append(tuple(straggles))
-    assert len(set(found)) > 1
-
-
-def test_workers_begin_at_points_of_their_first_cycle():
-    """Later by up to one mini-batch, each by its own share, in the first cycle only."""
-    even, staggered = (
-        learning(Conditions(jitter=0.0, stagger=s), setting=start(policy="bsp")).perform(Run(clocks=30)).pushes
-        for s in (False, True)
-    )
-
-    def computed(pushes):
-        return {(w, c): s for w, c, s in zip(pushes.worker, pushes.clock, pushes.compute_seconds, strict=True)}
-
-    one, other = computed(even), computed(staggered)
-    later = {k: other[k] - one[k] for k in one}
-    first = [later[w, 0] / one[w, 0] for w in range(3)]
-    assert all(0 < share < 1 for share in first)
-    assert len({round(share, 6) for share in first}) == 3
-    assert [v for (_, c), v in later.items() if c > 0] == pytest.approx([0.0] * 27, abs=1e-9)
-
-
-def test_the_judge_agrees_across_a_slow_down_of_everything():
-    """With episodes on every node and sleepers, through the whole stack."""
-    episodes = tuple(Episode(n, 10.0 * i, 25.0, 1.0 + i) for i, n in enumerate(NAMES, 1))
-    rough = Conditions(episodes=episodes, sleeps=Sleeps(0.3, 1.0, 1.0), stragglers=Stragglers(1.0, 0.2, nodes=("b",)))
-    window = learning(rough, seed=6).perform(Run(clocks=120))
-    judge = Oracle(cluster(), job(SMALL, MODEL), start(), rough, Bounded(np.inf), 6, MODEL).run(120)
-    np.testing.assert_array_equal(window.pushes.worker, judge.column("worker"))
-    np.testing.assert_allclose(window.pushes.seconds, judge.column("seconds"), rtol=1e-9)

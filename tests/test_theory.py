@@ -8,8 +8,8 @@ import math
 
 import numpy as np
 import pytest
-from oracle import Quadratic, branch, job, machine, system
 from scipy import integrate, stats
+from small_jobs import Quadratic, branch, job, machine, system
 
 from simulators.cluster import Cluster
 from simulators.conditions import Conditions, Sleeps
