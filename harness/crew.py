@@ -135,7 +135,7 @@ def _environment() -> dict[str, str]:
         dict(os.environ)
         | dict.fromkeys(threads, "1")
         | {
-            "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+            "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
             "JAX_PLATFORMS": "cpu",
             "PYTHONHASHSEED": "0",
             "PYTHONPATH": path,

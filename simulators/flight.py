@@ -127,7 +127,11 @@ def _rates(plant: Plant, flight: Flight, *, discipline: str, overlapping: bool) 
         pull, push = both[:nodes], both[nodes:]
     else:
         both, capacity = jnp.stack([pulling, pushing]), jnp.stack([plant.serve_out, plant.serve_in])
-        served = partial(network.fifo, arrival=flight.arrival) if discipline == "fifo" else partial(network.waterfill)
+        by_arrival, fairly = (
+            partial(network.fifo, arrival=flight.arrival),
+            partial(network.waterfill, levels=plant.nic_levels),
+        )
+        served = by_arrival if discipline == "fifo" else fairly
         pull, push = jax.vmap(served, in_axes=(None, 0, 0))(plant.nic, capacity, both)
     computing = jnp.where(flight.phase == COMPUTE, 1.0 / plant.slowdown, 0.0)
     return pull + push + computing + (flight.phase == APPLY)

@@ -77,7 +77,7 @@ def apply_push(
 
     `grouped` is the size of the group, this push counted.
     """
-    gradient = jax.tree.map(lambda g: g[worker], learned.gradients)
+    gradient = jax.tree.map(partial(_row, worker), learned.gradients)
     if model.aggregation == "each":
         group, total = (), gradient
     else:
@@ -127,8 +127,9 @@ def pull_gradients(
         loss, made = gradient(worker)
         if lanes:  # a lane with nobody left waits for the others, and keeps what it has
             loss = jnp.where(left[worker], loss, losses[worker])
-            made = jax.tree.map(lambda rows, new: jnp.where(left[worker], new, rows[worker]), kept, made)
-        kept = jax.tree.map(lambda rows, new: rows.at[worker].set(new), kept, made)
+            made = jax.tree.map(lambda rows, new: jnp.where(left[worker], new, _row(worker, rows)), kept, made)
+        # Not `at[].set`, which reads the old row, too, to keep it where an index is out of bounds.
+        kept = jax.tree.map(lambda rows, new: jax.lax.dynamic_update_index_in_dim(rows, new, worker, 0), kept, made)
         return left.at[worker].set(False), losses.at[worker].set(loss.astype(jnp.float64)), kept
 
     # Loops that run once or never, where others would write `cond`: XLA updates a loop's arrays in place, and copies
@@ -138,6 +139,11 @@ def pull_gradients(
     carry = jax.lax.while_loop(lambda c: everybody & anywhere(jnp.any(c[0]), lanes), together, carry)
     _, loss, gradients = jax.lax.while_loop(lambda c: anywhere(jnp.any(c[0]), lanes), one, carry)
     return gradients, loss
+
+
+def _row(worker: Array, rows: Array) -> Array:
+    row: Array = jax.lax.dynamic_index_in_dim(rows, worker, keepdims=False)
+    return row
 
 
 def anywhere(flag: Array, lanes: bool) -> Array:

@@ -17,20 +17,22 @@ __all__ = ["fifo", "maxmin", "waterfill"]
 _UNLIMITED = 1e30  # bytes/s; finite, because nothing times infinity is no number
 
 
-def waterfill(limits: Array, capacity: Array, active: Array) -> Array:
+def waterfill(limits: Array, capacity: Array, active: Array, levels: Array | None = None) -> Array:
     """Max-min fair rates [k] of transfers that share one resource, each with a limit of its own.
 
     Args:
         limits: what each transfer could use alone, [k] bytes/s.
         capacity: of the shared resource, scalar bytes/s; may be infinite.
         active: which transfers are in flight, bool [k]; the others get 0.
+        levels: the values that occur in `limits`, [t]; few where machines are alike. None takes `limits` themselves.
     """
     # Used bandwidth is a concave, piecewise linear function of the water level, so the level that fills the capacity is
-    # the largest of those that its linear pieces give: no sorting, no loop. Piece i: all with lower limits are at them.
-    lower = (limits[None, :] < limits[:, None]) & active[None, :]
+    # the largest of those that its linear pieces give: no sorting, no loop. Piece i: all below levels[i] are at their limit.
+    levels = limits if levels is None else levels
+    lower = (limits[None, :] < levels[:, None]) & active[None, :]
     used = jnp.sum(jnp.where(lower, limits[None, :], 0.0), axis=1)
-    rising = jnp.sum((limits[None, :] >= limits[:, None]) & active[None, :], axis=1)
-    level = jnp.max(jnp.where(active, (capacity - used) / jnp.maximum(rising, 1), 0.0))
+    rising = jnp.sum(active) - jnp.sum(lower, axis=1)
+    level = jnp.max(jnp.where(rising > 0, (capacity - used) / jnp.maximum(rising, 1), 0.0))
     return jnp.where(active, jnp.minimum(limits, level), 0.0)
 
 

@@ -32,6 +32,7 @@ class Plant(NamedTuple):
     pull_bytes: Array  # scalar: one full pull, as transferred
     push_bytes: Array  # scalar
     nic: Array  # [k] a worker's own limit, each direction
+    nic_levels: Array  # [t] the values that occur in it
     serve_out: Array  # scalar: all servers together, pulls; min_j(capacity_j / share_j)
     serve_in: Array  # scalar: the same for pushes
     usage: Array  # [2k, r] resources per byte of each node's pull (first k rows) and push; used where roles overlap
@@ -94,6 +95,7 @@ def build(
     for i, name in enumerate(names):
         if active[i]:
             seconds[i], samples[i] = timed[name][0], sum(rows[name])
+    nic = np.array([kind.nic_bytes_per_second for _, kind in nodes])
     messages = 2 * demand.message_seconds * len(setting.servers)
     transfer = setting.transfer_bits / 32
     share = dict(zip(setting.servers, setting.shares()[1], strict=True))
@@ -113,7 +115,8 @@ def build(
         **_sleeps(conditions, straggling(conditions, names, rng)),
         pull_bytes=np.float64(demand.model_bytes * transfer),
         push_bytes=np.float64((demand.model_bytes if demand.push_bytes is None else demand.push_bytes) * transfer),
-        nic=np.array([kind.nic_bytes_per_second for _, kind in nodes]),
+        nic=nic,
+        nic_levels=np.unique(nic),
         serve_out=np.float64(serve),
         serve_in=np.float64(serve),
         usage=usage,

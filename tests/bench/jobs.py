@@ -70,6 +70,7 @@ def _plant(workers: int, samples: int) -> Plant:
         pull_bytes=jnp.asarray(1e6),
         push_bytes=jnp.asarray(1e6),
         nic=each(1e7),
+        nic_levels=jnp.asarray([1e7]),
         serve_out=jnp.asarray(4e7),
         serve_in=jnp.asarray(4e7),
         usage=jnp.zeros((2 * workers, 0)),
