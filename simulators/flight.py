@@ -18,54 +18,36 @@ from jax.typing import ArrayLike
 from simulators import network
 from simulators.plant import Plant
 
-__all__ = [
-    "APPLY",
-    "COMPUTE",
-    "PULL",
-    "PUSH",
-    "WAIT",
-    "Flight",
-    "begin_cycles",
-    "coast",
-    "grounded",
-    "shifted",
-    "to_next_push",
-]
+__all__ = ["WAIT", "Flight", "begin_cycles", "coast", "grounded", "shifted", "spans", "to_next_push"]
 
 WAIT, PULL, COMPUTE, PUSH, APPLY = range(5)
 
 
 class Flight(NamedTuple):
-    """Where every worker is in its cycle; all [k] but `arrivals` and `server_free_seconds`."""
+    """Where every worker is in its cycle."""
 
-    phase: Array  # int32: WAIT, PULL, COMPUTE, PUSH or APPLY
-    remaining: Array  # seconds, or bytes while transferring
-    arrival: Array  # int32: order in which transfers began
-    arrivals: Array  # int32 scalar
-    drawn: Array  # seconds of compute drawn for this cycle
-    began: Array  # when the present phase began; pushing lasts to the end of the apply
-    pull_seconds: Array  # of the present cycle, like the next two
-    compute_seconds: Array
-    push_seconds: Array
-    wait_seconds: Array  # before it
+    phase: Array  # int32 [k]: WAIT, PULL, COMPUTE, PUSH or APPLY
+    remaining: Array  # [k] seconds, or bytes while transferring
+    since: Array  # [5, k]: when each worker last entered each phase
+    waited: Array  # [k] seconds that the policy held it back before this cycle
+    drawn: Array  # [k] seconds of compute drawn for this cycle
+    arrival: Array  # int32 [k]: order in which transfers began
+    arrivals: Array  # int32 scalar: how many did
     server_free_seconds: Array  # scalar: when the apply queue will be empty
 
 
-def grounded(nodes: int) -> Flight:
-    """Nobody has begun anything."""
+def grounded(nodes: int, now: ArrayLike = 0.0) -> Flight:
+    """Nobody has begun anything; all wait since `now`."""
     zeros, none = jnp.zeros(nodes), jnp.zeros(nodes, jnp.int32)
     return Flight(
         phase=none,
         remaining=zeros,
+        since=jnp.full((5, nodes), now, jnp.float64),
+        waited=zeros,
+        drawn=zeros,
         arrival=none,
         arrivals=jnp.asarray(0, jnp.int32),
-        drawn=zeros,
-        began=zeros,
-        pull_seconds=zeros,
-        compute_seconds=zeros,
-        push_seconds=zeros,
-        wait_seconds=zeros,
-        server_free_seconds=jnp.zeros(()),
+        server_free_seconds=jnp.asarray(now, jnp.float64),
     )
 
 
@@ -115,7 +97,7 @@ def coast(plant: Plant, seconds: Array, flight: Flight, now: Array, *, disciplin
 
 def shifted(flight: Flight, seconds: ArrayLike) -> Flight:
     """The same flight, so much later."""
-    return flight._replace(began=flight.began + seconds, server_free_seconds=flight.server_free_seconds + seconds)
+    return flight._replace(since=flight.since + seconds, server_free_seconds=flight.server_free_seconds + seconds)
 
 
 def _rates(plant: Plant, flight: Flight, *, discipline: str, overlapping: bool) -> Array:
@@ -139,46 +121,54 @@ def _rates(plant: Plant, flight: Flight, *, discipline: str, overlapping: bool) 
 
 def _next_phase(plant: Plant, flight: Flight, worker: Array, now: Array) -> tuple[Flight, Array]:
     """`worker` has ended its phase at `now`: the flight after that, and whether it was the end of a push."""
-    phase, began = flight.phase[worker], flight.began[worker]
+    phase = flight.phase[worker]
     is_worker = jnp.arange(flight.phase.shape[0]) == worker
     queued = jnp.maximum(flight.server_free_seconds - now, 0.0) + plant.apply_seconds
     # A server that applies at once needs no event of its own.
     pushed = (phase == APPLY) | ((phase == PUSH) & (queued <= 0))
-    left = jnp.where(phase == PULL, flight.drawn[worker], jnp.where(phase == COMPUTE, plant.push_bytes, queued))
-
-    def put(field: Array, when: Array, value: Array) -> Array:
-        return jnp.where(is_worker & when, value, field)
-
-    to_apply = (phase == PUSH) & ~pushed
+    after = jnp.where(pushed, WAIT, phase + 1)
+    # What the next phase has before it, in the order of the phases: nothing, a pull, computing, a push, applying.
+    left = jnp.stack([jnp.zeros(()), plant.pull_bytes, flight.drawn[worker], plant.push_bytes, queued])[after]
     return flight._replace(
-        phase=put(flight.phase, phase != WAIT, jnp.where(pushed, WAIT, phase + 1)),
-        remaining=put(flight.remaining, phase != WAIT, jnp.where(pushed, 0.0, left)),
-        arrival=put(flight.arrival, phase == COMPUTE, flight.arrivals),
-        arrivals=flight.arrivals + (phase == COMPUTE),
-        began=put(flight.began, ~to_apply, now),
-        pull_seconds=put(flight.pull_seconds, phase == PULL, now - began),
-        compute_seconds=put(flight.compute_seconds, phase == COMPUTE, now - began),
-        push_seconds=put(flight.push_seconds, pushed, now - began),
+        phase=jnp.where(is_worker, after, flight.phase),
+        remaining=jnp.where(is_worker, left, flight.remaining),
+        since=jnp.where(is_worker & (jnp.arange(5) == after)[:, None], now, flight.since),
+        arrival=jnp.where(is_worker & (after == PUSH), flight.arrivals, flight.arrival),
+        arrivals=flight.arrivals + (after == PUSH),
         server_free_seconds=jnp.where(phase == PUSH, now + queued, flight.server_free_seconds),
     ), pushed
 
 
 def begin_cycles(plant: Plant, flight: Flight, release: Array, clocks: Array, now: Array) -> Flight:
-    """The workers in `release` [k] start to pull at `now`, each for its mini-batch number `clocks` [k]."""
+    """The workers in `release` [k] start to pull at `now`, each for its mini-batch number `clocks` [k].
+
+    One that was busy gives up what it did; it has not waited.
+    """
 
     def begin(new: ArrayLike, old: Array) -> Array:
         return jnp.where(release, new, old)
 
     workers = jnp.arange(release.shape[0], dtype=jnp.int32)
+    waited = jnp.where(flight.phase == WAIT, now - flight.since[WAIT], 0.0)
     return flight._replace(
         phase=begin(PULL, flight.phase),
         remaining=begin(plant.pull_bytes, flight.remaining),
+        since=jnp.where(release & (jnp.arange(5) == PULL)[:, None], now, flight.since),
+        waited=begin(waited, flight.waited),
+        drawn=begin(_draw_compute(plant, workers, clocks), flight.drawn),
         arrival=begin(flight.arrivals + workers, flight.arrival),
         arrivals=flight.arrivals + jnp.where(jnp.any(release), release.shape[0], 0).astype(jnp.int32),
-        drawn=begin(_draw_compute(plant, workers, clocks), flight.drawn),
-        wait_seconds=begin(now - flight.began, flight.wait_seconds),
-        began=begin(now, flight.began),
     )
+
+
+def spans(flight: Flight, worker: Array) -> tuple[Array, Array, Array, Array]:
+    """Seconds of the cycle whose push `worker` has just completed: computing, pulling, pushing, and waiting before it.
+
+    Pushing lasts from the first byte to the end of the apply.
+    """
+    since = flight.since[:, worker]
+    compute, pull, push = since[PUSH] - since[COMPUTE], since[COMPUTE] - since[PULL], since[WAIT] - since[PUSH]
+    return compute, pull, push, flight.waited[worker]
 
 
 def _draw_compute(plant: Plant, workers: Array, clocks: Array) -> Array:

@@ -88,9 +88,7 @@ def coast(program: Program, plant: Plant, state: State, now: Array) -> State:
 def halted(state: State, now: float) -> State:
     """The job at `now` with everybody stopped: gradients under way are given up, what was pushed stays."""
     clock = state.clock
-    nodes = clock.clocks.shape[0]
-    grounded = cycle.grounded(nodes)
-    flight = grounded._replace(began=jnp.full(nodes, now), server_free_seconds=jnp.asarray(now, jnp.float64))
+    flight = cycle.grounded(clock.clocks.shape[0], now)
     return state._replace(clock=clock._replace(seconds=jnp.asarray(now, jnp.float64), flight=flight))
 
 

@@ -284,7 +284,8 @@ class Oracle:
 
     def _begin(self, name, extra=0.0):
         worker = self.workers[name]
-        worker.took = {WAIT: self.now - worker.began, "drawn": self._draw(name, worker.begun) + extra}
+        waited = self.now - worker.began if worker.phase == WAIT else 0.0  # one that gives up was not held back
+        worker.took = {WAIT: waited, "drawn": self._draw(name, worker.begun) + extra}
         worker.phase, worker.left = PULL, self.workload.demand.model_bytes * self.setting.transfer_bits / 32
         worker.arrival, self.arrivals = self.arrivals, self.arrivals + 1
         worker.began, worker.version = self.now, self.version
