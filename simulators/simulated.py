@@ -278,8 +278,6 @@ class SimulatedSystem:
             slowdown=self._control.slowdown.copy(),
             seed=self._seed,
         )
-        if testing:
-            built = built._replace(learning_rate=jnp.float32(0.0))
         largest = max(sum(row) for row in loads(self._cluster.nodes, setting).values())
         program = engine.Program(
             model=jobs.model(self._workload, self.job.space, largest),
@@ -287,6 +285,7 @@ class SimulatedSystem:
             probes=policy.probes,
             discipline=self._cluster.discipline,
             overlapping=overlapping(setting),
+            testing=testing,
         )
         return program, built
 

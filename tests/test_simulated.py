@@ -6,7 +6,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_jobs import CHEAP, KNOBS, NAMES, SMALL, assert_same_bytes, branch, cluster, job, learning, start, system, together
+from small_jobs import (
+    CHEAP,
+    KNOBS,
+    MODEL,
+    NAMES,
+    SMALL,
+    assert_same_bytes,
+    branch,
+    cluster,
+    job,
+    learning,
+    start,
+    system,
+    together,
+)
 
 from simulators import reconfigure
 from simulators.conditions import Conditions, Episode, Sleeps, Stragglers
@@ -304,20 +318,23 @@ def test_a_fork_goes_on_as_its_parent_does_and_costs_a_copy():
     np.testing.assert_array_equal(ours.pushes.loss, alone.loss[33:])
 
 
-def test_a_testing_branch_never_changes_parameters():
-    simulated = learning()
+def test_a_testing_branch_never_changes_parameters_nor_slots():
+    momentum = job(SMALL, MODEL, optimizer="momentum")
+    simulated = system(cluster(), momentum, start(momentum=0.5), Conditions(), knobs=KNOBS, costs=CHEAP)
     simulated.perform(Run(clocks=30))
     trial = simulated.perform(Fork(0, testing=True))
-    first = branch(simulated, trial).learned.parameters
+    before = branch(simulated, trial).learned
+    first = (before.parameters, before.slots)
     seen = [simulated.perform(Evaluate(trial)).loss]
     for action in (
         Run(clocks=50, branch=trial),
-        Reconfigure(start(workers=NAMES[:2], policy="bsp"), branch=trial),
+        Reconfigure(start(workers=NAMES[:2], policy="bsp", momentum=0.5), branch=trial),
         Run(clocks=50, branch=trial),
     ):
         simulated.perform(action)
         seen.append(simulated.perform(Evaluate(trial)).loss)
-    jax.tree.map(np.testing.assert_array_equal, branch(simulated, trial).learned.parameters, first)
+    tried = branch(simulated, trial).learned
+    jax.tree.map(np.testing.assert_array_equal, (tried.parameters, tried.slots), first)
     assert len(set(seen)) == 1
     grown = simulated.perform(Fork(trial))
     assert simulated.perform(Run(clocks=50, branch=grown)).clocks == 50
