@@ -18,7 +18,20 @@ from jax.typing import ArrayLike
 from simulators import network
 from simulators.plant import Plant
 
-__all__ = ["WAIT", "Flight", "begin_cycles", "coast", "grounded", "shifted", "spans", "to_next_push"]
+__all__ = [
+    "APPLY",
+    "COMPUTE",
+    "PULL",
+    "PUSH",
+    "WAIT",
+    "Flight",
+    "begin_cycles",
+    "coast",
+    "grounded",
+    "shifted",
+    "spans",
+    "to_next_push",
+]
 
 WAIT, PULL, COMPUTE, PUSH, APPLY = range(5)
 

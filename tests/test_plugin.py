@@ -58,6 +58,8 @@ def run_pytest(pytester):
     def run(*arguments):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+            # Or pytest-benchmark takes that process for one of ours, and measures nothing.
+            patch.delenv("PYTEST_XDIST_WORKER", raising=False)
             return pytester.runpytest_subprocess(*plugins, *arguments)
 
     return run
