@@ -21,6 +21,7 @@ from jax import Array
 from simulators import flight as cycle
 from simulators import learning
 from simulators.flight import Flight
+from simulators.lanes import anywhere
 from simulators.learning import Data, Learned, Model
 from simulators.plant import Plant
 from tuners.actions import Decision, Push
@@ -122,7 +123,7 @@ def advance(
     none = jnp.asarray(0, jnp.int32)
     table = jnp.zeros((rows + 1, len(Records._fields)))
     state, table, n, _ = jax.lax.while_loop(
-        lambda c: learning.anywhere(goes_on(c), program.lanes), step, (state, table, none, jnp.asarray(True))
+        lambda c: anywhere(goes_on(c), program.lanes), step, (state, table, none, jnp.asarray(True))
     )
     return state, table[:rows], n
 
@@ -169,7 +170,7 @@ def _step(program: Program, data: Data, plant: Plant, state: State, until_second
         learned, clock = learned._replace(gradients=gradients), clock._replace(loss=loss)
         due = done.yes & (clock.pushes % plant.evaluate_clocks == 0)
         measure = partial(learning.evaluate, program.model, data)
-        some_due = learning.anywhere(due, program.lanes)
+        some_due = anywhere(due, program.lanes)
         nothing = (valid_loss, valid_accuracy)
         found = jax.lax.cond(some_due, measure, lambda _: nothing, learned.parameters)
         valid_loss, valid_accuracy = (jnp.where(due, value, jnp.nan) for value in found)
@@ -279,7 +280,7 @@ def _settle(
         row=jnp.stack([jnp.asarray(value, jnp.float64) for value in row]),
     )
     clock = clock._replace(
-        flight=cycle.begin_cycles(plant, flight, release, clock.drawn, clock.seconds),
+        flight=cycle.begin_cycles(plant, flight, release, clock.drawn, clock.seconds, lanes=program.lanes),
         clocks=clocks,
         drawn=clock.drawn + release,
         pushes=clock.pushes + pushed,

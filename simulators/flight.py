@@ -152,7 +152,7 @@ def _next_phase(plant: Plant, flight: Flight, worker: Array, now: Array) -> tupl
     ), pushed
 
 
-def begin_cycles(plant: Plant, flight: Flight, release: Array, clocks: Array, now: Array) -> Flight:
+def begin_cycles(plant: Plant, flight: Flight, release: Array, clocks: Array, now: Array, *, lanes: bool) -> Flight:
     """The workers in `release` [k] start to pull at `now`, each for its mini-batch number `clocks` [k].
 
     One that was busy gives up what it did; it has not waited.
@@ -168,7 +168,7 @@ def begin_cycles(plant: Plant, flight: Flight, release: Array, clocks: Array, no
         remaining=begin(plant.pull_bytes, flight.remaining),
         since=jnp.where(release & (jnp.arange(5) == PULL)[:, None], now, flight.since),
         waited=begin(waited, flight.waited),
-        drawn=begin(_draw_compute(plant, workers, clocks), flight.drawn),
+        drawn=begin(_draw(plant, release, clocks, lanes=lanes), flight.drawn),
         arrival=begin(flight.arrivals + workers, flight.arrival),
         arrivals=flight.arrivals + jnp.where(jnp.any(release), release.shape[0], 0).astype(jnp.int32),
     )
@@ -184,24 +184,51 @@ def spans(flight: Flight, worker: Array) -> tuple[Array, Array, Array, Array]:
     return compute, pull, push, flight.waited[worker]
 
 
-def _draw_compute(plant: Plant, workers: Array, clocks: Array) -> Array:
-    """Seconds [k] that each worker computes in its mini-batch number `clocks`: whoever asks, and whenever."""
+def _draw(plant: Plant, release: Array, clocks: Array, *, lanes: bool) -> Array:
+    """Seconds [k] of compute for the workers in `release`; those of the others mean nothing.
+
+    One worker is the usual case, and the only one under ASP; drawing for all of them is kept for when there are more.
+    """
+    workers = jnp.arange(release.shape[0], dtype=jnp.int32)
+    if lanes:  # looking up one worker in every lane takes longer than drawing for all
+        return _compute_seconds(plant, workers, clocks)
+    first = jnp.argmax(release)
+    alone = _compute_seconds(plant._replace(**{f: getattr(plant, f)[first] for f in _NOISE}), first, clocks[first])
+
+    def everybody(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        many, _ = carry
+        # Through the carry, or XLA would draw before the loop, needed or not.
+        names = workers + jnp.where(many, 0, 1).astype(jnp.int32)
+        return jnp.zeros_like(many), _compute_seconds(plant, names, clocks)
+
+    start = (jnp.sum(release) > 1, jnp.full(release.shape, alone))
+    return jax.lax.while_loop(lambda carry: carry[0], everybody, start)[1]
+
+
+_NOISE = ("compute_seconds", "overhead_seconds", "sleep_probability", "sleep_mean_seconds", "sleep_sd_seconds")
+
+
+def _compute_seconds(plant: Plant, workers: Array, clocks: Array) -> Array:
+    """Seconds that each of `workers` computes in its mini-batch number `clocks`: whoever asks, and whenever.
+
+    The fields of `plant` in `_NOISE` are those workers', of the same shape as `workers`.
+    """
     uniform = _uniforms(plant.key, workers, clocks)
-    noise = jax.scipy.special.ndtri(uniform)
+    noise = jax.scipy.special.ndtri(uniform[..., ::2])
     sigma = jnp.sqrt(jnp.log1p(plant.jitter**2))
-    compute = plant.compute_seconds * jnp.exp(sigma * noise[:, 0] - sigma**2 / 2)
-    sleep = jnp.maximum(plant.sleep_mean_seconds + plant.sleep_sd_seconds * noise[:, 2], 0.0)
-    return compute + plant.overhead_seconds + jnp.where(uniform[:, 1] < plant.sleep_probability, sleep, 0.0)
+    compute = plant.compute_seconds * jnp.exp(sigma * noise[..., 0] - sigma**2 / 2)
+    sleep = jnp.maximum(plant.sleep_mean_seconds + plant.sleep_sd_seconds * noise[..., 1], 0.0)
+    return compute + plant.overhead_seconds + jnp.where(uniform[..., 1] < plant.sleep_probability, sleep, 0.0)
 
 
 def _uniforms(key: Array, workers: Array, clocks: Array) -> Array:
-    """Three uniforms in (0, 1) per worker, [k, 3]: SplitMix64 (Steele et al. 2014) of (key, worker, clock, which).
+    """Three uniforms in (0, 1) for each of `workers`, [..., 3]: SplitMix64 (Steele et al. 2014) of key, worker, clock.
 
     A hash of a counter, so that noise depends on nothing but its name. JAX's own generator runs as loops on CPU, which
     would cost more than everything else in an event.
     """
     name = (workers.astype(jnp.uint64) << 40) + (clocks.astype(jnp.uint64) << 2)
-    x = key + (name[:, None] + jnp.arange(3, dtype=jnp.uint64)) * jnp.uint64(0x9E3779B97F4A7C15)
+    x = key + (name[..., None] + jnp.arange(3, dtype=jnp.uint64)) * jnp.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> 30)) * jnp.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> 27)) * jnp.uint64(0x94D049BB133111EB)
     x = x ^ (x >> 31)

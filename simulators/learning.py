@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from simulators.lanes import anywhere
 from simulators.optimizers import optimizer
 from simulators.plant import Plant
 
@@ -125,12 +126,13 @@ def pull_gradients(
         left, losses, kept = carry
         worker = jnp.argmax(left)
         loss, made = gradient(worker)
-        if lanes:  # a lane with nobody left waits for the others, and keeps what it has
-            loss = jnp.where(left[worker], loss, losses[worker])
-            made = jax.tree.map(lambda rows, new: jnp.where(left[worker], new, _row(worker, rows)), kept, made)
-        # Not `at[].set`, which reads the old row, too, to keep it where an index is out of bounds.
-        kept = jax.tree.map(lambda rows, new: jax.lax.dynamic_update_index_in_dim(rows, new, worker, 0), kept, made)
-        return left.at[worker].set(False), losses.at[worker].set(loss.astype(jnp.float64)), kept
+        if lanes:  # one with nobody left waits for the others: its row is out of range, and what is written there dropped
+            worker = jnp.where(left[worker], worker, left.shape[0])
+            kept = jax.tree.map(lambda rows, new: rows.at[worker].set(new, mode="drop"), kept, made)
+        else:  # not `at[].set`, which reads the old row, too, to keep it where an index is out of range
+            kept = jax.tree.map(lambda rows, new: jax.lax.dynamic_update_index_in_dim(rows, new, worker, 0), kept, made)
+        done = jnp.arange(left.shape[0]) == worker
+        return left & ~done, jnp.where(done, loss.astype(jnp.float64), losses), kept
 
     # Loops that run once or never, where others would write `cond`: XLA updates a loop's arrays in place, and copies
     # every kept gradient through a conditional.
@@ -144,11 +146,6 @@ def pull_gradients(
 def _row(worker: Array, rows: Array) -> Array:
     row: Array = jax.lax.dynamic_index_in_dim(rows, worker, keepdims=False)
     return row
-
-
-def anywhere(flag: Array, lanes: bool) -> Array:
-    """Whether `flag` holds in any lane: a loop that asks so runs for all lanes alike, and its arrays stay in place."""
-    return jax.lax.pmax(flag.astype(jnp.int32), "lanes") > 0 if lanes else flag  # type: ignore[no-untyped-call]
 
 
 def minibatch(model: Model, data: Data, plant: Plant, worker: Array, clock: Array) -> tuple[Any, Array]:

@@ -46,7 +46,7 @@ def launch(program: Program, data: Data, plant: Plant, state: State, policy: Any
     Each computes `offsets` [k] seconds longer in that cycle.
     """
     clock, learned = state
-    flight = cycle.begin_cycles(plant, clock.flight, release, clock.drawn, clock.seconds)
+    flight = cycle.begin_cycles(plant, clock.flight, release, clock.drawn, clock.seconds, lanes=program.lanes)
     clock = clock._replace(
         flight=flight._replace(drawn=flight.drawn + jnp.where(release, offsets, 0.0)),
         clocks=jnp.zeros_like(clock.clocks),

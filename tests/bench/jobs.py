@@ -108,14 +108,54 @@ def bare_scan(job: EngineJob, workers: int, pushes: int) -> Callable[[], Any]:
     return lambda: run(parameters)
 
 
-def plain_simpy(job: EngineJob, workers: int, pushes: int) -> Callable[[], int]:
-    """The way one would write it at first: a SimPy process per worker, a jitted gradient and a jitted update per push.
+class SharedLink:
+    """Servers' bandwidth in SimPy: transfers in flight share it evenly, each up to its own NIC."""
 
-    Generous to itself: its transfers share nothing, so there is no bandwidth to work out.
+    def __init__(self, env: simpy.Environment, capacity: float, nic: float) -> None:
+        self._env, self._capacity, self._nic = env, capacity, nic
+        self._left: dict[simpy.Event, float] = {}
+        self._since, self._changes = 0.0, 0
+
+    def transfer(self, size: float) -> simpy.Event:
+        """An event that comes when `size` bytes are through."""
+        self._progress()
+        done = self._env.event()
+        self._left[done] = size
+        self._plan()
+        return done
+
+    def _rate(self) -> float:
+        return min(self._nic, self._capacity / len(self._left))
+
+    def _progress(self) -> None:
+        if self._left:
+            moved = self._rate() * (self._env.now - self._since)
+            self._left = {done: left - moved for done, left in self._left.items()}
+        self._since = self._env.now
+
+    def _plan(self) -> None:
+        self._changes += 1
+        if self._left:
+            self._env.process(self._end_of_next(self._changes, min(self._left, key=self._left.__getitem__)))
+
+    def _end_of_next(self, change: int, done: simpy.Event) -> Generator[simpy.Event, Any, None]:
+        yield self._env.timeout(max(self._left[done], 0.0) / self._rate())
+        if change == self._changes:  # nobody came or went meanwhile
+            self._progress()
+            del self._left[done]
+            self._plan()
+            done.succeed()
+
+
+def plain_simpy(job: EngineJob, workers: int, pushes: int) -> Callable[[], list[tuple[float, int, int, float]]]:
+    """The way one would write it at first: SimPy processes, a jitted gradient at every pull, a jitted update at every push.
+
+    The same job as the engine's: shared bandwidth both ways, jitter, staleness, a record per push.
     """
     model = job.program.model
     assert model is not None
     assert job.state.learned is not None
+    first = job.state.learned.parameters
 
     @jax.jit
     def gradient(parameters: Any, worker: int, clock: int) -> Any:
@@ -126,30 +166,31 @@ def plain_simpy(job: EngineJob, workers: int, pushes: int) -> Callable[[], int]:
     def update(parameters: Any, made: Any) -> Any:
         return jax.tree.map(lambda p, g: p - job.plant.learning_rate * g, parameters, made)
 
-    def run() -> int:
+    def run() -> list[tuple[float, int, int, float]]:
         env, rng = simpy.Environment(), np.random.default_rng(0)
-        held = {"parameters": job.state.learned.parameters, "pushes": 0}
-        done = env.event()
+        out, back = SharedLink(env, 4e7, 1e7), SharedLink(env, 4e7, 1e7)
+        parameters, done = first, env.event()
+        records: list[tuple[float, int, int, Any]] = []
 
         def worker(me: int) -> Generator[simpy.Event, Any, None]:
+            nonlocal parameters
             clock = 0
             while True:
-                loss, made = gradient(held["parameters"], me, clock)
-                del loss
-                yield env.timeout(0.1)
-                yield env.timeout(4.0 * rng.lognormal(0.0, 0.2))
-                yield env.timeout(0.1)
-                held["parameters"] = update(held["parameters"], made)
-                held["pushes"] += 1
+                pulled = len(records)
+                loss, made = gradient(parameters, me, clock)
+                yield out.transfer(1e6)
+                yield env.timeout(4.0 * rng.lognormal(0.0, 0.2) + 0.01)
+                yield back.transfer(1e6)
+                parameters = update(parameters, made)
+                records.append((env.now, me, len(records) - pulled, loss))
                 clock += 1
-                if held["pushes"] == pushes:
-                    jax.block_until_ready(held["parameters"])
+                if len(records) == pushes:
                     done.succeed()
                     return
 
         for me in range(workers):
             env.process(worker(me))
         env.run(until=done)
-        return int(held["pushes"])
+        return [(seconds, me, staleness, float(loss)) for seconds, me, staleness, loss in records]
 
     return run
