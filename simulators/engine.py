@@ -156,18 +156,10 @@ def _step(program: Program, data: Data, plant: Plant, state: State, until_second
     valid_loss = valid_accuracy = jnp.asarray(jnp.nan)
     if program.model is not None and learned is not None:
         learned = learning.apply_push(program.model, plant, learned, done.worker, done.accept, done.take, done.grouped)
-        gradients, loss = learning.pull_gradients(
-            program.model,
-            data,
-            plant,
-            learned.parameters,
-            learned.gradients,
-            clock.loss,
-            done.release,
-            clock.drawn - 1,
-            lanes=program.lanes,
+        learned, loss = learning.pull(
+            program.model, data, plant, learned, clock.loss, done.release, clock.drawn - 1, lanes=program.lanes
         )
-        learned, clock = learned._replace(gradients=gradients), clock._replace(loss=loss)
+        clock = clock._replace(loss=loss)
         due = done.yes & (clock.pushes % plant.evaluate_clocks == 0)
         measure = partial(learning.evaluate, program.model, data)
         some_due = anywhere(due, program.lanes)

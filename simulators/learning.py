@@ -29,7 +29,7 @@ __all__ = [
     "evaluate",
     "mean_loss",
     "minibatch",
-    "pull_gradients",
+    "pull",
     "untrained",
 ]
 
@@ -96,19 +96,19 @@ def apply_push(
     )
 
 
-def pull_gradients(
+def pull(
     model: Model,
     data: Data,
     plant: Plant,
-    parameters: Any,
-    gradients: Any,
+    learned: Learned,
     loss: Array,
     release: Array,
     clocks: Array,
     *,
     lanes: bool,
-) -> tuple[Any, Array]:
-    """Gradients and losses [k], those of the workers in `release` made anew at `parameters`, for mini-batches `clocks`."""
+) -> tuple[Learned, Array]:
+    """The workers in `release` [k] pull: their gradients, and losses [k], for mini-batches `clocks` [k] are made now."""
+    parameters = learned.parameters
 
     def gradient(worker: Array) -> tuple[Array, Any]:
         rows, count = minibatch(model, data, plant, worker, clocks[worker])
@@ -137,10 +137,10 @@ def pull_gradients(
     # Loops that run once or never, where others would write `cond`: XLA updates a loop's arrays in place, and copies
     # every kept gradient through a conditional.
     everybody = ~anywhere(jnp.any(release != plant.active) | (jnp.sum(release) < 2), lanes)
-    carry = (release, loss, gradients)
+    carry = (release, loss, learned.gradients)
     carry = jax.lax.while_loop(lambda c: everybody & anywhere(jnp.any(c[0]), lanes), together, carry)
     _, loss, gradients = jax.lax.while_loop(lambda c: anywhere(jnp.any(c[0]), lanes), one, carry)
-    return gradients, loss
+    return learned._replace(gradients=gradients), loss
 
 
 def _row(worker: Array, rows: Array) -> Array:

@@ -32,7 +32,7 @@ def blank(program: Program, plant: Plant, parameters: Any) -> State:
         version=zero,
         pulled=none,
         grouped=zero,
-        loss=jnp.zeros(nodes),
+        loss=jnp.full(nodes, jnp.nan if program.model is None else 0.0),
         policy=(),
         status=zero,
     )
@@ -56,18 +56,10 @@ def launch(program: Program, data: Data, plant: Plant, state: State, policy: Any
     )
     if program.model is None or learned is None:
         return State(clock, learned)
-    gradients, loss = learning.pull_gradients(
-        program.model,
-        data,
-        plant,
-        learned.parameters,
-        learned.gradients,
-        clock.loss,
-        release,
-        clock.drawn - 1,
-        lanes=program.lanes,
+    learned, loss = learning.pull(
+        program.model, data, plant, learned, clock.loss, release, clock.drawn - 1, lanes=program.lanes
     )
-    return State(clock._replace(loss=loss), learned._replace(gradients=gradients))
+    return State(clock._replace(loss=loss), learned)
 
 
 @partial(jax.jit, static_argnames=("program",))
