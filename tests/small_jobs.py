@@ -156,3 +156,10 @@ def together(windows):
 def assert_same_bytes(one, other):
     for name, a, b in zip(Pushes._fields, one, other, strict=True):
         np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+def plain_job(**changed):
+    """Three alike workers and two servers that learn MODEL: what `system` takes first."""
+    cluster = Cluster(tuple((n, machine()) for n in NAMES))
+    setting = Setting(**({"workers": NAMES[:3], "servers": NAMES[3:], "batch_size": 8, "learning_rate": 0.1} | changed))
+    return cluster, job(model=MODEL), setting, Conditions()

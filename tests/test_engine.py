@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from oracle import Backup, Bounded, Dynamic, Oracle
-from small_jobs import MODEL, NAMES, branch, job, machine, system, together
+from small_jobs import MODEL, NAMES, branch, job, machine, plain_job, system, together
 
 from simulators import engine
 from simulators.cluster import Cluster
@@ -202,12 +202,6 @@ def test_ssp_never_exceeds_its_bound_and_never_deadlocks(made, bound):
     assert (clocks.max(axis=1) - clocks.min(axis=1) <= bound + 1).all()
     # From c - s at a pull, another worker comes at most to c + s + 1 before the push: Ho et al.'s bound on staleness.
     assert window.pushes.staleness.max() <= (2 * bound + 1) * (len(workers) - 1)
-
-
-def plain_job(**changed):
-    cluster = Cluster(tuple((n, machine()) for n in NAMES))
-    setting = Setting(**({"workers": NAMES[:3], "servers": NAMES[3:], "batch_size": 8, "learning_rate": 0.1} | changed))
-    return cluster, job(model=MODEL), setting, Conditions()
 
 
 def _nobody(state, push):
