@@ -65,10 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return _complain(error.strerror if error.strerror else error, 1)
+        return _complain(_io_text(error), 1)
     except RuntimeError as error:
         return _complain(error, 1)
     return status
+
+
+def _io_text(error: OSError) -> str:
+    """What happened, and to which file where the system names one."""
+    what = error.strerror or str(error)
+    return f"Cannot use {error.filename}: {what}." if error.filename else what
 
 
 def _complain(what: object, status: int) -> int:
@@ -96,15 +102,27 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--resume", action="store_true", help="go on with the comparison that is in DIR, if there is one")
     compare.set_defaults(run=_compare)
 
-    listing = commands.add_parser("list", help="what there is to choose from")
-    listing.add_argument("what", choices=_LISTS)
+    listing = commands.add_parser(
+        "list", help="what there is to choose from", description="List what there is to choose from, a line each."
+    )
+    listing.add_argument("what", choices=_LISTS, help="profiles are the types of nodes that a cluster can be made of")
     listing.set_defaults(run=_list)
 
-    show = commands.add_parser("show", help="print a scenario, explained; the output is a scenario file")
+    show = commands.add_parser(
+        "show",
+        help="print a scenario, explained; the output is a scenario file",
+        description="Print a scenario with a comment on top that explains it. The output is a scenario file itself: "
+        "`harness show digits > my.toml` is a good start for one of your own.",
+    )
     show.add_argument("scenario", metavar="SCENARIO", help="name or TOML file")
     show.set_defaults(run=_show)
 
-    report = commands.add_parser("report", help="print the table of a comparison and write its page again")
+    report = commands.add_parser(
+        "report",
+        help="print the table of a comparison and write its page again",
+        description="Print the table of a comparison and write its page, report.html, again. Of one that was interrupted, "
+        "or is still under way, the runs that are finished are shown.",
+    )
     report.add_argument("folder", type=Path, metavar="DIR", help="results folder, of a finished or interrupted comparison")
     report.set_defaults(run=_report)
     return parser
@@ -155,10 +173,13 @@ def _cores() -> int:
 
 
 def _console() -> Console:
-    """Where it is no terminal, nobody says how wide it is, and the tables fit in 100 columns."""
+    """Where it is no terminal, it is as wide as COLUMNS says, 80 at least, and 100 columns where that says nothing."""
     from rich.console import Console
 
-    return Console() if sys.stdout.isatty() else Console(width=int(os.environ.get("COLUMNS", "") or 100))
+    if sys.stdout.isatty():
+        return Console()
+    said = os.environ.get("COLUMNS", "")
+    return Console(width=max(80, int(said)) if said.isdecimal() else 100)
 
 
 def _conclude(out: Path, console: Console) -> None:
@@ -207,10 +228,11 @@ def _list_workloads() -> dict[str, str]:
 def _list_profiles() -> dict[str, str]:
     from simulators.profiles import profiles
 
-    return {
-        name: f"{kind.cores} cores, {'+'.join(d.kind for d in kind.devices)}, {kind.nic_bytes_per_second * 8 / 1e9:g} Gbit/s"
-        for name, kind in profiles().items()
-    }
+    rows: dict[str, str] = {}
+    for name, kind in profiles().items():
+        cores = "1 core" if kind.cores == 1 else f"{kind.cores} cores"
+        rows[name] = f"{cores}, {'+'.join(d.kind for d in kind.devices)}, {kind.nic_bytes_per_second * 8 / 1e9:g} Gbit/s"
+    return rows
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -184,7 +184,10 @@ def _claimed(out: Path, manifest: dict[str, Any], plan: _Plan, *, resume: bool) 
                 f"Cannot write results to {out}: it is there already. Go on with it by --resume, or name another with --out."
             )
         _check_same(out, manifest, plan)
-    (out / "scenarios").mkdir(parents=True, exist_ok=True)
+    try:
+        (out / "scenarios").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"Cannot write results to {out}: {error.strerror}. Name another folder with --out.") from None
     lock = os.open(out, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -207,9 +210,10 @@ def _check_same(out: Path, manifest: dict[str, Any], plan: _Plan) -> None:
     found = store.read_manifest(out)
     for key, wanted in manifest.items():
         if found.get(key) != wanted:
+            same = "Use that version" if key == "harness" else "Give the same arguments"
             raise ValueError(
                 f"Cannot go on with {out}: it was made with {key} {found.get(key)}, and this is {wanted}. "
-                "Give the same arguments, or name another folder with --out."
+                f"{same}, or name another folder with --out."
             )
     for scenario in plan.scenarios:
         kept = out / "scenarios" / f"{scenario.name}.toml"

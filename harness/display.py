@@ -9,7 +9,8 @@ from typing import Protocol
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from harness.compare import Event, Finished, Planned, Run, Underway
 
@@ -30,14 +31,16 @@ def watching(console: Console) -> Iterator[Watcher]:
     if not console.is_terminal:
         yield _Lines(console)
         return
+    bar = 24 if console.width >= 100 else 10
+    longest = max(20, console.width - bar - 33)  # what count, clock and a short note leave to the names of runs
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, max_width=longest)),
+        BarColumn(bar_width=bar, table_column=Column(no_wrap=True, min_width=bar)),
+        TextColumn("{task.fields[count]}", table_column=Column(no_wrap=True, min_width=5, justify="right")),
+        TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
+        TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, ratio=1)),
     )
-    with Progress(*columns, console=console, transient=True) as bars:
+    with Progress(*columns, console=console, transient=True, expand=True) as bars:
         yield _Bars(bars)
 
 
@@ -67,33 +70,40 @@ class _Bars:
     def __init__(self, bars: Progress) -> None:
         self.errors = 0
         self._bars = bars
-        self._total = bars.add_task("[bold]all runs", total=None, note="")
+        self._total = bars.add_task("[bold]all runs", total=None, count="", note="starting")
+        self._over = self._all = 0
         self._runs: dict[Run, TaskID] = {}
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Planned):
-            self._bars.update(self._total, total=event.runs, completed=event.made_before)
+            self._over, self._all = event.made_before, event.runs
+            self._count()
         elif isinstance(event, Underway):
             self._show(event)
         else:
-            self._bars.advance(self._total)
-            self._bars.update(self._total, note=escape(f"last: {_name(event.run)}: {_ending(event)}"[:70]))
+            self._over += 1
+            self._count(note=escape(f"last: {_name(event.run)}: {_ending(event)}"))
             if event.run in self._runs:
                 self._bars.remove_task(self._runs.pop(event.run))
             if event.done.status == "error":
                 self.errors += 1
                 self._bars.console.print(escape(f"{_name(event.run)}: {event.done.reason}"), highlight=False)
 
+    def _count(self, note: str = "starting") -> None:
+        count = f"{self._over}/{self._all}"
+        self._bars.update(self._total, total=self._all, completed=self._over, count=count, note=note)
+
     def _show(self, event: Underway) -> None:
         at = event.progress
         if event.run not in self._runs:
-            self._runs[event.run] = self._bars.add_task(escape(_name(event.run)), total=round(at.budget_seconds), note="")
-        note = "of its simulated seconds"
+            self._runs[event.run] = self._bars.add_task(escape(_name(event.run)), total=at.budget_seconds, count="", note="")
+        note = "of its budget"
         if math.isfinite(at.accuracy):
             note = f"accuracy {at.accuracy:.3f}"
         elif math.isfinite(at.loss):
             note = f"loss {at.loss:.4g}"
-        self._bars.update(self._runs[event.run], completed=round(at.seconds), note=note)
+        share = f"{at.seconds / at.budget_seconds:.0%}"
+        self._bars.update(self._runs[event.run], completed=at.seconds, count=share, note=note)
 
 
 def _name(run: Run) -> str:

@@ -7,6 +7,7 @@ How long the tuner thought is measured on the host and kept apart from simulated
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 import time
@@ -296,6 +297,8 @@ def _described(error: BaseException) -> str:
 
 
 def _short(text: str) -> str:
+    """No longer than a line bears, and without the addresses of objects, which differ from run to run."""
+    text = re.sub(r" at 0x[0-9a-fA-F]+", "", text)
     return text if len(text) <= 300 else text[:297] + "..."
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,10 +66,15 @@ def add_host(out: Path, scenario: str, tuner: str, seed: int, thinking_seconds: 
 def assemble(out: Path) -> None:
     """Make the tables of all runs that are there, in order; the same runs give the same bytes."""
     manifest = store.read_manifest(out)
-    rows = sorted(_rows(out, manifest), key=lambda r: (r.scenario, r.tuner, r.seed))
+    try:
+        rows = sorted(_rows(out, manifest), key=lambda r: (r.scenario, r.tuner, r.seed))
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"Cannot read {out / 'manifest.json'}: it is damaged ({error}). Run the comparison again elsewhere."
+        ) from None
     store.write(_scores(out, rows), out / "scores.parquet", SCORES)
     for name, schema in (("evaluations", EVALUATIONS), ("settings", SETTINGS)):
-        parts = [_named(store.read(_folder(out, r) / f"{name}.parquet", schema), r) for r in rows]
+        parts = [_named(_read(_folder(out, r), f"{name}.parquet", schema), r) for r in rows]
         store.write(pl.concat(parts) if parts else pl.DataFrame(schema=schema), out / f"{name}.parquet", schema)
     _host(out, rows)
 
@@ -108,6 +113,16 @@ def _score(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"Cannot read {path}: it is damaged or of another version ({error}). Delete the folder {folder} and resume."
         ) from None
+
+
+def _read(folder: Path, name: str, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
+    """A table of one run. What is damaged comes back with the whole run, and not if that file alone is deleted."""
+    path = folder / name
+    try:
+        return store.read(path, schema)
+    except ValueError as error:
+        why = str(error).removeprefix(f"Cannot read {path}: ").split(". ")[0].rstrip(".")
+        raise ValueError(f"Cannot read {path}: {why}. Delete the folder {folder} and resume.") from None
 
 
 def _scores(out: Path, rows: list[_Row]) -> pl.DataFrame:

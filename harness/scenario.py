@@ -135,6 +135,12 @@ def job(scenario: Scenario, seed: int = 0) -> Job:
         policies.named(space.base.policy, space.base.staleness)
     except Rejected as error:
         raise ValueError(f"{scenario.origin}: [start]: {error}") from None
+    for knob in space.knobs:
+        for name in knob.options if knob.name == "policy" and isinstance(knob, Choice) else ():
+            try:
+                policies.named(str(name), space.base.staleness)
+            except Rejected as error:
+                raise ValueError(f"{scenario.origin}: [free] policy: {error}") from None
     return Job(
         name=scenario.name,
         nodes=space.nodes,

@@ -156,12 +156,12 @@ def read(text: str) -> Tables:
         try:
             msgspec.convert(knob, KnobTable)
         except msgspec.ValidationError as error:
-            said = _explained(str(error), "free").removeprefix("[free]").lstrip(": ")
+            said = _explained(str(error), knob, "free").removeprefix("[free]").lstrip(": ")
             raise ValueError(f"[free] {name}: {said}") from None
     try:
         return msgspec.convert(table, Tables)
     except msgspec.ValidationError as error:
-        raise ValueError(_explained(str(error))) from None
+        raise ValueError(_explained(str(error), table)) from None
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -171,9 +171,10 @@ def near(name: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(close)}?" if close else f"choose one of {', '.join(names)}."
 
 
-def _explained(message: str, root: str = "") -> str:
-    """A complaint of msgspec's about the table `root` as "[table] key: what, expected, near matches"."""
+def _explained(message: str, given: Any, root: str = "") -> str:
+    """A complaint of msgspec's about what was `given` as the table `root`: "[table] key: expected, given, near matches"."""
     said, _, path = message.partition(" - at `$")
+    value = _value(given, path.rstrip("`"))
     path = re.sub(r"\[[^\]]*\]", "", path.rstrip("`"))
     path = (root + path).strip(".")
     unknown = re.search(r"unknown field `(.*)`", said)
@@ -188,7 +189,19 @@ def _explained(message: str, root: str = "") -> str:
         choices = next(f.type.values for f in msgspec.inspect.type_info(_TABLES[parent]).fields if f.name == key)  # type: ignore[attr-defined]
         return f"{_place(parent, key)}: {said}; choose one of {', '.join(map(str, choices))}."
     note = "; numbers are written without quotes, in the unit that the key names" if "got `str`" in said else ""
-    return f"{_place(parent, key)}: {said}{note}."
+    said = said.replace(" | null", "")  # a file has no null: what is left out has its default
+    plain = ", not " + repr(value) if isinstance(value, int | float) and "got" not in said else ""
+    return f"{_place(parent, key)}: {said}{plain}{note}."
+
+
+def _value(given: Any, path: str) -> Any:
+    """What stands at msgspec's `path` (".cluster.nodes[0].count"), None where that cannot be told."""
+    for step in re.findall(r"[^.\[\]]+", path):
+        try:
+            given = given[int(step) if isinstance(given, list) else step]
+        except (KeyError, ValueError, IndexError, TypeError):
+            return None
+    return given
 
 
 def _place(path: str, key: str) -> str:

@@ -253,25 +253,33 @@ def _table(rows: pl.DataFrame, columns: int) -> Table:
     from rich.text import Text
 
     accuracy = shows_accuracy(rows)
+    regret = ORACLE in set(rows["tuner"])
     gap = (0, int(columns >= 100), 0, 0)
     table = Table(box=box.SIMPLE_HEAD, padding=gap, pad_edge=False, title_justify="left", caption_justify="left")
     table.title = Text(str(rows["scenario"][0]), style="bold")
     table.add_column("tuner", overflow="fold", min_width=8)
     for head in ("time, s", f"ratio to {REFERENCE}"):
         table.add_column(head, justify="right", min_width=11, overflow="fold")
-    heads = ["regret", "done", "re-\nconf", "over-\nhead s", "think-\ning s", "accu-\nracy" if accuracy else "loss"]
+    heads = [
+        *(["regret"] if regret else []),
+        "done",
+        "re-\nconf",
+        "over-\nhead s",
+        "think-\ning s",
+        "accu-\nracy" if accuracy else "loss",
+    ]
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("group")
     for row in rows.iter_rows(named=True):
         if row["role"] == "oracle":
             table.add_section()
-        table.add_row(*_cells(row, accuracy), style="dim" if row["role"] == "oracle" else None)
+        table.add_row(*_cells(row, accuracy, regret), style="dim" if row["role"] == "oracle" else None)
     table.caption = Text("\n".join(notes(rows)))
     return table
 
 
-def _cells(row: dict[str, Any], accuracy: bool) -> list[Text]:
+def _cells(row: dict[str, Any], accuracy: bool, regret: bool) -> list[Text]:
     from rich.text import Text
 
     def ends(name: str, kind: str, style: str = "") -> Text:
@@ -286,7 +294,7 @@ def _cells(row: dict[str, Any], accuracy: bool) -> list[Text]:
         Text(row["tuner"]),
         ends("completion_seconds", "completion"),
         Text("1") if row["role"] == "reference" else ends("ratio", "ratio", style),
-        Text("-" if oracle else interval_text(row, "regret", "regret")[0]),
+        *([Text("-" if oracle else interval_text(row, "regret", "regret")[0])] if regret else []),
         Text(f"{row['reached']}/{row['runs']}"),
         Text("-" if math.isnan(changes) else f"{changes:.0f}" if changes == int(changes) else f"{changes:.1f}"),
         *(Text(quantity(row[name])) for name in ("overhead_seconds", "thinking_seconds")),

@@ -91,3 +91,7 @@ def dies(job: Job) -> Tuner:
 
 def no_generator(job: Job) -> Any:
     return 7
+
+
+def made(job: Job) -> Any:
+    return object()

@@ -184,6 +184,7 @@ def test_a_reader_that_has_had_enough_is_no_error(here: Path) -> None:
         (["compare", "tiny.toml", "--seeds", "0"], r"Cannot compare on 0 seeds"),
         (["compare", "tiny.toml", "--jobs", "-1"], r"Cannot use -1 jobs"),
         (["compare", "tiny.toml", "--out", "tiny.toml"], r"Cannot write results to tiny\.toml: it is a file"),
+        (["compare", "tiny.toml", "--out", "tiny.toml/out"], r"Cannot write results to tiny\.toml/out: Not a directory"),
         (["compare", "bad.toml"], r"bad\.toml: \[cluster\.nodes\] cuont: there is no such key; did you mean count"),
         (["show", "digit"], r"No scenario 'digit'"),
         (["report", "nowhere"], r"Cannot read results from nowhere: it has no manifest\.json"),
@@ -215,3 +216,14 @@ def test_a_full_disk_is_status_1(here: Path, monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(store, "write_bytes", full)
     assert main(["compare", "tiny.toml", "--tuners", "fixed"]) == 1
     assert re.search(r"^harness: Cannot write results/tiny/.*: the disk is full\.$", capsys.readouterr().err.strip())
+
+
+def test_what_cannot_be_written_is_named(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read_only(path: Path, data: bytes) -> None:
+        raise OSError(30, "Read-only file system", str(path))
+
+    monkeypatch.setattr(store, "write_bytes", read_only)
+    assert main(["compare", "tiny.toml", "--tuners", "fixed"]) == 1
+    assert re.search(r"^harness: Cannot use results/tiny/.*: Read-only file system\.$", capsys.readouterr().err.strip())

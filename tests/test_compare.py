@@ -203,16 +203,18 @@ def test_a_full_disk_loses_nothing(tiny: Path, tmp_path: Path) -> None:
 
 def test_bad_tuners_are_rows_with_reasons(tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    made = run(tiny, out, "fixed", "arena:raises", "arena:no_generator", "arena:chatty", seeds=1)
+    made = run(tiny, out, "fixed", "arena:raises", "arena:no_generator", "arena:made", "arena:chatty", seeds=1)
     rows = {r["tuner"]: r for r in made.scores.to_dicts()}
     assert {t: r["status"] for t, r in rows.items()} == {
         "fixed": "target",
         "arena:chatty": "target",
         "arena:raises": "error",
         "arena:no_generator": "error",
+        "arena:made": "error",
     }
     assert "ZeroDivisionError: so it goes (arena.py, line" in rows["arena:raises"]["reason"]
     assert rows["arena:raises"]["clocks"] == 20
+    assert rows["arena:made"]["reason"].startswith("The tuner is no generator but <object object>:")  # the same in every run
     assert "no generator but 7" in rows["arena:no_generator"]["reason"]
     assert "so it goes" in (results.run_folder(out, "tiny", "arena:raises", 0) / "error.txt").read_text()
     assert (results.run_folder(out, "tiny", "arena:chatty", 0) / "output.txt").read_text() == "hello from tiny\n"
@@ -336,3 +338,25 @@ def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
     finally:
         hand._process.stdin = None
         hand.dismiss()
+
+
+def test_damaged_files_are_told_with_what_to_delete(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(tiny, out, "fixed", seeds=1)
+    before = without_host(out)
+    folder = results.run_folder(out, "tiny", "fixed", 0)
+    (folder / "settings.parquet").write_bytes(b"junk")
+    with pytest.raises(ValueError, match=rf"settings\.parquet: it is damaged .*\. Delete the folder {folder} and resume\."):
+        results.assemble(out)
+    (folder / "settings.parquet").unlink()
+    with pytest.raises(ValueError, match=rf"there is no such file\. Delete the folder {folder} and resume\."):
+        results.assemble(out)
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    run(tiny, out, "fixed", seeds=1, resume=True)
+    assert without_host(out) == before
+    manifest = json.loads((out / "manifest.json").read_text())
+    (out / "manifest.json").write_text(json.dumps({k: v for k, v in manifest.items() if k != "seeds_of"}))
+    with pytest.raises(ValueError, match=r"manifest\.json: it is damaged \('seeds_of'\)"):
+        results.assemble(out)
