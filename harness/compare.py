@@ -164,7 +164,6 @@ def _manifest(plan: _Plan, tuners: Sequence[str], seeds: int | None) -> dict[str
         "oracles": [e.name for e in plan.entries if not e.contestant],
         "seeds": seeds or max(plan.counts.values()),
         "seeds_of": plan.counts,
-        "references": {s.name: s.reference for s in plan.scenarios},
     }
 
 

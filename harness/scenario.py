@@ -61,7 +61,6 @@ class Scenario:
     conditions: Conditions
     costs: Costs
     seeds: SeedsTable
-    reference: str  # the tuner that others are held against
 
 
 # -------------------------------------------------------------------------------------------------------------- finding
@@ -110,7 +109,6 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
         conditions=found.conditions,
         costs=found.costs,
         seeds=found.seeds,
-        reference=found.reference,
     )
     names = tuple(n for n, _ in made.cluster.nodes)
     _at(origin, "conditions", lambda: check_conditions(made.conditions, names))

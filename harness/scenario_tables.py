@@ -123,7 +123,6 @@ class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     conditions: Conditions = Conditions()
     costs: Costs = Costs()
     seeds: SeedsTable = SeedsTable()
-    reference: str = "fixed"  # the tuner that others are held against
 
 
 _TABLES: dict[str, Any] = {

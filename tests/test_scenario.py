@@ -36,7 +36,7 @@ def test_a_file_is_what_it_says() -> None:
     assert {t.name for _, t in made.cluster.nodes} == {"edge-4core"}
     assert made.knobs == (Real("learning_rate", 0.01, 1.0, log=True), Choice("batch_size", (2, 4)))
     assert made.target == Target("loss", 0.1)
-    assert (made.budget.seconds, made.seeds.count, made.check_clocks, made.reference) == (20.0, 2, 50, "fixed")
+    assert (made.budget.seconds, made.seeds.count, made.check_clocks) == (20.0, 2, 50)
 
 
 def test_the_job_is_what_tuners_see() -> None:
@@ -198,7 +198,6 @@ WRONG: list[tuple[str, str, str]] = [
     ("[budget]", "budget]", r"my\.toml: it is no TOML: .*line"),
     ('summary = "Five machines and a quadratic."', "", r"my\.toml: summary: it is missing"),
     ("[budget]\nseconds = 20", "", r"my\.toml: \[budget\]: it is missing"),
-    ("[seeds]", "[reference]\nx = 1\n[seeds]", r"my\.toml: reference: expected `str`, got `object`"),
 ]
 
 
@@ -248,4 +247,4 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
 
 def test_every_table_is_known_to_what_explains_it() -> None:
     known: dict[str, Any] = _TABLES
-    assert set(Tables.__struct_fields__) - {"summary", "reference"} == {k for k in known if k and "." not in k}
+    assert set(Tables.__struct_fields__) - {"summary"} == {k for k in known if k and "." not in k}

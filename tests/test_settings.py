@@ -251,3 +251,9 @@ def test_emukit_gives_back_the_option_that_a_one_hot_row_stands_for():
     encoding = space(knob).to_emukit().parameters[0].encoding
     for option in knob.options:
         assert encoding.get_category(encoding.round_row(np.array(encoding.get_encoding(option)) * 0.8)) == option
+
+
+def test_a_misspelt_knob_is_told_what_it_resembles():
+    base = Setting(workers=("n0",), servers=("n1",))
+    with pytest.raises(ValueError, match=r"Knob 'learnin_rate' sets nothing.* Did you mean learning_rate\?"):
+        Space(base, (), (Real("learnin_rate", 0.1, 1.0),))

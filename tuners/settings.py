@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -170,7 +171,11 @@ class Space:
             head, _, rest = name.partition("/")
             by_node = head in ("role", "load", "data_share", "model_share") and rest.partition("/")[0] in known
             if not (name in _FIELDS[2:] or name == "worker_count" or (head == "option" and rest) or by_node):
-                raise ValueError(f"Knob {name!r} sets nothing: it is no field of Setting and names no node of this job.")
+                near = get_close_matches(name, [*_FIELDS[2:], "worker_count"], n=2)
+                hint = f" Did you mean {' or '.join(near)}?" if near else ""
+                raise ValueError(
+                    f"Knob {name!r} sets nothing: it is no field of Setting and names no node of this job.{hint}"
+                )
         if len(set(names)) != len(names):
             raise ValueError(f"Two knobs have one name among {names}: name each once.")
 
