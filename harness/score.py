@@ -78,7 +78,7 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
     path = _Path(exchanges)
     evaluations = tuple(_evaluations(exchanges, path))
     settings, changes = _settings(job, exchanges, path)
-    costs = [e.answer for e in exchanges if isinstance(e.answer, Cost)]
+    costs = list(_costs(exchanges))
     windows = [(path.holds(i, e), e.answer) for i, e in enumerate(exchanges) if isinstance(e.answer, Window)]
     reached = outcome.status == "target"
     final = evaluations[-1] if evaluations else Evaluation(0.0, 0, math.nan, math.nan)
@@ -159,6 +159,15 @@ def _forking(exchanges: Sequence[Exchange]) -> Iterator[float]:
         before = exchange.seconds
 
 
+def _costs(exchanges: Sequence[Exchange]) -> Iterator[Cost]:
+    """What every reconfiguration cost, whether or not it was waited for."""
+    for exchange in exchanges:
+        if isinstance(exchange.answer, Cost):
+            yield exchange.answer
+        elif isinstance(exchange.answer, Window):
+            yield from exchange.answer.changes
+
+
 def _done(exchange: Exchange) -> bool:
     return not isinstance(exchange.answer, Rejected)
 
@@ -178,14 +187,20 @@ def _evaluations(exchanges: Sequence[Exchange], path: _Path) -> Iterator[Evaluat
 
 
 def _settings(job: Job, exchanges: Sequence[Exchange], path: _Path) -> tuple[list[tuple[float, Setting]], int]:
-    """The settings along the path, and how often a branch was really changed, by a reconfiguration or in a fork."""
+    """The settings along the path, and how often a branch was really changed, by a reconfiguration or in a fork.
+
+    What the runtime itself changes (it loses a node, it rolls back) shows in the windows and is no change of the tuner's.
+    """
     of_branch, changes = {0: job.start}, 0
     along = [(0.0, job.start)]
     for index, exchange in enumerate(exchanges):
         action = exchange.action
-        if not _done(exchange) or not isinstance(action, Fork | Reconfigure):
+        if not _done(exchange) or not isinstance(action, Fork | Reconfigure | Run):
             continue
-        if isinstance(action, Fork):
+        if isinstance(action, Run):
+            setting = exchange.answer.setting or of_branch.get(action.branch, job.start)
+            of_branch[action.branch] = setting
+        elif isinstance(action, Fork):
             parent = of_branch.get(action.branch, job.start)
             setting = action.setting or parent
             changes += setting != parent

@@ -57,6 +57,7 @@ def window(
         workers=tuple(_worker(w, made, at[w], samples[w], devices[w]) for w in setting.workers),
         evaluations=evaluations(table, pushes_before),
         nodes=job.nodes,
+        setting=setting,
         status=status,
     )
 

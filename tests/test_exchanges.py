@@ -60,6 +60,16 @@ def pushes(draw: Any) -> Pushes:
     return Pushes(*made)
 
 
+COSTS = st.builds(
+    Cost,
+    seconds=FLOATS,
+    stall_seconds=FLOATS,
+    slow_seconds=FLOATS,
+    bytes_moved=FLOATS,
+    steps=st.lists(NAMES).map(tuple),
+    done=st.booleans(),
+)
+EVENTS = st.builds(NodeEvent, FLOATS, NAMES, st.sampled_from(["joined", "leaving", "left", "failed"]))
 WINDOWS = st.builds(
     Window,
     start_seconds=FLOATS,
@@ -73,13 +83,12 @@ WINDOWS = st.builds(
         max_size=2,
     ).map(tuple),
     evaluations=st.lists(st.builds(Evaluation, FLOATS, COUNTS, FLOATS, FLOATS), max_size=2).map(tuple),
-    events=st.lists(st.builds(NodeEvent, FLOATS, NAMES, st.sampled_from(["joined", "left", "failed"])), max_size=2).map(
-        tuple
-    ),
+    events=st.lists(EVENTS, max_size=2).map(tuple),
     nodes=st.lists(NODES, max_size=2).map(tuple),
+    setting=st.none() | SETTINGS,
+    changes=st.lists(COSTS, max_size=2).map(tuple),
     status=st.sampled_from(["running", "target", "budget", "diverged", "deadlock"]),
 )
-COSTS = st.builds(Cost, seconds=FLOATS, stall_seconds=FLOATS, bytes_moved=FLOATS, steps=st.lists(NAMES).map(tuple))
 RUNS = st.one_of(
     st.builds(Run, clocks=st.integers(1, 9**9)),
     st.builds(Run, seconds=st.floats(min_value=0, exclude_min=True), branch=st.integers(0, 9)),
@@ -87,7 +96,10 @@ RUNS = st.one_of(
 REFUSED = st.builds(Rejected, st.text(max_size=20))
 PAIRS = st.one_of(
     st.tuples(RUNS, WINDOWS | REFUSED),
-    st.tuples(st.builds(Reconfigure, SETTINGS, st.sampled_from([None, "checkpoint", "migrate"])), COSTS | REFUSED),
+    st.tuples(
+        st.builds(Reconfigure, SETTINGS, st.sampled_from([None, "checkpoint", "migrate"]), wait=st.booleans()),
+        COSTS | REFUSED,
+    ),
     st.tuples(st.builds(Fork, st.integers(0, 9), st.none() | SETTINGS, st.booleans()), st.integers(0, 99) | REFUSED),
     st.tuples(st.builds(Free, st.integers(0, 9)), st.none() | REFUSED),
     st.tuples(st.builds(Evaluate, st.integers(0, 9)), st.builds(Evaluation, FLOATS, COUNTS, FLOATS, FLOATS) | REFUSED),

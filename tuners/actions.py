@@ -139,11 +139,14 @@ class Evaluation(NamedTuple):
 
 
 class NodeEvent(NamedTuple):
-    """Something that happened to a node and that the runtime reports (nodes come, go, fail)."""
+    """Something that happened to a node and that the runtime reports.
+
+    One that is "leaving" has been given notice: it still works, but is no longer counted as available, and "left" follows.
+    """
 
     seconds: float
     node: str
-    event: Literal["joined", "left", "failed"]
+    event: Literal["joined", "leaving", "left", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +161,8 @@ class Window:
     evaluations: tuple[Evaluation, ...] = ()
     events: tuple[NodeEvent, ...] = ()
     nodes: tuple[Node, ...] = ()  # available at the end of the window
+    setting: Setting | None = None  # in force at the end; the runtime itself changes it when it loses a node
+    changes: tuple[Cost, ...] = ()  # reconfigurations that nobody waited for, and that ended in this window
     status: Status = "running"
 
     @property
@@ -167,13 +172,14 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """The answer to `Reconfigure`: what the change cost."""
+    """What a reconfiguration cost: the answer to one that was waited for, or an entry of `Window.changes`."""
 
     seconds: float  # from the request until the new setting is in force
     stall_seconds: float  # of these, nobody trained
     slow_seconds: float = 0.0  # of these, training went on but shared resources with the change
     bytes_moved: float = 0.0
     steps: tuple[str, ...] = ()  # what was done, in order of completion
+    done: bool = True  # False: a node was lost half-way and all was rolled back to the setting before
 
 
 # ------------------------------------------------------------------------------------- what decides inside the server
@@ -251,11 +257,17 @@ class Run(Action[Window]):
 
 @dataclass(frozen=True, slots=True)
 class Reconfigure(Action[Cost]):
-    """Bring `branch` from its setting to `setting`. Refused (`Rejected`) where the setting is not in the job's space."""
+    """Bring `branch` from its setting to `setting`; training goes on meanwhile as far as the method allows.
+
+    Whoever does not `wait` is answered at once with a cost of nothing and finds the real one in `Window.changes`. Refused
+    (`Rejected`) where the setting is not in the job's space, needs a node that is not there, or while another
+    reconfiguration is under way.
+    """
 
     setting: Setting
     method: Method | None = None  # None: the first of `Job.methods`
     branch: int = 0
+    wait: bool = True
 
 
 @dataclass(frozen=True, slots=True)

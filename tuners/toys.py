@@ -313,6 +313,7 @@ class Toy:
             evaluations=tuple(seen),
             events=tuple(events),
             nodes=tuple(n for n in self.job.nodes if n.name not in self._left),
+            setting=branch.setting,
             status="diverged" if branch.diverged else self.status,
         )
 
