@@ -57,14 +57,17 @@ class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     message_seconds: float = 0.0  # worker's cost per message; a pull and a push send one to every server
     apply_seconds: float = 0.0  # one server applying a full push alone; divided by shares when servers divide the model
     aggregate_seconds: float = 0.0  # per mini-batch, where more than one device of a machine takes part
+    sample_bytes: float = 0.0  # of training data per sample: what moves when data blocks change workers
+    touched_fraction: float = 1.0  # of the parameters that one mini-batch pulls and pushes (sparse models: less)
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"A job cannot ask {name} {value}: give a finite number, 0 or more.")
-        if self.serial_fraction > 1:
-            raise ValueError(f"A job cannot ask serial_fraction {self.serial_fraction}: it lies in [0, 1].")
+        for name in ("serial_fraction", "touched_fraction"):
+            if getattr(self, name) > 1:
+                raise ValueError(f"A job cannot ask {name} {getattr(self, name)}: it lies in [0, 1].")
 
 
 class Proxy(NamedTuple):
