@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from simulators.profiles import NodeType, node_seconds
 from simulators.workloads import Demand, Workload
 from tuners.actions import Rejected, Setting, Target
 
-__all__ = ["Plant", "build", "compute_times", "loads", "overlapping"]
+__all__ = ["NOTHING_UNDER_WAY", "Plant", "UnderWay", "build", "compute_times", "loads", "overlapping"]
 
 
 class Plant(NamedTuple):
@@ -38,6 +39,7 @@ class Plant(NamedTuple):
     usage: Array  # [2k, r] resources per byte of each node's pull (first k rows) and push; used where roles overlap
     capacity: Array  # [r]
     apply_seconds: Array  # scalar: a server's time to apply one push, first come first served
+    blocked_until_seconds: Array  # scalar: no pull or push that ends before is complete (blocks of the model are moving)
     samples: Array  # int32 [k]: in one mini-batch of each worker
     shard_start: Array  # int32 [k]: each worker's part of the training data
     shard_length: Array  # int32 [k]
@@ -47,6 +49,21 @@ class Plant(NamedTuple):
     target_loss: Array  # done when validation loss <= this (-inf: never)
     target_accuracy: Array  # or accuracy >= this (inf: never)
     target_clocks: Array  # or after so many pushes
+
+
+class UnderWay(NamedTuple):
+    """What a reconfiguration under way takes from training just now; by node, bytes per second."""
+
+    active: frozenset[str] | None = None  # who may begin a mini-batch; None: all workers of the setting
+    out: Mapping[str, float] = {}  # taken off its NIC, outgoing
+    into: Mapping[str, float] = {}  # and incoming
+    pull_shares: Mapping[str, float] | None = None  # of the model, where it is pulled from; None: where it is pushed to
+    push_factor: float = 1.0  # pushes are so many times as large: they carry what moves with them
+    redirects: int = 0  # servers that send requests on to others
+    blocked_until_seconds: float = -np.inf
+
+
+NOTHING_UNDER_WAY = UnderWay()
 
 
 def loads(nodes: tuple[tuple[str, NodeType], ...], setting: Setting) -> dict[str, tuple[int, ...]]:
@@ -68,7 +85,8 @@ def compute_times(
     """Mean seconds of each worker's mini-batch, in all and per device. Raises Rejected for a device that cannot compute."""
     kinds = dict(nodes)
     try:
-        return {w: node_seconds(kinds[w], demand, row, setting.intra_threads) for w, row in loads(nodes, setting).items()}
+        knobs = (setting.intra_threads, setting.inter_threads, setting.options)
+        return {w: node_seconds(kinds[w], demand, row, *knobs) for w, row in loads(nodes, setting).items()}
     except ValueError as error:
         raise Rejected(str(error)) from error
 
@@ -85,6 +103,7 @@ def build(
     policy_seconds: float,
     slowdown: NDArray[np.float64],
     seed: int,
+    under_way: UnderWay = NOTHING_UNDER_WAY,
 ) -> Plant:
     """The numbers of a cluster under `setting`. Raises Rejected where the setting cannot run on it."""
     names = tuple(name for name, _ in nodes)
@@ -95,33 +114,36 @@ def build(
     for i, name in enumerate(names):
         if active[i]:
             seconds[i], samples[i] = timed[name][0], sum(rows[name])
-    nic = np.array([kind.nic_bytes_per_second for _, kind in nodes])
-    messages = 2 * demand.message_seconds * len(setting.servers)
+    out, into = _left(nodes, under_way.out), _left(nodes, under_way.into)
+    nic = np.array([min(out[n], into[n]) for n in names])
+    messages = 2 * demand.message_seconds * (len(setting.servers) + under_way.redirects)
+    hops = 2 * latency_seconds * (1 + (under_way.redirects > 0))
     transfer = setting.transfer_bits / 32
     share = dict(zip(setting.servers, setting.shares()[1], strict=True))
-    serve = min(
-        min(kind.nic_bytes_per_second, kind.service_bytes_per_second) / share[n] for n, kind in nodes if share.get(n)
-    )
-    usage, capacity = _usage(nodes, share) if overlapping(setting) else (np.zeros((2 * k, 0)), np.zeros(0))
+    pulled = share if under_way.pull_shares is None else under_way.pull_shares
+    both = overlapping(setting)
+    usage, capacity = _usage(nodes, pulled, share, out, into) if both else (np.zeros((2 * k, 0)), np.zeros(0))
     start, length = _shards(names, setting, workload)
     rng = np.random.default_rng([seed, 1])
     numbers: dict[str, Any] = dict(
         key=np.uint64(np.random.default_rng([seed, 0]).integers(2**63)),
-        active=active,
+        active=active if under_way.active is None else active & np.array([n in under_way.active for n in names]),
         compute_seconds=seconds,
-        overhead_seconds=np.full(k, messages + 2 * latency_seconds + policy_seconds),
+        overhead_seconds=np.full(k, messages + hops + policy_seconds),
         slowdown=slowdown,
         jitter=np.float64(conditions.jitter),
         **_sleeps(conditions, straggling(conditions, names, rng)),
         pull_bytes=np.float64(demand.model_bytes * transfer),
-        push_bytes=np.float64((demand.model_bytes if demand.push_bytes is None else demand.push_bytes) * transfer),
+        push_bytes=np.float64(_pushed_bytes(demand) * transfer * under_way.push_factor),
         nic=nic,
-        nic_levels=np.unique(nic),
-        serve_out=np.float64(serve),
-        serve_in=np.float64(serve),
+        # While streams take their part every NIC may be left with another rate.
+        nic_levels=nic if under_way.out or under_way.into else np.unique(nic),
+        serve_out=np.float64(_serve(nodes, pulled, out)),
+        serve_in=np.float64(_serve(nodes, share, into)),
         usage=usage,
         capacity=capacity,
         apply_seconds=np.float64(demand.apply_seconds * max(share.values())),
+        blocked_until_seconds=np.float64(under_way.blocked_until_seconds),
         samples=samples,
         shard_start=start,
         shard_length=length,
@@ -158,8 +180,26 @@ def _shards(names: tuple[str, ...], setting: Setting, workload: Workload) -> tup
     return start, length
 
 
+def _left(nodes: tuple[tuple[str, NodeType], ...], taken: Mapping[str, float]) -> dict[str, float]:
+    """What is left of every NIC, one direction, bytes per second; never nothing."""
+    return {n: max(kind.nic_bytes_per_second - taken.get(n, 0.0), 1.0) for n, kind in nodes}
+
+
+def _serve(nodes: tuple[tuple[str, NodeType], ...], share: Mapping[str, float], left: Mapping[str, float]) -> float:
+    """What all servers together can move, bytes per second: as much as the one that is busiest for its share allows."""
+    return min(min(left[n], kind.service_bytes_per_second) / share[n] for n, kind in nodes if share.get(n))
+
+
+def _pushed_bytes(demand: Demand) -> float:
+    return demand.model_bytes if demand.push_bytes is None else demand.push_bytes
+
+
 def _usage(
-    nodes: tuple[tuple[str, NodeType], ...], share: dict[str, float]
+    nodes: tuple[tuple[str, NodeType], ...],
+    pulled: Mapping[str, float],
+    share: Mapping[str, float],
+    nic_out: Mapping[str, float],
+    nic_into: Mapping[str, float],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """What a byte of each node's pull (rows 0..k-1) and push (k..2k-1) puts on every NIC and server process.
 
@@ -170,18 +210,17 @@ def _usage(
     usage = np.zeros((2 * k, 4 * k))
     out, into, pulls, pushes = (np.arange(k) + part * k for part in range(4))
     for j, (server, _) in enumerate(nodes):
-        part = share.get(server, 0.0)
+        pull, push = pulled.get(server, 0.0), share.get(server, 0.0)
         for i in range(k):
-            usage[i, pulls[j]] += part
-            usage[k + i, pushes[j]] += part
+            usage[i, pulls[j]] += pull
+            usage[k + i, pushes[j]] += push
             if i != j:
-                usage[i, into[i]] += part
-                usage[i, out[j]] += part
-                usage[k + i, out[i]] += part
-                usage[k + i, into[j]] += part
-    nic = [kind.nic_bytes_per_second for _, kind in nodes]
+                usage[i, into[i]] += pull
+                usage[i, out[j]] += pull
+                usage[k + i, out[i]] += push
+                usage[k + i, into[j]] += push
     service = [kind.service_bytes_per_second for _, kind in nodes]
-    capacity = np.array([*nic, *nic, *service, *service])
+    capacity = np.array([*(nic_out[n] for n, _ in nodes), *(nic_into[n] for n, _ in nodes), *service, *service])
     # A server process without a limit of its own is no resource.
     kept = np.isfinite(capacity)
     return usage[:, kept], capacity[kept]

@@ -17,6 +17,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from simulators.workloads import Demand
+    from tuners.settings import Scalar
 
 __all__ = ["Device", "NodeType", "device_seconds", "load_profiles", "node_seconds", "profile", "profiles"]
 
@@ -139,19 +140,38 @@ def device_seconds(device: Device, demand: Demand, samples: int, threads: int) -
 
 
 def node_seconds(
-    node_type: NodeType, demand: Demand, loads: tuple[int, ...], intra_threads: int = 0
+    node_type: NodeType,
+    demand: Demand,
+    loads: tuple[int, ...],
+    intra_threads: int = 0,
+    inter_threads: int = 0,
+    options: tuple[tuple[str, Scalar], ...] = (),
 ) -> tuple[float, tuple[float, ...]]:
     """Mean compute time of one mini-batch on a node with `loads` samples per device, and that of each device.
 
     Devices work side by side, so the node takes as long as the slowest, plus `demand.aggregate_seconds` where more than one
-    takes part. `intra_threads` 0 is one per core; more than there are cores does not help. Raises ValueError for loads
-    that do not match the devices or that a device cannot compute.
+    takes part. `intra_threads` 0 is one per core; more than there are cores does not help. `inter_threads` and `options`
+    count as far as the demand says what they do. Raises ValueError for loads that do not match the devices or that a device
+    cannot compute.
     """
     if len(loads) != len(node_type.devices):
         raise ValueError(
             f"Cannot put loads {loads} on a {node_type.name}: give one count per device, {len(node_type.devices)} in all."
         )
     threads = min(intra_threads or node_type.cores, node_type.cores)
-    each = tuple(device_seconds(d, demand, n, threads) for d, n in zip(node_type.devices, loads, strict=True))
+    longer = _knob_factor(demand, node_type.cores, threads, inter_threads, options)
+    each = tuple(longer * device_seconds(d, demand, n, threads) for d, n in zip(node_type.devices, loads, strict=True))
     together = demand.aggregate_seconds if sum(n > 0 for n in loads) > 1 else 0.0
     return max(each) + together, each
+
+
+def _knob_factor(demand: Demand, cores: int, threads: int, inter: int, options: tuple[tuple[str, Scalar], ...]) -> float:
+    """So many times as long does compute take for threads that crowd the cores, and for graph options."""
+    # inter 0 is the framework's own choice, which is taken to leave no thread without a core.
+    crowd = max(1.0, (threads + inter) / cores) if inter else 1.0
+    factor = crowd**demand.crowding_exponent
+    for effect in demand.options:
+        # By type as well, for True == 1.
+        if any(n == effect.name and type(v) is type(effect.value) and v == effect.value for n, v in options):
+            factor *= effect.factor * threads**effect.thread_exponent
+    return factor

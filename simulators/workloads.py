@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from tuners.settings import Scalar
+
 if TYPE_CHECKING:
     from jax import Array
 
@@ -33,6 +35,7 @@ __all__ = [
     "Mlp",
     "Mnist",
     "Model",
+    "OptionEffect",
     "Proxy",
     "Ratings",
     "Source",
@@ -44,6 +47,22 @@ __all__ = [
 
 _Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 _Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class OptionEffect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one value of a graph option does to compute. Raises ValueError for a factor that no compute can have."""
+
+    name: str  # as in `Setting.options`
+    value: Scalar  # in force; any other has no effect
+    factor: float = 1.0  # a mini-batch's compute takes so many times as long ...
+    thread_exponent: float = 0.0  # ... times threads inside one operation, to this power
+
+    def __post_init__(self) -> None:
+        if not (0 < self.factor < math.inf and math.isfinite(self.thread_exponent)):
+            raise ValueError(
+                f"Option {self.name!r} cannot have factor {self.factor} and thread_exponent {self.thread_exponent}: "
+                "give a positive, finite factor and a finite exponent."
+            )
 
 
 class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,11 +78,13 @@ class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     aggregate_seconds: float = 0.0  # per mini-batch, where more than one device of a machine takes part
     sample_bytes: float = 0.0  # of training data per sample: what moves when data blocks change workers
     touched_fraction: float = 1.0  # of the parameters that one mini-batch pulls and pushes (sparse models: less)
+    crowding_exponent: float = 0.0  # compute takes ((intra + inter threads) / cores)^this times as long where that is over 1
+    options: tuple[OptionEffect, ...] = ()  # of graph options; one that is not named here has none
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
+            if name != "options" and value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"A job cannot ask {name} {value}: give a finite number, 0 or more.")
         for name in ("serial_fraction", "touched_fraction"):
             if getattr(self, name) > 1:
