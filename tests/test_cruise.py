@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import job, toys, window
 
-from tuners.actions import NodeEvent, Reconfigure, Rejected, Run, Setting, Space
+from tuners.actions import Cost, NodeEvent, Reconfigure, Rejected, Run, Setting, Space
 from tuners.cruise import Measured, best_worker_count, cruise, epoch_seconds
 from tuners.settings import Integer
 from tuners.testing import exchanges
@@ -122,6 +122,7 @@ def test_mlr_at_18_workers_is_beyond_the_model():
 
 # -------------------------------------------------------------------------------------------------------------- scripted
 
+DONE = Cost(seconds=0.5, stall_seconds=0.0)
 GOAL = job("every knob")  # five nodes: n0 n1 n2 work, n3 n4 serve; 4 samples a mini-batch
 
 
@@ -146,10 +147,10 @@ def test_cruise_watches_then_moves_to_the_predicted_optimum_and_stays():
     assert next(tuner) == Run(clocks=30)
     # z = 20: 1 / w (20 + w / s) is least at (4, 1), 6.0 against 7.17 at (3, 2).
     assert tuner.send(seen_with(20)) == Reconfigure(with_workers(4), method="migrate")
-    assert tuner.send(None) == Run(clocks=40)
-    assert tuner.send(seen_with(20, setting=with_workers(4))) == Run(clocks=40)
+    assert tuner.send(DONE) == Run(clocks=40)
+    assert tuner.send(seen_with(20, setting=with_workers(4), start=40)) == Run(clocks=40)
     # The job turns communication-bound: z = 0.5 is least at (2, 3) or (3, 2): 0.75 against 0.67.
-    assert tuner.send(seen_with(0.5, setting=with_workers(4))) == Reconfigure(with_workers(3), method="migrate")
+    assert tuner.send(seen_with(0.5, setting=with_workers(4), start=80)) == Reconfigure(with_workers(3), method="migrate")
 
 
 def test_a_gain_below_the_threshold_is_not_worth_a_change():
@@ -193,10 +194,10 @@ def test_what_was_measured_before_a_change_is_forgotten():
     tuner = cruise(GOAL)
     next(tuner)
     tuner.send(seen_with(20))
-    tuner.send(None)
+    tuner.send(DONE)
     # One mini-batch each is skipped after a change; the three that are left speak for the new setting alone.
-    assert tuner.send(seen_with(0.5, setting=with_workers(4), pushes=12)) == Run(clocks=40)
-    assert isinstance(tuner.send(seen_with(0.5, setting=with_workers(4), pushes=4)), Reconfigure)
+    assert tuner.send(seen_with(0.5, setting=with_workers(4), pushes=12, start=40)) == Run(clocks=40)
+    assert isinstance(tuner.send(seen_with(0.5, setting=with_workers(4), pushes=4, start=60)), Reconfigure)
 
 
 def test_a_split_that_was_refused_is_not_asked_for_again():
@@ -216,7 +217,7 @@ def test_a_bounded_number_of_workers_is_kept_to():
     assert tuner.send(seen_with(1000, of=of)) == Reconfigure(with_workers(3, of), method="migrate")
 
 
-def test_current_workers_stay_workers():
+def test_workers_stay_workers_and_idle_machines_are_next():
     start = Setting(workers=("n4", "n1"), servers=("n0", "n2"), batch_size=4)  # n3 is idle
     of = replace(
         GOAL, start=start, space=Space(start, GOAL.nodes, (Integer("worker_count", 1, 4),)), methods=("checkpoint",)
@@ -224,7 +225,7 @@ def test_current_workers_stay_workers():
     tuner = cruise(of)
     next(tuner)
     wanted = tuner.send(seen_with(20, of=of))
-    assert wanted == Reconfigure(replace(start, workers=("n4", "n1", "n0", "n2"), servers=("n3",)))
+    assert wanted == Reconfigure(replace(start, workers=("n4", "n1", "n3", "n0"), servers=("n2",)))
 
 
 def test_a_lost_machine_always_brings_a_new_split():
