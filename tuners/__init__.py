@@ -66,6 +66,7 @@ _EMBEDDED = {
         Entry("random_search", "tuners.random_search:random_search", "tries random settings online, stays with the best"),
         Entry("tpe", "tuners.tpe:tpe", "Optuna's tree-structured Parzen estimator, online"),
         Entry("cruise", "tuners.cruise:cruise", "Cruise: workers against servers, from a cost model of an epoch"),
+        Entry("bo_online", "tuners.bo_online:bo_online", "TensorFlowOnline: Bayesian optimisation of the seconds left"),
         Entry(
             "best_fixed",
             "tuners.best_fixed:best_fixed",

@@ -15,6 +15,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from emukit.core import ParameterSpace
+    from numpy.typing import ArrayLike
     from optuna.distributions import BaseDistribution
 
 __all__ = ["Choice", "Integer", "Knob", "Node", "Real", "Rejected", "Scalar", "Setting", "Space"]
@@ -331,6 +332,19 @@ class Space:
                 low, high = (np.log(k.low), np.log(k.high)) if k.log else (k.low, k.high)
                 made.append(ContinuousParameter(k.name, float(low), float(high)))
         return ParameterSpace(made)
+
+    def from_emukit(self, row: ArrayLike) -> dict[str, Scalar]:
+        """The way back: the knobs' values nearest to one row of `to_emukit`'s space, in range and of the knob's own type."""
+        cells, values, at = np.asarray(row, float).ravel(), dict[str, Scalar](), 0
+        for k in self.knobs:
+            if isinstance(k, Choice):
+                values[k.name] = k.options[int(np.argmax(cells[at : at + len(k.options)]))]
+                at += len(k.options)
+                continue
+            x = float(np.clip(np.exp(cells[at]) if k.log else cells[at], k.low, k.high))
+            values[k.name] = round(x) if isinstance(k, Integer) else x
+            at += 1
+        return values
 
 
 def _normalised(family: str, members: tuple[str, ...], values: Mapping[str, Scalar]) -> tuple[float, ...]:

@@ -1,0 +1,302 @@
+"""The surrogate of `tuners.bo_online`: a Gaussian process over <setting, state>, what it is asked, and where it is asked.
+
+Rows are knobs scaled to [0, 1] by their range (logarithmic knobs in the logarithm), choices one-hot, and last the state of
+the job, its loss. Whole numbers are rounded and options decided *before* a row is scored, so what is scored is what would be
+set (rounding afterwards proposes settings that the model knows already). GPy and emukit are imported when first needed.
+GPy draws restarts from NumPy's global generator; it is lent a state of its own for as long as it fits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from tuners.settings import Choice, Integer, Knob, Scalar, Space
+
+__all__ = ["Encoding", "Posterior", "Surrogate", "best_rows", "expected_improvement", "lower_bound", "probability"]
+
+Floats = NDArray[np.float64]
+
+_KERNELS = {"matern12": "Exponential", "matern32": "Matern32", "matern52": "Matern52", "rbf": "RBF"}
+
+
+# ------------------------------------------------------------------------------------------------------------------- rows
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """Settings as rows in [0, 1], column by column those of `Space.to_emukit`."""
+
+    space: Space
+    threads: int | None = None  # what intra_threads and inter_threads add up to, where both are free; None: uncoupled
+
+    @property
+    def width(self) -> int:
+        return sum(_columns(k) for k in self.space.knobs)
+
+    def row(self, values: Mapping[str, Scalar]) -> Floats:
+        """The row of `values`; a value that its knob does not have (the role of a lost node, say) is no option at all."""
+        cells: list[float] = []
+        for k in self.space.knobs:
+            value = values[k.name]
+            if isinstance(k, Choice):
+                cells += [float(type(o) is type(value) and o == value) for o in k.options]
+            else:
+                low, high = _ends(k)
+                x = np.log(max(float(value), k.low)) if k.log else float(value)
+                cells.append((x - low) / (high - low) if high > low else 0.0)
+        return np.array(cells)
+
+    def values(self, row: Floats) -> dict[str, Scalar]:
+        """The knobs' values that a row stands for."""
+        cells, at = row.copy(), 0
+        for k in self.space.knobs:
+            if not isinstance(k, Choice):
+                low, high = _ends(k)
+                cells[at] = low + cells[at] * (high - low)
+            at += _columns(k)
+        return self.space.from_emukit(cells)
+
+    def spread(self, shares: Floats) -> Floats:
+        """Rows of values at these `shares` of the knobs' ranges, [n, knobs] in [0, 1): uniform ones give uniform values."""
+        parts = []
+        for k, share in zip(self.space.knobs, shares.T, strict=True):
+            if isinstance(k, Choice):
+                parts.append(np.eye(len(k.options))[(share * len(k.options)).astype(int)])
+                continue
+            low, high = _ends(k)
+            x = low + share * (high - low)
+            if isinstance(k, Integer):  # half a unit on both sides, so that the ends are as likely as their neighbours
+                wide = np.log([k.low - 0.5, k.high + 0.5]) if k.log else np.array([k.low - 0.5, k.high + 0.5])
+                x = wide[0] + share * (wide[1] - wide[0])
+            parts.append(((x - low) / (high - low) if high > low else np.zeros_like(x))[:, None])
+        return self.snap(np.hstack(parts))
+
+    def snap(self, rows: Floats) -> Floats:
+        """The nearest rows that stand for settings: in range, whole where whole, one option each, threads coupled."""
+        parts, at = dict[str, Floats](), 0
+        for k in self.space.knobs:
+            part = rows[:, at : at + _columns(k)]
+            at += _columns(k)
+            if isinstance(k, Choice):
+                parts[k.name] = np.eye(len(k.options))[part.argmax(axis=1)]
+            else:
+                parts[k.name] = _snapped(k, part)
+        self._couple(parts)
+        return np.hstack(list(parts.values()))
+
+    def _couple(self, parts: dict[str, Floats]) -> None:
+        """Let inter_threads be what intra_threads leaves of the cores, where both are free whole numbers."""
+        intra, inter = self.space.knob("intra_threads"), self.space.knob("inter_threads")
+        if self.threads is None or not isinstance(intra, Integer) or not isinstance(inter, Integer):
+            return
+        ends = [_ends(k) for k in (intra, inter)]
+        counts = [low + parts[k.name] * (high - low) for k, (low, high) in zip((intra, inter), ends, strict=True)]
+        used = np.rint(np.exp(counts[0]) if intra.log else counts[0])
+        rest = np.clip(self.threads - used, inter.low, inter.high)
+        low, high = ends[1]
+        parts[inter.name] = ((np.log(rest) if inter.log else rest) - low) / (high - low) if high > low else counts[1] * 0
+
+
+def _columns(knob: Knob) -> int:
+    return len(knob.options) if isinstance(knob, Choice) else 1
+
+
+def _ends(knob: Knob) -> tuple[float, float]:
+    """The ends of a numeric knob's column before scaling."""
+    if isinstance(knob, Choice):
+        return 0.0, 1.0
+    return (float(np.log(knob.low)), float(np.log(knob.high))) if knob.log else (float(knob.low), float(knob.high))
+
+
+def _snapped(knob: Knob, part: Floats) -> Floats:
+    """One column, clipped and, for whole numbers, rounded."""
+    clipped = np.clip(part, 0.0, 1.0)
+    low, high = _ends(knob)
+    if not isinstance(knob, Integer) or not high > low:
+        return clipped if high > low else np.zeros_like(clipped)
+    x = low + clipped * (high - low)
+    whole = np.clip(np.rint(np.exp(x) if knob.log else x), knob.low, knob.high)
+    return ((np.log(whole) if knob.log else whole) - low) / (high - low)
+
+
+# -------------------------------------------------------------------------------------------------------- Gaussian process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surrogate:
+    """What Gaussian process models the remaining seconds. The public code's is `fitted=False` with "matern12"."""
+
+    kernel: Literal["matern12", "matern32", "matern52", "rbf"] = "matern52"
+    relevance: bool = True  # a length scale per column, drawn towards 1 by a prior
+    fitted: bool = True  # hyper-parameters by likelihood; else variance, length scale and noise are 1
+    restarts: int = 2
+    iterations: int = 30  # of the optimiser, per restart
+    clip: float = 1e7  # seconds count as at most so many times the least positive ones (the code's figure)
+
+    def posterior(self, rows: Floats, seconds: Floats, seed: int, like: Posterior | None = None) -> Posterior:
+        """What the observations `seconds` [n] at `rows` [n, columns], the state last, say of every other row.
+
+        Hyper-parameters are those of `like` where it is given, else fitted.
+        """
+        return Posterior(self, rows, seconds, seed, like)
+
+
+class Posterior:
+    """Mean and standard deviation of the remaining seconds, the noise of observation left out."""
+
+    __slots__ = ("_model", "_offset", "_scale", "_state_offset", "_state_scale")
+
+    def __init__(
+        self, surrogate: Surrogate, rows: Floats, seconds: Floats, seed: int, like: Posterior | None = None
+    ) -> None:
+        least = seconds[seconds > 0].min(initial=np.inf)
+        clipped = np.minimum(seconds, surrogate.clip * least)
+        self._offset, self._scale = _standard(clipped)
+        self._state_offset, self._state_scale = _standard(rows[:, -1])
+        with _lent_generator(seed):
+            targets = (clipped - self._offset) / self._scale
+            self._model: Any = _modelled(surrogate, self._scaled(rows), targets, like._model.model if like else None)
+
+    def __call__(self, rows: Floats) -> tuple[Floats, Floats]:
+        """Mean and standard deviation in seconds at `rows` [n, columns]: two arrays [n]."""
+        mean, variance = self._model.predict_noiseless(self._scaled(rows))
+        deviation = np.sqrt(np.maximum(variance[:, 0], 0.0))
+        return self._offset + self._scale * mean[:, 0], self._scale * deviation
+
+    def _scaled(self, rows: Floats) -> Floats:
+        return np.column_stack([rows[:, :-1], (rows[:, -1] - self._state_offset) / self._state_scale])
+
+
+def _standard(values: Floats) -> tuple[float, float]:
+    spread = float(values.std())
+    return float(values.mean()), spread if spread > 0 else 1.0
+
+
+def _modelled(surrogate: Surrogate, rows: Floats, targets: Floats, like: Any) -> Any:
+    """The emukit model of standardised observations, fitted unless it takes over the parameters of the GPy model `like`."""
+    import GPy
+    from emukit.model_wrappers import GPyModelWrapper
+
+    kernel = getattr(GPy.kern, _KERNELS[surrogate.kernel])(rows.shape[1], ARD=surrogate.relevance and surrogate.fitted)
+    model = GPy.models.GPRegression(rows, targets[:, None], kernel, noise_var=0.1 if surrogate.fitted else 1.0)
+    if like is not None:
+        model[:] = like.param_array
+    elif surrogate.fitted:
+        kernel.lengthscale.set_prior(GPy.priors.LogGaussian(0.0, 1.0), warning=False)
+        kernel.variance.constrain_bounded(0.05, 20.0, warning=False)
+        model.likelihood.variance.constrain_bounded(1e-4, 2.0, warning=False)
+        _fit(model, surrogate)
+    return GPyModelWrapper(model)
+
+
+def _fit(model: Any, surrogate: Surrogate) -> None:
+    """Bring a GPy model to its likeliest hyper-parameters, from where it is and from random ones.
+
+    GPy's own restarts print when one fails; that of a start from which nothing can be factorised is no news.
+    """
+    found = []
+    for attempt in range(surrogate.restarts):
+        if attempt:
+            model.randomize()
+        with contextlib.suppress(np.linalg.LinAlgError, ValueError), np.errstate(all="ignore"):
+            model.optimize(max_iters=surrogate.iterations)
+            found.append((float(model.objective_function()), attempt, model.param_array.copy()))
+    likeliest = min((f for f in found if np.isfinite(f[0])), default=None)
+    if likeliest is not None:
+        # Three digits, so that what a processor does to the last ones decides nothing.
+        model[:] = [float(f"{x:.2e}") for x in likeliest[2]]
+
+
+@contextlib.contextmanager
+def _lent_generator(seed: int) -> Iterator[None]:
+    """NumPy's global generator, seeded, and given back as it was."""
+    kept = np.random.get_state()  # noqa: NPY002
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(kept)  # noqa: NPY002
+
+
+# ------------------------------------------------------------------------------------------------------------ acquisition
+
+
+def expected_improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
+    """E[max(best - T, 0)] for T ~ N(mean, deviation), in the unit of the three: larger is better."""
+    spread = np.maximum(deviation, 1e-300)
+    z = (best - mean) / spread
+    return np.where(deviation > 0, spread * (z * norm.cdf(z) + norm.pdf(z)), np.maximum(best - mean, 0.0))
+
+
+def probability(mean: Floats, deviation: Floats, best: float) -> Floats:
+    """P(T < best), without a unit: larger is better."""
+    return np.where(deviation > 0, norm.cdf((best - mean) / np.maximum(deviation, 1e-300)), (mean < best).astype(float))
+
+
+def lower_bound(mean: Floats, deviation: Floats, best: float, width: float = 2.0) -> Floats:
+    """How far the lower end of the confidence region lies below `best`: larger is better. Ranks as GP-UCB does."""
+    return best - (mean - width * deviation)
+
+
+# ----------------------------------------------------------------------------------------------------------- maximisation
+
+
+def best_rows(
+    score: Callable[[Floats], Floats],
+    encoding: Encoding,
+    starts: Floats,
+    rng: np.random.Generator,
+    *,
+    draws: int = 1000,
+    rounds: int = 5,
+    parents: int = 10,
+    offspring: int = 20,
+) -> tuple[Floats, Floats]:
+    """Rows of high score and their scores, the best first, no row twice: uniform draws, then local search from the best.
+
+    `starts` [m, width] are rows to begin from as well. Each round moves about a third of the knobs of each of the best rows.
+    """
+    knobs = len(encoding.space.knobs)
+    rows = np.unique(np.vstack([encoding.snap(starts), encoding.spread(rng.random((draws, knobs)))]), axis=0)
+    scores = score(rows)
+    for _ in range(rounds):
+        best = rows[_descending(scores)[:parents]]
+        moved = encoding.snap(_moved(encoding, np.repeat(best, offspring, axis=0), rng))
+        rows, first = np.unique(np.vstack([rows, moved]), axis=0, return_index=True)
+        scores = np.concatenate([scores, score(moved)])[first]
+    order = _descending(scores)
+    return rows[order], scores[order]
+
+
+def _descending(scores: Floats) -> NDArray[np.intp]:
+    """The order of falling scores; those that agree to eight digits of the largest stay in theirs."""
+    unit = float(np.abs(scores).max(initial=0.0)) or 1.0
+    return np.argsort(-np.round(scores / unit, 8), kind="stable")
+
+
+def _moved(encoding: Encoding, rows: Floats, rng: np.random.Generator) -> Floats:
+    """Each row with some knobs moved: numbers by a little (whole ones by one at least), choices to any option."""
+    counts = [_columns(k) for k in encoding.space.knobs]
+    steps = [
+        2.0
+        if isinstance(k, Choice)
+        else max(0.1, 1.0 / (k.high - k.low) if isinstance(k, Integer) and k.high > k.low else 0)
+        for k in encoding.space.knobs
+    ]
+    chosen = rng.random((len(rows), len(counts))) < 1 / 3
+    chosen[np.arange(len(rows)), rng.integers(len(counts), size=len(rows))] = True
+    noise = rng.normal(size=rows.shape) * np.repeat(steps, counts)
+    return rows + np.where(np.repeat(chosen, counts, axis=1), noise, 0.0)
+
+
+def _step(knob: Knob) -> float:
+    if isinstance(knob, Choice):
+        return 2.0
+    return max(0.1, 1.0 / (knob.high - knob.low)) if isinstance(knob, Integer) and knob.high > knob.low else 0.1
