@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from toy import job, toys, window
 
 from tuners.actions import Cost, NodeEvent, Reconfigure, Rejected, Run, Setting, Space
-from tuners.cruise import Measured, best_worker_count, cruise, epoch_seconds
+from tuners.cruise import cruise
+from tuners.cruise_placement import Kind, Problem
+from tuners.cruise_split import best_worker_count, epoch_seconds
 from tuners.settings import Integer
 from tuners.testing import exchanges
 
@@ -19,13 +21,11 @@ POSITIVE = st.floats(1e-3, 1e3)
 
 def alike(machines, z, *, batch_size=100.0):
     """Machines on which a mini-batch computes for `z` times as long as an unloaded pull takes, which is one second."""
-    return Measured(
-        machines=machines,
+    return Problem(
+        kinds=(Kind(count=machines, compute_seconds=z / batch_size, bytes_per_second=1e9),),
         samples=190 * 100,
         batch_size=batch_size,
-        compute_seconds=z / batch_size,
         model_bytes=1e9,
-        bytes_per_second=1e9,
     )
 
 
@@ -41,13 +41,11 @@ def ratio(measured, workers, to):
 @given(st.integers(2, 60), POSITIVE, POSITIVE, POSITIVE, POSITIVE, st.integers(1, 10_000))
 def test_eq_5_is_what_brute_force_over_eq_4_finds(machines, compute, model, bandwidth, batch, samples):
     """Eqs. 1-4 written out machine by machine for even shares, d_i / B not rounded up, as Eq. 5 leaves it."""
-    measured = Measured(
-        machines=machines,
+    measured = Problem(
+        kinds=(Kind(count=machines, compute_seconds=compute, bytes_per_second=bandwidth),),
         samples=samples,
         batch_size=batch,
-        compute_seconds=compute,
         model_bytes=model,
-        bytes_per_second=bandwidth,
     )
 
     def slowest(w):
@@ -82,7 +80,7 @@ def test_at_least_one_works_and_one_serves():
 
 def test_of_equal_splits_the_one_with_fewest_workers():
     # Without compute, w workers pull D / (w B) times for max(1, w / (N - w)) each: 1 and 4 of 5 take equally long.
-    free = replace(alike(5, 1.0), compute_seconds=0.0)
+    free = alike(5, 0.0)
     assert [epoch_seconds(w, 5 - w, free) for w in (1, 4)] == [190, 190]
     assert best_worker_count(free, [4, 1]) == 1
 

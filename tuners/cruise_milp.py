@@ -45,12 +45,16 @@ def solve(
 ) -> Solved | None:
     """The placement of least epoch time; None where machines are too few for both roles, or time ran out before any.
 
+    Raises ValueError for a problem whose pulls overlap.
+
     Args:
         problem: its samples count as whole mini-batches where `data` is "batches".
         data: what a worker can hold: whole mini-batches, or any part of the samples (then ceil(d_i / B) pulls).
         model_blocks: how many equal blocks the model has; None divides it anyhow.
         limit_seconds: of wall time for each W.
     """
+    if problem.overlap:
+        raise ValueError("Cannot put overlapping pulls into this programme: it is the paper's; use best_in_batches.")
     best: Solved | None = None
     proven = True
     bounds = {w: _bound(problem, w, data) for w in range(1, problem.machines)}

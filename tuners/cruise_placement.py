@@ -17,6 +17,9 @@ Where we differ or had to choose:
   may come out with nothing to hold: then it is better left out.
 * `server_term` "paper" is m_j w / b_ij, as if all workers were as wide as the one that asks; "sum", the default, is
   m_j sum_i 1 / b_ij as in the public code, what serving each worker in turn takes. Alike workers make them equal.
+* The paper adds what a server takes to serve everybody to what a worker computes, as if all pulled at one moment.
+  Asynchronous workers come to pull while others compute: with `overlap`, y_i = max(B C_w.proc^i + the worker's own term,
+  the server's term), which is what a busy server allows. All of the above holds for that, too.
 * Eq. 4 rounds mini-batches up, Eq. 5 does not. `best_split` does not round. `best_in_batches` gives data away in whole
   mini-batches, as the public code does, where rounding up changes nothing; it is exact, too. The relaxed optimum is a lower
   bound of Fig. 3's, and the optimum in whole mini-batches an upper bound.
@@ -74,6 +77,7 @@ class Problem:
     batch_size: float  # B, samples in a mini-batch
     model_bytes: float  # M, moved by one pull
     server_term: ServerTerm = "sum"
+    overlap: bool = False  # a server serves some while others compute
 
     @property
     def machines(self) -> int:
@@ -112,14 +116,14 @@ class Split(NamedTuple):
 # ------------------------------------------------------------------------------------------------- the cost of a placement
 
 
-def pull_seconds(problem: Problem, placement: Placement) -> _Array:
-    """What a pull takes each worker: the larger of the two terms of Eq. 4, [workers]."""
+def pull_seconds(problem: Problem, placement: Placement) -> tuple[_Array, _Array]:
+    """The two terms of Eq. 4, [workers]: a pull if the slowest server is the bottleneck, and if the worker's own NIC is."""
     kind, model = problem.kind_of(), np.array(placement.model)
     rate = np.array([k.bytes_per_second for k in problem.kinds])[kind]
     seconds = 1 / np.minimum(rate[list(placement.workers), None], rate[None, list(placement.servers)])  # per byte, [w, s]
     per_byte = len(placement.workers) * seconds if problem.server_term == "paper" else seconds.sum(axis=0)
-    slowest: _Array = np.maximum((model * per_byte).max(axis=-1), (model * seconds).sum(axis=1))
-    return slowest
+    served = np.broadcast_to((model * per_byte).max(axis=-1), len(placement.workers))
+    return served, (model * seconds).sum(axis=1)
 
 
 def placement_seconds(problem: Problem, placement: Placement, *, round_up: bool = False) -> float:
@@ -134,7 +138,9 @@ def placement_seconds(problem: Problem, placement: Placement, *, round_up: bool 
     if round_up:
         batches = np.ceil(batches * (1 - _ROUNDING))
     compute = np.array([k.compute_seconds for k in problem.kinds])[kind[list(placement.workers)]]
-    return float(np.max(compute * data + batches * pull_seconds(problem, placement)))
+    served, alone = pull_seconds(problem, placement)
+    busy = 0.0 if problem.overlap else compute * data
+    return float(np.max(np.maximum(busy + batches * served, compute * data + batches * alone)))
 
 
 def place(problem: Problem, split: Split) -> Placement:
@@ -200,7 +206,7 @@ def _relaxed(problem: Problem) -> _Relaxed:
         pieces = _pieces(problem, workers[rows], list(kinds))
         equal = [pieces[:, :, p] - pieces[:, :, q] for p, q in combinations(range(pieces.shape[2]), 2)]
         corners = _corners(np.concatenate(equal, axis=1) if equal else np.zeros((len(rows), 0, len(kinds))))
-        cycle = _compute(problem) + np.einsum("vupt,vct->vcup", pieces, corners).max(axis=3)
+        cycle = np.einsum("vupt,vct->vcup", pieces, corners).max(axis=3)
         rate = (workers[rows, None] / cycle).sum(axis=2)
         best = rate.argmax(axis=1)
         at = np.arange(len(rows))
@@ -215,7 +221,7 @@ def _compute(problem: Problem) -> _Array:
 
 
 def _pieces(problem: Problem, workers: NDArray[np.int64], kinds: list[int]) -> _Array:
-    """The linear pieces whose largest is a pull: seconds as a function of what share of the model each of `kinds` holds.
+    """The linear pieces whose largest is y: seconds as a function of what share of the model each of `kinds` holds.
 
     [v, u, p, t]: v numbers of workers, a worker of kind u, pieces p (a server of each kind, then the worker), t in `kinds`.
     """
@@ -226,8 +232,10 @@ def _pieces(problem: Problem, workers: NDArray[np.int64], kinds: list[int]) -> _
         served = workers.sum(axis=1)[:, None, None] * whole[None] / servers[:, None]
     else:
         served = np.broadcast_to((workers @ whole / servers)[:, None], (len(workers), *whole.shape))
-    alone = np.broadcast_to(whole, served.shape)
-    return np.concatenate([served[..., None] * np.eye(len(kinds)), alone[:, :, None]], axis=2)
+    # The shares' sum is 1, so that a constant is as much for each of them.
+    compute = _compute(problem)[:, None, None]
+    alone = np.broadcast_to(whole, served.shape)[:, :, None] + compute
+    return np.concatenate([served[..., None] * np.eye(len(kinds)) + (0.0 if problem.overlap else compute), alone], axis=2)
 
 
 def _corners(equal: _Array) -> _Array:
@@ -299,15 +307,14 @@ def _whole(problem: Problem, found: _Relaxed, row: int, limit: float) -> tuple[f
     limit = min(limit, best[0])
     kinds = np.flatnonzero(servers > 0).tolist()
     pieces = _pieces(problem, workers[None], kinds)[0]
-    compute = _compute(problem)
-    # What a pull takes at the very least, were all shares to this worker's liking.
-    least = compute + np.array([np.einsum("pt,ct->cp", p, _corners(_differences(p))[0]).max(axis=1).min() for p in pieces])
+    # What a mini-batch takes at the very least, were all shares to this worker's liking.
+    least = np.array([(_corners(_differences(p))[0] @ p.T).max(axis=1).min() for p in pieces])
     most = np.where(workers > 0, np.floor(limit / least * (1 + _ROUNDING)), 0).astype(int)
     fewest = [max(0, ceil((need - (workers @ most - w * k)) / w)) if w else 0 for w, k in zip(workers, most, strict=True)]
     for batches in _minimal(need, workers, fewest, most.tolist()):
         some = np.flatnonzero(batches > 0)
         # Seconds of each kind's whole epoch: linear in the shares, whose sum is 1.
-        epoch = (batches[some, None, None] * (compute[some, None, None] + pieces[some])).reshape(-1, len(kinds))
+        epoch = (batches[some, None, None] * pieces[some]).reshape(-1, len(kinds))
         corners = _corners(_differences(epoch))[0]
         seconds = (corners @ epoch.T).max(axis=1)
         if seconds.min() < best[0]:
