@@ -28,6 +28,7 @@ from harness.scenario_tables import (
 from simulators.cluster import Cluster
 from simulators.conditions import Conditions
 from simulators.conditions import check as check_conditions
+from simulators.jobs import METHODS
 from simulators.profiles import NodeType, load_profiles, profiles
 from simulators.reconfigure import Costs
 from simulators.reconfigure import check as check_costs
@@ -149,6 +150,7 @@ def job(scenario: Scenario, seed: int = 0) -> Job:
         model_bytes=made.demand.model_bytes,
         samples=made.samples,
         seed=seed,
+        methods=METHODS,
     )
 
 

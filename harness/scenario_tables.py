@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from simulators.conditions import Conditions, Episode, Sleeps, Stragglers
+from simulators.conditions import Conditions, Episode, NodeChange, Sleeps, Stragglers
 from simulators.reconfigure import Costs
 from tuners.actions import Scalar
 
@@ -139,6 +139,7 @@ _TABLES: dict[str, Any] = {
     "conditions.sleeps": Sleeps,
     "conditions.stragglers": Stragglers,
     "conditions.episodes": Episode,
+    "conditions.nodes": NodeChange,
     "costs": Costs,
 }
 

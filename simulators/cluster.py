@@ -1,8 +1,8 @@
 """The control plane in simulated time (SimPy): what happens to nodes and settings while the engine trains.
 
 SimPy holds the events of the control plane, at exact times that do not depend on how a run is cut into windows: episodes
-of slowness begin and end, steps of a reconfiguration take their time. `SimulatedSystem` lets the engine train up to the
-next of them, and then steps through it.
+of slowness begin and end, nodes come and go, steps of a reconfiguration take their time. `SimulatedSystem` lets the engine
+train up to the next of them, and then steps through it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from typing import Any, Literal
 import numpy as np
 import simpy
 
-from simulators.conditions import Conditions, Episode
+from simulators.change import Change, Ends
+from simulators.conditions import Conditions, Episode, NodeChange, absent_at_start
 from simulators.profiles import NodeType
-from simulators.reconfigure import Step
+from simulators.reconfigure import Costs, Load, Plan
+from simulators.streams import Streams
+from tuners.actions import NodeEvent
 
 __all__ = ["Cluster", "ControlPlane"]
 
@@ -42,17 +45,33 @@ class Cluster:
 class ControlPlane:
     """What the control plane has scheduled, and the state it keeps of the nodes."""
 
-    def __init__(self, nodes: tuple[str, ...], conditions: Conditions) -> None:
+    def __init__(self, cluster: Cluster, conditions: Conditions) -> None:
         self._env = simpy.Environment()
-        self._nodes = nodes
-        self.slowdown = np.ones(len(nodes))  # compute takes so many times as long just now, [k]
+        self._nodes = tuple(name for name, _ in cluster.nodes)
+        self.streams = Streams(self._env, {name: kind.nic_bytes_per_second for name, kind in cluster.nodes})
+        self.slowdown = np.ones(len(self._nodes))  # compute takes so many times as long just now, [k]
+        self._present = set(self._nodes) - absent_at_start(conditions)
+        self._leaving: set[str] = set()
+        self.events: list[NodeEvent] = []  # in the order of time
         for episode in conditions.episodes:
             self._env.process(self._slow(episode))
+        for change in conditions.nodes:
+            self._env.process(self._come_or_go(change))
 
     @property
     def next_seconds(self) -> float:
         """When the control plane acts next; inf if never."""
         return float(self._env.peek())
+
+    @property
+    def present(self) -> frozenset[str]:
+        """Nodes that work, those that have been given notice included."""
+        return frozenset(self._present)
+
+    @property
+    def available(self) -> frozenset[str]:
+        """Nodes that a new setting may count on."""
+        return frozenset(self._present - self._leaving)
 
     def act(self) -> None:
         """Carry out everything that is due at `next_seconds`."""
@@ -60,16 +79,22 @@ class ControlPlane:
         while self._env.peek() == due:
             self._env.step()
 
-    def carry_out(self, steps: tuple[Step, ...], now: float) -> simpy.Process:
-        """Begin the steps of a reconfiguration at `now`, one after another; the process ends with the last."""
+    def settle(self) -> None:
+        """Carry out what has just become due, without any time passing."""
+        while self._env.peek() <= self._env.now:
+            self._env.step()
+
+    def be_at(self, now: float) -> None:
+        """Bring the control plane to `now`; nothing of its own may be due before."""
         if now > self._env.now:
             self._env.run(until=now)
-        return self._env.process(self._steps(steps))
 
-    def _steps(self, steps: tuple[Step, ...]) -> Generator[simpy.Event, Any, float]:
-        for step in steps:
-            yield self._env.timeout(step.seconds)
-        return float(self._env.now)
+    def begin(self, plan: Plan, ends: Ends, load: Load, costs: Costs, touched_fraction: float, now: float) -> Change:
+        """Begin a reconfiguration at `now`."""
+        self.be_at(now)
+        change = Change(self._env, self.streams, plan, ends, load, costs, touched_fraction)
+        self.settle()
+        return change
 
     def _slow(self, episode: Episode) -> Generator[simpy.Event, Any, None]:
         node = self._nodes.index(episode.node)
@@ -77,3 +102,20 @@ class ControlPlane:
         self.slowdown[node] *= episode.factor
         yield self._env.timeout(episode.seconds)
         self.slowdown[node] /= episode.factor
+
+    def _come_or_go(self, change: NodeChange) -> Generator[simpy.Event, Any, None]:
+        yield self._env.timeout(change.seconds)
+        if change.event == "joins":
+            self._present.add(change.node)
+            self._tell(change.node, "joined")
+            return
+        if change.event == "leaves":
+            self._leaving.add(change.node)
+            self._tell(change.node, "leaving")
+            yield self._env.timeout(change.notice_seconds)
+        self._present.discard(change.node)
+        self._leaving.discard(change.node)
+        self._tell(change.node, "left" if change.event == "leaves" else "failed")
+
+    def _tell(self, node: str, event: Literal["joined", "leaving", "left", "failed"]) -> None:
+        self.events.append(NodeEvent(float(self._env.now), node, event))

@@ -1,4 +1,6 @@
-"""What a run meets besides its cluster: noise, stragglers, sleeps, slow-downs. Read straight from a scenario's TOML.
+"""What a run meets besides its cluster: noise, stragglers, sleeps, slow-downs, nodes that come and go.
+
+Read straight from a scenario's TOML.
 
 Chance is drawn from the run's seed only, so that every tuner meets the same luck.
 """
@@ -6,11 +8,12 @@ Chance is drawn from the run's seed only, so that every tuner meets the same luc
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
 import numpy as np
 
-__all__ = ["Conditions", "Episode", "Sleeps", "Stragglers", "check", "straggling"]
+__all__ = ["Conditions", "Episode", "NodeChange", "Sleeps", "Stragglers", "absent_at_start", "check", "straggling"]
 
 
 class Sleeps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +45,18 @@ class Episode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     factor: float
 
 
+class NodeChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node comes, goes or fails. One whose first change is that it joins is absent at the start.
+
+    A node that leaves works on until its notice is over, and is gone then, in use or not; one that fails gives no notice.
+    """
+
+    node: str
+    seconds: float
+    event: Literal["joins", "leaves", "fails"]
+    notice_seconds: float = 0.0  # for "leaves" only
+
+
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that chance and circumstance add to a run."""
 
@@ -50,15 +65,21 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sleeps: Sleeps | None = None
     stragglers: Stragglers | None = None
     episodes: tuple[Episode, ...] = ()
+    nodes: tuple[NodeChange, ...] = ()  # those of one node in the order of time
     thinking_seconds: float = 0.0  # simulated time charged for every action that a tuner asks for
 
 
 def check(conditions: Conditions, nodes: tuple[str, ...]) -> None:
     """Raise ValueError for conditions that cannot be, or that name a node the cluster lacks."""
-    named = [e.node for e in conditions.episodes] + list(conditions.stragglers.nodes if conditions.stragglers else ())
+    _check_nodes(conditions)
+    named = (
+        [e.node for e in conditions.episodes]
+        + [c.node for c in conditions.nodes]
+        + list(conditions.stragglers.nodes if conditions.stragglers else ())
+    )
     for name in named:
         if name not in nodes:
-            raise ValueError(f"Cannot slow down node {name!r}: this cluster has {', '.join(nodes)}.")
+            raise ValueError(f"Cannot let anything happen to node {name!r}: this cluster has {', '.join(nodes)}.")
     for label, value in _probabilities(conditions):
         if not 0 <= value <= 1:
             raise ValueError(f"Cannot use {label} = {value}: give a probability, from 0 to 1.")
@@ -68,6 +89,30 @@ def check(conditions: Conditions, nodes: tuple[str, ...]) -> None:
     for episode in conditions.episodes:
         if not (episode.factor > 0 and math.isfinite(episode.factor)):
             raise ValueError(f"Cannot slow {episode.node} down by {episode.factor}: the factor must be positive and finite.")
+
+
+def absent_at_start(conditions: Conditions) -> frozenset[str]:
+    """The nodes that have yet to join."""
+    first: dict[str, str] = {}
+    for change in conditions.nodes:
+        first.setdefault(change.node, change.event)
+    return frozenset(node for node, event in first.items() if event == "joins")
+
+
+def _check_nodes(conditions: Conditions) -> None:
+    """Raise ValueError unless every node's changes follow from one another."""
+    absent = absent_at_start(conditions)
+    there = {c.node: (c.node not in absent, 0.0) for c in conditions.nodes}
+    for change in conditions.nodes:
+        what = f"Cannot let node {change.node} be one that {change.event} at {change.seconds:g} s"
+        present, since = there[change.node]
+        if change.seconds < since:
+            raise ValueError(f"{what}: its change before ends at {since:g} s; give changes in the order of time.")
+        if present == (change.event == "joins"):
+            raise ValueError(f"{what}: it is {'there already' if present else 'not there'}.")
+        if change.notice_seconds and change.event != "leaves":
+            raise ValueError(f"{what} with notice: only a node that leaves gives any.")
+        there[change.node] = (change.event == "joins", change.seconds + change.notice_seconds)
 
 
 def _probabilities(conditions: Conditions) -> list[tuple[str, float]]:
@@ -86,6 +131,8 @@ def _amounts(conditions: Conditions) -> list[tuple[str, float]]:
             found += [(f"{label}.mean_seconds", sleep.mean_seconds), (f"{label}.sd_seconds", sleep.sd_seconds)]
     for episode in conditions.episodes:
         found += [("episodes.start_seconds", episode.start_seconds), ("episodes.seconds", episode.seconds)]
+    for change in conditions.nodes:
+        found += [("nodes.seconds", change.seconds), ("nodes.notice_seconds", change.notice_seconds)]
     return found
 
 

@@ -137,11 +137,14 @@ def _next_phase(plant: Plant, flight: Flight, worker: Array, now: Array) -> tupl
     phase = flight.phase[worker]
     is_worker = jnp.arange(flight.phase.shape[0]) == worker
     queued = jnp.maximum(flight.server_free_seconds - now, 0.0) + plant.apply_seconds
+    held = jnp.maximum(plant.blocked_until_seconds - now, 0.0)
+    applying = queued + jnp.where(plant.push_bytes > 0, held, 0.0)  # nobody waits for pushes that take no time
     # A server that applies at once needs no event of its own.
-    pushed = (phase == APPLY) | ((phase == PUSH) & (queued <= 0))
+    pushed = (phase == APPLY) | ((phase == PUSH) & (applying <= 0))
     after = jnp.where(pushed, WAIT, phase + 1)
-    # What the next phase has before it, in the order of the phases: nothing, a pull, computing, a push, applying.
-    left = jnp.stack([jnp.zeros(()), plant.pull_bytes, flight.drawn[worker], plant.push_bytes, queued])[after]
+    # What the next phase has before it, in the order of the phases: nothing, a pull, computing, a push, applying. Waiting
+    # for blocks that move is counted with the phase after the transfer.
+    left = jnp.stack([jnp.zeros(()), plant.pull_bytes, flight.drawn[worker] + held, plant.push_bytes, applying])[after]
     return flight._replace(
         phase=jnp.where(is_worker, after, flight.phase),
         remaining=jnp.where(is_worker, left, flight.remaining),

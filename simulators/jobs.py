@@ -10,6 +10,7 @@ import numpy as np
 
 from simulators.cluster import Cluster
 from simulators.learning import Data, Model
+from simulators.reconfigure import METHODS
 from simulators.workloads import Workload
 from tuners.actions import Job, Setting, Space, Target
 from tuners.settings import Choice, Knob, Node
@@ -44,6 +45,7 @@ def job(
         model_bytes=workload.demand.model_bytes,
         samples=workload.samples,
         seed=seed,
+        methods=METHODS,
     )
 
 

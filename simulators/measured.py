@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.engine import Records
-from tuners.actions import Evaluation, Job, Pushes, Setting, Status, Window, WorkerWindow
+from tuners.actions import Cost, Evaluation, Job, NodeEvent, Pushes, Setting, Status, Window, WorkerWindow
 
 __all__ = ["evaluations", "pushes", "window"]
 
@@ -45,6 +45,9 @@ def window(
     status: Status,
     devices: dict[str, tuple[float, tuple[float, ...]]],
     samples: dict[str, int],
+    available: frozenset[str],
+    events: tuple[NodeEvent, ...],
+    changes: tuple[Cost, ...],
 ) -> Window:
     """One window; `devices` are each worker's nominal seconds, in all and per device, `samples` those of its mini-batch."""
     made = pushes(table)
@@ -56,8 +59,10 @@ def window(
         pushes=made,
         workers=tuple(_worker(w, made, at[w], samples[w], devices[w]) for w in setting.workers),
         evaluations=evaluations(table, pushes_before),
-        nodes=job.nodes,
+        events=events,
+        nodes=tuple(n for n in job.nodes if n.name in available),
         setting=setting,
+        changes=changes,
         status=status,
     )
 

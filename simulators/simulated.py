@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators import engine, jobs, measured, reconfigure, transitions
+from simulators import jobs, measured, reconfigure
+from simulators.branch import NO_RECORDS, Branch, Ground, first_branch
 from simulators.cluster import Cluster, ControlPlane
 from simulators.conditions import Conditions
 from simulators.conditions import check as check_conditions
-from simulators.flight import WAIT
 from simulators.learning import evaluate
-from simulators.plant import Plant, build, compute_times, loads, overlapping
-from simulators.reconfigure import Costs, Step
+from simulators.plant import compute_times, loads
+from simulators.reconfigure import Costs, Load
+from simulators.transition import Transition
 from simulators.workloads import Workload
 from tuners import policies
 from tuners.actions import (
@@ -29,6 +27,7 @@ from tuners.actions import (
     Fork,
     Free,
     Install,
+    Method,
     Reconfigure,
     Rejected,
     Run,
@@ -45,26 +44,7 @@ __all__ = ["SimulatedSystem"]
 T = TypeVar("T")
 
 _ROWS = 512  # of pushes per call of the engine
-_NOTHING = np.zeros((0, len(engine.Records._fields)))
-
-
-@dataclass(slots=True)
-class _Branch:
-    """One line of training: its state, and the setting and policy that rule it."""
-
-    setting: Setting
-    policy: SyncPolicy
-    testing: bool
-    program: engine.Program
-    plant: Plant
-    state: engine.State
-    until_seconds: float  # how far it has been trained
-    unseen: NDArray[np.float64]  # records of what went on while the tuner thought, [n, 11]
-    thought_seconds: float = 0.0  # how long that was; its next window begins so much earlier
-
-    @property
-    def status(self) -> Status:
-        return cast(Status, engine.STATUSES[int(self.state.clock.status)])
+_FOR_EVER = 2**31 - 1  # clocks
 
 
 class SimulatedSystem:
@@ -87,15 +67,22 @@ class SimulatedSystem:
         names = tuple(n for n, _ in cluster.nodes)
         check_conditions(conditions, names)
         reconfigure.check(costs)
-        self._cluster, self._workload, self._conditions, self._costs = cluster, workload, conditions, costs
-        self._evaluate_clocks, self._seed = evaluate_clocks, seed
-        self._control = ControlPlane(names, conditions)
+        self._conditions, self._costs = conditions, costs
+        self._control = ControlPlane(cluster, conditions)
         self._now = 0.0
+        self._told = 0  # events of nodes that windows have told
+        self._transition: Transition | None = None  # the reconfiguration under way
+        self._waited_cost = Cost(seconds=0.0, stall_seconds=0.0)  # of the last one that was waited for
         self.job = jobs.job(name, cluster, workload, start, knobs, target, budget_seconds, seed)
+        blocks = max(len(names), workload.samples // workload.batch_size)
+        self._load = Load(self.job.model_bytes, blocks, workload.demand.sample_bytes * workload.samples / blocks)
         try:
             self.job.space.check(start)
-            self._data, parameters = jobs.drawn(workload, seed)
-            self._branches = {0: self._first_branch(start, parameters)}
+            self._check_there(start)
+            data, parameters = jobs.drawn(workload, seed)
+            self._ground = Ground(cluster, workload, conditions, self.job, data, evaluate_clocks, seed)
+            policy = policies.named(start.policy, start.staleness)
+            self._branches = {0: first_branch(self._ground, start, policy, self._control.slowdown, parameters)}
         except Rejected as error:
             raise ValueError(f"Scenario {name!r} cannot start: {error}") from error
         self._next_branch = 1
@@ -135,12 +122,17 @@ class SimulatedSystem:
         branch = self._branch(action.branch)
         if branch.status != "running" and not len(branch.unseen):
             raise Rejected(f"Cannot run branch {action.branch}: it has {branch.status}; free it and go on with another.")
+        if self._transition is not None and self._transition.branch is not branch:
+            raise Rejected(f"Cannot run branch {action.branch} while another is being reconfigured: run that one first.")
         self._bring_to_now(branch)
         start = self._now
         limit = min(self.job.budget_seconds, np.inf if action.seconds is None else start + action.seconds)
-        table = self._train(branch, 2**31 - 1 if action.clocks is None else action.clocks, limit)
-        table, branch.unseen = np.concatenate([branch.unseen, table]), _NOTHING
-        start, branch.thought_seconds = start - branch.thought_seconds, 0.0
+        table = self._train(branch, _FOR_EVER if action.clocks is None else action.clocks, limit)
+        table, branch.unseen = np.concatenate([branch.unseen, table]), NO_RECORDS
+        start, branch.unseen_seconds = start - branch.unseen_seconds, 0.0
+        events, self._told = tuple(self._control.events[self._told :]), len(self._control.events)
+        changes, branch.changes = tuple(branch.changes), []
+        nodes = self._ground.cluster.nodes
         return measured.window(
             self.job,
             branch.setting,
@@ -149,59 +141,118 @@ class SimulatedSystem:
             end_seconds=self._now,
             pushes_before=int(branch.state.clock.pushes) - len(table),
             status=branch.status,
-            devices=compute_times(self._cluster.nodes, self._workload.demand, branch.setting),
-            samples={w: sum(row) for w, row in loads(self._cluster.nodes, branch.setting).items()},
+            devices=compute_times(nodes, self._ground.workload.demand, branch.setting),
+            samples={w: sum(row) for w, row in loads(nodes, branch.setting).items()},
+            available=self._control.available,
+            events=events,
+            changes=changes,
         )
 
     def _think(self, action: Action[Any]) -> None:
         """While a tuner thinks, the branch it thinks about goes on; its next window tells what happened meanwhile."""
         branch = self._branches.get(getattr(action, "branch", -1))
-        if branch is not None and branch.status == "running":
+        other = self._transition is not None and self._transition.branch is not branch
+        if branch is not None and branch.status == "running" and not other:
             self._bring_to_now(branch)
-            start = self._now
-            table = self._train(branch, 2**31 - 1, start + self._conditions.thinking_seconds)
-            branch.unseen = np.concatenate([branch.unseen, table])
-            branch.thought_seconds += self._now - start
+            self._train_unseen(branch, self._now + self._conditions.thinking_seconds)
 
-    def _train(self, branch: _Branch, clocks: int, limit: float) -> NDArray[np.float64]:
-        """Train `branch` for so many clocks or to `limit`, control events included; the records, [n, 11]."""
-        tables, left = [_NOTHING], clocks
-        while left > 0 and branch.status == "running":
+    def _train_unseen(self, branch: Branch, limit: float, *, change_only: bool = False) -> None:
+        """Train without anybody looking, to `limit` or to the end of the change under way."""
+        start = self._now
+        table = self._train(branch, _FOR_EVER, limit, change_only=change_only)
+        if len(table) or not change_only:  # a standstill is told of by its cost
+            branch.unseen = np.concatenate([branch.unseen, table])
+            branch.unseen_seconds += self._now - start
+
+    def _train(self, branch: Branch, clocks: int, limit: float, *, change_only: bool = False) -> NDArray[np.float64]:
+        """Train `branch` for so many clocks, to `limit` or to the end of the change under way, control events included; the
+        records, [n, 11]."""
+        tables, left = [NO_RECORDS], clocks
+        while left > 0 and branch.status == "running" and not (change_only and self._transition is None):
             until = min(self._control.next_seconds, limit)
-            branch.state, table, used = engine.advance(
-                branch.program,
-                self._data,
-                branch.plant,
-                branch.state,
-                jnp.asarray(min(left, _ROWS), jnp.int32),
-                jnp.asarray(until, jnp.float64),
-                rows=_ROWS,
-            )
-            count = int(used)
-            tables.append(np.asarray(table)[:count])
-            left -= count
-            if count == _ROWS or left == 0 or branch.status != "running":
+            most = min(left, _ROWS)
+            table = NO_RECORDS
+            if self._transition is None:
+                table = branch.advance(most, until, _ROWS)
+            elif self._transition.trains:
+                # Push by push, because the change depends on who has pushed.
+                most = 1
+                table = branch.advance(most, until, _ROWS)
+            tables.append(table)
+            left -= len(table)
+            if len(table) == most or branch.status != "running":
                 self._now = max(self._now, float(branch.state.clock.seconds))
+                if self._transition is not None:
+                    self._progress(branch, int(table[-1, 1]) if len(table) else None)
                 continue
             self._now = max(self._now, until)  # the limit may be past: a change can end after the budget
             if until >= limit:
                 break
-            self._act(branch)
+            branch.coast(self._now)
+            self._control.act()
+            self._progress(branch, None)
+        if branch.status != "running" and self._transition is not None:
+            self._transition.cancel()
+            self._end_transition()
         branch.until_seconds = self._now
         return np.concatenate(tables)
 
-    def _act(self, branch: _Branch) -> None:
-        """Let the control plane act at `now`, and the branch feel it."""
-        branch.state = transitions.coast(branch.program, branch.plant, branch.state, jnp.asarray(self._now, jnp.float64))
-        self._control.act()
-        branch.plant = branch.plant._replace(slowdown=jnp.array(self._control.slowdown))
+    def _progress(self, branch: Branch, pushed: int | None) -> None:
+        """Let `branch` feel what the control plane has done, and a change under way know who has pushed."""
+        if self._transition is not None:
+            self._control.be_at(self._now)
+            self._transition.tell(self._control, None if pushed is None else self.job.nodes[pushed].name, self._now)
+            if self._transition.over:
+                self._end_transition()
+        self._feel(branch)
+        if lost := self._lost(branch):
+            self._lose(branch, lost)
 
-    def _bring_to_now(self, branch: _Branch) -> None:
+    def _feel(self, branch: Branch) -> None:
+        if self._transition is None:
+            branch.slow(self._control.slowdown)
+        else:
+            self._transition.put(self._control.slowdown, self._now)
+
+    def _bring_to_now(self, branch: Branch) -> None:
         """A branch that stood still goes on as if no time had passed for it."""
-        if branch.until_seconds < self._now:
-            branch.state = transitions.resumed(branch.state, self._now - branch.until_seconds)
-            branch.until_seconds = self._now
-        branch.plant = branch.plant._replace(slowdown=jnp.array(self._control.slowdown))
+        branch.stand(self._now)
+        self._feel(branch)
+        if lost := self._lost(branch):
+            self._lose(branch, lost)
+
+    # ---------------------------------------------------------------------------------------------------------- nodes
+
+    def _check_there(self, setting: Setting) -> None:
+        for node in (*setting.workers, *setting.servers):
+            if node not in self._control.available:
+                there = ", ".join(n.name for n in self.job.nodes if n.name in self._control.available)
+                raise Rejected(f"Cannot use node {node!r}: it is not there, or about to leave; there are {there}.")
+
+    def _lost(self, branch: Branch) -> frozenset[str]:
+        """Nodes that `branch` has been using, or is to use, and that are no longer there."""
+        used = frozenset((*branch.setting.workers, *branch.setting.servers))
+        if self._transition is not None and self._transition.branch is branch:
+            used = self._transition.counts_on
+        return used - self._control.present
+
+    def _lose(self, branch: Branch, lost: frozenset[str]) -> None:
+        """Nodes are lost: the runtime goes on with those that are left. A change under way is completed without them, or
+        rolled back where it counts on them."""
+        before = self._transition
+        self._transition = Transition.after_loss(branch, before, lost, self._control, self._load, self._costs, self._now)
+        if self._transition is None:
+            branch.give_up()
+            self._waited_cost = before.cost(self._now) if before is not None else self._waited_cost
+        else:
+            self._feel(branch)
+
+    def _end_transition(self) -> None:
+        ended, self._transition = self._transition, None
+        if ended is not None and ended.waited:
+            self._waited_cost = ended.cost(self._now)
+        elif ended is not None:
+            ended.branch.changes.append(ended.cost(self._now))
 
     # ----------------------------------------------------------------------------------------------- settings, policies
 
@@ -210,138 +261,109 @@ class SimulatedSystem:
         method = action.method or self.job.methods[0]
         if method not in self.job.methods:
             raise Rejected(f"Cannot reconfigure by {method!r}: this system can {', '.join(self.job.methods)}.")
+        self._check_free(f"reconfigure branch {action.branch}")
         self.job.space.check(setting)
-        start = self._now
-        steps = self._bring_under(branch, setting, self._policy(branch, setting))
-        return Cost(
-            seconds=self._now - start,
-            stall_seconds=self._now - start,
-            bytes_moved=math.fsum(s.bytes_moved for s in steps),
-            steps=tuple(s.name for s in steps),
-        )
+        self._check_there(setting)
+        transition = self._begin(branch, setting, self._policy(branch, setting), method, waited=action.wait)
+        if transition is None or not action.wait:
+            return Cost(seconds=0.0, stall_seconds=0.0)
+        # Where nobody trains anyway, the change may end after the budget.
+        limit = np.inf if transition.quiescent else max(self.job.budget_seconds, self._now)
+        self._train_unseen(branch, limit, change_only=True)
+        return self._waited_cost if self._transition is None else self._transition.cost(self._now)
 
     def _install(self, action: Install) -> None:
         branch = self._branch(action.branch)
-        self._bring_under(branch, branch.setting, action.policy)
+        self._check_free(f"install a policy in branch {action.branch}")
+        self._bring_to_now(branch)
+        self._change_in_place(branch, branch.setting, action.policy)
 
-    def _policy(self, branch: _Branch, setting: Setting) -> SyncPolicy:
+    def _policy(self, branch: Branch, setting: Setting) -> SyncPolicy:
         """The policy that `setting` names; an installed one stays while the setting names the same as before."""
         old = branch.setting
         if (old.policy, old.staleness) == (setting.policy, setting.staleness):
             return branch.policy
         return policies.named(setting.policy, setting.staleness)
 
-    def _bring_under(self, branch: _Branch, setting: Setting, policy: SyncPolicy) -> tuple[Step, ...]:
-        """Put `branch` under a setting and a policy, which takes the time of the steps returned.
+    def _begin(
+        self, branch: Branch, setting: Setting, policy: SyncPolicy, method: Method, *, waited: bool
+    ) -> Transition | None:
+        """Begin to put `branch` under a setting and a policy; None where that has happened in place.
 
-        In place, cycles under way go on, and a new policy releases those that wait. After a restart everybody begins
-        anew; gradients under way are given up.
+        In place, mini-batches under way go on, and a new policy releases those that wait. Raises Rejected, and changes
+        nothing, where the setting cannot be.
         """
-        program, made = self._compiled(setting, policy, testing=branch.testing)
+        self._ground.program(setting, policy, testing=branch.testing)
+        self._ground.plant(setting, policy, self._control.slowdown)
         self._bring_to_now(branch)
-        steps = reconfigure.plan(branch.setting, setting, self.job.model_bytes, self._costs)
-        if steps:
-            self._stand_still(steps)
-            branch.state = transitions.halted(branch.state, self._now)
-            release = made.active
-        else:
-            branch.state = transitions.coast(branch.program, branch.plant, branch.state, jnp.asarray(self._now, jnp.float64))
-            release = made.active & (branch.state.clock.flight.phase == WAIT)
-        renewed = bool(steps) or policy is not branch.policy
-        branch.setting, branch.policy, branch.program, branch.plant = setting, policy, program, made
+        self._check_free("reconfigure a branch that has just lost a node")
+        plan = reconfigure.plan(branch.setting, setting, method, self._load, self._costs)
+        if not plan.steps:
+            self._change_in_place(branch, setting, policy)
+            return None
+        begun = Transition.begin(
+            branch, plan, setting, policy, self._control, self._load, self._costs, waited=waited, now=self._now
+        )
+        self._transition = begun
+        self._progress(branch, None)
+        return begun
+
+    def _change_in_place(self, branch: Branch, setting: Setting, policy: SyncPolicy) -> None:
+        branch.coast(self._now)
+        renewed = policy is not branch.policy
+        branch.bring_under(setting, policy, self._control.slowdown)
         branch.until_seconds = self._now
         if renewed:
-            branch.state = self._launched(branch, release)
-        return steps
+            branch.launch_waiting()
 
-    def _stand_still(self, steps: tuple[Step, ...]) -> None:
-        """Carry out steps during which nobody trains; the control plane goes on."""
-        done = self._control.carry_out(steps, self._now)
-        while not done.triggered:
-            self._control.act()
-        self._now = max(self._now, cast(float, done.value))
-
-    def _compiled(self, setting: Setting, policy: SyncPolicy, *, testing: bool) -> tuple[engine.Program, Plant]:
-        """What the engine needs to run a setting. Raises Rejected where it cannot."""
-        fifo = self._cluster.discipline == "fifo"
-        if fifo and overlapping(setting):
-            raise Rejected("Cannot queue transfers first come first served where a node is worker and server: use maxmin.")
-        built = build(
-            self._cluster.nodes,
-            self._cluster.latency_seconds,
-            self._workload,
-            setting,
-            self._conditions,
-            self.job.target,
-            evaluate_clocks=self._evaluate_clocks,
-            policy_seconds=policy.seconds,
-            slowdown=self._control.slowdown.copy(),
-            seed=self._seed,
-        )
-        largest = max(sum(row) for row in loads(self._cluster.nodes, setting).values())
-        program = engine.Program(
-            model=jobs.model(self._workload, self.job.space, largest),
-            decide=policy.decide,
-            probes=policy.probes,
-            discipline=self._cluster.discipline,
-            overlapping=overlapping(setting),
-            testing=testing,
-        )
-        return program, built
-
-    def _launched(self, branch: _Branch, release: jax.Array, offsets: NDArray[np.float64] | None = None) -> engine.State:
-        longer = jnp.zeros(len(self.job.nodes)) if offsets is None else jnp.asarray(offsets)
-        begun = branch.policy.init(branch.plant.active)
-        args = (branch.program, self._data, branch.plant, branch.state, begun, release, longer)
-        launched: engine.State = transitions.launch(*args)
-        return launched
+    def _check_free(self, wanted: str) -> None:
+        if self._transition is not None:
+            raise Rejected(
+                f"Cannot {wanted}: a reconfiguration is under way; run on until `Window.changes` tells of its end."
+            )
 
     # -------------------------------------------------------------------------------------------------------- branches
 
-    def _branch(self, number: int) -> _Branch:
+    def _branch(self, number: int) -> Branch:
         if number not in self._branches:
             alive = ", ".join(map(str, self._branches))
             raise Rejected(f"Cannot use branch {number}: it was never forked, or was freed; there are {alive}.")
         return self._branches[number]
 
-    def _first_branch(self, setting: Setting, parameters: Any) -> _Branch:
-        policy = policies.named(setting.policy, setting.staleness)
-        program, built = self._compiled(setting, policy, testing=False)
-        branch = _Branch(
-            setting, policy, False, program, built, transitions.blank(program, built, parameters), 0.0, _NOTHING
-        )
-        first_cycle = np.asarray(built.compute_seconds + built.sleep_probability * built.sleep_mean_seconds)
-        spread = np.random.default_rng([self._seed, 2]).random(len(first_cycle)) * first_cycle
-        branch.state = self._launched(branch, built.active, spread if self._conditions.stagger else None)
-        return branch
-
     def _fork(self, action: Fork) -> int:
         parent = self._branch(action.branch)
         setting = parent.setting if action.setting is None else action.setting
+        self._check_free(f"fork branch {action.branch}")
         self.job.space.check(setting)
-        child = replace(parent, testing=action.testing, unseen=_NOTHING, thought_seconds=0.0)
+        self._check_there(setting)
         policy = self._policy(parent, setting)
-        self._compiled(setting, policy, testing=action.testing)
+        program = self._ground.program(setting, policy, testing=action.testing)
+        self._ground.plant(setting, policy, self._control.slowdown)
         self._bring_to_now(parent)
-        copying = Step("fork", self._snapshot_bytes(parent) / self._costs.fork_bytes_per_second, 0.0)
-        self._stand_still((copying,))
-        self._bring_under(child, setting, policy)
+        self._check_free(f"fork branch {action.branch}, which has just lost a node")
+        self._pass_seconds(parent.snapshot_bytes() / self._costs.fork_bytes_per_second)
+        child = replace(parent, testing=action.testing, program=program, unseen=NO_RECORDS, unseen_seconds=0.0, changes=[])
         number, self._next_branch = self._next_branch, self._next_branch + 1
         self._branches[number] = child
+        transition = self._begin(child, setting, policy, "checkpoint", waited=True)
+        if transition is not None:
+            self._train_unseen(child, np.inf, change_only=True)
         return number
 
-    def _snapshot_bytes(self, branch: _Branch) -> float:
-        """Parameters and optimizer slots at nominal size."""
-        learned = branch.state.learned
-        if learned is None:
-            return self.job.model_bytes
-        own, slots = (sum(x.nbytes for x in jax.tree.leaves(tree)) for tree in (learned.parameters, learned.slots))
-        return self.job.model_bytes * (1 + float(slots) / float(own))
+    def _pass_seconds(self, seconds: float) -> None:
+        """Let time pass in which nobody trains."""
+        end = self._now + seconds
+        while self._control.next_seconds <= end:
+            self._control.act()
+        self._control.be_at(end)
+        self._now = end
 
     def _free(self, action: Free) -> None:
-        self._branch(action.branch)
+        branch = self._branch(action.branch)
         if len(self._branches) == 1:
             raise Rejected(f"Cannot free branch {action.branch}: it is the last one, and the job would be lost.")
+        if self._transition is not None and self._transition.branch is branch:
+            self._check_free(f"free branch {action.branch}")
         del self._branches[action.branch]
 
     def _evaluate(self, action: Evaluate) -> Evaluation:
@@ -349,5 +371,5 @@ class SimulatedSystem:
         clocks = int(branch.state.clock.pushes)
         if branch.program.model is None or branch.state.learned is None:
             return Evaluation(self._now, clocks, float("nan"), float("nan"))
-        loss, accuracy = evaluate(branch.program.model, self._data, branch.state.learned.parameters)
+        loss, accuracy = evaluate(branch.program.model, self._ground.data, branch.state.learned.parameters)
         return Evaluation(self._now, clocks, float(loss), float(accuracy))

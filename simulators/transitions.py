@@ -15,7 +15,7 @@ from simulators.engine import Clock, Program, State
 from simulators.learning import Data
 from simulators.plant import Plant
 
-__all__ = ["blank", "coast", "halted", "launch", "resumed"]
+__all__ = ["blank", "coast", "grounded_nodes", "halted", "launch", "resumed"]
 
 
 @partial(jax.jit, static_argnames=("program",))
@@ -82,6 +82,14 @@ def halted(state: State, now: float) -> State:
     clock = state.clock
     flight = cycle.grounded(clock.clocks.shape[0], now)
     return state._replace(clock=clock._replace(seconds=jnp.asarray(now, jnp.float64), flight=flight))
+
+
+def grounded_nodes(state: State, nodes: Array, now: float) -> State:
+    """The job with `nodes` [k] in no mini-batch from `now` on; their gradients under way are given up."""
+    flight = state.clock.flight
+    since = flight.since.at[cycle.WAIT].set(jnp.where(nodes, now, flight.since[cycle.WAIT]))
+    rests = flight._replace(phase=jnp.where(nodes, cycle.WAIT, flight.phase), since=since)
+    return state._replace(clock=state.clock._replace(flight=rests))
 
 
 def resumed(state: State, pause_seconds: float) -> State:

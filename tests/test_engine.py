@@ -337,7 +337,7 @@ def test_many_lanes_are_many_jobs():
         lone = made._branches[0]
         states.append(lone.state)
         plants.append(lone.plant)
-        program, data = lone.program, made._data
+        program, data = lone.program, made._ground.data
     stacked = [jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows) for rows in (plants, states)]
     for clocks, seconds in ((40, np.inf), (512, 25.0)):
         args = (jnp.asarray(clocks, jnp.int32), jnp.asarray(seconds))

@@ -1,0 +1,186 @@
+"""One line of training, under the setting and the policy that rule it; forks make more of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from simulators import engine, jobs, transitions
+from simulators.cluster import Cluster
+from simulators.conditions import Conditions
+from simulators.flight import WAIT
+from simulators.learning import Data
+from simulators.plant import NOTHING_UNDER_WAY, Plant, UnderWay, build, loads, overlapping
+from simulators.workloads import Workload
+from tuners.actions import Cost, Job, Rejected, Setting, Status, SyncPolicy
+
+__all__ = ["NO_RECORDS", "Branch", "Ground", "first_branch"]
+
+NO_RECORDS = np.zeros((0, len(engine.Records._fields)))
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What all branches of a job share."""
+
+    cluster: Cluster
+    workload: Workload
+    conditions: Conditions
+    job: Job
+    data: Data
+    evaluate_clocks: int
+    seed: int
+
+    def program(self, setting: Setting, policy: SyncPolicy, *, testing: bool) -> engine.Program:
+        """What the engine must be compiled for. Raises Rejected for what it cannot run."""
+        fifo = self.cluster.discipline == "fifo"
+        if fifo and overlapping(setting):
+            raise Rejected("Cannot queue transfers first come first served where a node is worker and server: use maxmin.")
+        largest = max(sum(row) for row in loads(self.cluster.nodes, setting).values())
+        return engine.Program(
+            model=jobs.model(self.workload, self.job.space, largest),
+            decide=policy.decide,
+            probes=policy.probes,
+            discipline=self.cluster.discipline,
+            overlapping=overlapping(setting),
+            testing=testing,
+        )
+
+    def plant(
+        self,
+        setting: Setting,
+        policy: SyncPolicy,
+        slowdown: NDArray[np.float64],
+        under_way: UnderWay = NOTHING_UNDER_WAY,
+    ) -> Plant:
+        """The numbers that the engine runs a setting on. Raises Rejected where the cluster cannot."""
+        return build(
+            self.cluster.nodes,
+            self.cluster.latency_seconds,
+            self.workload,
+            setting,
+            self.conditions,
+            self.job.target,
+            evaluate_clocks=self.evaluate_clocks,
+            policy_seconds=policy.seconds,
+            slowdown=slowdown.copy(),
+            seed=self.seed,
+            under_way=under_way,
+        )
+
+
+@dataclass(slots=True)
+class Branch:
+    """A line of training: its state, and what rules it. Its state is immutable, so a copy of a branch is a snapshot."""
+
+    ground: Ground
+    setting: Setting
+    policy: SyncPolicy
+    testing: bool
+    program: engine.Program
+    plant: Plant
+    state: engine.State
+    until_seconds: float = 0.0  # how far it has been trained
+    unseen: NDArray[np.float64] = field(
+        default_factory=lambda: NO_RECORDS
+    )  # records of what went on while the tuner did not look, [n, 11]
+    unseen_seconds: float = 0.0  # how long that was; its next window begins so much earlier
+    changes: list[Cost] = field(default_factory=list)  # that its next window tells of
+
+    @property
+    def status(self) -> Status:
+        return cast(Status, engine.STATUSES[int(self.state.clock.status)])
+
+    @property
+    def resting(self) -> frozenset[str]:
+        """Nodes that are in no mini-batch."""
+        waits = np.asarray(self.state.clock.flight.phase) == WAIT
+        return frozenset(n.name for n, rests in zip(self.ground.job.nodes, waits, strict=True) if rests)
+
+    def advance(self, clocks: int, until_seconds: float, rows: int) -> NDArray[np.float64]:
+        """Train to so many more pushes, at most `rows`, or to the last event before `until_seconds`; its records, [n, 11]."""
+        self.state, table, used = engine.advance(
+            self.program,
+            self.ground.data,
+            self.plant,
+            self.state,
+            jnp.asarray(min(clocks, rows), jnp.int32),
+            jnp.asarray(until_seconds, jnp.float64),
+            rows=rows,
+        )
+        return np.asarray(table)[: int(used)]
+
+    def coast(self, now: float) -> None:
+        """Bring everybody's progress to `now`, before the plant changes."""
+        self.state = transitions.coast(self.program, self.plant, self.state, jnp.asarray(now, jnp.float64))
+
+    def stand(self, until: float) -> None:
+        """Go on at `until` as if no time had passed since `until_seconds`."""
+        if self.until_seconds < until:
+            self.state = transitions.resumed(self.state, until - self.until_seconds)
+            self.until_seconds = until
+
+    def slow(self, slowdown: NDArray[np.float64]) -> None:
+        """Computing takes so many times as long from now on, [k]."""
+        self.plant = self.plant._replace(slowdown=jnp.array(slowdown))
+
+    def give_up(self) -> None:
+        """Nobody is left that could push."""
+        deadlock = jnp.asarray(engine.STATUSES.index("deadlock"), jnp.int32)
+        self.state = self.state._replace(clock=self.state.clock._replace(status=deadlock))
+
+    def halt(self, now: float) -> None:
+        """Everybody stops; gradients under way are given up."""
+        self.state = transitions.halted(self.state, now)
+
+    def ground_nodes(self, nodes: frozenset[str], now: float) -> None:
+        """These nodes are in no mini-batch from now on; a gradient under way there is lost."""
+        self.state = transitions.grounded_nodes(self.state, self._mask(nodes), now)
+
+    def bring_under(self, setting: Setting, policy: SyncPolicy, slowdown: NDArray[np.float64]) -> None:
+        """Put a setting and a policy in force. Raises Rejected, and changes nothing, where they cannot be."""
+        program = self.ground.program(setting, policy, testing=self.testing)
+        plant = self.ground.plant(setting, policy, slowdown)
+        self.setting, self.policy, self.program, self.plant = setting, policy, program, plant
+
+    def launch_waiting(self) -> None:
+        """Put the policy in force anew; workers that wait begin a mini-batch."""
+        self.launch(self.plant.active & (self.state.clock.flight.phase == WAIT))
+
+    def launch(self, release: jax.Array, offsets: NDArray[np.float64] | None = None) -> None:
+        """Put the policy in force anew, and let the workers in `release` [k] begin, computing `offsets` seconds longer."""
+        longer = jnp.zeros(len(self.ground.job.nodes)) if offsets is None else jnp.asarray(offsets)
+        begun = self.policy.init(self.plant.active)
+        args = (self.program, self.ground.data, self.plant, self.state, begun, release, longer)
+        launched: engine.State = transitions.launch(*args)
+        self.state = launched
+
+    def snapshot_bytes(self) -> float:
+        """Parameters and optimizer slots at nominal size."""
+        model_bytes = self.ground.job.model_bytes
+        if self.state.learned is None:
+            return model_bytes
+        learned = self.state.learned
+        own, slots = (sum(x.nbytes for x in jax.tree.leaves(tree)) for tree in (learned.parameters, learned.slots))
+        return model_bytes * (1 + float(slots) / float(own))
+
+    def _mask(self, nodes: frozenset[str]) -> jax.Array:
+        return jnp.asarray([n.name in nodes for n in self.ground.job.nodes])
+
+
+def first_branch(
+    ground: Ground, setting: Setting, policy: SyncPolicy, slowdown: NDArray[np.float64], parameters: Any
+) -> Branch:
+    """The branch that a job begins with: its workers at random points of their first mini-batch, if conditions say so."""
+    program = ground.program(setting, policy, testing=False)
+    plant = ground.plant(setting, policy, slowdown)
+    branch = Branch(ground, setting, policy, False, program, plant, transitions.blank(program, plant, parameters))
+    first_cycle = np.asarray(plant.compute_seconds + plant.sleep_probability * plant.sleep_mean_seconds)
+    spread = np.random.default_rng([ground.seed, 2]).random(len(first_cycle)) * first_cycle
+    branch.launch(plant.active, spread if ground.conditions.stagger else None)
+    return branch
