@@ -28,9 +28,8 @@ from harness.scenario_tables import (
 from simulators.cluster import Cluster
 from simulators.conditions import Conditions
 from simulators.conditions import check as check_conditions
-from simulators.jobs import METHODS
 from simulators.profiles import NodeType, load_profiles, profiles
-from simulators.reconfigure import Costs
+from simulators.reconfigure import METHODS, Costs
 from simulators.reconfigure import check as check_costs
 from simulators.workloads import Workload, workload, workloads
 from tuners.actions import Job, Rejected, Setting, Space, Target

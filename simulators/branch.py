@@ -103,7 +103,7 @@ class Branch:
         return frozenset(n.name for n, rests in zip(self.ground.job.nodes, waits, strict=True) if rests)
 
     def advance(self, clocks: int, until_seconds: float, rows: int) -> NDArray[np.float64]:
-        """Train to so many more pushes, at most `rows`, or to the last event before `until_seconds`; its records, [n, 11]."""
+        """Train to so many more pushes, at most `rows`, or to the last event before `until_seconds`; records, [n, 11]."""
         self.state, table, used = engine.advance(
             self.program,
             self.ground.data,

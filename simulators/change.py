@@ -1,8 +1,8 @@
 """A reconfiguration under way: the steps of its plan, concurrently in simulated time, while training goes on.
 
 The data plane is told what the change does to it just now (`Change.setting`, `Change.under_way`), and tells the change who
-has pushed (`Change.pushed`) and who is at rest (`Change.at_rest`): a worker stops after the mini-batch it is at, and relocation
-on demand moves a parameter with the push of a worker that has pulled it since the graph was switched.
+has pushed (`Change.pushed`) and who is at rest (`Change.at_rest`): a worker stops after the mini-batch it is at, and with
+relocation on demand a parameter moves with the push of a worker that has pulled it since the graph was switched.
 """
 
 from __future__ import annotations

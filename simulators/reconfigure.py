@@ -24,8 +24,22 @@ import msgspec
 
 from tuners.actions import Method, Setting
 
-__all__ = ["Costs", "Load", "Plan", "Step", "block_counts", "check", "in_place", "moves", "plan", "recovery", "survivors"]
+__all__ = [
+    "METHODS",
+    "Costs",
+    "Load",
+    "Plan",
+    "Step",
+    "block_counts",
+    "check",
+    "in_place",
+    "moves",
+    "plan",
+    "recovery",
+    "survivors",
+]
 
+METHODS: tuple[Method, ...] = ("checkpoint", "migrate", "relocate")  # that a simulated system can reconfigure by
 _FITTED = tomllib.loads((files("simulators") / "costs.toml").read_text("utf-8"))
 
 _IN_PLACE = ("learning_rate", "momentum", "policy", "staleness", "batch_size", "loads")
