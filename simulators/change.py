@@ -177,6 +177,7 @@ class Change:
             self._stopping[step.node] = self._env.event()
             yield self._stopping[step.node]
         elif step.kind == "start":
+            yield self._env.timeout(step.seconds)
             self._started.append(step.node)
             self._fresh.add(step.node)
         elif step.kind == "move":
@@ -197,14 +198,14 @@ class Change:
         while left > 0:
             wave = min(left, self._costs.blocks_in_flight)
             yield self._env.timeout(self._costs.handshake_seconds)
-            yield self._send(step, step.bytes_moved * wave / step.blocks, rate, step.of)
+            yield self._send(step, step.bytes_moved * wave / step.blocks, rate, f"{step.of} {step.node}")
             left -= wave
             for node, change in ((step.node, -wave), (step.to, wave)):
                 self._moved[(step.of, node)] = self._moved.get((step.of, node), 0) + change
 
-    def _send(self, step: Step, size_bytes: float, rate: float, kind: str) -> simpy.Event:
+    def _send(self, step: Step, size_bytes: float, rate: float, group: str) -> simpy.Event:
         self.bytes_moved += size_bytes
-        return self._streams.send(step.node, step.to, size_bytes, kind=kind, sender_bytes_per_second=rate)
+        return self._streams.send(step.node, step.to, size_bytes, group=group, group_bytes_per_second=rate)
 
     # ----------------------------------------------------------------------------------------------------- just now
 

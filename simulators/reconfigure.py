@@ -55,13 +55,14 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     add_seconds: float = _FITTED["add_seconds"]  # a machine's container until it takes part
     delete_seconds: float = _FITTED["delete_seconds"]
     switch_seconds: float = _FITTED["switch_seconds"]  # a server becomes a worker, or the other way, in its container
+    start_seconds: float = _FITTED["start_seconds"]  # migrate: a worker begins when its training data is there
     handshake_seconds: float = _FITTED["handshake_seconds"]  # a block changes its owner, before its bytes move
     data_bytes_per_second: float = _FITTED["data_bytes_per_second"]  # what one worker can send of its training data
     model_bytes_per_second: float = _FITTED["model_bytes_per_second"]  # what one server can send of the model
     model_blocks: int = _FITTED["model_blocks"]  # that the model is divided into
     blocks_in_flight: int = _FITTED["blocks_in_flight"]  # of one move at a time
     graph_seconds: float = _FITTED["graph_seconds"]  # relocate: the graph is switched in place
-    sweep_bytes_per_second: float = _FITTED["sweep_bytes_per_second"]  # what one old owner sends in the background
+    sweep_bytes_per_second: float = _FITTED["sweep_bytes_per_second"]  # in the background, all old owners together
     detection_seconds: float = _FITTED["detection_seconds"]  # until the runtime acts on the loss of a node
     fork_bytes_per_second: float = _FITTED["fork_bytes_per_second"]  # copying parameters and optimizer slots in memory
 
@@ -273,7 +274,8 @@ def _migration(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[St
             draft.add(Step("move", source, to, count, "model" if of == "model" else "data", 0.0, count * size), needs)
     for node in sorted(set(new.workers) - set(old.workers)):
         needs = draft.those("add", "switch", node=node) + draft.those("move", to=node, of="data")
-        draft.add(Step("start", node), needs + draft.those("move", node=node, of="model"))
+        needs += draft.those("move", node=node, of="model")
+        draft.add(Step("start", node, seconds=costs.start_seconds), needs)
     for node in sorted(before - after):
         draft.add(Step("delete", node, seconds=costs.delete_seconds), draft.those("stop", "move", node=node))
     if _graph(old, new):

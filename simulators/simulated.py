@@ -74,7 +74,7 @@ class SimulatedSystem:
         self._transition: Transition | None = None  # the reconfiguration under way
         self._waited_cost = Cost(seconds=0.0, stall_seconds=0.0)  # of the last one that was waited for
         self.job = jobs.job(name, cluster, workload, start, knobs, target, budget_seconds, seed)
-        blocks = max(len(names), workload.samples // workload.batch_size)
+        blocks = workload.demand.data_blocks or max(len(names), workload.samples // workload.batch_size)
         self._load = Load(self.job.model_bytes, blocks, workload.demand.sample_bytes * workload.samples / blocks)
         try:
             self.job.space.check(start)

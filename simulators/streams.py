@@ -1,8 +1,8 @@
 """Bytes on their way between nodes outside of training: blocks that move, parameters that are swept to a new owner.
 
-A NIC is divided evenly between its streams and training, which counts as one of them; a stream is further held to what its
-sender can put out (serialising takes its processor). What streams do not take is training's, see `simulators.plant`; what
-training leaves idle is not lent to them.
+A NIC is divided evenly between its streams and training, which counts as one of them; streams are further held to what their
+group can move, say all those of one sender (serialising takes its processor). What streams do not take is training's, see
+`simulators.plant`; what training leaves idle is not lent to them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _CRUMB = 1e-6  # bytes; less than this is rounding
 
 
 class _Stream:
-    def __init__(self, source: str, target: str, left_bytes: float, limit: tuple[str, float], done: simpy.Event) -> None:
+    def __init__(self, source: str, target: str, left_bytes: float, group: tuple[str, float], done: simpy.Event) -> None:
         self.source, self.target, self.left_bytes = source, target, left_bytes
-        self.limit = limit
+        self.group = group  # its name, and what all streams of that name may move together, bytes per second
         self.done = done
         self.rate = 0.0
 
@@ -34,16 +34,16 @@ class Streams:
         self._since = 0.0  # when the rates were set
         self._version = 0
 
-    def send(self, source: str, target: str, size_bytes: float, *, kind: str, sender_bytes_per_second: float) -> simpy.Event:
+    def send(self, source: str, target: str, size_bytes: float, *, group: str, group_bytes_per_second: float) -> simpy.Event:
         """Begin to send so many bytes; the event happens when they have arrived.
 
-        All streams of one `kind` from one source share `sender_bytes_per_second`.
+        All streams of one `group` share `group_bytes_per_second`.
         """
         done = self._env.event()
         if size_bytes <= 0:
             return done.succeed()
         self._progress()
-        self._streams.append(_Stream(source, target, size_bytes, (kind, sender_bytes_per_second), done))
+        self._streams.append(_Stream(source, target, size_bytes, (group, group_bytes_per_second), done))
         self._share()
         return done
 
@@ -69,9 +69,9 @@ class Streams:
         """The same for incoming NICs."""
         return self._used("target")
 
-    def busy_until_seconds(self, kind: str) -> float:
-        """When the last of that kind will have arrived at the present rates; minus infinity where there are none."""
-        ends = [self._since + s.left_bytes / s.rate for s in self._streams if s.limit[0] == kind]
+    def busy_until_seconds(self, prefix: str) -> float:
+        """When the last of the groups with that prefix will have arrived at the present rates; -inf without any."""
+        ends = [self._since + s.left_bytes / s.rate for s in self._streams if s.group[0].startswith(prefix)]
         return max(ends, default=-float("inf"))
 
     def _used(self, end: str) -> dict[str, float]:
@@ -89,10 +89,10 @@ class Streams:
         """Set everybody's rate anew, and wake up when the first is through."""
         out = Counter(s.source for s in self._streams)
         into = Counter(s.target for s in self._streams)
-        alike = Counter((s.source, s.limit[0]) for s in self._streams)
+        alike = Counter(s.group[0] for s in self._streams)
         for s in self._streams:
             fair = (self._nic[s.source] / (out[s.source] + 1), self._nic[s.target] / (into[s.target] + 1))
-            s.rate = min(*fair, s.limit[1] / alike[(s.source, s.limit[0])])
+            s.rate = min(*fair, s.group[1] / alike[s.group[0]])
         self._version += 1
         if self._streams:
             first = min(max(s.left_bytes, 0.0) / s.rate for s in self._streams)
