@@ -169,7 +169,7 @@ def _knob_factor(demand: Demand, cores: int, threads: int, inter: int, options: 
     """So many times as long does compute take for threads that crowd the cores, and for graph options."""
     # inter 0 is the framework's own choice, which is taken to leave no thread without a core.
     crowd = max(1.0, (threads + inter) / cores) if inter else 1.0
-    factor = crowd**demand.crowding_exponent
+    factor: float = crowd**demand.crowding_exponent
     for effect in demand.options:
         # By type as well, for True == 1.
         if any(n == effect.name and type(v) is type(effect.value) and v == effect.value for n, v in options):

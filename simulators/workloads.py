@@ -26,6 +26,7 @@ __all__ = [
     "BreastCancer",
     "Cifar10",
     "Classification",
+    "Clicks",
     "Cnn",
     "Demand",
     "Digits",
@@ -77,6 +78,7 @@ class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     apply_seconds: float = 0.0  # one server applying a full push alone; divided by shares when servers divide the model
     aggregate_seconds: float = 0.0  # per mini-batch, where more than one device of a machine takes part
     sample_bytes: float = 0.0  # of training data per sample: what moves when data blocks change workers
+    data_blocks: int = 0  # that training data is divided into, to move; 0: as many as there are mini-batches
     touched_fraction: float = 1.0  # of the parameters that one mini-batch pulls and pushes (sparse models: less)
     crowding_exponent: float = 0.0  # compute takes ((intra + inter threads) / cores)^this times as long where that is over 1
     options: tuple[OptionEffect, ...] = ()  # of graph options; one that is not named here has none
@@ -203,6 +205,19 @@ class Classification(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
     classes: int = 10
     margin: float = 3.0
     label_noise: float = 0.0
+    decay: float = 0.0
+    valid_samples: int = 2_000
+    seed: int = 0
+
+
+class Clicks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="clicks"):
+    """`data.clicks`."""
+
+    samples: int = 10_000
+    fields: int = 11
+    values: int = 20
+    popularity: float = 1.0
+    signal: float = 2.0
     valid_samples: int = 2_000
     seed: int = 0
 
@@ -220,7 +235,7 @@ class Ratings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     seed: int = 0
 
 
-Source: TypeAlias = Digits | BreastCancer | Mnist | Cifar10 | Libsvm | Classification | Ratings
+Source: TypeAlias = Digits | BreastCancer | Mnist | Cifar10 | Libsvm | Classification | Clicks | Ratings
 
 
 class _Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -375,6 +390,8 @@ def _dataset(source: Source, path: str) -> Any:
     match source:
         case Classification():
             return data.classification(**fields)
+        case Clicks():
+            return data.clicks(**fields)
         case Ratings():
             return data.ratings(**fields)
         case BreastCancer():

@@ -41,7 +41,7 @@ def test_digits_are_mixed_so_that_contiguous_shares_hold_every_class():
     assert all(len(set(part)) == 10 for part in np.array_split(labels, 10))
 
 
-@pytest.mark.parametrize("make", [data.digits, data.breast_cancer, data.classification, data.ratings])
+@pytest.mark.parametrize("make", [data.digits, data.breast_cancer, data.classification, data.clicks, data.ratings])
 def test_seed_decides(make):
     assert same(make(seed=3), make(seed=3))
     assert not same(make(seed=3), make(seed=4))
@@ -83,6 +83,31 @@ def test_all_labels_can_be_wrong():
     assert (clean.train[1] != noisy.train[1]).all()
 
 
+def test_decay_scales_features_and_changes_nothing_else():
+    plain, scaled = (data.classification(samples=200, features=5, valid_samples=50, decay=d) for d in (0.0, 1.0))
+    np.testing.assert_allclose(scaled.train[0], plain.train[0] / np.arange(1, 6), rtol=1e-6)
+    assert np.array_equal(scaled.train[1], plain.train[1])
+
+
+def test_clicks_have_one_value_per_field_by_popularity_and_unit_length():
+    made = data.clicks(samples=20_000, fields=4, values=10, popularity=1.0, valid_samples=1_000)
+    x, y = made.train
+    by_field = x.reshape(-1, 4, 10)
+    assert set(np.unique(by_field)) == {0.0, 0.5}
+    assert np.array_equal((by_field > 0).sum(2), np.ones((20_000, 4)))
+    shares = np.sort((by_field > 0).mean(0), axis=1)[:, ::-1]
+    weights = 1 / np.arange(1, 11)
+    np.testing.assert_allclose(shares, np.tile(weights / weights.sum(), (4, 1)), atol=0.02)  # standard error 0.004
+    assert y.mean() == pytest.approx(0.5, abs=0.05)
+    assert (made.classes, made.shape, len(made.valid[1])) == (2, (40,), 1_000)
+
+
+def test_clicks_without_signal_are_chance():
+    x, y = data.clicks(samples=20_000, fields=3, values=5, signal=0.0, valid_samples=100).train
+    rates = (x > 0).T @ y / (x > 0).sum(0)
+    assert rates == pytest.approx(0.5, abs=4 * 0.5 / np.sqrt((x > 0).sum(0).min()))
+
+
 def test_ratings_are_rated_once_within_range_and_by_popularity():
     found = data.ratings()
     user, item, stars = (np.concatenate(p) for p in zip(found.train, found.valid, strict=True))
@@ -113,6 +138,8 @@ def test_ratings_have_low_rank_under_their_noise():
         (data.classification, {"label_noise": 1.5}, r"share of 1\.5 of the labels"),
         (data.classification, {"classes": 1}, r"classes 1: it must be at least 2"),
         (data.classification, {"samples": 0}, r"samples 0"),
+        (data.clicks, {"values": 1}, r"values 1: it must be at least 2"),
+        (data.clicks, {"signal": -1.0}, r"signal -1\.0"),
         (data.ratings, {"rank": 0}, r"rank 0"),
         (data.ratings, {"noise": -1.0}, r"noise -1\.0"),
         (data.ratings, {"valid_share": 1.0}, r"valid_share 1\.0"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simulators import profiles as module
 from simulators.profiles import Device, NodeType, device_seconds, load_profiles, node_seconds, profile, profiles
-from simulators.workloads import Demand
+from simulators.workloads import Demand, OptionEffect
 
 DEMAND = Demand(model_bytes=1e6, sample_seconds=0.1, fixed_seconds=0.5, serial_fraction=0.2, aggregate_seconds=0.25)
 
@@ -124,6 +124,45 @@ def test_threads_default_to_cores_and_are_at_most_cores():
     node = profile("r4.xlarge")
     assert node_seconds(node, DEMAND, (16,)) == node_seconds(node, DEMAND, (16,), 4) == node_seconds(node, DEMAND, (16,), 99)
     assert node_seconds(node, DEMAND, (16,), 2) > node_seconds(node, DEMAND, (16,), 4)
+
+
+def test_more_threads_than_cores_crowd_each_other():
+    node, crowded = profile("e5-2620v4"), msgspec.structs.replace(DEMAND, crowding_exponent=0.5)
+    plain = node_seconds(node, DEMAND, (16,), 12)
+    assert node_seconds(node, crowded, (16,), 12) == plain  # inter threads unset: the framework leaves each thread a core
+    assert node_seconds(node, crowded, (16,), 12, 4) == plain
+    seconds, each = node_seconds(node, crowded, (16,), 12, 11)
+    assert seconds == pytest.approx(plain[0] * (23 / 16) ** 0.5)
+    assert each == (seconds,)
+    assert node_seconds(node, DEMAND, (16,), 12, 11) == plain
+
+
+def test_options_act_by_name_value_and_type():
+    effects = (
+        OptionEffect(name="inline", value=True, factor=0.8),
+        OptionEffect(name="level", value=2, factor=0.5, thread_exponent=1.0),
+    )
+    demand, node = msgspec.structs.replace(DEMAND, options=effects), profile("e5-2620v4")
+    plain, _ = node_seconds(node, DEMAND, (16,), 4)
+
+    def times(*options):
+        return node_seconds(node, demand, (16,), 4, 0, options)[0] / plain
+
+    assert (
+        times() == times(("inline", False)) == times(("inline", 1)) == times(("other", True)) == times(("level", True)) == 1
+    )
+    assert times(("inline", True)) == pytest.approx(0.8)
+    assert times(("level", 2)) == pytest.approx(0.5 * 4)
+    assert times(("inline", True), ("level", 2)) == pytest.approx(0.8 * 0.5 * 4)
+
+
+def test_adding_up_devices_is_slowed_down_by_no_option():
+    node = profile("g2.2xlarge")
+    effect = OptionEffect(name="jit", value="ON", factor=2.0)
+    _, plain = node_seconds(node, DEMAND, (60, 4))
+    seconds, each = node_seconds(node, msgspec.structs.replace(DEMAND, options=(effect,)), (60, 4), 0, 0, (("jit", "ON"),))
+    assert each == (2 * plain[0], 2 * plain[1])
+    assert seconds == max(each) + DEMAND.aggregate_seconds
 
 
 # ----------------------------------------------------------------------------------------------------------------- files
