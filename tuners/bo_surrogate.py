@@ -230,14 +230,21 @@ def _lent_generator(seed: int) -> Iterator[None]:
 
 def expected_improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
     """E[max(best - T, 0)] for T ~ N(mean, deviation), in the unit of the three: larger is better."""
-    spread = np.maximum(deviation, 1e-300)
-    z = (best - mean) / spread
-    return np.where(deviation > 0, spread * (z * norm.cdf(z) + norm.pdf(z)), np.maximum(best - mean, 0.0))
+    z = _standardised(mean, deviation, best)
+    found: Floats = (best - mean) * norm.cdf(z) + deviation * norm.pdf(z)
+    return found
 
 
 def probability(mean: Floats, deviation: Floats, best: float) -> Floats:
     """P(T < best), without a unit: larger is better."""
-    return np.where(deviation > 0, norm.cdf((best - mean) / np.maximum(deviation, 1e-300)), (mean < best).astype(float))
+    found: Floats = norm.cdf(_standardised(mean, deviation, best))
+    return found
+
+
+def _standardised(mean: Floats, deviation: Floats, best: float) -> Floats:
+    """By how many deviations `best` lies above the mean, at most 40: further out nothing is left of the distribution."""
+    off = best - mean
+    return np.clip(np.divide(off, deviation, out=np.copysign(np.inf, off), where=deviation > 0), -40.0, 40.0)
 
 
 def lower_bound(mean: Floats, deviation: Floats, best: float, width: float = 2.0) -> Floats:
