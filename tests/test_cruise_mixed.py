@@ -277,6 +277,18 @@ def test_after_the_runtime_lost_a_server_the_split_is_looked_at_again_without_th
     assert isinstance(still.send(alike(0.5, left=("n4",), says=repaired, start=200.0)), Run)
 
 
+def test_a_machine_that_failed_and_came_back_at_once_is_a_loss_all_the_same():
+    """Nobody is missing when the window ends, but the runtime has changed the setting: (3, 1) and an idle n4."""
+    repaired = split("n0 n1 n2", "n3")
+    events = (NodeEvent(2.0, "n4", "failed"), NodeEvent(4.0, "n4", "joined"))
+    tuner = begun(ALIKE, gain=0.99, extra_gain=0.99)
+    assert isinstance(tuner.send(replace(alike(8, says=repaired), events=events)), Run)
+    assert tuner.send(alike(8, says=repaired, start=100.0)).setting == split("n0 n1 n2 n4", "n3")
+    calm = begun(ALIKE, gain=0.99, extra_gain=0.99)
+    assert isinstance(calm.send(alike(8, says=repaired)), Run)
+    assert isinstance(calm.send(alike(8, says=repaired, start=100.0)), Run)
+
+
 def test_machines_that_join_are_used_where_that_is_strictly_better():
     """A fifth machine makes (3, 2) of (3, 1): no threshold for that; with `extra_gain` there is one."""
     start = split("n0 n1 n2", "n3")

@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
-from tuners.actions import Job, Method, Reconfigure, Rejected, Run, Setting, Tuner
+from tuners.actions import Job, Method, NodeEvent, Reconfigure, Rejected, Run, Setting, Tuner
 from tuners.cruise_monitor import Monitor, remember
 from tuners.cruise_placement import ServerTerm
 from tuners.cruise_split import TIE, Model, Roles, roles
@@ -87,7 +87,7 @@ def cruise(
     while True:
         seen = yield from Run(clocks=batches * len(current.workers))
         available = seen.nodes or job.nodes
-        if resources.change(current, available):
+        if resources.change(current, available, seen.events):
             left, refused = Counter(), set()
         if seen.setting is not None and roles(seen.setting) != roles(current):
             # The runtime has lost a machine and changed the setting itself.
@@ -127,12 +127,15 @@ class _Resources:
         self._lost = False  # a machine in use went, and no split was chosen since
         self._joined = frozenset[str]()  # machines that came since a split was chosen
 
-    def change(self, current: Setting, available: Iterable[Node]) -> bool:
-        """Take note of what is available now; whether that is news."""
+    def change(self, current: Setting, available: Iterable[Node], events: Iterable[NodeEvent]) -> bool:
+        """Take note of what is available now, and of what came or went meanwhile; whether there is any news."""
         before, self.names = self.names, frozenset(n.name for n in available)
-        self._lost = self._lost or not self.names.issuperset(current.workers + current.servers)
-        self._joined = (self._joined | (self.names - before)) & self.names
-        return before != self.names
+        came = {e.node for e in events if e.event == "joined"} | (self.names - before)
+        went = {e.node for e in events if e.event != "joined"} | (before - self.names)
+        used = set(current.workers + current.servers)
+        self._lost = self._lost or not used.isdisjoint(went) or not used <= self.names
+        self._joined = (self._joined | came) & self.names
+        return bool(came or went)
 
     def considered(self) -> None:
         """A split has been chosen with these machines in mind."""

@@ -104,7 +104,7 @@ class Model:
         share = self._achieved(current, everyone, readings) if self.bandwidth == "measured" else 1.0
         now = np.inf if gone else self._seconds(current, everyone, readings, share)
         best = None
-        for nodes in ([n for n in available if n.name in in_use], available):
+        for nodes in dict.fromkeys((tuple(n for n in available if n.name in in_use), tuple(available))):
             if len(nodes) < 2:
                 continue
             found = [_ordered(g, current) for g in groups(nodes, readings, known)]
