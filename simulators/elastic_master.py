@@ -39,6 +39,7 @@ class Master:
         self.leaving: list[str] = []
         self.orphans: dict[int, tuple[str, frozenset[int]]] = {}  # push of a dead worker: (worker, blocks)
         self._syncing: str | None = None  # who has had our last message
+        self._departed: list[tuple[str, set[str]]] = []  # who left in this view, and to whom it had written
         self._reports: dict[str, Mapping[int, State]] = {}
         self._best: dict[int, State] = {}
         self._unresolved: set[tuple[int, int]] = set()  # (push, block)
@@ -91,6 +92,7 @@ class Master:
         self.phase, self._syncing = "reporting", None
         self.moving, self._reports = {}, {}
         self._unresolved.clear()
+        self._departed.clear()
         for survivor in self.present:
             self.send(survivor, say.NewView())
 
@@ -131,7 +133,8 @@ class Master:
         others = [n for n in self.present if n != node]
         for other in others:
             self.send(other, say.Sync(node, tuple(self.members), dict(self.table)))
-        self.send(node, say.Leave(frozenset(others)))
+        farewells = len(others) + sum(node in told for _, told in self._departed)
+        self.send(node, say.Leave(farewells, frozenset(name for name, _ in self._departed) - set(others)))
 
     def _drain(self, node: str) -> None:
         """Move what `node` still owns to the members with the fewest blocks, servers first; sweep what it still keeps."""
@@ -148,7 +151,10 @@ class Master:
         for destination, blocks in plan.items():
             self.order(node, destination, blocks, on_demand=False)
 
-    def _on_gone(self, sender: str, _message: say.Gone) -> None:
+    def _on_gone(self, sender: str, message: say.Gone) -> None:
+        for _, told in self._departed:
+            told.discard(sender)
+        self._departed.append((sender, set(message.told)))
         self.leaving.remove(sender)
         self.present.remove(sender)
         self._syncing = None

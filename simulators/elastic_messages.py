@@ -6,6 +6,7 @@ Everything here is a value: a copy changes by being replaced, so that no message
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 __all__ = [
@@ -37,9 +38,11 @@ __all__ = [
     "State",
     "Sweep",
     "Sync",
+    "Tally",
     "Tell",
     "Update",
     "operate",
+    "summary",
 ]
 
 MASTER = "master"
@@ -73,6 +76,15 @@ class State(NamedTuple):
     applied: Mapping[str, int] = {}  # by worker: number of its last push committed here
 
 
+@dataclass(frozen=True)
+class Tally:
+    """What the executors count together; only its contents change."""
+
+    redirected: list[int] = field(default_factory=lambda: [0])
+    waited: list[int] = field(default_factory=lambda: [0])
+    promised: dict[int, int] = field(default_factory=dict)  # block to the version that must survive
+
+
 class Operation(NamedTuple):
     """A change of one block: "stage" an update, "commit" it, or "forget" it."""
 
@@ -97,6 +109,12 @@ def operate(state: State, operation: Operation, apply: Apply) -> State:
         return state._replace(version=state.version + 1, staged=rest)
     value, slots = apply(state.value, state.slots, staged.update)
     return State(value, slots, state.version + 1, rest, {**state.applied, worker: number})
+
+
+def summary(state: State) -> State:
+    """What the master must know of a copy: the block without its value, slots and updates."""
+    staged = {worker: part._replace(update=None) for worker, part in state.staged.items()}
+    return state._replace(value=None, slots=None, staged=staged)
 
 
 class Origin(NamedTuple):
@@ -209,7 +227,7 @@ class Update(NamedTuple):
 
 
 class Backed(NamedTuple):
-    """Backup to owner: I have everything up to `version`."""
+    """Backup to owner: I have everything up to `version`; -1: I did not need what you sent."""
 
     block: int
     version: int
@@ -236,17 +254,20 @@ class Sync(NamedTuple):
 
 
 class Farewell(NamedTuple):
-    """To the one who leaves: this is my last message to you."""
+    """To the one who leaves, or from it: this is my last message to you."""
 
 
 class Leave(NamedTuple):
-    """Master to the one who leaves, its last message: go when all these said farewell and your requests are answered."""
+    """Master to the one who leaves, its last message: go after so many farewells, your requests being answered."""
 
-    others: frozenset[str]
+    farewells: int  # from all who are present, and from those who left before and had written
+    left: frozenset[str]  # to whom there is nothing more to say
 
 
 class Gone(NamedTuple):
     """Last message of the one who leaves."""
+
+    told: frozenset[str]  # to whom it has said farewell, having written to them
 
 
 class NewView(NamedTuple):
@@ -256,7 +277,7 @@ class NewView(NamedTuple):
 class Report(NamedTuple):
     """Survivor to master: its copies."""
 
-    states: Mapping[int, State]  # without values, slots and updates
+    states: Mapping[int, State]  # summaries
 
 
 class Install(NamedTuple):

@@ -14,27 +14,18 @@ whom the table names.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from simulators import elastic_messages as say
-from simulators.elastic_messages import MASTER, Ask, Copy, Entry, Operation, Origin, Part, State, operate
+from simulators.elastic_messages import MASTER, Ask, Copy, Entry, Operation, Origin, Part, State, Tally, operate
 from simulators.elastic_requests import Requests, target
 
-__all__ = ["IN_FLIGHT", "Executor", "Tally"]
+__all__ = ["IN_FLIGHT", "Executor"]
 
 IN_FLIGHT = 4
 """Blocks under way at once from one source to one destination."""
-
-
-@dataclass(frozen=True)
-class Tally:
-    """What the executors count together; only its contents change."""
-
-    redirected: list[int] = field(default_factory=lambda: [0])
-    waited: list[int] = field(default_factory=lambda: [0])
-    promised: dict[int, int] = field(default_factory=dict)  # block to the version that must survive
 
 
 @dataclass
@@ -68,7 +59,8 @@ class Executor:
         immutable: frozenset[int],
         tally: Tally,
     ) -> None:
-        self.name, self.send, self.apply, self.immutable, self.tally = name, send, apply, immutable, tally
+        self.name, self.apply, self.immutable, self.tally = name, apply, immutable, tally
+        self._post = send
         self.view = 0
         self.table: dict[int, Entry] = {}
         self.copies: dict[int, Copy] = {}
@@ -76,11 +68,20 @@ class Executor:
         self.queues: dict[str, deque[int]] = {}  # blocks yet to move, by destination
         self.flying: dict[str, set[int]] = {}  # blocks moving, by destination
         self.members: tuple[str, ...] = ()
-        self.requests = Requests(name, self.table, send, finish)
+        self.requests = Requests(name, self.table, self.send, finish)
         self.held: list[tuple[str, Any]] = []  # came before the table of this view
         self.leaver: str | None = None  # who waits for a farewell
-        self.farewells: set[str] = set()
-        self.others: frozenset[str] | None = None  # whose farewells this one waits for
+        self.told: set[str] = set()  # who has been written to
+        self.farewells = 0  # had
+        self.awaited: int | None = None  # farewells to have before leaving
+        self.left: frozenset[str] = frozenset()
+        self.unacknowledged = 0  # copies and updates sent to backups
+
+    def send(self, receiver: str, message: Any) -> None:
+        """Put a message on its way."""
+        self.told.add(receiver)
+        self.unacknowledged += isinstance(message, Copy | say.Update)
+        self._post(receiver, message)
 
     def receive(self, sender: str, view: int, message: Any) -> None:
         """Take one message. What belongs to an older view is lost; its sender will ask again."""
@@ -298,10 +299,13 @@ class Executor:
             state = operate(copy.state, message.operation, self.apply)
             self.copies[message.block] = copy._replace(state=state)
             self.send(sender, say.Backed(message.block, message.version))
+        else:
+            self.send(sender, say.Backed(message.block, -1))
 
     def _on_backed(self, sender: str, message: say.Backed) -> None:
+        self.unacknowledged -= 1
         role = self.roles.get(message.block)
-        if role and role.backup == sender:
+        if role and role.backup == sender and message.version >= 0:
             role.acked = max(role.acked, message.version)
             self._settle(message.block, role)
             self._progress(message.block, role)
@@ -348,10 +352,10 @@ class Executor:
                 self._back_up(block, role)
 
     def _on_leave(self, _sender: str, message: say.Leave) -> None:
-        self.others = message.others
+        self.awaited, self.left = message.farewells, message.left
 
-    def _on_farewell(self, sender: str, _message: say.Farewell) -> None:
-        self.farewells.add(sender)
+    def _on_farewell(self, _sender: str, _message: say.Farewell) -> None:
+        self.farewells += 1
 
     def _try_to_part(self) -> None:
         """Say farewell to who leaves, or leave."""
@@ -359,18 +363,22 @@ class Executor:
         if leaver and not any(r.backup == leaver or leaver in r.strays for r in self.roles.values()):
             self.leaver = None
             self.send(leaver, say.Farewell())
-        if self.others is not None and self.others <= self.farewells and not self.requests.numbers and not self.roles:
-            self.others = None
-            self.send(MASTER, say.Gone())
+        busy = self.requests.numbers or self.roles or self.unacknowledged
+        if self.awaited == self.farewells and not busy:
+            self.awaited = None
+            told = frozenset(self.told - {self.name, MASTER} - self.left)
+            for node in sorted(told):
+                self.send(node, say.Farewell())
+            self.send(MASTER, say.Gone(told))
 
     def _stop(self, view: int) -> None:
         self.view = view
         self.requests.stop()
-        for unfinished in (self.roles, self.queues, self.flying, self.held, self.farewells):
+        for unfinished in (self.roles, self.queues, self.flying, self.held, self.told):
             unfinished.clear()
-        self.leaver = self.others = None
-        states = {b: c.state for b, c in self.copies.items()}
-        self.send(MASTER, say.Report({b: _without_values(s) for b, s in states.items()}))
+        self.leaver = self.awaited = None
+        self.farewells = self.unacknowledged = 0
+        self.send(MASTER, say.Report({b: say.summary(c.state) for b, c in self.copies.items()}))
 
     def _install_view(self, message: say.Install) -> None:
         self.table.clear()
@@ -387,8 +395,3 @@ class Executor:
         held, self.held = self.held, []
         for sender, kept in held:
             self.receive(sender, self.view, kept)
-
-
-def _without_values(state: State) -> State:
-    staged: Mapping[str, Part] = {w: p._replace(update=None) for w, p in state.staged.items()}
-    return state._replace(value=None, slots=None, staged=staged)

@@ -145,8 +145,24 @@ def act(audit, action, rng):
                 store.move(source, node, blocks[: rng.randint(1, len(blocks))])
 
 
+class Starving(dict):
+    """Channels in a random order of precedence: a slow one waits as long as any faster one has messages."""
+
+    def __init__(self, rng):
+        super().__init__()
+        self.rng = rng
+
+    def __missing__(self, channel):
+        self[channel] = self.rng.random()
+        return self[channel]
+
+    def choose(self, channels):
+        return min(channels, key=lambda c: self[c])
+
+
 def play(rng, steps=25, actions=ACTIONS, check=True):
-    """A random history: things happen, messages arrive in any order between channels."""
+    """A random history: things happen, messages arrive in any order between channels, fairly or not."""
+    choose = rng.choice if rng.random() < 0.5 else Starving(rng).choose
     nodes = ["a", "b", "c", "d"][: rng.randint(1, 4)]
     blocks = rng.randint(1, 7)
     immutable = {blocks} if rng.random() < 0.3 else set()
@@ -157,7 +173,7 @@ def play(rng, steps=25, actions=ACTIONS, check=True):
             pending = audit.store.pending()
             if not pending:
                 break
-            audit.store.deliver(rng.choice(pending))
+            audit.store.deliver(choose(pending))
             if check:
                 audit.check_always()
     audit.check_at_rest()
@@ -296,7 +312,7 @@ def dead_workers_parts_are_always_committed(monkeypatch):
 
 def leavers_do_not_wait(monkeypatch):
     def broken(self, sender, message):
-        self.others = frozenset()
+        self.awaited = self.farewells
 
     monkeypatch.setattr(Executor, "_on_leave", broken)
 
