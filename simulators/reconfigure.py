@@ -142,14 +142,13 @@ def survivors(setting: Setting, present: frozenset[str], nodes: tuple[str, ...])
     workers = tuple(w for w in setting.workers if w in present)
     servers = tuple(s for s in setting.servers if s in present)
     idle = [n for n in nodes if n in present and n not in (*workers, *servers)]
-    spare = [*idle, *workers[1:], *servers[1:]]
-    if (not workers or not servers) and not spare:
+    if not (workers and servers) and len(idle) + len({*workers, *servers}) < 2:
         return None
     if not workers:
-        workers = (spare[0],)
+        workers = (idle.pop(0) if idle else servers[1],)
         servers = tuple(s for s in servers if s not in workers)
-    elif not servers:
-        servers = (spare[0],)
+    if not servers:
+        servers = (idle.pop(0) if idle else workers[1],)
         workers = tuple(w for w in workers if w not in servers)
     rows = dict(zip(setting.workers, setting.loads, strict=False))
     return replace(
