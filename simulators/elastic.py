@@ -157,12 +157,7 @@ class Store:
 
     def sweep(self, most: int | None = None) -> None:
         """Send the blocks of relocations that no worker has carried yet, at most `most`."""
-        waiting = [b for node in self._master.present for b in self._waiting(node)]
-        self._master.sweep(waiting[:most])
-
-    def _waiting(self, node: str) -> list[int]:
-        roles = self.executors[node].roles.items()
-        return [b for b, r in roles if not r.swept and self._master.moving.get(b, ("",))[0] == node]
+        self._master.sweep(sorted(self._master.on_demand)[:most])
 
     def add(self, node: str) -> None:
         """Let `node` take part from now on: as a worker, a backup, and an owner of what is moved to it."""

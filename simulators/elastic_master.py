@@ -36,6 +36,7 @@ class Master:
         self.view = 0
         self.phase = "running"  # then, after a death: "reporting", "settling", "resolving"
         self.moving: dict[int, tuple[str, str]] = {}  # block to (source, destination), until nothing is left to do
+        self.on_demand: set[int] = set()  # of those, the blocks that wait for a worker to carry them
         self.leaving: list[str] = []
         self.orphans: dict[int, tuple[str, frozenset[int]]] = {}  # push of a dead worker: (worker, blocks)
         self._syncing: str | None = None  # who has had our last message
@@ -61,11 +62,14 @@ class Master:
         if self.phase != "running":
             raise ValueError("Cannot move blocks during a recovery: deliver its messages first.")
         self.moving.update(dict.fromkeys(chosen, (source, destination)))
+        if on_demand:
+            self.on_demand.update(chosen)
         self.send(source, say.Start(destination, chosen, on_demand))
 
     def sweep(self, blocks: Iterable[int]) -> None:
         """Have the sources send these blocks without waiting for workers."""
-        for block in blocks:
+        for block in sorted(self.on_demand.intersection(blocks)):
+            self.on_demand.remove(block)
             self.send(self.moving[block][0], say.Sweep(block))
 
     def add(self, node: str) -> None:
@@ -91,8 +95,8 @@ class Master:
         self.view += 1
         self.phase, self._syncing = "reporting", None
         self.moving, self._reports = {}, {}
-        self._unresolved.clear()
-        self._departed.clear()
+        for of_the_old_view in (self.on_demand, self._unresolved, self._departed):
+            of_the_old_view.clear()
         for survivor in self.present:
             self.send(survivor, say.NewView())
 
@@ -117,6 +121,7 @@ class Master:
     def _on_settled(self, sender: str, message: say.Settled) -> None:
         self._tell(sender, message.block, message.entry)  # a relocation's end may reach us here first
         del self.moving[message.block]
+        self.on_demand.discard(message.block)
         if self.phase == "settling" and not self.moving:
             self._resolve()
 

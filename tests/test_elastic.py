@@ -180,13 +180,13 @@ def play(rng, steps=25, actions=ACTIONS, check=True):
     return audit
 
 
-@thoroughly(max_examples=400)
+@thoroughly(max_examples=250)
 @given(st.randoms(use_true_random=False))
 def test_whatever_happens_every_push_is_in_the_model_once(rng):
     play(rng)
 
 
-@thoroughly(max_examples=100)
+@thoroughly(max_examples=60)
 @given(st.randoms(use_true_random=False), st.sampled_from(["move", "relocate", "remove", "fail"]))
 def test_one_kind_of_change_at_a_time(rng, change):
     play(rng, actions=["push", "push", "pull", "add", change, change])

@@ -360,3 +360,10 @@ def test_a_store_needs_a_place_for_every_block(nodes, assignment):
 
 def test_addition_leaves_the_slots():
     assert add(1, "slots", 2) == (3, "slots")
+
+
+def test_what_is_to_be_relocated_is_swept_even_if_nobody_has_been_told_yet():
+    store = store_of({0: "a", 1: "a"})
+    store.relocate({0: "b", 1: "c"})
+    assert store.save().values == {0: 0, 1: 0}
+    assert (store.moving, store.owners()) == ((), {"b": 1, "c": 1})
