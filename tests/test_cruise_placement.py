@@ -195,7 +195,7 @@ def test_a_fine_grid_of_model_shares_comes_as_close_as_its_steps(problem):
                 model = [of[kind[j]] for j in servers]
                 costs.append(placement_seconds(problem, in_proportion(problem, workers, servers, model)))
         narrowest = min(k.bytes_per_second for k in problem.kinds)
-        step = problem.model_bytes / steps * len(held) * max(len(workers), 1) / narrowest
+        step = problem.model_bytes / steps * len(held) * len(workers) / narrowest
         cycles = problem.samples / problem.batch_size
         assert split.seconds * (1 - 1e-9) <= min(costs) <= split.seconds + cycles * step
 
@@ -345,10 +345,8 @@ def test_more_mini_batches_bring_the_whole_ones_to_the_relaxed_optimum(problem):
 
 def in_batches_of_one(problem, placement):
     """Seconds of one mini-batch at each worker."""
-    for i, worker in enumerate(placement.workers):
-        only = tuple(problem.batch_size if j == i else 0.0 for j in range(len(placement.workers)))
-        assert worker == placement.workers[i]
-        yield placement_seconds(problem, placement._replace(data=only))
+    for row in problem.batch_size * np.eye(len(placement.workers)):
+        yield placement_seconds(problem, placement._replace(data=tuple(row)))
 
 
 # ------------------------------------------------------------------------------------------------------- the paper's cluster
