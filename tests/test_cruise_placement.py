@@ -379,18 +379,6 @@ def test_how_many_slow_machines_work_depends_on_what_is_added():
     assert [best_split(paper(z=z)).workers[0] for z in (4.84, 9.0)] == [17, 19]
 
 
-def test_the_server_terms_differ_where_nics_do():
-    """The paper's charges a narrow worker as if the wide ones were as narrow; the code's sums what each takes."""
-    kinds = (
-        Kind(count=1, compute_seconds=1.0, bytes_per_second=1.0),
-        Kind(count=2, compute_seconds=1.0, bytes_per_second=4.0),
-    )
-    problem = Problem(kinds=kinds, samples=2, batch_size=1, model_bytes=4.0)
-    placement = Placement((0, 1), (2,), (1.0, 1.0), (4.0,))
-    assert placement_seconds(replace(problem, server_term="paper"), placement) == pytest.approx(1 + 8)
-    assert placement_seconds(replace(problem, server_term="sum"), placement) == pytest.approx(1 + 5)
-
-
 def test_overlapping_pulls_are_not_for_the_milp():
     with pytest.raises(ValueError, match="overlapping pulls"):
         solve(paper(overlap=True))
