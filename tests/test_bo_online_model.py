@@ -175,7 +175,9 @@ def test_a_smooth_surface_is_learnt_in_seconds(kernel):
 def test_the_public_codes_surrogate_is_the_textbook_formula():
     """Variance, length scale and noise 1, kernel exp(-r); the state and the seconds standardised."""
     rows, seconds = observed(12)
-    mean, deviation = Surrogate(kernel="matern12", fitted=False).posterior(rows, seconds, 1)(rows[:3] + 0.1)
+    mean, deviation = Surrogate(kernel="matern12", fitted=False, scaling="standard").posterior(rows, seconds, 1)(
+        rows[:3] + 0.1
+    )
 
     def scaled(r):
         return np.column_stack([r[:, 0], (r[:, 1] - rows[:, 1].mean()) / rows[:, 1].std()])
@@ -205,10 +207,23 @@ def test_fitting_draws_from_no_generator_but_its_own():
 def test_hyper_parameters_can_be_taken_over():
     rows, seconds = observed(20)
     fitted = Surrogate().posterior(rows, seconds, 1)
-    taken = Surrogate().posterior(rows, seconds, 2, fitted)
+    taken = Surrogate().posterior(rows, seconds, 2, like=fitted)
     assert np.allclose(taken(rows), fitted(rows))
     plain = Surrogate(fitted=False).posterior(rows, seconds, 2)
     assert not np.allclose(plain(rows), fitted(rows))
+
+
+def test_the_state_is_scaled_by_the_whole_job():
+    """Two settings, seen in turn while the loss fell from 1 to 0.98, and 0 to go: what differs are the settings, not the loss.
+
+    By the public code's scaling the loss alone explains as much of it.
+    """
+    rows = np.column_stack([np.tile([0.0, 1.0], 5), np.linspace(1.0, 0.98, 10)])
+    seconds = np.tile([10.0, 30.0], 5)
+    later = np.array([[0.0, 0.96], [1.0, 0.96]])
+    found = {s: Surrogate(scaling=s).posterior(rows, seconds, 1)(later)[0] for s in ("range", "standard")}
+    assert found["range"] == pytest.approx([10.0, 30.0], rel=0.02)
+    assert abs(found["standard"] - [10, 30]).max() > abs(found["range"] - [10, 30]).max()
 
 
 def test_seconds_beyond_reason_are_cut():

@@ -1,5 +1,5 @@
 """Bayesian optimisation of a running job's system settings: TensorFlowOnline (Liu et al., "Towards Self-Tuning Parameter
-Servers", 2020), and its public code where the two part ways.
+Servers", 2020), with its public code where the two part ways.
 
 A job starts under its own setting and goes through a few more, each for a while (III-B); from what it measured a Gaussian
 process learns T(<X, l>), the seconds that remain if the job goes on under X from loss l (III-A); from then on the setting
@@ -13,6 +13,8 @@ costs are learnt by technique (V: `tuners.bo_costs`). Where we differ or had to 
   the paper's settings but one, those within and between operations add up to the cores.
 * A clock is one push, so a = 3 pushes per worker of the setting in force (``per="nodes"``: of the cluster, as the code
   does). b counts the settings after X_0, so that J = a + b a clocks (``counting="code"``: X_0 too).
+* One initial change is made in two parts, system settings before roles: settings drawn at random mostly change both at once,
+  so that their costs could not be told apart (``apart=False``: never).
 * Initial settings are a Latin hypercube ("centred" is the code's; "random" draws each by itself, as the paper says).
 * Every a clocks make a triple; of a setting seen before only the latest counts (``repeats="contiguous"``: all since it was
   last chosen, the code's, which also pairs a triple with its *last* loss, ``state="last"``).
@@ -22,7 +24,7 @@ costs are learnt by technique (V: `tuners.bo_costs`). Where we differ or had to 
 * A stretch that shows no progress counts as the worst of those that do, or as the budget where none does.
 * The incumbent is the current setting *at the current loss* ("min": the best of those seen, there; "last": the last triple's
   seconds as they stand, the code's). The gate compares seconds with seconds; the code measures costs and never uses them
-  (``gate=False``). PI and LCB are no seconds: with them the gate asks for the gain of the posterior mean.
+  (``gate=False``). PI and LCB are no seconds: they choose the setting, and the gate asks for its expected improvement.
 * What is pushed while a change is under way belongs to no setting, and is left out, as is a stretch that lost a node.
 """
 
@@ -59,6 +61,7 @@ _Acquisition = Literal["ei", "pi", "lcb"]
 _Incumbent = Literal["current", "min", "last"]
 
 _SYSTEM = ("worker_count", "role", "policy", "staleness", "intra_threads", "inter_threads", "transfer_bits", "option")
+_ROLES = ("workers", "servers", "loads", "data_shares", "model_shares")
 _ESTIMATOR, _SURROGATE = Estimator(), Surrogate()
 _DRAWS = 100  # for an initial setting that the job admits
 _REFUSALS = 3  # by the system, before an initial setting is given up
@@ -86,6 +89,7 @@ def bo_online(
     incumbent: _Incumbent = "current",
     gate: bool = True,
     costs: Literal["technique", "mean"] = "technique",
+    apart: bool = True,
     method: Method = "relocate",
 ) -> Tuner:
     """Try `settings` settings for a clocks each; then, every a clocks, what promises to finish the job soonest.
@@ -109,14 +113,14 @@ def bo_online(
     # The initialisation phase, III-B.
     at.take((yield from Run(clocks=a())))
     for row in initial_rows(at.encoding, settings - (counting == "code"), at.rng, design):
-        if (yield from _begin_with(at, row, how)):
+        if (yield from _begin_with(at, row, how, apart and frozenset({"SSR"}) not in {c.needed for c in at.changes})):
             at.take((yield from Run(clocks=a())))
 
     # The online tuning phase, III-C.
     while True:
         end = threshold(job.target, at.evaluations, at.first_loss, epsilon)
         seen = triples(at.stretches, job.target, job.budget_seconds, end, estimator, repeats, state)
-        wanted = _proposal(at, seen, surrogate, acquisition, incumbent)
+        wanted = _proposal(at, seen, _span(at, end), surrogate, acquisition, incumbent)
         if wanted is not None:
             cost = change_seconds(at.changes, techniques(at.setting, wanted.setting), costs)
             if not gate or wanted.gain_seconds > cost:
@@ -238,21 +242,27 @@ def initial_rows(encoding: Encoding, count: int, rng: np.random.Generator, desig
     return encoding.spread(qmc.LatinHypercube(shape[1], scramble=design == "lhs", rng=rng).random(count))
 
 
-def _begin_with(at: _Progress, row: Floats, how: Method | None) -> Generator[Action[Any], Any, bool]:
-    """Bring the job to the setting of `row`, or of one drawn anew where that was tried, is not admitted or is refused."""
+def _begin_with(at: _Progress, row: Floats, how: Method | None, apart: bool) -> Generator[Action[Any], Any, bool]:
+    """Bring the job to the setting of `row`, or of one drawn anew where that was tried, is not admitted or is refused.
+
+    Where the change is to be made `apart`, all but the roles changes first. False where there is nothing left to try; a job
+    whose system refuses goes on as it is for as long.
+    """
     refusals = 0
     for _ in range(_DRAWS):
         setting = at.admitted(row)
         key = at.row(setting).tobytes() if setting is not None else b""
         if setting is not None and key not in at.tried:
             at.tried.add(key)
+            if apart and techniques(at.setting, setting) > {"SSR"}:
+                yield from _change(at, replace(setting, **{f: getattr(at.setting, f) for f in _ROLES}), how)
             if (yield from _change(at, setting, how)):
                 return True
             refusals += 1
             if refusals == _REFUSALS:
                 break
         row = initial_rows(at.encoding, 1, at.rng, "random")[0]
-    return False
+    return refusals > 0
 
 
 # ------------------------------------------------------------------------------------------- the online tuning phase (III-C)
@@ -264,32 +274,42 @@ class _Proposal(NamedTuple):
 
 
 def _proposal(
-    at: _Progress, seen: list[Triple], surrogate: Surrogate, acquisition: _Acquisition, incumbent: _Incumbent
+    at: _Progress,
+    seen: list[Triple],
+    span: tuple[float, float],
+    surrogate: Surrogate,
+    acquisition: _Acquisition,
+    incumbent: _Incumbent,
 ) -> _Proposal | None:
     """The setting that the acquisition function likes best among those the job admits, the current one left out."""
     if len(seen) < 2 or not np.isfinite(at.state):
         return None
-    posterior = _posterior(at, seen, surrogate)
+    posterior = _posterior(at, seen, span, surrogate)
     current = at.row(at.setting)
     known = np.array([t.row for t in seen])
     best = _reference(at, seen, posterior, incumbent)
     score = {"ei": expected_improvement, "pi": probability, "lcb": lower_bound}[acquisition]
-    rows, scores = best_rows(lambda r: score(*posterior(_at_state(r, at.state)), best), at.encoding, known, at.rng)
-    for row, value in zip(rows[:_LOOKED_AT], scores[:_LOOKED_AT], strict=True):
+    rows, _ = best_rows(lambda r: score(*posterior(_at_state(r, at.state)), best), at.encoding, known, at.rng)
+    for row in rows[:_LOOKED_AT]:
         setting = None if np.array_equal(row, current) else at.admitted(row)
         if setting is not None:
-            gain = value if acquisition == "ei" else best - posterior(_at_state(row[None], at.state))[0][0]
-            return _Proposal(setting, float(gain))
+            gain = expected_improvement(*posterior(_at_state(row[None], at.state)), best)
+            return _Proposal(setting, float(gain[0]))
     return None
 
 
-def _posterior(at: _Progress, seen: list[Triple], surrogate: Surrogate) -> Posterior:
+def _span(at: _Progress, end: float) -> tuple[float, float]:
+    """What the state is at the end and at the beginning of the job."""
+    return (0.0, at.job.target.value) if at.job.target.metric == "clocks" else (end, at.first_loss)
+
+
+def _posterior(at: _Progress, seen: list[Triple], span: tuple[float, float], surrogate: Surrogate) -> Posterior:
     """The model of all triples. Its hyper-parameters are fitted anew only now and then, for fitting is what takes time."""
     rows = np.array([np.append(t.row, t.state) for t in seen])
     seconds = np.array([t.seconds for t in seen])
     count = len(at.stretches)
     like = at.fitted[1] if at.fitted is not None and count < _REFIT * at.fitted[0] else None
-    posterior = surrogate.posterior(rows, seconds, int(at.rng.integers(2**32)), like)
+    posterior = surrogate.posterior(rows, seconds, int(at.rng.integers(2**32)), span=span, like=like)
     if like is None:
         at.fitted = count, posterior
     return posterior

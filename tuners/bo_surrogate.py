@@ -1,9 +1,11 @@
 """The surrogate of `tuners.bo_online`: a Gaussian process over <setting, state>, what it is asked, and where it is asked.
 
 Rows are knobs scaled to [0, 1] by their range (logarithmic knobs in the logarithm), choices one-hot, and last the state of
-the job, its loss. Whole numbers are rounded and options decided *before* a row is scored, so what is scored is what would be
-set (rounding afterwards proposes settings that the model knows already). GPy and emukit are imported when first needed.
-GPy draws restarts from NumPy's global generator; it is lent a state of its own for as long as it fits.
+the job, its loss, scaled by where it began and where it is to end: scaled by what was seen of it so far, as in the public
+code, a loss that has hardly moved would tell apart observations that differ in nothing else. Whole numbers are rounded and
+options decided *before* a row is scored, so what is scored is what would be set (rounding afterwards proposes settings that
+the model knows already). GPy and emukit are imported when first needed. GPy draws restarts from NumPy's global generator;
+it is lent a state of its own for as long as it fits.
 """
 
 from __future__ import annotations
@@ -139,13 +141,23 @@ class Surrogate:
     restarts: int = 2
     iterations: int = 30  # of the optimiser, per restart
     clip: float = 1e7  # seconds count as at most so many times the least positive ones (the code's figure)
+    scaling: Literal["range", "standard"] = "range"  # of the state: by where it ends and began, or as seen (the code's)
 
-    def posterior(self, rows: Floats, seconds: Floats, seed: int, like: Posterior | None = None) -> Posterior:
+    def posterior(
+        self,
+        rows: Floats,
+        seconds: Floats,
+        seed: int,
+        *,
+        span: tuple[float, float] = (0.0, 1.0),
+        like: Posterior | None = None,
+    ) -> Posterior:
         """What the observations `seconds` [n] at `rows` [n, columns], the state last, say of every other row.
 
-        Hyper-parameters are those of `like` where it is given, else fitted.
+        `span` is what the state is at the end and at the beginning of the job. Hyper-parameters are those of `like` where
+        it is given, else fitted.
         """
-        return Posterior(self, rows, seconds, seed, like)
+        return Posterior(self, rows, seconds, seed, span, like)
 
 
 class Posterior:
@@ -154,12 +166,20 @@ class Posterior:
     __slots__ = ("_model", "_offset", "_scale", "_state_offset", "_state_scale")
 
     def __init__(
-        self, surrogate: Surrogate, rows: Floats, seconds: Floats, seed: int, like: Posterior | None = None
+        self,
+        surrogate: Surrogate,
+        rows: Floats,
+        seconds: Floats,
+        seed: int,
+        span: tuple[float, float],
+        like: Posterior | None,
     ) -> None:
         least = seconds[seconds > 0].min(initial=np.inf)
         clipped = np.minimum(seconds, surrogate.clip * least)
         self._offset, self._scale = _standard(clipped)
-        self._state_offset, self._state_scale = _standard(rows[:, -1])
+        low, high = span
+        whole = surrogate.scaling == "range" and high > low
+        self._state_offset, self._state_scale = (low, high - low) if whole else _standard(rows[:, -1])
         with _lent_generator(seed):
             targets = (clipped - self._offset) / self._scale
             self._model: Any = _modelled(surrogate, self._scaled(rows), targets, like._model.model if like else None)
