@@ -387,20 +387,14 @@ def _dataset(source: Source, path: str) -> Any:
     from simulators import data, files
 
     fields = msgspec.structs.asdict(source)
-    match source:
-        case Classification():
-            return data.classification(**fields)
-        case Clicks():
-            return data.clicks(**fields)
-        case Ratings():
-            return data.ratings(**fields)
-        case BreastCancer():
-            return data.breast_cancer(**fields)
-        case Libsvm():
-            return files.libsvm(path, **fields)
-        case Digits():
-            return data.subset(data.digits(source.seed), **fields)
-        case Mnist():
-            return data.subset(files.mnist(path), **fields)
-        case Cifar10():
-            return data.subset(files.cifar10(path), **fields)
+    made: dict[type, Callable[[], Any]] = {
+        Digits: lambda: data.subset(data.digits(fields["seed"]), **fields),
+        BreastCancer: lambda: data.breast_cancer(**fields),
+        Mnist: lambda: data.subset(files.mnist(path), **fields),
+        Cifar10: lambda: data.subset(files.cifar10(path), **fields),
+        Libsvm: lambda: files.libsvm(path, **fields),
+        Classification: lambda: data.classification(**fields),
+        Clicks: lambda: data.clicks(**fields),
+        Ratings: lambda: data.ratings(**fields),
+    }
+    return made[type(source)]()
