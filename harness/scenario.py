@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
@@ -94,15 +94,16 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
         found = read(text)
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from None
+    cluster = _at(origin, "cluster", lambda: _cluster(found.cluster, origin))
     made = Scenario(
         name=name,
         origin=origin,
         text=text,
         summary=" ".join(found.summary.split()),
-        cluster=_at(origin, "cluster", lambda: _cluster(found.cluster, origin)),
+        cluster=cluster,
         workload=_at(origin, "workload", lambda: _known(found.workload)),
         start=found.start,
-        knobs=_at(origin, "free", lambda: tuple(_knob(k, v) for k, v in found.free.items())),
+        knobs=_at(origin, "free", lambda: tuple(_knobs(found.free, cluster))),
         target=_at(origin, "target", lambda: _target(found.target)),
         check_clocks=found.target.check_clocks,
         budget=_at(origin, "budget", lambda: _finite(found.budget)),
@@ -189,7 +190,8 @@ def show(scenario: Scenario) -> str:
         start = _start(scenario, made)
         training = f"batch size {start.batch_size}, learning rate {start.learning_rate:g}, momentum {start.momentum:g}"
         said.append(f"starts with {len(start.workers)} workers and {len(start.servers)} servers, {start.policy}, {training}")
-    said.append(f"free: {', '.join(k.name for k in scenario.knobs) or 'nothing'}")
+    families = dict.fromkeys(k.name.partition("/")[0] + "/..." if "/" in k.name else k.name for k in scenario.knobs)
+    said.append(f"free: {', '.join(families) or 'nothing'}")
     lines = [line for text in said for line in textwrap.wrap(text, 110, subsequent_indent="  ") or [""]]
     return "".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n" + scenario.text
 
@@ -264,6 +266,14 @@ def _space(scenario: Scenario, made: Workload | None) -> Space:
                 f"worker_count: give integer = [low, high] within [1, {len(nodes) - 1}], so that one node serves."
             )
     return Space(_start(scenario, made), nodes, scenario.knobs)
+
+
+def _knobs(free: Mapping[str, KnobTable], cluster: Cluster) -> Iterator[Knob]:
+    """The knobs of [free]; one of a family that ends in "/*" stands for one knob per node."""
+    for name, table in free.items():
+        family, _, star = name.rpartition("/")
+        for each in (f"{family}/{node}" for node, _ in cluster.nodes) if star == "*" else (name,):
+            yield _knob(each, table)
 
 
 def _knob(name: str, table: KnobTable) -> Knob:

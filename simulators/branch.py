@@ -109,15 +109,15 @@ class Branch:
             self.ground.data,
             self.plant,
             self.state,
-            jnp.asarray(min(clocks, rows), jnp.int32),
-            jnp.asarray(until_seconds, jnp.float64),
+            np.int32(min(clocks, rows)),
+            np.float64(until_seconds),
             rows=rows,
         )
         return np.asarray(table)[: int(used)]
 
     def coast(self, now: float) -> None:
         """Bring everybody's progress to `now`, before the plant changes."""
-        self.state = transitions.coast(self.program, self.plant, self.state, jnp.asarray(now, jnp.float64))
+        self.state = transitions.coast(self.program, self.plant, self.state, np.float64(now))
 
     def stand(self, until: float) -> None:
         """Go on at `until` as if no time had passed since `until_seconds`."""
@@ -127,7 +127,7 @@ class Branch:
 
     def slow(self, slowdown: NDArray[np.float64]) -> None:
         """Computing takes so many times as long from now on, [k]."""
-        self.plant = self.plant._replace(slowdown=jnp.array(slowdown))
+        self.plant = self.plant._replace(slowdown=cast(Any, slowdown.copy()))
 
     def give_up(self) -> None:
         """Nobody is left that could push."""

@@ -87,7 +87,14 @@ class Change:
     @property
     def workers(self) -> frozenset[str]:
         """Who may begin a mini-batch just now."""
-        return frozenset(self._at_work()) - self._stopping.keys() - self._ends.lost
+        at_work = self._ends.new.workers if self.switched else self._at_work()
+        return frozenset(at_work) - self._stopping.keys() - self._ends.lost
+
+    @property
+    def listens(self) -> bool:
+        """Whether it matters to the change, just now, who pushes."""
+        carried = self.switched and bool(self._sweeps) and self._touched > 0
+        return carried or bool(self._stopping) or bool(self._ends.lost)
 
     @property
     def setting(self) -> Setting:

@@ -106,16 +106,16 @@ class ControlPlane:
     def _come_or_go(self, change: NodeChange) -> Generator[simpy.Event, Any, None]:
         yield self._env.timeout(change.seconds)
         if change.event == "joins":
-            self._present.add(change.node)
-            self._tell(change.node, "joined")
+            self._present |= set(change.nodes)
+            self._tell(change.nodes, "joined")
             return
         if change.event == "leaves":
-            self._leaving.add(change.node)
-            self._tell(change.node, "leaving")
+            self._leaving |= set(change.nodes)
+            self._tell(change.nodes, "leaving")
             yield self._env.timeout(change.notice_seconds)
-        self._present.discard(change.node)
-        self._leaving.discard(change.node)
-        self._tell(change.node, "left" if change.event == "leaves" else "failed")
+        self._present -= set(change.nodes)
+        self._leaving -= set(change.nodes)
+        self._tell(change.nodes, "left" if change.event == "leaves" else "failed")
 
-    def _tell(self, node: str, event: Literal["joined", "leaving", "left", "failed"]) -> None:
-        self.events.append(NodeEvent(float(self._env.now), node, event))
+    def _tell(self, nodes: tuple[str, ...], event: Literal["joined", "leaving", "left", "failed"]) -> None:
+        self.events += [NodeEvent(float(self._env.now), node, event) for node in nodes]

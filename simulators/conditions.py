@@ -46,12 +46,12 @@ class Episode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NodeChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node comes, goes or fails. One whose first change is that it joins is absent at the start.
+    """Nodes come, go or fail. One whose first change is that it joins is absent at the start.
 
     A node that leaves works on until its notice is over, and is gone then, in use or not; one that fails gives no notice.
     """
 
-    node: str
+    nodes: tuple[str, ...]
     seconds: float
     event: Literal["joins", "leaves", "fails"]
     notice_seconds: float = 0.0  # for "leaves" only
@@ -74,7 +74,7 @@ def check(conditions: Conditions, nodes: tuple[str, ...]) -> None:
     _check_nodes(conditions)
     named = (
         [e.node for e in conditions.episodes]
-        + [c.node for c in conditions.nodes]
+        + [n for c in conditions.nodes for n in c.nodes]
         + list(conditions.stragglers.nodes if conditions.stragglers else ())
     )
     for name in named:
@@ -95,24 +95,25 @@ def absent_at_start(conditions: Conditions) -> frozenset[str]:
     """The nodes that have yet to join."""
     first: dict[str, str] = {}
     for change in conditions.nodes:
-        first.setdefault(change.node, change.event)
+        for node in change.nodes:
+            first.setdefault(node, change.event)
     return frozenset(node for node, event in first.items() if event == "joins")
 
 
 def _check_nodes(conditions: Conditions) -> None:
     """Raise ValueError unless every node's changes follow from one another."""
     absent = absent_at_start(conditions)
-    there = {c.node: (c.node not in absent, 0.0) for c in conditions.nodes}
-    for change in conditions.nodes:
-        what = f"Cannot let node {change.node} be one that {change.event} at {change.seconds:g} s"
-        present, since = there[change.node]
+    there: dict[str, tuple[bool, float]] = {}
+    for change, node in ((c, n) for c in conditions.nodes for n in c.nodes):
+        what = f"Cannot let node {node} be one that {change.event} at {change.seconds:g} s"
+        present, since = there.get(node, (node not in absent, 0.0))
         if change.seconds < since:
             raise ValueError(f"{what}: its change before ends at {since:g} s; give changes in the order of time.")
         if present == (change.event == "joins"):
             raise ValueError(f"{what}: it is {'there already' if present else 'not there'}.")
         if change.notice_seconds and change.event != "leaves":
             raise ValueError(f"{what} with notice: only a node that leaves gives any.")
-        there[change.node] = (change.event == "joins", change.seconds + change.notice_seconds)
+        there[node] = (change.event == "joins", change.seconds + change.notice_seconds)
 
 
 def _probabilities(conditions: Conditions) -> list[tuple[str, float]]:

@@ -285,7 +285,8 @@ def _migration(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[St
 def _relocation(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[Step, ...]:
     """The graph is switched in place; from then on the new setting is in force, and what has a new owner moves on demand.
 
-    A machine is deleted when nothing is left on it, which for parameters that nobody pulls takes the background sweep.
+    A worker that is to serve does so at once, beside its last mini-batch. A machine is deleted when nothing is left on it,
+    which for parameters that nobody pulls takes the background sweep.
     """
     draft = _Draft()
     before, after = set(old.workers + old.servers), set(new.workers + new.servers)
@@ -293,7 +294,7 @@ def _relocation(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[S
         draft.add(Step("add", node, seconds=costs.add_seconds))
     draft.add(Step("graph", seconds=costs.graph_seconds), draft.those("add"))
     switched = draft.those("graph")
-    for node in sorted(set(old.workers) - set(new.workers)):
+    for node in sorted(set(old.workers) - after):
         draft.add(Step("stop", node), switched)
     for node in sorted(set(new.workers) - set(old.workers)):
         draft.add(Step("start", node), switched)

@@ -175,8 +175,7 @@ class SimulatedSystem:
             if self._transition is None:
                 table = branch.advance(most, until, _ROWS)
             elif self._transition.trains:
-                # Push by push, because the change depends on who has pushed.
-                most = 1
+                most = 1 if self._transition.listens else most
                 table = branch.advance(most, until, _ROWS)
             tables.append(table)
             left -= len(table)

@@ -80,6 +80,8 @@ class Transition:
             wanted = before._change.new if done else before._change.old
             policy = before._policy if done else before._old_policy
             branch.setting, branch.policy = before._change.old, before._old_policy
+        # Also those that the change had done with, and deleted, before it was given up.
+        lost |= frozenset((*branch.setting.workers, *branch.setting.servers)) - control.present
         left = reconfigure.survivors(
             wanted, control.available | (control.present & set(wanted.workers + wanted.servers)), names
         )
@@ -107,6 +109,11 @@ class Transition:
         old, new = self._change.old, self._change.new
         gone = {n for n in (*old.workers, *old.servers) if f"delete {n}" in self._change.completed}
         return frozenset((*new.workers, *new.servers, *old.workers, *old.servers)) - gone - self._change.lost
+
+    @property
+    def listens(self) -> bool:
+        """Whether it matters to the change who pushes next."""
+        return self._change.listens
 
     def tell(self, control: ControlPlane, pushed: str | None, now: float) -> None:
         """`pushed` (or nobody) has completed a push at `now`; the change goes on as far as that lets it."""

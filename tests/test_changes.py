@@ -62,9 +62,9 @@ def comings_and_goings(rng):
         if kind == "stays":
             continue
         notice = float(rng.uniform(0, 20)) if kind == "leaves" else 0.0
-        found.append(NodeChange(str(node), at, str(kind), notice))
+        found.append(NodeChange((str(node),), at, str(kind), notice))
         if rng.random() < 0.7:
-            found.append(NodeChange(str(node), at + notice + float(rng.uniform(1, 40)), "joins"))
+            found.append(NodeChange((str(node),), at + notice + float(rng.uniform(1, 40)), "joins"))
     return tuple(found)
 
 
@@ -253,7 +253,7 @@ def events(window):
 
 
 def test_nodes_that_come_and_go_are_told_of_and_cannot_be_used_while_away():
-    comings = (NodeChange("e", 30.0, "joins"), NodeChange("e", 60.0, "leaves", notice_seconds=20.0))
+    comings = (NodeChange(("e",), 30.0, "joins"), NodeChange(("e",), 60.0, "leaves", notice_seconds=20.0))
     simulated = timed(Conditions(jitter=0.0, nodes=comings), start(servers=("d",)))
     first = simulated.perform(Run(seconds=20.0))
     assert [n.name for n in first.nodes] == ["a", "b", "c", "d"]
@@ -273,7 +273,7 @@ def test_nodes_that_come_and_go_are_told_of_and_cannot_be_used_while_away():
 
 
 def test_a_lost_worker_is_dropped_while_the_others_go_on():
-    simulated = counting(Conditions(nodes=(NodeChange("b", 40.0, "fails"),)), start(learning_rate=0.5, policy="bsp"))
+    simulated = counting(Conditions(nodes=(NodeChange(("b",), 40.0, "fails"),)), start(learning_rate=0.5, policy="bsp"))
     seen = simulated.perform(Run(seconds=90.0))
     assert events(seen) == [("b", "failed")]
     assert seen.setting == start(learning_rate=0.5, policy="bsp", workers=("a", "c"))
@@ -285,7 +285,7 @@ def test_a_lost_worker_is_dropped_while_the_others_go_on():
 
 
 def test_what_a_lost_server_held_is_restored_onto_the_others():
-    simulated = counting(Conditions(nodes=(NodeChange("e", 40.0, "fails"),)))
+    simulated = counting(Conditions(nodes=(NodeChange(("e",), 40.0, "fails"),)))
     seen = simulated.perform(Run(seconds=90.0))
     assert seen.setting == start(learning_rate=0.5, servers=("d",))
     (cost,) = seen.changes
@@ -298,7 +298,7 @@ def test_what_a_lost_server_held_is_restored_onto_the_others():
 @pytest.mark.parametrize("method", METHODS)
 def test_a_change_that_loses_a_node_is_rolled_back_or_completed(method, dies, done):
     """d gives its part of the model to e: without d the change is completed, without e all is as before, less e."""
-    simulated = counting(Conditions(nodes=(NodeChange(dies, 31.0, "fails"),)), start(servers=("d",), learning_rate=0.5))
+    simulated = counting(Conditions(nodes=(NodeChange((dies,), 31.0, "fails"),)), start(servers=("d",), learning_rate=0.5))
     simulated.perform(Run(seconds=30.0))
     cost = simulated.perform(Reconfigure(start(servers=("e",), learning_rate=0.5), method=method))
     seen = simulated.perform(Run(seconds=30.0))
@@ -311,7 +311,7 @@ def test_a_change_that_loses_a_node_is_rolled_back_or_completed(method, dies, do
 
 
 def test_the_last_server_is_replaced_by_a_node_that_can_be_spared_and_the_last_node_ends_the_job():
-    gone = tuple(NodeChange(n, 40.0 + i, "fails") for i, n in enumerate("ecba"))
+    gone = tuple(NodeChange((n,), 40.0 + i, "fails") for i, n in enumerate("ecba"))
     simulated = timed(Conditions(jitter=0.0, nodes=gone), start(workers=("a", "b", "c"), servers=("e",)))
     first = simulated.perform(Run(seconds=40.5))
     assert first.status == "running"
