@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,9 +44,11 @@ that fails is a row with a reason. The results do not depend on the number of pr
 and a comparison that was interrupted ends with the same bytes once it is resumed."""
 
 _COMPARE_MORE = """\
-A scenario is a name that `harness list scenarios` knows, or a TOML file (see `harness show`).
-A tuner is a name that `harness list tuners` knows, or package.module:factory, where factory is
-a function of a Job that yields actions; modules are looked for in the current folder, too.
+A scenario is a name that `harness list scenarios` knows, a pattern of such names, or a TOML
+file (see `harness show`). A tuner is a name that `harness list tuners` knows, or
+package.module:factory, where factory is a function of a Job that yields actions; modules are
+looked for in the current folder, too. Options of a tuner stand in brackets behind its name,
+as in 'cruise[gain=0.1,bandwidth=measured]'.
 `all` stands for every contestant and for `best_fixed`, which is no contestant but a yardstick:
 the best of 20 fixed settings, known in hindsight."""
 
@@ -94,7 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     compare = commands.add_parser(
         "compare", help="score tuners on scenarios", description=_COMPARE, epilog=_COMPARE_MORE, formatter_class=plain
     )
-    compare.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="name or TOML file (default: digits)")
+    compare.add_argument(
+        "scenarios", nargs="*", metavar="SCENARIO", help="name, pattern such as 'cruise-*', or TOML file (default: digits)"
+    )
     compare.add_argument("--tuners", default="all", metavar="all|NAME,...", help="who competes (default: all)")
     compare.add_argument("--seeds", type=int, metavar="N", help="seeds per scenario (default: as the scenario says)")
     compare.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per core)")
@@ -135,8 +141,9 @@ def _compare(options: argparse.Namespace) -> int:
     from harness.compare import compare
     from harness.display import watching
 
-    scenarios = options.scenarios or ["digits"]
-    out = options.out or Path("results") / "+".join(Path(s).stem for s in scenarios)
+    scenarios = _scenarios(options.scenarios) or ["digits"]
+    stems = [re.sub(r"[-*?\[\]]+$", "", Path(s).stem) or "all" for s in options.scenarios or scenarios]
+    out = options.out or Path("results") / "+".join(stems)
     console = _console()
     try:
         with watching(console) as watch:
@@ -158,12 +165,27 @@ def _compare(options: argparse.Namespace) -> int:
     return 1 if _failed(out) else 0
 
 
+def _scenarios(names: Sequence[str]) -> list[str]:
+    """The names, with those of embedded scenarios in place of patterns such as cruise-*."""
+    from harness.scenario import embedded
+
+    found: list[str] = []
+    for name in names:
+        if not set(name) & set("*?["):
+            found.append(name)
+        elif matching := fnmatch.filter(embedded(), name):
+            found += [n for n in matching if n not in found]
+        else:
+            raise ValueError(f"No scenario is like {name!r}: there are {', '.join(embedded())}.")
+    return found
+
+
 def _tuners(text: str) -> list[str]:
     """The names in "all,NAME,...". An empty one is left for the registry to complain about."""
     from tuners import embedded
 
     names: list[str] = []
-    for name in (part.strip() for part in text.split(",")):
+    for name in (part.strip() for part in re.split(r",(?![^\[]*\])", text)):  # not at commas within brackets
         names += embedded() if name == "all" else [name]
     return names
 

@@ -15,7 +15,7 @@ import pytest
 
 from harness import __version__
 from harness.cli import main
-from traces import store
+from traces import schema, store
 
 FOLDER = Path(__file__).parent
 TIMING = arena.TINY.replace('metric = "loss"\nvalue = 0.1', 'metric = "clocks"\nvalue = 60\ncheck_clocks = 10').replace(
@@ -38,6 +38,15 @@ def harness(*arguments: str, **options: object) -> subprocess.CompletedProcess[s
 
 
 # ------------------------------------------------------------------------------------------------------------- what it says
+
+
+def test_scenarios_by_pattern_and_tuners_with_options(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "digits-l*", "--tuners", "fixed,cruise[gain=0.1,batches=4]", "--seeds", "1", "--jobs", "1"]) == 0
+    scores = store.read(here / "results" / "digits-l" / "scores.parquet", schema.SCORES)
+    assert scores["scenario"].unique().to_list() == ["digits-logistic"]
+    assert sorted(scores["tuner"]) == ["cruise[gain=0.1,batches=4]", "fixed"]
+    assert main(["compare", "nothing-*"]) == 2
+    assert "No scenario is like 'nothing-*': there are digits" in capsys.readouterr().err
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

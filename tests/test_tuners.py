@@ -59,7 +59,9 @@ def test_every_entry_leads_to_a_factory_and_says_what_it_does(name):
 
 
 def test_the_oracle_is_no_contestant():
-    assert {"fixed", "bsp", "asp", "ssp", "dssp", "random_search", "tpe", "cruise", "best_fixed"} <= set(embedded())
+    assert {"fixed", "bsp", "asp", "ssp", "dssp", "random_search", "tpe", "cruise", "bo_online", "best_fixed"} <= set(
+        embedded()
+    )
     assert [name for name in embedded() if not resolve(name).contestant] == ["best_fixed"]
 
 
@@ -73,6 +75,9 @@ def test_the_oracle_is_no_contestant():
         ("tuners.fixed:__doc__", "it is no function"),
         ("tuners.fixed:", "write package.module:factory"),
         (":fixed", "write package.module:factory"),
+        ("cruise[gian=0.1]", r"Tuner 'cruise\[gian=0.1\]' has no option 'gian'. Did you mean 'gain'\? It has gain, "),
+        ("cruise[gain]", r"Cannot read option 'gain' of tuner .*: write option=value"),
+        ("cruise[gain=0.1", r"write cruise\[option=value,...\]"),
     ],
 )
 def test_a_tuner_that_is_not_there_is_refused_with_near_matches(name, reason):
@@ -88,6 +93,14 @@ def test_a_tuner_of_ones_own_is_found_by_module_and_function(tmp_path, monkeypat
     assert (entry.name, entry.embedded, entry.factory.__name__) == ("my_tuner_module:mine", False, "mine")
     with pytest.raises(ValueError, match="SyntaxError"):
         resolve("my_broken_module:mine")
+
+
+def test_options_of_a_tuner_stand_in_brackets():
+    entry = resolve("cruise[gain=0.1, batches=4,bandwidth=measured,overlap=true]")
+    expected = {"gain": 0.1, "batches": 4, "bandwidth": "measured", "overlap": True}
+    assert (entry.name, dict(entry.options)) == ("cruise[gain=0.1, batches=4,bandwidth=measured,overlap=true]", expected)
+    assert entry.factory.keywords == expected
+    assert entry.factory.func is resolve("cruise").factory
 
 
 def test_other_distributions_offer_tuners_but_take_no_name_over(monkeypatch):

@@ -6,16 +6,18 @@ until a tuner is wanted, so that listing names costs nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from inspect import signature
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
-    from tuners.actions import TunerFactory
+    from tuners.actions import Scalar, TunerFactory
 
 __all__ = ["Entry", "embedded", "registry", "resolve"]
 
@@ -32,6 +34,7 @@ class Entry:
     summary: str
     contestant: bool = True  # False: reported apart, because it knows what no tuner can know
     embedded: bool = True  # ships with this distribution
+    options: tuple[tuple[str, Scalar], ...] = ()  # keyword arguments of the factory that are not the default
 
     @property
     def factory(self) -> TunerFactory:
@@ -52,7 +55,8 @@ class Entry:
         found = getattr(module, attribute)
         if not callable(found):
             raise ValueError(f"Cannot use {self.where!r} as a tuner: it is no function; give one that takes a Job.")  # noqa: TRY004
-        return cast("TunerFactory", found)
+        _check_options(self.name, found, dict(self.options))
+        return cast("TunerFactory", partial(found, **dict(self.options)) if self.options else found)
 
 
 _EMBEDDED = {
@@ -94,8 +98,16 @@ def embedded() -> tuple[str, ...]:
 def resolve(name: str) -> Entry:
     """The tuner of that name, or the one at ``package.module:factory``.
 
-    Raises ValueError, with the nearest names, where there is none.
+    Options stand in brackets behind it, as in ``cruise[gain=0.1,bandwidth=measured]``. Raises ValueError, with the nearest
+    names, where there is no such tuner or option.
     """
+    plain, bracket, options = name.partition("[")
+    if bracket:
+        if not options.endswith("]"):
+            raise ValueError(f"Cannot read the options of tuner {name!r}: write {plain}[option=value,...].")
+        entry = replace(resolve(plain), name=name, options=tuple(_option(name, o) for o in options[:-1].split(",")))
+        _ = entry.factory  # so that a misspelt option is refused before anything runs
+        return entry
     known = registry()
     if name in known:
         return known[name]
@@ -107,6 +119,31 @@ def resolve(name: str) -> Entry:
     raise ValueError(
         f"No tuner {name!r}.{_did_you_mean(near)} Choose from {', '.join(known)}, or write package.module:factory."
     )
+
+
+def _option(tuner: str, text: str) -> tuple[str, Scalar]:
+    """An option and its value: a number, true or false, or else a word."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not (name and equals and value):
+        raise ValueError(f"Cannot read option {text!r} of tuner {tuner!r}: write option=value.")
+    for read in (int, float):
+        try:
+            return name, read(value)
+        except ValueError:
+            continue
+    return name, {"true": True, "false": False}.get(value.lower(), value.strip("\"'"))
+
+
+def _check_options(name: str, factory: Callable[..., object], options: Mapping[str, Scalar]) -> None:
+    if not options:
+        return
+    known = [p.name for p in signature(factory).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for option in options:
+        if option not in known:
+            near = get_close_matches(option, known)
+            raise ValueError(
+                f"Tuner {name!r} has no option {option!r}.{_did_you_mean(near)} It has {', '.join(known) or 'none'}."
+            )
 
 
 def _from_entry_point(point: EntryPoint) -> Entry:
