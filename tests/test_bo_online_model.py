@@ -214,7 +214,7 @@ def test_hyper_parameters_can_be_taken_over():
 
 
 def test_the_state_is_scaled_by_the_whole_job():
-    """Two settings, seen in turn while the loss fell from 1 to 0.98, and 0 to go: what differs are the settings, not the loss.
+    """Two settings, seen in turn while the loss fell from 1 to 0.98 of a way to 0: the settings differ, not the loss.
 
     By the public code's scaling the loss alone explains as much of it.
     """
@@ -224,6 +224,19 @@ def test_the_state_is_scaled_by_the_whole_job():
     found = {s: Surrogate(scaling=s).posterior(rows, seconds, 1)(later)[0] for s in ("range", "standard")}
     assert found["range"] == pytest.approx([10.0, 30.0], rel=0.02)
     assert abs(found["standard"] - [10, 30]).max() > abs(found["range"] - [10, 30]).max()
+
+
+def test_the_logarithm_of_the_seconds_can_be_modelled():
+    """Noise that doubles or halves the seconds: mean and deviation are those of the lognormal, and stay positive."""
+    rng = np.random.default_rng(2)
+    rows = np.column_stack([np.repeat([0.0, 1.0], 40), np.ones(80)])
+    seconds = np.repeat([10.0, 1000.0], 40) * np.exp(rng.normal(0.0, 0.5, 80))
+    mean, deviation = Surrogate(scale="log").posterior(rows, seconds, 1)(np.array([[0.0, 1.0], [1.0, 1.0]]))
+    # The mean of 40 logarithms has a standard error of 0.5 / sqrt(40) = 0.08.
+    assert np.log(mean) == pytest.approx(np.log([10, 1000]), abs=4 * 0.08)
+    assert (deviation < 0.3 * mean).all()
+    zeros = Surrogate(scale="log").posterior(rows, np.zeros(80), 1)(rows)
+    assert np.isfinite(zeros).all()
 
 
 def test_seconds_beyond_reason_are_cut():

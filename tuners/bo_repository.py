@@ -23,7 +23,7 @@ Repeats = Literal["latest", "all", "contiguous"]
 
 _EVALUATIONS = 10
 _SHARE = 0.1
-_MOST_TRIPLES = 200
+_MOST_TRIPLES = 100  # the latest, for a Gaussian process slows down with their cube
 
 
 class Stretch(NamedTuple):

@@ -141,6 +141,7 @@ class Surrogate:
     restarts: int = 2
     iterations: int = 30  # of the optimiser, per restart
     clip: float = 1e7  # seconds count as at most so many times the least positive ones (the code's figure)
+    scale: Literal["linear", "log"] = "linear"  # model the seconds, as paper and code do, or their logarithm
     scaling: Literal["range", "standard"] = "range"  # of the state: by where it ends and began, or as seen (the code's)
 
     def posterior(
@@ -163,7 +164,7 @@ class Surrogate:
 class Posterior:
     """Mean and standard deviation of the remaining seconds, the noise of observation left out."""
 
-    __slots__ = ("_model", "_offset", "_scale", "_state_offset", "_state_scale")
+    __slots__ = ("_log", "_model", "_offset", "_scale", "_state_offset", "_state_scale")
 
     def __init__(
         self,
@@ -176,6 +177,9 @@ class Posterior:
     ) -> None:
         least = seconds[seconds > 0].min(initial=np.inf)
         clipped = np.minimum(seconds, surrogate.clip * least)
+        self._log = surrogate.scale == "log"
+        if self._log:
+            clipped = np.log(np.maximum(clipped, least if np.isfinite(least) else 1.0))
         self._offset, self._scale = _standard(clipped)
         low, high = span
         whole = surrogate.scaling == "range" and high > low
@@ -187,8 +191,13 @@ class Posterior:
     def __call__(self, rows: Floats) -> tuple[Floats, Floats]:
         """Mean and standard deviation in seconds at `rows` [n, columns]: two arrays [n]."""
         mean, variance = self._model.predict_noiseless(self._scaled(rows))
-        deviation = np.sqrt(np.maximum(variance[:, 0], 0.0))
-        return self._offset + self._scale * mean[:, 0], self._scale * deviation
+        level = self._offset + self._scale * mean[:, 0]
+        deviation = self._scale * np.sqrt(np.maximum(variance[:, 0], 0.0))
+        if not self._log:
+            return level, deviation
+        deviation = np.minimum(deviation, 3.0)  # beyond that the mean of a lognormal says nothing
+        middle = np.exp(level + deviation**2 / 2)
+        return middle, middle * np.sqrt(np.expm1(deviation**2))
 
     def _scaled(self, rows: Floats) -> Floats:
         return np.column_stack([rows[:, :-1], (rows[:, -1] - self._state_offset) / self._state_scale])
