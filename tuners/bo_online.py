@@ -55,7 +55,7 @@ from tuners.settings import Knob
 
 __all__ = ["Design", "bo_online", "initial_rows"]
 
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 Design = Literal["lhs", "centred", "random"]
 _Acquisition = Literal["ei", "pi", "lcb"]
 _Incumbent = Literal["current", "min", "last"]
@@ -160,7 +160,7 @@ class _Progress:
         self.tried.add(self.row(self.setting).tobytes())
         self.fitted: tuple[int, Posterior] | None = None  # the posterior of the last fit, and of how many stretches
 
-    def row(self, setting: Setting) -> Floats:
+    def row(self, setting: Setting) -> _Floats:
         return self.encoding.row(self.encoding.space.values(setting))
 
     @property
@@ -185,7 +185,7 @@ class _Progress:
         self.clocks += seen.clocks
         self.setting, self.available, self.since = setting, available, seen.end_seconds
 
-    def _add(self, losses: Floats, seconds: float, skipped: int) -> None:
+    def _add(self, losses: _Floats, seconds: float, skipped: int) -> None:
         workers = len(self.setting.workers)
         if not self.stretches:
             self.first_loss = self.loss = self.estimator.level(losses, workers, first=True)
@@ -193,7 +193,7 @@ class _Progress:
         self.loss = self.estimator.level(losses, workers)
         self.stretches.append(Stretch(self.row(self.setting), segment, seconds, self.loss))
 
-    def admitted(self, row: Floats) -> Setting | None:
+    def admitted(self, row: _Floats) -> Setting | None:
         """The setting of a row on the nodes that are there; None for the current one, and where the job would refuse it."""
         values, nodes = self.encoding.values(row), {n.name: n for n in self.job.nodes if n.name in self.available}
         space = self.encoding.space
@@ -231,7 +231,7 @@ def _change(at: _Progress, setting: Setting, how: Method | None) -> Generator[Ac
 # ------------------------------------------------------------------------------------------ the initialisation phase (III-B)
 
 
-def initial_rows(encoding: Encoding, count: int, rng: np.random.Generator, design: Design) -> Floats:
+def initial_rows(encoding: Encoding, count: int, rng: np.random.Generator, design: Design) -> _Floats:
     """So many rows of settings to begin with, [count, width].
 
     A Latin hypercube cuts the range of each knob into `count` parts and hits each once, at random or in its centre.
@@ -242,7 +242,7 @@ def initial_rows(encoding: Encoding, count: int, rng: np.random.Generator, desig
     return encoding.spread(qmc.LatinHypercube(shape[1], scramble=design == "lhs", rng=rng).random(count))
 
 
-def _begin_with(at: _Progress, row: Floats, how: Method | None, apart: bool) -> Generator[Action[Any], Any, bool]:
+def _begin_with(at: _Progress, row: _Floats, how: Method | None, apart: bool) -> Generator[Action[Any], Any, bool]:
     """Bring the job to the setting of `row`, or of one drawn anew where that was tried, is not admitted or is refused.
 
     Where the change is to be made `apart`, all but the roles changes first. False where there is nothing left to try; a job
@@ -323,5 +323,5 @@ def _reference(at: _Progress, seen: list[Triple], posterior: Posterior, incumben
     return float(posterior(_at_state(rows, at.state))[0].min())
 
 
-def _at_state(rows: Floats, state: float) -> Floats:
+def _at_state(rows: _Floats, state: float) -> _Floats:
     return np.column_stack([rows, np.full(len(rows), state)])

@@ -17,7 +17,7 @@ from tuners.convergence import Estimator, Remaining, Segment
 
 __all__ = ["Repeats", "Stretch", "Triple", "contiguous", "threshold", "triples"]
 
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 
 Repeats = Literal["latest", "all", "contiguous"]
 
@@ -29,7 +29,7 @@ _MOST_TRIPLES = 100  # the latest, for a Gaussian process slows down with their 
 class Stretch(NamedTuple):
     """Some clocks of the job under one setting."""
 
-    row: Floats  # the setting, encoded
+    row: _Floats  # the setting, encoded
     segment: Segment
     seconds: float  # that all its clocks took together
     loss_after: float  # the height of the loss at its end
@@ -38,7 +38,7 @@ class Stretch(NamedTuple):
 class Triple(NamedTuple):
     """One observation of the remaining seconds."""
 
-    row: Floats  # X, encoded
+    row: _Floats  # X, encoded
     state: float  # l: the loss just before X was used; of a job that counts clocks, the clocks that were left
     seconds: float  # Y, from then on
     progress: bool = True  # False: Y is no estimate but stands for "as bad as the worst"

@@ -23,7 +23,7 @@ from tuners.settings import Choice, Integer, Knob, Scalar, Space
 
 __all__ = ["Encoding", "Posterior", "Surrogate", "best_rows", "expected_improvement", "lower_bound", "probability"]
 
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 
 _KERNELS = {"matern12": "Exponential", "matern32": "Matern32", "matern52": "Matern52", "rbf": "RBF"}
 
@@ -42,7 +42,7 @@ class Encoding:
     def width(self) -> int:
         return sum(_columns(k) for k in self.space.knobs)
 
-    def row(self, values: Mapping[str, Scalar]) -> Floats:
+    def row(self, values: Mapping[str, Scalar]) -> _Floats:
         """The row of `values`; a value that its knob does not have (the role of a lost node, say) is no option at all."""
         cells: list[float] = []
         for k in self.space.knobs:
@@ -55,7 +55,7 @@ class Encoding:
                 cells.append((x - low) / (high - low) if high > low else 0.0)
         return np.array(cells)
 
-    def values(self, row: Floats) -> dict[str, Scalar]:
+    def values(self, row: _Floats) -> dict[str, Scalar]:
         """The knobs' values that a row stands for."""
         cells, at = row.copy(), 0
         for k in self.space.knobs:
@@ -65,7 +65,7 @@ class Encoding:
             at += _columns(k)
         return self.space.from_emukit(cells)
 
-    def spread(self, shares: Floats) -> Floats:
+    def spread(self, shares: _Floats) -> _Floats:
         """Rows of values at these `shares` of the knobs' ranges, [n, knobs] in [0, 1): uniform ones give uniform values."""
         parts = []
         for k, share in zip(self.space.knobs, shares.T, strict=True):
@@ -80,9 +80,9 @@ class Encoding:
             parts.append(((x - low) / (high - low) if high > low else np.zeros_like(x))[:, None])
         return self.snap(np.hstack(parts))
 
-    def snap(self, rows: Floats) -> Floats:
+    def snap(self, rows: _Floats) -> _Floats:
         """The nearest rows that stand for settings: in range, whole where whole, one option each, threads coupled."""
-        parts, at = dict[str, Floats](), 0
+        parts, at = dict[str, _Floats](), 0
         for k in self.space.knobs:
             part = rows[:, at : at + _columns(k)]
             at += _columns(k)
@@ -93,7 +93,7 @@ class Encoding:
         self._couple(parts)
         return np.hstack(list(parts.values()))
 
-    def _couple(self, parts: dict[str, Floats]) -> None:
+    def _couple(self, parts: dict[str, _Floats]) -> None:
         """Let inter_threads be what intra_threads leaves of the cores, where both are free whole numbers."""
         intra, inter = self.space.knob("intra_threads"), self.space.knob("inter_threads")
         if self.threads is None or not isinstance(intra, Integer) or not isinstance(inter, Integer):
@@ -117,7 +117,7 @@ def _ends(knob: Knob) -> tuple[float, float]:
     return (float(np.log(knob.low)), float(np.log(knob.high))) if knob.log else (float(knob.low), float(knob.high))
 
 
-def _snapped(knob: Knob, part: Floats) -> Floats:
+def _snapped(knob: Knob, part: _Floats) -> _Floats:
     """One column, clipped and, for whole numbers, rounded."""
     clipped = np.clip(part, 0.0, 1.0)
     low, high = _ends(knob)
@@ -146,8 +146,8 @@ class Surrogate:
 
     def posterior(
         self,
-        rows: Floats,
-        seconds: Floats,
+        rows: _Floats,
+        seconds: _Floats,
         seed: int,
         *,
         span: tuple[float, float] = (0.0, 1.0),
@@ -169,8 +169,8 @@ class Posterior:
     def __init__(
         self,
         surrogate: Surrogate,
-        rows: Floats,
-        seconds: Floats,
+        rows: _Floats,
+        seconds: _Floats,
         seed: int,
         span: tuple[float, float],
         like: Posterior | None,
@@ -188,7 +188,7 @@ class Posterior:
             targets = (clipped - self._offset) / self._scale
             self._model: Any = _modelled(surrogate, self._scaled(rows), targets, like._model.model if like else None)
 
-    def __call__(self, rows: Floats) -> tuple[Floats, Floats]:
+    def __call__(self, rows: _Floats) -> tuple[_Floats, _Floats]:
         """Mean and standard deviation in seconds at `rows` [n, columns]: two arrays [n]."""
         mean, variance = self._model.predict_noiseless(self._scaled(rows))
         level = self._offset + self._scale * mean[:, 0]
@@ -199,16 +199,16 @@ class Posterior:
         middle = np.exp(level + deviation**2 / 2)
         return middle, middle * np.sqrt(np.expm1(deviation**2))
 
-    def _scaled(self, rows: Floats) -> Floats:
+    def _scaled(self, rows: _Floats) -> _Floats:
         return np.column_stack([rows[:, :-1], (rows[:, -1] - self._state_offset) / self._state_scale])
 
 
-def _standard(values: Floats) -> tuple[float, float]:
+def _standard(values: _Floats) -> tuple[float, float]:
     spread = float(values.std())
     return float(values.mean()), spread if spread > 0 else 1.0
 
 
-def _modelled(surrogate: Surrogate, rows: Floats, targets: Floats, like: Any) -> Any:
+def _modelled(surrogate: Surrogate, rows: _Floats, targets: _Floats, like: Any) -> Any:
     """The emukit model of standardised observations, fitted unless it takes over the parameters of the GPy model `like`."""
     import GPy
     from emukit.model_wrappers import GPyModelWrapper
@@ -257,26 +257,26 @@ def _lent_generator(seed: int) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------------ acquisition
 
 
-def expected_improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
+def expected_improvement(mean: _Floats, deviation: _Floats, best: float) -> _Floats:
     """E[max(best - T, 0)] for T ~ N(mean, deviation), in the unit of the three: larger is better."""
     z = _standardised(mean, deviation, best)
-    found: Floats = (best - mean) * norm.cdf(z) + deviation * norm.pdf(z)
+    found: _Floats = (best - mean) * norm.cdf(z) + deviation * norm.pdf(z)
     return found
 
 
-def probability(mean: Floats, deviation: Floats, best: float) -> Floats:
+def probability(mean: _Floats, deviation: _Floats, best: float) -> _Floats:
     """P(T < best), without a unit: larger is better."""
-    found: Floats = norm.cdf(_standardised(mean, deviation, best))
+    found: _Floats = norm.cdf(_standardised(mean, deviation, best))
     return found
 
 
-def _standardised(mean: Floats, deviation: Floats, best: float) -> Floats:
+def _standardised(mean: _Floats, deviation: _Floats, best: float) -> _Floats:
     """By how many deviations `best` lies above the mean, at most 40: further out nothing is left of the distribution."""
     off = best - mean
     return np.clip(np.divide(off, deviation, out=np.copysign(np.inf, off), where=deviation > 0), -40.0, 40.0)
 
 
-def lower_bound(mean: Floats, deviation: Floats, best: float, width: float = 2.0) -> Floats:
+def lower_bound(mean: _Floats, deviation: _Floats, best: float, width: float = 2.0) -> _Floats:
     """How far the lower end of the confidence region lies below `best`: larger is better. Ranks as GP-UCB does."""
     return best - (mean - width * deviation)
 
@@ -285,16 +285,16 @@ def lower_bound(mean: Floats, deviation: Floats, best: float, width: float = 2.0
 
 
 def best_rows(
-    score: Callable[[Floats], Floats],
+    score: Callable[[_Floats], _Floats],
     encoding: Encoding,
-    starts: Floats,
+    starts: _Floats,
     rng: np.random.Generator,
     *,
     draws: int = 1000,
     rounds: int = 5,
     parents: int = 10,
     offspring: int = 20,
-) -> tuple[Floats, Floats]:
+) -> tuple[_Floats, _Floats]:
     """Rows of high score and their scores, the best first, no row twice: uniform draws, then local search from the best.
 
     `starts` [m, width] are rows to begin from as well. Each round moves about a third of the knobs of each of the best rows.
@@ -311,13 +311,13 @@ def best_rows(
     return rows[order], scores[order]
 
 
-def _descending(scores: Floats) -> NDArray[np.intp]:
+def _descending(scores: _Floats) -> NDArray[np.intp]:
     """The order of falling scores; those that agree to eight digits of the largest stay in theirs."""
     unit = float(np.abs(scores).max(initial=0.0)) or 1.0
     return np.argsort(-np.round(scores / unit, 8), kind="stable")
 
 
-def _moved(encoding: Encoding, rows: Floats, rng: np.random.Generator) -> Floats:
+def _moved(encoding: Encoding, rows: _Floats, rng: np.random.Generator) -> _Floats:
     """Each row with some knobs moved: numbers by a little (whole ones by one at least), choices to any option."""
     counts = [_columns(k) for k in encoding.space.knobs]
     steps = [

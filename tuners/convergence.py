@@ -30,13 +30,13 @@ from scipy.stats import rankdata
 
 __all__ = ["HOGWILD", "SERIAL", "Bound", "Estimator", "Remaining", "Segment", "inliers", "rank_of_estimate", "slope"]
 
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 
 
 class Segment(NamedTuple):
     """Losses of consecutive iterations under one setting."""
 
-    losses: Floats  # [n], after iterations j0 + 1 .. j0 + n of the job
+    losses: _Floats  # [n], after iterations j0 + 1 .. j0 + n of the job
     loss_before: float = np.nan  # of iteration j0, under whatever setting came before; nan where there was none
     clocks_before: int = 0  # j0
     workers: int = 1  # that shared these iterations
@@ -59,15 +59,15 @@ class Bound(NamedTuple):
     """A convergence bound: iterations = H * shape(loss, d), with one hidden constant H."""
 
     name: str
-    shape: Callable[[Floats, float], Floats]  # (losses, d) to x; zero or less where the bound says nothing
+    shape: Callable[[_Floats, float], _Floats]  # (losses, d) to x; zero or less where the bound says nothing
     anchored: bool = True  # iterations count from the segment's j0; else from the beginning of the job
 
 
-def _hogwild(losses: Floats, d: float) -> Floats:
+def _hogwild(losses: _Floats, d: float) -> _Floats:
     return np.log(d / losses) / losses
 
 
-def _serial(losses: Floats, d: float) -> Floats:
+def _serial(losses: _Floats, d: float) -> _Floats:
     del d
     return 1.0 / losses
 
@@ -123,18 +123,18 @@ class Estimator:
         """How many of `count` losses a running mean takes, so that at least three means are left."""
         return max(1, min(self.smoothing or segment.workers, count // 3))
 
-    def level(self, losses: Floats, workers: int, *, first: bool = False) -> float:
+    def level(self, losses: _Floats, workers: int, *, first: bool = False) -> float:
         """The height of the loss where a segment ends, or begins: the mean of as many losses as the fit smooths over."""
         width = self.smoothing or workers
         return float(np.mean(losses[:width] if first else losses[-width:])) if len(losses) else np.nan
 
-    def _distance(self, losses: Floats, before: float) -> float:
+    def _distance(self, losses: _Floats, before: float) -> float:
         """d, Eq. 5: at most the bound's supremum 2 l, and no smaller than most of the losses."""
         highest = float(losses.max())
         return min(2 * before, highest) if self.d_rule == "eq5" and before > 0 else highest
 
 
-def inliers(losses: Floats, most: float = 3.0) -> NDArray[np.bool_]:
+def inliers(losses: _Floats, most: float = 3.0) -> NDArray[np.bool_]:
     """Which losses lie less than `most` median absolute deviations from the median; all finite ones where that is 0."""
     finite = np.isfinite(losses)
     if not finite.any():
@@ -144,7 +144,7 @@ def inliers(losses: Floats, most: float = 3.0) -> NDArray[np.bool_]:
     return finite & (off < most * typical) if typical > 0 and most < np.inf else finite
 
 
-def slope(steps: Floats, losses: Floats) -> float:
+def slope(steps: _Floats, losses: _Floats) -> float:
     """By how many standard errors the least-squares slope of `losses` lies below zero; nan of fewer than three."""
     if len(losses) < 3:
         return np.nan
@@ -155,7 +155,7 @@ def slope(steps: Floats, losses: Floats) -> float:
     return -rise / error if error > 0 else float(np.sign(-rise)) * np.inf if rise else 0.0
 
 
-def _running_mean(values: Floats, width: int) -> Floats:
+def _running_mean(values: _Floats, width: int) -> _Floats:
     return np.convolve(values, np.full(width, 1.0 / width), "valid") if len(values) else values
 
 
