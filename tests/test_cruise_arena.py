@@ -42,9 +42,9 @@ def test_opportunistic_machines_are_used_while_they_are_there():
     first = [f'"n{i}"' for i in range(16)]
     text = text.replace("worker_count = 10", f"workers = [{', '.join(first[:14])}]\nservers = [{', '.join(first[14:])}]")
     text = text.replace("value = 1900", "value = 8000").replace("check_clocks = 19", "check_clocks = 100")
+    more = [f"n{i}" for i in range(16, 32)]
     for seconds, event, notice in ((1200, "joins", ""), (2400, "leaves", "notice_seconds = 300"), (3600, "joins", "")):
-        for i in range(16, 32):
-            text += f'\n[[conditions.nodes]]\nnode = "n{i}"\nseconds = {seconds}\nevent = "{event}"\n{notice}\n'
+        text += f'\n[[conditions.nodes]]\nnodes = {more}\nseconds = {seconds}\nevent = "{event}"\n{notice}\n'
     asked, played = changes(scenario.parse(text, name="opportunistic", origin=Path("opportunistic.toml")), overlap=True)
     assert [len(e.action.setting.workers + e.action.setting.servers) for e in asked] == [16, 32, 16, 32]
     assert [len(e.action.setting.workers) for e in asked] == pytest.approx([12, 25, 12, 25], abs=2)

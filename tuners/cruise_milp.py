@@ -61,7 +61,8 @@ def solve(
     for workers in sorted(bounds, key=bounds.__getitem__):
         if best is not None and bounds[workers] >= best.seconds:
             break
-        cap = best.seconds if best is not None else np.inf
+        # HiGHS has called a worse placement optimal where the epoch had no bound (SciPy 1.17.1, four machines).
+        cap = best.seconds if best is not None else _even(problem, workers, data, model_blocks) * (1 + 1e-6)
         found, complete = _Programme(problem, workers, data, model_blocks, cap).solved(limit_seconds)
         proven = proven and complete
         if found is not None:
@@ -96,6 +97,26 @@ def _bound(problem: Problem, workers: int, data: str) -> float:
     rate = np.sort(1 / (_compute(problem) + _least_pulls(problem, workers)))[-workers:].sum()
     need = problem.batches if data == "batches" else problem.samples / problem.batch_size
     return float(need / rate)
+
+
+def _even(problem: Problem, workers: int, data: str, model_blocks: int | None) -> float:
+    """The epoch when the first so many machines work and all is shared out evenly: an upper bound of the best."""
+    servers = problem.machines - workers
+    held = np.full(workers, problem.samples / workers)
+    if data == "batches":
+        held = _evenly(problem.batches, workers) * problem.batch_size
+    parts = np.full(servers, 1 / servers) if model_blocks is None else _evenly(model_blocks, servers) / model_blocks
+    placement = Placement(
+        tuple(range(workers)),
+        tuple(range(workers, problem.machines)),
+        tuple(held.tolist()),
+        tuple((parts * problem.model_bytes).tolist()),
+    )
+    return placement_seconds(problem, placement, round_up=True)
+
+
+def _evenly(count: int, parts: int) -> NDArray[np.float64]:
+    return np.array([len(part) for part in np.array_split(np.arange(count), parts)], float)
 
 
 class _Programme:
