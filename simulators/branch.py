@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import jax
@@ -74,23 +74,32 @@ class Ground:
         )
 
 
-@dataclass(slots=True)
 class Branch:
-    """A line of training: its state, and what rules it. Its state is immutable, so a copy of a branch is a snapshot."""
+    """A line of training: its state, and what rules it."""
 
-    ground: Ground
-    setting: Setting
-    policy: SyncPolicy
-    testing: bool
-    program: engine.Program
-    plant: Plant
-    state: engine.State
-    until_seconds: float = 0.0  # how far it has been trained
-    unseen: NDArray[np.float64] = field(
-        default_factory=lambda: NO_RECORDS
-    )  # records of what went on while the tuner did not look, [n, 11]
-    unseen_seconds: float = 0.0  # how long that was; its next window begins so much earlier
-    changes: list[Cost] = field(default_factory=list)  # that its next window tells of
+    def __init__(
+        self,
+        ground: Ground,
+        setting: Setting,
+        policy: SyncPolicy,
+        program: engine.Program,
+        plant: Plant,
+        state: engine.State,
+    ) -> None:
+        self.ground, self.setting, self.policy = ground, setting, policy
+        self.testing = program.testing
+        self.program, self.plant, self.state = program, plant, state
+        self.until_seconds = 0.0  # how far it has been trained
+        self.unseen = NO_RECORDS  # of what went on while the tuner did not look, [n, 11]
+        self.unseen_seconds = 0.0  # how long that was; its next window begins so much earlier
+        self.changes: list[Cost] = []  # that its next window tells of
+
+    def snapshot(self, *, testing: bool) -> Branch:
+        """A branch that goes on from here; arrays are shared, for they never change."""
+        program = self.program._replace(testing=testing)
+        made = Branch(self.ground, self.setting, self.policy, program, self.plant, self.state)
+        made.until_seconds = self.until_seconds
+        return made
 
     @property
     def status(self) -> Status:
@@ -179,7 +188,7 @@ def first_branch(
     """The branch that a job begins with: its workers at random points of their first mini-batch, if conditions say so."""
     program = ground.program(setting, policy, testing=False)
     plant = ground.plant(setting, policy, slowdown)
-    branch = Branch(ground, setting, policy, False, program, plant, transitions.blank(program, plant, parameters))
+    branch = Branch(ground, setting, policy, program, plant, transitions.blank(program, plant, parameters))
     first_cycle = np.asarray(plant.compute_seconds + plant.sleep_probability * plant.sleep_mean_seconds)
     spread = np.random.default_rng([ground.seed, 2]).random(len(first_cycle)) * first_cycle
     branch.launch(plant.active, spread if ground.conditions.stagger else None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -336,12 +335,12 @@ class SimulatedSystem:
         self.job.space.check(setting)
         self._check_there(setting)
         policy = self._policy(parent, setting)
-        program = self._ground.program(setting, policy, testing=action.testing)
+        self._ground.program(setting, policy, testing=action.testing)
         self._ground.plant(setting, policy, self._control.slowdown)
         self._bring_to_now(parent)
         self._check_free(f"fork branch {action.branch}, which has just lost a node")
         self._pass_seconds(parent.snapshot_bytes() / self._costs.fork_bytes_per_second)
-        child = replace(parent, testing=action.testing, program=program, unseen=NO_RECORDS, unseen_seconds=0.0, changes=[])
+        child = parent.snapshot(testing=action.testing)
         number, self._next_branch = self._next_branch, self._next_branch + 1
         self._branches[number] = child
         transition = self._begin(child, setting, policy, "checkpoint", waited=True)
