@@ -214,9 +214,12 @@ class SimulatedSystem:
 
     def _bring_to_now(self, branch: Branch) -> None:
         """A branch that stood still goes on as if no time had passed for it."""
+        if self._transition is None and not np.array_equal(branch.plant.slowdown, self._control.slowdown):
+            branch.coast(branch.until_seconds)  # what was done before is not done slower, or faster
         branch.stand(self._now)
         self._feel(branch)
         if lost := self._lost(branch):
+            branch.coast(self._now)
             self._lose(branch, lost)
 
     # ---------------------------------------------------------------------------------------------------------- nodes
@@ -259,7 +262,7 @@ class SimulatedSystem:
         method = action.method or self.job.methods[0]
         if method not in self.job.methods:
             raise Rejected(f"Cannot reconfigure by {method!r}: this system can {', '.join(self.job.methods)}.")
-        self._check_free(f"reconfigure branch {action.branch}")
+        self._check_free(branch, f"reconfigure branch {action.branch}")
         self.job.space.check(setting)
         self._check_there(setting)
         transition = self._begin(branch, setting, self._policy(branch, setting), method, waited=action.wait)
@@ -272,7 +275,7 @@ class SimulatedSystem:
 
     def _install(self, action: Install) -> None:
         branch = self._branch(action.branch)
-        self._check_free(f"install a policy in branch {action.branch}")
+        self._check_free(branch, f"install a policy in branch {action.branch}")
         self._bring_to_now(branch)
         self._change_in_place(branch, branch.setting, action.policy)
 
@@ -293,8 +296,9 @@ class SimulatedSystem:
         """
         self._ground.program(setting, policy, testing=branch.testing)
         self._ground.plant(setting, policy, self._control.slowdown)
-        self._bring_to_now(branch)
-        self._check_free("reconfigure a branch that has just lost a node")
+        branch.stand(self._now)
+        branch.coast(self._now)
+        branch.slow(self._control.slowdown)
         plan = reconfigure.plan(branch.setting, setting, method, self._load, self._costs)
         if not plan.steps:
             self._change_in_place(branch, setting, policy)
@@ -314,11 +318,16 @@ class SimulatedSystem:
         if renewed:
             branch.launch_waiting()
 
-    def _check_free(self, wanted: str) -> None:
+    def _check_free(self, branch: Branch, wanted: str) -> None:
+        """Raise Rejected during a reconfiguration, and where `branch` cannot go on as it is."""
         if self._transition is not None:
             raise Rejected(
                 f"Cannot {wanted}: a reconfiguration is under way; run on until `Window.changes` tells of its end."
             )
+        if branch.status != "running":
+            raise Rejected(f"Cannot {wanted}: it has {branch.status}; free it and go on with another.")
+        if lost := self._lost(branch):
+            raise Rejected(f"Cannot {wanted}: it has lost {', '.join(sorted(lost))}; run it, and it goes on without.")
 
     # -------------------------------------------------------------------------------------------------------- branches
 
@@ -331,14 +340,13 @@ class SimulatedSystem:
     def _fork(self, action: Fork) -> int:
         parent = self._branch(action.branch)
         setting = parent.setting if action.setting is None else action.setting
-        self._check_free(f"fork branch {action.branch}")
+        self._check_free(parent, f"fork branch {action.branch}")
         self.job.space.check(setting)
         self._check_there(setting)
         policy = self._policy(parent, setting)
         self._ground.program(setting, policy, testing=action.testing)
         self._ground.plant(setting, policy, self._control.slowdown)
         self._bring_to_now(parent)
-        self._check_free(f"fork branch {action.branch}, which has just lost a node")
         self._pass_seconds(parent.snapshot_bytes() / self._costs.fork_bytes_per_second)
         child = parent.snapshot(testing=action.testing)
         number, self._next_branch = self._next_branch, self._next_branch + 1
@@ -361,7 +369,7 @@ class SimulatedSystem:
         if len(self._branches) == 1:
             raise Rejected(f"Cannot free branch {action.branch}: it is the last one, and the job would be lost.")
         if self._transition is not None and self._transition.branch is branch:
-            self._check_free(f"free branch {action.branch}")
+            self._check_free(branch, f"free branch {action.branch}")
         del self._branches[action.branch]
 
     def _evaluate(self, action: Evaluate) -> Evaluation:

@@ -1,0 +1,93 @@
+"""Reconfigurations at odd moments: of branches that stood still, or are past saving, and while nodes are lost."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_jobs import branch, start
+from test_changes import METHODS, counting, replace_costs, timed
+from test_simulated import counted
+
+from simulators.conditions import Conditions, Episode, NodeChange
+from tuners.actions import Decision, Fork, Free, Install, Reconfigure, Rejected, Run, SyncPolicy
+from tuners.policies import bsp
+
+
+def losing(node, seconds):
+    return Conditions(jitter=0.0, nodes=(NodeChange((node,), seconds, "fails"),))
+
+
+@pytest.mark.parametrize(
+    "action", [Install(bsp(), branch=1), Reconfigure(start(learning_rate=0.5, workers=("a",)), branch=1)]
+)
+def test_a_branch_that_lost_a_node_while_it_stood_still_must_run_before_it_changes(action):
+    simulated = counting(losing("b", 40.0))
+    simulated.perform(Run(seconds=10.0))
+    assert simulated.perform(Fork(0)) == 1
+    simulated.perform(Run(seconds=60.0))
+    before = simulated.now, branch(simulated, 1)
+    with pytest.raises(Rejected, match="it has lost b"):
+        simulated.perform(action)
+    assert before == (simulated.now, branch(simulated, 1))
+    assert simulated.perform(Run(clocks=5)).clocks == 5  # nothing has begun that another branch would wait for
+    seen = simulated.perform(Run(seconds=20.0, branch=1))
+    assert [c.steps for c in seen.changes] == [("detect",)]
+    assert seen.setting.workers == ("a", "c")
+    simulated.perform(action)
+    simulated.perform(Run(seconds=20.0, branch=1))
+    assert counted(simulated, 1) == int(branch(simulated, 1).clock.pushes)
+
+
+@pytest.mark.parametrize("setting", [None, start(learning_rate=0.5, workers=("a", "b"), servers=("d", "e"))])
+@pytest.mark.parametrize("lost", ["d", "b"])
+def test_a_node_that_is_lost_while_a_branch_is_copied_is_lost_to_both(setting, lost):
+    """Copying 100 bytes takes half a second here."""
+    simulated = counting(losing(lost, 10.25))
+    simulated.perform(Run(seconds=10.0))
+    child = simulated.perform(Fork(0, setting=setting))
+    # The one that has a recovery under way goes first.
+    for number in (child, 0):
+        seen = simulated.perform(Run(seconds=60.0, branch=number))
+        assert seen.clocks > 4
+        assert lost not in (*seen.setting.workers, *seen.setting.servers)
+        assert counted(simulated, number) == int(branch(simulated, number).clock.pushes)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_branch_that_is_past_saving_cannot_be_reconfigured_and_holds_nobody_up(wait):
+    simulated = timed()
+    child = simulated.perform(Fork(0))
+    nobody = SyncPolicy("nobody", lambda active: jnp.asarray(0), lambda state, push: (state, Decision(push.waiting & False)))
+    simulated.perform(Install(nobody, branch=child))
+    assert simulated.perform(Run(seconds=100.0, branch=child)).status == "deadlock"
+    for action in (Reconfigure(start(servers=("e",)), branch=child, wait=wait), Install(bsp(), branch=child), Fork(child)):
+        with pytest.raises(Rejected, match="deadlock"):
+            simulated.perform(action)
+    simulated.perform(Free(child))
+    assert simulated.perform(Run(clocks=5)).clocks == 5
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nobody_begins_before_the_change_that_lets_it(method):
+    """Also where all steps are free, and the last event lies before the request."""
+    free = replace_costs(add_seconds=0.0, graph_seconds=0.0, start_seconds=0.0, restart_seconds=0.0, handshake_seconds=0.0)
+    simulated = timed(setting=start(servers=("d",)), costs=free)
+    simulated.perform(Run(seconds=20.0))
+    assert float(branch(simulated).clock.seconds) < simulated.now
+    simulated.perform(Reconfigure(start(workers=("a", "b", "c", "e"), servers=("d",)), method=method))
+    pushes = simulated.perform(Run(seconds=60.0)).pushes
+    (first, *_) = np.flatnonzero(pushes.worker == 4)
+    spent = pushes.pull_seconds[first] + pushes.compute_seconds[first] + pushes.push_seconds[first]
+    assert pushes.seconds[first] - spent >= 20.0 - 1e-9
+
+
+def test_what_a_branch_did_before_it_stood_still_is_not_slowed_down_afterwards():
+    """a has computed three quarters of its mini-batch when it is put aside, and the last one at half the speed."""
+    slow = Conditions(jitter=0.0, stagger=False, episodes=(Episode("a", 20.0, 1000.0, 2.0),))
+    quick = replace_costs(fork_bytes_per_second=1e12)
+    simulated = timed(slow, start(workers=("a",)), costs=quick)
+    simulated.perform(Run(clocks=2))
+    plain = simulated.perform(Run(clocks=1)).pushes
+    simulated.perform(Run(seconds=plain.pull_seconds[0] + 0.75 * plain.compute_seconds[0]))
+    child = simulated.perform(Fork(0))
+    simulated.perform(Run(seconds=60.0, branch=child))
+    assert simulated.perform(Run(clocks=1)).pushes.compute_seconds[0] == pytest.approx(1.25 * plain.compute_seconds[0])
