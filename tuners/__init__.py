@@ -71,6 +71,7 @@ _EMBEDDED = {
         Entry("tpe", "tuners.tpe:tpe", "Optuna's tree-structured Parzen estimator, online"),
         Entry("cruise", "tuners.cruise:cruise", "Cruise: workers against servers, from a cost model of an epoch"),
         Entry("bo_online", "tuners.bo_online:bo_online", "TensorFlowOnline: Bayesian optimisation of the seconds left"),
+        Entry("mltuner", "tuners.mltuner:mltuner", "MLtuner: tries training tunables in branches, again on a plateau"),
         Entry(
             "best_fixed",
             "tuners.best_fixed:best_fixed",

@@ -73,6 +73,7 @@ class _Branch:
     updates: int = 0
     seconds: float = 0.0
     diverged: bool = False
+    testing: bool = False  # drops every gradient
 
 
 @dataclass
@@ -155,7 +156,7 @@ class Toy:
         setting = action.setting or parent.setting
         self._check(setting)
         child = copy.deepcopy(replace(parent, policy=None, policy_state=None))
-        child.policy, child.policy_state = parent.policy, parent.policy_state
+        child.policy, child.policy_state, child.testing = parent.policy, parent.policy_state, action.testing
         if setting != parent.setting:
             self._change(child, setting)
         self._ids += 1
@@ -264,7 +265,7 @@ class Toy:
         branch.due[worker] = np.inf
         branch.idle_since[worker] = branch.seconds
         released, accepted = self._decide(branch, worker, staleness, loss)
-        if accepted:
+        if accepted and not branch.testing:
             branch.velocity = branch.setting.momentum * branch.velocity + _CURVATURE * at
             branch.weights = branch.weights - branch.setting.learning_rate * branch.velocity
         branch.updates += 1

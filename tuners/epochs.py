@@ -1,0 +1,89 @@
+"""Training by the epoch, on branches: what MLtuner and the searches it is measured against have in common.
+
+An epoch is one pass over the training data, so many pushes as that takes at the setting's mini-batch; after each, the
+branch is evaluated on the validation data. Training has converged when that has not become better for some epochs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from tuners.actions import Action, Evaluate, Evaluation, Fork, Free, Job, Rejected, Run, Setting, Window
+
+__all__ = ["Epoch", "Line", "drop", "epoch_clocks", "fork", "plateaued", "quality", "train_epoch", "validate"]
+
+
+class Line(NamedTuple):
+    """A branch that is being trained, as far as it has come."""
+
+    branch: int
+    setting: Setting
+    clocks: int = 0  # pushes since it was forked
+
+    def after(self, seen: Window) -> Line:
+        """The line once it has trained for a window; the runtime itself may have changed its setting."""
+        return self._replace(setting=seen.setting or self.setting, clocks=self.clocks + seen.clocks)
+
+
+class Epoch(NamedTuple):
+    """What an epoch has brought."""
+
+    line: Line  # afterwards
+    quality: float  # minus infinity where the branch is lost: it diverged, or the system will not run it
+    lost: bool = False
+
+
+def epoch_clocks(job: Job, setting: Setting) -> int:
+    """Pushes in one pass over the training data."""
+    rows = setting.loads
+    samples = sum(map(sum, rows)) / len(rows) if rows else setting.batch_size
+    return max(1, math.ceil(job.samples / samples))
+
+
+def quality(job: Job, seen: Evaluation) -> float:
+    """How good a model is, larger is better: its accuracy, or minus its loss in a job that has none."""
+    value = seen.accuracy if job.target.metric == "accuracy" else -seen.loss
+    return value if math.isfinite(value) else -math.inf
+
+
+def plateaued(qualities: Sequence[float], epochs: int) -> bool:
+    """Whether none of the last `epochs` entries is better than the best before them; one that is as good is not better."""
+    return len(qualities) > epochs and max(qualities[:-epochs]) >= max(qualities[-epochs:])
+
+
+def train_epoch(job: Job, line: Line) -> Generator[Action[Any], Any, Epoch]:
+    """Train to the end of the current epoch, and evaluate."""
+    whole = epoch_clocks(job, line.setting)
+    try:
+        seen = yield from Run(clocks=whole - line.clocks % whole, branch=line.branch)
+    except Rejected:
+        return Epoch(line, -math.inf, lost=True)
+    line = line.after(seen)
+    if seen.status in ("diverged", "deadlock"):
+        return Epoch(line, -math.inf, lost=True)
+    return Epoch(line, (yield from validate(job, line.branch)))
+
+
+def validate(job: Job, branch: int) -> Generator[Action[Any], Any, float]:
+    """The quality of a branch now; minus infinity where the system will not tell."""
+    try:
+        return quality(job, (yield from Evaluate(branch)))
+    except Rejected:
+        return -math.inf
+
+
+def fork(branch: int, setting: Setting | None = None) -> Generator[Action[Any], Any, int | None]:
+    """A new branch, or None where the system refuses."""
+    try:
+        return (yield from Fork(branch, setting))
+    except Rejected:
+        return None
+
+
+def drop(branch: int) -> Generator[Action[Any], Any, None]:
+    """Free a branch, if it is there."""
+    with suppress(Rejected):
+        yield from Free(branch)

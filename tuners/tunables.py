@@ -1,0 +1,77 @@
+"""The training tunables of a job: learning rate, momentum, mini-batch, staleness (MLtuner, Table 3), and how they are
+searched.
+
+Which of them are free, and over what range, is the job's own affair; here they are picked out of its space, so that a
+searcher sees nothing else. A momentum has two conventions. The servers here keep a heavy ball, v <- m v + g and w <- w - r
+v; MLtuner's average, h <- m h + (1 - m) g and w <- w - r h, which is the same path with r (1 - m) for r. Pairs found under
+one convention mean something else under the other: `heavy_ball` and `moving_average` convert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from tuners.actions import Job, Scalar, Setting, Space
+from tuners.settings import Choice, Knob
+
+__all__ = ["Convention", "Tunables", "Which", "heavy_ball", "moving_average", "tunables"]
+
+Convention = Literal["heavy_ball", "moving_average"]
+Which = Literal["all", "rate"]
+
+_TUNABLES = ("learning_rate", "momentum", "batch_size", "staleness")
+
+
+@dataclass(frozen=True, slots=True)
+class Tunables:
+    """What is searched, and what a point of it means to the job."""
+
+    space: Space  # of the tunables alone, duplicates included
+    convention: Convention  # of the searched pairs of rate and momentum
+    bounded: bool  # the staleness is tuned, so the policy has to be the one that it bounds
+
+    def setting(self, values: dict[str, Scalar], base: Setting) -> Setting:
+        """`base` with the tunables at `values`; duplicates change nothing."""
+        plain: dict[str, Any] = {name: value for name, value in values.items() if name in _TUNABLES}
+        rate = self.space.knob("learning_rate")
+        if self.convention == "moving_average" and rate is not None and not isinstance(rate, Choice):
+            momentum = float(plain.get("momentum", base.momentum))
+            converted, _ = heavy_ball(float(plain["learning_rate"]), momentum)
+            plain["learning_rate"] = min(max(converted, rate.low), rate.high)
+        if self.bounded:
+            plain["policy"] = "ssp"
+        return replace(base, **plain)
+
+
+def tunables(job: Job, which: Which = "all", *, copies: int = 1, convention: Convention = "heavy_ball") -> Tunables:
+    """The tunables that `job` leaves free, or its learning rate alone.
+
+    With `copies` of more than 1 each is there so many times, and only the first counts: the paper's "4x2 tunables". A bound
+    on staleness is tuned where it bounds something: under the policy "ssp", or where the job lets that be chosen.
+    """
+    names = _TUNABLES if which == "all" else _TUNABLES[:1]
+    policy = job.space.knob("policy")
+    bounded = job.start.policy == "ssp" or (isinstance(policy, Choice) and "ssp" in policy.options)
+    tuned = [k for k in job.space.knobs if k.name in names and (k.name != "staleness" or bounded)]
+    again = [_twin(k, number) for number in range(2, copies + 1) for k in tuned]
+    space = replace(job.space, knobs=(*tuned, *again))
+    return Tunables(space, convention, any(k.name == "staleness" for k in tuned))
+
+
+def _twin(knob: Knob, number: int) -> Knob:
+    # A space takes no knob that sets nothing; a graph option that is never set comes nearest.
+    return replace(knob, name=f"option/{knob.name} {number}")
+
+
+def heavy_ball(rate: float, momentum: float) -> tuple[float, float]:
+    """The heavy ball that goes where the moving average with `rate` and `momentum` goes."""
+    return rate * (1.0 - momentum), momentum
+
+
+def moving_average(rate: float, momentum: float) -> tuple[float, float]:
+    """The moving average that goes where the heavy ball with `rate` and `momentum` goes. Raises ValueError for momentum
+    1."""
+    if not momentum < 1:
+        raise ValueError(f"Cannot convert momentum {momentum}: a moving average stands still there; give less than 1.")
+    return rate / (1.0 - momentum), momentum
