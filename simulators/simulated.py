@@ -158,9 +158,11 @@ class SimulatedSystem:
     def _train_unseen(self, branch: Branch, limit: float, *, change_only: bool = False) -> None:
         """Train without anybody looking, to `limit` or to the end of the change under way."""
         start = self._now
+        stands = self._transition is not None and self._transition.quiescent
         table = self._train(branch, _FOR_EVER, limit, change_only=change_only)
-        if len(table) or not change_only:  # a standstill is told of by its cost
-            branch.unseen = np.concatenate([branch.unseen, table])
+        branch.unseen = np.concatenate([branch.unseen, table])
+        # A standstill is told of by its cost; what is unseen already makes the next window begin before it.
+        if not (change_only and stands) or branch.unseen_seconds > 0:
             branch.unseen_seconds += self._now - start
 
     def _train(self, branch: Branch, clocks: int, limit: float, *, change_only: bool = False) -> NDArray[np.float64]:

@@ -91,3 +91,22 @@ def test_what_a_branch_did_before_it_stood_still_is_not_slowed_down_afterwards()
     child = simulated.perform(Fork(0))
     simulated.perform(Run(seconds=60.0, branch=child))
     assert simulated.perform(Run(clocks=1)).pushes.compute_seconds[0] == pytest.approx(1.25 * plain.compute_seconds[0])
+
+
+def test_windows_leave_out_only_the_standstill_that_they_begin_with():
+    """Training that nobody saw, pushes or none, is in the next window; so is a standstill that came after it."""
+    simulated = timed(costs=replace_costs(graph_seconds=0.125))
+    simulated.perform(Run(clocks=10))
+    asked = simulated.now
+    assert simulated.perform(Reconfigure(start(intra_threads=1), method="relocate")).seconds == 0.125
+    seen = simulated.perform(Run(seconds=0.125))
+    assert (seen.start_seconds, seen.clocks) == (asked, 0)
+    asked = simulated.now
+    simulated.perform(Reconfigure(start(servers=("e",)), method="migrate"))
+    stall = simulated.perform(Reconfigure(start(), method="checkpoint")).stall_seconds
+    seen = simulated.perform(Run(seconds=20.0))
+    assert seen.start_seconds == pytest.approx(asked)
+    assert seen.start_seconds < seen.pushes.seconds[0] < simulated.now - 20.0 - stall
+    asked = simulated.now
+    stall = simulated.perform(Reconfigure(start(servers=("e",)), method="checkpoint")).stall_seconds
+    assert simulated.perform(Run(seconds=20.0)).start_seconds == pytest.approx(asked + stall)
