@@ -122,7 +122,7 @@ def build(
     pulled = share if under_way.pull_shares is None else under_way.pull_shares
     both = overlapping(setting)
     usage, capacity = _usage(nodes, pulled, share, out, into) if both else (np.zeros((2 * k, 0)), np.zeros(0))
-    start, length = _shards(names, setting, workload)
+    start, length = _shards(names, setting, workload, settled=under_way.active is None)
     rng = np.random.default_rng([seed, 1])
     numbers: dict[str, Any] = dict(
         key=np.uint64(np.random.default_rng([seed, 0]).integers(2**63)),
@@ -167,17 +167,24 @@ def _sleeps(conditions: Conditions, straggles: NDArray[np.bool_]) -> dict[str, A
     return {name: np.where(straggles, a, u) for name, a, u in zip(names, always, usual, strict=True)}
 
 
-def _shards(names: tuple[str, ...], setting: Setting, workload: Workload) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Where each worker's part of the proxy's training data begins, and how long it is; parts are consecutive."""
+def _shards(
+    names: tuple[str, ...], setting: Setting, workload: Workload, *, settled: bool
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Where each worker's part of the proxy's training data begins, and how long it is; parts are consecutive.
+
+    A small one is a sample at least, though it be a neighbour's. Raises Rejected for shares of nothing in a `settled` job;
+    on the way to another setting, they are what they are.
+    """
     start, length = np.zeros(len(names), np.int32), np.ones(len(names), np.int32)
     if workload.proxy is None:
         return start, length
-    rows = len(workload.proxy.train[0])
-    ends = np.round(np.cumsum(setting.shares()[0]) * rows).astype(int)
-    for worker, begin, end in zip(setting.workers, (0, *ends[:-1]), ends, strict=True):
-        if end <= begin:
+    rows, shares = len(workload.proxy.train[0]), setting.shares()[0]
+    ends = np.round(np.cumsum(shares) * rows).astype(int)
+    for worker, share, begin, end in zip(setting.workers, shares, (0, *ends[:-1]), ends, strict=True):
+        if settled and share * rows < 0.5:
             raise Rejected(f"Cannot train on {worker!r}: its share holds none of the {rows} samples; give it a larger one.")
-        start[names.index(worker)], length[names.index(worker)] = begin, end - begin
+        first = min(begin, rows - 1)
+        start[names.index(worker)], length[names.index(worker)] = first, max(end - first, 1)
     return start, length
 
 

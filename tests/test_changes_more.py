@@ -1,15 +1,18 @@
 """Reconfigurations at odd moments: of branches that stood still, or are past saving, and while nodes are lost."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_jobs import branch, start
+from small_jobs import KNOBS, NAMES, branch, start
 from test_changes import METHODS, counting, replace_costs, timed
 from test_simulated import counted
 
 from simulators.conditions import Conditions, Episode, NodeChange
 from tuners.actions import Decision, Fork, Free, Install, Reconfigure, Rejected, Run, SyncPolicy
 from tuners.policies import bsp
+from tuners.settings import Real
 
 
 def losing(node, seconds):
@@ -110,3 +113,16 @@ def test_windows_leave_out_only_the_standstill_that_they_begin_with():
     asked = simulated.now
     stall = simulated.perform(Reconfigure(start(servers=("e",)), method="checkpoint")).stall_seconds
     assert simulated.perform(Run(seconds=20.0)).start_seconds == pytest.approx(asked + stall)
+
+
+def test_small_shares_of_the_data_are_never_refused_half_way():
+    """On the way from one setting to the other, b's part of the 64 samples lies between two whole ones."""
+    shares = (0.015640042034608254, 0.011006090530211166, 0.019154395069740527, 0.95419947236544)
+    later = (0.9669633981580021, 0.01565473342242315, 0.017381868419574727)
+    knobs = (*KNOBS, *(Real(f"data_share/{n}", 0.0, 1.0) for n in NAMES))
+    first = start(workers=("a", "b", "c", "d"), servers=("e",), learning_rate=0.5, data_shares=shares)
+    simulated = counting(setting=first, knobs=knobs)
+    simulated.perform(Run(seconds=5.0))
+    new = replace(first, workers=("a", "c", "d"), data_shares=later)
+    assert simulated.perform(Reconfigure(new, method="migrate")).done
+    assert simulated.perform(Run(seconds=20.0)).setting == new
