@@ -117,6 +117,13 @@ def test_how_long_a_setting_is_tried(options, clocks):
         assert {a for a in line.asked if isinstance(a, Run)} == {Run(clocks=clocks)}
 
 
+@pytest.mark.parametrize(("options", "each"), [({}, 10), ({"clocks_per_worker": 3}, 3)], ids=str)
+def test_where_all_wait_for_all_a_setting_is_tried_for_ten_rounds_or_as_the_paper_says_for_three(options, each):
+    start = replace(START, policy="bsp")
+    waiting = replace(GOAL, start=start, space=Space(start, NODES, GOAL.space.knobs))
+    assert next(bo_online(waiting, **options)) == Run(clocks=each * len(start.workers))
+
+
 def test_the_code_counts_the_start_among_the_initial_settings():
     """Too dear to change anything afterwards, so that only initial settings are changed to: b, and b - 1."""
     one_knob = replace(GOAL, space=Space(START, NODES, KNOBS[:1]))

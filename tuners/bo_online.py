@@ -12,7 +12,9 @@ costs are learnt by technique (V: `tuners.bo_costs`). Where we differ or had to 
   so does the number of workers where nobody waits. The estimate sees that only in the losses. Threads are coupled: in all
   the paper's settings but one, those within and between operations add up to the cores.
 * A clock is one push, so a = 3 pushes per worker of the setting in force (``per="nodes"``: of the cluster, as the code
-  does). b counts the settings after X_0, so that J = a + b a clocks (``counting="code"``: X_0 too).
+  does). Where all wait for all, three of a worker are three rounds of the job, too few to fit anything to: there it is 10,
+  the code's count for its synchronous job (``clocks_per_worker=3``: the paper's). b counts the settings after X_0, so that
+  J = a + b a clocks (``counting="code"``: X_0 too).
 * One initial change is made in two parts, system settings before roles: settings drawn at random mostly change both at once,
   so that their costs could not be told apart (``apart=False``: never).
 * Initial settings are a Latin hypercube ("centred" is the code's; "random" draws each by itself, as the paper says).
@@ -63,6 +65,7 @@ _Incumbent = Literal["current", "min", "last"]
 _SYSTEM = ("worker_count", "role", "policy", "staleness", "intra_threads", "inter_threads", "transfer_bits", "option")
 _ROLES = ("workers", "servers", "loads", "data_shares", "model_shares")
 _ESTIMATOR, _SURROGATE = Estimator(), Surrogate()
+_PUSHES, _ROUNDS = 3, 10  # of each worker under one setting: where nobody waits for all, and where all do
 _DRAWS = 100  # for an initial setting that the job admits
 _REFUSALS = 3  # by the system, before an initial setting is given up
 _LOOKED_AT = 500  # of the best candidates, for one that the job admits
@@ -73,7 +76,7 @@ def bo_online(
     job: Job,
     *,
     settings: int = 10,
-    clocks_per_worker: int = 3,
+    clocks_per_worker: int | None = None,
     per: Literal["workers", "nodes"] = "workers",
     clocks: int | None = None,
     counting: Literal["paper", "code"] = "paper",
@@ -94,10 +97,10 @@ def bo_online(
 ) -> Tuner:
     """Try `settings` settings for a clocks each; then, every a clocks, what promises to finish the job soonest.
 
-    `clocks` fixes a, which otherwise is `clocks_per_worker` times the workers or nodes. `method` is how the job is
-    reconfigured if it can be so, else its first method. A job without a knob to tune just runs.
+    `clocks` fixes a, which otherwise is `clocks_per_worker` times the workers or nodes: 3, or 10 under BSP. `method` is
+    how the job is reconfigured if it can be so, else its first method. A job without a knob to tune just runs.
     """
-    if min(settings, clocks_per_worker, 1 if clocks is None else clocks) < 1:
+    if min(settings, *(1 if given is None else given for given in (clocks_per_worker, clocks))) < 1:
         raise ValueError(
             f"Cannot tune with settings={settings}, clocks_per_worker={clocks_per_worker}, clocks={clocks}: "
             "give at least 1 of each."
@@ -108,7 +111,8 @@ def bo_online(
         return
 
     def a() -> int:
-        return clocks or clocks_per_worker * len(at.setting.workers if per == "workers" else at.available)
+        each = clocks_per_worker or (_ROUNDS if at.setting.policy == "bsp" else _PUSHES)
+        return clocks or each * len(at.setting.workers if per == "workers" else at.available)
 
     # The initialisation phase, III-B.
     at.take((yield from Run(clocks=a())))
