@@ -72,6 +72,9 @@ _EMBEDDED = {
         Entry("cruise", "tuners.cruise:cruise", "Cruise: workers against servers, from a cost model of an epoch"),
         Entry("bo_online", "tuners.bo_online:bo_online", "TensorFlowOnline: Bayesian optimisation of the seconds left"),
         Entry("mltuner", "tuners.mltuner:mltuner", "MLtuner: tries training tunables in branches, again on a plateau"),
+        Entry("spearmint", "tuners.spearmint:spearmint", "Bayesian optimisation of whole trainings, as MLtuner measured it"),
+        Entry("hyperband", "tuners.hyperband:hyperband", "Hyperband with an infinite horizon, as MLtuner measured it"),
+        Entry("asha", "tuners.asha:asha", "random settings, those that fall behind stopped early by Optuna's pruners"),
         Entry(
             "best_fixed",
             "tuners.best_fixed:best_fixed",

@@ -7,13 +7,26 @@ branch is evaluated on the validation data. Training has converged when that has
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from tuners.actions import Action, Evaluate, Evaluation, Fork, Free, Job, Rejected, Run, Setting, Window
 
-__all__ = ["Epoch", "Line", "drop", "epoch_clocks", "fork", "plateaued", "quality", "train_epoch", "validate"]
+__all__ = [
+    "Course",
+    "Epoch",
+    "Line",
+    "drop",
+    "epoch_clocks",
+    "fork",
+    "plateaued",
+    "quality",
+    "score",
+    "train_epoch",
+    "train_on",
+    "validate",
+]
 
 
 class Line(NamedTuple):
@@ -36,6 +49,18 @@ class Epoch(NamedTuple):
     lost: bool = False
 
 
+class Course(NamedTuple):
+    """A branch and how good it was after each epoch."""
+
+    line: Line
+    qualities: tuple[float, ...] = ()
+    lost: bool = False
+
+    @property
+    def peak(self) -> float:
+        return max(self.qualities, default=-math.inf)
+
+
 def epoch_clocks(job: Job, setting: Setting) -> int:
     """Pushes in one pass over the training data."""
     rows = setting.loads
@@ -47,6 +72,11 @@ def quality(job: Job, seen: Evaluation) -> float:
     """How good a model is, larger is better: its accuracy, or minus its loss in a job that has none."""
     value = seen.accuracy if job.target.metric == "accuracy" else -seen.loss
     return value if math.isfinite(value) else -math.inf
+
+
+def score(job: Job, peak: float) -> float:
+    """A quality as what searchers take: zero for the worthless, larger is better."""
+    return peak if job.target.metric == "accuracy" and math.isfinite(peak) else math.exp(peak)
 
 
 def plateaued(qualities: Sequence[float], epochs: int) -> bool:
@@ -65,6 +95,23 @@ def train_epoch(job: Job, line: Line) -> Generator[Action[Any], Any, Epoch]:
     if seen.status in ("diverged", "deadlock"):
         return Epoch(line, -math.inf, lost=True)
     return Epoch(line, (yield from validate(job, line.branch)))
+
+
+def train_on(
+    job: Job,
+    course: Course,
+    *,
+    plateau_epochs: int,
+    epochs: float = math.inf,
+    enough: Callable[[Course], bool] = lambda _: False,
+) -> Generator[Action[Any], Any, Course]:
+    """Train until the plateau, until so many epochs have been trained in all, or until `enough`."""
+    while not (course.lost or len(course.qualities) >= epochs or plateaued(course.qualities, plateau_epochs)):
+        done = yield from train_epoch(job, course.line)
+        course = Course(done.line, (*course.qualities, done.quality), done.lost)
+        if enough(course):
+            break
+    return course
 
 
 def validate(job: Job, branch: int) -> Generator[Action[Any], Any, float]:

@@ -94,14 +94,14 @@ class Search:
         return int(np.random.SeedSequence([*self._seed, self._proposed]).generate_state(1)[0])
 
 
-def searcher(kind: Kind, space: Space, seed: Sequence[int]) -> Search:
-    """The searcher of that kind. Raises ValueError for one that is not known."""
+def searcher(kind: Kind, space: Space, seed: Sequence[int], *, stops: bool = True) -> Search:
+    """The searcher of that kind; the grid never `stops` before its end. Raises ValueError for one that is not known."""
     if kind == "grid":
         return Search(space, _through(grid(space, seed)), seed, stops=False)
     ways: dict[str, Propose] = {"tpe": _parzen, "gp": _gaussian, "random": _random}
     if kind not in ways:
         raise ValueError(f"Cannot search by {kind!r}: choose one of {', '.join((*ways, 'grid'))}.")
-    return Search(space, ways[kind], seed)
+    return Search(space, ways[kind], seed, stops=stops)
 
 
 def settled(scores: Sequence[float], *, best: int = 5, spread: float = 0.1) -> bool:
