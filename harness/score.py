@@ -189,7 +189,8 @@ def _evaluations(exchanges: Sequence[Exchange], path: _Path) -> Iterator[Evaluat
 def _settings(job: Job, exchanges: Sequence[Exchange], path: _Path) -> tuple[list[tuple[float, Setting]], int]:
     """The settings along the path, and how often a branch was really changed, by a reconfiguration or in a fork.
 
-    What the runtime itself changes (it loses a node, it rolls back) shows in the windows and is no change of the tuner's.
+    One that was rolled back counts as none. What the runtime itself changes (it loses a node, it rolls back) shows in the
+    windows and is no change of the tuner's.
     """
     of_branch, changes = {0: job.start}, 0
     along = [(0.0, job.start)]
@@ -206,8 +207,10 @@ def _settings(job: Job, exchanges: Sequence[Exchange], path: _Path) -> tuple[lis
             changes += setting != parent
             of_branch[exchange.answer] = setting
         else:
-            setting = action.setting
-            changes += setting != of_branch.get(action.branch)
+            before = of_branch.get(action.branch, job.start)
+            changes += exchange.answer.done and action.setting != before
+            # One that was not waited for is in force when a window says so.
+            setting = action.setting if exchange.answer.done and action.wait else before
             of_branch[action.branch] = setting
         if path.holds(index, exchange) and setting != along[-1][1]:
             along.append((exchange.seconds, setting))

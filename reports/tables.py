@@ -257,7 +257,8 @@ def _table(rows: pl.DataFrame, columns: int) -> Table:
     gap = (0, int(columns >= 100), 0, 0)
     table = Table(box=box.SIMPLE_HEAD, padding=gap, pad_edge=False, title_justify="left", caption_justify="left")
     table.title = Text(str(rows["scenario"][0]), style="bold")
-    table.add_column("tuner", overflow="fold", min_width=8)
+    longest = max((len(name) for name in rows["tuner"]), default=0)
+    table.add_column("tuner", overflow="fold", min_width=min(max(longest, 8), 20 if columns >= 100 else 8))
     for head in ("time, s", f"ratio to {REFERENCE}"):
         table.add_column(head, justify="right", min_width=11, overflow="fold")
     heads = [

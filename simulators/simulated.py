@@ -246,7 +246,8 @@ class SimulatedSystem:
         self._transition = Transition.after_loss(branch, before, lost, self._control, self._load, self._costs, self._now)
         if self._transition is None:
             branch.give_up()
-            self._waited_cost = before.cost(self._now) if before is not None else self._waited_cost
+            self._transition = before
+            self._end_transition()
         else:
             self._feel(branch)
 

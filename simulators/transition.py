@@ -30,6 +30,7 @@ class Transition:
         self._steps: list[str] = []  # of changes that this one replaced
         self._bytes = 0.0
         self._done = True
+        self._asked = not change.lost  # a tuner's change, or what has become of one; not the runtime's own
         self._workers = frozenset(branch.setting.workers)
         self._plant_of: tuple[Setting, UnderWay] | None = None
         if change.quiescent:
@@ -74,10 +75,11 @@ class Transition:
         """
         names = tuple(n.name for n in branch.ground.job.nodes)
         wanted, policy, done = branch.setting, branch.policy, True
+        half_way = before is not None and before._asked
         if before is not None:
             before._change.cancel()
-            done = not lost & {*before._change.new.workers, *before._change.new.servers}
-            wanted = before._change.new if done else before._change.old
+            done = not half_way or not lost & {*before._change.new.workers, *before._change.new.servers}
+            wanted = before._change.new if half_way and done else before._change.old
             policy = before._policy if done else before._old_policy
             branch.setting, branch.policy = before._change.old, before._old_policy
         # Also those that the change had done with, and deleted, before it was given up.
@@ -87,7 +89,7 @@ class Transition:
         )
         if left is None:
             return None
-        plan = reconfigure.recovery(branch.setting, lost, before is not None, load, costs)
+        plan = reconfigure.recovery(branch.setting, lost, half_way, load, costs)
         branch.ground_nodes(lost, now)
         after = cls.begin(branch, plan, left, policy, control, load, costs, waited=False, now=now, lost=lost)
         if before is not None:
@@ -153,7 +155,7 @@ class Transition:
             slow_seconds=max(now - self._begun - stalled, 0.0),
             bytes_moved=math.fsum((self._bytes, self._change.bytes_moved)),
             steps=(*self._steps, *self._change.completed),
-            done=self._done,
+            done=self._done and self._change.finished,
         )
 
     def cancel(self) -> None:
@@ -165,7 +167,8 @@ class Transition:
         so_far = before.cost(now)
         self.waited, self._done = before.waited, done and before._done
         self._begun, self._stalled = before._begun, so_far.stall_seconds
-        self._steps = [*so_far.steps, "complete" if done else "roll back"]
+        self._asked = before._asked
+        self._steps = [*so_far.steps, *(["complete" if done else "roll back"] if before._asked else [])]
         self._bytes = so_far.bytes_moved
 
     def _finish(self, slowdown: NDArray[np.float64], now: float) -> None:

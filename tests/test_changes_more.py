@@ -10,7 +10,7 @@ from test_changes import METHODS, counting, replace_costs, timed
 from test_simulated import counted
 
 from simulators.conditions import Conditions, Episode, NodeChange
-from tuners.actions import Decision, Fork, Free, Install, Reconfigure, Rejected, Run, SyncPolicy
+from tuners.actions import Decision, Fork, Free, Install, Reconfigure, Rejected, Run, SyncPolicy, Target
 from tuners.policies import bsp
 from tuners.settings import Real
 
@@ -126,3 +126,20 @@ def test_small_shares_of_the_data_are_never_refused_half_way():
     new = replace(first, workers=("a", "c", "d"), data_shares=later)
     assert simulated.perform(Reconfigure(new, method="migrate")).done
     assert simulated.perform(Run(seconds=20.0)).setting == new
+
+
+def test_workers_lost_one_after_the_other_are_both_dropped_while_the_others_go_on():
+    """The second is lost before the runtime has acted on the first: nobody asked for a change, so nothing is rolled back."""
+    lost = (NodeChange(("a",), 40.0, "fails"), NodeChange(("b",), 42.0, "fails"))
+    simulated = timed(Conditions(jitter=0.0, nodes=lost))
+    seen = simulated.perform(Run(seconds=90.0))
+    (cost,) = seen.changes
+    assert (cost.stall_seconds, cost.done, "roll back" in cost.steps) == (0.0, True, False)
+    assert seen.setting == start(workers=("c",))
+    assert np.sum(seen.pushes.seconds > 42.0) > 3
+
+
+def test_a_change_that_the_job_does_not_outlive_is_not_done():
+    simulated = timed(target=Target("clocks", 40))
+    simulated.perform(Run(clocks=37))
+    assert not simulated.perform(Reconfigure(start(servers=("e",)), method="migrate")).done

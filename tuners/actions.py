@@ -179,7 +179,7 @@ class Cost:
     slow_seconds: float = 0.0  # of these, training went on but shared resources with the change
     bytes_moved: float = 0.0
     steps: tuple[str, ...] = ()  # what was done, in order of completion
-    done: bool = True  # False: a node was lost half-way and all was rolled back to the setting before
+    done: bool = True  # False: rolled back to the setting before, for a node was lost half-way; or the job ended first
 
 
 # ------------------------------------------------------------------------------------- what decides inside the server
