@@ -216,3 +216,11 @@ def test_ranks_with_ties_and_gaps():
     assert rank_of_estimate([[nan, 2, 3], [nan, nan, nan]], [1, 2, 3]) == 1.0
     assert rank_of_estimate([[1, 2, 3]], [nan, 2, 1]) == 2.0
     assert math.isnan(rank_of_estimate([[nan]], [1]))
+
+
+def test_losses_of_zero_say_little_and_break_nothing():
+    """A hinge loss of a small mini-batch is often zero; warnings are errors here."""
+    losses = np.where(np.arange(60) % 3 == 0, 0.0, np.linspace(0.9, 0.5, 60))
+    found = replace(PLAIN, falls=None).remaining(Segment(losses, loss_before=1.0), 0.2)
+    assert found.progress
+    assert 0 <= found.iterations < 60

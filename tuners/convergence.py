@@ -104,7 +104,7 @@ class Estimator:
         losses, steps = _running_mean(losses, width), _running_mean(steps, width)
         if not len(losses) or losses.max() <= 0:
             return Remaining(np.inf, False, falls=falls)
-        losses = np.maximum(losses, np.finfo(float).tiny)
+        losses = np.maximum(losses, 1e-3 * epsilon)  # a hinge loss can be zero, of which the bound says nothing
         d = self._distance(losses, segment.loss_before)
         if self.bound.anchored and d <= epsilon:
             return Remaining(0.0, True, distance=d, falls=falls)
