@@ -7,6 +7,8 @@ from typing import Any
 
 __all__ = ["facts", "target_of"]
 
+_MANY = 6  # names, of which only some are written out
+
 
 def facts(text: str) -> list[tuple[str, str]]:
     """The summary first (empty where there is none), then what is known of the cluster, job, knobs and rules."""
@@ -19,14 +21,19 @@ def facts(text: str) -> list[tuple[str, str]]:
     work = dict(_table(told, "workload"))
     found.append(("job", "; ".join(filter(None, (str(work.pop("name", "")), _listed(work))))))
     if {"metric", "value"} <= set(target):
-        side = "at least" if target["metric"] == "accuracy" else "at most"
-        found.append(("target", f"validation {target['metric']} {side} {target['value']}"))
+        found.append(("target", _target(str(target["metric"]), target["value"])))
     if "seconds" in budget:
         found.append(("budget", f"{budget['seconds']} simulated seconds"))
     found.append(("start", _listed(_table(told, "start"))))
     found.append(("free knobs", _listed(_table(told, "free"), mark=" ")))
     found.append(("conditions", _listed(_table(told, "conditions"))))
     return found[:1] + [(term, value) for term, value in found[1:] if value]
+
+
+def _target(metric: str, value: Any) -> str:
+    if metric == "clocks":
+        return f"{value} pushes completed"
+    return f"validation {metric} {'at least' if metric == 'accuracy' else 'at most'} {value}"
 
 
 def target_of(text: str) -> tuple[str, float] | None:
@@ -69,5 +76,7 @@ def _value(value: Any) -> str:
             return f"of {_value(value['choice'])}"
         return ", ".join(f"{key} {_value(v)}" for key, v in value.items())
     if isinstance(value, list):
+        if len(value) > _MANY and all(isinstance(v, str) for v in value):
+            return f"{value[0]}, {value[1]} ... {value[-1]} ({len(value)})"
         return ", ".join(_value(v) for v in value)
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -68,9 +68,10 @@ def page(results: Results, scenarios: Mapping[str, str]) -> str:
 
 
 def _lead(table: pl.DataFrame) -> str:
-    seeds = int(table["runs"].to_numpy().max()) if table.height else 0
+    counts = sorted(set(table.group_by("scenario").agg(pl.col("runs").max())["runs"])) if table.height else [0]
+    seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     return (
-        f"{seeds} paired seed{'' if seeds == 1 else 's'} per scenario: every tuner meets the same luck. "
+        f"{seeds} paired seed{'' if seeds == '1' else 's'} per scenario: every tuner meets the same luck. "
         "Times are simulated seconds unless a column says host."
     )
 

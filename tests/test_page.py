@@ -235,3 +235,6 @@ def test_facts_read_like_the_scenario():
         "conditions": "stagger = true",
     }
     assert target_of(text) == ("loss", 0.3)
+    timing = '[start]\nworkers = ["a", "b", "c", "d", "e", "f", "g"]\n[target]\nmetric = "clocks"\nvalue = 9\n'
+    assert dict(facts.facts(timing))["start"] == "workers = a, b ... g (7)"
+    assert dict(facts.facts(timing))["target"] == "9 pushes completed"
