@@ -15,7 +15,7 @@ OPTIMIZERS: dict[str, Callable[[Any, Any], optax.GradientTransformation]] = {
     "nesterov": lambda rate, momentum: optax.sgd(rate, momentum=momentum, nesterov=True),
     "adam": lambda rate, _: optax.adam(rate),
     "rmsprop": lambda rate, _: optax.rmsprop(rate),
-    "adagrad": lambda rate, _: optax.adagrad(rate),
+    "adagrad": lambda rate, _: optax.adagrad(rate, initial_accumulator_value=0.0),  # as published (Duchi et al. 2011)
     "adadelta": lambda rate, _: optax.adadelta(rate),
 }
 
