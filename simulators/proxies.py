@@ -1,4 +1,4 @@
-"""Models that really learn, as pure JAX functions: linear, perceptron, convolutional, matrix factorisation.
+"""Models that really learn, as pure JAX functions: linear, perceptron, convolutional, recurrent, factorisation.
 
 Parameters are float32 pytrees whatever the precision of time; functions are made once per model and shape, because the
 engine compiles once per function.
@@ -6,6 +6,7 @@ engine compiles once per function.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -16,7 +17,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from simulators.data import Dataset
-from simulators.workloads import Cnn, Factorisation, Logistic, Mlp, Model, Proxy, Svm
+from simulators.models import Cnn, Factorisation, Logistic, Lstm, Mlp, Model, Svm
+from simulators.workloads import Proxy
 
 __all__ = ["make_proxy"]
 
@@ -49,6 +51,8 @@ def _functions(model: Model, shape: tuple[int, ...], classes: int) -> tuple[_Ini
         return _linear(features, classes, model.l2, _hinge)
     if isinstance(model, Mlp):
         return _perceptron(model, features, classes)
+    if isinstance(model, Lstm):
+        return _recurrent(model, shape, classes)
     return _convolutional(model, shape, classes)
 
 
@@ -173,6 +177,34 @@ def _convolve(x: Array, layer: dict[str, Array]) -> Array:
 def _pool(x: Array) -> Array:
     n, height, width, channels = x.shape
     return jnp.max(x.reshape(n, height // 2, 2, width // 2, 2, channels), axis=(2, 4))
+
+
+def _recurrent(model: Lstm, shape: tuple[int, ...], classes: int) -> tuple[_Init, _PerSample, _PerSample]:
+    """Row by row: c <- s(f + 1) c + s(i) tanh(g), h <- s(o) tanh(c), with i, f, g, o = [row, h] w + b and s the logistic
+    function; scores from the last h. The 1 lets the state be kept at first (Gers et al. 2000)."""
+    steps, inputs = shape[0], math.prod(shape[1:])
+    sizes = ((inputs + model.width, 4 * model.width), (model.width, classes))
+
+    def init(key: Array) -> Any:
+        cell, out = _dense(key, sizes)
+        return {"cell": cell, "out": out}
+
+    def scores(parameters: Any, x: Array) -> Array:
+        cell, out = parameters["cell"], parameters["out"]
+        rows = jnp.moveaxis(x.reshape(x.shape[0], steps, inputs), 1, 0)
+
+        def read(state: tuple[Array, Array], row: Array) -> tuple[tuple[Array, Array], None]:
+            h, c = state
+            i, f, g, o = jnp.split(jnp.concatenate([row, h], axis=1) @ cell["w"] + cell["b"], 4, axis=1)
+            c = jax.nn.sigmoid(f + 1.0) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            return (jax.nn.sigmoid(o) * jnp.tanh(c), c), None
+
+        empty = jnp.zeros((x.shape[0], model.width), jnp.result_type(x, cell["w"]))
+        (h, _), _ = jax.lax.scan(read, (empty, empty), rows)
+        made: Array = h @ out["w"] + out["b"]
+        return made
+
+    return init, *_classifier(scores, _cross_entropy)
 
 
 def _factorisation(model: Factorisation, users: int, items: int) -> tuple[_Init, _PerSample, _PerSample]:

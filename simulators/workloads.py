@@ -1,6 +1,6 @@
 """Workloads: what a job asks of the hardware (`Demand`) and what it learns (`Proxy`, a JAX model that fits a laptop).
 
-Named ones are in `workloads.toml`, read into the structs below; the models themselves are in `simulators.proxies`.
+Named ones are in `workloads.toml`, read into the structs below and those of `simulators.models`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from simulators.models import Cnn, Factorisation, Logistic, Lstm, Mlp, Model, Svm
 from tuners.settings import Scalar
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ __all__ = [
     "Factorisation",
     "Libsvm",
     "Logistic",
+    "Lstm",
     "Mlp",
     "Mnist",
     "Model",
@@ -118,44 +120,6 @@ class Workload:
     summary: str = ""  # one line
     source: str = ""  # where the figures are published
 
-
-# ---------------------------------------------------------------------------------------------------------------- models
-
-
-class Logistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="logistic"):
-    """Softmax regression with an l2 penalty."""
-
-    l2: _Amount = 0.0
-
-
-class Svm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="svm"):
-    """Linear multi-class support vector machine with an l2 penalty."""
-
-    l2: _Amount = 1e-4
-
-
-class Mlp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="mlp"):
-    """Perceptron with ReLU; () has no hidden layer."""
-
-    hidden: tuple[_Whole, ...] = (256,)  # width of each hidden layer
-
-
-class Cnn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="cnn"):
-    """Two convolutions with pooling, then dense layers."""
-
-    width: _Whole = 8  # channels of the first convolution; the second has twice as many
-    hidden: tuple[_Whole, ...] = ()  # width of each dense hidden layer
-
-
-class Factorisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="factorisation"):
-    """Matrix factorisation of ratings."""
-
-    rank: _Whole = 8
-    l2: _Amount = 0.0
-    offset: float = 3.6  # added to every prediction
-
-
-Model: TypeAlias = Logistic | Svm | Mlp | Cnn | Factorisation
 
 # ------------------------------------------------------------------------------------------------------------------ data
 

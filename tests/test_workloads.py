@@ -18,9 +18,10 @@ from simulators.profiles import node_seconds, profile
 from simulators.workloads import Demand, OptionEffect, workload, workloads
 
 LEARNS = ("digits-mlp", "digits-logistic", "digits-svm", "digits-cnn", "cancer-logistic", "clouds-mlp", "ratings-mf")
-LEARNS += ("tfonline-logr", "tfonline-svm", "tfonline-cifar", "tfonline-imagenet8")
+LEARNS += ("digits-lstm", "tfonline-logr", "tfonline-svm", "tfonline-cifar", "tfonline-imagenet8")
 READS = ("mnist-mlp", "rlp-mnist", "cifar10-cnn", "libsvm-logistic", "libsvm-svm")
 PARAMETERS = {"digits-mlp": 19_210, "digits-logistic": 650, "digits-svm": 650, "digits-cnn": 1_898, "ratings-mf": 20_000}
+PARAMETERS["digits-lstm"] = (8 + 16 + 1) * 4 * 16 + 17 * 10
 
 
 def size(proxy):
@@ -173,7 +174,7 @@ class Functions(NamedTuple):
 def test_learns(name):
     made = workload(name)
     proxy, rate = made.proxy, np.float32(made.learning_rate)
-    slow = {"ratings-mf": 2_000, "digits-mlp": 2_000, "tfonline-svm": 20_000}
+    slow = {"ratings-mf": 2_000, "digits-mlp": 2_000, "tfonline-svm": 20_000, "digits-lstm": 10_000}
     steps = slow.get(name, 6_000 if name.startswith("tfonline") else 300)
     rows = np.random.default_rng(1).integers(made.samples, size=(steps, made.batch_size))
     functions = Functions(proxy.losses, proxy.correct)
@@ -249,6 +250,23 @@ def test_convolution_is_a_convolution():
     wanted = jax.lax.conv_general_dilated(x, filters, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
     found = _convolve(jnp.asarray(x), {"w": jnp.asarray(filters.reshape(27, 4)), "b": jnp.zeros(4)})
     np.testing.assert_allclose(found, wanted, atol=1e-4)
+
+
+def test_long_short_term_memory_is_its_equations():
+    """Against numpy, gate by gate and row by row."""
+    proxy = workload("digits-lstm", {"width": 3}).proxy
+    parameters = jax.tree.map(np.asarray, proxy.init(jax.random.key(1)))
+    parameters["cell"]["b"] = np.linspace(-1, 1, 12).astype(np.float32)
+    x, y = (np.asarray(a[:5]) for a in proxy.train)
+    h = c = np.zeros((5, 3))
+    for row in range(8):
+        gates = np.hstack([x.reshape(5, 8, 8)[:, row], h]) @ parameters["cell"]["w"] + parameters["cell"]["b"]
+        i, f, g, o = gates[:, :3], gates[:, 3:6], gates[:, 6:9], gates[:, 9:]
+        c = c / (1 + np.exp(-f - 1)) + np.tanh(g) / (1 + np.exp(-i))
+        h = np.tanh(c) / (1 + np.exp(-o))
+    scores = h @ parameters["out"]["w"] + parameters["out"]["b"]
+    wanted = np.log(np.exp(scores).sum(1)) - scores[np.arange(5), y]
+    np.testing.assert_allclose(proxy.losses(parameters, (x, y)), wanted, rtol=1e-4)
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
