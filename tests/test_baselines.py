@@ -16,6 +16,14 @@ from tuners.settings import Choice, Real
 from tuners.spearmint import spearmint
 from tuners.testing import exchanges
 
+
+def _name(factory):
+    """Of a factory, the same in every process."""
+    if isinstance(factory, partial):
+        return f"{factory.func.__name__}-{'-'.join(map(str, factory.keywords.values()))}"
+    return factory.__name__
+
+
 ALL = [spearmint, hyperband, asha, partial(hyperband, schedule="paper"), partial(asha, pruner="median")]
 
 
@@ -152,7 +160,7 @@ def test_settings_that_fall_behind_are_stopped_early_and_the_best_is_kept(pruner
 # ------------------------------------------------------------------------------------------------------------------ all
 
 
-@pytest.mark.parametrize("factory", ALL, ids=str)
+@pytest.mark.parametrize("factory", ALL, ids=_name)
 def test_every_setting_begins_from_the_untrained_model(factory):
     forest = played(factory, accuracy=rising)
     assert {a.branch for a in forest.asked(Fork)} == {0}
@@ -160,7 +168,7 @@ def test_every_setting_begins_from_the_untrained_model(factory):
     assert 0 not in {a.branch for a in forest.asked(Free)}
 
 
-@pytest.mark.parametrize("factory", ALL, ids=str)
+@pytest.mark.parametrize("factory", ALL, ids=_name)
 def test_diverged_settings_are_worth_nothing_and_freed(factory):
     forest = played(factory, of=job(WILD), law=lambda s, x, n: x if s.learning_rate < 0.5 else float("nan"), accuracy=rising)
     wild = [b for b, s in forest.trials()[:8] if s.learning_rate >= 0.5]
@@ -168,7 +176,7 @@ def test_diverged_settings_are_worth_nothing_and_freed(factory):
     assert all(b in forest.dead and epochs_of(forest, b) == 1 for b in wild)
 
 
-@pytest.mark.parametrize("factory", ALL, ids=str)
+@pytest.mark.parametrize("factory", ALL, ids=_name)
 def test_a_job_that_cannot_be_searched_just_runs(factory):
     for of in (job(Choice("transfer_bits", (16, 32))), job(target=Target("clocks", 100))):
         with pytest.raises(StopIteration):
@@ -176,7 +184,7 @@ def test_a_job_that_cannot_be_searched_just_runs(factory):
     assert len(played(factory, refuses=lambda _index, action: isinstance(action, Fork)).log) == 0
 
 
-@pytest.mark.parametrize("factory", [spearmint, hyperband, asha], ids=str)
+@pytest.mark.parametrize("factory", [spearmint, hyperband, asha], ids=_name)
 def test_options_that_make_no_search_are_refused(factory):
     with pytest.raises(ValueError, match="plateau of 0 epochs"):
         next(factory(job(), plateau_epochs=0))
