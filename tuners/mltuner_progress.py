@@ -12,7 +12,7 @@ for longer. Where we differ or had to choose, always with the other way as an op
 * ``diverges=10``: a last window above so many times the starting loss has diverged, too, the public code's only test;
   infinity leaves the paper's. With numbers that are not finite we go by the paper.
 
-White noise is taken for convergence once in about 15,000 trials (for ten windows, by simulation), far below the paper's
+White noise is taken for convergence once in about 20,000 trials (ten windows, by simulation), far below the paper's
 bound of 2^-K.
 """
 
