@@ -7,15 +7,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from simulators import flight as cycle
 from simulators import learning
 from simulators.engine import Clock, Program, State
-from simulators.learning import Data
+from simulators.learning import Data, Model
 from simulators.plant import Plant
 
 __all__ = ["blank", "coast", "grounded_nodes", "halted", "launch", "resumed"]
+
+_NONE: Any = np.zeros(0)
 
 
 @partial(jax.jit, static_argnames=("program",))
@@ -39,26 +42,40 @@ def blank(program: Program, plant: Plant, parameters: Any) -> State:
     return State(clock, learning.untrained(program.model, plant, parameters) if program.model is not None else None)
 
 
-@partial(jax.jit, static_argnames=("program",))
 def launch(program: Program, data: Data, plant: Plant, state: State, policy: Any, release: Array, offsets: Array) -> State:
     """Put a policy in force, its clocks at zero, and let the workers in `release` [k] begin a cycle at the state's time.
 
     Each computes `offsets` [k] seconds longer in that cycle.
     """
+    # How the network is shared, and what the policy before knew, have no part in this, and must not make it compile anew.
+    alike = plant._replace(nic_levels=plant.nic, usage=_NONE, capacity=_NONE)
+    freed = state._replace(clock=state.clock._replace(policy=()))
+    launched: State = _launch(program.model, data, alike, freed, release, offsets, lanes=program.lanes)
+    return launched._replace(clock=launched.clock._replace(policy=policy))
+
+
+@partial(jax.jit, static_argnames=("model", "lanes"))
+def _launch(
+    model: Model | None,
+    data: Data,
+    plant: Plant,
+    state: State,
+    release: Array,
+    offsets: Array,
+    *,
+    lanes: bool,
+) -> State:
     clock, learned = state
-    flight = cycle.begin_cycles(plant, clock.flight, release, clock.drawn, clock.seconds, lanes=program.lanes)
+    flight = cycle.begin_cycles(plant, clock.flight, release, clock.drawn, clock.seconds, lanes=lanes)
     clock = clock._replace(
         flight=flight._replace(drawn=flight.drawn + jnp.where(release, offsets, 0.0)),
         clocks=jnp.zeros_like(clock.clocks),
         drawn=clock.drawn + release,
         pulled=jnp.where(release, clock.version, clock.pulled),
-        policy=policy,
     )
-    if program.model is None or learned is None:
+    if model is None or learned is None:
         return State(clock, learned)
-    learned, loss = learning.pull(
-        program.model, data, plant, learned, clock.loss, release, clock.drawn - 1, lanes=program.lanes
-    )
+    learned, loss = learning.pull(model, data, plant, learned, clock.loss, release, clock.drawn - 1, lanes=lanes)
     return State(clock._replace(loss=loss), learned)
 
 
