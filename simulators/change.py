@@ -196,7 +196,7 @@ class Change:
         else:
             yield self._env.timeout(step.seconds)
             self.bytes_moved += step.bytes_moved
-            self.switched = self.switched or (self._relocates and step.kind == "graph")
+            self.switched = self.switched or (self._plan.on_demand and step.kind == "graph")
 
     def _move(self, step: Step) -> Generator[simpy.Event, Any, None]:
         """So many blocks at a time: their ownership is settled, then their bytes follow (Cruise, Section IV-B)."""
@@ -215,10 +215,6 @@ class Change:
         return self._streams.send(step.node, step.to, size_bytes, group=group, group_bytes_per_second=rate)
 
     # ----------------------------------------------------------------------------------------------------- just now
-
-    @property
-    def _relocates(self) -> bool:
-        return not any(s.kind == "move" for s in self._plan.steps) and not self._plan.quiescent
 
     def _at_work(self) -> tuple[str, ...]:
         old, new = self._ends.old, self._ends.new

@@ -101,6 +101,7 @@ class Plan(NamedTuple):
 
     steps: tuple[Step, ...]
     quiescent: bool  # nobody trains meanwhile
+    on_demand: bool = False  # the new setting is in force as soon as the graph is switched
 
 
 def check(costs: Costs) -> None:
@@ -128,7 +129,7 @@ def plan(old: Setting, new: Setting, method: Method, load: Load, costs: Costs) -
     if method == "checkpoint":
         return Plan(_checkpoint(old, new, load, costs), quiescent=True)
     steps = _migration(old, new, load, costs) if method == "migrate" else _relocation(old, new, load, costs)
-    return Plan(steps, quiescent=False)
+    return Plan(steps, quiescent=False, on_demand=method == "relocate")
 
 
 # ----------------------------------------------------------------------------------------------------------------- losses

@@ -320,12 +320,7 @@ def _descending(scores: _Floats) -> NDArray[np.intp]:
 def _moved(encoding: Encoding, rows: _Floats, rng: np.random.Generator) -> _Floats:
     """Each row with some knobs moved: numbers by a little (whole ones by one at least), choices to any option."""
     counts = [_columns(k) for k in encoding.space.knobs]
-    steps = [
-        2.0
-        if isinstance(k, Choice)
-        else max(0.1, 1.0 / (k.high - k.low) if isinstance(k, Integer) and k.high > k.low else 0)
-        for k in encoding.space.knobs
-    ]
+    steps = [_step(k) for k in encoding.space.knobs]
     chosen = rng.random((len(rows), len(counts))) < 1 / 3
     chosen[np.arange(len(rows)), rng.integers(len(counts), size=len(rows))] = True
     noise = rng.normal(size=rows.shape) * np.repeat(steps, counts)
@@ -333,6 +328,7 @@ def _moved(encoding: Encoding, rows: _Floats, rng: np.random.Generator) -> _Floa
 
 
 def _step(knob: Knob) -> float:
+    """The standard deviation of a move of one knob's column."""
     if isinstance(knob, Choice):
         return 2.0
     return max(0.1, 1.0 / (knob.high - knob.low)) if isinstance(knob, Integer) and knob.high > knob.low else 0.1

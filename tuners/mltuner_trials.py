@@ -209,7 +209,7 @@ def _proposal(at: _Search) -> Point | None:
         return None
     try:
         return at.searcher.propose()
-    except Exception:
+    except Exception:  # whatever a library's searcher may fail with; the search ends with what it has found
         return None
 
 
