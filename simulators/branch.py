@@ -10,18 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators import engine, jobs, transitions
+from simulators import engine, jobs, learning, transitions
 from simulators.cluster import Cluster
 from simulators.conditions import Conditions
 from simulators.flight import WAIT
 from simulators.learning import Data
 from simulators.plant import NOTHING_UNDER_WAY, Plant, UnderWay, build, loads, overlapping
 from simulators.workloads import Workload
-from tuners.actions import Cost, Job, Rejected, Setting, Status, SyncPolicy
+from tuners.actions import Cost, Evaluation, Job, Rejected, Setting, Status, SyncPolicy
 
 __all__ = ["NO_RECORDS", "Branch", "Ground", "first_branch"]
 
 NO_RECORDS = np.zeros((0, len(engine.Records._fields)))
+_evaluate = jax.jit(learning.evaluate, static_argnames=("model",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Ground:
     evaluate_clocks: int
     seed: int
 
-    def program(self, setting: Setting, policy: SyncPolicy, *, testing: bool) -> engine.Program:
+    def program(self, setting: Setting, policy: SyncPolicy) -> engine.Program:
         """What the engine must be compiled for. Raises Rejected for what it cannot run."""
         fifo = self.cluster.discipline == "fifo"
         if fifo and overlapping(setting):
@@ -48,7 +49,6 @@ class Ground:
             probes=policy.probes,
             discipline=self.cluster.discipline,
             overlapping=overlapping(setting),
-            testing=testing,
         )
 
     def plant(
@@ -87,7 +87,6 @@ class Branch:
         state: engine.State,
     ) -> None:
         self.ground, self.setting, self.policy = ground, setting, policy
-        self.testing = program.testing
         self.program, self.plant, self.state = program, plant, state
         self.until_seconds = 0.0  # how far it has been trained
         self.unseen = NO_RECORDS  # of what went on while the tuner did not look, [n, 11]
@@ -96,8 +95,8 @@ class Branch:
 
     def snapshot(self, *, testing: bool) -> Branch:
         """A branch that goes on from here; arrays are shared, for they never change."""
-        program = self.program._replace(testing=testing)
-        made = Branch(self.ground, self.setting, self.policy, program, self.plant, self.state)
+        state = self.state._replace(clock=self.state.clock._replace(testing=jnp.asarray(testing)))
+        made = Branch(self.ground, self.setting, self.policy, self.program, self.plant, state)
         made.until_seconds = self.until_seconds
         return made
 
@@ -123,6 +122,14 @@ class Branch:
             rows=rows,
         )
         return np.asarray(table)[: int(used)]
+
+    def evaluation(self, now: float) -> Evaluation:
+        """The model as it is, on the validation set."""
+        clocks, learned = int(self.state.clock.pushes), self.state.learned
+        if self.program.model is None or learned is None:
+            return Evaluation(now, clocks, float("nan"), float("nan"))
+        loss, accuracy = _evaluate(self.program.model, self.ground.data, learned.parameters)
+        return Evaluation(now, clocks, float(loss), float(accuracy))
 
     def coast(self, now: float) -> None:
         """Bring everybody's progress to `now`, before the plant changes."""
@@ -153,7 +160,7 @@ class Branch:
 
     def bring_under(self, setting: Setting, policy: SyncPolicy, slowdown: NDArray[np.float64]) -> None:
         """Put a setting and a policy in force. Raises Rejected, and changes nothing, where they cannot be."""
-        program = self.ground.program(setting, policy, testing=self.testing)
+        program = self.ground.program(setting, policy)
         plant = self.ground.plant(setting, policy, slowdown)
         self.setting, self.policy, self.program, self.plant = setting, policy, program, plant
 
@@ -186,7 +193,7 @@ def first_branch(
     ground: Ground, setting: Setting, policy: SyncPolicy, slowdown: NDArray[np.float64], parameters: Any
 ) -> Branch:
     """The branch that a job begins with: its workers at random points of their first mini-batch, if conditions say so."""
-    program = ground.program(setting, policy, testing=False)
+    program = ground.program(setting, policy)
     plant = ground.plant(setting, policy, slowdown)
     branch = Branch(ground, setting, policy, program, plant, transitions.blank(program, plant, parameters))
     first_cycle = np.asarray(plant.compute_seconds + plant.sleep_probability * plant.sleep_mean_seconds)

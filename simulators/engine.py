@@ -42,7 +42,6 @@ class Program(NamedTuple):
     probes: bool  # the policy wants losses around the update
     discipline: str  # maxmin | fifo
     overlapping: bool  # some node is worker and server at once
-    testing: bool = False  # every gradient is dropped
     lanes: bool = False  # traced under `vmap` by `advance_lanes`
 
 
@@ -59,6 +58,7 @@ class Clock(NamedTuple):
     grouped: Array  # int32: gradients waiting in the group
     loss: Array  # float64 [k]: of the mini-batch in flight
     policy: Any
+    testing: Array  # bool: every gradient is dropped
     status: Array  # int32 index into STATUSES
 
 
@@ -243,7 +243,7 @@ def _settle(
     if losses:
         push = push._replace(loss_before=losses[0], loss_after=losses[1])
     policy, decision = program.decide(clock.policy, push)
-    accept = jnp.asarray(decision.accept) & (not program.testing)
+    accept = jnp.asarray(decision.accept) & ~clock.testing
     grouped = clock.grouped + (pushed & accept)
     # Only gradients that are summed or averaged wait for a policy to close their group.
     groups = program.model is not None and program.model.aggregation != "each"

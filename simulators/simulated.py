@@ -12,7 +12,6 @@ from simulators.branch import NO_RECORDS, Branch, Ground, first_branch
 from simulators.cluster import Cluster, ControlPlane
 from simulators.conditions import Conditions
 from simulators.conditions import check as check_conditions
-from simulators.learning import evaluate
 from simulators.plant import compute_times, loads
 from simulators.reconfigure import Costs, Load
 from simulators.transition import Transition
@@ -297,7 +296,7 @@ class SimulatedSystem:
         In place, mini-batches under way go on, and a new policy releases those that wait. Raises Rejected, and changes
         nothing, where the setting cannot be.
         """
-        self._ground.program(setting, policy, testing=branch.testing)
+        self._ground.program(setting, policy)
         self._ground.plant(setting, policy, self._control.slowdown)
         branch.stand(self._now)
         branch.coast(self._now)
@@ -347,7 +346,7 @@ class SimulatedSystem:
         self.job.space.check(setting)
         self._check_there(setting)
         policy = self._policy(parent, setting)
-        self._ground.program(setting, policy, testing=action.testing)
+        self._ground.program(setting, policy)
         self._ground.plant(setting, policy, self._control.slowdown)
         self._bring_to_now(parent)
         self._pass_seconds(parent.snapshot_bytes() / self._costs.fork_bytes_per_second)
@@ -376,9 +375,4 @@ class SimulatedSystem:
         del self._branches[action.branch]
 
     def _evaluate(self, action: Evaluate) -> Evaluation:
-        branch = self._branch(action.branch)
-        clocks = int(branch.state.clock.pushes)
-        if branch.program.model is None or branch.state.learned is None:
-            return Evaluation(self._now, clocks, float("nan"), float("nan"))
-        loss, accuracy = evaluate(branch.program.model, self._ground.data, branch.state.learned.parameters)
-        return Evaluation(self._now, clocks, float(loss), float(accuracy))
+        return self._branch(action.branch).evaluation(self._now)

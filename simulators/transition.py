@@ -137,7 +137,7 @@ class Transition:
             branch.plant = branch.plant._replace(active=jnp.zeros_like(branch.plant.active))
         elif key != self._plant_of:
             self._plant_of = key
-            branch.program = branch.ground.program(change.setting, branch.policy, testing=branch.testing)
+            branch.program = branch.ground.program(change.setting, branch.policy)
             branch.plant = branch.ground.plant(change.setting, branch.policy, slowdown, change.under_way)
         branch.slow(slowdown)
         joined, self._workers = change.workers - self._workers, change.workers

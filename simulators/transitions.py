@@ -35,8 +35,9 @@ def blank(program: Program, plant: Plant, parameters: Any) -> State:
         version=zero,
         pulled=none,
         grouped=zero,
-        loss=jnp.full(nodes, jnp.nan if program.model is None else 0.0),
+        loss=jnp.full(nodes, jnp.nan if program.model is None else 0.0, jnp.float64),
         policy=(),
+        testing=jnp.asarray(False),
         status=zero,
     )
     return State(clock, learning.untrained(program.model, plant, parameters) if program.model is not None else None)
