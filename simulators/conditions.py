@@ -27,13 +27,15 @@ class Sleeps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Stragglers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Persistent slow nodes: they sleep for max(0, N(mean, sd)) in every mini-batch (RLP, Section 4.1).
 
-    Which ones is said by name (`nodes`), or drawn once per seed, each node with `probability`.
+    Which ones is said by name (`nodes`), or drawn once per seed, each node with `probability`. With `spread_seconds` the
+    mean is each one's own, drawn once per seed from N(mean, spread).
     """
 
     mean_seconds: float
     sd_seconds: float = 0.0
     probability: float = 0.0
     nodes: tuple[str, ...] = ()
+    spread_seconds: float = 0.0
 
 
 class Episode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,6 +132,8 @@ def _amounts(conditions: Conditions) -> list[tuple[str, float]]:
     for label, sleep in (("sleeps", conditions.sleeps), ("stragglers", conditions.stragglers)):
         if sleep:
             found += [(f"{label}.mean_seconds", sleep.mean_seconds), (f"{label}.sd_seconds", sleep.sd_seconds)]
+    if conditions.stragglers:
+        found.append(("stragglers.spread_seconds", conditions.stragglers.spread_seconds))
     for episode in conditions.episodes:
         found += [("episodes.start_seconds", episode.start_seconds), ("episodes.seconds", episode.seconds)]
     for change in conditions.nodes:

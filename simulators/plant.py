@@ -131,7 +131,7 @@ def build(
         overhead_seconds=np.full(k, messages + hops + policy_seconds),
         slowdown=slowdown,
         jitter=np.float64(conditions.jitter),
-        **_sleeps(conditions, straggling(conditions, names, rng)),
+        **_sleeps(conditions, straggling(conditions, names, rng), rng),
         pull_bytes=np.float64(demand.model_bytes * transfer),
         push_bytes=np.float64(_pushed_bytes(demand) * transfer * under_way.push_factor),
         nic=nic,
@@ -158,11 +158,14 @@ def build(
     return Plant(**arrays)
 
 
-def _sleeps(conditions: Conditions, straggles: NDArray[np.bool_]) -> dict[str, Any]:
+def _sleeps(conditions: Conditions, straggles: NDArray[np.bool_], rng: np.random.Generator) -> dict[str, Any]:
     """Stragglers sleep in every mini-batch; the others as `sleeps` says, if it says anything."""
     sleeps, slow = conditions.sleeps, conditions.stragglers
     usual = (sleeps.probability, sleeps.mean_seconds, sleeps.sd_seconds) if sleeps else (0.0, 0.0, 0.0)
-    always = (1.0, slow.mean_seconds, slow.sd_seconds) if slow else usual
+    always: tuple[Any, ...] = usual
+    if slow:
+        own = slow.mean_seconds + slow.spread_seconds * rng.standard_normal(len(straggles))
+        always = (1.0, own, slow.sd_seconds)
     names = ("sleep_probability", "sleep_mean_seconds", "sleep_sd_seconds")
     return {name: np.where(straggles, a, u) for name, a, u in zip(names, always, usual, strict=True)}
 
