@@ -76,6 +76,7 @@ def _plant(workers: int, samples: int) -> Plant:
         usage=jnp.zeros((2 * workers, 0)),
         capacity=jnp.zeros(0),
         apply_seconds=jnp.asarray(0.0),
+        blocked_until_seconds=jnp.asarray(-jnp.inf),
         samples=jnp.full(workers, BATCH, jnp.int32),
         shard_start=jnp.arange(workers, dtype=jnp.int32) * shard,
         shard_length=jnp.full(workers, shard, jnp.int32),
