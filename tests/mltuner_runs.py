@@ -1,0 +1,234 @@
+"""Whole runs of tuners, kept in a file if wanted, and what can be read off them: for `published_mltuner.py`."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from harness import scenario
+from harness.drive import drive
+from harness.scenario import Scenario
+from reports.statistics import Bounds, Interval, censored, median_interval
+from traces.exchanges import Exchange
+from tuners import resolve
+from tuners.actions import Action, Evaluate, Evaluation, Fork, Job, Run, Target, Tuner, Window
+from tuners.epochs import Course, Line, plateaued, train_on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One run to be made."""
+
+    scenario: str
+    tuner: str  # as `harness` has it, or "train": the start, to the plateau
+    seed: int = 0
+    tuner_seed: int | None = None  # if not the job's
+    start: dict[str, Any] | None = None  # in place of the scenario's, by knob
+    optimizer: str | None = None
+    budgets: float = 1.0  # of the scenario's
+    until: str = "budget"  # or "target", or "returned": until the tuner has finished
+    plateau: int = 5  # epochs that have made it no better
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """What came of it. A quality is an accuracy, or minus a loss."""
+
+    budget: float
+    ended: float
+    returned: float | None  # when the tuner had finished
+    curve: list[tuple[float, float]]  # (seconds, best quality so far) of any branch, as the system validates them
+    epochs: list[tuple[float, float]]  # (seconds, quality) as the tuner validates them
+    phases: list[tuple[str, float, int]]  # what the time went to: kind, until which second, settings tried in it
+
+    def reached(self, quality: float) -> float:
+        """Seconds until some branch was so good; infinite where none was."""
+        return next((s for s, q in self.curve if q >= quality), math.inf)
+
+    @property
+    def peak(self) -> float:
+        return max((q for _, q in self.epochs), default=-math.inf)
+
+    @property
+    def converged(self) -> float:
+        return math.inf if self.returned is None else self.returned
+
+    def spent(self, kind: str, until: float = math.inf) -> float:
+        """Seconds in phases whose name starts so."""
+        begins = [0.0, *(end for _, end, _ in self.phases)]
+        return sum(
+            max(min(end, until) - begin, 0.0)
+            for begin, (name, end, _) in zip(begins, self.phases, strict=False)
+            if name.startswith(kind)
+        )
+
+    def tried(self, kind: str) -> int:
+        """Settings tried in phases whose name starts so."""
+        return sum(settings for name, _, settings in self.phases if name.startswith(kind))
+
+
+class Lab:
+    """Makes runs, and keeps them."""
+
+    def __init__(self, kept: Path | None) -> None:
+        self._path, self._kept = kept, dict[str, Any]()
+        if kept is not None and kept.exists():
+            self._kept = {json.dumps(line["case"]): line for line in map(json.loads, kept.read_text().splitlines())}
+
+    def __call__(self, case: Case) -> Ran:
+        key = json.dumps(asdict(case))
+        if key not in self._kept:
+            line = {"case": asdict(case), "commit": commit(), "ran": asdict(made(case))}
+            self._kept[key] = line
+            if self._path is not None:
+                with self._path.open("a") as out:
+                    out.write(json.dumps(line) + "\n")
+        return Ran(**self._kept[key]["ran"])
+
+    def each(self, case: Case, seeds: int) -> list[Ran]:
+        return [self(replace(case, seed=seed)) for seed in range(seeds)]
+
+    def commits(self) -> str:
+        return ", ".join(sorted({line["commit"] for line in self._kept.values()}))
+
+
+@cache
+def commit() -> str:
+    words = ["git", "describe", "--always", "--exclude=*", "--abbrev=10"]
+    found = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)  # noqa: S603  # ours
+    return found.stdout.strip()
+
+
+@cache
+def loaded(name: str, optimizer: str | None) -> Scenario:
+    found = scenario.load(name)
+    if optimizer is None:
+        return found
+    overrides = {**found.workload.overrides, "optimizer": optimizer}
+    return replace(found, workload=msgspec.structs.replace(found.workload, overrides=overrides))
+
+
+def made(case: Case) -> Ran:
+    found = loaded(case.scenario, case.optimizer)
+    metric = found.target.metric
+    # A target that nothing reaches, so that a run tells of all others.
+    target = found.target if case.until == "target" else Target(metric, 2.0 if metric == "accuracy" else -1.0)
+    budget = found.budget.seconds * case.budgets
+    found = replace(found, target=target, budget=msgspec.structs.replace(found.budget, seconds=budget))
+    start = None if case.start is None else replace(scenario.job(found).start, **case.start)
+    system = scenario.system(found, case.seed, start)
+    seed = case.seed if case.tuner_seed is None else case.tuner_seed
+    exchanges = []
+    for exchange in drive(tuner(case)(replace(system.job, seed=seed)), system):
+        if case.until == "returned" and not exchange.asked:
+            break
+        exchanges.append(exchange)
+    sign = 1.0 if metric == "accuracy" else -1.0
+    value = (lambda e: e.accuracy) if metric == "accuracy" else (lambda e: e.loss)
+    asked = [e for e in exchanges if e.asked]
+    finished = len(asked) < len(exchanges) or (system.status == "running" and system.now < budget)
+    curve = list[tuple[float, float]]()
+    for e in (v for x in exchanges if isinstance(x.answer, Window) for v in x.answer.evaluations):
+        if math.isfinite(value(e)) and (not curve or sign * value(e) > curve[-1][1]):
+            curve.append((float(e.seconds), float(sign * value(e))))
+    return Ran(
+        budget=budget,
+        ended=system.now,
+        returned=asked[-1].seconds if finished and asked else None,
+        curve=curve,
+        epochs=[(e.seconds, float(sign * value(e.answer))) for e in asked if isinstance(e.answer, Evaluation)],
+        phases=list(phases(exchanges)),
+    )
+
+
+def tuner(case: Case) -> Callable[[Job], Tuner]:
+    if case.tuner != "train":
+        return resolve(case.tuner).factory
+
+    def train(job: Job) -> Tuner:
+        yield from train_on(job, Course(Line(0, job.start)), plateau_epochs=case.plateau)
+
+    return train
+
+
+def phases(exchanges: Sequence[Exchange]) -> Iterator[tuple[str, float, int]]:
+    """MLtuner's searches, its training between them, and what comes after it has finished."""
+    kind, until, tried, searches = "training", 0.0, 0, 0
+    following: list[Action[Any] | None] = [e.action for e in exchanges[1:]]
+    for e, after in zip(exchanges, [*following, None], strict=True):
+        now = kind
+        if not e.asked:
+            now = "after"
+        elif isinstance(e.action, Fork) and (e.action.testing or e.action.setting is not None):
+            searches += not kind.startswith("search")
+            now = f"search {searches}"
+        elif (isinstance(e.action, Run) and isinstance(after, Evaluate)) or isinstance(e.action, Fork):
+            now = "training"
+        if now != kind:
+            yield kind, until, tried
+            tried = 0
+        kind, until = now, e.seconds
+        tried += isinstance(e.action, Fork) and e.action.setting is not None
+    yield kind, until, tried
+
+
+# --------------------------------------------------------------------------------------------------------------- figures
+
+
+def times(runs: Sequence[Ran], quality: float) -> Bounds:
+    found = [r.reached(quality) for r in runs]
+    return censored([min(f, r.budget) for f, r in zip(found, runs, strict=True)], [math.isfinite(f) for f in found])
+
+
+def convergence(runs: Sequence[Ran]) -> Bounds:
+    return censored([min(r.converged, r.budget) for r in runs], [math.isfinite(r.converged) for r in runs])
+
+
+def median(values: Bounds | Sequence[float], form: str = ".0f") -> str:
+    """The median with its interval, "> ..." where censored values decide it."""
+    if not isinstance(values, Bounds):
+        values = Bounds(np.asarray(values), np.asarray(values))
+    found = median_interval(values)
+    return f"{short(found, form)} ({found.low:{form}}, {found.high:{form}})"
+
+
+def short(found: Interval, form: str = ".0f") -> str:
+    return f"{'' if found.bound == '=' else found.bound}{found.estimate:{form}}"
+
+
+def count(values: Bounds) -> str:
+    """How many of them were measured."""
+    return f"{np.isfinite(values.most).sum()}/{len(values.most)}"
+
+
+def variation(values: Sequence[float]) -> float:
+    """The coefficient of variation."""
+    return statistics.stdev(values) / statistics.fmean(values)
+
+
+def shares(runs: Sequence[Ran], until: Bounds) -> str:
+    """What the time until then went to, as means over runs."""
+    found = [
+        [r.spent(kind, end) / end for r, end in zip(runs, until.least, strict=True)]
+        for kind in ("search 1", "search", "training", "after")
+    ]
+    first, searches, training, after = map(statistics.fmean, found)
+    said = f"initial tuning {first:.0%}, re-tuning {searches - first:.0%}, training {training:.0%}"
+    return said + (f", after it had finished {after:.0%}" if after > 0.005 else "")
+
+
+def until_plateau(ran: Ran, epochs: int) -> float:
+    """The best of the epochs up to the plateau, the untrained model's quality left out."""
+    qualities = [q for _, q in ran.epochs[1:]]
+    ends = next((n for n in range(len(qualities)) if plateaued(qualities[:n], epochs)), len(qualities))
+    return max(qualities[:ends])
