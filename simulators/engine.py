@@ -128,18 +128,30 @@ def advance(
     return state, table[:rows], n
 
 
-@partial(jax.jit, static_argnames=("program", "rows"))
+@partial(jax.jit, static_argnames=("program", "rows", "own_data"))
 def advance_lanes(
-    program: Program, data: Data, plants: Plant, states: State, clocks: Array, until_seconds: Array, *, rows: int
+    program: Program,
+    data: Data,
+    plants: Plant,
+    states: State,
+    clocks: Array,
+    until_seconds: Array,
+    *,
+    rows: int,
+    own_data: bool = False,
 ) -> tuple[State, Array, Array]:
-    """`advance` for many jobs at once: every array of `plants` and `states` has a leading lane axis, data is shared."""
+    """`advance` for many jobs at once: every array of `plants` and `states` has a leading lane axis.
 
-    def lane(plant: Plant, state: State) -> tuple[State, Array, Array]:
+    Data is shared; with `own_data` the training data has a lane axis, too.
+    """
+
+    def lane(data: Data, plant: Plant, state: State) -> tuple[State, Array, Array]:
         alone = program._replace(lanes=True)
         done: tuple[State, Array, Array] = advance(alone, data, plant, state, clocks, until_seconds, rows=rows)
         return done
 
-    made: tuple[State, Array, Array] = jax.vmap(lane, axis_name="lanes")(plants, states)
+    axes = (Data(0 if own_data else None, None), 0, 0)  # type: ignore[arg-type]
+    made: tuple[State, Array, Array] = jax.vmap(lane, in_axes=axes, axis_name="lanes")(data, plants, states)
     return made
 
 

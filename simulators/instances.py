@@ -106,7 +106,7 @@ def stacked(branches: Sequence[Branch]) -> tuple[Data, Plant, State]:
 
 def _workload(kind: Kind, depth: int | None) -> Workload:
     hidden = {} if depth is None else {"model.hidden": (kind.units,) * depth}
-    return workload(kind.workload, {"data.fraction": 1.0, **hidden, **kind.overrides}, kind.data)
+    return workload(kind.workload, {**hidden, **kind.overrides}, kind.data)
 
 
 def _half(made: Workload, fraction: float, seed: int) -> Workload:

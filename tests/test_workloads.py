@@ -18,7 +18,7 @@ from simulators.profiles import node_seconds, profile
 from simulators.workloads import Demand, OptionEffect, workload, workloads
 
 LEARNS = ("digits-mlp", "digits-logistic", "digits-svm", "digits-cnn", "cancer-logistic", "clouds-mlp", "ratings-mf")
-LEARNS += ("digits-lstm", "tfonline-logr", "tfonline-svm", "tfonline-cifar", "tfonline-imagenet8")
+LEARNS += ("digits-lstm", "tfonline-logr", "tfonline-svm", "tfonline-cifar", "tfonline-imagenet8", "rlp-digits")
 READS = ("mnist-mlp", "rlp-mnist", "cifar10-cnn", "libsvm-logistic", "libsvm-svm")
 PARAMETERS = {"digits-mlp": 19_210, "digits-logistic": 650, "digits-svm": 650, "digits-cnn": 1_898, "ratings-mf": 20_000}
 PARAMETERS["digits-lstm"] = (8 + 16 + 1) * 4 * 16 + 17 * 10
@@ -275,7 +275,7 @@ def test_long_short_term_memory_is_its_equations():
 @pytest.mark.parametrize("name", ["mnist-mlp", "rlp-mnist"])
 def test_mnist_workloads(name, mnist_folder):  # noqa: F811
     made = workload(name, {"valid_samples": 0}, mnist_folder)
-    assert made.samples == {"mnist-mlp": 30, "rlp-mnist": 15}[name]
+    assert made.samples == 30
     assert size(made.proxy) == 203_530
     assert jax.eval_shape(made.proxy.losses, jax.eval_shape(made.proxy.init, jax.random.key(0)), made.proxy.valid).shape == (
         10,
