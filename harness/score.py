@@ -19,6 +19,7 @@ from tuners.actions import (
     Evaluate,
     Evaluation,
     Fork,
+    Free,
     Job,
     Reconfigure,
     Rejected,
@@ -52,6 +53,8 @@ class Score:
     final_loss: float
     final_accuracy: float
     final_setting: str
+    branches_peak: int
+    branch_bytes_peak: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
     costs = list(_costs(exchanges))
     windows = [(path.holds(i, e), e.answer) for i, e in enumerate(exchanges) if isinstance(e.answer, Window)]
     reached = outcome.status == "target"
+    branches = _branches_peak(exchanges)
     final = evaluations[-1] if evaluations else Evaluation(0.0, 0, math.nan, math.nan)
     row = Score(
         scenario=scenario,
@@ -92,7 +96,7 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
         budget_seconds=job.budget_seconds,
         reached=reached,
         reconfigurations=changes,
-        overhead_seconds=math.fsum([*(c.stall_seconds for c in costs), *_forking(exchanges)]),
+        overhead_seconds=math.fsum([*(c.stall_seconds for c in costs), *_branching(exchanges)]),
         slow_seconds=math.fsum(c.slow_seconds for c in costs),
         bytes_moved=math.fsum(c.bytes_moved for c in costs),
         trial_seconds=math.fsum(w.seconds for on_path, w in windows if not on_path),
@@ -101,6 +105,8 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
         final_loss=float(final.loss),
         final_accuracy=float(final.accuracy),
         final_setting=setting_text(settings[-1][1]),
+        branches_peak=branches,
+        branch_bytes_peak=branches * job.branch_bytes,
     )
     return Scored(row, evaluations, tuple(settings))
 
@@ -126,6 +132,8 @@ def failed(reason: str, *, scenario: str, tuner: str, seed: int, budget_seconds:
         final_loss=math.nan,
         final_accuracy=math.nan,
         final_setting="",
+        branches_peak=0,
+        branch_bytes_peak=0.0,
     )
     return Scored(row, (), ())
 
@@ -150,13 +158,25 @@ class _Path:
         return index < self._until.get(getattr(exchange.action, "branch", 0), 0)
 
 
-def _forking(exchanges: Sequence[Exchange]) -> Iterator[float]:
-    """Seconds that each fork took, in which nobody trained: copying, and restarting under another setting."""
+def _branching(exchanges: Sequence[Exchange]) -> Iterator[float]:
+    """Seconds of forks and switches, in which nobody trained: copying, restarting, refilling caches."""
     before = 0.0
     for exchange in exchanges:
         if isinstance(exchange.action, Fork):
             yield exchange.seconds - before
+        elif isinstance(exchange.answer, Window):  # one that begins earlier tells of what was not looked at before
+            yield max(exchange.answer.start_seconds - before, 0.0)
         before = exchange.seconds
+
+
+def _branches_peak(exchanges: Sequence[Exchange]) -> int:
+    """How many branches there were at once, at the most."""
+    alive = peak = 1
+    for exchange in exchanges:
+        if _done(exchange):
+            alive += isinstance(exchange.action, Fork) - isinstance(exchange.action, Free)
+            peak = max(peak, alive)
+    return peak
 
 
 def _costs(exchanges: Sequence[Exchange]) -> Iterator[Cost]:

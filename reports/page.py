@@ -205,13 +205,15 @@ def _score_table(rows: pl.DataFrame) -> str:
         ("overhead", "s"),
         ("trials", "s"),
         ("thinking", "host s"),
+        ("branches", "at once"),
         ("final accuracy" if accuracy else "final loss", "mean"),
     ]
     head = "".join(f'<th scope="col">{_text(a)}{f"<br><small>{_text(b)}</small>" if b else ""}</th>' for a, b in heads)
     body = "".join(_score_row(row, accuracy) for row in rows.iter_rows(named=True))
     return (
         '<div class="wide"><table><caption>Time, ratio and regret are medians, with their 95 % intervals '
-        "in small print; from changes on, means over runs.</caption>"
+        "in small print; from changes on, means over runs. Branches: as many at once at the most, with the "
+        "parameters and optimizer slots that servers then hold.</caption>"
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
@@ -232,6 +234,7 @@ def _score_row(row: dict[str, Any], accuracy: bool) -> str:
         "oracle" if oracle else _text(row["group"] or "-"),
         reached,
         *(_text(quantity(row[name])) for name in names),
+        f"{_text(quantity(row['branches_peak']))}<small>{_text(quantity(row['branch_bytes_peak'] / 1e6))} MB</small>",
         _text(quantity(row["final_accuracy" if accuracy else "final_loss"])),
     ]
     filled = "".join(f"<td>{cell}</td>" for cell in cells)

@@ -80,6 +80,8 @@ SUMMARY: dict[str, pl.DataType] = {
     "slow_seconds": pl.Float64(),
     "trial_seconds": pl.Float64(),
     "thinking_seconds": pl.Float64(),  # measured on the host
+    "branches_peak": pl.Float64(),
+    "branch_bytes_peak": pl.Float64(),
     "final_accuracy": pl.Float64(),
     "final_loss": pl.Float64(),
     "blocks": pl.Int64(),  # seeds that every contestant was run with
@@ -92,7 +94,15 @@ SUMMARY: dict[str, pl.DataType] = {
 _ENOUGH = 0.9  # coverage below which an interval supports no conclusion
 _DASH = "\u2013"  # from - to
 _GLUE = "\u00a0"  # a space at which no line is broken
-_SPENT = ("reconfigurations", "overhead_seconds", "slow_seconds", "trial_seconds", "thinking_seconds")
+_SPENT = (
+    "reconfigurations",
+    "overhead_seconds",
+    "slow_seconds",
+    "trial_seconds",
+    "thinking_seconds",
+    "branches_peak",
+    "branch_bytes_peak",
+)
 
 
 # -------------------------------------------------------------------------------------------------------------- summary

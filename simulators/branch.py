@@ -176,14 +176,20 @@ class Branch:
         launched: engine.State = transitions.launch(*args)
         self.state = launched
 
-    def snapshot_bytes(self) -> float:
-        """Parameters and optimizer slots at nominal size."""
-        model_bytes = self.ground.job.model_bytes
-        if self.state.learned is None:
-            return model_bytes
-        learned = self.state.learned
-        own, slots = (sum(x.nbytes for x in jax.tree.leaves(tree)) for tree in (learned.parameters, learned.slots))
-        return model_bytes * (1 + float(slots) / float(own))
+    def copy_bytes(self) -> float:
+        """What the server that holds most of parameters and optimizer slots copies for a fork."""
+        return self.ground.job.branch_bytes * max(self.setting.shares()[1])
+
+    def refill_seconds(self) -> float:
+        """How long it takes until all workers together have pulled the whole model, through the busiest link."""
+        plant, pulls = self.plant, np.flatnonzero(self.plant.active)
+        if not len(pulls):
+            return 0.0
+        if overlapping(self.setting):
+            used = np.sum(np.asarray(plant.usage)[pulls], axis=0) / np.asarray(plant.capacity)
+            return float(plant.pull_bytes * np.max(used, initial=0.0))
+        slowest = min(float(np.min(np.asarray(plant.nic)[pulls])), float(plant.serve_out) / len(pulls))
+        return float(plant.pull_bytes) / slowest
 
     def _mask(self, nodes: frozenset[str]) -> jax.Array:
         return jnp.asarray([n.name in nodes for n in self.ground.job.nodes])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -10,12 +11,13 @@ import numpy as np
 
 from simulators.cluster import Cluster
 from simulators.learning import Data, Model
+from simulators.optimizers import slots
 from simulators.reconfigure import METHODS
 from simulators.workloads import Workload
-from tuners.actions import Job, Setting, Space, Target
+from tuners.actions import Job, Rejected, Setting, Space, Target
 from tuners.settings import Choice, Knob, Node
 
-__all__ = ["drawn", "job", "model"]
+__all__ = ["check_memory", "drawn", "job", "model"]
 
 _MOST_ROWS = 64  # of a mini-batch that are computed, where fewer count, to save compiling
 
@@ -46,7 +48,23 @@ def job(
         samples=workload.samples,
         seed=seed,
         methods=METHODS,
+        branch_bytes=workload.demand.model_bytes * (1 + slots(workload.optimizer)),
     )
+
+
+def check_memory(job: Job, settings: Iterable[Setting]) -> None:
+    """Raise Rejected where branches under these settings are more than a server can hold: its share of each (MLtuner,
+    Section 4.6). What else a machine has in memory is not counted."""
+    held = {node.name: 0.0 for node in job.nodes}
+    for setting in settings:
+        for server, share in zip(setting.servers, setting.shares()[1], strict=True):
+            held[server] += share * job.branch_bytes
+    for node in job.nodes:
+        if held[node.name] > node.memory_bytes:
+            raise Rejected(
+                f"Cannot hold one branch more: {node.name} would keep {held[node.name]:.3g} bytes of parameters and slots, "
+                f"and has {node.memory_bytes:.3g}; free a branch."
+            )
 
 
 def drawn(workload: Workload, seed: int) -> tuple[Data, Any]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 
-__all__ = ["OPTIMIZERS", "optimizer"]
+__all__ = ["OPTIMIZERS", "optimizer", "slots"]
 
 OPTIMIZERS: dict[str, Callable[[Any, Any], optax.GradientTransformation]] = {
     "sgd": lambda rate, _: optax.sgd(rate),
@@ -28,3 +30,9 @@ def optimizer(name: str, learning_rate: Any, momentum: Any) -> optax.GradientTra
     if name not in OPTIMIZERS:
         raise ValueError(f"Cannot apply gradients with {name!r}: choose one of {', '.join(OPTIMIZERS)}.")
     return OPTIMIZERS[name](learning_rate, momentum)
+
+
+def slots(name: str) -> int:
+    """How many numbers servers keep for every parameter beside itself."""
+    kept = jax.eval_shape(optimizer(name, 0.0, 0.0).init, jnp.zeros(1))
+    return sum(x.size for x in jax.tree.leaves(kept) if x.ndim)

@@ -64,7 +64,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     graph_seconds: float = _FITTED["graph_seconds"]  # relocate: the graph is switched in place
     sweep_bytes_per_second: float = _FITTED["sweep_bytes_per_second"]  # in the background, all old owners together
     detection_seconds: float = _FITTED["detection_seconds"]  # until the runtime acts on the loss of a node
-    fork_bytes_per_second: float = _FITTED["fork_bytes_per_second"]  # copying parameters and optimizer slots in memory
+    fork_bytes_per_second: float = _FITTED["fork_bytes_per_second"]  # what one server copies in its memory
 
 
 class Load(NamedTuple):

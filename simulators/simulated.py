@@ -84,6 +84,7 @@ class SimulatedSystem:
         except Rejected as error:
             raise ValueError(f"Scenario {name!r} cannot start: {error}") from error
         self._next_branch = 1
+        self._cached: Branch | None = self._branches[0]  # whose model the workers' caches hold
 
     @property
     def now(self) -> float:
@@ -122,6 +123,7 @@ class SimulatedSystem:
             raise Rejected(f"Cannot run branch {action.branch}: it has {branch.status}; free it and go on with another.")
         if self._transition is not None and self._transition.branch is not branch:
             raise Rejected(f"Cannot run branch {action.branch} while another is being reconfigured: run that one first.")
+        self._switch_to(branch)
         self._bring_to_now(branch)
         start = self._now
         limit = min(self.job.budget_seconds, np.inf if action.seconds is None else start + action.seconds)
@@ -151,6 +153,7 @@ class SimulatedSystem:
         branch = self._branches.get(getattr(action, "branch", -1))
         other = self._transition is not None and self._transition.branch is not branch
         if branch is not None and branch.status == "running" and not other:
+            self._switch_to(branch)
             self._bring_to_now(branch)
             self._train_unseen(branch, self._now + self._conditions.thinking_seconds)
 
@@ -298,10 +301,12 @@ class SimulatedSystem:
         """
         self._ground.program(setting, policy)
         self._ground.plant(setting, policy, self._control.slowdown)
+        plan = reconfigure.plan(branch.setting, setting, method, self._load, self._costs)
+        if plan.steps:
+            self._switch_to(branch)
         branch.stand(self._now)
         branch.coast(self._now)
         branch.slow(self._control.slowdown)
-        plan = reconfigure.plan(branch.setting, setting, method, self._load, self._costs)
         if not plan.steps:
             self._change_in_place(branch, setting, policy)
             return None
@@ -348,8 +353,9 @@ class SimulatedSystem:
         policy = self._policy(parent, setting)
         self._ground.program(setting, policy)
         self._ground.plant(setting, policy, self._control.slowdown)
+        jobs.check_memory(self.job, [setting, *(b.setting for b in self._branches.values())])
         self._bring_to_now(parent)
-        self._pass_seconds(parent.snapshot_bytes() / self._costs.fork_bytes_per_second)
+        self._pass_seconds(parent.copy_bytes() / self._costs.fork_bytes_per_second)
         child = parent.snapshot(testing=action.testing)
         number, self._next_branch = self._next_branch, self._next_branch + 1
         self._branches[number] = child
@@ -357,6 +363,12 @@ class SimulatedSystem:
         if transition is not None:
             self._train_unseen(child, np.inf, change_only=True)
         return number
+
+    def _switch_to(self, branch: Branch) -> None:
+        """Branches share the workers' caches, so that training another one clears them (MLtuner, Section 4.6)."""
+        if branch is not self._cached and branch.status == "running":
+            self._cached = branch
+            self._pass_seconds(branch.refill_seconds())
 
     def _pass_seconds(self, seconds: float) -> None:
         """Let time pass in which nobody trains."""
@@ -373,6 +385,7 @@ class SimulatedSystem:
         if self._transition is not None and self._transition.branch is branch:
             self._check_free(branch, f"free branch {action.branch}")
         del self._branches[action.branch]
+        self._cached = None if branch is self._cached else self._cached
 
     def _evaluate(self, action: Evaluate) -> Evaluation:
         return self._branch(action.branch).evaluation(self._now)

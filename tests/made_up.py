@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from traces.schema import EVALUATIONS, HOST, SCORES, SETTINGS, setting_text
+from traces.schema import EVALUATIONS, HOST, SCORES, SETTINGS, VERSION, setting_text
 from traces.store import Results
 from tuners.settings import Setting
 
@@ -53,6 +53,8 @@ def score_row(scenario, tuner, seed, seconds, *, budget=600.0, status=None, reas
         "final_loss": 0.3,
         "final_accuracy": 0.95,
         "final_setting": setting_text(setting),
+        "branches_peak": 1,
+        "branch_bytes_peak": 2e6,
     } | more
 
 
@@ -63,7 +65,7 @@ def frames(scores, evaluations=(), settings=(), host=None):
     measured = [k | {"thinking_seconds": 0.5, "wall_seconds": 1.0} for k in keys] if host is None else host
     manifest = {
         "harness": "0.1.0",
-        "schema": 1,
+        "schema": VERSION,
         "scenarios": sorted({r["scenario"] for r in rows}),
         "tuners": sorted({r["tuner"] for r in rows}),
         "seeds": len({r["seed"] for r in rows}),

@@ -14,7 +14,7 @@ from reports.facts import target_of
 from reports.page import write
 from reports.tables import summary
 from traces import store
-from traces.schema import EVALUATIONS, SCORES, SETTINGS
+from traces.schema import EVALUATIONS, SCORES, SETTINGS, VERSION
 
 NAN, INF = math.nan, math.inf
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -88,7 +88,7 @@ def test_headings_nest_and_every_figure_has_words(whole):
 def test_it_tells_what_was_run_and_with_which_version(whole):
     assert "Digits on ten nodes" in whole
     assert "validation accuracy at least 0.95" in whole
-    assert "Run by harness 0.1.0, results format 1" in whole
+    assert f"Run by harness 0.1.0, results format {VERSION}" in whole
     assert "The scenario&#x27;s text is not in this folder" in whole or "The scenario's text is not in this folder" in whole
 
 

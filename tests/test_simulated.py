@@ -313,7 +313,7 @@ def test_a_fork_goes_on_as_its_parent_does_and_costs_a_copy():
     simulated.perform(Run(clocks=33))
     before = simulated.now
     child = simulated.perform(Fork(0))
-    assert simulated.now - before == pytest.approx(100.0 / 200.0)  # the model's bytes over the copying rate
+    assert simulated.now - before == pytest.approx(100.0 / 2 / 200.0)  # each server's bytes over the copying rate
     ours, theirs = simulated.perform(Run(clocks=40)), simulated.perform(Run(clocks=40, branch=child))
     np.testing.assert_array_equal(ours.pushes.loss, theirs.pushes.loss)
     alone = learning(seed=3).perform(Run(clocks=73)).pushes

@@ -9,7 +9,7 @@ from tuners.actions import Setting
 
 __all__ = ["EVALUATIONS", "HOST", "KEYS", "SCORES", "SETTINGS", "VERSION", "setting_from", "setting_text"]
 
-VERSION = 1
+VERSION = 2
 """Of the results folder as a whole; a folder of another version is refused, never converted silently."""
 
 KEYS = ("scenario", "tuner", "seed")
@@ -25,7 +25,7 @@ SCORES: dict[str, pl.DataType] = {
     "budget_seconds": pl.Float64(),
     "reached": pl.Boolean(),  # whether the target was reached
     "reconfigurations": pl.Int64(),  # changes of the setting that were carried out, on any branch
-    "overhead_seconds": pl.Float64(),  # of these, when nobody trained
+    "overhead_seconds": pl.Float64(),  # of these, and of forks and switches between branches, when nobody trained
     "slow_seconds": pl.Float64(),  # of these, when training shared resources with the change
     "bytes_moved": pl.Float64(),  # by these
     "trial_seconds": pl.Float64(),  # training that did not become part of the final model
@@ -34,6 +34,8 @@ SCORES: dict[str, pl.DataType] = {
     "final_loss": pl.Float64(),  # of the last evaluation of the final branch; nan if there was none
     "final_accuracy": pl.Float64(),
     "final_setting": pl.String(),  # as `setting_text`
+    "branches_peak": pl.Int64(),  # branches that there were at once, at the most
+    "branch_bytes_peak": pl.Float64(),  # their parameters and optimizer slots, at nominal size
 }
 """One row per run."""
 

@@ -97,6 +97,7 @@ class Job:
     samples: int  # training samples
     seed: int  # for the tuner's own random numbers
     methods: tuple[Method, ...] = ("checkpoint",)  # what `Reconfigure` may use here
+    branch_bytes: float = 0.0  # parameters and optimizer slots of one branch, all servers together; 0: not told
 
 
 # ----------------------------------------------------------------------------------------------------------- measured
@@ -272,7 +273,10 @@ class Reconfigure(Action[Cost]):
 
 @dataclass(frozen=True, slots=True)
 class Fork(Action[int]):
-    """Snapshot `branch` (parameters, optimizer slots, worker state, data cursor) as a new branch; answered with its id."""
+    """Snapshot `branch` (parameters, optimizer slots, worker state, data cursor) as a new branch; answered with its id.
+
+    Refused (`Rejected`) where the servers have no memory left for it.
+    """
 
     branch: int = 0
     setting: Setting | None = None  # None: the parent's
