@@ -21,7 +21,7 @@ from harness.scenario import Scenario
 from reports.statistics import Bounds, Interval, censored, median_interval
 from traces.exchanges import Exchange
 from tuners import resolve
-from tuners.actions import Action, Evaluate, Evaluation, Fork, Job, Run, Target, Tuner, Window
+from tuners.actions import Action, Evaluate, Evaluation, Fork, Job, Run, System, Target, Tuner
 from tuners.epochs import Course, Line, plateaued, train_on
 
 
@@ -36,7 +36,7 @@ class Case:
     start: dict[str, Any] | None = None  # in place of the scenario's, by knob
     optimizer: str | None = None
     budgets: float = 1.0  # of the scenario's
-    until: str = "budget"  # or "target", or "returned": until the tuner has finished
+    until: str = "target"  # reached; or the tuner has "finished"; or "both"; or the "plateau"
     plateau: int = 5  # epochs that have made it no better
 
 
@@ -46,7 +46,7 @@ class Ran:
 
     budget: float
     ended: float
-    returned: float | None  # when the tuner had finished
+    finished: float | None  # when the tuner had, if it had
     curve: list[tuple[float, float]]  # (seconds, best quality so far) of any branch, as the system validates them
     epochs: list[tuple[float, float]]  # (seconds, quality) as the tuner validates them
     phases: list[tuple[str, float, int]]  # what the time went to: kind, until which second, settings tried in it
@@ -61,7 +61,7 @@ class Ran:
 
     @property
     def converged(self) -> float:
-        return math.inf if self.returned is None else self.returned
+        return math.inf if self.finished is None else self.finished
 
     def spent(self, kind: str, until: float = math.inf) -> float:
         """Seconds in phases whose name starts so."""
@@ -121,34 +121,46 @@ def loaded(name: str, optimizer: str | None) -> Scenario:
 def made(case: Case) -> Ran:
     found = loaded(case.scenario, case.optimizer)
     metric = found.target.metric
-    # A target that nothing reaches, so that a run tells of all others.
+    wanted = found.target.value if metric == "accuracy" else -found.target.value
+    # A target that nothing reaches, so that the tuner goes on to its end.
     target = found.target if case.until == "target" else Target(metric, 2.0 if metric == "accuracy" else -1.0)
     budget = found.budget.seconds * case.budgets
     found = replace(found, target=target, budget=msgspec.structs.replace(found.budget, seconds=budget))
     start = None if case.start is None else replace(scenario.job(found).start, **case.start)
     system = scenario.system(found, case.seed, start)
     seed = case.seed if case.tuner_seed is None else case.tuner_seed
-    exchanges = []
-    for exchange in drive(tuner(case)(replace(system.job, seed=seed)), system):
-        if case.until == "returned" and not exchange.asked:
+    sign, value = (1.0, "accuracy") if metric == "accuracy" else (-1.0, "loss")
+    exchanges, finished = list[Exchange](), False
+    curve, epochs = list[tuple[float, float]](), list[tuple[float, float]]()
+    for exchange in driven(tuner(case)(replace(system.job, seed=seed)), system):
+        finished = not exchange.asked
+        if finished and (case.until == "finished" or (case.until == "both" and curve and curve[-1][1] >= wanted)):
             break
         exchanges.append(exchange)
-    sign = 1.0 if metric == "accuracy" else -1.0
-    value = (lambda e: e.accuracy) if metric == "accuracy" else (lambda e: e.loss)
+        for e in getattr(exchange.answer, "evaluations", ()):
+            quality = float(sign * getattr(e, value))
+            if math.isfinite(quality) and (not curve or quality > curve[-1][1]):
+                curve.append((float(e.seconds), quality))
+        if isinstance(exchange.answer, Evaluation):
+            epochs.append((exchange.seconds, float(sign * getattr(exchange.answer, value))))
+            if case.until == "plateau" and plateaued([q for _, q in epochs[1:]], case.plateau):
+                break
     asked = [e for e in exchanges if e.asked]
-    finished = len(asked) < len(exchanges) or (system.status == "running" and system.now < budget)
-    curve = list[tuple[float, float]]()
-    for e in (v for x in exchanges if isinstance(x.answer, Window) for v in x.answer.evaluations):
-        if math.isfinite(value(e)) and (not curve or sign * value(e) > curve[-1][1]):
-            curve.append((float(e.seconds), float(sign * value(e))))
     return Ran(
         budget=budget,
         ended=system.now,
-        returned=asked[-1].seconds if finished and asked else None,
+        finished=asked[-1].seconds if finished and asked else None,
         curve=curve,
-        epochs=[(e.seconds, float(sign * value(e.answer))) for e in asked if isinstance(e.answer, Evaluation)],
+        epochs=epochs,
         phases=list(phases(exchanges)),
     )
+
+
+def driven(tuner: Tuner, system: System) -> Iterator[Exchange]:
+    """Raises RuntimeError where the tuner fails."""
+    outcome = yield from drive(tuner, system)
+    if outcome.status == "error":
+        raise RuntimeError(outcome.reason)
 
 
 def tuner(case: Case) -> Callable[[Job], Tuner]:
@@ -225,10 +237,3 @@ def shares(runs: Sequence[Ran], until: Bounds) -> str:
     first, searches, training, after = map(statistics.fmean, found)
     said = f"initial tuning {first:.0%}, re-tuning {searches - first:.0%}, training {training:.0%}"
     return said + (f", after it had finished {after:.0%}" if after > 0.005 else "")
-
-
-def until_plateau(ran: Ran, epochs: int) -> float:
-    """The best of the epochs up to the plateau, the untrained model's quality left out."""
-    qualities = [q for _, q in ran.epochs[1:]]
-    ends = next((n for n in range(len(qualities)) if plateaued(qualities[:n], epochs)), len(qualities))
-    return max(qualities[:ends])
