@@ -1,0 +1,179 @@
+"""Balancing loads: how many samples each device gets when all finish together (Dalibard et al., "Tuning the Scheduling of
+Distributed Stochastic Gradient Descent with Bayesian Optimization", Section 3: the load of each machine is optimised
+individually).
+
+In one draw of the model every machine's seconds are a known function of its load, so the least time in which some machines
+get through the batch is found by bisection on the moment at which all finish; within a machine the same once more, over its
+devices, for each set of them that may take part. Whole samples: each machine gets the whole part of its share, and what is
+left goes one by one to whoever finishes first with one more. Where speeds are alike that is the largest remainder; elsewhere
+it is better, and the best there is as long as more samples take longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heapify, heapreplace
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuners.bespoke_draws import Draws
+
+__all__ = ["Balance"]
+
+_Floats = NDArray[np.float64]
+_Ints = NDArray[np.int64]
+_MOMENTS = 512  # of a table of what can be done by then
+_HALVINGS = 40
+
+
+class _Table:
+    """What a device or a machine gets done by when, from its log seconds [R, G] at the grid's loads, a row per draw."""
+
+    def __init__(self, logs: _Floats, seconds: _Floats) -> None:
+        # More samples never take less: a dip is of no use to who may as well do more.
+        rising = np.maximum.accumulate(seconds, axis=1) + 1e-9 * np.arange(seconds.shape[1])
+        self.seconds = rising
+        self.low, self.high = float(rising.min()), float(rising.max())
+        self._moments = np.linspace(self.low, self.high + 1e-9, _MOMENTS)
+        self._step = self._moments[1] - self._moments[0]
+        self._loads = np.array([np.exp(np.interp(self._moments, row, logs)) for row in rising])
+
+    def by(self, moments: _Floats) -> _Floats:
+        """Samples done by log seconds `moments` [.., R], none where not even one is."""
+        at = (moments - self.low) / self._step
+        left = np.clip(at.astype(int), 0, _MOMENTS - 2)
+        share = np.clip(at - left, 0.0, 1.0)
+        rows = np.arange(len(self._loads))
+        found = self._loads[rows, left] * (1 - share) + self._loads[rows, left + 1] * share
+        return np.where(moments >= self.seconds[:, 0], found, 0.0)
+
+
+class Balance:
+    """Loads that finish together, in each of the draws and, in the last row, in their geometric mean. R = draws + 1."""
+
+    def __init__(self, draws: Draws) -> None:
+        self.draws = draws
+        self.rows = draws.count + 1
+        self._logs = np.log(draws.grid)
+        self._devices = [[_with_mean(table[0]) for table in tables] for tables in draws.seconds]
+        self._known = dict[tuple[int, int, int], tuple[float, tuple[int, ...]]]()
+        self._machines = [self._machine(group) for group in range(len(draws.cluster.groups))]
+
+    # --------------------------------------------------------------------------------------------- many placements at once
+
+    def seconds(self, counts: _Ints) -> _Floats:
+        """The least seconds in which so many workers of each group, [V, groups], get through the batch, [V, R]."""
+        used = [(index, table) for index, table in enumerate(self._machines) if table is not None and counts[:, index].any()]
+        least = np.max([np.where(counts[:, [i]] > 0, t.seconds[:, 0], -np.inf) for i, t in used], axis=0)
+        low, high = least, np.full_like(least, max(t.high for _, t in used))
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            done = sum(counts[:, [i]] * t.by(middle) for i, t in used) >= self.draws.cluster.batch
+            low, high = np.where(done, low, middle), np.where(done, middle, high)
+        return np.exp(high)
+
+    def _machine(self, group: int) -> _Table | None:
+        """A machine's best log seconds at the grid's loads, over the sets of its devices that may take part."""
+        tables = self._devices[group]
+        if not tables:
+            return None
+        found = [_Table(self._logs, np.min(tables, axis=0)).seconds]
+        for several in _subsets(len(tables), 2):
+            found.append(self._together(group, several))
+        return _Table(self._logs, np.min(found, axis=0))
+
+    def _together(self, group: int, several: tuple[int, ...]) -> _Floats:
+        """Log seconds of several devices of a machine at the grid's loads, and of summing their gradients, [R, G]."""
+        tables = [_Table(self._logs, self._devices[group][d]) for d in several]
+        grid = self.draws.grid
+        low = np.broadcast_to(np.max([t.seconds[:, 0] for t in tables], axis=0), (len(grid), self.rows))
+        high = np.full((len(grid), self.rows), max(t.high for t in tables))
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            done = sum(t.by(middle) for t in tables) >= grid[:, None]
+            low, high = np.where(done, low, middle), np.where(done, middle, high)
+        loads = np.zeros((self.rows, len(grid), len(self._devices[group])))
+        loads[:, :, several] = np.moveaxis([t.by(high).T for t in tables], 0, -1)
+        summing = self.draws.aggregation_seconds(group, loads[:-1])
+        seconds = np.log(np.exp(high.T) + np.vstack([summing, summing.mean(0)]))
+        return np.where(grid >= len(several), seconds, np.inf)
+
+    # ------------------------------------------------------------------------------------------------- whole loads of one
+
+    def loads(self, counts: _Ints, row: int) -> tuple[list[list[tuple[int, ...]]], float]:
+        """Samples per device of every worker, by groups, and the slowest's seconds, for `counts` [groups] in one row.
+
+        Every worker gets at least one sample.
+        """
+        batch = self.draws.cluster.batch
+        workers = [g for g, count in enumerate(counts) for _ in range(count)]
+        moment = np.full(self.rows, np.log(self.seconds(counts[None, :])[0, row]))
+        real = np.array([t.by(moment)[row] if (t := self._machines[g]) is not None else 0.0 for g in workers])
+        whole = _whole(real, batch, lambda w, n: self._best(workers[w], row, n)[0])
+        found: list[list[tuple[int, ...]]] = [[] for _ in counts]
+        for group, samples in zip(workers, whole, strict=True):
+            found[group].append(self._best(group, row, samples)[1])
+        return found, max(self._best(g, row, n)[0] for g, n in zip(workers, whole, strict=True))
+
+    def _best(self, group: int, row: int, samples: int) -> tuple[float, tuple[int, ...]]:
+        """How soon one machine is through with so many samples, and how its devices share them."""
+        key = group, row, samples
+        if key not in self._known:
+            count = len(self._devices[group])
+            split = [self._split(group, row, samples, several) for several in _subsets(count, 1) if len(several) <= samples]
+            self._known[key] = min(split)
+        return self._known[key]
+
+    def _split(self, group: int, row: int, samples: int, several: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
+        """Seconds and loads with just these devices."""
+        logs = [self._devices[group][d][row] for d in several]
+        loads = [0] * len(self._devices[group])
+        if len(several) == 1:
+            loads[several[0]] = samples
+            return self._seconds(logs[0], samples), tuple(loads)
+        low, high = max(x[0] for x in logs), max(x[-1] for x in logs)
+        rising = [np.maximum.accumulate(x) for x in logs]
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            done = sum(np.exp(np.interp(middle, x, self._logs)) for x in rising) >= samples
+            low, high = (low, middle) if done else (middle, high)
+        real = np.array([np.exp(np.interp(high, x, self._logs)) for x in rising])
+        whole = _whole(real, samples, lambda d, n: self._seconds(logs[d], n))
+        for device, n in zip(several, whole, strict=True):
+            loads[device] = n
+        summing = self.draws.aggregation_seconds(group, np.array([loads], float))[:, 0]
+        extra = float(summing.mean() if row == self.rows - 1 else summing[row])
+        return max(self._seconds(x, n) for x, n in zip(logs, whole, strict=True)) + extra, tuple(loads)
+
+    def _seconds(self, logs: _Floats, samples: int) -> float:
+        return float(np.exp(np.interp(np.log(samples), self._logs, logs)))
+
+
+def _subsets(count: int, least: int) -> list[tuple[int, ...]]:
+    """Sets of at least so many of `count` devices."""
+    return [s for size in range(least, count + 1) for s in combinations(range(count), size)]
+
+
+def _with_mean(table: _Floats) -> _Floats:
+    return np.vstack([table, table.mean(0)])
+
+
+def _whole(real: _Floats, total: int, seconds: Callable[[int, int], float]) -> list[int]:
+    """Whole shares that sum to `total`, from real ones: what is left over goes to whoever finishes first with one more.
+
+    Everybody gets one at least. `seconds(who, samples)` says when somebody finishes.
+    """
+    scaled = real * (total / real.sum())
+    whole = [max(1, int(x - 1e-9)) for x in scaled]
+    while sum(whole) > total:  # those who had to get more than their share
+        latest = max((w for w in range(len(whole)) if whole[w] > 1), key=lambda w: seconds(w, whole[w]))
+        whole[latest] -= 1
+    soonest = [(seconds(w, n + 1), w) for w, n in enumerate(whole)]
+    heapify(soonest)
+    for _ in range(total - sum(whole)):
+        _, first = soonest[0]
+        whole[first] += 1
+        heapreplace(soonest, (seconds(first, whole[first] + 1), first))
+    return whole

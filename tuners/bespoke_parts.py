@@ -1,0 +1,236 @@
+"""The declarative layer of the bespoke model: quantities that are observed by themselves, each a parametric mean with a
+Gaussian process on top (Dalibard et al., "Tuning the Scheduling of Distributed Stochastic Gradient Descent with Bayesian
+Optimization", Section 3).
+
+A `Part` says what a quantity depends on; everything here is computed for many particles, which are values of a part's
+parameters, at once. The Gaussian processes are GPy's Matérn-5/2 (the public framework's default) with its kernel evaluated
+on all particles' scaled distances together, because a GPy model per particle costs more than all the rest; conditioning is
+batched Cholesky. Priors are uniform, as in all published examples of the framework, where it pays in the logarithm.
+
+A forward draw is a function (Wilson et al., "Efficiently sampling functions from Gaussian process posteriors", 2020): a draw
+of the prior from random Fourier features, corrected by what was observed. Whatever is asked of one draw is therefore drawn
+jointly, above all the times of machines that share a type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Evidence", "Part", "Paths", "Prior", "draw_paths", "log_likelihood", "outlier_weights", "predict"]
+
+_Floats = NDArray[np.float64]
+_JITTER = 1e-8  # of a kernel's variance
+_FREEDOM = 4.0  # degrees of freedom of the noise
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """A parameter that is uniform between two ends, in its logarithm if `log`. Raises ValueError for an empty range."""
+
+    name: str
+    low: float
+    high: float
+    log: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high or (self.log and not self.low > 0):
+            raise ValueError(
+                f"Prior of {self.name!r} runs from {self.low} to {self.high}: low must be less than high, positive if log."
+            )
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The range that particles move in."""
+        return (float(np.log(self.low)), float(np.log(self.high))) if self.log else (self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A quantity y(x) = mean(x) + scale(x) g(x) + noise, with g a Gaussian process.
+
+    N particles, n inputs of d numbers each.
+    """
+
+    name: str
+    parameters: tuple[Prior, ...]  # of the mean
+    mean: Callable[[_Floats, _Floats], _Floats]  # (parameters [N, p], inputs [.., n, d]) -> [N, n]
+    features: Callable[[_Floats, _Floats], _Floats]  # (inputs, mean [N, n]) -> [N or 1, n, width], what g depends on
+    width: int
+    amplitude: Prior  # standard deviation of g
+    length: Prior  # one length scale for all features
+    noise: Prior  # standard deviation, before the evidence's own scale
+    floor: float | None = None  # scale(x) is mean(x) + floor; None: it is 1
+
+    @property
+    def priors(self) -> tuple[Prior, ...]:
+        """All of a particle's columns, in order."""
+        return (*self.parameters, self.amplitude, self.length, self.noise)
+
+    def values(self, particles: _Floats) -> _Floats:
+        """Parameters as they are meant, from particles [N, columns] that may be logarithms."""
+        return np.where([p.log for p in self.priors], np.exp(particles), particles)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What was observed of a part: `values` [n] at `inputs` [n, d], with noise of so many times the part's [n]."""
+
+    inputs: _Floats
+    values: _Floats
+    spread: _Floats
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+# ------------------------------------------------------------------------------------------------------ Gaussian processes
+
+
+@cache
+def _matern() -> Any:
+    import GPy
+
+    return GPy.kern.Matern52(1)
+
+
+def _kernel(one: _Floats, other: _Floats, length: _Floats) -> _Floats:
+    """Correlations [N, n, m] of features [N, n, f] and [N, m, f] under length scales [N]."""
+    squared = ((one[:, :, None, :] - other[:, None, :, :]) ** 2).sum(-1)
+    found: _Floats = _matern().K_of_r(np.sqrt(squared) / length[:, None, None])
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """A part's mean [N, n], features [N, n, f] and scale [N, n] at some inputs, for N particles."""
+
+    mean: _Floats
+    features: _Floats
+    scale: _Floats
+
+
+def _at(part: Part, values: _Floats, inputs: _Floats) -> _At:
+    mean = part.mean(values[:, : len(part.parameters)], inputs)
+    features = part.features(inputs, mean)
+    features = np.broadcast_to(features, (len(values), *features.shape[1:]))
+    return _At(mean, features, np.ones_like(mean) if part.floor is None else mean + part.floor)
+
+
+def _shape(values: _Floats) -> tuple[_Floats, _Floats, _Floats]:
+    """Amplitude, length scale and noise of N particles."""
+    return values[:, -3], values[:, -2], values[:, -1]
+
+
+def _factor(part: Part, values: _Floats, evidence: Evidence) -> tuple[_At, _Floats]:
+    """The part at the evidence, and the Cholesky factor [N, n, n] of the covariance of what was observed."""
+    at = _at(part, values, evidence.inputs)
+    amplitude, length, noise = _shape(values)
+    scale = at.scale * amplitude[:, None]
+    covariance = _kernel(at.features, at.features, length) * scale[:, :, None] * scale[:, None, :]
+    diagonal = np.arange(len(evidence))
+    covariance[:, diagonal, diagonal] += (noise[:, None] * evidence.spread) ** 2 + _JITTER * scale**2
+    return at, np.linalg.cholesky(covariance)
+
+
+def log_likelihood(part: Part, particles: _Floats, evidence: Evidence) -> _Floats:
+    """The logarithm of the density of the evidence under each particle, [N]."""
+    if not len(evidence):
+        return np.zeros(len(particles))
+    at, factor = _factor(part, part.values(particles), evidence)
+    white = np.linalg.solve(factor, (evidence.values - at.mean)[:, :, None])[:, :, 0]
+    logarithms = np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(1)
+    found: _Floats = -0.5 * (white**2).sum(1) - logarithms - 0.5 * len(evidence) * np.log(2 * np.pi)
+    return found
+
+
+def predict(part: Part, particles: _Floats, evidence: Evidence, inputs: _Floats) -> tuple[_Floats, _Floats]:
+    """Mean and standard deviation [N, m] of the quantity at `inputs` [m, d] under each particle, without noise."""
+    values = part.values(particles)
+    amplitude, length, _ = _shape(values)
+    there = _at(part, values, inputs)
+    scale = there.scale * amplitude[:, None]
+    if not len(evidence):
+        return there.mean, scale
+    at, factor = _factor(part, values, evidence)
+    cross = _kernel(at.features, there.features, length) * (at.scale * amplitude[:, None])[:, :, None] * scale[:, None, :]
+    white = np.linalg.solve(factor, np.concatenate([cross, (evidence.values - at.mean)[:, :, None]], axis=2))
+    mean = there.mean + (white[:, :, :-1] * white[:, :, -1:]).sum(1)
+    return mean, np.sqrt(np.maximum(scale**2 - (white[:, :, :-1] ** 2).sum(1), 0.0))
+
+
+def outlier_weights(part: Part, particles: _Floats, evidence: Evidence) -> _Floats:
+    """How far to trust each observation, [n] in (0, 1]: what Student-t noise makes of its distance from all others.
+
+    With z the residual of an observation predicted from the others, in deviations, it is (v + 1) / (v + z^2), the expected
+    precision in a scale mixture of v = 4 degrees of freedom; averaged over particles.
+    """
+    at, factor = _factor(part, part.values(particles), evidence)
+    inverse = np.linalg.inv(factor)
+    precision = np.swapaxes(inverse, 1, 2) @ inverse
+    pulled = (precision @ (evidence.values - at.mean)[:, :, None])[:, :, 0]
+    squared = pulled**2 / np.diagonal(precision, axis1=1, axis2=2)
+    weights: _Floats = ((_FREEDOM + 1) / (_FREEDOM + squared)).mean(0)
+    return np.minimum(weights, 1.0)
+
+
+# ------------------------------------------------------------------------------------------------------------ forward draws
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Draws of a part as functions: one per particle that it was made from."""
+
+    part: Part
+    values: _Floats  # [N, columns]
+    frequencies: _Floats  # [N, F, f]
+    phases: _Floats  # [N, F]
+    weights: _Floats  # [N, F]
+    seen: _At | None  # at the evidence
+    pulled: _Floats  # [N, n]: covariance^-1 (observed - drawn)
+
+    def __call__(self, inputs: _Floats) -> _Floats:
+        """The draws [N, m] at `inputs` [m, d] or [N, m, d], each draw at its own."""
+        there = _at(self.part, self.values, inputs)
+        return there.mean + there.scale * self._residual(there)
+
+    def _residual(self, there: _At) -> _Floats:
+        amplitude, length, _ = _shape(self.values)
+        found = amplitude[:, None] * self._waves(there.features)
+        if self.seen is not None:
+            cross = _kernel(there.features, self.seen.features, length) * (amplitude**2)[:, None, None]
+            found = found + (cross @ (self.seen.scale * self.pulled)[:, :, None])[:, :, 0]
+        return found
+
+    def _waves(self, features: _Floats) -> _Floats:
+        """The prior's draws, of unit variance, [N, m]."""
+        waves = np.cos(np.einsum("nmf,nkf->nmk", features, self.frequencies) + self.phases[:, None, :])
+        found: _Floats = np.sqrt(2 / self.phases.shape[1]) * np.einsum("nmk,nk->nm", waves, self.weights)
+        return found
+
+
+def draw_paths(part: Part, particles: _Floats, evidence: Evidence, rng: np.random.Generator, *, waves: int = 128) -> Paths:
+    """One function per row of `particles` [N, columns], given what was observed.
+
+    A Matérn-5/2 process has Student-t frequencies of 5 degrees of freedom.
+    """
+    values = part.values(particles)
+    count, length = len(values), _shape(values)[1]
+    normal = rng.standard_normal((count, waves, part.width)) / length[:, None, None]
+    frequencies = normal / np.sqrt(rng.chisquare(5, (count, waves, 1)) / 5)
+    phases = rng.uniform(0, 2 * np.pi, (count, waves))
+    weights = rng.standard_normal((count, waves))
+    noise = rng.standard_normal((count, len(evidence)))
+    prior = Paths(part, values, frequencies, phases, weights, None, np.zeros((count, 0)))
+    if not len(evidence):
+        return prior
+    at, factor = _factor(part, values, evidence)
+    drawn = at.mean + at.scale * prior._residual(at) + noise * values[:, -1:] * evidence.spread
+    white = np.linalg.solve(factor, (evidence.values - drawn)[:, :, None])
+    pulled = np.linalg.solve(np.swapaxes(factor, 1, 2), white)[:, :, 0]
+    return Paths(part, values, frequencies, phases, weights, at, pulled)
