@@ -171,7 +171,7 @@ def _scenarios(names: Sequence[str]) -> list[str]:
 
     found: list[str] = []
     for name in names:
-        if not set(name) & set("*?["):
+        if not set(name) & set("*?[") or "=" in name:
             found.append(name)
         elif matching := fnmatch.filter(embedded(), name):
             found += [n for n in matching if n not in found]
