@@ -7,6 +7,7 @@ Everything is checked when it is read, and an error names file, table and key. N
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -33,7 +34,7 @@ from simulators.reconfigure import METHODS, Costs
 from simulators.reconfigure import check as check_costs
 from simulators.workloads import Workload, workload, workloads
 from tuners.actions import Job, Rejected, Setting, Space, Target
-from tuners.settings import Choice, Integer, Knob, Node, Real
+from tuners.settings import Choice, Integer, Knob, Node, Real, shared_out
 
 if TYPE_CHECKING:
     from simulators.simulated import SimulatedSystem
@@ -73,19 +74,36 @@ def embedded() -> tuple[str, ...]:
 
 
 def load(name_or_path: str | Path) -> Scenario:
-    """The embedded scenario of that name, or the one in that file. Raises ValueError, saying what is wrong with it."""
-    path = Path(name_or_path)
-    if str(name_or_path) in embedded():
-        path = Path(str(files("harness") / "scenarios" / f"{name_or_path}.toml"))
+    """The embedded scenario of that name, or the one in that file. Raises ValueError, saying what is wrong with it.
+
+    What stands in brackets behind it replaces lines of the file, as in ``boat-c-speechnet[global_batch_size=8192]``.
+    """
+    plain, bracket, changes = str(name_or_path).partition("[")
+    path = Path(plain)
+    if plain in embedded():
+        path = Path(str(files("harness") / "scenarios" / f"{plain}.toml"))
     elif path.suffix != ".toml":
-        hint = near(str(name_or_path), embedded())
-        raise ValueError(f"No scenario {str(name_or_path)!r}: {hint} A file of your own is named with its .toml.")
+        hint = near(plain, embedded())
+        raise ValueError(f"No scenario {plain!r}: {hint} A file of your own is named with its .toml.")
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise ValueError(f"Cannot read scenario {path}: {reason}.") from None
-    return parse(text, name=path.stem, origin=path)
+    if bracket and not changes.endswith("]"):
+        raise ValueError(f"Cannot read {str(name_or_path)!r}: write {plain}[key=value,...].")
+    for change in changes[:-1].split(",") if bracket else ():
+        text = _replaced(text, change, path)
+    return parse(text, name=path.stem + bracket + changes, origin=path)
+
+
+def _replaced(text: str, change: str, origin: Path) -> str:
+    """The file with the value of its one line that begins with a key replaced, as the `change` "key=value" says."""
+    key, equals, value = (part.strip() for part in change.partition("="))
+    changed, found = re.subn(rf"(?m)^{re.escape(key)} *=.*$", lambda _: f"{key} = {value}", text)
+    if not (equals and value) or found != 1:
+        raise ValueError(f"{origin}: cannot change {change!r}: {found} lines begin with that key; name one, as key=value.")
+    return changed
 
 
 def parse(text: str, *, name: str, origin: Path) -> Scenario:
@@ -252,7 +270,23 @@ def _start(scenario: Scenario, made: Workload | None) -> Setting:
     for name in ("batch_size", "learning_rate"):
         if plain[name] is None:
             plain[name] = getattr(made or default, name)
-    return replace(default, **plain)
+    start = replace(default, **plain)
+    return start if table.global_batch_size is None else _evenly(start, table.global_batch_size, scenario.cluster)
+
+
+def _evenly(start: Setting, batch: int, cluster: Cluster) -> Setting:
+    """The start with one mini-batch of all workers together shared out evenly among their devices that can compute."""
+    if start.loads:
+        raise ValueError("global_batch_size: loads say already how it is shared out; leave it out or them.")
+    kinds = dict(cluster.nodes)
+    devices = [(w, bool(device.speed)) for w in start.workers if w in kinds for device in kinds[w].devices]
+    if not any(able for _, able in devices):
+        return start  # what is wrong with such workers is said by the space's check
+    rows: dict[str, tuple[int, ...]] = {}
+    for (worker, _), samples in zip(devices, shared_out([able for _, able in devices], batch), strict=True):
+        rows[worker] = (*rows.get(worker, ()), samples)
+    rows = {worker: row for worker, row in rows.items() if any(row)}
+    return replace(start, workers=tuple(rows), loads=tuple(rows.values()))
 
 
 def _space(scenario: Scenario, made: Workload | None) -> Space:
@@ -269,10 +303,15 @@ def _space(scenario: Scenario, made: Workload | None) -> Space:
 
 
 def _knobs(free: Mapping[str, KnobTable], cluster: Cluster) -> Iterator[Knob]:
-    """The knobs of [free]; one of a family that ends in "/*" stands for one knob per node."""
+    """The knobs of [free]; one of a family that ends in "/*" stands for one knob per node, or per able device."""
     for name, table in free.items():
         family, _, star = name.rpartition("/")
-        for each in (f"{family}/{node}" for node, _ in cluster.nodes) if star == "*" else (name,):
+        members = [node for node, _ in cluster.nodes]
+        if family == "load":
+            members = [
+                f"{node}/{d}" for node, kind in cluster.nodes for d, device in enumerate(kind.devices) if device.speed
+            ]
+        for each in (f"{family}/{member}" for member in members) if star == "*" else (name,):
             yield _knob(each, table)
 
 
@@ -291,9 +330,12 @@ def _knob(name: str, table: KnobTable) -> Knob:
 def _target(table: TargetTable) -> Target:
     if table.metric == "accuracy" and not 0 < table.value <= 1:
         raise ValueError(f"value: accuracy {table.value:g} cannot be reached; it lies in (0, 1].")
-    if not math.isfinite(table.value) or (table.metric == "clocks" and table.value < 1):
-        raise ValueError(f"value: {table.metric} {table.value:g} is no target; give a finite number, of clocks at least 1.")
-    return Target(table.metric, table.value)
+    target = Target(table.metric, table.value)
+    if not math.isfinite(table.value) or (target.counts and table.value < 1):
+        raise ValueError(
+            f"value: {table.metric} {table.value:g} is no target; give a finite number, at least 1 to count to."
+        )
+    return target
 
 
 def _finite(table: BudgetTable) -> BudgetTable:

@@ -68,6 +68,7 @@ class StartTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workers: tuple[str, ...] = ()
     servers: tuple[str, ...] = ()
     batch_size: int | None = None
+    global_batch_size: _Count | None = None  # of all workers together, shared out evenly among their devices
     loads: tuple[tuple[int, ...], ...] = ()
     data_shares: tuple[float, ...] = ()
     model_shares: tuple[float, ...] = ()
@@ -93,7 +94,7 @@ class KnobTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TargetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[target]"""
 
-    metric: Literal["accuracy", "loss", "clocks"]
+    metric: Literal["accuracy", "loss", "clocks", "samples"]
     value: float
     check_clocks: _Count = 50  # validate after every so many pushes
 

@@ -31,8 +31,8 @@ def facts(text: str) -> list[tuple[str, str]]:
 
 
 def _target(metric: str, value: Any) -> str:
-    if metric == "clocks":
-        return f"{value} pushes completed"
+    if metric in ("clocks", "samples"):
+        return f"{value} {'pushes completed' if metric == 'clocks' else 'samples used'}"
     return f"validation {metric} {'at least' if metric == 'accuracy' else 'at most'} {value}"
 
 

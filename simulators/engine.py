@@ -53,6 +53,7 @@ class Clock(NamedTuple):
     clocks: Array  # int32 [k]: pushes since the policy was installed
     drawn: Array  # int32 [k]: mini-batches begun since the job began; the noise counter and data cursor
     pushes: Array  # int32: completed since the job began
+    samples: Array  # int64: in the mini-batches of these pushes
     version: Array  # int32: gradients brought into the parameters
     pulled: Array  # int32 [k]: version that each worker pulled
     grouped: Array  # int32: gradients waiting in the group
@@ -179,7 +180,7 @@ def _step(program: Program, data: Data, plant: Plant, state: State, until_second
         found = jax.lax.cond(some_due, measure, lambda _: nothing, learned.parameters)
         valid_loss, valid_accuracy = (jnp.where(due, value, jnp.nan) for value in found)
     reached = (valid_loss <= plant.target_loss) | (valid_accuracy >= plant.target_accuracy)
-    reached = reached | (clock.pushes >= plant.target_clocks)
+    reached = reached | (clock.pushes >= plant.target_clocks) | (clock.samples >= plant.target_samples)
     status = jnp.where((clock.status == _RUNNING) & done.yes & reached, _TARGET, clock.status)
     return (
         State(clock._replace(status=status), learned),
@@ -288,6 +289,7 @@ def _settle(
         clocks=clocks,
         drawn=clock.drawn + release,
         pushes=clock.pushes + pushed,
+        samples=clock.samples + jnp.where(pushed, plant.samples[worker], 0),
         version=version,
         pulled=jnp.where(release, version, clock.pulled),
         grouped=jnp.where(take, 0, grouped),

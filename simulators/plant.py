@@ -48,6 +48,7 @@ class Plant(NamedTuple):
     target_loss: Array  # done when validation loss <= this (-inf: never)
     target_accuracy: Array  # or accuracy >= this (inf: never)
     target_clocks: Array  # or after so many pushes
+    target_samples: Array  # or when these have used so many samples
 
 
 class UnderWay(NamedTuple):
@@ -152,6 +153,7 @@ def build(
         target_loss=np.float64(target.value if target.metric == "loss" else -np.inf),
         target_accuracy=np.float64(target.value if target.metric == "accuracy" else np.inf),
         target_clocks=np.int32(target.value if target.metric == "clocks" else 2**31 - 1),
+        target_samples=np.int64(target.value if target.metric == "samples" else 2**63 - 1),
     )
     # Plain numpy: calling compiled code with it takes less than making device arrays first, one by one.
     arrays: dict[str, Any] = {name: np.asarray(number) for name, number in numbers.items()}

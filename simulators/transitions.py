@@ -32,6 +32,7 @@ def blank(program: Program, plant: Plant, parameters: Any) -> State:
         clocks=none,
         drawn=none,
         pushes=zero,
+        samples=jnp.asarray(0, jnp.int64),
         version=zero,
         pulled=none,
         grouped=zero,

@@ -72,14 +72,19 @@ Status: TypeAlias = Literal["running", "target", "budget", "diverged", "deadlock
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """When the job is done: the validation metric has reached `value`, or so many clocks are completed."""
+    """When the job is done: the validation metric has reached `value`, or so many clocks are completed or samples used."""
 
-    metric: Literal["accuracy", "loss", "clocks"]  # "clocks" is for workloads that are timing-only
+    metric: Literal["accuracy", "loss", "clocks", "samples"]
     value: float
 
-    def reached(self, loss: float, accuracy: float, clocks: int = 0) -> bool:
-        if self.metric == "clocks":
-            return clocks >= self.value
+    @property
+    def counts(self) -> bool:
+        """Whether it counts what was done and not what was learned: for workloads that are timing-only."""
+        return self.metric in ("clocks", "samples")
+
+    def reached(self, loss: float, accuracy: float, clocks: int = 0, samples: int = 0) -> bool:
+        if self.counts:
+            return (clocks if self.metric == "clocks" else samples) >= self.value
         return accuracy >= self.value if self.metric == "accuracy" else loss <= self.value
 
 

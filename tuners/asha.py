@@ -35,7 +35,7 @@ def asha(
     if plateau_epochs < 1:
         raise ValueError(f"Cannot train to a plateau of {plateau_epochs} epochs: give at least 1.")
     what = tunables(job, tuned, convention=momentum)
-    if not what.space.knobs or job.target.metric == "clocks":
+    if not what.space.knobs or job.target.counts:
         return
     study, distributions = _study(job, pruner), what.space.to_optuna()
     best: Course | None = None

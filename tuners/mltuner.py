@@ -81,7 +81,7 @@ def mltuner(
     make = search if callable(search) else _named(search)
     summariser = Summariser(windows=windows, windows_rule=windows_rule, diverges=diverges)
     what = tunables(job, tuned, copies=copies, convention=momentum)
-    if not what.space.knobs or job.target.metric == "clocks":
+    if not what.space.knobs or job.target.counts:
         return
     at = _Training(job, Line(0, job.start), most_trials, snapshot == "best")
     retunes = job.target.metric == "accuracy" if retune is None else retune

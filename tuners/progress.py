@@ -32,12 +32,13 @@ class Decay(NamedTuple):
 def progress_per_second(seen: Window, target: Target) -> float:
     """The score of a trial, larger is better; minus infinity for one that diverged or can no longer go on.
 
-    Clocks per second where the job only counts clocks, else the decay of its training loss less the standard error.
+    Clocks or samples per second where the job only counts these, else the decay of its training loss less its error.
     """
     if seen.status in ("diverged", "deadlock"):
         return -np.inf
-    if target.metric == "clocks":
-        return seen.clocks / seen.seconds if seen.seconds > 0 else 0.0
+    if target.counts:
+        done = seen.clocks if target.metric == "clocks" else sum(w.samples for w in seen.workers)
+        return done / seen.seconds if seen.seconds > 0 else 0.0
     decay = loss_decay(seen.pushes)
     return decay.per_second - decay.error
 

@@ -6,21 +6,21 @@ plain data without any notion of time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from tuners.knobs import Choice, Integer, Knob, Real, Scalar
 
 if TYPE_CHECKING:
     from emukit.core import ParameterSpace
     from numpy.typing import ArrayLike
     from optuna.distributions import BaseDistribution
 
-__all__ = ["Choice", "Integer", "Knob", "Node", "Real", "Rejected", "Scalar", "Setting", "Space"]
-
-Scalar: TypeAlias = float | int | bool | str
+__all__ = ["Choice", "Integer", "Knob", "Node", "Real", "Rejected", "Scalar", "Setting", "Space", "shared_out"]
 
 
 class Rejected(Exception):
@@ -65,82 +65,6 @@ class Setting:
         return data, model
 
 
-# ---------------------------------------------------------------------------------------------------------------- knobs
-
-
-@dataclass(frozen=True, slots=True)
-class Real:
-    """A knob over an interval, searched on a logarithmic scale if `log`."""
-
-    name: str
-    low: float
-    high: float
-    log: bool = False
-
-    def __post_init__(self) -> None:
-        _check_range(self.name, self.low, self.high, self.log)
-
-    def contains(self, value: Any) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
-
-    def sample(self, rng: np.random.Generator) -> float:
-        if self.log:
-            # Rounding of exp(log(x)) may step over the ends by one unit in the last place.
-            return float(np.clip(np.exp(rng.uniform(np.log(self.low), np.log(self.high))), self.low, self.high))
-        return float(rng.uniform(self.low, self.high))
-
-
-@dataclass(frozen=True, slots=True)
-class Integer:
-    """A knob over whole numbers, both ends included."""
-
-    name: str
-    low: int
-    high: int
-    log: bool = False
-
-    def __post_init__(self) -> None:
-        _check_range(self.name, self.low, self.high, self.log)
-
-    def contains(self, value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
-
-    def sample(self, rng: np.random.Generator) -> int:
-        if self.log:
-            # Half a unit on both sides, so that the ends are as likely as their neighbours.
-            x = np.exp(rng.uniform(np.log(self.low - 0.5), np.log(self.high + 0.5)))
-            return int(np.clip(round(x), self.low, self.high))
-        return int(rng.integers(self.low, self.high, endpoint=True))
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A knob over named or listed values without an order that a model should rely on."""
-
-    name: str
-    options: tuple[Scalar, ...]
-
-    def __post_init__(self) -> None:
-        if not self.options or len(set(self.options)) != len(self.options):
-            raise ValueError(f"Knob {self.name!r} has options {self.options}: give at least one, each once.")
-
-    def contains(self, value: Any) -> bool:
-        return any(type(value) is type(o) and value == o for o in self.options)
-
-    def sample(self, rng: np.random.Generator) -> Scalar:
-        return self.options[int(rng.integers(len(self.options)))]
-
-
-Knob: TypeAlias = Real | Integer | Choice
-
-
-def _check_range(name: str, low: float, high: float, log: bool) -> None:
-    if not low <= high:
-        raise ValueError(f"Knob {name!r} runs from {low} to {high}: low must not exceed high.")
-    if log and not low > 0:
-        raise ValueError(f"Knob {name!r} is logarithmic from {low}: low must be positive.")
-
-
 # ---------------------------------------------------------------------------------------------------------------- space
 
 _FIELDS = tuple(f.name for f in fields(Setting))
@@ -154,7 +78,8 @@ class Space:
 
     * ``worker_count``: the first so many nodes are workers, the others servers;
     * ``role/NODE``: "worker", "server", "both" or "idle";
-    * ``load/NODE/DEVICE``: samples on that device of the node (its index), used where the node is a worker;
+    * ``load/NODE/DEVICE``: samples on that device of the node (its index), used where the node is a worker. As `Real` knobs
+      they are weights, by which the base's whole batch is shared out, and a worker without a sample is none;
     * ``data_share/NODE``, ``model_share/NODE``: weights, divided by their sum;
     * ``option/NAME``: a graph option.
 
@@ -192,6 +117,12 @@ class Space:
         """Whether any knob sets `name`, where "role", "load", ... stand for all knobs of that family."""
         return any(k.name == name or k.name.startswith(name + "/") for k in self.knobs)
 
+    @property
+    def whole_batch(self) -> int:
+        """Samples of one mini-batch of all workers together, where free loads have to sum to it; 0 where they need not."""
+        weights = any(k.name.startswith("load/") and isinstance(k, Real) for k in self.knobs)
+        return sum(map(sum, self.base.loads)) if weights else 0
+
     def sample(self, rng: np.random.Generator) -> dict[str, Scalar]:
         """One value per knob, independently and uniformly (in the logarithm where the knob says so)."""
         return {k.name: k.sample(rng) for k in self.knobs}
@@ -226,9 +157,7 @@ class Space:
 
     def _with_shares(self, setting: Setting, values: Mapping[str, Scalar]) -> Setting:
         if any(v.startswith("load/") for v in values):
-            devices = {n.name: len(n.devices) for n in self.nodes}
-            rows = tuple(tuple(int(values.get(f"load/{w}/{d}", 0)) for d in range(devices[w])) for w in setting.workers)
-            setting = replace(setting, loads=rows)
+            setting = self._with_loads(setting, values)
         data = _normalised("data_share", setting.workers, values)
         model = _normalised("model_share", setting.servers, values)
         setting = replace(setting, data_shares=data or setting.data_shares, model_shares=model or setting.model_shares)
@@ -236,6 +165,19 @@ class Space:
         if options:
             setting = replace(setting, options=tuple(sorted((dict(setting.options) | options).items())))
         return setting
+
+    def _with_loads(self, setting: Setting, values: Mapping[str, Scalar]) -> Setting:
+        names = [[f"load/{n.name}/{d}" for d in range(len(n.devices))] for n in self.nodes if n.name in setting.workers]
+        rows = [[int(values.get(name, 0)) for name in row] for row in names]
+        if self.whole_batch:
+            weights = [float(values.get(name, 0)) for row in names for name in row]
+            if not any(weights):
+                weights = [float(self.knob(name) is not None) for row in names for name in row]
+            samples = iter(shared_out(weights, self.whole_batch) if any(weights) else [0] * len(weights))
+            rows = [[next(samples) for _ in row] for row in names]
+        loads = dict(zip((n.name for n in self.nodes if n.name in setting.workers), map(tuple, rows), strict=True))
+        workers = tuple(w for w in setting.workers if any(loads[w]) or not self.whole_batch)
+        return replace(setting, workers=workers, loads=tuple(loads[w] for w in workers))
 
     def values(self, setting: Setting) -> dict[str, Scalar]:
         """The knobs' values in `setting`: the inverse of `setting` as far as the knobs can tell."""
@@ -253,7 +195,8 @@ class Space:
         if head == "load":
             rows = dict(zip(setting.workers, setting.loads, strict=False))
             first = setting.batch_size if node in setting.workers and device == "0" else 0
-            return rows[node][int(device)] if node in rows else first
+            samples = rows[node][int(device)] if node in rows else first
+            return samples / self.whole_batch if self.whole_batch else samples
         if head in ("data_share", "model_share"):
             data, model = setting.shares()
             members, shares = (setting.workers, data) if head == "data_share" else (setting.servers, model)
@@ -278,6 +221,8 @@ class Space:
             if value != base and not free.get(name, self.knob(name) is not None):
                 raise Rejected(f"Cannot set {name} to {value!r}: this scenario holds it at {base!r}.")
         self._check_families(setting)
+        if self.whole_batch and (given := sum(map(sum, setting.loads))) != self.whole_batch:
+            raise Rejected(f"Cannot use loads of {given} samples in all: they have to sum to the batch, {self.whole_batch}.")
         for knob in self.knobs:
             if knob.name.partition("/")[0] in ("load", "data_share", "model_share"):
                 continue  # ranges of weights bind the search, not the shares that come of them
@@ -352,6 +297,21 @@ def _normalised(family: str, members: tuple[str, ...], values: Mapping[str, Scal
     weights = [float(values.get(f"{family}/{m}", 0.0)) for m in members]
     total = sum(weights)
     return tuple(w / total for w in weights) if total > 0 else ()
+
+
+def shared_out(weights: Sequence[float], total: int) -> tuple[int, ...]:
+    """`total` whole things in proportion to `weights`, by largest remainder, the first of equals first.
+
+    Raises ValueError for weights that are negative, not finite or all zero.
+    """
+    exact = np.asarray(weights, float)
+    if not (np.all(exact >= 0) and 0 < exact.sum() < np.inf):
+        raise ValueError(f"Cannot share {total} out by weights {list(weights)}: give some that are positive, none negative.")
+    exact = exact / exact.sum() * total
+    counts = np.floor(exact + 1e-9).astype(int)
+    order = np.argsort(counts - exact, kind="stable")
+    counts[order[: total - counts.sum()]] += 1
+    return tuple(int(n) for n in counts)
 
 
 def _role(setting: Setting, node: str) -> Scalar:

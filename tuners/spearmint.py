@@ -31,7 +31,7 @@ def spearmint(
     if plateau_epochs < 1:
         raise ValueError(f"Cannot train to a plateau of {plateau_epochs} epochs: give at least 1.")
     what = tunables(job, tuned, convention=momentum)
-    if not what.space.knobs or job.target.metric == "clocks":
+    if not what.space.knobs or job.target.counts:
         return
     search = searcher("gp", what.space, (job.seed,), stops=stops)
     best: Course | None = None

@@ -86,6 +86,7 @@ def _plant(workers: int, samples: int) -> Plant:
         target_loss=jnp.asarray(-jnp.inf),
         target_accuracy=jnp.asarray(jnp.inf),
         target_clocks=jnp.asarray(2**30, jnp.int32),
+        target_samples=jnp.asarray(2**62, jnp.int64),
     )
 
 

@@ -1,0 +1,136 @@
+"""Schedules of synchronous training: who works, who serves, and how many samples every device gets (Bespoke BO, Section 2).
+
+The domain that the bespoke optimiser and the searches it is measured against have in common, and what an evaluation is:
+20 iterations of the running job under a schedule, of which the last 10 count, for the first few vary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tuners.actions import Action, Job, Reconfigure, Rejected, Run, Setting, Window
+from tuners.settings import Real, shared_out
+
+__all__ = ["Measured", "Schedule", "batch", "devices", "evenly", "is_free", "measure", "schedule", "setting"]
+
+
+class Schedule(NamedTuple):
+    """One point of the domain. Who has samples is a worker, so that no two schedules stand for one setting."""
+
+    servers: tuple[str, ...]  # in the job's order
+    loads: tuple[tuple[int, ...], ...]  # samples per device, a row for every node of the job; all zero: not a worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What an evaluation has brought."""
+
+    setting: Setting
+    seconds: float  # of an iteration, mean of those that count
+    iteration_seconds: tuple[float, ...]  # each of them
+    machine_seconds: Mapping[str, float]  # per worker, of one mini-batch: its devices and bringing their gradients together
+    device_seconds: Mapping[str, tuple[float, ...]]  # per worker and device, 0 for one without samples
+    window: Window  # in which this was measured
+
+
+# ------------------------------------------------------------------------------------------------------------ the domain
+
+
+def is_free(job: Job) -> bool:
+    """Whether schedules are this job's to choose: synchronous, roles free, loads free and adding up to one batch."""
+    return job.start.policy == "bsp" and job.space.frees("role") and batch(job) > 0
+
+
+def batch(job: Job) -> int:
+    """Samples that all workers together use in one iteration; 0 where that is not fixed."""
+    return job.space.whole_batch
+
+
+def devices(job: Job) -> tuple[tuple[int, int], ...]:
+    """The devices that may be given samples, as (index of the node, index of the device)."""
+    return tuple(
+        (i, d)
+        for i, node in enumerate(job.nodes)
+        for d in range(len(node.devices))
+        if isinstance(job.space.knob(f"load/{node.name}/{d}"), Real)
+    )
+
+
+def setting(job: Job, schedule: Schedule) -> Setting:
+    """The start setting under that schedule."""
+    rows = {node.name: row for node, row in zip(job.nodes, schedule.loads, strict=True) if any(row)}
+    return replace(
+        job.start,
+        workers=tuple(rows),
+        servers=schedule.servers,
+        loads=tuple(rows.values()),
+        data_shares=(),
+        model_shares=(),
+    )
+
+
+def schedule(job: Job, setting: Setting) -> Schedule:
+    """The schedule of a setting that says its loads."""
+    rows = dict(zip(setting.workers, setting.loads, strict=True))
+    return Schedule(
+        tuple(n.name for n in job.nodes if n.name in setting.servers),
+        tuple(rows.get(n.name, (0,) * len(n.devices)) for n in job.nodes),
+    )
+
+
+def evenly(job: Job, chosen: Sequence[tuple[int, int]]) -> Schedule:
+    """The batch shared out evenly among the `chosen` devices; whoever works serves, too (Section 4).
+
+    Where there are more devices than samples, the last ones get none. Raises ValueError where no device is chosen.
+    """
+    rows = [[0] * len(n.devices) for n in job.nodes]
+    for (node, device), samples in zip(chosen, shared_out([1.0] * len(chosen), batch(job)), strict=True):
+        rows[node][device] = samples
+    working = tuple(n.name for n, row in zip(job.nodes, rows, strict=True) if any(row))
+    return Schedule(working, tuple(map(tuple, rows)))
+
+
+# ----------------------------------------------------------------------------------------------------------- evaluations
+
+
+def measure(
+    setting: Setting, current: Setting | None, *, iterations: int = 20, counted: int = 10
+) -> Generator[Action[Any], Any, Measured | Window | None]:
+    """Bring the job from its `current` setting to another and let it train for so many iterations, the last of which count.
+
+    Answered with None where the setting is refused, and with the last window alone where something came between: the job
+    ended, or a node was lost and the runtime has changed the setting. Raises ValueError unless 0 < counted < iterations.
+    """
+    if not 0 < counted < iterations:
+        raise ValueError(f"Cannot count {counted} of {iterations} iterations: count some, and leave some out before them.")
+    try:
+        if setting != current:
+            yield from Reconfigure(setting)
+        workers = len(setting.workers)
+        seen = yield from Run(clocks=(iterations - counted) * workers)
+        if _went_well(seen, setting, (iterations - counted) * workers):
+            seen = yield from Run(clocks=counted * workers)
+    except Rejected:
+        return None
+    if not _went_well(seen, setting, counted * workers):
+        return seen
+    # Each iteration ends with the push of the slowest, and the next begins.
+    ends = seen.pushes.seconds[workers - 1 :: workers]
+    each = np.diff(np.concatenate([[seen.start_seconds], ends]))
+    return Measured(
+        setting=setting,
+        seconds=float(each.mean()),
+        iteration_seconds=tuple(float(x) for x in each),
+        machine_seconds={w.node: w.compute_seconds / w.pushes for w in seen.workers},
+        device_seconds={w.node: w.device_seconds for w in seen.workers},
+        window=seen,
+    )
+
+
+def _went_well(seen: Window, setting: Setting, clocks: int) -> bool:
+    """Whether a window brought all its clocks under the setting asked for; the last push of a job may be the target."""
+    return seen.clocks == clocks and (seen.setting or setting) == setting and seen.status in ("running", "target")
