@@ -1,13 +1,29 @@
-"""What the tables of a comparison hold: column names with their units, types, and the version of the format."""
+"""What tables hold, those of a comparison and those of a trace: column names with their units, types, and the versions.
+
+A *trace* is what was recorded of one or more runs, simulated or real. Its tables have one vocabulary, whoever recorded them;
+null stands for what nobody recorded. Times are seconds since the run began.
+"""
 
 from __future__ import annotations
 
 import msgspec
 import polars as pl
 
+from traces.plausible import Column, Table
 from tuners.actions import Setting
 
-__all__ = ["EVALUATIONS", "HOST", "KEYS", "SCORES", "SETTINGS", "VERSION", "setting_from", "setting_text"]
+__all__ = [
+    "EVALUATIONS",
+    "HOST",
+    "KEYS",
+    "SCORES",
+    "SETTINGS",
+    "TRACE",
+    "TRACE_VERSION",
+    "VERSION",
+    "setting_from",
+    "setting_text",
+]
 
 VERSION = 2
 """Of the results folder as a whole; a folder of another version is refused, never converted silently."""
@@ -53,6 +69,151 @@ SETTINGS: dict[str, pl.DataType] = {**_RUN, "seconds": pl.Float64(), "setting": 
 
 HOST: dict[str, pl.DataType] = {**_RUN, "thinking_seconds": pl.Float64(), "wall_seconds": pl.Float64()}
 """What the host measured: never the same twice, so it stands apart from the rest (`host.csv`)."""
+
+# ---------------------------------------------------------------------------------------------------------------- traces
+
+TRACE_VERSION = 1
+"""Of the tables below; a trace of another version is refused, never converted silently."""
+
+_TEXT, _FLOAT, _WHOLE = pl.String(), pl.Float64(), pl.Int64()
+_NAME = Column(_TEXT)
+_WORDS = Column(_TEXT, required=False)
+_NUMBER = Column(_FLOAT, required=False)
+_COUNT = Column(_WHOLE, required=False, low=0)
+_RATE = Column(_FLOAT, required=False, low=0)
+_SHARE = Column(_FLOAT, required=False, low=0, high=1)
+_BRANCH = Column(pl.Int32(), low=0)
+_MOMENT = Column(_FLOAT, low=-3600.0, high=3.2e8)  # ten years; a Unix time in milliseconds, or in seconds, is beyond
+_DURATION = Column(_FLOAT, required=False, low=0, high=3.2e8)
+_SPELL = Column(_FLOAT, required=False, low=0, high=86_400.0)  # no part of one iteration takes a day
+
+TRACE: dict[str, Table] = {
+    # One row per run.
+    "runs": Table(
+        {
+            "run": _NAME,  # what other tables call it
+            "workload": _WORDS,
+            "cluster": _WORDS,  # type of its machines
+            "seed": Column(_WHOLE, required=False),
+            "status": _WORDS,  # how it ended, where the system tells
+            "seconds": _DURATION,  # from beginning to end
+            "seconds_sd": _DURATION,  # where it was repeated; standard deviation over repetitions
+            "trimmed_seconds": _DURATION,  # of these, after `trimmed_loss` was reached for the first time
+            "steps": _COUNT,  # in the system's own count: completed pushes, or global steps
+            "steps_sd": _RATE,
+            "samples_per_second": _RATE,  # of all workers together
+            "first_loss": _NUMBER,
+            "trimmed_loss": _NUMBER,
+            "loss": _NUMBER,  # at the end
+            "accuracy": _SHARE,  # at the end
+            "accuracy_sd": _SHARE,
+            "cost_usd": _RATE,
+            "extras": _WORDS,  # a JSON object: what the source tells beyond these columns
+        },
+        key=("run",),
+    ),
+    # What a run was set to: a row where it begins, and one per change, when the change is in force.
+    "settings": Table(
+        {
+            "run": _NAME,
+            "branch": _BRANCH,
+            "seconds": _MOMENT,
+            "workers": _COUNT,
+            "servers": _COUNT,
+            "batch_size": _COUNT,  # of one worker's mini-batch
+            "policy": _WORDS,  # bsp, asp, ssp, ...
+            "staleness": _COUNT,  # the bound, where the policy has one
+            "intra_threads": _COUNT,
+            "inter_threads": _COUNT,
+            "transfer_bits": _COUNT,
+            "learning_rate": _RATE,
+            "momentum": _RATE,
+            "options": _WORDS,  # a JSON object: what else was set
+            "setting": _WORDS,  # all of it, as `setting_text` writes it; null where nodes have no names
+        },
+        time="seconds",
+        by=("run", "branch"),
+    ),
+    # One row per completed push, or per worker and step where all push together.
+    "iterations": Table(
+        {
+            "run": _NAME,
+            "branch": _BRANCH,
+            "seconds": _MOMENT._replace(required=False),  # when it was completed
+            "worker": Column(pl.Int32(), low=0),
+            "clock": Column(pl.Int32(), low=0),  # the worker's iterations before, or the number of the step
+            "step_seconds": _SPELL,  # from beginning to end, where that was recorded as a whole
+            "compute_seconds": _SPELL,
+            "pull_seconds": _SPELL,
+            "push_seconds": _SPELL,
+            "wait_seconds": _SPELL,
+            "staleness": Column(pl.Int32(), required=False, low=0),  # updates by others between its pull and its push
+            "loss": _NUMBER,  # of the mini-batch; null where not finite: the run has diverged
+        },
+        key=("run", "branch", "worker", "clock", "seconds"),
+        time="seconds",
+        by=("run", "branch"),
+    ),
+    # How far a run had come.
+    "progress": Table(
+        {
+            "run": _NAME,
+            "branch": _BRANCH,
+            "seconds": _MOMENT._replace(required=False),
+            "steps": Column(_WHOLE, low=0),
+            "policy": _WORDS,
+            "training_loss": _NUMBER,  # of one mini-batch
+            "validation_loss": _NUMBER,
+            "accuracy": _SHARE,
+            "variation": _RATE,  # of the workers' times in this step: standard deviation over mean
+        },
+        key=("run", "branch", "seconds", "steps", "training_loss", "validation_loss", "accuracy"),
+        time="seconds",
+        by=("run", "branch"),
+    ),
+    "node_events": Table(
+        {
+            "run": _NAME,
+            "seconds": _MOMENT,
+            "node": _NAME,
+            "event": _NAME._replace(among=("joined", "leaving", "left", "failed")),
+        },
+        key=("run", "seconds", "node", "event"),
+        time="seconds",
+        by=("run",),
+    ),
+    "reconfigurations": Table(
+        {
+            "run": _NAME,
+            "branch": _BRANCH,
+            "seconds": _MOMENT,  # when it was over
+            "method": _WORDS,
+            "total_seconds": _DURATION,  # from the request on
+            "stall_seconds": _DURATION,  # of these, nobody trained
+            "slow_seconds": _DURATION,  # of these, training shared resources with the change
+            "bytes_moved": _RATE,
+            "done": Column(pl.Boolean(), required=False),  # false: rolled back
+            "steps": _WORDS,  # what was done, in order
+        },
+        time="seconds",
+        by=("run", "branch"),
+    ),
+    # What nodes and networks did, measured beside training or without any.
+    "probes": Table(
+        {
+            "run": _NAME,
+            "node": _NAME,
+            "seconds": _MOMENT,
+            "bandwidth_bytes_per_second": Column(_FLOAT, required=False, low=0, high=1e12),
+            "relative_seconds": _RATE,  # a duration in a unit of the run's own: only ratios within a run mean anything
+            "relative_speed": _RATE,  # likewise, and more is faster
+        },
+        key=("run", "node", "seconds"),
+        time="seconds",
+        by=("run", "node"),
+    ),
+}
+"""The tables of a trace. Any of them may be empty."""
 
 
 def setting_text(setting: Setting) -> str:

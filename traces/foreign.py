@@ -1,0 +1,175 @@
+"""Files of other people: read with limits, checked, and never trusted to be what their name says.
+
+Every function raises TraceError, naming file, row and column, for whatever is wrong with a file, and returns the whole of it
+or nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import polars as pl
+
+from traces.plausible import Table, TraceError, check, check_columns, fault
+
+__all__ = ["bytes_of", "json_of", "lines_of", "read_csv", "read_parquet", "text_of", "typed"]
+
+T = TypeVar("T")
+
+_MOST_BYTES = 1 << 30
+_MOST_COLUMNS = 10_000
+_MOST_ROWS = 50_000_000
+_LONGEST_LINE = 1 << 20
+_CHILD_SECONDS = 300
+
+
+def bytes_of(path: Path, *, most: int = _MOST_BYTES) -> bytes:
+    """The bytes of a file that is not larger than `most`."""
+    try:
+        size = path.stat().st_size
+        if size > most:
+            raise fault(path, f"it has {size} bytes, and more than {most} are not read. Cut it into smaller files.")
+        return path.read_bytes()
+    except OSError as error:
+        raise fault(path, f"{error.strerror or error}.") from None
+
+
+def text_of(path: Path, *, most: int = _MOST_BYTES) -> str:
+    """The text of a file in UTF-8, without its byte order mark."""
+    return _decoded(bytes_of(path, most=most), path)
+
+
+def lines_of(path: Path, *, ends: bool = True) -> list[str]:
+    """The lines of a text file, none of which may be very long; if `ends`, the last must have its end, or it was cut."""
+    text = text_of(path)
+    if ends and text and not text.endswith("\n"):
+        raise fault(path, "its last line has no end: the file was cut short.", row=text.count("\n"))
+    lines = text.splitlines()
+    for row, line in enumerate(lines):
+        if len(line) > _LONGEST_LINE:
+            raise fault(path, f"the line has {len(line)} characters.", row=row)
+    return lines
+
+
+def json_of(path: Path, kind: type[T]) -> T:
+    """What a JSON file holds, which must be a `kind` (a msgspec structure, say)."""
+    try:
+        return msgspec.json.decode(bytes_of(path), type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise fault(path, f"it is not what it should be ({error}).") from None
+
+
+# ------------------------------------------------------------------------------------------------------------------ CSV
+
+
+def read_csv(path: Path, table: Table, *, header: bool = True, ends: bool = True, index: str = "") -> pl.DataFrame:
+    """The columns that `table` names, typed and checked. Without `header` these are the columns in their order.
+
+    If `ends`, the file's last line must have its end: the program that makes such files writes one. `index` is the name to
+    give to a first column that has none.
+    """
+    data = bytes_of(path)
+    _decoded(data, path)
+    head = data[: _LONGEST_LINE + 1].split(b"\n", 1)[0]
+    if len(head) > _LONGEST_LINE or head.count(b",") >= _MOST_COLUMNS:
+        raise fault(path, f"it has more than {_MOST_COLUMNS} columns, or is no CSV file at all.", row=None)
+    if not data.strip():
+        raise fault(path, "it is empty.")
+    if ends and not data.endswith(b"\n"):
+        raise fault(path, "its last line has no end: the file was cut short.", row=max(0, data.count(b"\n") - header))
+    names = None if header else list(table.columns)
+    try:
+        frame = pl.read_csv(io.BytesIO(data), has_header=header, infer_schema=False, new_columns=names)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise _ragged(data, path, header, str(error)) from None
+    if index and frame.columns[0] == "":
+        frame = frame.rename({"": index})
+    if frame.height > _MOST_ROWS:
+        raise fault(path, f"it has {frame.height} rows, and more than {_MOST_ROWS} are not read.")
+    return typed(frame, table, path)
+
+
+def typed(frame: pl.DataFrame, table: Table, path: Path) -> pl.DataFrame:
+    """A frame of texts with the columns of `table`, cast and checked."""
+    names = list(table.columns)
+    check_columns(frame, Table({n: c._replace(kind=pl.String()) for n, c in table.columns.items()}), path)
+    texts = frame.select(pl.col(names).str.strip_chars().replace("", None))
+    others = [name for name in names if table.columns[name].kind != pl.String]
+    cast = texts.with_columns(pl.col(name).cast(table.columns[name].kind, strict=False) for name in others)
+    lost = cast.select(others).null_count().row(0) if others else ()
+    for name, nulls in zip(others, lost, strict=True):
+        if nulls != texts[name].null_count():
+            row = int((cast[name].is_null() & texts[name].is_not_null()).arg_true()[0])
+            raise fault(path, f"{texts[name][row][:80]!r} is no {table.columns[name].kind}.", row=row, column=name)
+    check(cast, table, path)
+    return cast
+
+
+def _decoded(data: bytes, path: Path) -> str:
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise fault(path, f"byte {error.start} is no text in UTF-8.", row=data.count(b"\n", 0, error.start)) from None
+    if "\0" in text:
+        raise fault(path, "it holds a zero byte, and is no text.", row=text.count("\n", 0, text.index("\0")))
+    return text
+
+
+def _ragged(data: bytes, path: Path, header: bool, why: str) -> TraceError:
+    """Which row has more or fewer fields than the first."""
+    csv.field_size_limit(_LONGEST_LINE)
+    try:
+        rows = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))
+        width = len(next(rows))
+        for row, fields in enumerate(rows):
+            if len(fields) != width:
+                return fault(path, f"it has {len(fields)} fields, and the first line has {width}.", row=row + (not header))
+    except (csv.Error, StopIteration) as error:
+        why = str(error) or why
+    return fault(path, f"it is no CSV file that can be read ({why.splitlines()[0][:200]}).")
+
+
+# -------------------------------------------------------------------------------------------------------------- Parquet
+
+
+def read_parquet(path: Path, table: Table) -> pl.DataFrame:
+    """The columns that `table` names, of any type that can be cast to theirs, checked.
+
+    A damaged Parquet file can bring down the process that reads it, or ask for more memory than there is; so it is read in
+    a process of its own, with limits.
+    """
+    bytes_of(path)
+    command = [sys.executable, "-m", "traces.foreign_parquet", str(path), json.dumps(list(table.columns)), str(_MOST_ROWS)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_CHILD_SECONDS, check=False)  # noqa: S603 (our own)
+    except subprocess.TimeoutExpired:
+        raise fault(path, f"it could not be read in {_CHILD_SECONDS} s.") from None
+    if done.returncode != 0:
+        said = done.stdout.decode(errors="replace").strip()
+        raise fault(path, said or "it is damaged or cut short: what reads Parquet came to grief over it.")
+    frame = _cast(pl.read_ipc(io.BytesIO(done.stdout)), table, path)
+    check(frame, table, path)
+    return frame
+
+
+def _cast(frame: pl.DataFrame, table: Table, path: Path) -> pl.DataFrame:
+    columns: list[Any] = []
+    for name, column in table.columns.items():
+        values = frame[name]
+        try:
+            cast = values.cast(column.kind, strict=False)
+        except pl.exceptions.PolarsError:
+            raise fault(path, f"it holds {values.dtype}, not {column.kind}.", column=name) from None
+        lost = cast.is_null() & values.is_not_null()
+        if lost.any():
+            row = int(lost.arg_true()[0])
+            raise fault(path, f"{str(values[row])[:80]!r} is no {column.kind}.", row=row, column=name)
+        columns.append(cast)
+    return pl.DataFrame(columns)

@@ -1,0 +1,82 @@
+"""Recordings of others as traces: one file per public format, each of which says what that format is.
+
+An importer reads everything, checks it, and only then is anything written: an import is whole or it is not there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from traces.importers import (
+    alibaba_pai_minibatch,
+    azure_vm_noise,
+    bamboo_spot,
+    bytedance_straggler,
+    dl2_config_speed,
+    selftf,
+    skypilot_spot,
+    sync_switch,
+    trimtuner_tf_ps,
+    uta_ec2_tokenbucket,
+)
+from traces.importers.source import Imported, Source
+from traces.parts import Origin, TraceWriter, digest_of
+from traces.plausible import TraceError, check
+from traces.schema import TRACE
+
+__all__ = ["SOURCES", "Imported", "Source", "import_trace", "read"]
+
+SOURCES: dict[str, Source] = {
+    "alibaba-pai-minibatch": alibaba_pai_minibatch.SOURCE,
+    "azure-vm-noise": azure_vm_noise.SOURCE,
+    "bamboo-spot": bamboo_spot.SOURCE,
+    "bytedance-straggler": bytedance_straggler.SOURCE,
+    "dl2-config-speed": dl2_config_speed.SOURCE,
+    "selftf": selftf.SOURCE,
+    "skypilot-spot": skypilot_spot.SOURCE,
+    "sync-switch": sync_switch.SOURCE,
+    "trimtuner-tf-ps": trimtuner_tf_ps.SOURCE,
+    "uta-ec2-tokenbucket": uta_ec2_tokenbucket.SOURCE,
+}
+
+_PART_ROWS = 1 << 20
+
+
+def import_trace(source: str, path: Path, out: Path, *, made_by: str) -> dict[str, int]:
+    """Import the recording at `path` as a trace at `out`, whole or not at all; the rows of each table.
+
+    `made_by` is the program and version that the trace names. Raises ValueError for an unknown source and where `out` is
+    there already, TraceError for what is wrong with the recording, naming file, row and column.
+    """
+    known = SOURCES.get(source)
+    if known is None:
+        raise ValueError(f"No importer is called {source!r}: there are {', '.join(SOURCES)}.")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"Cannot write a trace to {out}: it is there already. Name another folder.")
+    made = read(known, path)
+    inputs = tuple(
+        (p.relative_to(path).as_posix() if path.is_dir() else p.name, digest_of(p.read_bytes())) for p in made.inputs
+    )
+    origin = Origin(source, made_by, known.of, known.licence, known.cite, inputs)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        with TraceWriter(unfinished, origin, part_rows=_PART_ROWS) as writer:
+            for name, frame in made.tables.items():
+                writer.add(name, frame)
+        unfinished.replace(out)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return {name: frame.height for name, frame in made.tables.items()}
+
+
+def read(source: Source, path: Path) -> Imported:
+    """What `source` makes of `path`, held against what tables of a trace must hold. Raises TraceError."""
+    if not path.exists():
+        raise TraceError(f"Cannot use {path}: there is no such file or folder.")
+    made = source.read(path)
+    for name, frame in made.tables.items():
+        check(frame, TRACE[name], f"{path} (as table {name})")
+    return made

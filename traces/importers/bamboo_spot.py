@@ -1,0 +1,93 @@
+"""Nodes that come and go on spot markets, recorded for Bamboo (Thorpe et al., NSDI'23).
+
+Source format: CSV without a header, ``<milliseconds since the start>,<add|remove>,<node>``, sorted, polled once a minute;
+the names of nodes are never used again. Joining is the autoscaler's doing, not the market's, and why a node left is not
+told.
+Also reads a table with the columns trace, t_s, event, node.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+
+from traces.foreign import read_csv
+from traces.importers.source import Imported, Source, found, nothing_known, table
+from traces.plausible import Column, Table, fault
+
+__all__ = ["SOURCE", "read"]
+
+_POLLED_MS = 60_000
+_RAW = Table(
+    {
+        "ms": Column(pl.Int64(), low=0, high=3.2e10),
+        "event": Column(pl.String(), among=("add", "remove")),
+        "node": Column(pl.String()),
+    },
+    key=("event", "node"),
+    time="ms",
+)
+_TABLED = Table(
+    {
+        "trace": Column(pl.String()),
+        "t_s": Column(pl.Float64(), low=0, high=3.2e7),
+        "event": Column(pl.String(), among=("add", "remove")),
+        "node": Column(pl.String()),
+    },
+    key=("trace", "event", "node"),
+    time="t_s",
+    by=("trace",),
+)
+_EVENTS = {"add": "joined", "remove": "left"}
+
+
+def read(path: Path) -> Imported:
+    """`path` is a trace, a folder of `*-trace.csv`, or one with node_events.csv."""
+    paths = found(path, "*-trace.csv", "node_events.csv")
+    if not paths:
+        raise nothing_known(path, "*-trace.csv", "node_events.csv")
+    frame = pl.concat([_tabled(p) if p.name == "node_events.csv" else _raw(p) for p in paths])
+    named = frame.rename({"trace": "run", "t_s": "seconds"}).with_columns(event=pl.col("event").replace_strict(_EVENTS))
+    runs = named.group_by("run", maintain_order=True).agg(seconds=pl.col("seconds").max())
+    return Imported(
+        {"runs": table("runs", runs.with_columns(cluster="run")), "node_events": table("node_events", named)}, tuple(paths)
+    )
+
+
+def _raw(path: Path) -> pl.DataFrame:
+    frame = read_csv(path, _RAW, header=False)
+    off = (frame["ms"] % _POLLED_MS != 0).arg_true()
+    if len(off):
+        why = f"{frame['ms'][off[0]]} is no multiple of {_POLLED_MS}, and times are milliseconds, polled once a minute."
+        raise fault(path, why, row=int(off[0]), column="ms")
+    _check_alive(frame, path)
+    name = path.name.removesuffix(".csv").removesuffix("-trace")
+    return frame.select(trace=pl.lit(name), t_s=pl.col("ms") / 1000.0, event="event", node="node")
+
+
+def _tabled(path: Path) -> pl.DataFrame:
+    frame = read_csv(path, _TABLED)
+    for (_,), one in frame.with_row_index("row").group_by("trace", maintain_order=True):
+        _check_alive(one, path)
+    return frame.select("trace", "t_s", "event", "node")
+
+
+def _check_alive(frame: pl.DataFrame, path: Path) -> None:
+    """Raise TraceError where a node leaves that is not there."""
+    rows = frame["row"].to_list() if "row" in frame.columns else range(frame.height)
+    alive: set[str] = set()
+    for row, event, node in zip(rows, frame["event"], frame["node"], strict=True):
+        if event == "add":
+            alive.add(node)
+        elif node not in alive:
+            raise fault(path, f"{node!r} is removed, and was never added.", row=row, column="node")
+
+
+SOURCE = Source(
+    summary="nodes joining and leaving on spot markets, 11 h on two instance types",
+    of="uclasystem/bamboo @ 80809293289419d40a870b4a9ccb8df0082ce3fb",
+    licence="MIT, Copyright (c) 2022 UCLASystem",
+    cite="Thorpe et al., Bamboo, NSDI'23",
+    read=read,
+)

@@ -1,0 +1,167 @@
+"""Operations of every worker in sampled steps of three large training jobs (ByteDance, StragglerAnalysis).
+
+Source format: ``trace-<job>.parquet``, a row per operation: dp_rank, stage, rank, step (sampled, not contiguous), optype,
+start_ts (seconds since the step's own start), duration (seconds), seq_id; beside it ``meta-<job>.yaml`` (sizes of the job)
+and ``result-<job>.json`` (step_t_base, the recorded time of every step), which must agree. Communication includes waiting
+for
+the slowest peer: pulling is params-all-gather here, pushing grads-reduce-scatter. Also reads these sums as
+worker_step.parquet.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import polars as pl
+
+from traces.foreign import json_of, lines_of, read_parquet
+from traces.importers.source import Imported, Source, as_text, found, nothing_known, table
+from traces.plausible import Column, Table, fault
+
+__all__ = ["SOURCE", "read"]
+
+_LONGEST_SECONDS = 600.0
+_AGREED_SECONDS = 1e-4
+_OPERATIONS = (
+    "forward-compute",
+    "backward-compute",
+    "forward-send",
+    "forward-recv",
+    "backward-send",
+    "backward-recv",
+    "grads-reduce-scatter",
+    "params-all-gather",
+    "layernorm-grads-all-reduce",
+    "embedding-grads-all-reduce",
+    "optimizer",
+    "optimizer-clip-main-grad",
+    "gc",
+)
+_WHOLE = Column(pl.Int64(), low=0, high=2**31 - 1)
+_SPELL = Column(pl.Float64(), low=0, high=_LONGEST_SECONDS)
+_RAW = Table(
+    {
+        "dp_rank": _WHOLE,
+        "stage": _WHOLE,
+        "rank": _WHOLE,
+        "step": _WHOLE,
+        "optype": Column(pl.String(), among=_OPERATIONS),
+        "start_ts": Column(pl.Float64(), low=-1.0, high=_LONGEST_SECONDS),
+        "duration": _SPELL,
+        "seq_id": _WHOLE,
+        "mc": Column(pl.Int64(), low=-1),
+        "mb_id": Column(pl.Int64(), low=-1),
+    },
+    key=("rank", "step", "optype", "seq_id", "mc", "mb_id"),
+)
+_TABLED = Table(
+    {
+        "job": Column(pl.String()),
+        "step": _WHOLE,
+        "stage": _WHOLE,
+        "rank": _WHOLE,
+        "fwd_s": _SPELL,
+        "bwd_s": _SPELL,
+        "grads_reduce_scatter_s": _SPELL,
+        "params_all_gather_s": _SPELL,
+        "step_time_s": _SPELL,
+    },
+    key=("job", "step", "rank"),
+    time="step",
+    by=("job", "rank"),
+)
+
+
+class _Result(msgspec.Struct):
+    step_t_base: dict[str, float]
+
+
+def read(path: Path) -> Imported:
+    """`path` is a trace-<job>.parquet, a folder of them, or one with worker_step.parquet."""
+    paths = found(path, "trace-*.parquet", "worker_step.parquet")
+    if not paths:
+        raise nothing_known(path, "trace-*.parquet", "worker_step.parquet")
+    inputs, frames, sizes = list(paths), [], {}
+    for one in paths:
+        if one.name == "worker_step.parquet":
+            frames.append(read_parquet(one, _TABLED))
+            continue
+        job = re.sub("^trace-", "", one.stem)
+        sums = _summed(read_parquet(one, _RAW), job)
+        result, meta = one.with_name(f"result-{job}.json"), one.with_name(f"meta-{job}.yaml")
+        if result.is_file():
+            _check_steps(sums, json_of(result, _Result).step_t_base, one)
+            inputs.append(result)
+        if meta.is_file():
+            sizes[job] = _sizes(meta)
+            inputs.append(meta)
+        frames.append(sums)
+    return Imported(_tables(pl.concat(frames), sizes), tuple(inputs))
+
+
+def _summed(frame: pl.DataFrame, job: str) -> pl.DataFrame:
+    """The columns of `_TABLED`: seconds per step and worker, by kind of operation."""
+
+    def sums(kind: str) -> pl.Expr:
+        return pl.col("duration").filter(pl.col("optype") == kind).sum()
+
+    end = pl.col("start_ts") + pl.col("duration")
+    took = frame.group_by("step").agg(step_time_s=end.max() - pl.col("start_ts").min())
+    by_worker = frame.group_by("step", "stage", "rank").agg(
+        fwd_s=sums("forward-compute"),
+        bwd_s=sums("backward-compute"),
+        grads_reduce_scatter_s=sums("grads-reduce-scatter"),
+        params_all_gather_s=sums("params-all-gather"),
+    )
+    joined = by_worker.join(took, on="step").with_columns(job=pl.lit(job)).select(*_TABLED.columns)
+    return joined.sort("step", "rank")
+
+
+def _check_steps(sums: pl.DataFrame, said: dict[str, float], path: Path) -> None:
+    """Raise TraceError unless the steps are those of the job's result, and take as long."""
+    took = dict(sums.select("step", "step_time_s").unique().iter_rows())
+    for step, seconds in took.items():
+        base = said.get(str(step))
+        if base is None or not abs(base - seconds) <= _AGREED_SECONDS:
+            why = f"step {step} takes {seconds:g} s here, and {base} in its result (are these milliseconds?)."
+            raise fault(path, why, column="duration")
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    """The whole numbers of a file of lines ``name: value``."""
+    pairs = [re.fullmatch(r"(\w{1,40}): (\d{1,9})", line.strip()) for line in lines_of(path, ends=False)]
+    return {pair[1]: int(pair[2]) for pair in pairs if pair}
+
+
+def _tables(frame: pl.DataFrame, sizes: dict[str, dict[str, int]]) -> dict[str, pl.DataFrame]:
+    runs, settings = [], []
+    for (job,), one in frame.group_by("job", maintain_order=True):
+        stages = dict(one.select("rank", "stage").unique().sort("rank").iter_rows())
+        options = as_text(sizes.get(str(job), {}) | {"stage_of_worker": {str(k): v for k, v in stages.items()}})
+        runs.append({"run": job, "steps": one["step"].n_unique()})
+        settings.append({"run": job, "seconds": 0.0, "workers": len(stages), "policy": "bsp", "options": options})
+    iterations = frame.select(
+        run="job",
+        worker="rank",
+        clock="step",
+        step_seconds="step_time_s",
+        compute_seconds=pl.col("fwd_s") + pl.col("bwd_s"),
+        pull_seconds="params_all_gather_s",
+        push_seconds="grads_reduce_scatter_s",
+    )
+    return {
+        "runs": table("runs", runs),
+        "settings": table("settings", settings),
+        "iterations": table("iterations", iterations),
+    }
+
+
+SOURCE = Source(
+    summary="compute and communication times of workers in large training jobs, one with a slow worker",
+    of="ByteDance-Seed/StragglerAnalysis @ 8efcd7f37f158af26ac64d0b6fbf1f22d28a6e83",
+    licence="Apache-2.0, Copyright (c) 2025 Bytedance Ltd.; files are changed by this import",
+    cite="Understanding Stragglers in Large Model Training Using What-if Analysis",
+    read=read,
+)

@@ -1,0 +1,273 @@
+"""A trace on disk: written while the run is under way, readable up to the last batch whatever happens to the writer.
+
+TRACE/
+  iterations/000000.parquet    a table is a folder of parts, in order; so are the others of `traces.schema.TRACE`
+  trace.json                   origin, rows and parts of each table; written last, so that its absence tells of a crash
+
+Every batch is a file of its own. A Parquet file has its directory at the end: one with several row groups that was being
+written when the machine stopped could not be read at all, whereas parts that are whole stay whole. Each part says in its
+metadata which table, which version and where from, and holds the SHA-256 of its own bytes (taken with 64 zeros in the
+digest's place): what is damaged is refused before the bytes reach the reader of Parquet, which may not survive them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from traces.plausible import Table, TraceError, check_columns, check_values, disorder, fault
+from traces.schema import TRACE, TRACE_VERSION
+from traces.store import write_bytes
+
+__all__ = ["Manifest", "Origin", "TraceWriter", "check_trace", "digest_of", "manifest", "origin", "scan"]
+
+_DIGEST = "harness_digest"
+_BLANK = "0" * 64
+_FIND_DIGEST = re.compile(_DIGEST.encode() + rb"[^0-9a-f]{1,3}([0-9a-f]{64})")
+_TAIL_BYTES = 1 << 20  # the digest is the last entry of the metadata, and followed by a word or two for each column
+_PART_ROWS = 1 << 13
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a trace comes from."""
+
+    source: str  # "harness", or the importer's name
+    made_by: str  # program and version
+    of: str = ""  # scenario, tuner and seed; or repository and commit
+    licence: str = ""
+    cite: str = ""
+    inputs: tuple[tuple[str, str], ...] = ()  # files that were read: name, SHA-256
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What `trace.json` says."""
+
+    trace: int  # version
+    origin: Origin
+    rows: dict[str, int]  # by table
+    parts: dict[str, int]
+
+
+# ---------------------------------------------------------------------------------------------------------------- write
+
+
+class TraceWriter:
+    """Writes a trace batch by batch. As a context it is closed at the end, and left unfinished by an exception.
+
+    Raises ValueError where `folder` is there already and not empty, and for columns that the table does not have.
+    """
+
+    def __init__(self, folder: Path, origin: Origin, *, part_rows: int = _PART_ROWS) -> None:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ValueError(f"Cannot write a trace to {folder}: it is there already. Name another folder.")
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._origin, self._part_rows = folder, origin, part_rows
+        self._waiting: dict[str, list[pl.DataFrame]] = {}
+        self._heights: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
+        self._parts: dict[str, int] = {}
+
+    def add(self, table: str, frame: pl.DataFrame) -> None:
+        """Add rows to a table; columns that `frame` lacks are null. They are on disk when a part is full."""
+        self._waiting.setdefault(table, []).append(_completed(frame, table))
+        self._heights[table] = self._heights.get(table, 0) + frame.height
+        if self._heights[table] >= self._part_rows:
+            self._flush(table)
+
+    def close(self) -> None:
+        """Write what is waiting, and say that the trace is whole."""
+        for table in list(self._waiting):
+            self._flush(table)
+        said = Manifest(TRACE_VERSION, self._origin, self._rows, self._parts)
+        write_bytes(self._folder / "trace.json", msgspec.json.format(msgspec.json.encode(said), indent=1) + b"\n")
+
+    def _flush(self, table: str) -> None:
+        frame = pl.concat(self._waiting.pop(table, []) or [pl.DataFrame(schema=TRACE[table].schema)])
+        self._heights[table] = 0
+        (self._folder / table).mkdir(exist_ok=True)
+        number = self._parts.get(table, 0)
+        write_bytes(self._folder / table / f"{number:06}.parquet", _packed(frame, table, self._origin))
+        self._parts[table] = number + 1
+        self._rows[table] = self._rows.get(table, 0) + frame.height
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+
+
+def _completed(frame: pl.DataFrame, table: str) -> pl.DataFrame:
+    """`frame` with every column of the table, in order."""
+    schema = TRACE[table].schema
+    unknown = [name for name in frame.columns if name not in schema]
+    if unknown:
+        raise ValueError(f"Cannot add column {unknown[0]!r} to {table}: it has {', '.join(schema)}.")
+    return frame.select(
+        pl.col(name).cast(kind) if name in frame.columns else pl.lit(None, kind).alias(name) for name, kind in schema.items()
+    )
+
+
+def _packed(frame: pl.DataFrame, table: str, origin: Origin) -> bytes:
+    said = {"harness_trace": str(TRACE_VERSION), "table": table, "origin": msgspec.json.encode(origin).decode()}
+    out = io.BytesIO()
+    # Its place is the last entry, where it is found without understanding the rest.
+    frame.write_parquet(out, compression="zstd", metadata=said | {_DIGEST: _BLANK})
+    data = bytearray(out.getvalue())
+    at = data.rindex(_BLANK.encode())
+    data[at : at + 64] = hashlib.sha256(data).hexdigest().encode()
+    return bytes(data)
+
+
+def digest_of(data: bytes) -> str:
+    """SHA-256, as hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+# ----------------------------------------------------------------------------------------------------------------- read
+
+
+def scan(folder: Path, table: str) -> pl.LazyFrame:
+    """A table of a trace, lazily; what was recorded before a crash is all there.
+
+    Every part is held against its digest first. Raises TraceError, naming the part, where one is damaged, cut short, of
+    another version, or missing; ValueError where `folder` is no trace.
+    """
+    paths = _parts(folder, table)
+    for path in paths:
+        _verified(path, table)
+    if not paths:
+        return pl.LazyFrame(schema=TRACE[table].schema)
+    return pl.scan_parquet(paths, schema=TRACE[table].schema)
+
+
+def manifest(folder: Path) -> Manifest | None:
+    """What the trace says about itself when it is whole; None where its recording was not finished.
+
+    Raises ValueError where `folder` is no trace, TraceError where its trace.json is damaged or of another version.
+    """
+    path = folder / "trace.json"
+    if not path.is_file():
+        if not any((folder / table).is_dir() for table in TRACE):
+            raise ValueError(
+                f"Cannot read a trace from {folder}: it has no trace.json and no tables. Name a trace's folder."
+            )
+        return None
+    try:
+        version = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("trace")
+        _check_version(path, version)
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise fault(path, f"it is damaged or cut short ({error}).") from None
+
+
+def origin(folder: Path) -> Origin:
+    """Where the trace in `folder` comes from, be it whole or not."""
+    said = manifest(folder)
+    if said is not None:
+        return said.origin
+    first = next(path for table in TRACE for path in _parts(folder, table))
+    table = first.parent.name
+    return msgspec.json.decode(_metadata(first, table)["origin"], type=Origin)
+
+
+def check_trace(folder: Path) -> dict[str, int]:
+    """Hold all of a trace against what it should be; the rows of each table.
+
+    Raises TraceError at the first thing wrong, naming part, row and column; ValueError where `folder` is no trace.
+    """
+    manifest(folder)
+    return {table: _check_table(folder, table) for table in TRACE if (folder / table).is_dir()}
+
+
+def _check_table(folder: Path, table: str) -> int:
+    rule, paths = TRACE[table], _parts(folder, table)
+    kept = [c for c in rule.columns if c in (*rule.key, rule.time, *rule.by)]
+    starts, frames, rows = [], [], 0
+    for path in paths:
+        _verified(path, table)
+        frame = pl.read_parquet(path)
+        check_columns(frame, rule, path)
+        check_values(frame, rule, path)
+        starts.append(rows)
+        frames.append(frame.select(kept))
+        rows += frame.height
+    if frames and (found := disorder(pl.concat(frames), rule)):
+        part = max(i for i, start in enumerate(starts) if start <= found.row)
+        raise fault(paths[part], found.why, row=found.row - starts[part], column=found.column)
+    _check_units(folder, table, rule)
+    return rows
+
+
+def _check_units(folder: Path, table: str, rule: Table) -> None:
+    """Raise TraceError where the parts of iterations take much longer than the time in which they happened."""
+    spells = [c for c in rule.columns if c in ("compute_seconds", "pull_seconds", "push_seconds", "wait_seconds")]
+    if not spells or not rule.time:
+        return
+    spent = pl.sum_horizontal(pl.col(spells).fill_null(0.0))
+    by = scan(folder, table).group_by("run", "branch", "worker")
+    sums = by.agg(spent.sum(), since=pl.col("seconds").max() - pl.col("seconds").min()).collect()
+    # What is right is about as long, and milliseconds are a thousand times as long.
+    wrong = sums.filter(pl.col("since") > 0, pl.col(spells[0]) > 100 * pl.col("since")).sort("run", "branch", "worker")
+    if wrong.height:
+        run, worker = wrong["run"][0], wrong["worker"][0]
+        took = f"{wrong[spells[0]][0]:g} s in all, within {wrong['since'][0]:g} s"
+        why = f"the iterations of run {run!r}, worker {worker}, take {took} (are these milliseconds?)."
+        raise fault(folder / table, why, column=spells[0])
+
+
+def _parts(folder: Path, table: str) -> list[Path]:
+    """The parts of a table in order. Raises TraceError where one is missing."""
+    said = manifest(folder)
+    paths = sorted((folder / table).glob("[0-9]*.parquet"))
+    expected = len(paths) if said is None else said.parts.get(table, 0)
+    for number in range(expected):
+        path = folder / table / f"{number:06}.parquet"
+        if number >= len(paths) or paths[number] != path:
+            raise fault(path, "this part is missing.")
+    return paths
+
+
+def _verified(path: Path, table: str) -> None:
+    """Raise TraceError unless `path` holds, unharmed, a part of `table` of this version."""
+    with path.open("rb") as opened:
+        data = bytearray(opened.read())
+    found = None
+    for found in _FIND_DIGEST.finditer(data, max(0, len(data) - _TAIL_BYTES)):  # noqa: B007
+        pass
+    if found is None:
+        raise fault(path, "it is no part of a trace, or cut short.")
+    said, at = found[1].decode(), found.start(1)
+    data[at : at + 64] = _BLANK.encode()
+    if hashlib.sha256(data).hexdigest() != said:
+        raise fault(path, "it is damaged: its digest is another. Record or import it again.")
+    metadata = _metadata(path, table)
+    _check_version(path, metadata.get("harness_trace"))
+    if metadata.get("table") != table:
+        raise fault(path, f"it is a part of table {metadata.get('table')!r}, not of {table!r}.")
+
+
+def _metadata(path: Path, table: str) -> dict[str, str]:
+    try:
+        return pl.read_parquet_metadata(path)
+    except pl.exceptions.PolarsError as error:
+        raise fault(path, f"it is no part of {table} ({error}).") from None
+
+
+def _check_version(path: Path, found: Any) -> None:
+    if str(found) != str(TRACE_VERSION):
+        raise TraceError(
+            f"Cannot use {path}: it has format {found}, and this harness reads format {TRACE_VERSION}. "
+            "Use the version that wrote it, or import it again."
+        )
