@@ -1,11 +1,11 @@
-"""How a comparison shows its progress: bars where somebody watches a terminal, plain lines elsewhere."""
+"""How a comparison, or a training, shows its progress: bars where somebody watches a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,7 +14,12 @@ from rich.table import Column
 
 from harness.compare import Event, Finished, Planned, Run, Underway
 
-__all__ = ["Watcher", "watching"]
+if TYPE_CHECKING:
+    from harness.train import Told
+
+__all__ = ["Watcher", "training", "watching"]
+
+_LINE_RUNS = 50
 
 
 class Watcher(Protocol):
@@ -42,6 +47,33 @@ def watching(console: Console) -> Iterator[Watcher]:
     )
     with Progress(*columns, console=console, transient=True, expand=True) as bars:
         yield _Bars(bars)
+
+
+@contextmanager
+def training(console: Console, runs: int) -> Iterator[Callable[[Told], None]]:
+    """Is told of every run of a training, and shows a bar, or a line now and then where nobody watches a terminal."""
+    if not console.is_terminal:
+        yield lambda told: _line(console, told)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, ratio=1)),
+    )
+    with Progress(*columns, console=console, transient=True, expand=True) as bars:
+        task = bars.add_task("[bold]runs", total=runs, note="starting")
+        yield lambda told: bars.update(task, completed=told.run, note=escape(_what(told)))
+
+
+def _line(console: Console, told: Told) -> None:
+    if told.run % _LINE_RUNS == 0 or told.run == told.runs:
+        console.print(escape(f"{told.run}/{told.runs}  {_what(told)}"), highlight=False, soft_wrap=True)
+
+
+def _what(told: Told) -> str:
+    return f"{told.policy}: {told.status} after {told.pushes} pushes, {told.seconds:.0f} s"
 
 
 class _Lines:

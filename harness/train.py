@@ -1,0 +1,257 @@
+"""Training RLP's policy: whole runs of drawn instances, one after another, with a checkpoint between any two.
+
+First the fixed policies that the paper pre-trains on, each on the same instances (Zhu et al. 2020, Section 4: BSP, ASP and
+SSP with s = 2, 5, 8, on 100 instances each), taken in turn, so that none is learned last; then episodes under the policy
+that learns. All learning happens in compiled code, within the engine (`tuners.rlp_dqn`); here instances are drawn, and what
+was learned is carried on. It depends on the plan alone: a training that was resumed ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from simulators import engine
+from simulators.instances import Instance, Kind, draw
+from tuners import policies, rlp_dqn, rlp_file
+from tuners.actions import Scalar, SyncPolicy, Target
+from tuners.rlp import Trained
+from tuners.rlp_dqn import Learner, Options
+
+__all__ = ["PRETRAINING", "Plan", "Told", "checkpoint", "read_options", "train"]
+
+PRETRAINING = (policies.bsp(), policies.asp(), *(policies.ssp_as_printed(s) for s in (2, 5, 8)))
+_SCHEMA, _VERSION = "rlp-training", 1
+_EVERY = 50  # runs between two checkpoints
+_FIRST_SEED = 10**6  # of instances to train on; those below are left for tests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is learned from, how, and for how long. Raises ValueError for what makes no sense."""
+
+    workload: str = "rlp-digits"
+    data: str = ""  # folder of a workload that reads files
+    depths: tuple[int, ...] = (0, 1, 2, 3)  # hidden layers, drawn for every instance
+    workers: int = 10
+    rates: tuple[float, ...] = ()  # learning rates, drawn for every instance; (): the workload's own
+    accuracy: float = 0.88  # that ends a run
+    instances: int = 1000  # to learn on
+    episodes: int = 1000  # where they are more than the instances, these come again
+    pretrain: int = 100  # instances for each of the fixed policies
+    most_pushes: int = 1500  # of a run; one that has not converged by then is cut short
+    seed: int = 0
+    options: Options = field(default_factory=Options)
+
+    def __post_init__(self) -> None:
+        least = {"instances": 1, "episodes": 1, "most_pushes": 2, "workers": 1, "pretrain": 0, "seed": 0}
+        for name, minimum in least.items():
+            if getattr(self, name) < minimum:
+                raise ValueError(f"Cannot train with {name} {getattr(self, name)}: give at least {minimum}.")
+        if not self.depths or min(self.depths) < 0 or any(not rate > 0 for rate in self.rates):
+            raise ValueError(
+                f"Cannot train on depths {self.depths} with rates {self.rates}: give one depth or more, none negative, and "
+                "rates above 0."
+            )
+
+    @property
+    def runs(self) -> int:
+        """Of all, those for pre-training included."""
+        return self.pretrain * len(PRETRAINING) + self.episodes
+
+    def about(self) -> dict[str, Any]:
+        """The plan as plain facts."""
+        return asdict(self) | {"depths": list(self.depths), "rates": list(self.rates)}
+
+    def command(self) -> str:
+        """What makes the same policy again."""
+        usual = Options()
+        changed = {f.name: getattr(self.options, f.name) for f in fields(Options)}
+        learning = ",".join(f"{name}={_word(value)}" for name, value in changed.items() if value != getattr(usual, name))
+        words = [f"'rlp[{learning}]'" if learning else "rlp"]
+        named = {"most_pushes": "pushes"}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name in ("instances", "episodes", "seed") or (f.name != "options" and value != f.default):
+                words.append(f"--{named.get(f.name, f.name)} {_word(value)}")
+        return " ".join(["harness train", *words])
+
+    def instance(self, number: int) -> Instance:
+        """An instance of this plan, by its number. Raises ValueError where the workload cannot be made so."""
+        seed = _FIRST_SEED * (self.seed + 1) + number
+        rate = {"learning_rate": float(np.random.default_rng([seed, 6]).choice(self.rates))} if self.rates else {}
+        kind = Kind(
+            workload=self.workload,
+            data=Path(self.data) if self.data else None,
+            depths=self.depths,
+            workers=self.workers,
+            overrides=rate,
+            target=Target("accuracy", self.accuracy),
+        )
+        return draw(kind, seed)
+
+
+def read_options(given: Iterable[tuple[str, Scalar]]) -> Options:
+    """Options by name, as the command line has them. Raises ValueError for one that is not there, or of the wrong kind."""
+    kinds: dict[str, type[Any]] = {f.name: type(f.default) for f in fields(Options)}
+    read: dict[str, Any] = {}
+    for name, value in given:
+        if name not in kinds:
+            near = get_close_matches(name, kinds)
+            raise ValueError(f"Training RLP has no option {name!r}: choose from {', '.join(near or kinds)}.")
+        kind, whole = kinds[name], isinstance(value, int) and not isinstance(value, bool)
+        if not (type(value) is kind or (kind is float and whole)):
+            raise ValueError(f"Cannot train RLP with {name} {value!r}: give {_KINDS[kind]}.")
+        read[name] = kind(value)
+    return Options(**read)
+
+
+def _word(value: object) -> str:
+    """An option's value as the command line takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+_KINDS = {float: "a number", int: "a whole number", str: "a word", bool: "true or false"}
+
+
+class Told(NamedTuple):
+    """Of a run that is over."""
+
+    run: int  # its number, from 1
+    runs: int  # of the whole training
+    policy: str
+    pushes: int
+    seconds: float  # simulated
+    status: str  # target, diverged, deadlock, or cut short
+
+
+class _Training(NamedTuple):
+    """Where a training stands between two runs."""
+
+    learner: Learner
+    endings: tuple[int, ...]  # runs by how they ended, in the order of `_ENDINGS`
+
+    @property
+    def runs(self) -> int:
+        return sum(self.endings)
+
+
+_ENDINGS = ("cut short", *engine.STATUSES[1:])  # a run that is still running is one that was cut short
+
+
+def checkpoint(out: Path) -> Path:
+    """Where a training that leads to `out` keeps what it has learned so far."""
+    return out.with_name(out.name + ".checkpoint")
+
+
+def train(plan: Plan, out: Path, *, resume: bool = False, watch: Callable[[Told], None] = lambda _: None) -> Trained:
+    """Carry out `plan` and write the policy to `out`, on from its checkpoint if there is one and it is wanted.
+
+    Raises ValueError where `out` is there already, or the checkpoint is of another plan, and RuntimeError for a training
+    that diverges. KeyboardInterrupt passes, and leaves a checkpoint.
+    """
+    if out.exists():
+        raise ValueError(f"Cannot write {out}: it is there already; remove it, or name another file.")
+    kept = checkpoint(out)
+    if kept.exists() and not resume:
+        raise ValueError(f"Cannot train to {out}: a training was interrupted here; go on with --resume, or remove {kept}.")
+    nothing = _Training(rlp_dqn.beginner(plan.options, plan.seed), (0,) * len(_ENDINGS))
+    at = _restored(plan, kept, nothing) if kept.exists() else nothing
+    try:
+        while at.runs < plan.runs:
+            at = _next(plan, at, watch)
+            if at.runs % _EVERY == 0:
+                _write(kept, _frozen(plan, at))
+    except KeyboardInterrupt:
+        _write(kept, _frozen(plan, at))
+        raise
+    endings = dict(zip(_ENDINGS, at.endings, strict=True))
+    about = {"command": plan.command(), "seed": plan.seed, "plan": plan.about(), "endings": endings}
+    made = Trained(*rlp_dqn.learned(plan.options, at.learner), about)
+    _write(out, rlp_file.dumps(made))
+    kept.unlink(missing_ok=True)
+    return made
+
+
+def _next(plan: Plan, at: _Training, watch: Callable[[Told], None]) -> _Training:
+    """One more run: of the fixed policies as long as they have their turn, then an episode."""
+    many, options = len(PRETRAINING), plan.options
+    number = at.runs - plan.pretrain * many
+    if number < 0:
+        policy = rlp_dqn.recording(PRETRAINING[at.runs % many], options, plan.most_pushes)
+        state, lost = _played(plan, plan.instance(plan.instances + at.runs // many), policy)
+        record = rlp_dqn.recorded(state.clock.policy, lost_seconds=lost, options=options)
+        learner = rlp_dqn.pretrained(options, at.learner, record)
+    else:
+        policy = rlp_dqn.learning(options, at.learner)
+        state, lost = _played(plan, plan.instance(number % plan.instances), policy)
+        final = int(state.clock.status) != 0
+        learner = rlp_dqn.ended(state.clock.policy, final=final, lost_seconds=lost, options=options)
+    if not _finite(learner.online):
+        raise RuntimeError(
+            f"Cannot go on training: the network is no longer finite after run {at.runs + 1} ({policy.name}); "
+            "train with a smaller rate, or count rewards in more seconds (unit_seconds)."
+        )
+    status = int(state.clock.status)
+    endings = tuple(n + (i == status) for i, n in enumerate(at.endings))
+    pushes, seconds = int(state.clock.pushes), float(state.clock.seconds)
+    watch(Told(at.runs + 1, plan.runs, policy.name, pushes, seconds, _ENDINGS[status]))
+    return _Training(learner, endings)
+
+
+def _played(plan: Plan, instance: Instance, policy: SyncPolicy) -> tuple[engine.State, float]:
+    """The instance run under the policy to its end, and the seconds that it would still have had where it diverged."""
+    run = instance.begin(policy)
+    most = plan.most_pushes
+    args = (run.program, instance.ground.data, run.plant, run.state)
+    state, _, _ = engine.advance(*args, np.int32(most), np.float64(np.inf), rows=most)
+    pushes, seconds = max(int(state.clock.pushes), 1), float(state.clock.seconds)
+    bad = engine.STATUSES[int(state.clock.status)] == "diverged"
+    return state, seconds / pushes * (most - pushes) if bad else 0.0
+
+
+def _finite(tree: Any) -> bool:
+    return all(bool(np.isfinite(np.asarray(leaf)).all()) for leaf in jax.tree.leaves(tree))
+
+
+# ---------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def _frozen(plan: Plan, at: _Training) -> bytes:
+    leaves = {f"leaf{i:03}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(at.learner))}
+    return rlp_file.pack(_SCHEMA, _VERSION, {"plan": plan.about(), "endings": at.endings}, leaves)
+
+
+def _restored(plan: Plan, path: Path, nothing: _Training) -> _Training:
+    """Where the training stood that began with `nothing`.
+
+    Raises ValueError for a checkpoint that is damaged, or of another plan.
+    """
+    refusal, way_out = f"Cannot resume from {path}", "remove it to begin anew"
+    about, leaves = rlp_file.unpack(path.read_bytes(), _SCHEMA, _VERSION, refusal, way_out)
+    if differing := sorted(_differing(about["plan"], plan.about())):
+        raise ValueError(f"{refusal}: it was made with other {', '.join(differing)}; give the same, or {way_out}.")
+    structure = jax.tree.structure(nothing.learner)
+    learner = jax.tree.unflatten(structure, [jnp.asarray(leaves[name]) for name in sorted(leaves)])
+    return _Training(learner, tuple(about["endings"]))
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+    return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+
+
+def _write(path: Path, data: bytes) -> None:
+    """All of it or nothing."""
+    part = path.with_name(path.name + ".part")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    part.write_bytes(data)
+    part.replace(path)
