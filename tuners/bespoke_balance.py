@@ -72,7 +72,8 @@ class Balance:
             middle = 0.5 * (low + high)
             done = sum(counts[:, [i]] * t.by(middle) for i, t in used) >= self.draws.cluster.batch
             low, high = np.where(done, low, middle), np.where(done, middle, high)
-        return np.exp(high)
+        found: _Floats = np.exp(high)
+        return found
 
     def _machine(self, group: int) -> _Table | None:
         """A machine's best log seconds at the grid's loads, over the sets of its devices that may take part."""
@@ -95,7 +96,7 @@ class Balance:
             done = sum(t.by(middle) for t in tables) >= grid[:, None]
             low, high = np.where(done, low, middle), np.where(done, middle, high)
         loads = np.zeros((self.rows, len(grid), len(self._devices[group])))
-        loads[:, :, several] = np.moveaxis([t.by(high).T for t in tables], 0, -1)
+        loads[:, :, several] = np.stack([t.by(high).T for t in tables], axis=-1)
         summing = self.draws.aggregation_seconds(group, loads[:-1])
         seconds = np.log(np.exp(high.T) + np.vstack([summing, summing.mean(0)]))
         return np.where(grid >= len(several), seconds, np.inf)

@@ -9,8 +9,8 @@ is the one of the largest expected improvement (`tuners.bespoke_draws`, `tuners.
   the last one the job stays with the best schedule that was measured, and when machines come or go a few more are tried.
 * The public framework has no schedule to begin with; here loads begin in proportion to cores, a GPU counting as 32, with
   everybody worker and server, which the paper says tends to do well.
-* The model is fed medians over the iterations that count, so that one that was held up says nothing; evaluations that stand
-  out from the others count for less (`tuners.bespoke_parts.outlier_weights`).
+* The model is fed medians over the iterations that count, so that one that was held up says nothing; what lies far
+  from what all else predicts is left out (`tuners.bespoke_parts.trusted`).
 * ``inference="importance"`` and ``device_draws="as_published_code"`` are what the public code does: particles of the prior
   that are never resampled, and a draw for each machine by itself where its own guard was to make them joint.
 * ``numeric="direct"`` and ``"cmaes"`` search all 30 dimensions at once.

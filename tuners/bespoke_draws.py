@@ -95,7 +95,8 @@ class Draws:
         paths = self._sums[group]
         if paths is None:
             return np.zeros((self.count, loads.shape[-2]))
-        return np.where((loads > 0).sum(-1) > 1, np.exp(paths(loads)), 0.0)
+        found: _Floats = np.where((loads > 0).sum(-1) > 1, np.exp(paths(loads)), 0.0)
+        return found
 
     def machine_seconds(self, group: int, loads: _Ints) -> _Floats:
         """Seconds of all of a group's machines under `loads` [C, members, devices], [S, C, members]."""

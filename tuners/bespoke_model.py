@@ -223,7 +223,7 @@ def communication(cluster: Cluster) -> Part:
         mean=mean,
         features=features,
         width=3,
-        amplitude=Prior("amplitude", 0.01, 0.5),
+        amplitude=Prior("amplitude", 0.01, 0.3),
         length=Prior("length", 0.3, 5.0),
         noise=Prior("noise", 1e-3, 0.1),  # of the slowest machine's seconds, which communication is the rest to
         floor=0.05 * unit,

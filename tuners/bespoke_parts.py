@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Evidence", "Part", "Paths", "Prior", "draw_paths", "log_likelihood", "outlier_weights", "predict"]
+__all__ = ["Evidence", "Part", "Paths", "Prior", "draw_paths", "log_likelihood", "predict", "trusted"]
 
 _Floats = NDArray[np.float64]
 _JITTER = 1e-8  # of a kernel's variance
-_FREEDOM = 4.0  # degrees of freedom of the noise
+_FAR = 7.0  # deviations, beyond which an observation is an outlier
+_DOUBT = 1e3  # an outlier's noise is so many times as large
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,10 @@ class Evidence:
     def __len__(self) -> int:
         return len(self.values)
 
+    def without(self, outliers: NDArray[np.bool_]) -> Evidence:
+        """The same with as good as no weight on `outliers` [n]."""
+        return Evidence(self.inputs, self.values, np.where(outliers, self.spread * _DOUBT, self.spread))
+
 
 # ------------------------------------------------------------------------------------------------------ Gaussian processes
 
@@ -135,7 +140,8 @@ def _factor(part: Part, values: _Floats, evidence: Evidence) -> tuple[_At, _Floa
     covariance = _kernel(at.features, at.features, length) * scale[:, :, None] * scale[:, None, :]
     diagonal = np.arange(len(evidence))
     covariance[:, diagonal, diagonal] += (noise[:, None] * evidence.spread) ** 2 + _JITTER * scale**2
-    return at, np.linalg.cholesky(covariance)
+    factor: _Floats = np.linalg.cholesky(covariance)
+    return at, factor
 
 
 def log_likelihood(part: Part, particles: _Floats, evidence: Evidence) -> _Floats:
@@ -164,19 +170,30 @@ def predict(part: Part, particles: _Floats, evidence: Evidence, inputs: _Floats)
     return mean, np.sqrt(np.maximum(scale**2 - (white[:, :, :-1] ** 2).sum(1), 0.0))
 
 
-def outlier_weights(part: Part, particles: _Floats, evidence: Evidence) -> _Floats:
-    """How far to trust each observation, [n] in (0, 1]: what Student-t noise makes of its distance from all others.
+def trusted(part: Part, particles: _Floats, evidence: Evidence, before: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which observations are no outliers, [n], when those that were not `before` are the ones to begin with.
 
-    With z the residual of an observation predicted from the others, in deviations, it is (v + 1) / (v + z^2), the expected
-    precision in a scale mixture of v = 4 degrees of freedom; averaged over particles.
+    An outlier lies more than seven deviations from what all that are trusted predict of it, in the median over particles.
+    The worst goes first, for it makes its neighbours look bad; never more than half of them go.
     """
-    at, factor = _factor(part, part.values(particles), evidence)
-    inverse = np.linalg.inv(factor)
-    precision = np.swapaxes(inverse, 1, 2) @ inverse
-    pulled = (precision @ (evidence.values - at.mean)[:, :, None])[:, :, 0]
-    squared = pulled**2 / np.diagonal(precision, axis1=1, axis2=2)
-    weights: _Floats = ((_FREEDOM + 1) / (_FREEDOM + squared)).mean(0)
-    return np.minimum(weights, 1.0)
+    values = part.values(particles)
+    noise = (_shape(values)[2][:, None] * evidence.spread) ** 2
+    found = before.copy()
+    for _ in range(len(evidence) // 2 + 1):
+        at, factor = _factor(part, values, evidence.without(~found))
+        inverse = np.linalg.inv(factor)
+        precision = np.swapaxes(inverse, 1, 2) @ inverse
+        own = np.diagonal(precision, axis1=1, axis2=2)
+        residual = (precision @ (evidence.values - at.mean)[:, :, None])[:, :, 0] / own
+        # Of the others' prediction, with the noise that the observation itself would have.
+        variance = np.maximum(1 / own - np.where(found, 0.0, noise * (_DOUBT**2 - 1)), noise)
+        far = np.median(residual**2 / variance, axis=0)
+        found = found | (far < _FAR**2)
+        worst = int(np.argmax(np.where(found, far, 0.0)))
+        if far[worst] < _FAR**2 or (~found).sum() >= len(evidence) // 2:
+            break
+        found[worst] = False
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------ forward draws

@@ -11,13 +11,13 @@ resampled and never moved, for which it takes 50,000 of them.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tuners.bespoke_parts import Evidence, Part, Paths, draw_paths, log_likelihood, outlier_weights, predict
+from tuners.bespoke_parts import Evidence, Part, Paths, draw_paths, log_likelihood, predict, trusted
 
 __all__ = ["Inference", "Posterior"]
 
@@ -25,6 +25,7 @@ _Floats = NDArray[np.float64]
 Inference = Literal["smc", "importance"]
 
 _LEAST = 10  # effective particles, below which what they say is worth little
+_PASSES = 4  # of learning and leaving outliers out
 _BATCH = 512  # particles whose matrices are in memory at once
 _STEPS = 60  # of tempering, before the rest is taken at once
 
@@ -53,6 +54,7 @@ class Posterior:
         none = np.zeros(0)
         self.evidence = Evidence(np.zeros((0, 1)), none, none)
         self._likelihood = np.zeros(self.count)
+        self.trusted: NDArray[np.bool_] = np.zeros(0, bool)  # of the evidence, [n]: no outlier
 
     @property
     def weights(self) -> _Floats:
@@ -60,13 +62,17 @@ class Posterior:
         return _normalised(self._logs)
 
     def observe(self, evidence: Evidence) -> None:
-        """Take `evidence` for all that is known, in place of what was before; outliers count for less."""
+        """Take `evidence` for all that is known: what was before, and more behind it. Outliers are left out."""
         if not len(evidence):
             return
-        self._to(evidence)
-        trust = outlier_weights(self.part, self.sample(64, np.random.default_rng(0)), evidence)
-        if len(evidence) > 2 and trust.min() < 0.5:
-            self._to(replace(evidence, spread=evidence.spread / np.sqrt(trust)))
+        # What is new is believed first: before it has been learnt from, it may well be a surprise.
+        known = np.concatenate([self.trusted, np.ones(len(evidence) - len(self.trusted), bool)])
+        for _ in range(_PASSES):
+            self.trusted = known
+            self._to(evidence.without(~known))
+            known = trusted(self.part, self.sample(64, np.random.default_rng(0)), evidence, known)
+            if (known == self.trusted).all():
+                break
         if self.effective[-1] < _LEAST:
             warnings.warn(
                 f"Only {self.effective[-1]:.1f} of {self.count} particles count for {self.part.name!r}: "
@@ -77,7 +83,8 @@ class Posterior:
 
     def sample(self, count: int, rng: np.random.Generator) -> _Floats:
         """Particles in proportion to their weights, in random order, [count, columns]."""
-        return self.particles[rng.permutation(_systematic(self.weights, count, 0.5))]
+        found: _Floats = self.particles[rng.permutation(_systematic(self.weights, count, 0.5))]
+        return found
 
     def draw(self, count: int, rng: np.random.Generator) -> Paths:
         """So many functions."""
@@ -90,7 +97,8 @@ class Posterior:
     def values(self, name: str) -> _Floats:
         """One parameter's values, a particle each, [N]; they weigh `weights`."""
         column = [p.name for p in self.part.priors].index(name)
-        return self.part.values(self.particles)[:, column]
+        found: _Floats = self.part.values(self.particles)[:, column]
+        return found
 
     # ---------------------------------------------------------------------------------------------------- how it is done
 
