@@ -77,16 +77,18 @@ def compare(
     seeds: int | None = None,
     jobs: int = 1,
     resume: bool = False,
+    record: bool = False,
     watch: Callable[[Event], None] = lambda _: None,
     system: str = "harness.scenario:system",
 ) -> None:
     """Score `tuners` on `scenarios`, on each scenario's own number of seeds or on `seeds`, and write the results to `out`.
 
-    `watch` is told how it goes. `system` names the function of (scenario, seed, start) that makes whoever carries the
-    actions out. Raises ValueError, before anything is run or written, for a scenario or tuner that does not exist or fit,
-    and for a folder that holds something else; OSError when the disk is full. What was finished by then stays.
+    With `record`, a trace is kept beside the files of every run. `watch` is told how it goes. `system` names the function of
+    (scenario, seed, start) that makes whoever carries the actions out. Raises ValueError, before anything is run or written,
+    for a scenario or tuner that does not exist or fit, and for a folder that holds something else; OSError when the disk is
+    full. What was finished by then stays.
     """
-    plan = _planned(scenarios, tuners, seeds, system)
+    plan = _planned(scenarios, tuners, seeds, system, record=record)
     if jobs < 1:
         raise ValueError(f"Cannot use {jobs} jobs: give at least 1.")
     manifest = _manifest(plan, tuners, seeds)
@@ -122,7 +124,9 @@ class _Plan:
         return {s.name: s.budget.seconds for s in self.scenarios}
 
 
-def _planned(scenarios: Sequence[str | Path], tuners: Sequence[str], seeds: int | None, system: str) -> _Plan:
+def _planned(
+    scenarios: Sequence[str | Path], tuners: Sequence[str], seeds: int | None, system: str, *, record: bool
+) -> _Plan:
     if not scenarios or not tuners:
         raise ValueError("Cannot compare nothing: name at least one scenario and one tuner.")
     if seeds is not None and seeds < 1:
@@ -136,14 +140,14 @@ def _planned(scenarios: Sequence[str | Path], tuners: Sequence[str], seeds: int 
             )
     entries = tuple(resolve(t) for t in tuners)
     counts = {s.name: seeds or s.seeds.count for s in loaded}
-    tasks = [t for s in loaded for t in _tasks(s, entries, counts[s.name], system)]
+    tasks = [t for s in loaded for t in _tasks(s, entries, counts[s.name], system, record=record)]
     # All scenarios and tuners get their first seed before any gets its second: what is interrupted can be compared, too.
     return _Plan(loaded, entries, counts, tuple(sorted(tasks, key=lambda t: t.seed)))
 
 
-def _tasks(scenario: Scenario, entries: Sequence[Entry], seeds: int, system: str) -> Iterator[Task]:
+def _tasks(scenario: Scenario, entries: Sequence[Entry], seeds: int, system: str, *, record: bool) -> Iterator[Task]:
     given: dict[str, Any] = {"scenario": scenario.name, "origin": str(scenario.origin), "text": scenario.text}
-    given |= {"system": system, "folder": ""}
+    given |= {"system": system, "folder": "", "record": record}
     seen = job(scenario)
     for entry in entries:
         for seed in range(seeds):

@@ -45,6 +45,7 @@ class Task:
     folder: str  # where to leave the files
     start: Setting | None = None  # in place of the scenario's own
     system: str = "harness.scenario:system"  # who carries the actions out
+    record: bool = False  # whether to keep a trace of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ def _die_with_parent() -> None:
 
 def _run(task: Task, send: Callable[[Any], None]) -> Done:
     from harness.drive import play
+    from harness.record import play_recorded
     from harness.score import failed, score
 
     started = time.perf_counter()
@@ -107,7 +109,11 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
         reason = f"The run could not be set up: {' '.join(str(error).split()) or type(error).__name__}"
         scored, trace = failed(reason, **names, budget_seconds=scenario.budget.seconds), traceback.format_exc()
     else:
-        played = play(factory, system, watch=_Watch(send, system.job.budget_seconds))
+        watch = _Watch(send, system.job.budget_seconds)
+        if task.record:
+            played = play_recorded(factory, system, Path(task.folder) / "trace", **names, watch=watch)
+        else:
+            played = play(factory, system, watch=watch)
         scored, exchanges = score(played, **names), played.exchanges
         thinking, trace = played.outcome.thinking_seconds, played.outcome.trace
     save(Path(task.folder), scored, exchanges, trace)

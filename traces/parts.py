@@ -78,27 +78,30 @@ class TraceWriter:
         self._parts: dict[str, int] = {}
 
     def add(self, table: str, frame: pl.DataFrame) -> None:
-        """Add rows to a table; columns that `frame` lacks are null. They are on disk when a part is full."""
+        """Add rows to a table; columns that `frame` lacks are null.
+
+        When enough rows of any table have come together, all that is waiting is written: no table is behind another.
+        """
         self._waiting.setdefault(table, []).append(_completed(frame, table))
         self._heights[table] = self._heights.get(table, 0) + frame.height
         if self._heights[table] >= self._part_rows:
-            self._flush(table)
+            self._flush()
 
     def close(self) -> None:
         """Write what is waiting, and say that the trace is whole."""
-        for table in list(self._waiting):
-            self._flush(table)
+        self._flush()
         said = Manifest(TRACE_VERSION, self._origin, self._rows, self._parts)
         write_bytes(self._folder / "trace.json", msgspec.json.format(msgspec.json.encode(said), indent=1) + b"\n")
 
-    def _flush(self, table: str) -> None:
-        frame = pl.concat(self._waiting.pop(table, []) or [pl.DataFrame(schema=TRACE[table].schema)])
-        self._heights[table] = 0
-        (self._folder / table).mkdir(exist_ok=True)
-        number = self._parts.get(table, 0)
-        write_bytes(self._folder / table / f"{number:06}.parquet", _packed(frame, table, self._origin))
-        self._parts[table] = number + 1
-        self._rows[table] = self._rows.get(table, 0) + frame.height
+    def _flush(self) -> None:
+        for table, frames in self._waiting.items():
+            frame = pl.concat(frames)
+            (self._folder / table).mkdir(exist_ok=True)
+            number = self._parts.get(table, 0)
+            write_bytes(self._folder / table / f"{number:06}.parquet", _packed(frame, table, self._origin))
+            self._parts[table] = number + 1
+            self._rows[table] = self._rows.get(table, 0) + frame.height
+        self._waiting, self._heights = {}, {}
 
     def __enter__(self) -> TraceWriter:
         return self

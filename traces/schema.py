@@ -154,7 +154,7 @@ TRACE: dict[str, Table] = {
         time="seconds",
         by=("run", "branch"),
     ),
-    # How far a run had come.
+    # How far a run had come. A tuner may hear of an earlier validation after a later one, so time is not held to order.
     "progress": Table(
         {
             "run": _NAME,
@@ -168,8 +168,6 @@ TRACE: dict[str, Table] = {
             "variation": _RATE,  # of the workers' times in this step: standard deviation over mean
         },
         key=("run", "branch", "seconds", "steps", "training_loss", "validation_loss", "accuracy"),
-        time="seconds",
-        by=("run", "branch"),
     ),
     "node_events": Table(
         {

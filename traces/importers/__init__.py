@@ -5,10 +5,9 @@ An importer reads everything, checks it, and only then is anything written: an i
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
+from traces.convert import appearing
 from traces.importers import (
     alibaba_pai_minibatch,
     azure_vm_noise,
@@ -53,22 +52,14 @@ def import_trace(source: str, path: Path, out: Path, *, made_by: str) -> dict[st
     known = SOURCES.get(source)
     if known is None:
         raise ValueError(f"No importer is called {source!r}: there are {', '.join(SOURCES)}.")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"Cannot write a trace to {out}: it is there already. Name another folder.")
     made = read(known, path)
     inputs = tuple(
         (p.relative_to(path).as_posix() if path.is_dir() else p.name, digest_of(p.read_bytes())) for p in made.inputs
     )
     origin = Origin(source, made_by, known.of, known.licence, known.cite, inputs)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        with TraceWriter(unfinished, origin, part_rows=_PART_ROWS) as writer:
-            for name, frame in made.tables.items():
-                writer.add(name, frame)
-        unfinished.replace(out)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    with appearing(out) as folder, TraceWriter(folder, origin, part_rows=_PART_ROWS) as writer:
+        for name, frame in made.tables.items():
+            writer.add(name, frame)
     return {name: frame.height for name, frame in made.tables.items()}
 
 

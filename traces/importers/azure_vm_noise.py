@@ -1,6 +1,6 @@
 """How fast virtual machines of one type are, over machines and 483 days (Azure; Freischuetz et al., TUNA, EuroSys'25).
 
-Source format: a tree ``test_suite=<s>/test_name=<t>/vm_lifespan=<long|short>/vm_region=<r>/vm_sku=<k>/unit=<u>.csv``, files of
+Source format: a tree ``test_suite=<s>/test_name=<t>/vm_lifespan=<long|short>/vm_region=<r>/vm_sku=<k>/unit=<u>.csv`` with
 value (in the unit), runtime (seconds of the test), starttime (``YYYY-MM-DD HH:MM:SS.mmm``, zone not told) and VM_id,
 which is unique within its file only. Only Sysbench's tests are imported, whose values are rates: more is faster. Also
 reads vm_noise.parquet.

@@ -1,0 +1,158 @@
+"""The command `harness trace`: record runs, import recordings of others, look at them, check them, convert them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from traces.summary import Summary
+
+__all__ = ["add_trace"]
+
+_ABOUT = """\
+A trace is what was recorded of one or more runs, simulated or real: a folder of tables as
+Parquet (runs, settings, iterations, progress, node_events, reconfigurations, probes), with
+units in the names of columns and the origin in every file."""
+
+_IMPORT = """\
+Import a public recording, whole or not at all. What is wrong with it is told with file, row
+and column. SOURCE is a name that `harness list sources` knows; PATH is a file or a folder in
+that source's own format, fetched by you: none of these recordings come with this program."""
+
+_CONVERT = """\
+FROM is a trace, or the exchange log of a run (exchanges.jsonl.gz in a results folder): every
+run of a comparison can become a trace. A trace becomes one of few large parts, or, with
+--csv, a folder of CSV files."""
+
+_Adder = Callable[..., argparse.ArgumentParser]
+
+
+def add_trace(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> None:
+    """Add the command and its own commands to a parser's."""
+    trace = add_parser(
+        "trace", help="record, import, show, check or convert traces", description=_ABOUT, formatter_class=plain
+    )
+    commands = trace.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    record = commands.add_parser(
+        "record", help="play one run and record it", description="Play one run and record it while it is under way."
+    )
+    record.add_argument("scenario", metavar="SCENARIO", help="name or TOML file")
+    record.add_argument("--tuner", default="fixed", metavar="NAME", help="who tunes (default: fixed)")
+    record.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    record.add_argument("--out", type=Path, required=True, metavar="TRACE", help="folder to write")
+    record.set_defaults(run=_record)
+
+    brought = commands.add_parser("import", help="import a public recording", description=_IMPORT, formatter_class=plain)
+    brought.add_argument("source", metavar="SOURCE", help="see `harness list sources`")
+    brought.add_argument("path", type=Path, metavar="PATH", help="file or folder in the source's format")
+    brought.add_argument("--out", type=Path, required=True, metavar="TRACE", help="folder to write")
+    brought.set_defaults(run=_import)
+
+    for name, run, about in (
+        ("show", _show, "Print where a trace comes from and what it amounts to."),
+        ("check", _check, "Hold every part of a trace against its digest, and every row against what is plausible."),
+    ):
+        looked = commands.add_parser(name, help=about[0].lower() + about[1:-1], description=about)
+        looked.add_argument("trace", type=Path, metavar="TRACE", help="folder of a trace")
+        looked.set_defaults(run=run)
+
+    convert = commands.add_parser(
+        "convert", help="make a trace of a log, or CSV of a trace", description=_CONVERT, formatter_class=plain
+    )
+    convert.add_argument("source", type=Path, metavar="FROM", help="trace, or exchange log")
+    convert.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+    convert.add_argument("--csv", action="store_true", help="write CSV files")
+    convert.set_defaults(run=_convert)
+
+
+def _record(options: argparse.Namespace) -> int:
+    from harness.record import play_recorded
+    from harness.scenario import load, system
+    from tuners import resolve
+
+    scenario, entry = load(options.scenario), resolve(options.tuner)
+    made = system(scenario, options.seed)
+    named = {"scenario": scenario.name, "tuner": entry.name, "seed": options.seed}
+    outcome = play_recorded(entry.factory, made, options.out, **named).outcome
+    _say(f"{outcome.status} after {outcome.seconds:g} s, recorded in {options.out}. {outcome.reason}".rstrip())
+    return 1 if outcome.status == "error" else 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    from harness.record import MADE_BY
+    from traces.importers import SOURCES, import_trace
+
+    rows = import_trace(options.source, options.path, options.out, made_by=MADE_BY)
+    _say_rows(rows)
+    source = SOURCES[options.source]
+    _say(f"Licence: {source.licence}.\nTo cite: {source.cite}.")
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from traces.summary import summarise
+
+    _say(_described(summarise(options.trace)))
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from traces.parts import check_trace, manifest
+
+    _say_rows(check_trace(options.trace))
+    if manifest(options.trace) is None:
+        _say("Nothing is wrong with it, but its recording was not finished: it ends with the last batch.")
+    else:
+        _say("Nothing is wrong with it.")
+    return 0
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from harness.record import MADE_BY
+    from traces import convert
+
+    if options.source.is_dir():
+        (convert.to_csv if options.csv else convert.to_few_parts)(options.source, options.out)
+    elif options.csv:
+        raise ValueError(f"Cannot convert {options.source} to CSV: make a trace of it first, and CSV of that.")
+    elif not options.source.is_file():
+        raise ValueError(f"Cannot convert {options.source}: there is no such file or folder.")
+    else:
+        convert.from_log(options.source, options.out, made_by=MADE_BY)
+    _say(f"Written to {options.out}.")
+    return 0
+
+
+def _described(summary: Summary) -> str:
+    origin = summary.origin
+    lines = [f"source    {origin.source}, {origin.of}", f"made by   {origin.made_by}"]
+    lines += [f"{what:9} {said}" for what, said in (("licence", origin.licence), ("cite", origin.cite)) if said]
+    lines += [f"input     {name}  {digest}" for name, digest in origin.inputs]
+    if not summary.whole:
+        lines.append("unfinished: the recording ends with the last batch")
+    lines += [f"{table:17}{rows:>12,} rows of {summary.runs[table]:,} runs" for table, rows in summary.rows.items()]
+    for run in summary.iterations.head(20).to_dicts():
+        means = [
+            f"{k.removeprefix('mean_').removesuffix('_seconds')} {v:.4g} s"
+            for k, v in run.items()
+            if "_seconds" in k and v is not None
+        ]
+        rate = "" if run["per_second"] is None else f", {run['per_second']:.4g} per second"
+        lines.append(
+            f"{run['run']}: {run['iterations']:,} iterations of {run['workers']} workers{rate}; mean {', '.join(means)}"
+        )
+    if summary.iterations.height > 20:
+        lines.append(f"... and {summary.iterations.height - 20:,} runs more")
+    return "\n".join(lines)
+
+
+def _say_rows(rows: dict[str, int]) -> None:
+    _say("\n".join(f"{table:17}{count:>12,} rows" for table, count in rows.items()))
+
+
+def _say(text: str) -> None:
+    print(text)  # noqa: T201 (what a command does)

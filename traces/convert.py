@@ -1,0 +1,76 @@
+"""From one form of recording to another: exchange logs to traces, traces to few large parts, traces to CSV."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import polars as pl
+
+from traces.exchanges import read_log
+from traces.parts import Origin, TraceWriter, digest_of, origin, scan
+from traces.record import Recorder
+from traces.schema import TRACE
+from tuners.actions import Window
+
+__all__ = ["appearing", "from_log", "to_csv", "to_few_parts"]
+
+_PART_ROWS = 1 << 20
+
+
+@contextmanager
+def appearing(out: Path) -> Iterator[Path]:
+    """A folder to write to, which becomes `out` at the end, and is gone if there is an exception before that.
+
+    Raises ValueError where `out` is there already and not empty.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"Cannot write to {out}: it is there already. Name another folder.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}")
+    unfinished.mkdir()
+    try:
+        yield unfinished
+        unfinished.replace(out)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def from_log(path: Path, out: Path, *, made_by: str) -> None:
+    """Make a trace of the exchange log that a comparison keeps of every run. Raises ValueError where it is no such log."""
+    exchanges = read_log(path)
+    windows = [e.answer for e in exchanges if isinstance(e.answer, Window)]
+    *_, scenario, tuner, seed, _ = ("", "", *path.absolute().parts)
+    made_from = Origin(
+        "harness",
+        made_by,
+        f"exchange log of {scenario}, {tuner}, seed {seed}",
+        inputs=((path.name, digest_of(path.read_bytes())),),
+    )
+    with appearing(out) as folder, TraceWriter(folder, made_from, part_rows=_PART_ROWS) as writer:
+        recorder = Recorder(writer, f"{scenario}/{tuner}/{seed}")
+        for exchange in exchanges:
+            recorder(exchange)
+        last = exchanges[-1].seconds if exchanges else 0.0
+        status = windows[-1].status if windows else "running"
+        recorder.end(status=status, seconds=last, workload=scenario, seed=int(seed) if seed.isdecimal() else None)
+
+
+def to_few_parts(trace: Path, out: Path) -> None:
+    """The same trace in parts of a million rows, as far as it was recorded. Raises as `traces.parts.scan` does."""
+    with appearing(out) as folder, TraceWriter(folder, origin(trace), part_rows=_PART_ROWS) as writer:
+        for table in TRACE:
+            scan(trace, table)  # holds every part against its digest
+            for part in sorted((trace / table).glob("[0-9]*.parquet")):
+                writer.add(table, pl.read_parquet(part))
+
+
+def to_csv(trace: Path, out: Path) -> None:
+    """The tables of a trace as CSV files with the same columns. Raises as `traces.parts.scan` does."""
+    with appearing(out) as folder:
+        for table in TRACE:
+            if (trace / table).is_dir():
+                scan(trace, table).sink_csv(folder / f"{table}.csv")

@@ -1,0 +1,133 @@
+"""Every run is a recording: its exchanges become rows of a trace while it is under way."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from traces.exchanges import Exchange
+from traces.parts import TraceWriter
+from traces.schema import TRACE, setting_text
+from tuners.actions import Cost, Evaluate, Evaluation, Fork, Pushes, Reconfigure, Rejected, Run, Setting, Window
+
+__all__ = ["Recorder"]
+
+_BATCH = 1 << 13  # pushes that are put into a frame at once
+_SAME = tuple(
+    name
+    for name in TRACE["settings"].columns
+    if name in {f.name for f in fields(Setting)} - {"workers", "servers", "options"}
+)
+"""Columns of the settings that are called as the setting's own fields."""
+
+
+class Recorder:
+    """Writes the exchanges of one run to a trace.
+
+    `start` is the setting that the run begins with; where it is None, the first window tells. `method` is how
+    reconfigurations are carried out that name none.
+    """
+
+    def __init__(self, writer: TraceWriter, run: str, *, start: Setting | None = None, method: str | None = None) -> None:
+        self._writer, self._run, self._method = writer, run, method
+        self._settings: dict[int, Setting] = {}  # in force, by branch
+        self._rows: dict[str, list[dict[str, Any]]] = {}
+        self._pushes: list[tuple[int, Pushes]] = []  # branch and window's pushes, not yet written
+        self._waiting = 0
+        self._evaluated: set[tuple[int, float, int]] = set()
+        self._latest: Evaluation | None = None
+        self._clocks = 0
+        if start is not None:
+            self._set(0, 0.0, start)
+
+    def __call__(self, exchange: Exchange) -> None:
+        """Record one exchange. What was refused left no trace."""
+        action, answer = exchange.action, exchange.answer
+        if isinstance(answer, Rejected):
+            return
+        if isinstance(action, Run):
+            self._window(action.branch, answer)
+        elif isinstance(action, Fork):
+            setting = action.setting or self._settings.get(action.branch)
+            if setting is not None:
+                self._set(answer, exchange.seconds, setting)
+        elif isinstance(action, Evaluate):
+            self._evaluation(action.branch, answer)
+        elif isinstance(action, Reconfigure) and action.wait:
+            self._cost(action.branch, exchange.seconds, answer, action.method or self._method)
+            if answer.done:
+                self._set(action.branch, exchange.seconds, action.setting)
+        if self._waiting >= _BATCH:
+            self._write()
+
+    def end(self, *, status: str, seconds: float, workload: str, seed: int | None = None, **extras: Any) -> None:
+        """Record how the run ended; it is over."""
+        row = {"workload": workload, "seed": seed, "status": status, "seconds": seconds, "steps": self._clocks}
+        if self._latest is not None:
+            row |= {"loss": self._latest.loss, "accuracy": self._latest.accuracy}
+        self._row("runs", row | {"extras": json.dumps(extras, sort_keys=True)})
+        self._write()
+
+    def _window(self, branch: int, window: Window) -> None:
+        if len(window.pushes.seconds):
+            self._pushes.append((branch, window.pushes))
+            self._waiting += len(window.pushes.seconds)
+            self._clocks += len(window.pushes.seconds)
+        for evaluation in window.evaluations:
+            self._evaluation(branch, evaluation)
+        for event in window.events:
+            self._row("node_events", event._asdict())
+        for cost in window.changes:
+            self._cost(branch, window.end_seconds, cost, self._method)
+        if window.setting is not None:
+            self._set(branch, window.start_seconds if branch not in self._settings else window.end_seconds, window.setting)
+
+    def _evaluation(self, branch: int, made: Evaluation) -> None:
+        if (moment := (branch, made.seconds, made.clocks)) not in self._evaluated:
+            self._evaluated.add(moment)
+            self._latest = made
+            values = {"seconds": made.seconds, "steps": made.clocks, "validation_loss": made.loss, "accuracy": made.accuracy}
+            self._row("progress", {"branch": branch} | values)
+
+    def _cost(self, branch: int, seconds: float, cost: Cost, method: str | None) -> None:
+        row = {"branch": branch, "seconds": seconds, "method": method, "total_seconds": cost.seconds}
+        row |= {name: getattr(cost, name) for name in ("stall_seconds", "slow_seconds", "bytes_moved", "done")}
+        self._row("reconfigurations", row | {"steps": "; ".join(cost.steps)})
+
+    def _set(self, branch: int, seconds: float, setting: Setting) -> None:
+        if self._settings.get(branch) == setting:
+            return
+        self._settings[branch] = setting
+        row = {"branch": branch, "seconds": seconds, "workers": len(setting.workers), "servers": len(setting.servers)}
+        options = json.dumps(dict(setting.options), sort_keys=True, default=lambda value: value.item())
+        self._row(
+            "settings",
+            row | {n: getattr(setting, n) for n in _SAME} | {"options": options, "setting": setting_text(setting)},
+        )
+
+    def _row(self, table: str, row: dict[str, Any]) -> None:
+        self._rows.setdefault(table, []).append({"run": self._run} | row)
+
+    def _write(self) -> None:
+        for table, rows in self._rows.items():
+            self._writer.add(table, _finite(pl.DataFrame(rows, infer_schema_length=None)))
+        if self._pushes:
+            # Last, for a full table has all that is waiting written, and what the pushes were made under belongs to it.
+            self._writer.add("iterations", self._iterations())
+        self._rows, self._pushes, self._waiting = {}, [], 0
+
+    def _iterations(self) -> pl.DataFrame:
+        branches = np.repeat([b for b, _ in self._pushes], [len(p.seconds) for _, p in self._pushes])
+        fields = {name: np.concatenate([getattr(p, name) for _, p in self._pushes]) for name in Pushes._fields}
+        frame = pl.DataFrame({"branch": branches.astype(np.int32)} | fields)
+        return _finite(frame.with_columns(run=pl.lit(self._run)))
+
+
+def _finite(frame: pl.DataFrame) -> pl.DataFrame:
+    """`frame` with null for what is no finite number: a workload that has no loss, or one that has diverged."""
+    floats = [name for name, kind in frame.schema.items() if kind.is_float()]
+    return frame.with_columns(pl.when(pl.col(name).is_finite()).then(pl.col(name)) for name in floats)
