@@ -54,11 +54,12 @@ class Branch:
 
 @dataclass
 class Forest:
-    """Runs branches one push a second. `law` is the loss after one more push, `model` the accuracy."""
+    """Runs branches. `law` is the loss after one more push, `model` the accuracy."""
 
     job: Job
     law: Callable[[Setting, float, int], float] = falls
     accuracy: Callable[[Branch], float] = lambda b: 1 - b.loss
+    pace: Callable[[Setting], float] = lambda _: 1.0  # seconds per push
     now: float = 0.0
     status: str = "running"
     log: list[tuple[Any, Any]] = field(default_factory=list)
@@ -94,7 +95,8 @@ class Forest:
         return self._run(branch, action)
 
     def _run(self, branch: Branch, action: Run) -> Any:
-        count = action.clocks if action.clocks is not None else int(action.seconds or 0)
+        pace = self.pace(branch.setting)
+        count = action.clocks if action.clocks is not None else int((action.seconds or 0) / pace)
         start, losses = self.now, []
         for _ in range(count):
             losses.append(branch.loss)
@@ -102,13 +104,13 @@ class Forest:
                 branch.loss = self.law(branch.setting, branch.loss, branch.clocks)
                 branch.clocks += 1
                 branch.trained += 1
-            self.now += 1.0
+            self.now += pace
             if not math.isfinite(branch.loss):
                 break
         if action.seconds is not None:
             self.now = start + action.seconds
         branch.seconds.append(self.now - start)
-        seen = window(self.job, losses, start + 1.0 + np.arange(len(losses)), start=start)
+        seen = window(self.job, losses, start + pace * (1.0 + np.arange(len(losses))), start=start)
         lost = not math.isfinite(branch.loss)
         return replace(seen, end_seconds=self.now, setting=branch.setting, status="diverged" if lost else "running")
 

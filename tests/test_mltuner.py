@@ -17,9 +17,12 @@ from tuners.testing import check_tuner, exchanges
 LOSS = Target("loss", 1e-9)
 
 
-def played(search=None, *, most=300, refuses=lambda _index, _action: False, of=None, law=falls, accuracy=None, **options):
+def played(
+    search=None, *, most=300, refuses=lambda _index, _action: False, of=None, law=falls, accuracy=None, pace=None, **options
+):
     """MLtuner on a forest, up to so many exchanges."""
-    forest = Forest(of or job(), law=law, **({"accuracy": accuracy} if accuracy else {}))
+    more = {name: rule for name, rule in (("accuracy", accuracy), ("pace", pace)) if rule}
+    forest = Forest(of or job(), law=law, **more)
     if search is not None:
         options["search"] = search
     exchanges(partial(mltuner, **options), forest, most=most, refuses=refuses)
@@ -69,6 +72,15 @@ def test_as_long_as_nothing_converges_the_time_doubles_and_earlier_trials_are_pr
     assert decided in {48.0, 96.0}
     assert total[1:] == [decided] * (len(total) - 1)
     assert math.log2(decided / 6).is_integer()
+
+
+def test_a_slow_setting_does_not_make_the_time_longer_for_all():
+    """The second trial needs a hundred seconds for its three clocks; the time goes on from the first one's six."""
+    search = Scripted(0.2, 0.1, 0.05, 0.02, 0.15, 0.12)
+    pace = {0.1: 100 / 6}
+    forest = played(search, law=late, most=60, of=job(target=LOSS), pace=lambda s: pace.get(round(s.learning_rate, 6), 1.0))
+    slow, third, fourth = [branch for branch, _ in forest.trials()][1:4]
+    assert [sum(forest.seconds_of(b)) for b in (slow, third, fourth)] == [pytest.approx(s) for s in (100.0, 48.0, 48.0)]
 
 
 def test_a_trial_is_as_long_as_the_searcher_takes_to_decide():

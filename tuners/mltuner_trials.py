@@ -6,8 +6,8 @@ freed. Once one converges its time is every later trial's, and from then on ther
 parent, the best and the trial. Where we differ or had to choose:
 
 * The paper begins with the time that the searcher takes to decide. Simulated time does not depend on the host, so that is an
-  option; a trial has some clocks at least, by which its seconds per clock are measured, too. A clock of MLtuner is one push
-  of every worker.
+  option; by default the time begins as what the first trial takes for the few clocks that every trial has at least, by which
+  its seconds per clock are measured. A clock of MLtuner is one push of every worker.
 * With nothing but diverged trials the time is not doubled, for a longer one would tell no more.
 * The parent's loss is measured on a TESTING branch for up to 10 clocks: the starting point of all trials. The public code's
   is a branch with a learning rate of zero for 100 clocks, which is the same, but for a job whose space has no such rate.
@@ -160,7 +160,7 @@ def _decide_time(at: _Search) -> Generator[Action[Any], Any, tuple[_Trial | None
         if fresh is not None:
             live.append(fresh)
             yield from _measure(at, fresh)
-            seconds = max(seconds, fresh.seconds, at.rules.decision_seconds)
+            seconds = seconds or fresh.seconds
         for trial in live:
             yield from _prolong(at, trial, seconds)
             at.summarise(trial)
