@@ -40,8 +40,8 @@ class Plan:
     workload: str = "rlp-digits"
     data: str = ""  # folder of a workload that reads files
     depths: tuple[int, ...] = (0, 1, 2, 3)  # hidden layers, drawn for every instance
+    rates: tuple[float, ...] = ()  # the learning rate that goes with each of them; (): the workload's own
     workers: int = 10
-    rates: tuple[float, ...] = ()  # learning rates, drawn for every instance; (): the workload's own
     accuracy: float = 0.88  # that ends a run
     instances: int = 1000  # to learn on
     episodes: int = 1000  # where they are more than the instances, these come again
@@ -55,10 +55,11 @@ class Plan:
         for name, minimum in least.items():
             if getattr(self, name) < minimum:
                 raise ValueError(f"Cannot train with {name} {getattr(self, name)}: give at least {minimum}.")
-        if not self.depths or min(self.depths) < 0 or any(not rate > 0 for rate in self.rates):
+        paired = len(self.rates) in (0, len(self.depths)) and all(rate > 0 for rate in self.rates)
+        if not (self.depths and min(self.depths) >= 0 and paired):
             raise ValueError(
-                f"Cannot train on depths {self.depths} with rates {self.rates}: give one depth or more, none negative, and "
-                "rates above 0."
+                f"Cannot train on depths {_word(self.depths)!r} with rates {_word(self.rates)!r}: give one depth or more, "
+                "none negative, and for each of them a rate above 0, or none at all."
             )
 
     @property
@@ -86,13 +87,13 @@ class Plan:
     def instance(self, number: int) -> Instance:
         """An instance of this plan, by its number. Raises ValueError where the workload cannot be made so."""
         seed = _FIRST_SEED * (self.seed + 1) + number
-        rate = {"learning_rate": float(np.random.default_rng([seed, 6]).choice(self.rates))} if self.rates else {}
+        at = int(np.random.default_rng([seed, 6]).integers(len(self.depths)))
         kind = Kind(
             workload=self.workload,
             data=Path(self.data) if self.data else None,
-            depths=self.depths,
+            depths=(self.depths[at],),
             workers=self.workers,
-            overrides=rate,
+            overrides={"learning_rate": self.rates[at]} if self.rates else {},
             target=Target("accuracy", self.accuracy),
         )
         return draw(kind, seed)

@@ -138,7 +138,8 @@ def _decide(memory: _Memory, push: Push) -> tuple[_Memory, Decision]:
 
 def remembered(history: Array, push: Push) -> Array:
     """The raw features of the last H pushes, float32 [H, 4], newest first, once `push` has come; zeros before the first."""
-    newest = [history[0, 0] + 1, push.loss_before, push.loss_after - push.loss_before, push.staleness]
+    change = jnp.asarray(push.loss_after) - push.loss_before
+    newest = [history[0, 0] + 1, push.loss_before, change, push.staleness]
     row = jnp.stack([jnp.asarray(feature, jnp.float32) for feature in newest])
     return jnp.concatenate([row[None], history[:-1]])
 
