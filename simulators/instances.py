@@ -88,7 +88,7 @@ def draw(kind: Kind, seed: int, *, depth: int | None = None) -> Instance:
         workers=workers, servers=("server",), policy="bsp", batch_size=made.batch_size, learning_rate=made.learning_rate
     )
     job = jobs.job(f"{kind.workload}/{seed}", cluster, made, start, (), kind.target, float("inf"), seed)
-    data, parameters = jobs.drawn(made, seed)
+    data, parameters = jobs.drawn(made, seed, kind.workers)
     ground = Ground(cluster, made, kind.conditions, job, data, kind.evaluate_clocks, seed)
     slow = straggling(kind.conditions, (*workers, "server"), np.random.default_rng([seed, 1]))[:-1]
     return Instance(seed, -1 if depth is None else depth, tuple(bool(s) for s in slow), ground, parameters)

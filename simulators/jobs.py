@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from simulators.cluster import Cluster
 from simulators.learning import Data, Model
@@ -67,15 +68,36 @@ def check_memory(job: Job, settings: Iterable[Setting]) -> None:
             )
 
 
-def drawn(workload: Workload, seed: int) -> tuple[Data, Any]:
-    """The data in this seed's order, and this seed's first parameters."""
+def drawn(workload: Workload, seed: int, parts: int = 1) -> tuple[Data, Any]:
+    """The data in this seed's order, and this seed's first parameters.
+
+    Workers take consecutive parts of it. A share `Workload.skew` of the samples is dealt out to `parts` of equal size by
+    class, so that each part holds few classes, which ones being drawn; the rest is mixed. Raises ValueError for such a
+    share of data without classes.
+    """
     if workload.proxy is None:
         return Data((), ()), ()
     train = workload.proxy.train
-    order = np.random.default_rng([seed, 3]).permutation(len(train[0]))
+    rng = np.random.default_rng([seed, 3])
+    order = rng.permutation(len(train[0]))
+    if workload.skew:
+        order = _by_class(order, np.asarray(train[-1]), workload.skew, parts, rng)
     shuffled = tuple(jnp.asarray(np.asarray(column)[order]) for column in train)
     valid = tuple(jnp.asarray(column) for column in workload.proxy.valid)
     return Data(shuffled, valid), workload.proxy.init(jax.random.key(seed))
+
+
+def _by_class(
+    order: NDArray[np.int64], labels: NDArray[np.generic], skew: float, parts: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """`order` with a share `skew` of it brought into the order of classes, and mixed within each of the `parts`."""
+    if labels.dtype.kind not in "iu":
+        raise ValueError(f"Cannot deal out a share {skew:g} of the data by class: it has no classes; set skew to 0.")
+    dealt = rng.random(len(order)) < skew
+    ranks = rng.permutation(int(labels.max()) + 1)
+    by_class = order[dealt][np.argsort(ranks[labels[order[dealt]]], kind="stable")]
+    pairs = zip(np.array_split(by_class, parts), np.array_split(order[~dealt], parts), strict=True)
+    return np.concatenate([rng.permutation(np.concatenate(pair)) for pair in pairs])
 
 
 def model(workload: Workload, space: Space, samples: int) -> Model | None:

@@ -77,7 +77,7 @@ class SimulatedSystem:
         try:
             self.job.space.check(start)
             self._check_there(start)
-            data, parameters = jobs.drawn(workload, seed)
+            data, parameters = jobs.drawn(workload, seed, len(start.workers))
             self._ground = Ground(cluster, workload, conditions, self.job, data, evaluate_clocks, seed)
             policy = policies.named(start.policy, start.staleness)
             self._branches = {0: first_branch(self._ground, start, policy, self._control.slowdown, parameters)}

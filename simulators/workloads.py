@@ -115,6 +115,7 @@ class Workload:
     optimizer: str = "sgd"  # sgd | momentum | nesterov | adam | rmsprop | adagrad | adadelta
     aggregation: str = "each"  # apply "each" push as it comes, or the "sum" or "mean" of a group at the barrier
     samples: int = 0  # of training data; shared out among the workers
+    skew: float = 0.0  # share of the data that is handed out by class, see `simulators.jobs.drawn`
     batch_size: int = 16  # that the job's authors use, for one worker
     learning_rate: float = 0.01  # that works without any tuning
     summary: str = ""  # one line
@@ -215,6 +216,7 @@ class _Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     learning_rate: _Amount = 0.01
     optimizer: Literal["sgd", "momentum", "nesterov", "adam", "rmsprop", "adagrad", "adadelta"] = "sgd"
     aggregation: Literal["each", "sum", "mean"] = "each"
+    skew: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
     @classmethod
     def choices(cls, field: str) -> tuple[str, ...]:
@@ -224,7 +226,7 @@ class _Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _SECTIONS = ("demand", "model", "data")
-_PLAIN = ("samples", "batch_size", "learning_rate", "optimizer", "aggregation")
+_PLAIN = ("samples", "batch_size", "learning_rate", "optimizer", "aggregation", "skew")
 
 # ---------------------------------------------------------------------------------------------------------------- lookup
 
@@ -247,6 +249,7 @@ def workload(name: str, overrides: Mapping[str, Any] | None = None, data: Path |
         optimizer=job.optimizer,
         aggregation=job.aggregation,
         samples=job.samples if proxy is None else len(proxy.train[0]),
+        skew=job.skew,
         batch_size=job.batch_size,
         learning_rate=job.learning_rate,
         summary=job.summary,

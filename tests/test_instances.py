@@ -1,0 +1,139 @@
+"""Instances as RLP draws them, and data that is dealt out by class."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from simulators import engine, jobs
+from simulators.conditions import Conditions, Stragglers
+from simulators.instances import Kind, draw, stacked
+from simulators.workloads import workload
+from tuners import policies
+from tuners.actions import Target
+
+KIND = Kind(depths=(0,), workers=4, target=Target("clocks", 40))
+
+
+def run(branch, rows=64):
+    arguments = (branch.program, branch.ground.data, branch.plant, branch.state)
+    return engine.advance(*arguments, jnp.int32(rows), jnp.asarray(jnp.inf), rows=rows)
+
+
+def plant(instance):
+    ground = instance.ground
+    return ground.plant(ground.job.start, policies.asp(), np.ones(len(ground.cluster.nodes)))
+
+
+def test_an_instance_follows_from_its_seed():
+    one, same, other = (draw(KIND, seed) for seed in (3, 3, 4))
+    for a, b in zip(one.ground.data.train, same.ground.data.train, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(one.ground.data.train[0], other.ground.data.train[0])
+    assert np.array_equal(*(draw(KIND, seed).ground.data.valid[0] for seed in (3, 4)))
+
+
+def test_half_of_the_data_is_drawn_without_repetition():
+    whole = workload("rlp-digits").proxy.train[0]
+    half = draw(KIND, 0).ground.data.train[0]
+    assert len(half) == round(len(whole) / 2)
+    rows = {row.tobytes() for row in np.asarray(whole)}
+    assert {row.tobytes() for row in np.asarray(half)} <= rows
+
+
+def test_depths_are_drawn_evenly_and_can_be_given():
+    kind = Kind(units=4)
+    found = [draw(kind, seed).depth for seed in range(40)]
+    assert set(found) == {0, 1, 2, 3}
+    deep = draw(kind, 0, depth=6)
+    assert [layer["w"].shape for layer in deep.parameters] == [(64, 4), *[(4, 4)] * 5, (4, 10)]
+    assert deep.straggles == draw(kind, 0).straggles
+
+
+def test_stragglers_take_as_much_longer_as_in_table_1():
+    """Zhu et al. 2020: 4.4, 5.3, 10.6 and 17.4 s more than the 4.8 s of the others, each in every step of its own."""
+    kind = Kind(depths=(0,), conditions=Conditions(jitter=0.0, stragglers=Kind().conditions.stragglers))
+    found = [draw(kind, seed) for seed in range(60)]
+    slow = np.array([i.straggles for i in found])
+    mean = np.array([plant(i).sleep_mean_seconds[:-1] for i in found])
+    assert slow.mean() == pytest.approx(0.3, abs=4 * np.sqrt(0.3 * 0.7 / slow.size))
+    extra = mean[slow]
+    assert extra.mean() == pytest.approx(9.4, abs=4 * 6.0 / np.sqrt(extra.size))
+    assert extra.std() == pytest.approx(6.0, rel=0.3)
+    assert (mean[~slow] == 0).all()
+
+
+def test_without_a_spread_all_stragglers_are_equally_slow():
+    stragglers = Stragglers(mean_seconds=5.0, sd_seconds=1.0, probability=1.0)
+    made = plant(draw(replace(KIND, conditions=Conditions(stragglers=stragglers)), 0))
+    assert made.sleep_mean_seconds.tolist() == [5.0] * 5
+
+
+def test_instances_of_one_depth_share_one_engine_and_can_be_lanes():
+    begun = [draw(KIND, seed).begin(policies.ssp(2)) for seed in range(3)]
+    assert len({b.program for b in begun}) == 1
+    data, plants, states = stacked(begun)
+    args = (jnp.int32(64), jnp.asarray(jnp.inf))
+    together, tables, used = engine.advance_lanes(begun[0].program, data, plants, states, *args, rows=64, own_data=True)
+    assert used.tolist() == [40] * 3
+    assert together.clock.status.tolist() == [engine.STATUSES.index("target")] * 3
+    for lane, branch in enumerate(begun):
+        alone, table, _ = run(branch)
+        np.testing.assert_allclose(tables[lane][:40, :9], table[:40, :9], rtol=1e-4, atol=1e-6)
+        assert float(together.clock.seconds[lane]) == pytest.approx(float(alone.clock.seconds))
+
+
+def test_what_no_instance_can_be_is_refused():
+    with pytest.raises(ValueError, match="instance of 0 workers"):
+        draw(replace(KIND, workers=0), 0)
+    with pytest.raises(ValueError, match="timing-only"):
+        draw(Kind(workload="cruise-nmf", depths=()), 0)
+
+
+# ------------------------------------------------------------------------------------------------------------------ skew
+
+
+def classes_held(skew, parts):
+    made = replace(workload("digits-logistic"), skew=skew)
+    labels = np.asarray(jobs.drawn(made, 0, parts)[0].train[1])
+    return [np.bincount(part, minlength=10) / len(part) for part in np.array_split(labels, parts)]
+
+
+@pytest.mark.parametrize("parts", [1, 3, 10])
+@pytest.mark.parametrize("skew", [0.0, 0.5, 1.0])
+def test_skewed_data_is_the_same_data(skew, parts):
+    made = workload("digits-logistic")
+    labels = jobs.drawn(replace(made, skew=skew), 0, parts)[0].train[1]
+    np.testing.assert_array_equal(np.bincount(labels), np.bincount(made.proxy.train[1]))
+
+
+def test_each_of_ten_workers_holds_mostly_one_of_ten_classes():
+    assert np.mean([held.max() for held in classes_held(1.0, 10)]) > 0.8
+    assert 0.4 < np.mean([held.max() for held in classes_held(0.5, 10)]) < 0.8
+    assert np.mean([held.max() for held in classes_held(0.0, 10)]) < 0.25
+
+
+def test_fewer_workers_hold_more_classes_each_and_meet_them_mixed():
+    assert all((held > 0.1).sum() in (5, 6) for held in classes_held(1.0, 2))
+    labels = np.asarray(jobs.drawn(replace(workload("digits-logistic"), skew=1.0), 0, 2)[0].train[1])
+    assert len(set(labels[:100].tolist())) >= 5
+
+
+def test_an_order_without_skew_is_that_of_the_seed():
+    """What was recorded before skew existed stays as it was."""
+    made = workload("digits-logistic")
+    order = np.random.default_rng([5, 3]).permutation(len(made.proxy.train[0]))
+    np.testing.assert_array_equal(jobs.drawn(made, 5, 4)[0].train[1], np.asarray(made.proxy.train[1])[order])
+
+
+def test_parameters_are_the_seeds():
+    first, again, other = (draw(Kind(units=4), seed, depth=1).parameters for seed in (0, 0, 1))
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), first, again))
+    assert not np.array_equal(first[0]["w"], other[0]["w"])
+
+
+def test_data_without_classes_cannot_be_skewed():
+    with pytest.raises(ValueError, match="it has no classes; set skew to 0"):
+        jobs.drawn(workload("ratings-mf", {"skew": 0.5}), 0)
