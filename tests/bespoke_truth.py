@@ -47,6 +47,7 @@ class Truth:
     model_bytes: float = 173e6
     saturation: float = 0.0  # samples at which half of a device's rate is reached
     aggregation: float = 0.05  # seconds, where several devices of a machine work
+    overlap: bool = False  # who has the model early computes early
     jitter: float = 0.0  # of a machine's seconds in an iteration
     dead: tuple[str, ...] = ()  # machines whose first device cannot compute
     seed: int = 0
@@ -92,15 +93,31 @@ class Truth:
         rate = 1e12 / FLOP if gpu else HYPERTHREAD * CORES[kind]
         return (samples + self.saturation) / rate if samples else 0.0
 
-    def communication_seconds(self, setting: Setting) -> float:
-        """Each way in turn, at half of a connection's speed; a machine that is both sends while it receives."""
-        workers, servers, slowest = len(setting.workers), len(setting.servers), 0.0
+    def transfers(self, setting: Setting) -> dict[str, float]:
+        """Seconds that each machine's connection is busy: each way in turn, so at half of its speed; one that is both sends
+        while it receives."""
+        workers, servers = len(setting.workers), len(setting.servers)
+        found = {}
         for node in self.job.nodes:
             shard = self.model_bytes / servers if node.name in setting.servers else 0.0
             works = node.name in setting.workers
             moved = max((self.model_bytes - shard) * works, shard * (workers - works))
-            slowest = max(slowest, moved / (self.speeds[node.type] / 2))
-        return slowest
+            found[node.name] = moved / (self.speeds[node.type] / 2)
+        return found
+
+    def communication_seconds(self, setting: Setting) -> float:
+        """What an iteration takes beyond its slowest machine."""
+        return self.seconds(setting) - max(self.compute(setting).values())
+
+    def compute(self, setting: Setting) -> dict[str, float]:
+        kinds = {n.name: n.type for n in self.job.nodes}
+        return {w: self.machine_seconds(kinds[w], row) for w, row in zip(setting.workers, setting.loads, strict=True)}
+
+    def finish_seconds(self, setting: Setting) -> list[float]:
+        """When each worker is through; without overlap, apart from communication."""
+        busy, compute = self.transfers(setting), self.compute(setting)
+        served = max(busy[s] for s in setting.servers) if self.overlap else 0.0
+        return [seconds + max(busy[w], served) * self.overlap for w, seconds in compute.items()]
 
     def machine_seconds(self, kind: str, row: tuple[int, ...]) -> float:
         each = [self.device_seconds(kind, d, n) for d, n in enumerate(row)]
@@ -108,9 +125,7 @@ class Truth:
 
     def seconds(self, setting: Setting) -> float:
         """Of an iteration, without noise."""
-        kinds = {n.name: n.type for n in self.job.nodes}
-        rows = zip(setting.workers, setting.loads, strict=True)
-        return max(self.machine_seconds(kinds[w], row) for w, row in rows) + self.communication_seconds(setting)
+        return max(self.finish_seconds(setting)) + (0.0 if self.overlap else max(self.transfers(setting).values()))
 
     def observed(self, setting: Setting, rng: np.random.Generator, noise: float = 0.01) -> Observed:
         """An evaluation, with so much noise in every machine and in the iteration."""

@@ -12,8 +12,9 @@ from bespoke_truth import HYPERTHREAD, SPEEDS, Truth
 from scipy.stats import binom, norm
 
 from tuners.bespoke_bo import proportional
+from tuners.bespoke_communication import communication
 from tuners.bespoke_draws import Draws, Iterations, expected_improvement, load_grid
-from tuners.bespoke_model import Cluster, IterationModel, communication, device_rate
+from tuners.bespoke_model import Cluster, IterationModel, device_rate
 from tuners.bespoke_parts import Evidence, Prior, draw_paths, log_likelihood, predict, trusted
 from tuners.bespoke_smc import Posterior
 
@@ -184,9 +185,10 @@ def test_communication_of_disjoint_roles_is_what_cruise_predicts(workers, server
     assert seconds == pytest.approx(max(173e6, workers * 173e6 / servers) / 1e8)
 
 
-def mean_seconds(cluster, speeds, duplex, placement):
+def mean_seconds(cluster, speeds, duplex, placement, late=None, overlap=0.0):
+    """The parametric prediction; `late` [groups, 4] is when the slowest of each group and role has computed."""
     part = communication(cluster)
-    return part.mean(np.array([[*speeds, duplex]]), cluster.traffic(placement))[0]
+    return part.mean(np.array([[*speeds, duplex, overlap]]), cluster.traffic(placement, late))[0]
 
 
 def test_communication_knows_who_moves_what():
@@ -245,7 +247,7 @@ def test_rates_aggregation_and_the_connection_that_binds_are_recovered():
 
 
 def test_independent_draws_make_the_slowest_of_many_seem_slower():
-    """Four alike machines with one load: drawn together they are equally slow; apart the slowest is 1.03 deviations later."""
+    """Four alike machines under one load: together all are as slow; apart, one is 1.03 deviations late."""
     truth = Truth({"c4.8xlarge": 4}, 400)
     job = truth.job
     model = learnt(truth, [replace(job.start, workers=job.start.workers[:1], loads=((400,),))])

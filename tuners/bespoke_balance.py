@@ -3,8 +3,9 @@ Distributed Stochastic Gradient Descent with Bayesian Optimization", Section 3: 
 individually).
 
 In one draw of the model every machine's seconds are a known function of its load, so the least time in which some machines
-get through the batch is found by bisection on the moment at which all finish; within a machine the same once more, over its
-devices, for each set of them that may take part. Whole samples: each machine gets the whole part of its share, and what is
+get through the batch is found by bisection on the moment at which all finish, each after a head start that the others have
+(what it spends on its own transfer); within a machine the same once more, over its devices, for each set of them that may
+take part. Whole samples: each machine gets the whole part of its share, and what is
 left goes one by one to whoever finishes first with one more. Where speeds are alike that is the largest remainder; elsewhere
 it is better, and the best there is as long as more samples take longer.
 """
@@ -51,29 +52,42 @@ class _Table:
 
 
 class Balance:
-    """Loads that finish together, in each of the draws and, in the last row, in their geometric mean. R = draws + 1."""
+    """Loads that finish together, in the first so many draws and, in the last row, in their geometric mean.
 
-    def __init__(self, draws: Draws) -> None:
+    R rows; workers come in two kinds, those that only work and those that serve as well.
+    """
+
+    def __init__(self, draws: Draws, most: int) -> None:
         self.draws = draws
-        self.rows = draws.count + 1
+        self.used = min(most, draws.count)
+        self.rows = self.used + 1
         self._logs = np.log(draws.grid)
-        self._devices = [[_with_mean(table[0]) for table in tables] for tables in draws.seconds]
+        self._devices = [[_with_mean(table[0, : self.used]) for table in tables] for tables in draws.seconds]
         self._known = dict[tuple[int, int, int], tuple[float, tuple[int, ...]]]()
         self._machines = [self._machine(group) for group in range(len(draws.cluster.groups))]
 
     # --------------------------------------------------------------------------------------------- many placements at once
 
-    def seconds(self, counts: _Ints) -> _Floats:
-        """The least seconds in which so many workers of each group, [V, groups], get through the batch, [V, R]."""
-        used = [(index, table) for index, table in enumerate(self._machines) if table is not None and counts[:, index].any()]
-        least = np.max([np.where(counts[:, [i]] > 0, t.seconds[:, 0], -np.inf) for i, t in used], axis=0)
-        low, high = least, np.full_like(least, max(t.high for _, t in used))
+    def seconds(self, counts: _Ints, late: _Floats) -> _Floats:
+        """The least seconds in which so many workers, [V, groups, 2], get through the batch, [V, R].
+
+        Everybody is so many seconds `late` [V, R, groups, 2], and has to do one sample at least.
+        """
+        used = [(t, g, k) for g, t in enumerate(self._machines) for k in (0, 1) if t is not None and counts[:, g, k].any()]
+        least = [np.where(counts[:, [g], k] > 0, late[:, :, g, k] + np.exp(t.seconds[:, 0]), 0.0) for t, g, k in used]
+        low = np.max(least, axis=0)
+        high = low + max(float(np.exp(t.high)) for t, _, _ in used)
         for _ in range(_HALVINGS):
-            middle = 0.5 * (low + high)
-            done = sum(counts[:, [i]] * t.by(middle) for i, t in used) >= self.draws.cluster.batch
-            low, high = np.where(done, low, middle), np.where(done, middle, high)
-        found: _Floats = np.exp(high)
-        return found
+            middle = np.sqrt(low * high)
+            done = sum(counts[:, [g], k] * t.by(_log(middle - late[:, :, g, k])) for t, g, k in used)
+            enough = done >= self.draws.cluster.batch
+            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        return high
+
+    def shares(self, seconds: _Floats) -> _Floats:
+        """How many samples a machine of each group does within `seconds` [V, R], [V, R, groups]."""
+        none = np.zeros(seconds.shape)
+        return np.stack([none if t is None else t.by(_log(seconds)) for t in self._machines], axis=-1)
 
     def _machine(self, group: int) -> _Table | None:
         """A machine's best log seconds at the grid's loads, over the sets of its devices that may take part."""
@@ -97,26 +111,30 @@ class Balance:
             low, high = np.where(done, low, middle), np.where(done, middle, high)
         loads = np.zeros((self.rows, len(grid), len(self._devices[group])))
         loads[:, :, several] = np.stack([t.by(high).T for t in tables], axis=-1)
-        summing = self.draws.aggregation_seconds(group, loads[:-1])
+        summing = self.draws.aggregation_seconds(group, loads[:-1], self.used)
         seconds = np.log(np.exp(high.T) + np.vstack([summing, summing.mean(0)]))
         return np.where(grid >= len(several), seconds, np.inf)
 
     # ------------------------------------------------------------------------------------------------- whole loads of one
 
-    def loads(self, counts: _Ints, row: int) -> tuple[list[list[tuple[int, ...]]], float]:
-        """Samples per device of every worker, by groups, and the slowest's seconds, for `counts` [groups] in one row.
+    def loads(self, counts: _Ints, late: _Floats, row: int) -> list[list[tuple[int, ...]]]:
+        """Samples per device of every worker in one row, by groups, for `counts` and `late` [groups, 2] of them.
 
-        Every worker gets at least one sample.
+        Of a group those come first that only work. Every worker gets at least one sample.
         """
-        batch = self.draws.cluster.batch
-        workers = [g for g, count in enumerate(counts) for _ in range(count)]
-        moment = np.full(self.rows, np.log(self.seconds(counts[None, :])[0, row]))
-        real = np.array([t.by(moment)[row] if (t := self._machines[g]) is not None else 0.0 for g in workers])
-        whole = _whole(real, batch, lambda w, n: self._best(workers[w], row, n)[0])
+        workers = [(g, k) for g in range(len(counts)) for k in (0, 1) for _ in range(counts[g, k])]
+        every = np.broadcast_to(late, (1, self.rows, *late.shape))
+        moment = self.seconds(counts[None], every)
+        real = np.array([self._machines[g].by(_log(moment - late[g, k]))[0, row] for g, k in workers])  # type: ignore[union-attr]
+
+        def finishes(worker: int, samples: int) -> float:
+            group, kind = workers[worker]
+            return float(late[group, kind]) + self._best(group, row, samples)[0]
+
         found: list[list[tuple[int, ...]]] = [[] for _ in counts]
-        for group, samples in zip(workers, whole, strict=True):
+        for (group, _), samples in zip(workers, _whole(real, self.draws.cluster.batch, finishes), strict=True):
             found[group].append(self._best(group, row, samples)[1])
-        return found, max(self._best(g, row, n)[0] for g, n in zip(workers, whole, strict=True))
+        return found
 
     def _best(self, group: int, row: int, samples: int) -> tuple[float, tuple[int, ...]]:
         """How soon one machine is through with so many samples, and how its devices share them."""
@@ -144,7 +162,7 @@ class Balance:
         whole = _whole(real, samples, lambda d, n: self._seconds(logs[d], n))
         for device, n in zip(several, whole, strict=True):
             loads[device] = n
-        summing = self.draws.aggregation_seconds(group, np.array([loads], float))[:, 0]
+        summing = self.draws.aggregation_seconds(group, np.array([loads], float), self.used)[:, 0]
         extra = float(summing.mean() if row == self.rows - 1 else summing[row])
         return max(self._seconds(x, n) for x, n in zip(logs, whole, strict=True)) + extra, tuple(loads)
 
@@ -155,6 +173,11 @@ class Balance:
 def _subsets(count: int, least: int) -> list[tuple[int, ...]]:
     """Sets of at least so many of `count` devices."""
     return [s for size in range(least, count + 1) for s in combinations(range(count), size)]
+
+
+def _log(seconds: _Floats) -> _Floats:
+    """The logarithm, of what is left of the time; nothing is done in none."""
+    return np.log(np.maximum(seconds, 1e-12))
 
 
 def _with_mean(table: _Floats) -> _Floats:

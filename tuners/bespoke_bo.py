@@ -49,6 +49,7 @@ def bespoke_bo(
     draws: int = 128,
     particles: int = 256,
     inference: Inference = "smc",
+    communication: Literal["overlapping", "as_printed"] = "overlapping",
     device_draws: Literal["joint", "as_published_code"] = "joint",
     numeric: Numeric = "decomposed",
 ) -> Tuner:
@@ -65,6 +66,7 @@ def bespoke_bo(
         draws: possible clusters over which the improvement is expected (the public code's examples take 100).
         particles: of each part of the model.
         inference: sequential Monte Carlo, or the public code's importance sampling, which wants 50,000 particles.
+        communication: whether who has the model early may compute early, or all wait for the slowest connection.
         device_draws: whether machines that share a device type are drawn together.
         numeric: how the schedule of the largest expected improvement is searched for.
     """
@@ -75,7 +77,8 @@ def bespoke_bo(
         )
     if not is_free(job):
         return
-    model = IterationModel(Cluster.of(job), job.seed, inference=inference, particles=particles)
+    overlap = communication == "overlapping"
+    model = IterationModel(Cluster.of(job), job.seed, inference=inference, particles=particles, overlap=overlap)
     at = _Progress(job, model, draws, device_draws == "joint", numeric)
     count = evaluations
     while True:

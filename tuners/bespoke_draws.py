@@ -19,8 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from tuners.bespoke_model import Cluster, Group, IterationModel
+from tuners.bespoke_communication import overlapping, transfer_seconds
+from tuners.bespoke_model import BOTH, WORKER, Cluster, Group, IterationModel
 from tuners.bespoke_parts import Paths
+from tuners.bespoke_smc import Posterior
 
 __all__ = ["Draws", "Iterations", "expected_improvement", "load_grid"]
 
@@ -73,8 +75,7 @@ class Draws:
         shared = dict[str, _Floats]()
         self.seconds = [[self._drawn(group, kind, shared) for kind in group.kinds] for group in self.cluster.groups]
         self._sums: list[Paths | None] = [self._summing(group) for group in self.cluster.groups]
-        name = "communication"
-        self.communication = self.model.posteriors[name].sample(self.count, self._seeds[name])
+        self.communication = self._known.sample(self.count, self._seeds["communication"])
 
     def _drawn(self, group: Group, kind: str, shared: dict[str, _Floats]) -> _Floats:
         """Log seconds of a device at the grid's loads, [copies, S, G]."""
@@ -90,12 +91,12 @@ class Draws:
         name = f"aggregation {group.type}"
         return self.model.posteriors[name].draw(self.count, self._seeds[name]) if len(group.kinds) > 1 else None
 
-    def aggregation_seconds(self, group: int, loads: _Floats) -> _Floats:
-        """Summing gradients of `loads` [m, D], or [S, m, D] for each draw its own, [S, m]; 0 where one device works."""
+    def aggregation_seconds(self, group: int, loads: _Floats, draws: int) -> _Floats:
+        """Summing gradients of `loads` [m, D] or, each draw's own, [draws, m, D]; [draws, m], 0 where one device works."""
         paths = self._sums[group]
         if paths is None:
-            return np.zeros((self.count, loads.shape[-2]))
-        found: _Floats = np.where((loads > 0).sum(-1) > 1, np.exp(paths(loads)), 0.0)
+            return np.zeros((draws, loads.shape[-2]))
+        found: _Floats = np.where((loads > 0).sum(-1) > 1, np.exp(paths.first(draws)(loads)), 0.0)
         return found
 
     def machine_seconds(self, group: int, loads: _Ints) -> _Floats:
@@ -105,7 +106,9 @@ class Draws:
         slowest = np.max(each, axis=0)
         if self._sums[group] is not None:
             rows, where = np.unique(loads.reshape(-1, loads.shape[2]), axis=0, return_inverse=True)
-            slowest = slowest + self.aggregation_seconds(group, rows.astype(float))[:, where.reshape(loads.shape[:2])]
+            slowest = (
+                slowest + self.aggregation_seconds(group, rows.astype(float), self.count)[:, where.reshape(loads.shape[:2])]
+            )
         return slowest
 
     def _device_seconds(self, table: _Floats, loads: _Ints, members: NDArray[np.intp]) -> _Floats:
@@ -121,25 +124,32 @@ class Draws:
 
     def iterations(self, loads: _Ints, serves: NDArray[np.bool_]) -> Iterations:
         """What schedules `loads` [C, machines, devices], `serves` [C, machines] come to in each draw."""
-        slowest = np.zeros((self.count, len(loads)))
+        roles = (loads.sum(2) > 0) * 1 + serves * 2
+        late = np.zeros((self.count, len(loads), len(self.cluster.groups), 4))
         for index, group in enumerate(self.cluster.groups):
             mine = loads[:, list(group.members)][:, :, list(group.devices)]
             if mine.any():
-                slowest = np.maximum(slowest, self.machine_seconds(index, mine).max(2))
+                seconds = self.machine_seconds(index, mine)
+                for role in (WORKER, BOTH):
+                    late[:, :, index, role] = np.where(roles[:, list(group.members)] == role, seconds, 0.0).max(2)
         placements = np.array([self.cluster.placement(n, f) for n, f in zip(loads, serves, strict=True)])
-        mean, deviation = self.communication_seconds(self.cluster.traffic(placements))
-        return Iterations(slowest, mean, deviation)
+        mean, deviation = self._known.predict(self.communication, self.cluster.traffic(placements, late))
+        return Iterations(late.max((2, 3)), np.maximum(mean, 0.0), deviation)
 
-    def communication_seconds(self, traffic: _Floats) -> tuple[_Floats, _Floats]:
-        """Mean and standard deviation of communication under `traffic` [m, ..], [S, m] both; never less than 0."""
-        mean, deviation = self.model.posteriors["communication"].predict(self.communication, traffic)
-        return np.maximum(mean, 0.0), deviation
+    def transfer_seconds(self, traffic: _Floats, draws: int) -> tuple[_Floats, _Floats]:
+        """What workers' own transfers take in the first draws, [draws, m, types, 2], and how much of it hides, [draws]."""
+        values = self._known.part.values(self.communication[:draws])
+        return transfer_seconds(self.cluster, values[:, :-3], traffic), overlapping(self.cluster, values[:, :-3])
 
-    def parametric_seconds(self, traffic: _Floats) -> _Floats:
-        """Communication without its Gaussian process, [S, m]: for choosing among very many placements."""
-        part = self.model.posteriors["communication"].part
-        values = part.values(self.communication)
-        return part.mean(values[:, : len(part.parameters)], traffic)
+    def remainder_seconds(self, traffic: _Floats, draws: int) -> _Floats:
+        """What communication takes in the first draws beyond its parametric mean, [draws, m]."""
+        particles = self.communication[:draws]
+        mean, _ = self._known.predict(particles, traffic)
+        return mean - self._known.part.mean(self._known.part.values(particles)[:, :-3], traffic)
+
+    @property
+    def _known(self) -> Posterior:
+        return self.model.posteriors["communication"]
 
 
 def expected_improvement(drawn: Iterations, best: float) -> _Floats:

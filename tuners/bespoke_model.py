@@ -8,14 +8,10 @@ An iteration takes as long as the slowest machine, and its communication. The pa
   times exp of a Gaussian process of log n. Rates are modelled as logarithms, so none is ever negative;
 * per type of machine with several devices, what summing their gradients takes on top of the slowest device, where more than
   one has a load: log seconds, a constant with a Gaussian process of the loads;
-* communication, one part for the cluster: max over machines of transfer(m) / connection_speed(type of m), with a Gaussian
-  process of the numbers of workers and servers and the parametric prediction, in proportion to the prediction.
+* communication (`tuners.bespoke_communication`), one part for the cluster: what an iteration takes beyond its slowest
+  machine.
 
-The paper does not say what transfer(m) is, its priors, or the process's inputs; the model is not in the public framework. Of
-a model of P bytes equally held by S servers, a worker that is server f (0 or 1) itself moves P - f P / S each way, and a
-server moves P / S for each worker but itself. A machine that is both moves the larger of the two while it moves the smaller,
-or both in turn, or something between: `duplex`, in [0, 1], is inferred. Connection speeds are uniform in their logarithm
-around half of what the vendor states, since an iteration pulls and pushes.
+Priors are ours, and so is the whole model as far as the paper leaves it open: it is not in the public framework.
 """
 
 from __future__ import annotations
@@ -29,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuners.actions import Job
+from tuners.bespoke_communication import communication
 from tuners.bespoke_parts import Evidence, Part, Prior
 from tuners.bespoke_smc import Inference, Posterior
 from tuners.schedules import batch, devices
@@ -45,7 +42,6 @@ __all__ = [
     "IterationModel",
     "Observed",
     "aggregation",
-    "communication",
     "device_rate",
 ]
 
@@ -120,19 +116,37 @@ class Cluster:
         counted = [np.bincount(roles[list(g.members)], minlength=4) for g in self.groups]
         return np.array(counted, np.int64)
 
-    def traffic(self, placements: _Ints) -> _Floats:
+    def traffic(self, placements: _Ints, seconds: _Floats | None = None) -> _Floats:
         """What communication depends on, [.., 2 + 3 types], of placements [.., groups, 4].
 
-        Numbers of workers and of servers; for each type whether any of it is a worker only, a server only, or both.
+        Numbers of workers and of servers; and for workers, servers and machines that are both, type by type, by how much
+        the last of them is done before the slowest machine, from `seconds` [.., groups, 4] of the slowest of each group and
+        role (None: all are as slow). It is 0 for who only serves and -1 where there is none.
         """
         workers = placements[..., [WORKER, BOTH]].sum((-2, -1))
         servers = placements[..., [SERVER, BOTH]].sum((-2, -1))
-        flags = [
-            (placements[..., self.kind == t, :][..., role] > 0).any(-1)
-            for t in range(len(self.types))
-            for role in (WORKER, SERVER, BOTH)
-        ]
-        return np.stack([workers, servers, *flags], axis=-1).astype(float)
+        late = np.zeros(placements.shape) if seconds is None else seconds
+        late = np.where(placements[..., [WORKER, BOTH]] > 0, late[..., [WORKER, BOTH]], 0.0)
+        early = late.max((-2, -1), keepdims=True) - late
+        shape, columns = np.broadcast_shapes(workers.shape, late.shape[:-2]), [workers, servers]
+        for kind in range(len(self.types)):
+            mine = self.kind == kind
+            for role in (WORKER, SERVER, BOTH):
+                present = placements[..., mine, role] > 0
+                slack = np.zeros(present.shape) if role == SERVER else early[..., mine, int(role == BOTH)]
+                least = np.where(present, slack, np.inf).min(-1, initial=np.inf)
+                columns.append(np.where(np.isfinite(least), least, -1.0))
+        return np.stack([np.broadcast_to(c, shape).astype(float) for c in columns], axis=-1)
+
+    def slowest(self, loads: _Ints, serves: NDArray[np.bool_], seconds: _Floats) -> _Floats:
+        """The slowest machine's seconds of each group and role, [groups, 4], from `seconds` [machines]."""
+        roles = (loads.sum(1) > 0) * 1 + serves * 2
+        found = np.zeros((len(self.groups), 4))
+        for index, group in enumerate(self.groups):
+            for machine in group.members:
+                role = roles[machine]
+                found[index, role] = np.fmax(found[index, role], seconds[machine])
+        return found
 
 
 def _roles(job: Job, node: str) -> tuple[int, ...]:
@@ -194,42 +208,6 @@ def aggregation(name: str, reference: float, count: int) -> Part:
     )
 
 
-def communication(cluster: Cluster) -> Part:
-    """The seconds of an iteration in which no machine computes, from `Cluster.traffic`."""
-    size, count = cluster.model_bytes, len(cluster.types)
-    unit = size / float(np.median(cluster.speeds))
-
-    def mean(parameters: _Floats, inputs: _Floats) -> _Floats:
-        workers, servers = inputs[..., 0], np.maximum(inputs[..., 1], 1)
-        own, served = size - size / servers, size / servers * np.maximum(workers - 1, 0)
-        duplex, slowest = parameters[:, count, None], np.zeros(1)
-        both = np.maximum(own, served) + duplex * np.minimum(own, served)
-        for kind in range(count):
-            works, serves, does_both = (inputs[..., 2 + 3 * kind + role] for role in range(3))
-            moved = np.maximum(np.maximum(works * size, serves * size / servers * workers), does_both * both)
-            slowest = np.maximum(slowest, moved / parameters[:, kind, None])
-        return slowest
-
-    def features(inputs: _Floats, mean_seconds: _Floats) -> _Floats:
-        counts = np.broadcast_to(np.log(np.maximum(inputs[..., :2], 1)), (*mean_seconds.shape, 2))
-        return np.concatenate([counts, np.log(mean_seconds / unit + 0.1)[..., None]], axis=-1)
-
-    return Part(
-        name="communication",
-        parameters=(
-            *(Prior(f"speed {t}", s / 16, s * 4) for t, s in zip(cluster.types, cluster.speeds, strict=True)),
-            Prior("duplex", 0.0, 1.0, log=False),
-        ),
-        mean=mean,
-        features=features,
-        width=3,
-        amplitude=Prior("amplitude", 0.01, 0.3),
-        length=Prior("length", 0.3, 5.0),
-        noise=Prior("noise", 1e-3, 0.1),  # of the slowest machine's seconds, which communication is the rest to
-        floor=0.05 * unit,
-    )
-
-
 def _per_particle(features: _Floats) -> _Floats:
     """With a leading axis for particles, where they all share these features."""
     return features if features.ndim == 3 else features[None]
@@ -241,9 +219,12 @@ def _per_particle(features: _Floats) -> _Floats:
 class IterationModel:
     """All parts and what is known of them: inference on each by itself."""
 
-    def __init__(self, cluster: Cluster, seed: int, *, inference: Inference = "smc", particles: int = 256) -> None:
+    def __init__(
+        self, cluster: Cluster, seed: int, *, inference: Inference = "smc", particles: int = 256, overlap: bool = True
+    ) -> None:
         self.cluster = cluster
         self.posteriors = dict[str, Posterior]()
+        self._overlap = overlap
         self._made = (seed, inference, particles)
 
     def observe(self, seen: Sequence[Observed]) -> None:
@@ -269,7 +250,7 @@ class IterationModel:
             if len(group.kinds) > 1:
                 name = f"aggregation {group.type}"
                 parts[name] = aggregation(name, cluster.model_bytes / 5e9, len(group.kinds))
-        parts["communication"] = communication(cluster)
+        parts["communication"] = communication(cluster, overlap=self._overlap)
         seed, inference, particles = self._made
         seeds = np.random.SeedSequence(seed).spawn(len(parts))
         self.posteriors = {
@@ -285,7 +266,8 @@ class IterationModel:
                 for machine in group.members:
                     _add_machine(rows, group, one, machine)
             slowest = float(np.nanmax(one.machine_seconds))
-            traffic = self.cluster.traffic(self.cluster.placement(one.loads, one.serves))
+            late = self.cluster.slowest(one.loads, one.serves, one.machine_seconds)
+            traffic = self.cluster.traffic(self.cluster.placement(one.loads, one.serves), late)
             rows["communication"].append((list(traffic), one.communication_seconds, slowest))
         return {name: _as_evidence(found) for name, found in rows.items() if found}
 

@@ -30,8 +30,8 @@ _Ints = NDArray[np.int64]
 Numeric = Literal["decomposed", "direct", "cmaes"]
 
 _MOST = 40_000  # placements looked at
-_EACH = 4  # placements that a draw proposes for the short list
-_THOMPSON, _AVERAGE = 48, 24  # candidates of single draws, and of their average
+_EACH = 8  # placements that a draw proposes for the short list
+_THOMPSON, _AVERAGE = 32, 24  # candidates of single draws, and of their average
 _EVALUATIONS = 1500  # of the un-decomposed searches
 
 
@@ -84,36 +84,64 @@ def _ways(members: int, roles: tuple[int, ...], works: bool) -> _Ints:
 
 
 def _decomposed(draws: Draws, best: float, rng: np.random.Generator) -> list[Candidate]:
-    balance, cluster = Balance(draws), draws.cluster
+    balance, cluster = Balance(draws, _THOMPSON), draws.cluster
     placed = placements(cluster, rng)
-    workers = placed[:, :, WORKER] + placed[:, :, BOTH]
-    vectors, which = np.unique(workers, axis=0, return_inverse=True)
-    computing = balance.seconds(vectors)
-    traffic, where = np.unique(cluster.traffic(placed), axis=0, return_inverse=True)
-    rough = computing[which, :-1] + draws.parametric_seconds(traffic).T[where]
-    listed = _short_list(rough)
-    placed, which = placed[listed], which[listed]
-    mean, _ = draws.communication_seconds(cluster.traffic(placed))
-    seconds = computing[which, :-1] + mean.T
+    placed = placed[_short_list(_rough_seconds(draws, balance, placed))]
+    traffic = cluster.traffic(placed)
+    late, alone = _late(draws, balance, traffic)
+    rest = draws.remainder_seconds(traffic, balance.used).T
+    seconds = balance.seconds(placed[:, :, [WORKER, BOTH]], late) + alone + np.column_stack([rest, rest.mean(1)])
     chosen = dict.fromkeys(
-        [(int(at), row) for row, at in enumerate(seconds.argmin(0)[:_THOMPSON])]
+        [(int(at), row) for row, at in enumerate(seconds[:, :-1].argmin(0))]
         + [(int(at), balance.rows - 1) for at in np.argsort(seconds.mean(1), kind="stable")[:_AVERAGE]]
     )
-    made = [_scheduled(cluster, balance, placed[at], row) for at, row in chosen]
+    made = [_scheduled(cluster, balance, placed[at], late[at, row], row) for at, row in chosen]
     return _scored(draws, best, np.array([m[0] for m in made]), np.array([m[1] for m in made]))
 
 
+def _late(draws: Draws, balance: Balance, traffic: _Floats) -> tuple[_Floats, _Floats]:
+    """By how much of an iteration workers' own transfers shorten their computing, [m, R, groups, 2]; and what nobody hides,
+    [m, R], under `traffic` [m, ..]."""
+    own, share = draws.transfer_seconds(traffic, balance.used)
+    there = np.stack([traffic[:, 2::3], traffic[:, 4::3]], axis=-1) >= 0
+    alone = (1 - share)[:, None] * np.where(there, own, 0.0).max((2, 3))
+    hidden = share[:, None, None, None] * own[:, :, draws.cluster.kind]
+    with_mean = (np.concatenate([x, x.mean(0, keepdims=True)]) for x in (hidden, alone))
+    late, left = (np.swapaxes(x, 0, 1) for x in with_mean)
+    return late, left
+
+
+def _rough_seconds(draws: Draws, balance: Balance, placed: _Ints) -> _Floats:
+    """An iteration under each placement, balanced, [P, R], as if what machines do went in proportion to their time.
+
+    Then all finish later than they would without transfers by what these take on average, weighed by what each machine does.
+    """
+    workers = placed[:, :, [WORKER, BOTH]]
+    vectors, which = np.unique(workers.sum(2), axis=0, return_inverse=True)
+    alone = np.stack([vectors, np.zeros_like(vectors)], axis=2)
+    computing = balance.seconds(alone, np.zeros((len(vectors), balance.rows, len(draws.cluster.groups), 2)))
+    weights = balance.shares(computing) / draws.cluster.batch
+    traffic, where = np.unique(draws.cluster.traffic(placed), axis=0, return_inverse=True)
+    late, left = _late(draws, balance, traffic)
+    rough = computing[which] + left[where]
+    for group, kind in np.ndindex(workers.shape[1:]):
+        rough += workers[:, [group], kind] * weights[which, :, group] * late[where, :, group, kind]
+    return rough
+
+
 def _short_list(seconds: _Floats) -> NDArray[np.intp]:
-    """Placements that are among the best of some draw, or of their average, from seconds [P, S]."""
+    """Placements that are among the best in some row, or on average, from seconds [P, R]."""
     few = min(_EACH, len(seconds))
     each = np.argpartition(seconds, few - 1, axis=0)[:few].ravel()
     return np.unique(np.concatenate([each, np.argsort(seconds.mean(1), kind="stable")[: 4 * _AVERAGE]]))
 
 
-def _scheduled(cluster: Cluster, balance: Balance, placement: _Ints, row: int) -> tuple[_Ints, NDArray[np.bool_]]:
-    """Loads [machines, devices] and who serves, of a placement [groups, 4] balanced in one draw."""
+def _scheduled(
+    cluster: Cluster, balance: Balance, placement: _Ints, late: _Floats, row: int
+) -> tuple[_Ints, NDArray[np.bool_]]:
+    """Loads [machines, devices] and who serves, of a placement [groups, 4] balanced in one row."""
     loads, serves = np.zeros((cluster.machines, cluster.width), np.int64), np.zeros(cluster.machines, bool)
-    shares, _ = balance.loads(placement[:, WORKER] + placement[:, BOTH], row)
+    shares = balance.loads(placement[:, [WORKER, BOTH]], late, row)
     for group, counts, rows in zip(cluster.groups, placement, shares, strict=True):
         first, last = int(counts[WORKER]), int(counts[WORKER] + counts[BOTH])
         # In the order of the members: workers, those that are both, servers, and the idle.

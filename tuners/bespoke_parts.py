@@ -216,6 +216,14 @@ class Paths:
         there = _at(self.part, self.values, inputs)
         return there.mean + there.scale * self._residual(there)
 
+    def first(self, count: int) -> Paths:
+        """The first so many of them."""
+        arrays = (self.values, self.frequencies, self.phases, self.weights)
+        seen = (
+            None if self.seen is None else _At(*(a[:count] for a in (self.seen.mean, self.seen.features, self.seen.scale)))
+        )
+        return Paths(self.part, *(a[:count] for a in arrays), seen, self.pulled[:count])
+
     def _residual(self, there: _At) -> _Floats:
         amplitude, length, _ = _shape(self.values)
         found = amplitude[:, None] * self._waves(there.features)
