@@ -27,6 +27,7 @@ class Moment:
     release: np.ndarray
     step: bool
     waiting: np.ndarray
+    accept: bool
 
 
 def run(policy, order, active=None, seconds_per_cycle=None):
@@ -49,7 +50,7 @@ def run(policy, order, active=None, seconds_per_cycle=None):
         busy |= release
         if seconds_per_cycle is not None:
             due[release] = seconds + np.array(seconds_per_cycle)[release]
-        yield Moment(worker, clocks.copy(), busy.copy(), release, bool(decision.step), waiting)
+        yield Moment(worker, clocks.copy(), busy.copy(), release, bool(decision.step), waiting, bool(decision.accept))
     assert busy.any()
 
 
@@ -140,6 +141,86 @@ def test_dssp_lets_the_fast_run_ahead_to_wait_less():
     assert 2 < furthest <= 10
 
 
+# --------------------------------------------------------------------------------------------------- groups of K pushes
+
+
+def groups(moments):
+    """The pushes between two closings, each list with its closing push; an unfinished one is left out."""
+    group = []
+    for m in moments:
+        group.append(m)
+        if m.step:
+            yield group
+            group = []
+
+
+SIZES = st.integers(1, K + 2)  # more than there are workers, too
+
+
+@given(ORDERS, MASKS, SIZES)
+def test_k_sync_ends_a_round_with_the_first_k_and_all_begin_anew(order, active, size):
+    for group in groups(run(policies.k_sync(size), order, active)):
+        assert len(group) == min(size, sum(active))
+        assert len({m.worker for m in group}) == len(group)
+        assert not any(m.release.any() for m in group[:-1])
+        assert group[-1].release.tolist() == list(active)
+
+
+@given(ORDERS, MASKS, SIZES)
+def test_k_batch_sync_counts_mini_batches_whoevers_they_are(order, active, size):
+    for group in groups(run(policies.k_batch_sync(size), order, active)):
+        assert len(group) == size
+        assert all(np.flatnonzero(m.release).tolist() == [m.worker] for m in group[:-1])
+        assert group[-1].release.tolist() == list(active)
+
+
+@given(ORDERS, MASKS, SIZES)
+def test_k_async_interrupts_nobody(order, active, size):
+    for group in groups(run(policies.k_async(size), order, active)):
+        assert len(group) == min(size, sum(active))
+        assert not any(m.release.any() for m in group[:-1])
+        assert group[-1].release.tolist() == group[-1].waiting.tolist()
+        assert group[-1].release.sum() == len(group)
+
+
+@given(ORDERS, MASKS)
+def test_groups_of_everybody_are_bsp_and_of_one_asp(order, active):
+    for whole in (policies.k_sync(K), policies.k_async(K), policies.backup_workers(K)):
+        for a, b in zip(run(whole, order, active), run(policies.bsp(), order, active), strict=True):
+            assert (a.release.tolist(), a.step, a.accept) == (b.release.tolist(), b.step, b.accept)
+    for a, b in zip(run(policies.k_async(1), order, active), run(policies.asp(), order, active), strict=True):
+        assert a.release.tolist() == b.release.tolist()
+
+
+@given(ORDERS, MASKS, SIZES)
+def test_backup_workers_drop_what_comes_after_its_round(order, active, size):
+    """A push counts if its worker pulled in the round under way; a round ends with the first N that count."""
+    size_now, begun, rounds, counted = min(size, sum(active)), np.zeros(K, int), 0, 0
+    for m in run(policies.backup_workers(size), order, active):
+        assert m.accept == (begun[m.worker] == rounds)
+        counted += m.accept
+        assert m.step == (counted == size_now)
+        if m.step:
+            rounds, counted = rounds + 1, 0
+            assert m.release.tolist() == m.waiting.tolist()
+        else:
+            assert np.flatnonzero(m.release).tolist() == ([] if m.accept else [m.worker])
+        begun[m.release] = rounds
+
+
+@given(ORDERS, MASKS, st.integers(0, 60))
+def test_sync_switch_is_bsp_and_then_asp(order, active, clocks):
+    moments = list(run(policies.sync_switch(clocks), order, active))
+    first, then = moments[: max(clocks - 1, 0)], moments[max(clocks - 1, 0) :]
+    for m, b in zip(first, run(policies.bsp(), order, active), strict=False):
+        assert m.release.tolist() == b.release.tolist()
+    for number, m in enumerate(then):
+        # At the switch all who wait go on.
+        assert m.release.tolist() == m.waiting.tolist()
+        assert m.step
+        assert number == 0 or m.release.sum() == 1
+
+
 @pytest.mark.parametrize("name", policies.names())
 def test_every_name_makes_a_policy(name):
     assert policies.named(name, 3).name.startswith(name)
@@ -150,6 +231,9 @@ def test_every_name_makes_a_policy(name):
     [
         (lambda: policies.ssp(-1), ValueError, "Cannot bound staleness by -1"),
         (lambda: policies.dssp(3, 2), ValueError, r"\[3, 2\]"),
+        (lambda: policies.k_sync(0), ValueError, r"wait for 0 workers \(k_sync\(0\)\)"),
+        (lambda: policies.backup_workers(-1), ValueError, "wait for -1 workers"),
+        (lambda: policies.sync_switch(-1), ValueError, "after -1 pushes"),
         (lambda: policies.named("gossip", 0), Rejected, "choose one of bsp, asp, ssp, dssp"),
     ],
 )
@@ -162,3 +246,4 @@ def test_relatives_share_one_decision():
     """So that a comparison of many bounds compiles one engine."""
     assert policies.bsp().decide is policies.asp().decide is policies.ssp(7).decide
     assert policies.dssp(0, 3).decide is policies.dssp(2, 9).decide
+    assert policies.k_sync(2).decide is policies.k_batch_sync(9).decide is policies.k_async(1).decide

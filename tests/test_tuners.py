@@ -156,6 +156,15 @@ def test_a_range_that_no_setting_names_is_installed():
     assert asked.policy.name == policies.dssp(2, 5).name
 
 
+@pytest.mark.parametrize("name", ["k_sync", "k_batch_sync", "k_async", "backup_workers"])
+def test_groups_are_shares_of_the_workers(name):
+    count = len(job().start.workers)
+    asked = [next(getattr(fixed, name)(job(), share=share)) for share in (0.01, 1.0)]
+    assert [a.policy.name for a in asked] == [f"{name}(1)", f"{name}({count})"]
+    with pytest.raises(ValueError, match=r"share 1\.2 of the workers"):
+        next(getattr(fixed, name)(job(), share=1.2))
+
+
 # ------------------------------------------------------------------------------------------------------------- the oracle
 
 

@@ -2,7 +2,8 @@
 
 BSP, ASP and SSP are one rule with different bounds, so they share one `decide` and one compiled engine: a worker may go
 on while it is at most `bound` clocks ahead of the slowest. The bound is Ho et al.'s (2013): 0 is BSP, infinity is ASP.
-RLP prints SSP with s + 1 for the same rule (Zhu et al. 2020, Section 3; see `ssp_as_printed`).
+RLP prints SSP with s + 1 for the same rule (Zhu et al. 2020, Section 3; see `ssp_as_printed`). Dutta et al.'s K-sync and
+its relatives are one rule, too: a group of K pushes, who goes on within it, and who is cut short when it closes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,20 @@ from jax import Array
 
 from tuners.actions import Decision, Push, Rejected, SyncPolicy
 
-__all__ = ["asp", "bsp", "dssp", "named", "names", "ssp", "ssp_as_printed"]
+__all__ = [
+    "asp",
+    "backup_workers",
+    "bsp",
+    "dssp",
+    "k_async",
+    "k_batch_sync",
+    "k_sync",
+    "named",
+    "names",
+    "ssp",
+    "ssp_as_printed",
+    "sync_switch",
+]
 
 _UNBOUNDED = 2**30
 _DSSP_RANGE = 12
@@ -126,6 +140,117 @@ def _extra_clocks(state: _Dynamic, last: Array, interval: Array, p: Array, slowe
     theirs = last[slowest] + (state.offers + 1) * interval[slowest]
     gap = jnp.min(jnp.abs(mine[:, None] - theirs[None, :]), axis=1)
     return state.offers[jnp.argmin(gap)]
+
+
+class _Group(NamedTuple):
+    size: Array  # int32 scalar: pushes that close a group; all active workers where there are fewer
+    repeats: Array  # bool scalar: who has pushed goes on at once
+    cancels: Array  # bool scalar: who is busy when the group closes gives up its mini-batch
+    pushed: Array  # int32 scalar: in this group so far
+
+
+def k_sync(size: int) -> SyncPolicy:
+    """The first `size` workers to push end the round: the others give up, and all begin anew (Dutta et al. 2018).
+
+    Raises ValueError for a size below 1, as its relatives do.
+    """
+    return _grouped(f"k_sync({size})", size, repeats=False, cancels=True)
+
+
+def k_batch_sync(size: int) -> SyncPolicy:
+    """As `k_sync`, but who has pushed goes on: `size` mini-batches, whoever's, end the round (Dutta et al. 2018).
+
+    Where every push is applied as it comes, who goes on pulls what others have pushed in this round; where groups are summed
+    or averaged, it pulls the same parameters again, as in the paper.
+    """
+    return _grouped(f"k_batch_sync({size})", size, repeats=True, cancels=True)
+
+
+def k_async(size: int) -> SyncPolicy:
+    """Who has pushed waits until `size` have; these go on together, and nobody gives up (Dutta et al. 2018)."""
+    return _grouped(f"k_async({size})", size, repeats=False, cancels=False)
+
+
+def _grouped(name: str, size: int, *, repeats: bool, cancels: bool) -> SyncPolicy:
+    _check_size(name, size)
+
+    def init(active: Array) -> _Group:
+        del active
+        size_now, none = jnp.asarray(size, jnp.int32), jnp.asarray(0, jnp.int32)
+        return _Group(size_now, jnp.asarray(repeats), jnp.asarray(cancels), none)
+
+    return SyncPolicy(name, init, _within_group)
+
+
+def _within_group(state: _Group, push: Push) -> tuple[_Group, Decision]:
+    pushed = state.pushed + 1
+    # Fewer than `size` may be left; those who go on at once can fill a group of any size.
+    full = (pushed >= state.size) | (~state.repeats & (pushed >= jnp.sum(push.active)))
+    mine = jnp.arange(push.active.shape[0]) == push.worker
+    together = jnp.where(state.cancels, push.active, push.waiting)
+    release = jnp.where(full, together, mine & state.repeats)
+    return state._replace(pushed=jnp.where(full, 0, pushed)), Decision(release=release, step=full)
+
+
+class _Backup(NamedTuple):
+    size: Array  # int32 scalar: gradients that a round needs
+    round: Array  # int32 scalar: rounds completed
+    begun: Array  # int32 [k]: the round in which each worker pulled
+    pushed: Array  # int32 scalar: gradients of this round so far
+
+
+def backup_workers(size: int) -> SyncPolicy:
+    """Synchronous rounds of the first `size` gradients; one that comes after its round is dropped (Chen et al. 2016).
+
+    All workers beyond `size` are backups. Nobody is interrupted: who is late finishes, in vain, and then joins the round
+    under way. Raises ValueError for a size below 1.
+    """
+    _check_size("backup_workers", size)
+
+    def init(active: Array) -> _Backup:
+        none = jnp.asarray(0, jnp.int32)
+        return _Backup(jnp.asarray(size, jnp.int32), none, jnp.zeros(active.shape, jnp.int32), none)
+
+    return SyncPolicy(f"backup_workers({size})", init, _with_backups)
+
+
+def _with_backups(state: _Backup, push: Push) -> tuple[_Backup, Decision]:
+    mine = jnp.arange(push.active.shape[0]) == push.worker
+    fresh = state.begun[push.worker] == state.round
+    pushed = state.pushed + fresh
+    full = pushed >= jnp.minimum(state.size, jnp.sum(push.active))
+    release = jnp.where(full, push.waiting, mine & ~fresh)
+    now = state.round + full
+    begun = jnp.where(release, now, state.begun)
+    state = state._replace(round=now, begun=begun, pushed=jnp.where(full, 0, pushed))
+    return state, Decision(release=release, accept=fresh, step=full)
+
+
+class _Switch(NamedTuple):
+    after: Array  # int32 scalar: pushes under BSP
+
+
+def sync_switch(clocks: int) -> SyncPolicy:
+    """BSP for the first `clocks` pushes, then ASP (Sync-Switch: Li et al. 2021). Raises ValueError for a negative number."""
+    if clocks < 0:
+        raise ValueError(f"Cannot switch from BSP to ASP after {clocks} pushes: give 0 (ASP from the beginning) or more.")
+
+    def init(active: Array) -> _Switch:
+        del active
+        return _Switch(jnp.asarray(clocks, jnp.int32))
+
+    return SyncPolicy(f"sync_switch({clocks})", init, _until_switched)
+
+
+def _until_switched(state: _Switch, push: Push) -> tuple[_Switch, Decision]:
+    done = jnp.sum(jnp.where(push.active, push.clocks, 0))
+    bound = jnp.where(done < state.after, 0, _UNBOUNDED)
+    return state, _within_bound(_Bound(bound), push)[1]
+
+
+def _check_size(name: str, size: int) -> None:
+    if size < 1:
+        raise ValueError(f"Cannot wait for {size} workers ({name}): give at least 1.")
 
 
 def names() -> tuple[str, ...]:
