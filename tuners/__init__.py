@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tuners.actions import Scalar, TunerFactory
 
-__all__ = ["Entry", "embedded", "registry", "resolve"]
+__all__ = ["Entry", "embedded", "parse", "registry", "resolve"]
 
 _GROUP = "harness.tuners"
 """The entry-point group under which other distributions offer tuners."""
@@ -72,6 +72,7 @@ _EMBEDDED = {
         Entry("k_async", "tuners.fixed:k_async", "K-async: who has pushed waits until 70 % of the workers have"),
         Entry("backup_workers", "tuners.fixed:backup_workers", "backup workers: what comes after its round is dropped"),
         Entry("sync_switch", "tuners.fixed:sync_switch", "Sync-Switch: BSP for 100 pushes, ASP from then on"),
+        Entry("rlp", "tuners.rlp:rlp", "RLP: a policy trained by deep Q-learning says at every push who goes on"),
         Entry("random_search", "tuners.random_search:random_search", "tries random settings online, stays with the best"),
         Entry("tpe", "tuners.tpe:tpe", "Optuna's tree-structured Parzen estimator, online"),
         Entry("cruise", "tuners.cruise:cruise", "Cruise: workers against servers, from a cost model of an epoch"),
@@ -80,6 +81,7 @@ _EMBEDDED = {
         Entry("spearmint", "tuners.spearmint:spearmint", "Bayesian optimisation of whole trainings, as MLtuner measured it"),
         Entry("hyperband", "tuners.hyperband:hyperband", "Hyperband with an infinite horizon, as MLtuner measured it"),
         Entry("asha", "tuners.asha:asha", "random settings, those that fall behind stopped early by Optuna's pruners"),
+        Entry("bespoke_bo", "tuners.bespoke_bo:bespoke_bo", "Bespoke BO: a structured model schedules in ten evaluations"),
         Entry(
             "best_fixed",
             "tuners.best_fixed:best_fixed",
@@ -110,11 +112,9 @@ def resolve(name: str) -> Entry:
     Options stand in brackets behind it, as in ``cruise[gain=0.1,bandwidth=measured]``. Raises ValueError, with the nearest
     names, where there is no such tuner or option.
     """
-    plain, bracket, options = name.partition("[")
-    if bracket:
-        if not options.endswith("]"):
-            raise ValueError(f"Cannot read the options of tuner {name!r}: write {plain}[option=value,...].")
-        entry = replace(resolve(plain), name=name, options=tuple(_option(name, o) for o in options[:-1].split(",")))
+    plain, options = parse(name)
+    if options:
+        entry = replace(resolve(plain), name=name, options=options)
         _ = entry.factory  # so that a misspelt option is refused before anything runs
         return entry
     known = registry()
@@ -128,6 +128,16 @@ def resolve(name: str) -> Entry:
     raise ValueError(
         f"No tuner {name!r}.{_did_you_mean(near)} Choose from {', '.join(known)}, or write package.module:factory."
     )
+
+
+def parse(name: str) -> tuple[str, tuple[tuple[str, Scalar], ...]]:
+    """What stands before the brackets in ``cruise[gain=0.1]``, and the options within. Raises ValueError for bad ones."""
+    plain, bracket, options = name.partition("[")
+    if not bracket:
+        return plain, ()
+    if not options.endswith("]"):
+        raise ValueError(f"Cannot read the options of tuner {name!r}: write {plain}[option=value,...].")
+    return plain, tuple(_option(name, o) for o in options[:-1].split(","))
 
 
 def _option(tuner: str, text: str) -> tuple[str, Scalar]:
