@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness import __version__
+from harness.trace_command import add_trace
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,7 +53,7 @@ as in 'cruise[gain=0.1,bandwidth=measured]'.
 `all` stands for every contestant and for `best_fixed`, which is no contestant but a yardstick:
 the best of 20 fixed settings, known in hindsight."""
 
-_LISTS = ("tuners", "scenarios", "workloads", "profiles")
+_LISTS = ("tuners", "scenarios", "workloads", "profiles", "sources")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,12 +107,13 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per core)")
     compare.add_argument("--out", type=Path, metavar="DIR", help="results folder (default: results/SCENARIO)")
     compare.add_argument("--resume", action="store_true", help="go on with the comparison that is in DIR, if there is one")
+    compare.add_argument("--record", action="store_true", help="keep a trace beside the files of every run")
     compare.set_defaults(run=_compare)
 
     listing = commands.add_parser(
         "list", help="what there is to choose from", description="List what there is to choose from, a line each."
     )
-    listing.add_argument("what", choices=_LISTS, help="profiles are the types of nodes that a cluster can be made of")
+    listing.add_argument("what", choices=_LISTS, help="profiles are types of nodes, sources are public recordings")
     listing.set_defaults(run=_list)
 
     show = commands.add_parser(
@@ -131,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("folder", type=Path, metavar="DIR", help="results folder, of a finished or interrupted comparison")
     report.set_defaults(run=_report)
+    add_trace(commands.add_parser, plain)
     return parser
 
 
@@ -154,6 +157,7 @@ def _compare(options: argparse.Namespace) -> int:
                 seeds=options.seeds,
                 jobs=_cores() if options.jobs is None else options.jobs,
                 resume=options.resume,
+                record=options.record,
                 watch=watch,
             )
     except KeyboardInterrupt:
@@ -221,7 +225,8 @@ def _failed(out: Path) -> bool:
 
 
 def _list(options: argparse.Namespace) -> int:
-    rows = {"tuners": _list_tuners, "scenarios": _list_scenarios, "workloads": _list_workloads, "profiles": _list_profiles}
+    rows = {"tuners": _list_tuners, "scenarios": _list_scenarios, "workloads": _list_workloads}
+    rows |= {"profiles": _list_profiles, "sources": _list_sources}
     found = rows[options.what]()
     width = max(map(len, found), default=0)
     for name, summary in found.items():
@@ -255,6 +260,12 @@ def _list_profiles() -> dict[str, str]:
         cores = "1 core" if kind.cores == 1 else f"{kind.cores} cores"
         rows[name] = f"{cores}, {'+'.join(d.kind for d in kind.devices)}, {kind.nic_bytes_per_second * 8 / 1e9:g} Gbit/s"
     return rows
+
+
+def _list_sources() -> dict[str, str]:
+    from traces.importers import SOURCES
+
+    return {name: source.summary for name, source in SOURCES.items()}
 
 
 def _show(options: argparse.Namespace) -> int:
