@@ -188,7 +188,9 @@ def recording(policy: SyncPolicy, options: Options, most: int) -> SyncPolicy:
         record = Record(rows, jnp.asarray(0, jnp.int32))
         return _Recorder(policy.init(active), jnp.zeros((HISTORY, FEATURES), jnp.float32), jnp.zeros(()), record)
 
-    return SyncPolicy(policy.name, init, _recording(policy.decide, options), probes=True, seconds=policy.seconds)
+    return SyncPolicy(
+        policy.name, init, _recording(policy.decide, options.unit_seconds), probes=True, seconds=policy.seconds
+    )
 
 
 def recorded(state: Any, *, lost_seconds: float, options: Options) -> Record:
@@ -217,8 +219,8 @@ def _learning(options: Options) -> Callable[[Any, Push], tuple[Any, Decision]]:
 
 
 @cache
-def _recording(decide: Callable[[Any, Push], tuple[Any, Decision]], options: Options) -> Callable[..., tuple[Any, Decision]]:
-    return partial(_decide_and_record, decide, options)
+def _recording(decide: Callable[[Any, Push], tuple[Any, Decision]], unit_seconds: float) -> Callable[..., Any]:
+    return partial(_decide_and_record, decide, unit_seconds)
 
 
 def _learn_and_decide(options: Options, agent: _Agent, push: Push) -> tuple[_Agent, Decision]:
@@ -243,14 +245,14 @@ def _learn_and_decide(options: Options, agent: _Agent, push: Push) -> tuple[_Age
 
 
 def _decide_and_record(
-    decide: Callable[[Any, Push], tuple[Any, Decision]], options: Options, recorder: _Recorder, push: Push
+    decide: Callable[[Any, Push], tuple[Any, Decision]], unit_seconds: float, recorder: _Recorder, push: Push
 ) -> tuple[_Recorder, Decision]:
     policy, decision = decide(recorder.policy, push)
     others = jnp.arange(push.active.shape[0]) != push.worker
     alone = jnp.where(decision.release[push.worker], RELEASE_ONE, HOLD)
     action = jnp.where(jnp.any(decision.release & others), RELEASE_ALL, alone)
     history = remembered(recorder.history, push)
-    row = _row(history, action, may_hold(push), _since(recorder, push) / options.unit_seconds)
+    row = _row(history, action, may_hold(push), _since(recorder, push) / unit_seconds)
     rows, pushes = recorder.record
     rows = jax.lax.dynamic_update_slice(rows, row[None], (pushes, jnp.zeros_like(pushes)))
     return _Recorder(policy, history, jnp.asarray(push.seconds), Record(rows, pushes + 1)), decision
