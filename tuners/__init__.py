@@ -82,6 +82,9 @@ _EMBEDDED = {
         Entry("hyperband", "tuners.hyperband:hyperband", "Hyperband with an infinite horizon, as MLtuner measured it"),
         Entry("asha", "tuners.asha:asha", "random settings, those that fall behind stopped early by Optuna's pruners"),
         Entry("bespoke_bo", "tuners.bespoke_bo:bespoke_bo", "Bespoke BO: a structured model schedules in ten evaluations"),
+        Entry("uniform_devices", "tuners.schedule_search:uniform_devices", "schedules the batch evenly on all devices"),
+        Entry("uniform_gpus", "tuners.schedule_search:uniform_gpus", "schedules the batch evenly on the GPUs"),
+        Entry("schedule_search", "tuners.schedule_search:schedule_search", "a bandit over techniques, as OpenTuner's"),
         Entry(
             "best_fixed",
             "tuners.best_fixed:best_fixed",
