@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simulators.cluster import Cluster
 from simulators.learning import Data, Model
-from simulators.optimizers import slots
+from simulators.optimizers import REVISING, slots
 from simulators.reconfigure import METHODS
 from simulators.workloads import Workload
 from tuners.actions import Job, Rejected, Setting, Space, Target
@@ -104,10 +104,15 @@ def model(workload: Workload, space: Space, samples: int) -> Model | None:
     """The learning part of a program, for mini-batches of up to `samples` rows.
 
     Compiled for the largest batch size that is free to choose, up to 64, so that most changes of it compile nothing; beyond
-    that for the next power of two.
+    that for the next power of two. Raises Rejected for an optimizer that does not go with the workload's aggregation.
     """
     if workload.proxy is None:
         return None
+    if workload.optimizer in REVISING and workload.aggregation != "each":
+        raise Rejected(
+            f"Cannot apply the {workload.aggregation} of gradients by {workload.optimizer!r}: each has a delay of its own; "
+            'use aggregation = "each".'
+        )
     knob = space.knob("batch_size")
     choices = () if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
     rows = max(samples, *(min(int(c), _MOST_ROWS) for c in choices), 1)

@@ -17,7 +17,7 @@ import optax
 from jax import Array
 
 from simulators.lanes import anywhere
-from simulators.optimizers import optimizer
+from simulators.optimizers import REVISING, optimizer
 from simulators.plant import Plant
 
 __all__ = [
@@ -58,16 +58,19 @@ class Learned(NamedTuple):
     slots: Any  # the optimizer's
     gradients: Any  # pytree with a leading worker axis [k, ...]
     group: Any  # sum of the gradients pushed since the last step (aggregation sum | mean)
+    pulled: Any  # with leading worker axis [k, ...]: sum of all gradients when each pulled, for optimizers that revise
 
 
 def untrained(model: Model, plant: Plant, parameters: Any) -> Learned:
     """Fresh optimizer slots and no gradient under way."""
     nodes = plant.active.shape[0]
+    nothing = jax.tree.map(lambda p: jnp.zeros((nodes, *p.shape), p.dtype), parameters)
     return Learned(
         parameters=parameters,
         slots=_optimizer(model, plant).init(parameters),
-        gradients=jax.tree.map(lambda p: jnp.zeros((nodes, *p.shape), p.dtype), parameters),
+        gradients=nothing,
         group=jax.tree.map(jnp.zeros_like, parameters) if model.aggregation != "each" else (),
+        pulled=nothing if model.optimizer in REVISING else (),
     )
 
 
@@ -85,7 +88,10 @@ def apply_push(
         group = jax.tree.map(lambda s, g: s + jnp.where(accept, g, 0.0), learned.group, gradient)
         size = jnp.maximum(grouped, 1).astype(jnp.float32) if model.aggregation == "mean" else jnp.float32(1)
         total = jax.tree.map(lambda s: s / size, group)
-    updates, slots = _optimizer(model, plant).update(total, learned.slots, learned.parameters)
+    more = {}
+    if model.optimizer in REVISING:
+        more["unseen"] = jax.tree.map(lambda now, rows: now - _row(worker, rows), learned.slots.total, learned.pulled)
+    updates, slots = _optimizer(model, plant).update(total, learned.slots, learned.parameters, **more)
     parameters = optax.apply_updates(learned.parameters, updates)
     choose = partial(jax.tree.map, lambda new, old: jnp.where(take, new, old))
     return Learned(
@@ -93,6 +99,7 @@ def apply_push(
         slots=choose(slots, learned.slots),
         gradients=learned.gradients,
         group=jax.tree.map(lambda g: jnp.where(take, 0.0, g), group),
+        pulled=learned.pulled,
     )
 
 
@@ -140,12 +147,20 @@ def pull(
     carry = (release, loss, learned.gradients)
     carry = jax.lax.while_loop(lambda c: everybody & anywhere(jnp.any(c[0]), lanes), together, carry)
     _, loss, gradients = jax.lax.while_loop(lambda c: anywhere(jnp.any(c[0]), lanes), one, carry)
-    return learned._replace(gradients=gradients), loss
+    pulled = learned.pulled
+    if model.optimizer in REVISING:
+        pulled = jax.tree.map(lambda rows, now: jnp.where(_columns(release, rows), now, rows), pulled, learned.slots.total)
+    return learned._replace(gradients=gradients, pulled=pulled), loss
 
 
 def _row(worker: Array, rows: Array) -> Array:
     row: Array = jax.lax.dynamic_index_in_dim(rows, worker, keepdims=False)
     return row
+
+
+def _columns(flags: Array, rows: Array) -> Array:
+    """One flag per row, in the rank of `rows`."""
+    return flags.reshape(-1, *(1,) * (rows.ndim - 1))
 
 
 def minibatch(model: Model, data: Data, plant: Plant, worker: Array, clock: Array) -> tuple[Any, Array]:
@@ -168,5 +183,5 @@ def evaluate(model: Model, data: Data, parameters: Any) -> tuple[Array, Array]:
     return loss, jnp.mean(model.correct(parameters, data.valid).astype(jnp.float64))
 
 
-def _optimizer(model: Model, plant: Plant) -> optax.GradientTransformation:
+def _optimizer(model: Model, plant: Plant) -> optax.GradientTransformationExtraArgs:
     return optimizer(model.optimizer, plant.learning_rate, plant.momentum)

@@ -3,13 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-__all__ = ["OPTIMIZERS", "optimizer", "slots"]
+__all__ = ["OPTIMIZERS", "REVISING", "optimizer", "slots"]
+
+
+class _Revised(NamedTuple):
+    """AdaRevision's slots, each of the shape of the parameters."""
+
+    total: Any  # of all gradients so far
+    squares: Any  # z: of their squares, with the products of those that did not know of each other
+    largest: Any  # z': the largest of these so far
+
+
+def _adarevision(rate: Any) -> optax.GradientTransformationExtraArgs:
+    """AdaptiveRevision (McMahan & Streeter 2014): AdaGrad for gradients that come late. `unseen` is the sum of gradients
+    applied between a gradient's pull and its push; the steps taken for these are revised to the rate that they would have
+    had. Without delay it is AdaGrad, from the same start."""
+
+    def init(parameters: Any) -> _Revised:
+        zeros = jax.tree.map(jnp.zeros_like, parameters)
+        return _Revised(zeros, zeros, zeros)
+
+    def update(gradients: Any, kept: optax.OptState, parameters: Any = None, *, unseen: Any, **_: Any) -> tuple[Any, Any]:
+        del parameters
+        total, z, largest = (getattr(kept, name) for name in _Revised._fields)
+        z = jax.tree.map(lambda z, g, u: z + g * g + 2 * g * u, z, gradients, unseen)
+        most = jax.tree.map(jnp.maximum, largest, z)
+        old, new = (jax.tree.map(_scale, tree) for tree in (largest, most))
+        steps = jax.tree.map(lambda o, n, g, u: rate * ((o - n) * u - n * g), old, new, gradients, unseen)
+        return steps, _Revised(jax.tree.map(jnp.add, total, gradients), z, most)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _scale(squares: jax.Array) -> jax.Array:
+    """1 / sqrt, as optax's AdaGrad has it."""
+    return jnp.where(squares > 0, jax.lax.rsqrt(squares + 1e-7), 0.0)
+
 
 OPTIMIZERS: dict[str, Callable[[Any, Any], optax.GradientTransformation]] = {
     "sgd": lambda rate, _: optax.sgd(rate),
@@ -19,17 +54,20 @@ OPTIMIZERS: dict[str, Callable[[Any, Any], optax.GradientTransformation]] = {
     "rmsprop": lambda rate, _: optax.rmsprop(rate),
     "adagrad": lambda rate, _: optax.adagrad(rate, initial_accumulator_value=0.0),  # as published (Duchi et al. 2011)
     "adadelta": lambda rate, _: optax.adadelta(rate),
+    "adarevision": lambda rate, _: _adarevision(rate),
 }
+REVISING = ("adarevision",)
+"""Optimizers that must be told of the gradients that were applied since a pull, `unseen`, and keep a `total`."""
 
 
-def optimizer(name: str, learning_rate: Any, momentum: Any) -> optax.GradientTransformation:
+def optimizer(name: str, learning_rate: Any, momentum: Any) -> optax.GradientTransformationExtraArgs:
     """The transformation that servers apply to a gradient (or to a group's sum or mean).
 
     `momentum` counts for "momentum" and "nesterov" only, as a heavy ball. Raises ValueError for an unknown name.
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"Cannot apply gradients with {name!r}: choose one of {', '.join(OPTIMIZERS)}.")
-    return OPTIMIZERS[name](learning_rate, momentum)
+    return optax.with_extra_args_support(OPTIMIZERS[name](learning_rate, momentum))
 
 
 def slots(name: str) -> int:

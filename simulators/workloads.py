@@ -112,7 +112,7 @@ class Workload:
     name: str
     demand: Demand
     proxy: Proxy | None  # None: timing-only
-    optimizer: str = "sgd"  # sgd | momentum | nesterov | adam | rmsprop | adagrad | adadelta
+    optimizer: str = "sgd"  # sgd | momentum | nesterov | adam | rmsprop | adagrad | adadelta | adarevision
     aggregation: str = "each"  # apply "each" push as it comes, or the "sum" or "mean" of a group at the barrier
     samples: int = 0  # of training data; shared out among the workers
     skew: float = 0.0  # share of the data that is handed out by class, see `simulators.jobs.drawn`
@@ -214,7 +214,7 @@ class _Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     samples: Annotated[int, msgspec.Meta(ge=0)] = 0
     batch_size: _Whole = 16
     learning_rate: _Amount = 0.01
-    optimizer: Literal["sgd", "momentum", "nesterov", "adam", "rmsprop", "adagrad", "adadelta"] = "sgd"
+    optimizer: Literal["sgd", "momentum", "nesterov", "adam", "rmsprop", "adagrad", "adadelta", "adarevision"] = "sgd"
     aggregation: Literal["each", "sum", "mean"] = "each"
     skew: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 

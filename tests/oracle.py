@@ -109,6 +109,7 @@ class Worker:
     arrival: int = 0
     begun: int = 0  # mini-batches
     pulled: dict = field(default_factory=dict)
+    total: dict = field(default_factory=dict)  # of all gradients, when it pulled
     version: int = 0
     took: dict = field(default_factory=dict)
 
@@ -151,7 +152,9 @@ class Oracle:
             order = np.random.default_rng([seed, 3]).permutation(len(model.train[0]))
             self.train = [np.asarray(column)[order] for column in model.train]
             self.parameters = {k: np.asarray(v, np.float64) for k, v in model.first.items()}
-            self.velocity = {k: np.zeros_like(v) for k, v in self.parameters.items()}
+            self.velocity, self.total, self.z, self.largest = (
+                {k: np.zeros_like(v) for k, v in self.parameters.items()} for _ in range(4)
+            )
             ends = np.round(np.cumsum(setting.data_shares or [1 / len(self.workers)] * len(self.workers)) * len(order))
             begins = [0, *ends[:-1]]
             self.shard = {w: (int(a), int(b)) for w, a, b in zip(setting.workers, begins, ends, strict=True)}
@@ -292,6 +295,7 @@ class Oracle:
         worker.begun += 1
         if self.model:
             worker.pulled = {k: v.copy() for k, v in self.parameters.items()}
+            worker.total = dict(self.total)
 
     # ---- learning
 
@@ -315,7 +319,9 @@ class Oracle:
         waiting = [w for w, s in self.workers.items() if s.phase == WAIT]
         release, step = self.policy.decide(name, counts, waiting, self.now)
         self.group.append(gradient)
-        if step or self.workload.aggregation == "each":
+        if self.workload.optimizer == "adarevision":
+            self._revise(worker)
+        elif step or self.workload.aggregation == "each":
             self._step()
         for w in self.names:
             if w in release:
@@ -336,6 +342,23 @@ class Oracle:
             self.parameters[k] = self.parameters[k] - self.setting.learning_rate * self.velocity[k]
         self.version += len(self.group)
         self.group = []
+
+    def _revise(self, worker):
+        """AdaptiveRevision (McMahan & Streeter 2014): the server's part, for each coordinate."""
+        (gradient,) = self.group
+        for k, g in gradient.items():
+            back, old = self.total[k] - worker.total[k], self._rate(k)
+            self.z[k] = self.z[k] + g**2 + 2 * g * back
+            self.largest[k] = np.maximum(self.largest[k], self.z[k])
+            new = self._rate(k)
+            self.parameters[k] = self.parameters[k] - new * g + (old - new) * back
+            self.total[k] = self.total[k] + g
+        self.version += 1
+        self.group = []
+
+    def _rate(self, k):
+        largest = self.largest[k]
+        return self.setting.learning_rate * np.where(largest > 0, 1 / np.sqrt(largest + 1e-7), 0.0)
 
     def column(self, name):
         """One field of all rows."""

@@ -10,7 +10,6 @@ from harness.drive import play
 from harness.score import score
 from simulators.cluster import Cluster
 from simulators.conditions import Conditions
-from simulators.optimizers import OPTIMIZERS, slots
 from tuners.actions import Fork, Free, Reconfigure, Rejected, Run, Setting, Target
 
 WORKS = Setting(workers=("a", "b", "c"), servers=("d", "e"), batch_size=4, learning_rate=0.1)
@@ -78,11 +77,6 @@ def test_servers_refuse_a_branch_that_they_have_no_memory_for(optimizer):
     assert simulated.now == before
     simulated.perform(Free(branches[0]))
     assert simulated.perform(Fork(0)) == 3
-
-
-def test_slots_are_what_the_optimizers_papers_keep():
-    kept = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "rmsprop": 1, "adagrad": 1, "adadelta": 2}
-    assert {name: slots(name) for name in OPTIMIZERS} == kept
 
 
 def test_the_score_tells_of_branches_and_what_they_cost():
