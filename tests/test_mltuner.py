@@ -321,7 +321,11 @@ def test_a_searcher_that_raises_ends_its_search_with_what_it_has(good):
         def tell(self, values, score):
             raise KeyError("nobody listens")
 
-    forest = played(Broken(*[0.1, 0.2, 0.3][:good]), of=job(target=LOSS), most=40)
+    with pytest.warns(RuntimeWarning, match="The searcher raised") as told:
+        forest = played(Broken(*[0.1, 0.2, 0.3][:good]), of=job(target=LOSS), most=40)
+    said = " ".join(str(w.message) for w in told)
+    assert "ZeroDivisionError: so it goes. The search ends with what it has found." in said
+    assert ("KeyError: 'nobody listens'. It goes on without that score." in said) == bool(good)
     assert len(forest.trials()) == good
     under = forest.branches[forest.asked(Run)[-1].branch].setting.learning_rate
     assert under == (0.3 if good else START.learning_rate)
@@ -331,7 +335,8 @@ def test_a_searcher_that_cannot_be_made_leaves_the_job_as_it_is():
     def fails(space, seed):
         raise OSError("no such searcher")
 
-    forest = played(fails, of=job(target=LOSS), most=20)
+    with pytest.warns(RuntimeWarning, match="OSError: no such searcher. It cannot be made, and tuning ends"):
+        forest = played(fails, of=job(target=LOSS), most=20)
     assert forest.trials() == []
     assert {a.branch for a in forest.asked(Run)} == {0}
 

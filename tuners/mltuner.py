@@ -35,7 +35,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from tuners.actions import Action, Job, Space, Tuner
 from tuners.epochs import Line, drop, fork, plateaued, train_epoch, validate
 from tuners.mltuner_progress import Summariser
-from tuners.mltuner_trials import Rules, find
+from tuners.mltuner_trials import Rules, find, warn_of
 from tuners.searchers import Kind, Searcher, searcher
 from tuners.tunables import Convention, Which, tunables
 
@@ -136,6 +136,7 @@ def _made(make: MakeSearcher, space: Space, *seed: int) -> Searcher:
     try:
         return make(space, seed)
     except Exception as error:
+        warn_of(error, "It cannot be made, and tuning ends")
         raise _SearcherError(str(error)) from error
 
 

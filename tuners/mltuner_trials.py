@@ -11,15 +11,15 @@ parent, the best and the trial. Where we differ or had to choose:
 * With nothing but diverged trials the time is not doubled, for a longer one would tell no more.
 * The parent's loss is measured on a TESTING branch for up to 10 clocks: the starting point of all trials. The public code's
   is a branch with a learning rate of zero for 100 clocks, which is the same, but for a job whose space has no such rate.
-* What ends a search: the searcher, `most` trials, `until_seconds`, three refusals in a row. Then an unstable trial wins if
-  none is converging but it does have a speed; else nothing has been found.
+* What ends a search: the searcher (one that raises, too, with a warning), `most` trials, `until_seconds`, three refusals in
+  a row. Then an unstable trial wins if none is converging but it does have a speed; else nothing has been found.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Generator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from tuners.mltuner_progress import Summariser, Summary
 from tuners.searchers import Point, Searcher
 from tuners.tunables import Tunables
 
-__all__ = ["Found", "Rules", "find"]
+__all__ = ["Found", "Rules", "find", "warn_of"]
 
 _REFUSALS = 3  # of forks in a row, before a search is given up
 _NOTHING = Summary("unstable", 0.0)
@@ -104,8 +104,10 @@ class _Search:
         self.tell(trial.values, trial.summary.speed)
 
     def tell(self, values: Point, speed: float) -> None:
-        with suppress(Exception):  # a searcher that raises loses the news
+        try:
             self.searcher.tell(values, speed)
+        except Exception as error:  # whatever a library's searcher may fail with
+            warn_of(error, "It goes on without that score")
 
     def cap(self, trial: _Trial) -> float:
         """The most pushes of a trial."""
@@ -209,8 +211,14 @@ def _proposal(at: _Search) -> Point | None:
         return None
     try:
         return at.searcher.propose()
-    except Exception:  # whatever a library's searcher may fail with; the search ends with what it has found
+    except Exception as error:
+        warn_of(error, "The search ends with what it has found")
         return None
+
+
+def warn_of(error: Exception, consequence: str) -> None:
+    """A searcher's failure is no failure of the job, but somebody should know."""
+    warnings.warn(f"The searcher raised {type(error).__name__}: {error}. {consequence}.", RuntimeWarning, stacklevel=2)
 
 
 def _measure(at: _Search, trial: _Trial) -> Generator[Action[Any], Any, None]:
