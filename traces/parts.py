@@ -95,7 +95,7 @@ class TraceWriter:
 
     def _flush(self) -> None:
         for table, frames in self._waiting.items():
-            frame = pl.concat(frames)
+            frame = pl.concat(frames) if len(frames) > 1 else frames[0]
             (self._folder / table).mkdir(exist_ok=True)
             number = self._parts.get(table, 0)
             write_bytes(self._folder / table / f"{number:06}.parquet", _packed(frame, table, self._origin))
@@ -114,6 +114,8 @@ class TraceWriter:
 def _completed(frame: pl.DataFrame, table: str) -> pl.DataFrame:
     """`frame` with every column of the table, in order."""
     schema = TRACE[table].schema
+    if frame.schema == schema:
+        return frame
     unknown = [name for name in frame.columns if name not in schema]
     if unknown:
         raise ValueError(f"Cannot add column {unknown[0]!r} to {table}: it has {', '.join(schema)}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -110,24 +111,25 @@ class Recorder:
         )
 
     def _row(self, table: str, row: dict[str, Any]) -> None:
-        self._rows.setdefault(table, []).append({"run": self._run} | row)
+        kept = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        self._rows.setdefault(table, []).append({"run": self._run} | kept)
 
     def _write(self) -> None:
         for table, rows in self._rows.items():
-            self._writer.add(table, _finite(pl.DataFrame(rows, infer_schema_length=None)))
+            self._writer.add(table, pl.DataFrame(rows, schema=TRACE[table].schema))
         if self._pushes:
             # Last, for a full table has all that is waiting written, and what the pushes were made under belongs to it.
             self._writer.add("iterations", self._iterations())
         self._rows, self._pushes, self._waiting = {}, [], 0
 
     def _iterations(self) -> pl.DataFrame:
-        branches = np.repeat([b for b, _ in self._pushes], [len(p.seconds) for _, p in self._pushes])
-        fields = {name: np.concatenate([getattr(p, name) for _, p in self._pushes]) for name in Pushes._fields}
-        frame = pl.DataFrame({"branch": branches.astype(np.int32)} | fields)
-        return _finite(frame.with_columns(run=pl.lit(self._run)))
-
-
-def _finite(frame: pl.DataFrame) -> pl.DataFrame:
-    """`frame` with null for what is no finite number: a workload that has no loss, or one that has diverged."""
-    floats = [name for name, kind in frame.schema.items() if kind.is_float()]
-    return frame.with_columns(pl.when(pl.col(name).is_finite()).then(pl.col(name)) for name in floats)
+        columns: dict[str, Any] = {n: np.concatenate([getattr(p, n) for _, p in self._pushes]) for n in Pushes._fields}
+        # A workload without a loss has nan, one that has diverged may have worse.
+        columns["loss"] = np.where(np.isfinite(columns["loss"]), columns["loss"], np.nan)
+        columns["branch"] = np.repeat([b for b, _ in self._pushes], [len(p.seconds) for _, p in self._pushes])
+        columns["run"] = pl.repeat(self._run, self._waiting, dtype=pl.String, eager=True)
+        schema = TRACE["iterations"].schema
+        nobody = {
+            n: pl.repeat(None, self._waiting, dtype=kind, eager=True) for n, kind in schema.items() if n not in columns
+        }
+        return pl.DataFrame(columns | nobody, schema=schema, nan_to_null=True)
