@@ -30,7 +30,7 @@ from simulators.cluster import Cluster
 from simulators.conditions import Conditions
 from simulators.conditions import check as check_conditions
 from simulators.profiles import NodeType, load_profiles, profiles
-from simulators.reconfigure import METHODS, Costs
+from simulators.reconfigure import Costs
 from simulators.reconfigure import check as check_costs
 from simulators.workloads import Workload, workload, workloads
 from tuners.actions import Job, Rejected, Setting, Space, Target
@@ -144,7 +144,8 @@ def job(scenario: Scenario, seed: int = 0) -> Job:
     """The job as tuners see it. Raises ValueError where the workload cannot be made or the start is not in the space."""
     made = _workload(scenario)
     space = _space(scenario, made)
-    # Here, because policies are JAX, which reading a scenario does without.
+    # Here, because they are JAX, which reading a scenario does without.
+    from simulators import jobs
     from tuners import policies
 
     try:
@@ -158,17 +159,15 @@ def job(scenario: Scenario, seed: int = 0) -> Job:
                 policies.named(str(name), space.base.staleness)
             except Rejected as error:
                 raise ValueError(f"{scenario.origin}: [free] policy: {error}") from None
-    return Job(
-        name=scenario.name,
-        nodes=space.nodes,
-        start=space.base,
-        space=space,
-        target=scenario.target,
-        budget_seconds=scenario.budget.seconds,
-        model_bytes=made.demand.model_bytes,
-        samples=made.samples,
-        seed=seed,
-        methods=METHODS,
+    return jobs.job(
+        scenario.name,
+        scenario.cluster,
+        made,
+        space.base,
+        scenario.knobs,
+        scenario.target,
+        scenario.budget.seconds,
+        seed,
     )
 
 
