@@ -106,9 +106,10 @@ def placements(cluster: Cluster) -> NDArray[np.int64]:
         [(total - w - s - b, w, s, b) for w, s, b in itertools.product(range(total + 1), repeat=3) if w + s + b <= total]
         for total in (len(names) for _, names in types(cluster))
     ]
-    made = np.array(list(itertools.product(*parts)))
+    made: NDArray[np.int64] = np.array(list(itertools.product(*parts)))
     works, serves = made[..., [1, 3]].sum((1, 2)) > 0, made[..., [2, 3]].sum((1, 2)) > 0
-    return made[works & serves]
+    allowed: NDArray[np.int64] = made[works & serves]
+    return allowed
 
 
 def balanced(cluster: Cluster, demand: Demand, batch: int) -> tuple[NDArray[np.int64], _Floats]:

@@ -27,6 +27,7 @@ _EXPLORATION = 0.05  # C, weight of the allowance
 _WINDOW = 500  # uses that are remembered
 _MUTATED = 0.1  # share of the columns that a mutation changes, one at least
 _SPREAD = 0.1  # standard deviation of a normal mutation
+_DRAWS = 10  # for a point that has not been tried
 _POPULATION = 10  # of differential evolution: the latest so many points
 
 
@@ -42,8 +43,13 @@ class Bandit:
 
     def propose(self) -> Point | None:
         self._technique = self._chosen()
-        row = _TECHNIQUES[self._technique](self._encoding, self._results, self._rng)
-        return self._encoding.values(self._encoding.snap(row[None])[0])
+        tried = [r.values for _, r in self._results]
+        for _ in range(_DRAWS):
+            row = _TECHNIQUES[self._technique](self._encoding, self._results, self._rng)
+            point = self._encoding.values(self._encoding.snap(row[None])[0])
+            if point not in tried:
+                break
+        return point
 
     def tell(self, values: Mapping[str, Scalar], score: float) -> None:
         better = all(score > r.score for _, r in self._results)
@@ -72,7 +78,8 @@ def area_under_curve(successes: Sequence[bool]) -> float:
 
 def _chance(encoding: Encoding, results: Sequence[tuple[_Floats, Result]], rng: np.random.Generator) -> _Floats:
     del results
-    return encoding.spread(rng.random((1, len(encoding.space.knobs))))[0]
+    row: _Floats = encoding.spread(rng.random((1, len(encoding.space.knobs))))[0]
+    return row
 
 
 def _uniform_mutation(encoding: Encoding, results: Sequence[tuple[_Floats, Result]], rng: np.random.Generator) -> _Floats:

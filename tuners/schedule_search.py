@@ -9,6 +9,7 @@ cmaes library); by the tree-structured Parzen estimator; or at random.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
@@ -44,7 +45,7 @@ def uniform_gpus(job: Job) -> Tuner:
 def schedule_search(
     job: Job, *, kind: Literal["bandit", "gp", "cmaes", "tpe", "random"] = "bandit", evaluations: int = 30
 ) -> Tuner:
-    """Try so many schedules within the running job, then stay with the best that can still be run.
+    """Try so many schedules within the running job, its start first, then stay with the best that can still be run.
 
     Raises ValueError for a search that is not known, or without evaluations.
     """
@@ -58,21 +59,21 @@ def schedule_search(
 def _explored(job: Job, search: Searcher, evaluations: int) -> Generator[Action[Any], Any, None]:
     found: list[Measured] = []
     current, there, refused = job.start, {n.name for n in job.nodes}, 0
-    while len(found) < evaluations and refused < _REFUSED and (point := search.propose()) is not None:
-        wanted = _runnable(job, point, there)
+    for point in itertools.chain([None], iter(search.propose, None)):  # the start is no searcher's point
+        wanted = job.start if point is None else _runnable(job, point, there)
         seen = (yield from measure(wanted, current)) if wanted is not None else None
-        search.tell(point, 1 / seen.seconds if isinstance(seen, Measured) else 0.0)
+        if point is not None:
+            search.tell(point, 1 / seen.seconds if isinstance(seen, Measured) else 0.0)
         refused = 0 if isinstance(seen, Measured) else refused + 1
-        if seen is None and wanted is None:
-            continue
-        window = seen.window if isinstance(seen, Measured) else seen or (yield from _iteration(current))
-        if window is None:
-            return
-        current, there = window.setting or current, {n.name for n in window.nodes}
-        if window.status != "running":
-            return
+        if wanted is not None:
+            window = seen.window if isinstance(seen, Measured) else seen or (yield from _iteration(current))
+            if window is None or window.status != "running":
+                return
+            current, there = window.setting or current, {n.name for n in window.nodes}
         if isinstance(seen, Measured):
             found.append(seen)
+        if len(found) == evaluations or refused == _REFUSED:
+            break
     able = [m for m in found if there.issuperset((*m.setting.workers, *m.setting.servers))]
     if able:
         yield from _stay(min(able, key=lambda m: m.seconds).setting, current)
