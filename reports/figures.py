@@ -1,65 +1,37 @@
 """What happened, drawn: completion times, learning curves, settings over time, and who differs from whom.
 
-Every figure is an SVG that stands inside a page: text is text, ink takes the page's colour (so dark and light both
-work), nothing is fetched, and equal input gives equal bytes. Colours are Okabe and Ito's blue, orange and green, slightly
-lightened; what they tell apart is also told by shape or label. Captions say what is drawn in words.
+What colours tell apart is also told by shape or label. Captions say what is drawn in words.
 """
 
 from __future__ import annotations
 
-import html
-import io
 import math
 import re
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from reports.drawing import BLUE, GREEN, INK, MUTED, ORANGE, WIDTH, Drawing, canvas, label_inches, logarithmic, svg
 from reports.knobs import Lane, lanes
 from reports.statistics import Ranking
 from reports.tables import ORACLE, REFERENCE, quantity
 
-__all__ = ["SETTINGS_NOTE", "Drawing", "completion_times", "critical_differences", "learning_curves", "settings_over_time"]
+__all__ = [
+    "SETTINGS_NOTE",
+    "completion_times",
+    "critical_differences",
+    "learning_curves",
+    "settings_over_time",
+    "typical_seed",
+]
 
-_INK, _MUTED = "#010203", "#8c8c8c"  # ink becomes the page's own colour
-_BLUE, _ORANGE, _GREEN = "#2a86c8", "#d9700b", "#159f7a"
-_WIDTH = 9.6  # inches; 72 points each, shown at the page's width
 _POINTS = 120  # a line is thinned to so many
-_STYLE: Any = {
-    "axes.edgecolor": _MUTED,
-    "axes.labelcolor": _INK,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "font.family": "DejaVu Sans",
-    "font.size": 9.0,
-    "path.simplify": True,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "reports.figures",
-    "text.color": _INK,
-    "text.parse_math": False,  # names come from outside: a dollar is a dollar
-    "xtick.color": _MUTED,
-    "xtick.labelcolor": _INK,
-    "ytick.color": _MUTED,
-    "ytick.labelcolor": _INK,
-}
-
 _Floats = NDArray[np.float64]
-
-
-class Drawing(NamedTuple):
-    """A figure for a page."""
-
-    svg: str
-    caption: str  # what is drawn and how to read it; also its text alternative
 
 
 # ----------------------------------------------------------------------------------------------------- completion times
@@ -69,42 +41,42 @@ def completion_times(rows: pl.DataFrame, scores: pl.DataFrame, name: str) -> Dra
     """Median and interval per tuner, with every run, from one scenario's rows of `tables.summary` and `scores`."""
     budget = float(rows["budget_seconds"].to_numpy().max())
     tuners = rows["tuner"].to_list()
-    with _canvas(0.8 + 0.36 * len(tuners), left=_label_inches(tuners)) as figure:
+    with canvas(0.8 + 0.36 * len(tuners), left=label_inches(tuners)) as figure:
         axes = figure.add_subplot()
         for y, row in enumerate(rows.iter_rows(named=True)):
             _runs(axes, y, scores.filter(pl.col("tuner") == row["tuner"]))
             _whisker(axes, y, row, budget)
         _landmarks(axes, rows)
         if not bool((rows["reached"] == rows["runs"]).all()):
-            axes.axvline(budget, color=_MUTED, linewidth=1, linestyle=":")
-            axes.text(budget, -0.75, "budget", color=_MUTED, ha="center", va="bottom", fontsize=8)
+            axes.axvline(budget, color=MUTED, linewidth=1, linestyle=":")
+            axes.text(budget, -0.75, "budget", color=MUTED, ha="center", va="bottom", fontsize=8)
         axes.set_yticks(range(len(tuners)), tuners)
         axes.set_ylim(len(tuners) - 0.4, -0.75)
         axes.set_xlim(0, 1.1 * budget if bool(rows["completion_high"].is_infinite().any()) else None)
         axes.tick_params(axis="y", length=0)
-        axes.grid(axis="x", color=_MUTED, alpha=0.25, linewidth=0.6)
+        axes.grid(axis="x", color=MUTED, alpha=0.25, linewidth=0.6)
         axes.set_xlabel("completion time, simulated seconds")
         caption = (
             "Completion time to the target: large dot and bar are the median and its 95 % interval over seeds, small dots "
             "the single runs; triangles stand at the budget for runs that had not reached the target. A bar with an arrow "
             f"has no upper end. Vertical lines: medians of {REFERENCE} (dashed, orange) and of the oracle {ORACLE} (green)."
         )
-        return Drawing(_svg(figure, name, caption), caption)
+        return Drawing(svg(figure, name, caption), caption)
 
 
 def _runs(axes: Axes, y: int, scores: pl.DataFrame) -> None:
     ran = scores.filter(pl.col("status") != "error")
     for reached, marker, size in ((True, "o", 9), (False, ">", 22)):
         x = ran.filter(pl.col("reached") == reached)["completion_seconds"].to_numpy()
-        face = _MUTED if reached else "none"
-        axes.scatter(x, np.full(x.size, y + 0.25), s=size, marker=marker, facecolor=face, edgecolor=_MUTED, linewidth=0.9)
+        face = MUTED if reached else "none"
+        axes.scatter(x, np.full(x.size, y + 0.25), s=size, marker=marker, facecolor=face, edgecolor=MUTED, linewidth=0.9)
 
 
 def _whisker(axes: Axes, y: int, row: dict[str, Any], budget: float) -> None:
-    color = {"reference": _ORANGE, "oracle": _GREEN}.get(row["role"], _BLUE)
+    color = {"reference": ORANGE, "oracle": GREEN}.get(row["role"], BLUE)
     low, high, middle = row["completion_low"], row["completion_high"], row["completion_seconds"]
     if math.isnan(middle):
-        axes.text(0, y, "  every run failed", va="center", color=_MUTED, fontsize=8)
+        axes.text(0, y, "  every run failed", va="center", color=MUTED, fontsize=8)
         return
     if not math.isnan(low):
         axes.plot([low, min(high, budget)], [y, y], color=color, linewidth=3, alpha=0.55, solid_capstyle="butt")
@@ -117,7 +89,7 @@ def _whisker(axes: Axes, y: int, row: dict[str, Any], budget: float) -> None:
 def _landmarks(axes: Axes, rows: pl.DataFrame) -> None:
     """Lines at the medians of reference and oracle, the label of the earlier to its left, of the later to its right."""
     lines = []
-    for tuner, color, style in ((REFERENCE, _ORANGE, "--"), (ORACLE, _GREEN, "-")):
+    for tuner, color, style in ((REFERENCE, ORANGE, "--"), (ORACLE, GREEN, "-")):
         medians = rows.filter((pl.col("tuner") == tuner) & (pl.col("completion_bound") == "="))["completion_seconds"]
         lines += [(float(x), tuner, color, style) for x in medians if math.isfinite(x)]
     for i, (x, tuner, color, style) in enumerate(sorted(lines)):
@@ -140,12 +112,12 @@ def learning_curves(
     medians = {tuner: _median_curve(lines) for tuner, lines in curves.items() if lines}
     columns = min(3, len(tuners))
     rows = -(-len(tuners) // columns)
-    with _canvas(0.75 + 1.6 * rows, left=0.8, gaps=0.3) as figure:
+    with canvas(0.75 + 1.6 * rows, left=0.8, gaps=0.3) as figure:
         grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
         for axes, tuner in zip(grid.flat, tuners, strict=False):
             _panel(axes, tuner, curves[tuner], medians)
             if target is not None:
-                axes.axhline(target, color=_INK, linewidth=0.8, linestyle=":")
+                axes.axhline(target, color=INK, linewidth=0.8, linestyle=":")
         for axes in grid.flat[len(tuners) :]:
             axes.set_visible(False)
             # The panel above is the last of its column: it carries the numbers that this one would have carried.
@@ -153,7 +125,7 @@ def learning_curves(
             grid[(len(tuners) - 1 - column) // columns, column].tick_params(labelbottom=True)
         values = finite[metric].to_numpy()
         if metric == "loss" and values.min() > 0 and values.max() / values.min() > 20:
-            _logarithmic(grid[0, 0])
+            logarithmic(grid[0, 0])
         grid[0, 0].set_xlim(left=0)
         figure.supxlabel("simulated seconds", fontsize=9)
         figure.supylabel(f"validation {metric}", fontsize=9, x=0.02)
@@ -163,25 +135,25 @@ def learning_curves(
             f"Grey: the medians of all other tuners; orange, dashed: {REFERENCE}."
             + ("" if target is None else " Dotted: the target.")
         )
-        return Drawing(_svg(figure, name, caption), caption)
+        return Drawing(svg(figure, name, caption), caption)
 
 
 def _panel(
     axes: Axes, tuner: str, lines: list[tuple[_Floats, _Floats]], medians: dict[str, tuple[_Floats, _Floats]]
 ) -> None:
     axes.set_title(tuner, loc="left", fontsize=9, fontweight="bold")
-    axes.grid(color=_MUTED, alpha=0.2, linewidth=0.6)
+    axes.grid(color=MUTED, alpha=0.2, linewidth=0.6)
     for other, (x, y) in medians.items():
         if other != tuner:
             reference = other == REFERENCE
-            axes.plot(x, y, color=_ORANGE if reference else _MUTED, linewidth=1 if reference else 0.6,
+            axes.plot(x, y, color=ORANGE if reference else MUTED, linewidth=1 if reference else 0.6,
                       alpha=1 if reference else 0.45, linestyle="--" if reference else "-")  # fmt: skip
     for x, y in lines:
-        axes.plot(x, y, color=_BLUE, linewidth=0.7, alpha=0.5)
+        axes.plot(x, y, color=BLUE, linewidth=0.7, alpha=0.5)
     if tuner in medians:
-        axes.plot(*medians[tuner], color=_BLUE, linewidth=2.2)
+        axes.plot(*medians[tuner], color=BLUE, linewidth=2.2)
     else:
-        axes.text(0.5, 0.5, "no evaluations", transform=axes.transAxes, ha="center", color=_MUTED)
+        axes.text(0.5, 0.5, "no evaluations", transform=axes.transAxes, ha="center", color=MUTED)
 
 
 def _curves(mine: pl.DataFrame, metric: str) -> list[tuple[_Floats, _Floats]]:
@@ -220,12 +192,10 @@ def settings_over_time(settings: pl.DataFrame, scores: pl.DataFrame, name: str) 
     found = lanes(settings, until)
     if not found:
         return None
-    typical = _typical_seed(scores)
+    typical = typical_seed(scores)
     heights = [max(0.9, 0.3 * len(lane.categories)) for lane in found]
-    left = _label_inches([lane.label for lane in found]) + _label_inches(
-        [word for lane in found for word in lane.categories]
-    )
-    with _canvas(0.7 + sum(heights), left=left, top=0.1) as figure:
+    left = label_inches([lane.label for lane in found]) + label_inches([word for lane in found for word in lane.categories])
+    with canvas(0.7 + sum(heights), left=left, top=0.1) as figure:
         grid = figure.subplots(len(found), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         for axes, lane in zip(grid, found, strict=True):
             _lane(axes, lane, typical)
@@ -234,10 +204,11 @@ def settings_over_time(settings: pl.DataFrame, scores: pl.DataFrame, name: str) 
         caption = (
             f"Thick: seed {typical}. Knobs that changed: {', '.join(lane.label.replace(chr(10), ' ') for lane in found)}."
         )
-        return Drawing(_svg(figure, name, caption), caption)
+        return Drawing(svg(figure, name, caption), caption)
 
 
-def _typical_seed(scores: pl.DataFrame) -> int:
+def typical_seed(scores: pl.DataFrame) -> int:
+    """The seed of the run with the median completion time."""
     ran = scores.filter(pl.col("status") != "error")
     ordered = (ran if ran.height else scores).sort("completion_seconds", "seed")
     return int(ordered["seed"][(ordered.height - 1) // 2])
@@ -246,17 +217,17 @@ def _typical_seed(scores: pl.DataFrame) -> int:
 def _lane(axes: Axes, lane: Lane, typical: int) -> None:
     for seed, (x, y) in sorted(lane.steps.items(), key=lambda item: item[0] == typical):
         bold = seed == typical
-        axes.step(x, y, where="post", color=_BLUE, linewidth=2.2 if bold else 0.8, alpha=1 if bold else 0.45)
+        axes.step(x, y, where="post", color=BLUE, linewidth=2.2 if bold else 0.8, alpha=1 if bold else 0.45)
     box = axes.get_position()
-    edge = (0.1 / _WIDTH - box.x0) / box.width  # a tenth of an inch from the figure's left side
+    edge = (0.1 / WIDTH - box.x0) / box.width  # a tenth of an inch from the figure's left side
     axes.text(edge, 0.5, lane.label, transform=axes.transAxes, ha="left", va="center", fontsize=8)
-    axes.grid(color=_MUTED, alpha=0.2, linewidth=0.6)
+    axes.grid(color=MUTED, alpha=0.2, linewidth=0.6)
     axes.margins(y=0.15)
     if lane.categories:
         axes.set_yticks(range(len(lane.categories)), lane.categories)
         axes.set_ylim(-0.5, len(lane.categories) - 0.5)
     elif lane.log:
-        _logarithmic(axes)
+        logarithmic(axes)
     elif lane.whole:
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
 
@@ -273,29 +244,29 @@ def critical_differences(ranking: Ranking, name: str) -> Drawing | None:
     bars = _bars(ranking.groups) if ranking.p_value < 0.05 else [(0, k - 1)]
     half = -(-k // 2)
     first = 0.5 + 0.36 * len(bars)  # depth of the first label, below the axis at 0
-    with _canvas(0.3 * (1.9 + first + half), left=0.15, bottom=0, top=0) as figure:
+    with canvas(0.3 * (1.9 + first + half), left=0.15, bottom=0, top=0) as figure:
         axes = figure.add_subplot()
         axes.set_axis_off()
-        label = min(3.3, 0.3 + _label_inches(ranking.tuners))  # with the mean rank beside it
-        margin = 0.2 + label * (k - 1) / (_WIDTH - 0.3 - 2 * label)
+        label = min(3.3, 0.3 + label_inches(ranking.tuners))  # with the mean rank beside it
+        margin = 0.2 + label * (k - 1) / (WIDTH - 0.3 - 2 * label)
         axes.set_xlim(1 - margin, k + margin)
         axes.set_ylim(first + half, -1.9)
         _scale(axes, k, ranking.critical_difference)
         for i, (tuner, mean) in enumerate(zip(ranking.tuners, means, strict=True)):
             left = i < half
             depth, edge = first + (i if left else k - 1 - i), 0.9 if left else k + 0.1
-            axes.plot([mean, mean, edge], [0, depth, depth], color=_MUTED, linewidth=0.9)
+            axes.plot([mean, mean, edge], [0, depth, depth], color=MUTED, linewidth=0.9)
             text = f"{tuner}  {mean:.2f}" if left else f"{mean:.2f}  {tuner}"
             axes.text(edge + (-0.08 if left else 0.08), depth, text, ha="right" if left else "left", va="center")
         for level, (a, b) in enumerate(bars):
             y = 0.36 + 0.36 * level
-            axes.plot([means[a] - 0.04, means[b] + 0.04], [y, y], color=_BLUE, linewidth=4, solid_capstyle="butt")
+            axes.plot([means[a] - 0.04, means[b] + 0.04], [y, y], color=BLUE, linewidth=4, solid_capstyle="butt")
         caption = (
             "Mean ranks, 1 is best. Tuners that a blue bar joins are not ranked against each other: their mean ranks differ "
             f"by less than the critical difference CD = {quantity(ranking.critical_difference)} (Nemenyi, 5 %, "
             f"{ranking.blocks} paired runs){'' if ranking.p_value < 0.05 else ', or the Friedman test found no difference'}."
         )
-        return Drawing(_svg(figure, name, caption), caption)
+        return Drawing(svg(figure, name, caption), caption)
 
 
 def _bars(groups: Sequence[str]) -> list[tuple[int, int]]:
@@ -306,67 +277,9 @@ def _bars(groups: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _scale(axes: Axes, k: int, difference: float) -> None:
-    axes.plot([1, k], [0, 0], color=_INK, linewidth=1.2)
+    axes.plot([1, k], [0, 0], color=INK, linewidth=1.2)
     for tick in range(1, k + 1):
-        axes.plot([tick, tick], [0, -0.18], color=_INK, linewidth=1)
+        axes.plot([tick, tick], [0, -0.18], color=INK, linewidth=1)
         axes.text(tick, -0.28, str(tick), ha="center", va="bottom", fontsize=8)
-    axes.plot([1, 1 + difference], [-1.15, -1.15], color=_INK, linewidth=1.2, marker="|")
+    axes.plot([1, 1 + difference], [-1.15, -1.15], color=INK, linewidth=1.2, marker="|")
     axes.text(1 + difference / 2, -1.3, f"CD = {quantity(difference)}", ha="center", va="bottom", fontsize=8)
-
-
-# ------------------------------------------------------------------------------------------------------------------ svg
-
-
-@contextmanager
-def _canvas(height: float, *, left: float, bottom: float = 0.45, top: float = 0.3, gaps: float = 0.25) -> Iterator[Figure]:
-    """A figure with these margins in inches; laid out by hand, which is an order of magnitude faster than by solver."""
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH, height))
-        figure.subplots_adjust(
-            left=left / _WIDTH,
-            right=1 - 0.15 / _WIDTH,
-            bottom=bottom / height,
-            top=1 - top / height,
-            hspace=gaps,
-            wspace=0.06,
-        )
-        yield figure
-
-
-def _label_inches(labels: Sequence[str]) -> float:
-    """Room for the longest of `labels` at the size of ticks."""
-    return 0.25 + 0.082 * max((len(line) for label in labels for line in label.split("\n")), default=0)
-
-
-def _logarithmic(axes: Axes) -> None:
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(numticks=5))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _svg(figure: Figure, name: str, alternative: str) -> str:
-    """The figure as an SVG element whose ids start with `name`."""
-    out = io.StringIO()
-    with warnings.catch_warnings():
-        # Text stays text, so what the drawing font lacks is the reader's browser's to find.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", " ", out.getvalue())  # no XML may hold these
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", text, flags=re.DOTALL)
-    used = set(re.findall(r'(?:url\(|href=")#([^")]+)', text))
-    text = re.sub(r' id="([^"]*)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", text)
-    text = re.sub(r'(url\(|href=")#', rf"\g<1>#{name}-", text)
-    head, body = text.split(">", 1)
-    box = re.search(r'viewBox="[^"]*"', head)
-    label = html.escape(alternative, quote=True)
-    opening = f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" xmlns="http://www.w3.org/2000/svg" {box[0] if box else ""}'
-    body = re.sub(r' d="([^"]*)"', lambda m: f' d="{_shorter(m[1])}"', body)
-    body = body.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif").replace(_INK, "currentColor")
-    return f'{opening} role="img" aria-label="{label}">{body.strip()}'
-
-
-def _shorter(path: str) -> str:
-    """A path to a hundredth of a point."""
-    return re.sub(r"(\.\d\d)\d+", r"\1", " ".join(path.split()))

@@ -7,27 +7,33 @@ scenario text) is escaped.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from importlib import metadata, resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import polars as pl
 
 from reports.conclusions import against_reference, headline, limits, tally
+from reports.drawing import Drawing
 from reports.facts import facts, target_of
 from reports.figures import (
     SETTINGS_NOTE,
-    Drawing,
     completion_times,
     critical_differences,
     learning_curves,
     settings_over_time,
+    typical_seed,
 )
 from reports.tables import ORACLE, REFERENCE, interval_text, quantity, ranking_of, shows_accuracy, summary
+from reports.workers import WORKERS_NOTE, workers_of_run
 from traces.store import Results, load_results, write_bytes
 
 __all__ = ["page", "write"]
+
+_Workers: TypeAlias = Callable[[str, str, int, str], Drawing | None]
+"""Draws who worked in a run: of a scenario, a tuner and a seed, with a name for its ids."""
 
 
 def write(folder: Path) -> Path:
@@ -35,17 +41,20 @@ def write(folder: Path) -> Path:
     results = load_results(folder)
     texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted((folder / "scenarios").glob("*.toml"))}
     path = folder / "report.html"
-    write_bytes(path, page(results, texts).encode())
+    write_bytes(path, page(results, texts, partial(workers_of_run, folder)).encode())
     return path
 
 
-def page(results: Results, scenarios: Mapping[str, str]) -> str:
-    """The page for `results`; `scenarios` are the texts of the scenarios as they were run, by name."""
+def page(results: Results, scenarios: Mapping[str, str], workers: _Workers = lambda *_: None) -> str:
+    """The page for `results`; `scenarios` are the texts of the scenarios as they were run, by name.
+
+    `workers` draws who worked and who waited, as `workers.workers_of_run` does.
+    """
     table = summary(results)
     names = list(dict.fromkeys(table["scenario"].to_list()))
     title = f"{_count(results.manifest.get('tuners', []), 'tuner')} on {_count(names, 'scenario')}"
     css = resources.files("reports").joinpath("page.css").read_text(encoding="utf-8")
-    sections = [_scenario(i, name, table, results, scenarios.get(name, "")) for i, name in enumerate(names)]
+    sections = [_scenario(i, name, table, results, scenarios.get(name, ""), workers) for i, name in enumerate(names)]
     body = [
         f"<h1>{_text(title)}</h1>",
         f'<p class="lead">{_text(_lead(table))}</p>',
@@ -104,7 +113,7 @@ def _mark(group: str) -> str:
     return f" ({group})" if group else ""
 
 
-def _scenario(index: int, name: str, table: pl.DataFrame, results: Results, text: str) -> str:
+def _scenario(index: int, name: str, table: pl.DataFrame, results: Results, text: str, workers: _Workers) -> str:
     rows = table.filter(pl.col("scenario") == name)
     here = pl.col("scenario") == name
     scores, evaluations, settings = (f.filter(here) for f in (results.scores, results.evaluations, results.settings))
@@ -123,6 +132,7 @@ def _scenario(index: int, name: str, table: pl.DataFrame, results: Results, text
         *_ranks(scores, prefix),
         *_learning(rows, evaluations, text, prefix),
         *_settings(rows["tuner"].to_list(), settings, scores, prefix),
+        *_workers(name, rows["tuner"].to_list(), scores, prefix, workers),
         *_failures(scores),
         "</section>",
     ]
@@ -169,6 +179,14 @@ def _settings(tuners: list[str], settings: pl.DataFrame, scores: pl.DataFrame, p
         shown.append(f'<p class="note">Kept one setting through every run: {_text(", ".join(still))}.</p>')
     note = f'<p class="note">{_text(SETTINGS_NOTE)}</p>' if len(shown) > bool(still) else ""
     return ["<h3>Settings over time</h3>", note, *shown]
+
+
+def _workers(scenario: str, tuners: list[str], scores: pl.DataFrame, prefix: str, draw: _Workers) -> list[str]:
+    seed = typical_seed(scores)
+    drawn = [(tuner, draw(scenario, tuner, seed, f"{prefix}-workers-{i}")) for i, tuner in enumerate(tuners)]
+    shown = [f"<details><summary>{_text(tuner)}</summary>{_figure(d)}</details>" for tuner, d in drawn if d is not None]
+    note = f'<p class="note">{_text(f"Seed {seed}, under every tuner. {WORKERS_NOTE}")}</p>'
+    return ["<h3>Workers over time</h3>", note, *shown] if shown else []
 
 
 def _failures(scores: pl.DataFrame) -> list[str]:

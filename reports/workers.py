@@ -1,0 +1,95 @@
+"""Who worked and who waited: every worker's time through a run, as RLP draws it (Zhu et al. 2020, Fig. 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path as Outline
+from numpy.typing import NDArray
+
+from harness.results import run_folder
+from reports.drawing import BLUE, MUTED, ORANGE, Drawing, canvas, svg
+from traces.exchanges import Exchange, read_log
+from tuners.actions import Pushes, Window
+
+__all__ = ["WORKERS_NOTE", "pushes_of", "workers_of_run", "workers_over_time"]
+
+_MOST = 1500  # pushes in one drawing
+_ROW = 0.17  # inches for a worker
+_VISIBLE = 0.0005  # share of the width, about a third of a point
+
+WORKERS_NOTE = (
+    "A row per node, numbered in the scenario's order. Blue: computing; orange, thinner: pulling and pushing, with waiting "
+    "for servers and network; grey, thin: held back by the synchronisation policy. White: no worker just then, or a "
+    "mini-batch that was given up, or has not ended."
+)
+"""How to read the drawings of `workers_over_time`."""
+
+
+def workers_of_run(folder: Path, scenario: str, tuner: str, seed: int, name: str) -> Drawing | None:
+    """The drawing of one run in a results folder; None where its log is not there, or holds no push."""
+    path = run_folder(folder, scenario, tuner, seed) / "exchanges.jsonl.gz"
+    return workers_over_time(pushes_of(read_log(path)), name) if path.is_file() else None
+
+
+def pushes_of(exchanges: Iterable[Exchange]) -> Pushes | None:
+    """Every push that a log tells of, in its order; None where it tells of none."""
+    told = [e.answer.pushes for e in exchanges if isinstance(e.answer, Window) and len(e.answer.pushes.seconds)]
+    return Pushes(*(np.concatenate(columns) for columns in zip(*told, strict=True))) if told else None
+
+
+def workers_over_time(pushes: Pushes | None, name: str) -> Drawing | None:
+    """Every worker's cycles, from their first to their last push; of a long run, the beginning. None for no pushes."""
+    if pushes is None or not len(pushes.seconds):
+        return None
+    columns: Any = [column[:_MOST] for column in pushes]
+    shown = Pushes(*columns)
+    nodes = np.unique(shown.worker)
+    rows = np.searchsorted(nodes, shown.worker)
+    end = shown.seconds
+    since_push, since_compute = end - shown.push_seconds, end - shown.push_seconds - shown.compute_seconds
+    since_pull = since_compute - shown.pull_seconds
+    with canvas(0.75 + _ROW * len(nodes), left=0.6, top=0.1) as figure:
+        axes = figure.add_subplot()
+        _bars(axes, rows, since_pull - shown.wait_seconds, since_pull, MUTED, 3)
+        _bars(axes, rows, since_pull, since_compute, ORANGE, 5)
+        _bars(axes, rows, since_push, end, ORANGE, 5)
+        # A gap behind every bar, so that steps can be counted.
+        gap = np.minimum(2 * _VISIBLE * end[-1], 0.2 * shown.compute_seconds)
+        _bars(axes, rows, since_compute, since_push - gap, BLUE, 8)
+        axes.set_yticks(range(len(nodes)), [str(n) for n in nodes])
+        axes.set_ylim(len(nodes) - 0.4, -0.6)
+        axes.set_xlim(0, end[-1])
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("simulated seconds")
+        axes.set_ylabel("node")
+        caption = _caption(pushes, shown, nodes)
+        return Drawing(svg(figure, name, caption), caption)
+
+
+def _caption(pushes: Pushes, shown: Pushes, nodes: NDArray[Any]) -> str:
+    steps = ", ".join(str(int((shown.worker == node).sum())) for node in nodes)
+    idle = shown.wait_seconds.sum() / (len(nodes) * shown.seconds[-1])
+    few, many = len(shown.seconds), len(pushes.seconds)
+    what = f"{many} pushes" if few == many else f"The first {few} of {many} pushes"
+    return f"{what}; by node: {steps}. Held back by the policy: {idle:.1%} of the workers' time."
+
+
+def _bars(axes: Axes, rows: NDArray[Any], start: NDArray[Any], end: NDArray[Any], color: str, width: float) -> None:
+    """One path for all bars of a colour that can be seen: a tenth of the bytes that a shape for each would take."""
+    some = end - start > _VISIBLE * end[-1]
+    if not some.any():
+        return
+    ends = np.stack([start[some], end[some]], axis=1)
+    corners = np.stack([ends, np.repeat(rows[some, None], 2, axis=1)], axis=2).reshape(-1, 2)
+    codes = np.tile([Outline.MOVETO, Outline.LINETO], len(ends))
+    outline = Outline(corners, codes)
+    outline.should_simplify = False  # it would join bars that are near each other
+    drawn = PathPatch(outline, fill=False, edgecolor=color, linewidth=width, capstyle="butt")
+    drawn.set_snap(False)
+    axes.add_patch(drawn)
