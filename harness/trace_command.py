@@ -77,7 +77,11 @@ def _record(options: argparse.Namespace) -> int:
     scenario, entry = load(options.scenario), resolve(options.tuner)
     made = system(scenario, options.seed)
     named = {"scenario": scenario.name, "tuner": entry.name, "seed": options.seed}
-    outcome = play_recorded(entry.factory, made, options.out, **named).outcome
+    try:
+        outcome = play_recorded(entry.factory, made, options.out, **named).outcome
+    except KeyboardInterrupt:
+        _say(f"Interrupted; {options.out} has what was recorded up to the last batch.")
+        return 130
     _say(f"{outcome.status} after {outcome.seconds:g} s, recorded in {options.out}. {outcome.reason}".rstrip())
     return 1 if outcome.status == "error" else 0
 

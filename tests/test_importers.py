@@ -154,6 +154,7 @@ def test_uta_as_an_archive_with_litter(tmp_path):
 def test_a_rate_that_never_drops_has_no_bucket():
     assert token_bucket([5.0] * 50) is None
     assert token_bucket([5.0] * 50 + [0.0] * 10) is None  # the stream ended
+    assert token_bucket([5.0] * 50 + [1.0] * 3 + [5.0]) is None  # it came back
     assert token_bucket([]) is None
 
 

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import unquote
 
 import polars as pl
 
@@ -43,7 +44,7 @@ def from_log(path: Path, out: Path, *, made_by: str) -> None:
     """Make a trace of the exchange log that a comparison keeps of every run. Raises ValueError where it is no such log."""
     exchanges = read_log(path)
     windows = [e.answer for e in exchanges if isinstance(e.answer, Window)]
-    *_, scenario, tuner, seed, _ = ("", "", *path.absolute().parts)
+    *_, scenario, tuner, seed, _ = (unquote(part) for part in ("", "", *path.absolute().parts))
     made_from = Origin(
         "harness",
         made_by,

@@ -43,7 +43,9 @@ def bytes_of(path: Path, *, most: int = _MOST_BYTES) -> bytes:
 
 def text_of(path: Path, *, most: int = _MOST_BYTES) -> str:
     """The text of a file in UTF-8, without its byte order mark."""
-    return _decoded(bytes_of(path, most=most), path)
+    data = bytes_of(path, most=most)
+    _check_text(data, path)
+    return data.decode("utf-8-sig")
 
 
 def lines_of(path: Path, *, ends: bool = True) -> list[str]:
@@ -76,7 +78,7 @@ def read_csv(path: Path, table: Table, *, header: bool = True, ends: bool = True
     give to a first column that has none.
     """
     data = bytes_of(path)
-    _decoded(data, path)
+    _check_text(data, path)
     head = data[: _LONGEST_LINE + 1].split(b"\n", 1)[0]
     if len(head) > _LONGEST_LINE or head.count(b",") >= _MOST_COLUMNS:
         raise fault(path, f"it has more than {_MOST_COLUMNS} columns, or is no CSV file at all.", row=None)
@@ -112,14 +114,15 @@ def typed(frame: pl.DataFrame, table: Table, path: Path) -> pl.DataFrame:
     return cast
 
 
-def _decoded(data: bytes, path: Path) -> str:
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise fault(path, f"byte {error.start} is no text in UTF-8.", row=data.count(b"\n", 0, error.start)) from None
-    if "\0" in text:
-        raise fault(path, "it holds a zero byte, and is no text.", row=text.count("\n", 0, text.index("\0")))
-    return text
+def _check_text(data: bytes, path: Path) -> None:
+    """Raise TraceError unless `data` is text in UTF-8."""
+    if (at := data.find(b"\0")) >= 0:
+        raise fault(path, "it holds a zero byte, and is no text.", row=data.count(b"\n", 0, at))
+    if not data.isascii():
+        try:
+            data.decode()
+        except UnicodeDecodeError as error:
+            raise fault(path, f"byte {error.start} is no text in UTF-8.", row=data.count(b"\n", 0, error.start)) from None
 
 
 def _ragged(data: bytes, path: Path, header: bool, why: str) -> TraceError:

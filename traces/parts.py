@@ -182,9 +182,11 @@ def origin(folder: Path) -> Origin:
     said = manifest(folder)
     if said is not None:
         return said.origin
-    first = next(path for table in TRACE for path in _parts(folder, table))
-    table = first.parent.name
-    return msgspec.json.decode(_metadata(first, table)["origin"], type=Origin)
+    first = next((path for table in TRACE for path in _parts(folder, table)), None)
+    if first is None:
+        raise ValueError(f"Cannot read a trace from {folder}: its recording broke off before anything was written.")
+    _verified(first, first.parent.name)
+    return msgspec.json.decode(_metadata(first, first.parent.name)["origin"], type=Origin)
 
 
 def check_trace(folder: Path) -> dict[str, int]:
@@ -241,6 +243,8 @@ def _parts(folder: Path, table: str) -> list[Path]:
         path = folder / table / f"{number:06}.parquet"
         if number >= len(paths) or paths[number] != path:
             raise fault(path, "this part is missing.")
+    if len(paths) > expected:
+        raise fault(paths[expected], "this part is not among those that trace.json tells of.")
     return paths
 
 

@@ -61,7 +61,7 @@ def token_bucket(bytes_per_second: ArrayLike) -> Bucket | None:
         return None
     high, low = float(np.median(rates)), float(np.median(rates[-4:]))
     at = int(np.flatnonzero(rates >= _HIGH * high)[-1]) + 1
-    if low <= 0 or low >= _HIGH * high:
+    if low <= 0 or low >= _HIGH * high or at == len(rates):
         return None
     # The sample in which the rate drops has a bit of both.
     after = rates[at + 1 :] if len(rates) > at + 2 else rates[at:]
