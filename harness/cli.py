@@ -7,9 +7,9 @@ import fnmatch
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from harness import __version__
 from harness.trace_command import add_trace
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = ["main"]
+
+T = TypeVar("T")
 
 _ABOUT = """\
 Score tuners of distributed training on parameter servers: which of them finishes the
@@ -31,12 +33,13 @@ examples:
   harness compare my.toml --tuners all,my_package.my_module:my_tuner
   harness show digits > my.toml                a scenario of your own starts here
   harness list tuners
+  harness train rlp --instances 1000 --out my.npz     then --tuners 'rlp[policy=my.npz]'
 
 exit status:
   0    done; a run that missed its target is a result like any other
   1    a run ended in an error, its row says why; or the disk is full, or processes cannot start
   2    nothing was run: an unknown name, a mistake in a scenario, results that are there already
-  130  interrupted; `harness compare --resume` goes on from there"""
+  130  interrupted; the same command with --resume goes on from there"""
 
 _COMPARE = """\
 Run every tuner on every scenario, on the same seeds, in parallel processes, and write the
@@ -52,6 +55,18 @@ looked for in the current folder, too. Options of a tuner stand in brackets behi
 as in 'cruise[gain=0.1,bandwidth=measured]'.
 `all` stands for every contestant and for `best_fixed`, which is no contestant but a yardstick:
 the best of 20 fixed settings, known in hindsight."""
+
+_TRAIN = """\
+Train RLP's synchronisation policy on drawn instances: ten workers, some of them stragglers,
+that train a perceptron. First it learns from what fixed policies do (BSP, ASP and SSP with
+s = 2, 5, 8, on the same instances), then from its own runs, an episode each. Interrupted, it
+leaves a checkpoint beside FILE; with --resume it ends with the same bytes as it would have."""
+
+_TRAIN_MORE = """\
+Options of the learning stand in brackets, as in 'rlp[gamma=1,replay=5000,optimizer=adam]':
+gamma, epsilon, rate, replay (N), batch, copy (c), optimizer (sgd, adam), steps, double, returns
+(of pre-training: undiscounted, discounted), unit_seconds of rewards, and as_printed=true, which
+takes the paper at its word where this is unsound. The policy plays as 'rlp[policy=FILE]'."""
 
 _LISTS = ("tuners", "scenarios", "workloads", "profiles", "sources")
 
@@ -133,8 +148,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("folder", type=Path, metavar="DIR", help="results folder, of a finished or interrupted comparison")
     report.set_defaults(run=_report)
+    _add_train(commands.add_parser, plain)
     add_trace(commands.add_parser, plain)
     return parser
+
+
+def _add_train(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
+    train = add_parser("train", help="train RLP's policy", description=_TRAIN, epilog=_TRAIN_MORE, formatter_class=plain)
+    train.add_argument("tuner", metavar="rlp", help="with options of the learning in brackets, if any")
+    train.add_argument("--instances", type=int, default=1000, metavar="N", help="to learn on (default: 1000)")
+    train.add_argument("--out", type=Path, required=True, metavar="FILE", help="what is written: the policy, as npz")
+    train.add_argument("--episodes", type=int, metavar="N", help="runs to learn from (default: one per instance)")
+    train.add_argument("--pretrain", type=int, default=100, metavar="N", help="instances per fixed policy (default: 100)")
+    train.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is drawn (default: 0)")
+    train.add_argument("--workload", default="rlp-digits", metavar="NAME", help="see `harness list workloads`")
+    train.add_argument("--data", default="", metavar="DIR", help="folder of a workload that reads files")
+    train.add_argument("--depths", default="0,1,2,3", metavar="H,...", help="hidden layers to draw from (default: 0,1,2,3)")
+    train.add_argument("--rates", default="", metavar="R,...", help="learning rate for each depth (default: workload's)")
+    train.add_argument("--accuracy", type=float, default=0.88, metavar="A", help="that ends a run (default: 0.88)")
+    train.add_argument("--workers", type=int, default=10, metavar="K", help="of a cluster (default: 10)")
+    train.add_argument(
+        "--pushes", type=int, default=1500, metavar="N", help="after which a run is cut short (default: 1500)"
+    )
+    train.add_argument("--resume", action="store_true", help="go on with the training that was interrupted, if there is one")
+    train.set_defaults(run=_train)
 
 
 # ------------------------------------------------------------------------------------------------------------- commands
@@ -167,6 +204,51 @@ def _compare(options: argparse.Namespace) -> int:
         return 130
     _conclude(out, console)
     return 1 if _failed(out) else 0
+
+
+def _train(options: argparse.Namespace) -> int:
+    from harness import train
+    from harness.display import training
+    from tuners import parse
+
+    name, learning = parse(options.tuner)
+    if name != "rlp":
+        raise ValueError(f"Cannot train {name!r}: rlp is the one tuner that is trained.")
+    plan = train.Plan(
+        workload=options.workload,
+        data=options.data,
+        depths=_numbers(int, "--depths", options.depths),
+        workers=options.workers,
+        rates=_numbers(float, "--rates", options.rates),
+        accuracy=options.accuracy,
+        instances=options.instances,
+        episodes=options.instances if options.episodes is None else options.episodes,
+        pretrain=options.pretrain,
+        most_pushes=options.pushes,
+        seed=options.seed,
+        options=train.read_options(learning),
+    )
+    console = _console()
+    try:
+        with training(console, plan.runs) as watch:
+            made = train.train(plan, options.out, resume=options.resume, watch=watch)
+    except KeyboardInterrupt:
+        print(f"\nharness: interrupted; {train.checkpoint(options.out)} keeps what is learned.", file=sys.stderr)  # noqa: T201
+        print("The same command with --resume goes on.", file=sys.stderr)  # noqa: T201
+        return 130
+    endings = ", ".join(f"{count} {how}" for how, count in made.about["endings"].items() if count)
+    console.print(f"{plan.runs} runs: {endings}.", highlight=False, soft_wrap=True)
+    console.print(
+        f"The policy: {options.out}; play it as --tuners 'rlp[policy={options.out}]'.", markup=False, soft_wrap=True
+    )
+    return 0
+
+
+def _numbers(kind: Callable[[str], T], option: str, text: str) -> tuple[T, ...]:
+    try:
+        return tuple(kind(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ValueError(f"Cannot read {option} {text!r}: write numbers with commas between.") from None
 
 
 def _scenarios(names: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("harness", "reports", "simulators", "traces", "tuners")
-DATA = (".py", ".toml", ".css", "py.typed")
+DATA = (".py", ".toml", ".css", ".npz", "py.typed")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 

@@ -1,0 +1,97 @@
+"""How much RLP's policy costs where it decides, and how long the paper's training takes; as in `test_speed`."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bench.jobs import engine_job
+from bench.test_speed import in_turn
+from harness.train import PRETRAINING, Plan
+from simulators import engine
+from tuners import policies, rlp, rlp_dqn
+from tuners.actions import Decision, Push, SyncPolicy
+
+pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600)]
+
+PUSHES, WORKERS = 320, 10
+PAPER = Plan(depths=(1,), pretrain=100, episodes=1000)  # a thousand runs of about 400 pushes, after 500 of fixed policies
+
+
+def asp_by_network() -> SyncPolicy:
+    """A whole network that always lets the pusher go on: the same pushes as ASP, so that only deciding differs."""
+    network = rlp.untrained(0)
+    biases = (*network.biases[:-1], np.array([-1e6, 1e6, 0.0], np.float32))
+    return rlp.policy(rlp.Trained(network._replace(biases=biases)), seconds=0.0)
+
+
+def asp_that_looks() -> SyncPolicy:
+    """ASP that keeps what the probes tell, so that they are not optimised away."""
+
+    def decide(kept: jax.Array, push: Push) -> tuple[jax.Array, Decision]:
+        _, decision = policies.asp().decide(policies.asp().init(push.active), push)
+        return jnp.stack([push.loss_before, push.loss_after]), decision
+
+    return SyncPolicy("asp", lambda active: jnp.zeros(2), decide, probes=True)
+
+
+@pytest.mark.parametrize(
+    ("against", "what", "reach"),
+    [
+        (asp_that_looks(), "network / rule, both with probes", 1.2),
+        (policies.asp(), "network with probes / rule without", 2.0),
+    ],
+    ids=["network", "network and probes"],
+)
+def test_deciding_by_network(benchmark: Any, against: SyncPolicy, what: str, reach: float) -> None:
+    mine, theirs = (engine_job(784, (256,), WORKERS, p) for p in (asp_by_network(), against))
+    (_, table, used), (_, other, _) = mine.advance(PUSHES), theirs.advance(PUSHES)
+    assert int(used) == PUSHES
+    np.testing.assert_array_equal(table[:, :3], other[:, :3])
+    ratio = in_turn(benchmark, partial(mine.advance, PUSHES), partial(theirs.advance, PUSHES))
+    benchmark.extra_info.update(what=f"RLP, 784-256-10: {what}", ratio=ratio, reach=reach)
+
+
+def test_minutes_of_the_papers_training(benchmark: Any) -> None:
+    """From the seconds per push of a few runs, digits with one hidden layer; compiling is not counted."""
+    options, most, instance = PAPER.options, 400, PAPER.instance(0)
+    learner = rlp_dqn.beginner(options, 0)
+
+    def run(policy: SyncPolicy) -> tuple[engine.State, int]:
+        begun = instance.begin(policy)
+        clocks, forever = jnp.asarray(most, jnp.int32), jnp.asarray(jnp.inf)
+        state, _, used = engine.advance(
+            begun.program, instance.ground.data, begun.plant, begun.state, clocks, forever, rows=most
+        )
+        return state, int(used)
+
+    def pretraining() -> int:
+        state, used = run(rlp_dqn.recording(PRETRAINING[1], options, most))
+        record = rlp_dqn.recorded(state.clock.policy, lost_seconds=0.0, options=options)
+        jax.block_until_ready(rlp_dqn.pretrained(options, learner, record))
+        return used
+
+    def episode() -> int:
+        state, used = run(rlp_dqn.learning(options, learner))
+        jax.block_until_ready(rlp_dqn.ended(state.clock.policy, final=True, lost_seconds=0.0, options=options))
+        return used
+
+    each = []
+    for job in (pretraining, episode):
+        assert 0 < job() <= most
+        spent = []
+        for _ in range(9):
+            begin = time.perf_counter()
+            pushes = job()
+            spent.append((time.perf_counter() - begin) / pushes)
+        each.append(min(spent))
+    benchmark.pedantic(episode, rounds=3)
+    minutes = 400 * (each[0] * PAPER.pretrain * len(PRETRAINING) + each[1] * PAPER.episodes) / 60
+    benchmark.extra_info.update(what="RLP: minutes of the paper's training, h = 1", ratio=minutes, reach=10.0)
+    benchmark.extra_info.update(microseconds_per_push=[round(e * 1e6) for e in each])
