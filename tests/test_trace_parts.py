@@ -148,7 +148,7 @@ def test_a_harmed_part_is_refused_by_name(harm: Callable[[Path], None], said: st
 def test_a_part_too_many_and_a_recording_that_broke_off_at_once(tmp_path):
     folder = trace(tmp_path / "t")
     (folder / "iterations" / "000002.parquet").write_bytes((folder / "iterations" / "000001.parquet").read_bytes())
-    with pytest.raises(TraceError, match="000002.parquet: this part is not among those"):
+    with pytest.raises(TraceError, match=r"000002\.parquet: this part is not among those"):
         scan(folder, "iterations")
     (tmp_path / "u" / "settings").mkdir(parents=True)
     with pytest.raises(ValueError, match="broke off before anything was written"):
