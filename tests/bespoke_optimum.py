@@ -21,7 +21,7 @@ from simulators.cluster import Cluster
 from simulators.plant import compute_times
 from simulators.profiles import NodeType, device_seconds
 from simulators.workloads import Demand
-from tuners.settings import Setting, shared_out
+from tuners.settings import Setting
 
 _Floats = NDArray[np.float64]
 
@@ -211,32 +211,48 @@ def _device_samples(kind: NodeType, device: int, demand: Demand, seconds: _Float
 def schedule(
     cluster: Cluster, demand: Demand, batch: int, counts: NDArray[np.int64], seconds: float, like: Setting
 ) -> Setting:
-    """The setting `like` under a placement, loads in whole samples so that everybody ends after about so many seconds."""
+    """The setting `like` under a placement, everybody with so many whole samples as can be done by the same moment.
+
+    That is the first one, from `seconds` on, by which the batch can be done; what can be done beyond it is left out where
+    most is done.
+    """
     kinds = types(cluster)
     pulls = _pull_seconds(counts[None], np.array([k.nic_bytes_per_second for k, _ in kinds]), demand.model_bytes)[0]
-    weights: dict[str, list[float]] = {}
-    servers: set[str] = set()
-    for (kind, names), count, pull in zip(kinds, counts, pulls, strict=True):
-        roles = np.repeat([0, 1, 2, 3], count)
-        for name, role in zip(names, roles, strict=True):
-            if role in (1, 3):
-                weights[name] = _row(kind, demand, seconds - 2 * pull[int(role == 3)])
-            if role in (2, 3):
-                servers.add(name)
-    order = [n for n, _ in cluster.nodes]
-    workers = [n for n in order if n in weights]
-    counted = iter(shared_out([x for w in workers for x in weights[w]], batch))
-    rows = {w: tuple(next(counted) for _ in weights[w]) for w in workers}
-    rows = {w: row for w, row in rows.items() if any(row)}
-    return replace(like, workers=tuple(rows), servers=tuple(n for n in order if n in servers), loads=tuple(rows.values()))
+    names = {n: (kind, role) for kind, n, role in _roles(kinds, counts)}
+    pull = {n: float(pulls[t, int(names[n][1] == 3)]) for t, (_, group) in enumerate(kinds) for n in group}
+
+    def rows(by: float) -> dict[str, list[int]]:
+        return {n: _row(names[n][0], demand, by - 2 * pull[n]) for n, _ in cluster.nodes if names[n][1] in (1, 3)}
+
+    low, high = seconds, 2 * seconds
+    while sum(map(sum, rows(high).values())) < batch:
+        high *= 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if sum(map(sum, rows(middle).values())) >= batch else (middle, high)
+    made = rows(high)
+    for _ in range(sum(map(sum, made.values())) - batch):
+        row = max(made.values(), key=max)
+        row[row.index(max(row))] -= 1
+    loads = {n: tuple(row) for n, row in made.items() if any(row)}
+    servers = tuple(n for n, _ in cluster.nodes if names[n][1] in (2, 3))
+    return replace(like, workers=tuple(loads), servers=servers, loads=tuple(loads.values()))
 
 
-def _row(kind: NodeType, demand: Demand, seconds: float) -> list[float]:
-    """Samples per device that together take so many seconds."""
+def _roles(kinds: list[tuple[NodeType, list[str]]], counts: NDArray[np.int64]) -> Iterator[tuple[NodeType, str, int]]:
+    """Every machine's type, name and role: 0 idle, 1 worker, 2 server, 3 both."""
+    for (kind, names), count in zip(kinds, counts, strict=True):
+        for name, role in zip(names, np.repeat([0, 1, 2, 3], count), strict=True):
+            yield kind, name, int(role)
 
-    def row(chosen: tuple[int, ...]) -> list[float]:
+
+def _row(kind: NodeType, demand: Demand, seconds: float) -> list[int]:
+    """The most whole samples per device that together are done in so many seconds."""
+
+    def row(chosen: tuple[int, ...]) -> list[int]:
         left = np.array([seconds - (demand.aggregate_seconds if len(chosen) > 1 else 0.0)])
-        return [float(_device_samples(kind, d, demand, left)[0]) if d in chosen else 0.0 for d in range(len(kind.devices))]
+        samples = [_device_samples(kind, d, demand, left)[0] if d in chosen else 0.0 for d in range(len(kind.devices))]
+        return [int(x + 1e-9) for x in samples]
 
     return max((row(chosen) for chosen in _device_sets(kind)), key=sum)
 
