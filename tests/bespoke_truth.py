@@ -128,19 +128,20 @@ class Truth:
         return max(self.finish_seconds(setting)) + (0.0 if self.overlap else max(self.transfers(setting).values()))
 
     def observed(self, setting: Setting, rng: np.random.Generator, noise: float = 0.01) -> Observed:
-        """An evaluation, with so much noise in every machine and in the iteration."""
-        job = self.job
+        """An evaluation of one iteration, with so much noise in every machine and in the iteration."""
+        job, clean = self.job, self.compute(setting)
         shape = len(job.nodes), max(len(n.devices) for n in job.nodes)
-        loads, devices, machines = np.zeros(shape, np.int64), np.full(shape, np.nan), np.full(shape[0], np.nan)
+        loads, devices, machines = np.zeros(shape, np.int64), np.full(shape, np.nan), np.full((1, shape[0]), np.nan)
         for i, (node, row) in enumerate(zip(job.nodes, schedules.schedule(job, setting).loads, strict=True)):
             luck = np.exp(noise * rng.standard_normal())
             for d, n in enumerate(row):
                 loads[i, d] = n
                 devices[i, d] = self.device_seconds(node.type, d, n) * luck if n else np.nan
-            machines[i] = self.machine_seconds(node.type, row) * luck if any(row) else np.nan
-        talk = self.communication_seconds(setting) + noise * np.nanmax(machines) * rng.standard_normal()
+            machines[0, i] = clean.get(node.name, np.nan) * luck
+        slowest = float(np.nanmax(machines))
+        whole = slowest + self.communication_seconds(setting) + noise * slowest * rng.standard_normal()
         serves = np.array([n.name in setting.servers for n in job.nodes])
-        return Observed(loads, serves, devices, machines, talk, float(np.nanmax(machines)) + talk)
+        return Observed(loads, serves, devices, machines, np.array([whole]), whole)
 
 
 class TruthSystem:

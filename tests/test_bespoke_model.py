@@ -8,15 +8,20 @@ from itertools import product
 import GPy
 import numpy as np
 import pytest
+from bespoke_optimum import _iteration, _usage
 from bespoke_truth import HYPERTHREAD, SPEEDS, Truth
 from scipy.stats import binom, norm
 
+from harness import scenario
+from simulators.plant import compute_times
+from simulators.workloads import workload
 from tuners.bespoke_bo import proportional
 from tuners.bespoke_communication import communication
 from tuners.bespoke_draws import Draws, Iterations, expected_improvement, load_grid
 from tuners.bespoke_model import Cluster, IterationModel, device_rate
 from tuners.bespoke_parts import Evidence, Prior, draw_paths, log_likelihood, predict, trusted
 from tuners.bespoke_smc import Posterior
+from tuners.schedules import schedule
 
 PART = device_rate("rate", 100.0, 1024)
 LOADS = np.array([[1.0], [16.0], [100.0], [128.0], [1024.0]])
@@ -207,7 +212,37 @@ def test_communication_knows_who_moves_what():
             workers=tuple(n for n, w in zip(names, works, strict=True) if w),
             servers=tuple(n for n, s in zip(names, serves, strict=True) if s),
         )
-        assert found == pytest.approx(truth.communication_seconds(setting)), roles
+        assert found == pytest.approx(max(truth.transfers(setting).values())), roles
+
+
+def test_overlapping_communication_is_nearly_what_an_event_simulation_says():
+    """Schedules at random that compute for as long as they communicate: within 1 % of an iteration for most, 5 % on average.
+
+    As printed, where all wait for the slowest connection, it is further off in sum by far.
+    """
+    made = scenario.load("boat-c-speechnet")
+    job, demand, rng = scenario.job(made), workload("bespoke-speechnet").demand, np.random.default_rng(0)
+    cluster, off = Cluster.of(job), []
+    for _ in range(30):
+        setting = job.space.setting(job.space.sample(rng))
+        clean = {w: seconds for w, (seconds, _) in compute_times(made.cluster.nodes, demand, setting).items()}
+        drawn = np.array([clean.get(n.name, np.nan) * rng.uniform(0.1, 0.2) for n in job.nodes])
+        of = schedule(job, setting)
+        loads, serves = np.array([[sum(row)] for row in of.loads]), np.array([n.name in of.servers for n in job.nodes])
+        late, placement = cluster.slowest(loads, serves, drawn[None])[0], cluster.placement(loads, serves)
+        exact = event_by_event(drawn, made.cluster, setting, demand)
+        speeds = [s / 2 for s in cluster.speeds]
+        found = [mean_seconds(cluster, speeds, 0.0, placement, late, overlap)[0] for overlap in (1.0, 0.0)]
+        off.append([abs(np.nanmax(drawn) + x - exact) / exact for x in found])
+    overlapping, printed = np.array(off).T
+    assert np.median(overlapping) < 0.01
+    assert overlapping.mean() < 0.05
+    assert printed.sum() > 5 * overlapping.sum()
+
+
+def event_by_event(compute, cluster, setting, demand):
+    shares = dict(zip(setting.servers, setting.shares()[1], strict=True))
+    return _iteration(compute, *_usage(cluster, shares), demand.model_bytes)
 
 
 def test_traffic_of_a_machine_that_is_both_can_add_up():

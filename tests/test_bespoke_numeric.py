@@ -132,7 +132,8 @@ def test_fewer_samples_than_devices():
     assert sum(map(sum, first.loads)) == 3
 
 
-def test_a_device_that_cannot_compute_gets_nothing():
+def test_a_device_that_cannot_compute_gets_nothing(monkeypatch):
+    monkeypatch.setattr("tuners.bespoke_numeric._EVALUATIONS", 50)
     truth = Truth({"g2.2xlarge": 2, "c4.4xlarge": 1}, 64, model_bytes=1e5, dead=("g2.2xlarge-0",))
     for numeric in ("decomposed", "direct"):
         for found in candidates(known(truth), np.inf, numeric, RNG(0)):

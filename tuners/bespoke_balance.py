@@ -26,7 +26,7 @@ __all__ = ["Balance"]
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 _MOMENTS = 512  # of a table of what can be done by then
-_HALVINGS = 40
+_HALVINGS = 30
 
 
 class _Table:
@@ -44,8 +44,8 @@ class _Table:
     def by(self, moments: _Floats) -> _Floats:
         """Samples done by log seconds `moments` [.., R], none where not even one is."""
         at = (moments - self.low) / self._step
-        left = np.clip(at.astype(int), 0, _MOMENTS - 2)
-        share = np.clip(at - left, 0.0, 1.0)
+        left = np.minimum(np.maximum(at.astype(int), 0), _MOMENTS - 2)
+        share = np.minimum(np.maximum(at - left, 0.0), 1.0)
         rows = np.arange(len(self._loads))
         found = self._loads[rows, left] * (1 - share) + self._loads[rows, left + 1] * share
         return np.where(moments >= self.seconds[:, 0], found, 0.0)
@@ -75,7 +75,7 @@ class Balance:
         """
         used = [(t, g, k) for g, t in enumerate(self._machines) for k in (0, 1) if t is not None and counts[:, g, k].any()]
         least = [np.where(counts[:, [g], k] > 0, late[:, :, g, k] + np.exp(t.seconds[:, 0]), 0.0) for t, g, k in used]
-        low = np.max(least, axis=0)
+        low: _Floats = np.max(least, axis=0)
         high = low + max(float(np.exp(t.high)) for t, _, _ in used)
         for _ in range(_HALVINGS):
             middle = np.sqrt(low * high)
@@ -111,21 +111,22 @@ class Balance:
             low, high = np.where(done, low, middle), np.where(done, middle, high)
         loads = np.zeros((self.rows, len(grid), len(self._devices[group])))
         loads[:, :, several] = np.stack([t.by(high).T for t in tables], axis=-1)
-        summing = self.draws.aggregation_seconds(group, loads[:-1], self.used)
+        summing = self.draws.aggregation_seconds(group, loads[:-1], slice(self.used))
         seconds = np.log(np.exp(high.T) + np.vstack([summing, summing.mean(0)]))
         return np.where(grid >= len(several), seconds, np.inf)
 
     # ------------------------------------------------------------------------------------------------- whole loads of one
 
-    def loads(self, counts: _Ints, late: _Floats, row: int) -> list[list[tuple[int, ...]]]:
+    def loads(self, counts: _Ints, late: _Floats, row: int, seconds: float) -> list[list[tuple[int, ...]]]:
         """Samples per device of every worker in one row, by groups, for `counts` and `late` [groups, 2] of them.
 
-        Of a group those come first that only work. Every worker gets at least one sample.
+        `seconds` is when all finish, as `Balance.seconds` says. Of a group those come first that only work. Every worker
+        gets at least one sample.
         """
         workers = [(g, k) for g in range(len(counts)) for k in (0, 1) for _ in range(counts[g, k])]
-        every = np.broadcast_to(late, (1, self.rows, *late.shape))
-        moment = self.seconds(counts[None], every)
-        real = np.array([self._machines[g].by(_log(moment - late[g, k]))[0, row] for g, k in workers])  # type: ignore[union-attr]
+        moments = [np.full(self.rows, np.log(max(seconds - late[g, k], 1e-12))) for g, k in workers]
+        tables = [self._machines[g] for g, _ in workers]
+        real = np.array([0.0 if t is None else t.by(m)[row] for t, m in zip(tables, moments, strict=True)])
 
         def finishes(worker: int, samples: int) -> float:
             group, kind = workers[worker]
@@ -162,8 +163,8 @@ class Balance:
         whole = _whole(real, samples, lambda d, n: self._seconds(logs[d], n))
         for device, n in zip(several, whole, strict=True):
             loads[device] = n
-        summing = self.draws.aggregation_seconds(group, np.array([loads], float), self.used)[:, 0]
-        extra = float(summing.mean() if row == self.rows - 1 else summing[row])
+        rows = slice(self.used) if row == self.used else slice(row, row + 1)
+        extra = float(self.draws.aggregation_seconds(group, np.array([loads], float), rows).mean())
         return max(self._seconds(x, n) for x, n in zip(logs, whole, strict=True)) + extra, tuple(loads)
 
     def _seconds(self, logs: _Floats, samples: int) -> float:

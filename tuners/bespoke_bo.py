@@ -9,8 +9,8 @@ is the one of the largest expected improvement (`tuners.bespoke_draws`, `tuners.
   the last one the job stays with the best schedule that was measured, and when machines come or go a few more are tried.
 * The public framework has no schedule to begin with; here loads begin in proportion to cores, a GPU counting as 32, with
   everybody worker and server, which the paper says tends to do well.
-* The model is fed medians over the iterations that count, so that one that was held up says nothing; what lies far
-  from what all else predicts is left out (`tuners.bespoke_parts.trusted`).
+* The model is fed medians over the iterations that count, so that one that was held up says nothing; what lies far from what
+  all else predicts is left out (`tuners.bespoke_parts.trusted`).
 * ``inference="importance"`` and ``device_draws="as_published_code"`` are what the public code does: particles of the prior
   that are never resampled, and a draw for each machine by itself where its own guard was to make them joint.
 * ``numeric="direct"`` and ``"cmaes"`` search all 30 dimensions at once.
@@ -228,21 +228,19 @@ def _alike(one: Setting, other: Setting) -> bool:
 
 
 def observed(job: Job, measured: Measured) -> Observed:
-    """What the model learns from: medians over iterations, of devices as far as their machine's tells.
-
-    Communication is an iteration less its slowest machine.
-    """
+    """What the model learns from. Of devices only means are known; they count as far as their machine's median tells."""
     index = {n.name: i for i, n in enumerate(job.nodes)}
+    workers, count = measured.setting.workers, len(measured.iteration_seconds)
     shape = len(index), max(len(n.devices) for n in job.nodes)
-    loads, devices, machines = np.zeros(shape, np.int64), np.full(shape, np.nan), np.full(shape[0], np.nan)
+    loads, devices = np.zeros(shape, np.int64), np.full(shape, np.nan)
+    machines = np.full((count, len(index)), np.nan)
     pushes = measured.window.pushes
-    for name, row in zip(measured.setting.workers, measured.setting.loads, strict=True):
+    for name, row in zip(workers, measured.setting.loads, strict=True):
         machine = index[name]
         each = pushes.compute_seconds[pushes.worker == machine]
-        machines[machine] = np.median(each)
+        machines[:, machine] = each
         loads[machine, : len(row)] = row
-        seconds = np.array(measured.device_seconds[name]) * (machines[machine] / each.mean())
+        seconds = np.array(measured.device_seconds[name]) * (np.median(each) / each.mean())
         devices[machine, : len(row)] = np.where(np.array(row) > 0, seconds, np.nan)
-    whole = float(np.median(measured.iteration_seconds))
     serves = np.array([n.name in measured.setting.servers for n in job.nodes])
-    return Observed(loads, serves, devices, machines, whole - float(np.nanmax(machines)), measured.seconds)
+    return Observed(loads, serves, devices, machines, np.array(measured.iteration_seconds), measured.seconds)

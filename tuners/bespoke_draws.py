@@ -91,24 +91,26 @@ class Draws:
         name = f"aggregation {group.type}"
         return self.model.posteriors[name].draw(self.count, self._seeds[name]) if len(group.kinds) > 1 else None
 
-    def aggregation_seconds(self, group: int, loads: _Floats, draws: int) -> _Floats:
-        """Summing gradients of `loads` [m, D] or, each draw's own, [draws, m, D]; [draws, m], 0 where one device works."""
+    def aggregation_seconds(self, group: int, loads: _Floats, rows: slice = slice(None)) -> _Floats:
+        """Summing gradients of `loads` [m, D] or, each draw's own, [R, m, D], in R of the draws: [R, m].
+
+        It is 0 where one device works.
+        """
         paths = self._sums[group]
         if paths is None:
-            return np.zeros((draws, loads.shape[-2]))
-        found: _Floats = np.where((loads > 0).sum(-1) > 1, np.exp(paths.first(draws)(loads)), 0.0)
+            return np.zeros((len(range(self.count)[rows]), loads.shape[-2]))
+        found: _Floats = np.where((loads > 0).sum(-1) > 1, np.exp(paths.some(rows)(loads)), 0.0)
         return found
 
     def machine_seconds(self, group: int, loads: _Ints) -> _Floats:
         """Seconds of all of a group's machines under `loads` [C, members, devices], [S, C, members]."""
         members = np.arange(loads.shape[1])
         each = [self._device_seconds(table, loads[:, :, d], members) for d, table in enumerate(self.seconds[group])]
-        slowest = np.max(each, axis=0)
+        slowest: _Floats = np.max(each, axis=0)
         if self._sums[group] is not None:
             rows, where = np.unique(loads.reshape(-1, loads.shape[2]), axis=0, return_inverse=True)
-            slowest = (
-                slowest + self.aggregation_seconds(group, rows.astype(float), self.count)[:, where.reshape(loads.shape[:2])]
-            )
+            summing = self.aggregation_seconds(group, rows.astype(float))
+            slowest = slowest + summing[:, where.reshape(loads.shape[:2])]
         return slowest
 
     def _device_seconds(self, table: _Floats, loads: _Ints, members: NDArray[np.intp]) -> _Floats:
@@ -137,9 +139,12 @@ class Draws:
         return Iterations(late.max((2, 3)), np.maximum(mean, 0.0), deviation)
 
     def transfer_seconds(self, traffic: _Floats, draws: int) -> tuple[_Floats, _Floats]:
-        """What workers' own transfers take in the first draws, [draws, m, types, 2], and how much of it hides, [draws]."""
-        values = self._known.part.values(self.communication[:draws])
-        return transfer_seconds(self.cluster, values[:, :-3], traffic), overlapping(self.cluster, values[:, :-3])
+        """Until workers have the model and their gradients are away, in the first draws, [draws, m, groups, 2], and how much
+        of it hides, [draws]."""
+        values = self._known.part.values(self.communication[:draws])[:, :-3]
+        own, served = transfer_seconds(self.cluster, values, traffic)
+        slowest = served.max(-1)[..., None, None]
+        return np.maximum(own, slowest)[:, :, self.cluster.kind], overlapping(self.cluster, values)
 
     def remainder_seconds(self, traffic: _Floats, draws: int) -> _Floats:
         """What communication takes in the first draws beyond its parametric mean, [draws, m]."""

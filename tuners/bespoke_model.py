@@ -117,11 +117,12 @@ class Cluster:
         return np.array(counted, np.int64)
 
     def traffic(self, placements: _Ints, seconds: _Floats | None = None) -> _Floats:
-        """What communication depends on, [.., 2 + 3 types], of placements [.., groups, 4].
+        """What communication depends on, [.., 2 + 6 types], of placements [.., groups, 4].
 
-        Numbers of workers and of servers; and for workers, servers and machines that are both, type by type, by how much
-        the last of them is done before the slowest machine, from `seconds` [.., groups, 4] of the slowest of each group and
-        role (None: all are as slow). It is 0 for who only serves and -1 where there is none.
+        Numbers of workers and of servers; and, type by type, for workers, servers and machines that are both: by how much
+        the last of them has computed before the slowest machine, and how many there are. The former comes from `seconds`
+        [.., groups, 4] of the slowest of each group and role (None: all are as slow); it is 0 for who only serves and -1
+        where there is none.
         """
         workers = placements[..., [WORKER, BOTH]].sum((-2, -1))
         servers = placements[..., [SERVER, BOTH]].sum((-2, -1))
@@ -132,20 +133,20 @@ class Cluster:
         for kind in range(len(self.types)):
             mine = self.kind == kind
             for role in (WORKER, SERVER, BOTH):
-                present = placements[..., mine, role] > 0
+                present = placements[..., mine, role]
                 slack = np.zeros(present.shape) if role == SERVER else early[..., mine, int(role == BOTH)]
-                least = np.where(present, slack, np.inf).min(-1, initial=np.inf)
-                columns.append(np.where(np.isfinite(least), least, -1.0))
+                least = np.where(present > 0, slack, np.inf).min(-1, initial=np.inf)
+                columns += [np.where(np.isfinite(least), least, -1.0), present.sum(-1)]
         return np.stack([np.broadcast_to(c, shape).astype(float) for c in columns], axis=-1)
 
     def slowest(self, loads: _Ints, serves: NDArray[np.bool_], seconds: _Floats) -> _Floats:
-        """The slowest machine's seconds of each group and role, [groups, 4], from `seconds` [machines]."""
+        """The slowest machine's seconds of each group and role, [I, groups, 4], from `seconds` [I, machines]."""
         roles = (loads.sum(1) > 0) * 1 + serves * 2
-        found = np.zeros((len(self.groups), 4))
+        found = np.zeros((len(seconds), len(self.groups), 4))
         for index, group in enumerate(self.groups):
             for machine in group.members:
-                role = roles[machine]
-                found[index, role] = np.fmax(found[index, role], seconds[machine])
+                mine = found[:, index, roles[machine]]
+                found[:, index, roles[machine]] = np.fmax(mine, seconds[:, machine])
         return found
 
 
@@ -158,13 +159,13 @@ def _roles(job: Job, node: str) -> tuple[int, ...]:
 
 
 class Observed(NamedTuple):
-    """One evaluation: a schedule and what was measured of it. M machines, D devices; nan where nothing was measured."""
+    """One evaluation: a schedule and what was measured of it, nan where nothing was. M machines, D devices, I iterations."""
 
     loads: _Ints  # [M, D]
     serves: NDArray[np.bool_]  # [M]
     device_seconds: _Floats  # [M, D]
-    machine_seconds: _Floats  # [M]
-    communication_seconds: float  # iteration - slowest machine
+    machine_seconds: _Floats  # [I, M]
+    iteration_seconds: _Floats  # [I]
     seconds: float  # of an iteration: the objective
 
 
@@ -265,10 +266,12 @@ class IterationModel:
             for group in self.cluster.groups:
                 for machine in group.members:
                     _add_machine(rows, group, one, machine)
-            slowest = float(np.nanmax(one.machine_seconds))
+            slowest = np.nanmax(one.machine_seconds, axis=1)
             late = self.cluster.slowest(one.loads, one.serves, one.machine_seconds)
             traffic = self.cluster.traffic(self.cluster.placement(one.loads, one.serves), late)
-            rows["communication"].append((list(traffic), one.communication_seconds, slowest))
+            # Iteration by iteration: whoever happens to be the slowest is not taken for communication.
+            rest = float(np.median(one.iteration_seconds - slowest))
+            rows["communication"].append((list(np.median(traffic, axis=0)), rest, float(np.median(slowest))))
         return {name: _as_evidence(found) for name, found in rows.items() if found}
 
 
@@ -291,7 +294,7 @@ def _add_machine(rows: dict[str, list[tuple[list[float], float, float]]], group:
     for kind, load, took in zip(group.kinds, loads, seconds, strict=True):
         if load > 0 and np.isfinite(took) and took > 0:
             rows[f"rate {group.type} {kind}"].append(([float(load)], float(np.log(load / took)), 1.0))
-    whole = one.machine_seconds[machine]
+    whole = float(np.median(one.machine_seconds[:, machine]))
     if (loads > 0).sum() > 1 and np.isfinite(whole):
         # A sum that takes no time at all is beyond what a clock tells.
         least = 1e-4 * whole

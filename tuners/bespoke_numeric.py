@@ -30,6 +30,7 @@ _Ints = NDArray[np.int64]
 Numeric = Literal["decomposed", "direct", "cmaes"]
 
 _MOST = 40_000  # placements looked at
+_PIECE = 4_000  # of them at once
 _EACH = 8  # placements that a draw proposes for the short list
 _THOMPSON, _AVERAGE = 32, 24  # candidates of single draws, and of their average
 _EVALUATIONS = 1500  # of the un-decomposed searches
@@ -88,24 +89,25 @@ def _decomposed(draws: Draws, best: float, rng: np.random.Generator) -> list[Can
     placed = placements(cluster, rng)
     placed = placed[_short_list(_rough_seconds(draws, balance, placed))]
     traffic = cluster.traffic(placed)
-    late, alone = _late(draws, balance, traffic)
+    late, alone = _late(draws, balance, placed)
     rest = draws.remainder_seconds(traffic, balance.used).T
-    seconds = balance.seconds(placed[:, :, [WORKER, BOTH]], late) + alone + np.column_stack([rest, rest.mean(1)])
+    finish = balance.seconds(placed[:, :, [WORKER, BOTH]], late)
+    seconds = finish + alone + np.column_stack([rest, rest.mean(1)])
     chosen = dict.fromkeys(
         [(int(at), row) for row, at in enumerate(seconds[:, :-1].argmin(0))]
         + [(int(at), balance.rows - 1) for at in np.argsort(seconds.mean(1), kind="stable")[:_AVERAGE]]
     )
-    made = [_scheduled(cluster, balance, placed[at], late[at, row], row) for at, row in chosen]
+    made = [_scheduled(cluster, balance, placed[at], late[at, row], row, finish[at, row]) for at, row in chosen]
     return _scored(draws, best, np.array([m[0] for m in made]), np.array([m[1] for m in made]))
 
 
-def _late(draws: Draws, balance: Balance, traffic: _Floats) -> tuple[_Floats, _Floats]:
+def _late(draws: Draws, balance: Balance, placed: _Ints) -> tuple[_Floats, _Floats]:
     """By how much of an iteration workers' own transfers shorten their computing, [m, R, groups, 2]; and what nobody hides,
-    [m, R], under `traffic` [m, ..]."""
+    [m, R], under placements [m, groups, 4]."""
+    traffic, counts = draws.cluster.traffic(placed), placed[:, :, [WORKER, BOTH]]
     own, share = draws.transfer_seconds(traffic, balance.used)
-    there = np.stack([traffic[:, 2::3], traffic[:, 4::3]], axis=-1) >= 0
-    alone = (1 - share)[:, None] * np.where(there, own, 0.0).max((2, 3))
-    hidden = share[:, None, None, None] * own[:, :, draws.cluster.kind]
+    alone = (1 - share)[:, None] * np.where(counts > 0, own, 0.0).max((2, 3))
+    hidden = share[:, None, None, None] * own
     with_mean = (np.concatenate([x, x.mean(0, keepdims=True)]) for x in (hidden, alone))
     late, left = (np.swapaxes(x, 0, 1) for x in with_mean)
     return late, left
@@ -121,11 +123,12 @@ def _rough_seconds(draws: Draws, balance: Balance, placed: _Ints) -> _Floats:
     alone = np.stack([vectors, np.zeros_like(vectors)], axis=2)
     computing = balance.seconds(alone, np.zeros((len(vectors), balance.rows, len(draws.cluster.groups), 2)))
     weights = balance.shares(computing) / draws.cluster.batch
-    traffic, where = np.unique(draws.cluster.traffic(placed), axis=0, return_inverse=True)
-    late, left = _late(draws, balance, traffic)
-    rough = computing[which] + left[where]
-    for group, kind in np.ndindex(workers.shape[1:]):
-        rough += workers[:, [group], kind] * weights[which, :, group] * late[where, :, group, kind]
+    rough = computing[which]
+    for piece in np.array_split(np.arange(len(placed)), 1 + len(placed) // _PIECE):
+        late, left = _late(draws, balance, placed[piece])
+        rough[piece] += left
+        for group, kind in np.ndindex(workers.shape[1:]):
+            rough[piece] += workers[piece][:, [group], kind] * weights[which[piece], :, group] * late[:, :, group, kind]
     return rough
 
 
@@ -137,11 +140,11 @@ def _short_list(seconds: _Floats) -> NDArray[np.intp]:
 
 
 def _scheduled(
-    cluster: Cluster, balance: Balance, placement: _Ints, late: _Floats, row: int
+    cluster: Cluster, balance: Balance, placement: _Ints, late: _Floats, row: int, seconds: float
 ) -> tuple[_Ints, NDArray[np.bool_]]:
-    """Loads [machines, devices] and who serves, of a placement [groups, 4] balanced in one row."""
+    """Loads [machines, devices] and who serves, of a placement [groups, 4] balanced in one row, all done in `seconds`."""
     loads, serves = np.zeros((cluster.machines, cluster.width), np.int64), np.zeros(cluster.machines, bool)
-    shares = balance.loads(placement[:, [WORKER, BOTH]], late, row)
+    shares = balance.loads(placement[:, [WORKER, BOTH]], late, row, seconds)
     for group, counts, rows in zip(cluster.groups, placement, shares, strict=True):
         first, last = int(counts[WORKER]), int(counts[WORKER] + counts[BOTH])
         # In the order of the members: workers, those that are both, servers, and the idle.

@@ -140,8 +140,7 @@ def _factor(part: Part, values: _Floats, evidence: Evidence) -> tuple[_At, _Floa
     covariance = _kernel(at.features, at.features, length) * scale[:, :, None] * scale[:, None, :]
     diagonal = np.arange(len(evidence))
     covariance[:, diagonal, diagonal] += (noise[:, None] * evidence.spread) ** 2 + _JITTER * scale**2
-    factor: _Floats = np.linalg.cholesky(covariance)
-    return at, factor
+    return at, np.asarray(np.linalg.cholesky(covariance), np.float64)
 
 
 def log_likelihood(part: Part, particles: _Floats, evidence: Evidence) -> _Floats:
@@ -216,13 +215,11 @@ class Paths:
         there = _at(self.part, self.values, inputs)
         return there.mean + there.scale * self._residual(there)
 
-    def first(self, count: int) -> Paths:
-        """The first so many of them."""
-        arrays = (self.values, self.frequencies, self.phases, self.weights)
-        seen = (
-            None if self.seen is None else _At(*(a[:count] for a in (self.seen.mean, self.seen.features, self.seen.scale)))
-        )
-        return Paths(self.part, *(a[:count] for a in arrays), seen, self.pulled[:count])
+    def some(self, rows: slice) -> Paths:
+        """Some of the draws."""
+        seen = self.seen and _At(self.seen.mean[rows], self.seen.features[rows], self.seen.scale[rows])
+        values, frequencies, phases = self.values[rows], self.frequencies[rows], self.phases[rows]
+        return Paths(self.part, values, frequencies, phases, self.weights[rows], seen, self.pulled[rows])
 
     def _residual(self, there: _At) -> _Floats:
         amplitude, length, _ = _shape(self.values)

@@ -42,7 +42,7 @@ class Posterior:
     rng: np.random.Generator
     count: int = 256
     inference: Inference = "smc"
-    moves: int = 4
+    moves: int = 12
     effective: list[float] = field(default_factory=list)
     accepted: list[float] = field(default_factory=list)
 
