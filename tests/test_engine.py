@@ -327,8 +327,8 @@ def test_windows_cut_anywhere_change_nothing(whole, cuts):
 
 
 def test_many_lanes_are_many_jobs():
-    """Seeds, rates, bounds and clusters differ between lanes; each lane is what it would be alone."""
-    rates, bounds, states, plants = (0.05, 0.1, 0.2, 1e38), (0, 1, 3, 2**30), [], []
+    """Seeds, data, rates, bounds and clusters differ between lanes; each lane is what it would be alone."""
+    rates, bounds, states, plants, data = (0.05, 0.1, 0.2, 1e38), (0, 1, 3, 2**30), [], [], []
     for lane, (rate, bound) in enumerate(zip(rates, bounds, strict=True)):
         cluster, workload, setting, around = plain_job(
             policy="ssp", staleness=bound, learning_rate=rate, workers=NAMES[: 2 + lane % 2]
@@ -337,13 +337,16 @@ def test_many_lanes_are_many_jobs():
         lone = made._branches[0]
         states.append(lone.state)
         plants.append(lone.plant)
-        program, data = lone.program, made._ground.data
-    stacked = [jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows) for rows in (plants, states)]
+        program = lone.program
+        data.append(made._ground.data)
+    stacked = [jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows) for rows in (data, plants, states)]
+    together_data = stacked[0]._replace(valid=data[0].valid)
     for clocks, seconds in ((40, np.inf), (512, 25.0)):
         args = (jnp.asarray(clocks, jnp.int32), jnp.asarray(seconds))
-        together, tables, used = engine.advance_lanes(program, data, *stacked, *args, rows=512)
-        for lane, (plant, state) in enumerate(zip(plants, states, strict=True)):
-            alone, table, count = engine.advance(program, data, plant, state, *args, rows=512)
+        lanes = (together_data, *stacked[1:], *args)
+        together, tables, used = engine.advance_lanes(program, *lanes, rows=512, own_data=True)
+        for lane, (own, plant, state) in enumerate(zip(data, plants, states, strict=True)):
+            alone, table, count = engine.advance(program, own, plant, state, *args, rows=512)
             assert int(used[lane]) == int(count)
             np.testing.assert_allclose(tables[lane][:count], table[:count], rtol=1e-5, atol=1e-6)
             mine = jax.tree.map(lambda leaf, lane=lane: leaf[lane], together)

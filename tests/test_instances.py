@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simulators import engine, jobs
+from simulators import jobs
 from simulators.conditions import Conditions, Stragglers
 from simulators.instances import Kind, draw, stacked
 from simulators.workloads import workload
@@ -15,11 +14,6 @@ from tuners import policies
 from tuners.actions import Target
 
 KIND = Kind(depths=(0,), workers=4, target=Target("clocks", 40))
-
-
-def run(branch, rows=64):
-    arguments = (branch.program, branch.ground.data, branch.plant, branch.state)
-    return engine.advance(*arguments, jnp.int32(rows), jnp.asarray(jnp.inf), rows=rows)
 
 
 def plant(instance):
@@ -75,14 +69,11 @@ def test_instances_of_one_depth_share_one_engine_and_can_be_lanes():
     begun = [draw(KIND, seed).begin(policies.ssp(2)) for seed in range(3)]
     assert len({b.program for b in begun}) == 1
     data, plants, states = stacked(begun)
-    args = (jnp.int32(64), jnp.asarray(jnp.inf))
-    together, tables, used = engine.advance_lanes(begun[0].program, data, plants, states, *args, rows=64, own_data=True)
-    assert used.tolist() == [40] * 3
-    assert together.clock.status.tolist() == [engine.STATUSES.index("target")] * 3
-    for lane, branch in enumerate(begun):
-        alone, table, _ = run(branch)
-        np.testing.assert_allclose(tables[lane][:40, :9], table[:40, :9], rtol=1e-4, atol=1e-6)
-        assert float(together.clock.seconds[lane]) == pytest.approx(float(alone.clock.seconds))
+    lanes = [jax.tree.map(lambda leaf, i=i: leaf[i], (data.train, plants, states)) for i in range(3)]
+    for branch, lane in zip(begun, lanes, strict=True):
+        alone = (branch.ground.data.train, branch.plant, branch.state)
+        jax.tree.map(np.testing.assert_array_equal, lane, alone)
+    np.testing.assert_array_equal(data.valid[0], begun[2].ground.data.valid[0])
 
 
 def test_what_no_instance_can_be_is_refused():

@@ -1,0 +1,249 @@
+"""What RLP does where its paper publishes a figure. A script that prints it, achieved [published]:
+
+    python tests/published_rlp.py [fig2] [fig3] [table1] [axis] [--instances 100] [--policy FILE ...] [--out FOLDER]
+
+`fig2`: speed-ups over BSP, ASP and the best SSP, in all and by depth and stragglers, of every policy in the project, RLP
+among them, on three classes of instances (see `rlp_runs.kind`). `fig3`: on 2, 5 and 8 workers, at depth 6, on other data,
+and all of these together. `table1`: steps, idle and inference shares on one instance with several stragglers, with the
+picture of Fig. 4 as `fig4.html`. `axis`: where the classes lie with regard to stability. Runs are kept in `--out`, and not
+made twice; 100 instances of one class take about a quarter of an hour on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rlp_runs import (
+    BOUNDS,
+    CLASSES,
+    USUAL_MOST,
+    Ratio,
+    Run,
+    baselines,
+    best_of,
+    by_seed,
+    drawn,
+    kind,
+    oracle,
+    runs,
+    speed_up,
+    table_of,
+)
+
+from reports.workers import WORKERS_NOTE, workers_over_time
+from simulators.instances import Instance
+from simulators.learning import mean_loss
+from tuners import policies, rlp, rlp_file
+from tuners.actions import Pushes, SyncPolicy
+
+FIG_2 = {"bsp": 1.56, "asp": 1.86, "best ssp": 1.44}
+BY_DEPTH = {0: 1.48, 3: 1.43}
+BY_STRAGGLERS = {"0": 1.02, "1": 1.22, "2+": 1.51}
+UNSEEN = {"depth 6": 1.33, "other data": 1.22, "all, 2 workers": 1.69, "all, 5 workers": 1.19, "all, 8 workers": 1.20}
+SSPS = tuple(policies.ssp(bound).name for bound in BOUNDS)
+FIXED = ("bsp", "asp", *SSPS)  # what the paper holds RLP against
+
+
+def ratio(found: Ratio) -> str:
+    ended = f"{found.both} pairs" + (
+        f", {found.base_failed} + {found.failed} did not end" if found.base_failed + found.failed else ""
+    )
+    return f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f}), median {found.median:.2f}; {ended}"
+
+
+def learned(files: Sequence[str]) -> dict[str, SyncPolicy]:
+    """The shipped policy, or those in `files`, by name."""
+    if not files:
+        return {"rlp": rlp.policy(rlp_file.shipped())}
+    return {f"rlp[{Path(f).stem}]": rlp.policy(rlp_file.load(Path(f))) for f in files}
+
+
+# ---------------------------------------------------------------------------------------------------------- Figs. 2 and 3
+
+
+def fig2(count: int, mine: Mapping[str, SyncPolicy], kept: Path, say: Callable[[str], None]) -> Iterator[str]:
+    for name in CLASSES:
+        found = runs(name, drawn(name, range(count)), baselines() | dict(mine), kept, say)
+        yield from ("", f"## {name}, {count} instances", "", *ranking(found))
+        for policy in mine:
+            yield from ("", f"### {policy}", "", *against(found, policy), *parts(found, policy))
+
+
+def ranking(found: Sequence[Run]) -> Iterator[str]:
+    """Every policy, the fastest first."""
+    base = by_seed(found, "bsp")
+    yield "| policy | median s | median pushes | did not end | idle | speed-up over BSP |"
+    yield "|---|---|---|---|---|---|"
+    for policy in sorted({r.policy for r in found}, key=lambda p: np.median(list(by_seed(found, p).values()))):
+        own = [r for r in found if r.policy == policy]
+        lost, idle = sum(r.status != "target" for r in own), np.mean([r.idle for r in own])
+        middle = [np.median([getattr(r, field) for r in own]) for field in ("seconds", "pushes")]
+        faster = ratio(speed_up(found, base, policy))
+        yield f"| {policy} | {middle[0]:.0f} | {middle[1]:.0f} | {lost} | {idle:.0%} | {faster} |"
+
+
+def against(found: Sequence[Run], policy: str, published: Mapping[str, float] = FIG_2) -> Iterator[str]:
+    """The three that the paper holds RLP against; the best SSP, and the best of all, are one for all instances."""
+    bound, best = best_of(found, SSPS), best_of(found, FIXED)
+    bases = {"bsp": by_seed(found, "bsp"), "asp": by_seed(found, "asp"), "best ssp": by_seed(found, bound)}
+    for base, seconds in bases.items():
+        note = f" = {bound}" if base == "best ssp" else ""
+        yield f"- over {base}{note}: {ratio(speed_up(found, seconds, policy))} [{published.get(base, float('nan')):.2f}]"
+    yield f"- over the best of BSP, ASP, SSP for all = {best}: {ratio(speed_up(found, by_seed(found, best), policy))}"
+    yield f"- over the best SSP of each instance, in hindsight: {ratio(speed_up(found, oracle(found, SSPS), policy))}"
+    yield f"- over the best of all these of each instance: {ratio(speed_up(found, oracle(found, FIXED), policy))}"
+
+
+def parts(found: Sequence[Run], policy: str) -> Iterator[str]:
+    """By depth and by stragglers, over the best of BSP, ASP and SSP in that part."""
+    for depth in sorted({r.depth for r in found}):
+        yield f"- depth {depth}: " + over_best([r for r in found if r.depth == depth], policy, BY_DEPTH.get(depth))
+    for label, wanted in (("0", (0,)), ("1", (1,)), ("2+", range(2, 99))):
+        part = [r for r in found if r.stragglers in wanted]
+        if part:
+            yield f"- {label} stragglers: " + over_best(part, policy, BY_STRAGGLERS[label])
+
+
+def over_best(found: Sequence[Run], policy: str, published: float | None = None) -> str:
+    best = best_of(found, FIXED)
+    note = "" if published is None else f" [{published:.2f}]"
+    return f"over {best}: {ratio(speed_up(found, by_seed(found, best), policy))}{note}"
+
+
+def fig3(count: int, mine: Mapping[str, SyncPolicy], kept: Path, say: Callable[[str], None]) -> Iterator[str]:
+    """Figs. 3(a) to (c)."""
+    cases: dict[str, dict[str, object]] = {f"{k} workers": {"workers": k, "depth": 1} for k in (2, 5, 8)}
+    cases |= {"depth 6": {"depth": 6}, "other data": {"depth": 1, "data": "clouds-mlp"}}
+    cases |= {f"all, {k} workers": {"workers": k, "depth": 6, "data": "clouds-mlp"} for k in (2, 5, 8)}
+    for name in ("edge", "skewed"):
+        yield f"\n## {name}, {count} instances each\n"
+        for case, options in cases.items():
+            workers = options.get("workers", 10)
+            fixed = {label: p for label, p in baselines(int(str(workers))).items() if label in FIXED}
+            instances = drawn(name, range(count), **options)  # type: ignore[arg-type]
+            found = runs(f"{name}, {case}", instances, fixed | dict(mine), kept, say)
+            for policy in mine:
+                yield f"- {case}: {policy} {over_best(found, policy, UNSEEN.get(case))}"
+
+
+# ------------------------------------------------------------------------------------------------------ Table 1, Fig. 4
+
+
+def table1(mine: Mapping[str, SyncPolicy], out: Path) -> Iterator[str]:
+    """One instance with several stragglers of each class; published: 279, 659, 252 and 380 pushes."""
+    drawings = []
+    for name in CLASSES:
+        instance = next(i for i in drawn(name, range(100), depth=1) if sum(i.straggles) == 4)
+        yield f"\n## {name}, seed {instance.seed}, stragglers {[i + 1 for i, s in enumerate(instance.straggles) if s]}\n"
+        yield "| policy | steps of W1..W10 | pushes | seconds | idle | inference | correlation of steps and step times |"
+        yield "|---|---|---|---|---|---|---|"
+        for label, policy in ({p.name: p for p in (policies.bsp(), policies.asp(), policies.ssp(7))} | dict(mine)).items():
+            status, table = table_of(instance, policy)
+            yield statistics(label, status, table, policy.seconds, len(instance.straggles))
+            columns = [table[:, i] for i in range(9)]
+            columns[1] = columns[1].astype(np.int32)
+            drawing = workers_over_time(Pushes(*columns), f"{name}-{label}".replace("(", "-").strip(")"))  # type: ignore[arg-type]
+            drawings += [f"<h2>{name}: {label}</h2>{drawing.svg}<p>{drawing.caption}</p>"] if drawing else []
+    (out / "fig4.html").write_text(f"<body style='max-width: 60em'><p>{WORKERS_NOTE}</p>{''.join(drawings)}", "utf-8")
+    yield f"\nThe pictures: {out / 'fig4.html'}"
+
+
+def statistics(label: str, status: str, table: np.ndarray, decision_seconds: float, workers: int) -> str:
+    worker, end = table[:, 1].astype(int), float(table[-1, 0])
+    steps = np.bincount(worker, minlength=workers)
+    step_seconds = np.bincount(worker, table[:, 3:6].sum(1), minlength=workers) / np.maximum(steps, 1)
+    idle = table[:, 6].sum() / (workers * end)
+    inference = decision_seconds * len(table) / (workers * end)
+    alike = np.corrcoef(steps, step_seconds)[0, 1] if steps.std() else float("nan")
+    seconds = f"{end:.0f}" if status == "target" else f"> {end:.0f}"
+    counts = " ".join(map(str, steps))
+    return f"| {label} | {counts} | {len(table)} | {seconds} | {idle:.1%} | {inference:.2%} | {alike:.2f} |"
+
+
+# -------------------------------------------------------------------------------------------------------------- stability
+
+
+def axis(count: int, kept: Path, say: Callable[[str], None]) -> Iterator[str]:
+    """workers x rate x curvature, at the beginning and where BSP or ASP ends, and how many pushes ASP takes of BSP's.
+
+    Stable, for a quadratic: BSP, whose k gradients are of the same parameters, below 2; a delay of k - 1 pushes, ASP's
+    without stragglers, below 2 k sin(pi / (4 k - 2)), 1.65 for ten workers.
+    """
+    yield "| class | depth | k rate curvature at first | at ASP's end | ASP's pushes over BSP's | ASP's time over BSP's |"
+    yield "|---|---|---|---|---|---|"
+    for name in CLASSES:
+        for depth in (0, 1, 2, 3):
+            instances = drawn(name, range(count), depth=depth)
+            both = {"bsp": policies.bsp(), "asp": policies.asp()}
+            found = runs(name, instances, both, kept, say)
+            rate = float(kind(name, depth).overrides["learning_rate"])
+            ends = [10 * rate * curvature(i, at_end=end) for end in (False, True) for i in instances[:3]]
+            pushes, seconds = (
+                np.median([b / a for a, b in zip(*(values(found, p, field) for p in both), strict=True) if a < np.inf])
+                for field in ("pushes", "seconds")
+            )
+            first, last = np.median(ends[:3]), np.median(ends[3:])
+            yield f"| {name} | {depth} | {first:.2f} | {last:.2f} | {pushes:.2f} | {seconds:.2f} |"
+
+
+def values(found: Sequence[Run], policy: str, field: str) -> list[float]:
+    return [float(getattr(r, field)) if r.status == "target" else np.inf for r in found if r.policy == policy]
+
+
+def curvature(instance: Instance, *, at_end: bool, samples: int = 256, iterations: int = 25) -> float:
+    """The largest eigenvalue of the Hessian of the training loss, by power iteration."""
+    b = instance.begin(policies.asp())
+    model, parameters = b.program.model, instance.parameters
+    if at_end:
+        b.advance(USUAL_MOST, float("inf"), USUAL_MOST)
+        assert b.state.learned is not None
+        parameters = b.state.learned.parameters
+    assert model is not None
+    rows = tuple(column[:samples] for column in instance.ground.data.train)
+    slope = jax.grad(partial(mean_loss, model._replace(batch=samples), rows=rows, count=jnp.asarray(samples)))
+
+    @jax.jit
+    def again(direction: object) -> tuple[object, jax.Array]:
+        _, bent = jax.jvp(slope, (parameters,), (direction,))
+        size = jnp.sqrt(sum(jnp.vdot(x, x) for x in jax.tree.leaves(bent)))
+        return jax.tree.map(lambda x: x / size, bent), size
+
+    leaves, tree = jax.tree.flatten(parameters)
+    keys = jax.random.split(jax.random.key(0), len(leaves))
+    direction: object = tree.unflatten([jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)])
+    size = jnp.zeros(())
+    for _ in range(iterations):
+        direction, size = again(direction)
+    return float(size)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", default=["table1", "axis", "fig2", "fig3"])
+    parser.add_argument("--instances", type=int, default=100)
+    parser.add_argument("--policy", action="append", default=[], help="a policy file; may be given again")
+    parser.add_argument("--out", type=Path, default=Path("results/published-rlp"))
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    kept, mine = given.out / "runs.jsonl", learned(given.policy)
+    say = partial(print, flush=True)
+    lines = {
+        "fig2": lambda: fig2(given.instances, mine, kept, say),
+        "fig3": lambda: fig3(max(1, given.instances // 4), mine, kept, say),
+        "table1": lambda: table1(mine, given.out),
+        "axis": lambda: axis(max(1, given.instances // 8), kept, say),
+    }
+    for what in given.what:
+        text = "\n".join(lines[what]())
+        (given.out / f"{what}.md").write_text(text + "\n", "utf-8")
+        say(f"\n# {what}\n\n{text}")
+
+
+if __name__ == "__main__":
+    main()

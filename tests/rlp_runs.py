@@ -1,0 +1,191 @@
+"""Runs of RLP's instances under synchronisation policies, kept as they end, and what they say: for `published_rlp.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from simulators import engine
+from simulators.instances import Instance, Kind, draw
+from tuners import policies
+from tuners.actions import SyncPolicy
+
+MOST_PUSHES = {0: 6_000}  # of a run, by depth; one that takes more is counted as not having got there
+USUAL_MOST = 2_000
+BOUNDS = (1, 2, 4, 7, 11, 16)  # of SSP, in Ho et al.'s sense; the paper's s is one more
+EDGE_RATES = {0: 0.4, 1: 0.2, 2: 0.14, 3: 0.1, 6: 0.05}  # by depth: where BSP just fails to converge on digits
+CLOUDS = {"data.label_noise": 0.0, "data.margin": 4.0, "data.samples": 4000, "demand.sample_seconds": 0.2996}
+CLOUDS |= {
+    "demand.fixed_seconds": 0.0,
+    "demand.model_bytes": 1e4,
+    "demand.message_seconds": 0.0,
+    "demand.apply_seconds": 0.0,
+}
+CLASSES = ("edge", "skewed", "paper")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run. An unfinished one took infinitely long."""
+
+    kind: str
+    policy: str
+    seed: int
+    depth: int
+    stragglers: int
+    status: str
+    seconds: float
+    pushes: int
+    steps: tuple[int, ...]  # of each worker
+    idle: float  # share of the workers' time held back by the policy
+    inference: float  # share of the workers' time taken by the policy itself
+
+
+class Ratio(NamedTuple):
+    """Of seconds, base over policy: over instances on which both got there, with a 95 % bootstrap interval."""
+
+    mean: float  # geometric
+    low: float
+    high: float
+    median: float  # of all instances, one that never got there taking for ever
+    both: int
+    base_failed: int
+    failed: int
+
+
+def kind(name: str, depth: int, *, workers: int = 10, data: str = "rlp-digits") -> Kind:
+    """`paper`: as the paper says, with mixed data and rate 0.01. `edge`: the rate at which BSP just fails to converge.
+    `skewed`: the paper's rate, and data dealt out by class."""
+    rate = EDGE_RATES[depth] if name == "edge" else 0.01
+    overrides: dict[str, Any] = {"learning_rate": rate, "skew": float(name == "skewed")}
+    if data == "clouds-mlp":
+        overrides |= CLOUDS | {"learning_rate": 3 * rate}
+    return Kind(workload=data, overrides=overrides, workers=workers)
+
+
+def drawn(name: str, seeds: Iterable[int], depth: int | None = None, **options: Any) -> list[Instance]:
+    """One instance per seed, of a depth that the seed draws, or of `depth`."""
+    depths = {seed: int(np.random.default_rng([seed, 4]).choice((0, 1, 2, 3))) if depth is None else depth for seed in seeds}
+    return [draw(kind(name, h, **options), seed, depth=h) for seed, h in depths.items()]
+
+
+def baselines(workers: int = 10) -> dict[str, SyncPolicy]:
+    """By name, everything that RLP is held against."""
+    seven = max(1, round(0.7 * workers))
+    made = [policies.bsp(), policies.asp(), *map(policies.ssp, BOUNDS), policies.dssp(3, 15)]
+    made += [policies.k_sync(seven), policies.k_batch_sync(seven), policies.backup_workers(seven)]
+    made += [policies.k_async(size) for size in sorted({max(1, round(workers * s)) for s in (0.2, 0.4, 0.7)})]
+    made += [policies.sync_switch(5 * workers), policies.sync_switch(10 * workers)]
+    return {p.name: p for p in made}
+
+
+def table_of(instance: Instance, policy: SyncPolicy) -> tuple[str, NDArray[np.float64]]:
+    """The instance under the policy to its end: how it ended, and its records, [n, 11]."""
+    b, most = instance.begin(policy), MOST_PUSHES.get(instance.depth, USUAL_MOST)
+    args = (b.program, instance.ground.data, b.plant, b.state, jnp.int32(most), jnp.asarray(jnp.inf))
+    state, table, used = engine.advance(*args, rows=most)
+    return engine.STATUSES[int(state.clock.status)], np.asarray(table)[: int(used)]
+
+
+def run(name: str, label: str, instance: Instance, policy: SyncPolicy) -> Run:
+    status, table = table_of(instance, policy)
+    workers = len(instance.straggles)
+    end = float(table[-1, 0])
+    steps = np.bincount(table[:, 1].astype(int), minlength=workers)
+    idle = idle_seconds(table, workers).sum() / (workers * end)
+    inference = policy.seconds * len(table) / (workers * end)
+    seconds = end if status == "target" else float("inf")
+    found = (name, label, instance.seed, instance.depth, sum(instance.straggles), status, seconds, len(table))
+    return Run(*found, tuple(map(int, steps)), float(idle), float(inference))
+
+
+def idle_seconds(table: NDArray[np.float64], workers: int) -> NDArray[np.float64]:
+    """Seconds that the policy held each worker back, those after its last push counted where it never went on."""
+    worker, waited = table[:, 1].astype(int), table[:, 6]
+    return np.bincount(worker, weights=waited, minlength=workers)
+
+
+def runs(
+    name: str,
+    instances: Sequence[Instance],
+    under: Mapping[str, SyncPolicy],
+    kept: Path,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Run]:
+    """Every instance under every policy; what `kept` holds already is not run again. Keys of `under` are the names."""
+    known = {(r.kind, r.policy, r.seed, r.depth): r for r in read(kept)}
+    found = []
+    for label, policy in under.items():
+        for instance in instances:
+            key = (name, label, instance.seed, instance.depth)
+            if key not in known:
+                known[key] = run(name, label, instance, policy)
+                with kept.open("a", encoding="utf-8") as out:
+                    out.write(json.dumps(asdict(known[key])) + "\n")
+            found.append(known[key])
+        mine = [r for r in found if r.policy == label]
+        say(f"{name:28} {label:22} {np.median([r.seconds for r in mine]):8.0f} s {len(mine)} runs")
+    return found
+
+
+def read(kept: Path) -> list[Run]:
+    if not kept.exists():
+        return []
+    lines = (json.loads(line) for line in kept.read_text("utf-8").splitlines())
+    return [Run(**{**line, "steps": tuple(line["steps"])}) for line in lines]
+
+
+# ------------------------------------------------------------------------------------------------------------ statistics
+
+
+def by_seed(found: Sequence[Run], policy: str) -> dict[tuple[int, int], float]:
+    """Seconds of each instance."""
+    return {(r.seed, r.depth): r.seconds for r in found if r.policy == policy}
+
+
+def speed_up(found: Sequence[Run], base: Mapping[tuple[int, int], float], policy: str) -> Ratio:
+    """Of `policy` over `base`, paired by instance."""
+    mine = by_seed(found, policy)
+    pairs = np.array([(base[key], mine[key]) for key in sorted(base.keys() & mine.keys())]).reshape(-1, 2)
+    ended = np.isfinite(pairs)
+    both = pairs[ended.all(1)]
+    with np.errstate(invalid="ignore"):
+        every = np.where(ended.any(1), pairs[:, 0] / pairs[:, 1], np.nan)
+    logs = np.log(both[:, 0] / both[:, 1])
+    nothing = float("nan")
+    low, high = (nothing, nothing)
+    if len(logs):
+        resampled = np.random.default_rng(0).choice(logs, (2000, len(logs))).mean(1)
+        low, high = np.exp(np.quantile(resampled, [0.025, 0.975]))
+    return Ratio(
+        mean=float(np.exp(logs.mean())) if len(logs) else nothing,
+        low=float(low),
+        high=float(high),
+        median=float(np.nanmedian(every)) if np.isfinite(every).any() else nothing,
+        both=len(both),
+        base_failed=int((~ended[:, 0]).sum()),
+        failed=int((~ended[:, 1]).sum()),
+    )
+
+
+def best_of(found: Sequence[Run], names: Sequence[str]) -> str:
+    """The policy of least median seconds, the mean of logarithms deciding among equals: one for all instances."""
+
+    def rank(name: str) -> tuple[float, float]:
+        seconds = np.array(list(by_seed(found, name).values()))
+        return float(np.isinf(seconds).sum()), float(np.log(seconds[np.isfinite(seconds)]).mean())
+
+    return min(names, key=rank)
+
+
+def oracle(found: Sequence[Run], names: Sequence[str]) -> dict[tuple[int, int], float]:
+    """The least seconds among `names`, instance by instance: what nobody could choose beforehand."""
+    each = [by_seed(found, name) for name in names]
+    return {key: min(seconds[key] for seconds in each) for key in each[0]}
