@@ -1,1 +1,1 @@
-"""Recordings: schemas, storage, exchange logs and, later, importers and replay."""
+"""Recordings: schemas, storage, exchange logs, importers of public recordings, and systems that answer from them."""

@@ -123,13 +123,15 @@ class Recorder:
         self._rows, self._pushes, self._waiting = {}, [], 0
 
     def _iterations(self) -> pl.DataFrame:
-        columns: dict[str, Any] = {n: np.concatenate([getattr(p, n) for _, p in self._pushes]) for n in Pushes._fields}
+        fields = {name: np.concatenate([getattr(p, name) for _, p in self._pushes]) for name in Pushes._fields}
         # A workload without a loss has nan, one that has diverged may have worse.
-        columns["loss"] = np.where(np.isfinite(columns["loss"]), columns["loss"], np.nan)
-        columns["branch"] = np.repeat([b for b, _ in self._pushes], [len(p.seconds) for _, p in self._pushes])
-        columns["run"] = pl.repeat(self._run, self._waiting, dtype=pl.String, eager=True)
-        schema = TRACE["iterations"].schema
-        nobody = {
-            n: pl.repeat(None, self._waiting, dtype=kind, eager=True) for n, kind in schema.items() if n not in columns
-        }
-        return pl.DataFrame(columns | nobody, schema=schema, nan_to_null=True)
+        fields["loss"] = np.where(np.isfinite(fields["loss"]), fields["loss"], np.nan)
+        fields["branch"] = np.repeat([b for b, _ in self._pushes], [len(p.seconds) for _, p in self._pushes])
+        columns = []
+        for name, kind in TRACE["iterations"].schema.items():
+            if name in fields:  # one by one, for polars starts threads where it is given many arrays
+                columns.append(pl.Series(name, fields[name], nan_to_null=True).cast(kind))
+            else:
+                same = self._run if name == "run" else None
+                columns.append(pl.Series(name, [same], dtype=kind).new_from_index(0, self._waiting))
+        return pl.DataFrame(columns)
