@@ -232,7 +232,7 @@ def test_a_plateau_at_the_optimum_ends_whatever_the_searcher_proposes():
     assert len(forest.branches) == 1
 
 
-def test_the_public_code_bounds_the_first_search_too():
+def test_the_first_search_is_bounded_as_in_the_public_code_and_can_be_free_as_in_the_paper():
     bounded, free = (
         played(Scripted(0.1, 0.2), law=lambda s, x, n: x, bound=bound, retune=False, most=60)
         for bound in ("always", "retune")

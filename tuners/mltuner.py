@@ -13,9 +13,9 @@ validation quality between searches. Where we differ or had to choose:
 * A re-tuning begins one epoch before the rule of convergence would hold, and the epoch after it decides: with
   ``plateau_epochs=5``, the paper's rule for its larger jobs (20 for Cifar10), after 4. An epoch that is as good as the best
   is not better.
-* A trial of a re-tuning lasts one epoch at most, and there are no more trials than in the search before. The first search
-  has no such bound in the paper; ours has 40 trials and half of the budget. The public code bounds its trials, too
-  (``bound="always"``).
+* A trial lasts one epoch at most, in the first search, too, as in the public code; the paper has no such bound there
+  (``bound="retune"``), and doubles its way to trials of many epochs where an epoch is short. A re-tuning has no more trials
+  than the search before; the first search has 40 and half of the budget, which is our choice.
 * A job whose target is a loss is tuned once and trained to it, with no re-tuning (Section 5.1); ``retune`` decides
   otherwise. The same serves adaptive optimizers: ``tuned="rate"`` with ``retune=False`` tunes their initial rate alone
   (Section 5.3).
@@ -58,7 +58,7 @@ def mltuner(
     retune: bool | None = None,
     plateau_epochs: int = 5,
     most_trials: int = 40,
-    bound: Literal["retune", "always"] = "retune",
+    bound: Literal["always", "retune"] = "always",
     snapshot: Literal["best", "none"] = "best",
     windows: int = 10,
     windows_rule: Literal["equal", "code"] = "equal",
