@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from simulators import engine
 from simulators.instances import Instance, Kind, draw
 from tuners import policies
-from tuners.actions import SyncPolicy
+from tuners.actions import SyncPolicy, Target
 
 MOST_PUSHES = {0: 6_000}  # of a run, by depth; one that takes more is counted as not having got there
 USUAL_MOST = 2_000
@@ -45,7 +46,7 @@ class Run:
     pushes: int
     steps: tuple[int, ...]  # of each worker
     idle: float  # share of the workers' time held back by the policy
-    inference: float  # share of the workers' time taken by the policy itself
+    inference: float  # share of the run's time that its decisions took, one after another
 
 
 class Ratio(NamedTuple):
@@ -100,16 +101,16 @@ def run(name: str, label: str, instance: Instance, policy: SyncPolicy) -> Run:
     end = float(table[-1, 0])
     steps = np.bincount(table[:, 1].astype(int), minlength=workers)
     idle = idle_seconds(table, workers).sum() / (workers * end)
-    inference = policy.seconds * len(table) / (workers * end)
+    inference = policy.seconds * len(table) / end
     seconds = end if status == "target" else float("inf")
     found = (name, label, instance.seed, instance.depth, sum(instance.straggles), status, seconds, len(table))
     return Run(*found, tuple(map(int, steps)), float(idle), float(inference))
 
 
 def idle_seconds(table: NDArray[np.float64], workers: int) -> NDArray[np.float64]:
-    """Seconds that the policy held each worker back, those after its last push counted where it never went on."""
+    """Seconds that the policy held each worker back before the mini-batches that it pushed."""
     worker, waited = table[:, 1].astype(int), table[:, 6]
-    return np.bincount(worker, weights=waited, minlength=workers)
+    return np.bincount(worker, weights=waited, minlength=workers).astype(np.float64)
 
 
 def runs(
@@ -189,3 +190,36 @@ def oracle(found: Sequence[Run], names: Sequence[str]) -> dict[tuple[int, int], 
     """The least seconds among `names`, instance by instance: what nobody could choose beforehand."""
     each = [by_seed(found, name) for name in names]
     return {key: min(seconds[key] for seconds in each) for key in each[0]}
+
+
+# -------------------------------------------------------------------------------------------------------------- stability
+
+
+def staleness_of(seed: int, policy: SyncPolicy, *, stragglers: bool, pushes: int = 1500) -> NDArray[np.int64]:
+    """Of every push on one instance's cluster, whatever is learned there."""
+    around = kind("paper", 0).conditions
+    around = around if stragglers else msgspec.structs.replace(around, stragglers=None)
+    idle = Kind(depths=(0,), units=4, target=Target("clocks", pushes), evaluate_clocks=2**30, conditions=around)
+    _, table = table_of(draw(idle, seed), policy)
+    return table[:, 7].astype(np.int64)
+
+
+def stability_edge(staleness: NDArray[np.int64], workers: int) -> float:
+    """workers x rate x curvature beyond which x <- x - rate curvature x_stale grows on a quadratic; by bisection."""
+    low, high = 0.0, 20.0
+    for _ in range(24):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _growth(staleness, middle / workers) > 0 else (middle, high)
+    return low
+
+
+def _growth(staleness: NDArray[np.int64], step: float) -> float:
+    """Growth of log |x| over the second half of the pushes."""
+    x, halfway = [1.0], -np.inf
+    for n, s in enumerate(staleness):
+        x.append(x[n] - step * x[max(n - int(s), 0)])
+        if abs(x[-1]) > 1e200:
+            return np.inf
+        if n == len(staleness) // 2:
+            halfway = np.log(max(map(abs, x[-50:])) + 1e-300)
+    return float(np.log(max(map(abs, x[-50:])) + 1e-300) - halfway)

@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from rlp_runs import stability_edge
 
 from simulators.cluster import Cluster
 from simulators.conditions import Conditions
@@ -84,3 +85,12 @@ def test_rlp_cannot_have_been_idle_as_little_as_printed():
     """Its busiest worker, W7, takes 311 s for its steps: the others are idle for at least 18 % of that, with inference."""
     busy = RLP * STEP_SECONDS
     assert 1 - busy.sum() / (10 * busy.max()) == pytest.approx(0.18, abs=0.005)
+
+
+def test_bsp_and_asp_become_unstable_at_nearly_the_same_rate():
+    """On a quadratic, k gradients of the same parameters are one of k times the rate: workers x rate x curvature < 2. A
+    delay of k - 1 pushes allows 2 k sin(pi / (4 k - 2)). So staleness alone makes ASP far slower than BSP only between."""
+    pushes = np.arange(1500)
+    assert stability_edge(pushes % 10, 10) == pytest.approx(2.0, abs=1e-3)
+    assert stability_edge(np.minimum(pushes, 9), 10) == pytest.approx(20 * np.sin(np.pi / 38), abs=0.01)
+    assert stability_edge(pushes % 7, 10) == pytest.approx(20 / 7, abs=1e-3)
