@@ -13,7 +13,7 @@ the seconds is linear in that of the load.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,32 +50,23 @@ class Iterations:
         return self.slowest + self.mean
 
 
-@dataclass
 class Draws:
-    """So many possible clusters, drawn from what the model knows.
+    """So many possible clusters, drawn from what the model knows, with the machines that there are.
 
-    `seconds[group][device]` is log seconds [copies, S, G] at the grid's loads, one copy for all of a group's machines where
-    draws are joint.
+    `seconds[group][device]` is log seconds [copies, S, G] at the loads of `grid` [G], one copy for all of a group's machines
+    where draws are joint; `communication` is particles [S, columns].
     """
 
-    model: IterationModel
-    cluster: Cluster  # of the machines that there are
-    count: int
-    seed: int
-    joint: bool = True
-    grid: _Floats = field(init=False)
-    seconds: list[list[_Floats]] = field(init=False)
-    communication: _Floats = field(init=False)  # particles [S, columns]
-
-    def __post_init__(self) -> None:
-        self.grid = load_grid(self.cluster.batch)
+    def __init__(self, model: IterationModel, cluster: Cluster, count: int, seed: int, joint: bool = True) -> None:
+        self.model, self.cluster, self.count, self.joint = model, cluster, count, joint
+        self.grid = load_grid(cluster.batch)
         self._logs = np.log(self.grid)
         # One stream for each part, so that which others there are changes nothing.
-        self._seeds = {n: np.random.default_rng([self.seed, i]) for i, n in enumerate(sorted(self.model.posteriors))}
+        self._seeds = {n: np.random.default_rng([seed, i]) for i, n in enumerate(sorted(model.posteriors))}
         shared = dict[str, _Floats]()
-        self.seconds = [[self._drawn(group, kind, shared) for kind in group.kinds] for group in self.cluster.groups]
-        self._sums: list[Paths | None] = [self._summing(group) for group in self.cluster.groups]
-        self.communication = self._known.sample(self.count, self._seeds["communication"])
+        self.seconds = [[self._drawn(group, kind, shared) for kind in group.kinds] for group in cluster.groups]
+        self._sums: list[Paths | None] = [self._summing(group) for group in cluster.groups]
+        self.communication = self._known.sample(count, self._seeds["communication"])
 
     def _drawn(self, group: Group, kind: str, shared: dict[str, _Floats]) -> _Floats:
         """Log seconds of a device at the grid's loads, [copies, S, G]."""

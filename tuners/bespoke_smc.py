@@ -11,7 +11,6 @@ resampled and never moved, for which it takes 50,000 of them.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -30,7 +29,6 @@ _BATCH = 512  # particles whose matrices are in memory at once
 _STEPS = 60  # of tempering, before the rest is taken at once
 
 
-@dataclass
 class Posterior:
     """What is known about one part: weighted particles. Deterministic for one `rng`.
 
@@ -38,22 +36,18 @@ class Posterior:
     were, for each round of them. A warning tells where fewer than ten particles count.
     """
 
-    part: Part
-    rng: np.random.Generator
-    count: int = 256
-    inference: Inference = "smc"
-    moves: int = 12
-    effective: list[float] = field(default_factory=list)
-    accepted: list[float] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        low, high = np.array([p.ends for p in self.part.priors]).T
-        self._low, self._high = low, high
-        self.particles: _Floats = self.rng.uniform(low, high, (self.count, len(low)))
-        self._logs = np.zeros(self.count)
+    def __init__(
+        self, part: Part, rng: np.random.Generator, count: int = 256, inference: Inference = "smc", moves: int = 12
+    ) -> None:
+        self.part, self.rng, self.count, self.inference, self.moves = part, rng, count, inference, moves
+        self.effective: list[float] = []
+        self.accepted: list[float] = []
+        self._low, self._high = np.array([p.ends for p in part.priors]).T
+        self.particles: _Floats = rng.uniform(self._low, self._high, (count, len(self._low)))
+        self._logs = np.zeros(count)
         none = np.zeros(0)
         self.evidence = Evidence(np.zeros((0, 1)), none, none)
-        self._likelihood = np.zeros(self.count)
+        self._likelihood = np.zeros(count)
         self.trusted: NDArray[np.bool_] = np.zeros(0, bool)  # of the evidence, [n]: no outlier
 
     @property
