@@ -11,6 +11,10 @@ is the one of the largest expected improvement (`tuners.bespoke_draws`, `tuners.
   everybody worker and server, which the paper says tends to do well.
 * The model is fed medians over the iterations that count, so that one that was held up says nothing; what lies far from what
   all else predicts is left out (`tuners.bespoke_parts.trusted`).
+* Who has pulled early computes early, as far as that is inferred; ``communication="as_printed"`` lets all wait for the
+  slowest connection (`tuners.bespoke_communication`).
+* Repeated configurations vary little, says the paper, so that none is measured twice, nor one that is the same but for 3 %
+  of some loads.
 * ``inference="importance"`` and ``device_draws="as_published_code"`` are what the public code does: particles of the prior
   that are never resampled, and a draw for each machine by itself where its own guard was to make them joint.
 * ``numeric="direct"`` and ``"cmaes"`` search all 30 dimensions at once.
