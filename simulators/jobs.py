@@ -114,7 +114,7 @@ def model(workload: Workload, space: Space, samples: int) -> Model | None:
             'use aggregation = "each".'
         )
     knob = space.knob("batch_size")
-    choices = () if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
+    choices = (space.whole_batch,) if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
     rows = max(samples, *(min(int(c), _MOST_ROWS) for c in choices), 1)
     batch = 1 << (rows - 1).bit_length()
     return Model(workload.proxy.losses, workload.proxy.correct, workload.optimizer, workload.aggregation, batch)

@@ -85,7 +85,8 @@ def apply_push(
     if model.aggregation == "each":
         group, total = (), gradient
     else:
-        group = jax.tree.map(lambda s, g: s + jnp.where(accept, g, 0.0), learned.group, gradient)
+        weight = _weight(plant, worker) if model.aggregation == "mean" else jnp.float32(1)
+        group = jax.tree.map(lambda s, g: s + jnp.where(accept, weight * g, 0.0), learned.group, gradient)
         size = jnp.maximum(grouped, 1).astype(jnp.float32) if model.aggregation == "mean" else jnp.float32(1)
         total = jax.tree.map(lambda s: s / size, group)
     more = {}
@@ -151,6 +152,13 @@ def pull(
     if model.optimizer in REVISING:
         pulled = jax.tree.map(lambda rows, now: jnp.where(_columns(release, rows), now, rows), pulled, learned.slots.total)
     return learned._replace(gradients=gradients, pulled=pulled), loss
+
+
+def _weight(plant: Plant, worker: Array) -> Array:
+    """Of one worker's gradient in a mean over workers, so that all samples count the same; 1 where loads are equal."""
+    workers = plant.active | (jnp.arange(plant.active.shape[0]) == worker)  # one that is about to stop is still counted
+    whole = jnp.sum(jnp.where(workers, plant.samples, 0))
+    return (plant.samples[worker] * jnp.sum(workers) / whole).astype(jnp.float32)
 
 
 def _row(worker: Array, rows: Array) -> Array:
