@@ -56,7 +56,13 @@ class Ran:
         return next((s for s, q in self.curve if q >= quality), math.inf)
 
     @property
+    def best(self) -> float:
+        """The best quality of any branch, as the system validates them."""
+        return self.curve[-1][1] if self.curve else -math.inf
+
+    @property
     def peak(self) -> float:
+        """The best quality as the tuner validates."""
         return max((q for _, q in self.epochs), default=-math.inf)
 
     @property
