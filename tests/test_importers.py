@@ -60,6 +60,14 @@ def test_azure(tmp_path):
     assert tables["probes"]["seconds"].to_list() == pytest.approx([0.0, 180668.26])
 
 
+def test_azure_with_a_test_that_was_never_run(tmp_path):
+    files = MADE["azure-vm-noise"]()
+    name, data = next((n, d) for n, d in files.items() if "=Sysbench" in n)
+    files[name.replace("=short", "=long")] = data.splitlines(keepends=True)[0]
+    tables = read(SOURCES["azure-vm-noise"], lay(tmp_path, files)).tables
+    assert (tables["runs"].height, tables["probes"].height) == (1, 2)
+
+
 def test_bamboo(tmp_path):
     events = made("bamboo-spot", tmp_path).tables["node_events"]
     assert events.rows() == [
@@ -172,7 +180,8 @@ SWAPS: dict[str, tuple[str, str, str, str, str]] = {
     "bamboo, twice": ("bamboo-spot", "", "0,add,node2", "0,add,node1", "row 2: there is a row with"),
     "bytedance, milliseconds": ("bytedance-straggler", ".json", '"9": 3.35', '"9": 3350.0', "step 9 .*milliseconds"),
     "dl2, code": ("dl2-config-speed", "", "160,", "__import__('os').getpid(),", "row 1: "),
-    "dl2, too few speeds": ("dl2-config-speed", "", "[10.0, 12.5]", "[10.0]", "row 2, column 'speeds'"),
+    "dl2, too many speeds": ("dl2-config-speed", "", "[10.0, 12.5]", "[10.0, 9.0, 8.0]", "row 2, column 'speeds'"),
+    "dl2, no speed": ("dl2-config-speed", "", "[10.0, 12.5]", "[0.0, 0.0]", "row 2, column 'speeds'"),
     "selftf, milliseconds": ("selftf", "", "1110.5", "1110500", "row 1, column 'time_cost': .*milliseconds"),
     "selftf, nan": ("selftf", "", "0.43,", "nan,", "row 2, column 'current_loss'"),
     "skypilot, milliseconds": ("skypilot-spot", "", "300", "300000", "column 'gap_seconds': .*milliseconds"),

@@ -65,10 +65,10 @@ def _row(line: _Line, path: Path, row: int) -> tuple[dict[str, Any], dict[str, A
     for name, value in zip(_MOST, (total, servers, workers), strict=True):
         if not 1 <= value <= _MOST[name]:
             raise fault(path, f"the value is {value}, and 1 to {_MOST[name]} are plausible.", row=row, column=name)
-    if len(speeds) != workers:
+    if not 1 <= len(speeds) <= workers:
         raise fault(path, f"there are {len(speeds)} speeds of {workers} workers.", row=row, column="speeds")
-    if not all(0 < speed < 1e7 for speed in speeds):
-        raise fault(path, "speeds are samples per second, above 0 and below 10 million.", row=row, column="speeds")
+    if not (all(0 <= speed < 1e7 for speed in speeds) and sum(speeds) > 0):
+        raise fault(path, "speeds are samples per second, below 10 million, and not all zero.", row=row, column="speeds")
     run = f"{model}/{kvstore}/{total}/{servers}s/{workers}w/{row}"
     rate = sum(speeds)
     extras = as_text({"speeds_samples_per_second": speeds, "total_batch_size": total})

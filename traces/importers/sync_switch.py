@@ -50,6 +50,8 @@ _RUNS = Table(
         "n_workers": Column(_WHOLE, required=False, low=1, high=10_000),
         "schedule": _WORD,
         "straggler": _WORD,
+        "n_stragglers": Column(_WHOLE, required=False, low=0),
+        "straggler_delay_ms": Column(_FLOAT, required=False, low=0),
         "series": _WORD,
         "variant": _WORD,
         "start_epoch_s": Column(_FLOAT, low=1.2e9, high=4.1e9),
