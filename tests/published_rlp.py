@@ -74,7 +74,7 @@ def fig2(count: int, mine: Mapping[str, SyncPolicy], kept: Path, say: Callable[[
     for name in CLASSES:
         found = runs(name, drawn(name, range(count)), baselines() | dict(mine), kept, say)
         yield from ("", f"## {name}, {count} instances", "", *ranking(found))
-        for policy in mine:
+        for policy in (*mine, "k_async(7)"):
             yield from ("", f"### {policy}", "", *against(found, policy), *parts(found, policy))
 
 
