@@ -41,6 +41,7 @@ class Plan:
     data: str = ""  # folder of a workload that reads files
     depths: tuple[int, ...] = (0, 1, 2, 3)  # hidden layers, drawn for every instance
     rates: tuple[float, ...] = ()  # the learning rate that goes with each of them; (): the workload's own
+    skew: float = 0.0  # of the classes that workers hold, as a workload's: 0 deals the data out at random
     workers: int = 10
     accuracy: float = 0.88  # that ends a run
     instances: int = 1000  # to learn on
@@ -93,7 +94,7 @@ class Plan:
             data=Path(self.data) if self.data else None,
             depths=(self.depths[at],),
             workers=self.workers,
-            overrides={"learning_rate": self.rates[at]} if self.rates else {},
+            overrides={"skew": self.skew} | ({"learning_rate": self.rates[at]} if self.rates else {}),
             target=Target("accuracy", self.accuracy),
         )
         return draw(kind, seed)
@@ -210,14 +211,14 @@ def _next(plan: Plan, at: _Training, watch: Callable[[Told], None]) -> _Training
 
 
 def _played(plan: Plan, instance: Instance, policy: SyncPolicy) -> tuple[engine.State, float]:
-    """The instance run under the policy to its end, and the seconds that it would still have had where it diverged."""
+    """The instance run under the policy to its end, and the seconds that it would still have had where it broke down."""
     run = instance.begin(policy)
     most = plan.most_pushes
     args = (run.program, instance.ground.data, run.plant, run.state)
     state, _, _ = engine.advance(*args, np.int32(most), np.float64(np.inf), rows=most)
     pushes, seconds = max(int(state.clock.pushes), 1), float(state.clock.seconds)
-    bad = engine.STATUSES[int(state.clock.status)] == "diverged"
-    return state, seconds / pushes * (most - pushes) if bad else 0.0
+    lost = engine.STATUSES[int(state.clock.status)] not in ("running", "target")
+    return state, seconds / pushes * (most - pushes) if lost else 0.0
 
 
 def _finite(tree: Any) -> bool:
