@@ -66,7 +66,7 @@ def test_help_fits_a_terminal_and_names_every_command(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     pages = []
-    for arguments in ([], ["compare"], ["list"], ["show"], ["report"]):
+    for arguments in ([], ["compare"], ["list"], ["show"], ["report"], ["train"]):
         with pytest.raises(SystemExit):
             main([*arguments, "--help"])
         pages.append(capsys.readouterr().out)
