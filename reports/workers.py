@@ -25,7 +25,7 @@ _VISIBLE = 0.0005  # share of the width, about a third of a point
 
 WORKERS_NOTE = (
     "A row per node, numbered in the scenario's order. Blue: computing; orange, thinner: pulling and pushing, with waiting "
-    "for servers and network; grey, thin: held back by the synchronisation policy. White: no worker just then, or a "
+    "for servers and network; grey, thin: held back by the synchronisation policy. Empty: no worker just then, or a "
     "mini-batch that was given up, or has not ended."
 )
 """How to read the drawings of `workers_over_time`."""
