@@ -5,13 +5,14 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from test_data import mnist_folder  # noqa: F401
 
 from simulators import jobs
 from simulators.conditions import Conditions, Stragglers
 from simulators.instances import Kind, draw, stacked
 from simulators.workloads import workload
 from tuners import policies
-from tuners.actions import Target
+from tuners.actions import Push, Target
 
 KIND = Kind(depths=(0,), workers=4, target=Target("clocks", 40))
 
@@ -74,6 +75,24 @@ def test_instances_of_one_depth_share_one_engine_and_can_be_lanes():
         alone = (branch.ground.data.train, branch.plant, branch.state)
         jax.tree.map(np.testing.assert_array_equal, lane, alone)
     np.testing.assert_array_equal(data.valid[0], begun[2].ground.data.valid[0])
+
+
+def test_instances_of_mnists_files(mnist_folder):  # noqa: F811
+    kind = Kind(workload="rlp-mnist", overrides={"valid_samples": 0}, data=mnist_folder, workers=2)
+    found = draw(kind, 0, depth=1)
+    assert [layer["w"].shape for layer in found.parameters] == [(784, 256), (256, 10)]
+    assert [len(column) for column in found.ground.data.train] == [15, 15]
+
+
+def test_one_worker_waits_for_nobody():
+    """Every policy lets a worker that is alone go on."""
+    found = draw(replace(KIND, workers=1), 0)
+    args = [policies.bsp(), policies.ssp(3), policies.k_sync(7), policies.k_async(7), policies.backup_workers(7)]
+    for policy in args:
+        state, clocks, active = policy.init(np.array([True])), np.array([1]), np.array([True])
+        push = Push(np.int32(0), clocks, active, active, 1.0, np.int32(0), np.float32(1.0))
+        assert np.asarray(policy.decide(state, push)[1].release).tolist() == [True]
+    assert plant(found).active.tolist() == [True, False]
 
 
 def test_what_no_instance_can_be_is_refused():
