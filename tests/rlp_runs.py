@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators import engine
+from simulators.conditions import Stragglers
 from simulators.instances import Instance, Kind, draw
 from tuners import policies
 from tuners.actions import SyncPolicy, Target
@@ -22,6 +23,7 @@ MOST_PUSHES = {0: 6_000}  # of a run, by depth; one that takes more is counted a
 USUAL_MOST = 2_000
 BOUNDS = (1, 2, 4, 7, 11, 16)  # of SSP, in Ho et al.'s sense; the paper's s is one more
 EDGE_RATES = {0: 0.4, 1: 0.2, 2: 0.14, 3: 0.1, 6: 0.05}  # by depth: where BSP just fails to converge on digits
+CLOUDS_EDGE = {1: 0.6, 6: 0.05}  # the same on Gaussian clouds
 CLOUDS = {"data.label_noise": 0.0, "data.margin": 4.0, "data.samples": 4000, "demand.sample_seconds": 0.2996}
 CLOUDS |= {
     "demand.fixed_seconds": 0.0,
@@ -29,7 +31,9 @@ CLOUDS |= {
     "demand.message_seconds": 0.0,
     "demand.apply_seconds": 0.0,
 }
-CLASSES = ("edge", "skewed", "paper")
+_EVEN = msgspec.structs.replace(Kind().conditions, stragglers=None)
+_MILD = msgspec.structs.replace(_EVEN, stragglers=Stragglers(1.5, 0.5, probability=0.3, spread_seconds=0.5))
+CLASSES = ("edge", "mild", "even", "skewed", "paper")
 
 
 @dataclass(frozen=True)
@@ -63,12 +67,14 @@ class Ratio(NamedTuple):
 
 def kind(name: str, depth: int, *, workers: int = 10, data: str = "rlp-digits") -> Kind:
     """`paper`: as the paper says, with mixed data and rate 0.01. `edge`: the rate at which BSP just fails to converge.
-    `skewed`: the paper's rate, and data dealt out by class."""
-    rate = EDGE_RATES[depth] if name == "edge" else 0.01
+    `mild`: 0.85 of that, and stragglers that sleep for a third of a step; `even`: the same, and none. `skewed`: the paper's
+    rate, and data dealt out by class."""
+    rate = {"edge": 1.0, "mild": 0.85, "even": 0.85}.get(name, 0.0) * EDGE_RATES[depth] or 0.01
     overrides: dict[str, Any] = {"learning_rate": rate, "skew": float(name == "skewed")}
     if data == "clouds-mlp":
-        overrides |= CLOUDS | {"learning_rate": 3 * rate}
-    return Kind(workload=data, overrides=overrides, workers=workers)
+        overrides |= CLOUDS | {"learning_rate": CLOUDS_EDGE[depth] if name == "edge" else 0.03}
+    made = Kind(workload=data, overrides=overrides, workers=workers)
+    return replace(made, conditions={"even": _EVEN, "mild": _MILD}.get(name, made.conditions))
 
 
 def drawn(name: str, seeds: Iterable[int], depth: int | None = None, **options: Any) -> list[Instance]:
@@ -192,8 +198,7 @@ def oracle(found: Sequence[Run], names: Sequence[str]) -> dict[tuple[int, int], 
 
 def staleness_of(seed: int, policy: SyncPolicy, *, stragglers: bool, pushes: int = 1500) -> NDArray[np.int64]:
     """Of every push on one instance's cluster, whatever is learned there."""
-    around = kind("paper", 0).conditions
-    around = around if stragglers else msgspec.structs.replace(around, stragglers=None)
+    around = Kind().conditions if stragglers else _EVEN
     idle = Kind(depths=(0,), units=4, target=Target("clocks", pushes), evaluate_clocks=2**30, conditions=around)
     _, table = table_of(draw(idle, seed), policy)
     return table[:, 7].astype(np.int64)
