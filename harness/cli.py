@@ -169,6 +169,7 @@ def _add_train(add_parser: Callable[..., argparse.ArgumentParser], plain: type[a
     train.add_argument("--data", default="", metavar="DIR", help="folder of a workload that reads files")
     train.add_argument("--depths", default="0,1,2,3", metavar="H,...", help="hidden layers to draw from (default: 0,1,2,3)")
     train.add_argument("--rates", default="", metavar="R,...", help="learning rate for each depth (default: workload's)")
+    train.add_argument("--sleeps", default="", metavar="S,...", help="stragglers' seconds, for each depth (default: 9.4)")
     train.add_argument("--skew", type=float, default=0.0, metavar="S", help="of workers' classes, 0 to 1 (default: 0)")
     train.add_argument("--accuracy", type=float, default=0.88, metavar="A", help="that ends a run (default: 0.88)")
     train.add_argument("--workers", type=int, default=10, metavar="K", help="of a cluster (default: 10)")
@@ -225,6 +226,7 @@ def _train(options: argparse.Namespace) -> int:
         depths=_numbers(int, "--depths", options.depths),
         workers=options.workers,
         rates=_numbers(float, "--rates", options.rates),
+        sleeps=_numbers(float, "--sleeps", options.sleeps),
         skew=options.skew,
         accuracy=options.accuracy,
         instances=options.instances,

@@ -9,17 +9,18 @@ was learned is carried on. It depends on the plan alone: a training that was res
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 
 from simulators import engine
-from simulators.instances import Instance, Kind, draw
+from simulators.instances import STRAGGLERS, Instance, Kind, draw
 from tuners import policies, rlp_dqn, rlp_file
 from tuners.actions import Scalar, SyncPolicy, Target
 from tuners.rlp import Trained
@@ -41,6 +42,7 @@ class Plan:
     data: str = ""  # folder of a workload that reads files
     depths: tuple[int, ...] = (0, 1, 2, 3)  # hidden layers, drawn for every instance
     rates: tuple[float, ...] = ()  # the learning rate that goes with each of them; (): the workload's own
+    sleeps: tuple[float, ...] = ()  # seconds that stragglers sleep on average, with each of them; (): the paper's
     skew: float = 0.0  # of the classes that workers hold, as a workload's: 0 deals the data out at random
     workers: int = 10
     accuracy: float = 0.88  # that ends a run
@@ -56,11 +58,12 @@ class Plan:
         for name, minimum in least.items():
             if getattr(self, name) < minimum:
                 raise ValueError(f"Cannot train with {name} {getattr(self, name)}: give at least {minimum}.")
-        paired = len(self.rates) in (0, len(self.depths)) and all(rate > 0 for rate in self.rates)
-        if not (self.depths and min(self.depths) >= 0 and paired):
+        paired = all(len(given) in (0, len(self.depths)) for given in (self.rates, self.sleeps))
+        if not (self.depths and min((*self.depths, *self.sleeps)) >= 0 and paired and all(rate > 0 for rate in self.rates)):
             raise ValueError(
-                f"Cannot train on depths {_word(self.depths)!r} with rates {_word(self.rates)!r}: give one depth or more, "
-                "none negative, and for each of them a rate above 0, or none at all."
+                f"Cannot train on depths {_word(self.depths)!r} with rates {_word(self.rates)!r} and sleeps "
+                f"{_word(self.sleeps)!r}: give one depth or more, none negative; rates above 0, one for each of "
+                "them, or none; sleeps of 0 s or more, likewise."
             )
 
     @property
@@ -70,7 +73,7 @@ class Plan:
 
     def about(self) -> dict[str, Any]:
         """The plan as plain facts."""
-        return asdict(self) | {"depths": list(self.depths), "rates": list(self.rates)}
+        return asdict(self) | {name: list(getattr(self, name)) for name in ("depths", "rates", "sleeps")}
 
     def command(self) -> str:
         """What makes the same policy again."""
@@ -97,7 +100,15 @@ class Plan:
             overrides={"skew": self.skew} | ({"learning_rate": self.rates[at]} if self.rates else {}),
             target=Target("accuracy", self.accuracy),
         )
-        return draw(kind, seed)
+        return draw(_sleeping(kind, self.sleeps[at]) if self.sleeps else kind, seed)
+
+
+def _sleeping(kind: Kind, mean_seconds: float) -> Kind:
+    """The kind with stragglers that sleep so long on average, their deviations in proportion to the paper's."""
+    factor = mean_seconds / STRAGGLERS.mean_seconds
+    deviations = {name: getattr(STRAGGLERS, name) * factor for name in ("spread_seconds", "sd_seconds")}
+    stragglers = msgspec.structs.replace(STRAGGLERS, mean_seconds=mean_seconds, **deviations)
+    return replace(kind, conditions=msgspec.structs.replace(kind.conditions, stragglers=stragglers))
 
 
 def read_options(given: Iterable[tuple[str, Scalar]]) -> Options:

@@ -31,10 +31,10 @@ from simulators.profiles import profile
 from simulators.workloads import Workload, workload
 from tuners.actions import Setting, SyncPolicy, Target
 
-__all__ = ["Instance", "Kind", "draw", "stacked"]
+__all__ = ["STRAGGLERS", "Instance", "Kind", "draw", "stacked"]
 
-_STRAGGLERS = Stragglers(mean_seconds=9.4, spread_seconds=6.0, sd_seconds=1.0, probability=0.3)
-_CONDITIONS = Conditions(jitter=0.1, stragglers=_STRAGGLERS)
+STRAGGLERS = Stragglers(mean_seconds=9.4, spread_seconds=6.0, sd_seconds=1.0, probability=0.3)
+_CONDITIONS = Conditions(jitter=0.1, stragglers=STRAGGLERS)
 _TARGET = Target("accuracy", 0.88)
 
 

@@ -14,16 +14,28 @@ from harness import train
 from harness.cli import main
 from harness.train import PRETRAINING, Plan, checkpoint
 from simulators import engine
+from simulators.conditions import Stragglers
+from simulators.instances import STRAGGLERS
 from tuners import policies, rlp, rlp_dqn, rlp_file
 from tuners.rlp import Scaling
 from tuners.rlp_dqn import Options
 
 LEARNING = Options(replay=20, batch=8, rate=0.001, unit_seconds=10.0)
 PLAN = Plan(
-    depths=(0,), rates=(0.5,), workers=3, instances=3, episodes=4, pretrain=1, most_pushes=40, accuracy=0.8, options=LEARNING
+    depths=(0,),
+    rates=(0.5,),
+    sleeps=(4.7,),
+    workers=3,
+    instances=3,
+    episodes=4,
+    pretrain=1,
+    most_pushes=40,
+    accuracy=0.8,
+    options=LEARNING,
 )
 TRAINING = "rlp[rate=0.001,replay=20,batch=8,unit_seconds=10.0]"
-OPTIONS = "--depths 0 --rates 0.5 --workers 3 --accuracy 0.8 --instances 3 --episodes 4 --pretrain 1 --pushes 40 --seed 0"
+OPTIONS = "--depths 0 --rates 0.5 --sleeps 4.7 --workers 3 --accuracy 0.8 "
+OPTIONS += "--instances 3 --episodes 4 --pretrain 1 --pushes 40 --seed 0"
 COMMAND = ["train", TRAINING, *OPTIONS.split(" ")]
 
 
@@ -56,6 +68,17 @@ def test_the_state_is_the_papers_on_the_pushes_of_a_real_run() -> None:
         for row, expected in zip(rows, plain_states(rows[:, :4].tolist(), scaling), strict=True):
             history = rlp.remembered(history, push(0, [True], staleness=row[3], before=row[1], after=row[1] + row[2]))
             np.testing.assert_allclose(rlp.encoded(scaling, history), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_stragglers_sleep_as_long_as_goes_with_the_depth_and_rate_of_their_instance() -> None:
+    plan = replace(PLAN, depths=(0, 0), rates=(0.5, 0.4), sleeps=(4.7, 0.0))
+    by_rate = {0.5: Stragglers(4.7, 0.5, probability=0.3, spread_seconds=3.0), 0.4: Stragglers(0.0, 0.0, probability=0.3)}
+    grounds = [plan.instance(number).ground for number in range(8)]
+    assert {ground.workload.learning_rate for ground in grounds} == set(by_rate)
+    assert all(ground.conditions.stragglers == by_rate[ground.workload.learning_rate] for ground in grounds)
+    usual = replace(plan, sleeps=()).instance(0).ground
+    assert usual.conditions.stragglers == STRAGGLERS
+    assert plan.instance(0).ground.job == usual.job  # nothing else is different
 
 
 def test_an_interrupted_training_ends_with_the_same_bytes(
@@ -130,7 +153,12 @@ def test_a_training_that_diverges_says_what_to_do(tmp_path: Path, capsys: pytest
         (["rlp", "--instances", "0"], "Cannot train with instances 0: give at least 1."),
         (["rlp", "--workers", "0"], "Cannot train with workers 0: give at least 1."),
         (["rlp", "--depths", "1,x"], "Cannot read --depths '1,x': write numbers with commas between."),
-        (["rlp", "--depths", "1,2", "--rates", "0.1"], "Cannot train on depths '1,2' with rates '0.1': give one depth"),
+        (
+            ["rlp", "--depths", "1,2", "--rates", "0.1"],
+            "Cannot train on depths '1,2' with rates '0.1' and sleeps '': give one depth",
+        ),
+        (["rlp", "--depths", "1,2", "--sleeps", "1.5"], "with rates '' and sleeps '1.5': give one depth or more"),
+        (["rlp", "--depths", "1", "--sleeps", "-1"], "sleeps '-1.0': give one depth or more"),
         (["rlp", "--workload", "no-such"], "no-such"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -152,7 +180,7 @@ def test_a_checkpoint_that_is_damaged_is_refused(tmp_path: Path, capsys: pytest.
 def test_instances_come_again_and_none_is_one_to_test_on() -> None:
     assert PLAN.instance(0).seed == PLAN.instance(0).seed >= 10**6
     assert replace(PLAN, seed=1).instance(0).seed != PLAN.instance(0).seed
-    mixed = replace(PLAN, depths=(0, 1), rates=(0.5, 0.25))
+    mixed = replace(PLAN, sleeps=(), depths=(0, 1), rates=(0.5, 0.25))
     drawn = [mixed.instance(n) for n in range(12)]
     pairs = {(i.depth, i.ground.job.start.learning_rate) for i in drawn}
     assert pairs == {(0, 0.5), (1, 0.25)}
