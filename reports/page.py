@@ -229,9 +229,9 @@ def _score_table(rows: pl.DataFrame) -> str:
     head = "".join(f'<th scope="col">{_text(a)}{f"<br><small>{_text(b)}</small>" if b else ""}</th>' for a, b in heads)
     body = "".join(_score_row(row, accuracy) for row in rows.iter_rows(named=True))
     return (
-        '<div class="wide"><table><caption>Time, ratio and regret are medians, with their 95 % intervals '
-        "in small print; from changes on, means over runs. Branches: as many at once at the most, with the "
-        "parameters and optimizer slots that servers then hold.</caption>"
+        '<p class="note">Time, ratio and regret are medians, with their 95 % intervals in small print; from changes on, '
+        "means over runs. Branches: as many at once at the most, with the parameters and optimizer slots that servers "
+        'then hold.</p><div class="wide"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
