@@ -16,13 +16,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 from bespoke_optimum import iteration_seconds, optimum
+from matplotlib.figure import Figure
 
 from harness import scenario
 from harness.drive import drive
@@ -206,6 +208,7 @@ def convergence_lines(options: argparse.Namespace) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     for nics in options.nics:
         case = Case("c", "speechnet", 16, nics)
+        found: dict[str, list[list[float]]] = {}
         least = case.seconds(best(case))
         gpus = case.seconds(uniform(case, "gpu") or best(case))
         yield f"| {nics} | optimum | | {least:.3f} | [4.31] | 1 | uniform GPUs {gpus:.3f} [9.82] |"
@@ -219,6 +222,23 @@ def convergence_lines(options: argparse.Namespace) -> Iterator[str]:
             median = statistics.median(ends)
             shown = "/".join(f"{e:.2f}" for e in ends)
             yield f"| {nics} | {tuner} | {count} | {shown} | {median:.2f} | {median / least:.2f} | {curves} |"
+            found[tuner] = [[chosen(r[:n]).seconds for n in range(1, len(r) + 1)] for r in runs if r]
+        if options.picture:
+            draw_convergence(options.picture.with_stem(f"{options.picture.stem}-{nics}"), found, least)
+
+
+def draw_convergence(path: Path, found: Mapping[str, list[list[float]]], least: float) -> None:
+    """Fig. 2: the best schedule so far, in seconds without noise, over evaluations; a line per run."""
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    for number, (tuner, runs) in enumerate(found.items()):
+        for run, seconds in enumerate(runs):
+            label = tuner.replace("schedule_search[kind=", "").partition(",")[0].partition("[")[0] if run == 0 else None
+            axes.step(range(1, len(seconds) + 1), seconds, where="post", color=f"C{number}", label=label)
+    axes.axhline(least, color="0.5", linestyle=":", label="optimum")
+    axes.set(xlabel="evaluations", ylabel="seconds per iteration, best so far", ylim=(0, None))
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)
 
 
 def main() -> None:
@@ -231,6 +251,7 @@ def main() -> None:
     parser.add_argument("--evaluations", type=int, default=OURS[1])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tuners", nargs="+", default=[OURS[0], *(name for name, _ in OTHERS)], help="of the convergence")
+    parser.add_argument("--picture", type=Path, help="PNG or SVG to draw the convergence in, one per assumption")
     options = parser.parse_args()
     counts = dict((OURS, *OTHERS))
     options.tuners = [(name, counts.get(name, 10 if "bespoke" in name else 30)) for name in options.tuners]
