@@ -237,7 +237,7 @@ def draw_convergence(path: Path, found: Mapping[str, list[list[float]]], least: 
             axes.step(range(1, len(seconds) + 1), seconds, where="post", color=f"C{number}", label=label)
     axes.axhline(least, color="0.5", linestyle=":", label="optimum")
     axes.set(xlabel="evaluations", ylabel="seconds per iteration, best so far", ylim=(0, None))
-    axes.legend(frameon=False)
+    figure.legend(loc="outside right upper", frameon=False)
     figure.savefig(path, dpi=120)
 
 
