@@ -69,8 +69,9 @@ returns (of pre-training: undiscounted, discounted), unit_seconds of rewards, an
 which takes the paper at its word where this is unsound. The policy plays as 'rlp[policy=FILE]'.
 
 The defaults are the paper's; the policy that ships was made by what does better:
-  harness train 'rlp[gamma=1,rate=0.0003,anneal=150000,replay=8000,steps=10,copy=200,double=true,
-    unit_seconds=10]' --depths 1,2,3 --rates 0.2,0.13,0.08 --instances 900 --pushes 800 --out FILE"""
+  harness train 'rlp[gamma=1,rate=0.0003,anneal=220000,replay=8000,steps=10,copy=200,double=true,
+    unit_seconds=10]' --depths 1,1,2,3 --rates 0.2,0.17,0.13,0.08 --sleeps 9.4,1.5,9.4,9.4
+    --instances 1300 --pushes 800 --out FILE"""
 
 _LISTS = ("tuners", "scenarios", "workloads", "profiles", "sources")
 
