@@ -20,7 +20,7 @@ from tuners.settings import Choice, Knob, Node
 
 __all__ = ["check_memory", "drawn", "job", "model"]
 
-_MOST_ROWS = 64  # of a mini-batch that are computed, where fewer count, to save compiling
+_LEAST_ROWS = 16  # of a mini-batch that are computed, where its size is free: fewer cost hardly less than compiling anew
 
 
 def job(
@@ -115,6 +115,6 @@ def model(workload: Workload, space: Space, samples: int) -> Model | None:
         )
     knob = space.knob("batch_size")
     choices = (space.whole_batch,) if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
-    rows = max(samples, *(min(int(c), _MOST_ROWS) for c in choices), 1)
+    rows = max(samples, *(min(int(c), _LEAST_ROWS) for c in choices), 1)
     batch = 1 << (rows - 1).bit_length()
     return Model(workload.proxy.losses, workload.proxy.correct, workload.optimizer, workload.aggregation, batch)
