@@ -103,8 +103,9 @@ def _by_class(
 def model(workload: Workload, space: Space, samples: int) -> Model | None:
     """The learning part of a program, for mini-batches of up to `samples` rows.
 
-    Compiled for the largest batch size that is free to choose, up to 64, so that most changes of it compile nothing; beyond
-    that for the next power of two. Raises Rejected for an optimizer that does not go with the workload's aggregation.
+    Compiled for the next power of two; where the batch size is free, for 16 at least, or for the largest that can be chosen,
+    so that changes among small ones compile nothing. Raises Rejected for an optimizer that does not go with the workload's
+    aggregation.
     """
     if workload.proxy is None:
         return None
