@@ -47,6 +47,7 @@ __all__ = [
     "render",
     "shows_accuracy",
     "summary",
+    "winner",
 ]
 
 REFERENCE = "fixed"
@@ -204,6 +205,22 @@ def ranking_of(scores: pl.DataFrame) -> Ranking:
     tuners = sorted(everywhere["tuner"].to_list())
     keys = blocks_of(scores, tuners)
     return rank(tuners, keys.select(tuners).to_numpy().reshape(keys.height, len(tuners)))
+
+
+def winner(summary: pl.DataFrame, scenario: str) -> str:
+    """Who won on a scenario: of those in `summary` that can play again (no oracle) and that came to the target in some run
+    and failed in none, the one with the lowest mean rank. Raises ValueError where there is nobody.
+    """
+    rows = summary.filter(pl.col("scenario") == scenario)
+    if rows.is_empty():
+        played = ", ".join(summary["scenario"].unique(maintain_order=True)) or "none"
+        raise ValueError(f"Nobody won on {scenario!r}: these results have no finished run of it; scenarios: {played}.")
+    able = rows.filter((pl.col("role") != "oracle") & (pl.col("reached") > 0) & (pl.col("failed") == 0))
+    if able.is_empty():
+        raise ValueError(
+            f"Nobody won on {scenario!r}: no tuner came to the target without a failed run. Name one with --tuner."
+        )
+    return str(able["tuner"][0])  # rows are in the order of ranks
 
 
 # --------------------------------------------------------------------------------------------------------------- render

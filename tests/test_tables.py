@@ -9,7 +9,7 @@ from made_up import contest, frames, from_times, score_row
 from rich.console import Console
 
 from reports import tables
-from reports.tables import SUMMARY, interval_text, quantity, ranking_of, relative, render, summary
+from reports.tables import SUMMARY, interval_text, quantity, ranking_of, relative, render, summary, winner
 
 NAN, INF = math.nan, math.inf
 
@@ -178,3 +178,23 @@ def test_quantities_have_three_digits(value, text):
 @pytest.mark.parametrize(("value", "text"), [(1.0, "1.00"), (0.5, "0.50"), (12.34, "12.3"), (-0.5, "-0.50")])
 def test_ratios_have_two_digits_after_the_point(value, text):
     assert relative(value) == text
+
+
+# --------------------------------------------------------------------------------------------------------------- winner
+
+
+def test_the_winner_has_the_lowest_mean_rank_and_is_no_oracle():
+    found = summary(from_times({"fixed": [100, 200, 300], "x": [50, 120, 240], "best_fixed": [10, 10, 10]}))
+    assert winner(found, found["scenario"][0]) == "x"
+
+
+def test_nobody_wins_who_never_came_to_the_target():
+    found = summary(from_times({"fixed": [100, 200], "x": [50, 220]}))
+    scenario = found["scenario"][0]
+    with pytest.raises(ValueError, match=r"no finished run of it; scenarios: " + scenario):
+        winner(found, "elsewhere")
+    missed = found.with_columns(reached=pl.lit(0, pl.Int64))
+    with pytest.raises(ValueError, match="no tuner came to the target without a failed run"):
+        winner(missed, scenario)
+    failed = found.with_columns(failed=pl.when(pl.col("tuner") == "x").then(1).otherwise(0).cast(pl.Int64))
+    assert winner(failed, scenario) == "fixed"
