@@ -1,0 +1,53 @@
+"""What the coordinator must not forget: records, appended one by one, read back by the coordinator that follows it."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+__all__ = ["FileJournal", "Journal"]
+
+_HEAD = struct.Struct("<II")  # length, checksum
+
+
+class Journal(Protocol):
+    """Records in order."""
+
+    def append(self, record: bytes) -> None:
+        """One more; it survives this process when the call returns."""
+        ...
+
+    def __iter__(self) -> Iterator[bytes]:
+        """All records, the oldest first."""
+        ...
+
+
+class FileJournal:
+    """A journal in a file. A last record that was cut short is left out, and overwritten by the next."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a+b", buffering=0)
+        self._file.truncate(sum(_HEAD.size + len(record) for record in self))
+        self._file.seek(0, os.SEEK_END)
+
+    def append(self, record: bytes) -> None:
+        self._file.write(_HEAD.pack(len(record), zlib.crc32(record)) + record)
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._file.seek(0)
+        data = self._file.read()
+        at = 0
+        while at + _HEAD.size <= len(data):
+            length, checksum = _HEAD.unpack_from(data, at)
+            record = data[at + _HEAD.size : at + _HEAD.size + length]
+            if len(record) < length or zlib.crc32(record) != checksum:
+                return
+            yield record
+            at += _HEAD.size + length
+
+    def close(self) -> None:
+        self._file.close()
