@@ -39,7 +39,7 @@ from tuners.settings import Choice, Integer, Knob, Node, Real, shared_out
 if TYPE_CHECKING:
     from simulators.simulated import SimulatedSystem
 
-__all__ = ["Scenario", "embedded", "job", "load", "parse", "show", "system"]
+__all__ = ["Scenario", "embedded", "job", "load", "parse", "show", "system", "workload_of"]
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
 
 def job(scenario: Scenario, seed: int = 0) -> Job:
     """The job as tuners see it. Raises ValueError where the workload cannot be made or the start is not in the space."""
-    made = _workload(scenario)
+    made = workload_of(scenario)
     space = _space(scenario, made)
     # Here, because they are JAX, which reading a scenario does without.
     from simulators import jobs
@@ -175,7 +175,7 @@ def system(scenario: Scenario, seed: int, start: Setting | None = None) -> Simul
     """A fresh simulated system for one run, beginning under `start` in place of the scenario's own start if it is given."""
     from simulators.simulated import SimulatedSystem
 
-    made = _workload(scenario)
+    made = workload_of(scenario)
     return SimulatedSystem(
         scenario.name,
         scenario.cluster,
@@ -193,7 +193,7 @@ def system(scenario: Scenario, seed: int, start: Setting | None = None) -> Simul
 
 def show(scenario: Scenario) -> str:
     """The scenario's file, with a comment above it that says what its names stand for. It is a scenario file itself."""
-    made = _workload(scenario) if scenario.workload.data is None else None
+    made = workload_of(scenario) if scenario.workload.data is None else None
     types: dict[NodeType, list[str]] = {}
     for name, kind in scenario.cluster.nodes:
         types.setdefault(kind, []).append(name)
@@ -242,7 +242,8 @@ def _known(table: WorkloadTable) -> WorkloadTable:
     return table
 
 
-def _workload(scenario: Scenario) -> Workload:
+def workload_of(scenario: Scenario) -> Workload:
+    """The scenario's workload, with its data. Raises ValueError where it cannot be made."""
     table = scenario.workload
     data = None if table.data is None else scenario.origin.parent / Path(table.data).expanduser()
     try:
