@@ -1,0 +1,182 @@
+"""What somebody who deploys a job sees of it: a table that is drawn anew while it runs, plain lines where no terminal is."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from tuners.actions import Setting
+
+__all__ = ["Glimpse", "NodeGlimpse", "drawn", "line", "setting_words", "watched"]
+
+_LINE_SECONDS = 2.0
+_REFRESHES_PER_SECOND = 4.0
+_BAR = 24  # columns
+_LATEST = 6  # happenings that are shown
+
+_PARTS = (("compute", "green"), ("transfer", "cyan"), ("wait", "bright_black"))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGlimpse:
+    """One node just now; shares are of the last seconds, and sum to 1 at most."""
+
+    name: str
+    role: str  # worker | server | both | idle | lost
+    pushes_per_second: float = 0.0
+    compute_share: float = 0.0
+    transfer_share: float = 0.0  # pulling and pushing
+    wait_share: float = 0.0  # held back by the policy
+
+
+@dataclass(frozen=True, slots=True)
+class Glimpse:
+    """A job just now."""
+
+    seconds: float
+    budget_seconds: float
+    status: str
+    clocks: int
+    clocks_per_second: float
+    loss: float  # mean training loss of the last pushes
+    accuracy: float  # of the last validation, nan before
+    setting: Setting
+    nodes: tuple[NodeGlimpse, ...]
+    happenings: tuple[tuple[float, str], ...]  # (seconds, sentence): settings that changed, nodes lost, branches
+
+
+@contextmanager
+def watched(console: Console, title: str, glimpse: Callable[[], Glimpse]) -> Iterator[None]:
+    """Show what `glimpse` tells, for as long as the context lasts, from a thread of its own."""
+    if console.is_terminal:
+
+        def picture() -> RenderableType:
+            return drawn(title, glimpse(), console.width)
+
+        with Live(
+            get_renderable=picture, console=console, refresh_per_second=_REFRESHES_PER_SECOND, transient=False, screen=False
+        ):
+            yield
+        return
+    over = threading.Event()
+    lines = threading.Thread(target=_print_lines, args=(console, glimpse, over), name="live view", daemon=True)
+    lines.start()
+    try:
+        yield
+    finally:
+        over.set()
+        lines.join()
+
+
+def _print_lines(console: Console, glimpse: Callable[[], Glimpse], over: threading.Event) -> None:
+    """A line every few seconds, one for everything that happened, and one at the end."""
+    told = 0
+    while True:
+        last = over.wait(_LINE_SECONDS)
+        seen = glimpse()
+        for seconds, what in seen.happenings[told:]:
+            console.print(escape(f"{seconds:8.1f} s  {what}"), highlight=False, soft_wrap=True)
+        told = len(seen.happenings)
+        console.print(escape(line(seen)), highlight=False, soft_wrap=True)
+        if last:
+            return
+
+
+def line(seen: Glimpse) -> str:
+    """A glimpse in one line."""
+    return (
+        f"{seen.seconds:8.1f} s  {seen.clocks} clocks ({seen.clocks_per_second:.0f} per second)  "
+        f"loss {_number(seen.loss)}  accuracy {_number(seen.accuracy)}  {setting_words(seen.setting)}"
+    )
+
+
+def setting_words(setting: Setting) -> str:
+    """The setting as a person would say it, in half a line."""
+    policy = f"{setting.policy}({setting.staleness})" if setting.policy in ("ssp", "dssp") else setting.policy
+    said = [
+        f"{len(setting.workers)} workers",
+        f"{len(setting.servers)} servers",
+        policy,
+        f"batch {setting.batch_size}",
+        f"rate {setting.learning_rate:.3g}",
+    ]
+    said += [f"momentum {setting.momentum:.2g}"] if setting.momentum else []
+    said += [f"{setting.transfer_bits} bits"] if setting.transfer_bits != 32 else []
+    return ", ".join(said)
+
+
+# ------------------------------------------------------------------------------------------------------------- the table
+
+
+def drawn(title: str, seen: Glimpse, width: int = 100) -> RenderableType:
+    """A glimpse as it stands on a terminal of so many columns."""
+    head = Table.grid(padding=(0, 3))
+    for _ in range(5):
+        head.add_column()
+    share = min(seen.seconds / seen.budget_seconds, 1.0)
+    head.add_row(
+        Text(f"{seen.seconds:.1f} of {seen.budget_seconds:g} s", style="bold") + Text(f" ({share:.0%})", style="dim"),
+        Text.assemble(("loss ", "dim"), (_number(seen.loss), "bold")),
+        Text.assemble(("accuracy ", "dim"), (_number(seen.accuracy), "bold")),
+        Text.assemble((f"{seen.clocks:,}", "bold"), (" clocks", "dim")),
+        Text.assemble((f"{seen.clocks_per_second:.0f}", "bold"), (" per second", "dim")),
+    )
+    setting = Text.assemble(("setting  ", "dim"), setting_words(seen.setting))
+    parts: list[RenderableType] = [head, setting, Text(""), _nodes(seen.nodes, width)]
+    if seen.happenings:
+        parts += [Text(""), *(_happening(seconds, what) for seconds, what in seen.happenings[-_LATEST:])]
+    said = "" if seen.status == "running" else f" · {seen.status}"
+    return Panel(Group(*parts), title=Text(title + said), title_align="left", width=min(width, 110), border_style="dim")
+
+
+def _nodes(nodes: tuple[NodeGlimpse, ...], width: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("node")
+    table.add_column("role")
+    legend = Text(" ").join(Text.assemble(("■ ", style), name) for name, style in _PARTS)
+    table.add_column(legend, min_width=_BAR, no_wrap=True)
+    table.add_column("busy", justify="right")
+    table.add_column("pushes/s", justify="right")
+    for node in nodes:
+        works = node.role in ("worker", "both")
+        busy = node.compute_share + node.transfer_share
+        style = "red" if node.role == "lost" else "dim" if node.role == "idle" else ""
+        table.add_row(
+            Text(node.name, style=style),
+            Text(node.role, style=style),
+            _bar(node, _BAR if width >= 80 else 12) if works else Text(""),
+            Text(f"{busy:.0%}" if works else ""),
+            Text(f"{node.pushes_per_second:.1f}" if works else ""),
+        )
+    return table
+
+
+def _bar(node: NodeGlimpse, columns: int) -> Text:
+    bar = Text()
+    filled = 0
+    ends = 0.0
+    for (name, style), share in zip(_PARTS, (node.compute_share, node.transfer_share, node.wait_share), strict=True):
+        ends += share
+        end = min(round(ends * columns), columns)
+        bar.append(("░" if name == "wait" else "█") * (end - filled), style=style)
+        filled = end
+    return bar
+
+
+def _happening(seconds: float, what: str) -> Text:
+    style = "red" if " lost" in what or "failed" in what else "yellow"
+    return Text.assemble((f"{seconds:7.1f} s  ", "dim"), (what, style))
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}" if abs(value) < 100 else f"{value:.3g}"
