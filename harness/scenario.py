@@ -27,7 +27,7 @@ from harness.scenario_tables import (
     read,
 )
 from simulators.cluster import Cluster
-from simulators.conditions import Conditions
+from simulators.conditions import Conditions, placed
 from simulators.conditions import check as check_conditions
 from simulators.profiles import NodeType, load_profiles, profiles
 from simulators.reconfigure import Costs
@@ -125,12 +125,16 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
         target=_at(origin, "target", lambda: _target(found.target)),
         check_clocks=found.target.check_clocks,
         budget=_at(origin, "budget", lambda: _finite(found.budget)),
-        conditions=found.conditions,
+        conditions=placed(found.conditions, origin.parent),
         costs=found.costs,
         seeds=found.seeds,
     )
     names = tuple(n for n, _ in made.cluster.nodes)
     _at(origin, "conditions", lambda: check_conditions(made.conditions, names))
+    if made.conditions.replay is not None:
+        from simulators import driven  # here, for it reads tables
+
+        _at(origin, "conditions", lambda: driven.check_replay(made.conditions))
     _at(origin, "costs", lambda: check_costs(made.costs))
     _at(origin, "start", lambda: _start(made, None))
     _at(origin, "free", lambda: _space(made, None))

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from simulators.conditions import Conditions, Episode, NodeChange, Sleeps, Stragglers
+from simulators.conditions import Bucket, Conditions, Episode, NodeChange, Recording, Replay, Sleeps, Stragglers
 from simulators.reconfigure import Costs
 from tuners.actions import Scalar
 
@@ -140,7 +140,10 @@ _TABLES: dict[str, Any] = {
     "conditions.sleeps": Sleeps,
     "conditions.stragglers": Stragglers,
     "conditions.episodes": Episode,
+    "conditions.buckets": Bucket,
     "conditions.nodes": NodeChange,
+    "conditions.replay": Replay,
+    **{f"conditions.replay.{role}": Recording for role in Replay.__struct_fields__},
     "costs": Costs,
 }
 

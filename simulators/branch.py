@@ -10,12 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators import engine, jobs, learning, transitions
+from simulators import engine, flight, jobs, learning, transitions
 from simulators.cluster import Cluster
 from simulators.conditions import Conditions
 from simulators.flight import WAIT
 from simulators.learning import Data
-from simulators.plant import NOTHING_UNDER_WAY, Plant, UnderWay, build, loads, overlapping
+from simulators.plant import (
+    NO_FACTORS,
+    NOTHING_UNDER_WAY,
+    Factors,
+    Plant,
+    UnderWay,
+    build,
+    each_nic_counts,
+    loads,
+    overlapping,
+)
 from simulators.workloads import Workload
 from tuners.actions import Cost, Evaluation, Job, Rejected, Setting, Status, SyncPolicy
 
@@ -36,19 +46,21 @@ class Ground:
     data: Data
     evaluate_clocks: int
     seed: int
+    factors: Factors = NO_FACTORS
 
     def program(self, setting: Setting, policy: SyncPolicy) -> engine.Program:
         """What the engine must be compiled for. Raises Rejected for what it cannot run."""
-        fifo = self.cluster.discipline == "fifo"
-        if fifo and overlapping(setting):
-            raise Rejected("Cannot queue transfers first come first served where a node is worker and server: use maxmin.")
+        fifo, single = self.cluster.discipline == "fifo", each_nic_counts(setting, self.conditions)
+        if fifo and single:
+            where = "a node is worker and server" if overlapping(setting) else "a node has a token bucket"
+            raise Rejected(f"Cannot queue transfers first come first served where {where}: use maxmin.")
         largest = max(sum(row) for row in loads(self.cluster.nodes, setting).values())
         return engine.Program(
             model=jobs.model(self.workload, self.job.space, largest),
             decide=policy.decide,
             probes=policy.probes,
             discipline=self.cluster.discipline,
-            overlapping=overlapping(setting),
+            overlapping=single,
         )
 
     def plant(
@@ -71,6 +83,7 @@ class Ground:
             slowdown=slowdown.copy(),
             seed=self.seed,
             under_way=under_way,
+            factors=self.factors,
         )
 
 
@@ -135,11 +148,27 @@ class Branch:
         """Bring everybody's progress to `now`, before the plant changes."""
         self.state = transitions.coast(self.program, self.plant, self.state, np.float64(now))
 
-    def stand(self, until: float) -> None:
-        """Go on at `until` as if no time had passed since `until_seconds`."""
-        if self.until_seconds < until:
-            self.state = transitions.resumed(self.state, until - self.until_seconds)
+    def stand(self, until: float, latest: Branch) -> None:
+        """Go on at `until` as if no time had passed since `until_seconds`; but buckets are the machines', and hold what
+        `latest`, which trained last, has left in them."""
+        pause, tokens = until - self.until_seconds, self.state.clock.flight.tokens
+        if len(tokens) and latest is not self:
+            tokens = latest.tokens(until)
+        elif pause > 0:
+            tokens = flight.refilled(self.plant, tokens, pause)
+        if pause > 0:
+            self.state = transitions.resumed(self.state, pause)
             self.until_seconds = until
+        self.hold(tokens)
+
+    def tokens(self, now: float) -> jax.Array:
+        """What buckets hold at `now`, [k], when nobody has sent since `until_seconds`."""
+        then = transitions.coast(self.program, self.plant, self.state, np.float64(self.until_seconds))
+        return flight.refilled(self.plant, then.clock.flight.tokens, now - self.until_seconds)
+
+    def hold(self, tokens: jax.Array) -> None:
+        """Put so many tokens into the nodes' buckets, [k]."""
+        self.state = transitions.with_tokens(self.state, tokens)
 
     def slow(self, slowdown: NDArray[np.float64]) -> None:
         """Computing takes so many times as long from now on, [k]."""
@@ -152,6 +181,7 @@ class Branch:
 
     def halt(self, now: float) -> None:
         """Everybody stops; gradients under way are given up."""
+        self.hold(flight.refilled(self.plant, self.state.clock.flight.tokens, now - float(self.state.clock.seconds)))
         self.state = transitions.halted(self.state, now)
 
     def ground_nodes(self, nodes: frozenset[str], now: float) -> None:

@@ -99,9 +99,13 @@ class ControlPlane:
     def _slow(self, episode: Episode) -> Generator[simpy.Event, Any, None]:
         node = self._nodes.index(episode.node)
         yield self._env.timeout(episode.start_seconds)
-        self.slowdown[node] *= episode.factor
-        yield self._env.timeout(episode.seconds)
-        self.slowdown[node] /= episode.factor
+        while True:
+            self.slowdown[node] *= episode.factor
+            yield self._env.timeout(episode.seconds)
+            self.slowdown[node] /= episode.factor
+            if not episode.every_seconds:
+                return
+            yield self._env.timeout(episode.every_seconds - episode.seconds)
 
     def _come_or_go(self, change: NodeChange) -> Generator[simpy.Event, Any, None]:
         yield self._env.timeout(change.seconds)

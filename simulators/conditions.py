@@ -1,4 +1,4 @@
-"""What a run meets besides its cluster: noise, stragglers, sleeps, slow-downs, nodes that come and go.
+"""What a run meets besides its cluster: noise, stragglers, sleeps, slow-downs, token buckets, nodes that come and go.
 
 Read straight from a scenario's TOML.
 
@@ -8,12 +8,26 @@ Chance is drawn from the run's seed only, so that every tuner meets the same luc
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 import numpy as np
 
-__all__ = ["Conditions", "Episode", "NodeChange", "Sleeps", "Stragglers", "absent_at_start", "check", "straggling"]
+__all__ = [
+    "Bucket",
+    "Conditions",
+    "Episode",
+    "NodeChange",
+    "Recording",
+    "Replay",
+    "Sleeps",
+    "Stragglers",
+    "absent_at_start",
+    "check",
+    "placed",
+    "straggling",
+]
 
 
 class Sleeps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,12 +53,25 @@ class Stragglers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Episode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """For a while, computing on one node takes `factor` times as long."""
+    """For a while, computing on one node takes `factor` times as long; again and again with `every_seconds`."""
 
     node: str
     start_seconds: float
     seconds: float
     factor: float
+    every_seconds: float = 0.0  # from one beginning to the next; 0: once
+
+
+class Bucket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A token bucket on what each of `nodes` sends, as clouds shape their networks (Uta et al., NSDI'20).
+
+    Every byte sent takes a token. A node sends as fast as its NIC can while it has some, and then at the rate at which
+    they come back. All buckets are full at the start.
+    """
+
+    nodes: tuple[str, ...]
+    capacity_bytes: float
+    refill_bytes_per_second: float
 
 
 class NodeChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,6 +86,30 @@ class NodeChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     notice_seconds: float = 0.0  # for "leaves" only
 
 
+class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A trace that drives `nodes`, and how it is dealt out to them; see `simulators.driven`."""
+
+    trace: str  # folder; in a scenario's file, relative to it
+    runs: str = "*"  # those of its runs that may be replayed, as a pattern: "AR", "minibatch/*"
+    nodes: tuple[str, ...] = ()  # of ours that it drives; () is all
+    deal: Literal["lot", "order"] = "lot"  # who gets whose part: drawn for each seed; or the first the first, and so on
+    against: Literal["run", "worker"] = "run"  # what is usual, where only ratios count: the run's median, or each one's own
+
+
+class Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was recorded elsewhere and drives this run; a text is the folder of a trace."""
+
+    compute: Recording | str | None = None  # mini-batches' times, in place of `jitter`
+    stragglers: Recording | str | None = None  # standing differences between machines, and episodes of slowness
+    bandwidth: Recording | str | None = None  # token buckets
+    nodes: Recording | str | None = None  # that come and go
+
+    def recordings(self) -> dict[str, Recording]:
+        """What is given, by the name of its field."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {k: Recording(v) if isinstance(v, str) else v for k, v in given.items() if v is not None}
+
+
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that chance and circumstance add to a run."""
 
@@ -67,7 +118,9 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sleeps: Sleeps | None = None
     stragglers: Stragglers | None = None
     episodes: tuple[Episode, ...] = ()
+    buckets: tuple[Bucket, ...] = ()  # at most one for each node
     nodes: tuple[NodeChange, ...] = ()  # those of one node in the order of time
+    replay: Replay | None = None
     thinking_seconds: float = 0.0  # simulated time charged for every action that a tuner asks for
 
 
@@ -77,6 +130,8 @@ def check(conditions: Conditions, nodes: tuple[str, ...]) -> None:
     named = (
         [e.node for e in conditions.episodes]
         + [n for c in conditions.nodes for n in c.nodes]
+        + [n for b in conditions.buckets for n in b.nodes]
+        + [n for r in (conditions.replay or Replay()).recordings().values() for n in r.nodes]
         + list(conditions.stragglers.nodes if conditions.stragglers else ())
     )
     for name in named:
@@ -91,6 +146,29 @@ def check(conditions: Conditions, nodes: tuple[str, ...]) -> None:
     for episode in conditions.episodes:
         if not (episode.factor > 0 and math.isfinite(episode.factor)):
             raise ValueError(f"Cannot slow {episode.node} down by {episode.factor}: the factor must be positive and finite.")
+        if 0 < episode.every_seconds < episode.seconds:
+            raise ValueError(f"Cannot slow {episode.node} down again after {episode.every_seconds:g} s: it is slow still.")
+    _check_buckets(conditions)
+
+
+def _check_buckets(conditions: Conditions) -> None:
+    """Raise ValueError for a node of two buckets, and for one that would never send again."""
+    held: set[str] = set()
+    for bucket in conditions.buckets:
+        if held & set(bucket.nodes):
+            raise ValueError(f"Cannot give {', '.join(sorted(held & set(bucket.nodes)))} two buckets: give each node one.")
+        held |= set(bucket.nodes)
+        if not bucket.refill_bytes_per_second > 0:
+            raise ValueError(f"Cannot refill a bucket by {bucket.refill_bytes_per_second}: it must be more than nothing.")
+
+
+def placed(conditions: Conditions, folder: Path) -> Conditions:
+    """The conditions with traces found relative to `folder`."""
+    if conditions.replay is None:
+        return conditions
+    given = conditions.replay.recordings()
+    found = {k: msgspec.structs.replace(r, trace=str(folder / Path(r.trace).expanduser())) for k, r in given.items()}
+    return msgspec.structs.replace(conditions, replay=Replay(**found))
 
 
 def absent_at_start(conditions: Conditions) -> frozenset[str]:
@@ -136,6 +214,10 @@ def _amounts(conditions: Conditions) -> list[tuple[str, float]]:
         found.append(("stragglers.spread_seconds", conditions.stragglers.spread_seconds))
     for episode in conditions.episodes:
         found += [("episodes.start_seconds", episode.start_seconds), ("episodes.seconds", episode.seconds)]
+        found += [("episodes.every_seconds", episode.every_seconds)]
+    for bucket in conditions.buckets:
+        found += [("buckets.capacity_bytes", bucket.capacity_bytes)]
+        found += [("buckets.refill_bytes_per_second", bucket.refill_bytes_per_second)]
     for change in conditions.nodes:
         found += [("nodes.seconds", change.seconds), ("nodes.notice_seconds", change.notice_seconds)]
     return found

@@ -28,12 +28,14 @@ __all__ = [
     "begin_cycles",
     "coast",
     "grounded",
+    "refilled",
     "shifted",
     "spans",
     "to_next_push",
 ]
 
 WAIT, PULL, COMPUTE, PUSH, APPLY = range(5)
+_ROUNDING = 1e-9
 
 
 class Flight(NamedTuple):
@@ -47,9 +49,10 @@ class Flight(NamedTuple):
     arrival: Array  # int32 [k]: order in which transfers began
     arrivals: Array  # int32 scalar: how many did
     server_free_seconds: Array  # scalar: when the apply queue will be empty
+    tokens: Array  # [k] in each node's bucket; [0] where nobody has one
 
 
-def grounded(nodes: int, now: ArrayLike = 0.0) -> Flight:
+def grounded(nodes: int, tokens: Array, now: ArrayLike = 0.0) -> Flight:
     """Nobody has begun anything; all wait since `now`."""
     zeros, none = jnp.zeros(nodes), jnp.zeros(nodes, jnp.int32)
     return Flight(
@@ -61,6 +64,7 @@ def grounded(nodes: int, now: ArrayLike = 0.0) -> Flight:
         arrival=none,
         arrivals=jnp.asarray(0, jnp.int32),
         server_free_seconds=jnp.asarray(now, jnp.float64),
+        tokens=tokens,
     )
 
 
@@ -77,22 +81,35 @@ def to_next_push(
 ) -> tuple[Array, Flight, Array, Array]:
     """Events up to and including the next completed push, none later than `until_seconds`.
 
+    That a bucket has run empty is an event, too, and nobody's.
+
     Returns (seconds of the last event, flight after it, who pushed, whether anybody did).
     """
     rates_now = partial(_rates, plant, discipline=discipline, overlapping=overlapping)
+    limited = plant.bucket_bytes.shape[0] > 0
 
     def event(turn: _Turn) -> _Turn:
         seconds, flight = turn.seconds, turn.flight
-        rates = rates_now(flight)
+        rates, drains = rates_now(flight)
         left = jnp.where(flight.remaining > 0, flight.remaining / rates, 0.0)
         left = jnp.where(flight.phase == WAIT, jnp.inf, left)
         worker = jnp.argmin(left).astype(jnp.int32)
-        now = seconds + left[worker]
+        elapsed = left[worker]
+        if limited:
+            lasting = jnp.where((flight.tokens > 0) & (drains > 0), flight.tokens / drains, jnp.inf)
+            emptied = jnp.min(lasting) < elapsed
+            elapsed = jnp.minimum(jnp.min(lasting), elapsed)
+        now = seconds + elapsed
         due = (now <= until_seconds) & jnp.isfinite(now)  # where everybody waits, nothing is due, however long the run
         # Who ends at the same moment has nothing left, exactly: sharing would make rounding grow from cycle to cycle.
-        remaining = jnp.where(seconds + left <= now, 0.0, jnp.maximum(flight.remaining - rates * left[worker], 0.0))
+        remaining = jnp.where(seconds + left <= now, 0.0, jnp.maximum(flight.remaining - rates * elapsed, 0.0))
         moved = flight._replace(remaining=remaining)
+        if limited:
+            kept = _filled(plant, flight.tokens, drains, elapsed)
+            moved = moved._replace(tokens=jnp.where(seconds + lasting <= now, 0.0, kept))
         after, pushed = _next_phase(plant, moved, worker, now)
+        if limited:
+            after, pushed = jax.tree.map(partial(jnp.where, emptied), moved, after), pushed & ~emptied
         flight = jax.tree.map(partial(jnp.where, due), after, flight)
         return _Turn(jnp.where(due, now, seconds), flight, worker, due & pushed, ~due)
 
@@ -104,8 +121,10 @@ def to_next_push(
 
 def coast(plant: Plant, seconds: Array, flight: Flight, now: Array, *, discipline: str, overlapping: bool) -> Flight:
     """Everybody's progress from the last event (at `seconds`) to `now`, with no event between: before a plant changes."""
-    rates = _rates(plant, flight, discipline=discipline, overlapping=overlapping)
-    return flight._replace(remaining=jnp.maximum(flight.remaining - rates * (now - seconds), 0.0))
+    rates, drains = _rates(plant, flight, discipline=discipline, overlapping=overlapping)
+    remaining = jnp.maximum(flight.remaining - rates * (now - seconds), 0.0)
+    tokens = _filled(plant, flight.tokens, drains, now - seconds) if len(plant.bucket_bytes) else flight.tokens
+    return flight._replace(remaining=remaining, tokens=tokens)
 
 
 def shifted(flight: Flight, seconds: ArrayLike) -> Flight:
@@ -113,13 +132,34 @@ def shifted(flight: Flight, seconds: ArrayLike) -> Flight:
     return flight._replace(since=flight.since + seconds, server_free_seconds=flight.server_free_seconds + seconds)
 
 
-def _rates(plant: Plant, flight: Flight, *, discipline: str, overlapping: bool) -> Array:
-    """Progress per second of every worker's present phase, [k]; 0 while waiting."""
+def refilled(plant: Plant, tokens: Array, seconds: ArrayLike) -> Array:
+    """What buckets hold, [k], after so many seconds in which nobody sends."""
+    return _filled(plant, tokens, -plant.bucket_refill, seconds) if len(plant.bucket_bytes) else tokens
+
+
+def _filled(plant: Plant, tokens: Array, drains: Array, seconds: ArrayLike) -> Array:
+    # An empty bucket stays so, exactly, while it drains; one without bottom is full, and infinity less infinity no number.
+    full = tokens >= plant.bucket_bytes
+    change = jnp.where(full & (drains <= 0), 0.0, drains * seconds)
+    return jnp.clip(tokens - change, 0.0, plant.bucket_bytes)
+
+
+def _rates(plant: Plant, flight: Flight, *, discipline: str, overlapping: bool) -> tuple[Array, Array]:
+    """Progress per second of every worker's present phase, [k], 0 while waiting; and tokens that every bucket loses, [k]."""
     pulling, pushing = flight.phase == PULL, flight.phase == PUSH
-    nodes = pulling.shape[0]
+    nodes, drains = pulling.shape[0], plant.bucket_refill
     if overlapping:
-        both = network.maxmin(plant.usage, plant.capacity, jnp.concatenate([pulling, pushing]))
+        capacity = plant.capacity
+        if len(plant.bucket_bytes):
+            left = jnp.maximum(plant.bucket_refill - plant.bucket_taken, 1.0)
+            sending = jnp.where(flight.tokens > 0, capacity[:nodes], jnp.minimum(capacity[:nodes], left))
+            capacity = capacity.at[:nodes].set(sending)
+        both = network.maxmin(plant.usage, capacity, jnp.concatenate([pulling, pushing]))
         pull, push = both[:nodes], both[nodes:]
+        if len(plant.bucket_bytes):
+            drains = both @ plant.usage[:, :nodes] + plant.bucket_taken - plant.bucket_refill
+            # One that sends as fast as its bucket is refilled neither gains nor loses, whatever rounding says.
+            drains = jnp.where(jnp.abs(drains) <= _ROUNDING * plant.bucket_refill, 0.0, drains)
     else:
         both, capacity = jnp.stack([pulling, pushing]), jnp.stack([plant.serve_out, plant.serve_in])
         by_arrival, fairly = (
@@ -129,7 +169,7 @@ def _rates(plant: Plant, flight: Flight, *, discipline: str, overlapping: bool) 
         served = by_arrival if discipline == "fifo" else fairly
         pull, push = jax.vmap(served, in_axes=(None, 0, 0))(plant.nic, capacity, both)
     computing = jnp.where(flight.phase == COMPUTE, 1.0 / plant.slowdown, 0.0)
-    return pull + push + computing + (flight.phase == APPLY)
+    return pull + push + computing + (flight.phase == APPLY), drains
 
 
 def _next_phase(plant: Plant, flight: Flight, worker: Array, now: Array) -> tuple[Flight, Array]:
@@ -219,7 +259,12 @@ def _compute_seconds(plant: Plant, workers: Array, clocks: Array) -> Array:
     uniform = _uniforms(plant.key, workers, clocks)
     noise = jax.scipy.special.ndtri(uniform[..., ::2])
     sigma = jnp.sqrt(jnp.log1p(plant.jitter**2))
-    compute = plant.compute_seconds * jnp.exp(sigma * noise[..., 0] - sigma**2 / 2)
+    factor = jnp.exp(sigma * noise[..., 0] - sigma**2 / 2)
+    if len(plant.factors):
+        counts = plant.factor_counts[workers]
+        recorded = plant.factors[workers, clocks % jnp.maximum(counts, 1)]
+        factor = jnp.where(counts > 0, recorded, factor)
+    compute = plant.compute_seconds * factor
     sleep = jnp.maximum(plant.sleep_mean_seconds + plant.sleep_sd_seconds * noise[..., 1], 0.0)
     return compute + plant.overhead_seconds + jnp.where(uniform[..., 1] < plant.sleep_probability, sleep, 0.0)
 

@@ -14,7 +14,28 @@ from simulators.profiles import NodeType, node_seconds
 from simulators.workloads import Demand, Workload
 from tuners.actions import Rejected, Setting, Target
 
-__all__ = ["NOTHING_UNDER_WAY", "Plant", "UnderWay", "build", "compute_times", "loads", "overlapping"]
+__all__ = [
+    "NOTHING_UNDER_WAY",
+    "NO_FACTORS",
+    "Factors",
+    "Plant",
+    "UnderWay",
+    "build",
+    "compute_times",
+    "each_nic_counts",
+    "loads",
+    "overlapping",
+]
+
+
+class Factors(NamedTuple):
+    """Recorded compute times over the usual one, and how many of them each node has, as `Plant` holds them."""
+
+    values: Array | NDArray[np.float64]  # [k, m]
+    counts: NDArray[np.int32]  # [k]
+
+
+NO_FACTORS = Factors(np.zeros((0, 0)), np.zeros(0, np.int32))
 
 
 class Plant(NamedTuple):
@@ -26,6 +47,8 @@ class Plant(NamedTuple):
     overhead_seconds: Array  # [k] per cycle without noise: messages, latency, the policy's own time
     slowdown: Array  # [k] compute takes so many times as long just now
     jitter: Array  # scalar: coefficient of variation of the compute time (lognormal)
+    factors: Array  # [k, m] recorded compute times in place of that, over the usual one, in order; no rows: none
+    factor_counts: Array  # int32 [k] how many each node has; after these they begin again; 0: the node has noise
     sleep_probability: Array  # [k] of sleeping in a mini-batch ...
     sleep_mean_seconds: Array  # [k] ... for max(0, N(mean, sd))
     sleep_sd_seconds: Array  # [k]
@@ -35,8 +58,11 @@ class Plant(NamedTuple):
     nic_levels: Array  # [t] the values that occur in it
     serve_out: Array  # scalar: all servers together, pulls; min_j(capacity_j / share_j)
     serve_in: Array  # scalar: the same for pushes
-    usage: Array  # [2k, r] resources per byte of each node's pull (first k rows) and push; used where roles overlap
+    usage: Array  # [2k, r] resources per byte of each node's pull (first k rows) and push; used where each NIC counts
     capacity: Array  # [r]
+    bucket_bytes: Array  # [k] tokens that each node's bucket can hold, a byte each; [0] where nobody has one
+    bucket_refill: Array  # [k] tokens per second that come back
+    bucket_taken: Array  # [k] bytes per second that others than training send
     apply_seconds: Array  # scalar: a server's time to apply one push, first come first served
     blocked_until_seconds: Array  # scalar: no pull or push that ends before is complete (blocks of the model are moving)
     samples: Array  # int32 [k]: in one mini-batch of each worker
@@ -79,6 +105,11 @@ def overlapping(setting: Setting) -> bool:
     return bool(set(setting.workers) & set(setting.servers))
 
 
+def each_nic_counts(setting: Setting, conditions: Conditions) -> bool:
+    """Whether servers cannot be taken together: roles overlap, or a bucket may be empty."""
+    return overlapping(setting) or bool(conditions.buckets)
+
+
 def compute_times(
     nodes: tuple[tuple[str, NodeType], ...], demand: Demand, setting: Setting
 ) -> dict[str, tuple[float, tuple[float, ...]]]:
@@ -104,6 +135,7 @@ def build(
     slowdown: NDArray[np.float64],
     seed: int,
     under_way: UnderWay = NOTHING_UNDER_WAY,
+    factors: Factors = NO_FACTORS,
 ) -> Plant:
     """The numbers of a cluster under `setting`. Raises Rejected where the setting cannot run on it."""
     names = tuple(name for name, _ in nodes)
@@ -118,20 +150,24 @@ def build(
     nic = np.array([min(out[n], into[n]) for n in names])
     messages = 2 * demand.message_seconds * (len(setting.servers) + under_way.redirects)
     hops = 2 * latency_seconds * (1 + (under_way.redirects > 0))
+    # Nobody begins before the master is through with all of them, so that its time is everybody's.
+    step = demand.master_seconds + demand.master_sample_seconds * samples[active].sum() if setting.policy == "bsp" else 0.0
     transfer = setting.transfer_bits / 32
     share = dict(zip(setting.servers, setting.shares()[1], strict=True))
     pulled = share if under_way.pull_shares is None else under_way.pull_shares
-    both = overlapping(setting)
-    usage, capacity = _usage(nodes, pulled, share, out, into) if both else (np.zeros((2 * k, 0)), np.zeros(0))
+    single = each_nic_counts(setting, conditions)
+    usage, capacity = _usage(nodes, pulled, share, out, into) if single else (np.zeros((2 * k, 0)), np.zeros(0))
     start, length = _shards(names, setting, workload, settled=under_way.active is None)
     rng = np.random.default_rng([seed, 1])
     numbers: dict[str, Any] = dict(
         key=np.uint64(np.random.default_rng([seed, 0]).integers(2**63)),
         active=active if under_way.active is None else active & np.array([n in under_way.active for n in names]),
         compute_seconds=seconds,
-        overhead_seconds=np.full(k, messages + hops + policy_seconds),
+        overhead_seconds=np.full(k, messages + hops + step + policy_seconds),
         slowdown=slowdown,
         jitter=np.float64(conditions.jitter),
+        factors=factors.values,
+        factor_counts=factors.counts,
         **_sleeps(conditions, straggling(conditions, names, rng), rng),
         pull_bytes=np.float64(demand.model_bytes * transfer),
         push_bytes=np.float64(_pushed_bytes(demand) * transfer * under_way.push_factor),
@@ -142,7 +178,8 @@ def build(
         serve_in=np.float64(_serve(nodes, share, into)),
         usage=usage,
         capacity=capacity,
-        apply_seconds=np.float64(demand.apply_seconds * max(share.values())),
+        **_buckets(conditions, names, under_way.out),
+        apply_seconds=np.float64(demand.apply_seconds * max(share.values()) ** demand.apply_exponent),
         blocked_until_seconds=np.float64(under_way.blocked_until_seconds),
         samples=samples,
         shard_start=start,
@@ -156,7 +193,7 @@ def build(
         target_samples=np.int64(target.value if target.metric == "samples" else 2**63 - 1),
     )
     # Plain numpy: calling compiled code with it takes less than making device arrays first, one by one.
-    arrays: dict[str, Any] = {name: np.asarray(number) for name, number in numbers.items()}
+    arrays: dict[str, Any] = {n: v if isinstance(v, Array) else np.asarray(v) for n, v in numbers.items()}
     return Plant(**arrays)
 
 
@@ -170,6 +207,18 @@ def _sleeps(conditions: Conditions, straggles: NDArray[np.bool_], rng: np.random
         always = (1.0, own, slow.sd_seconds)
     names = ("sleep_probability", "sleep_mean_seconds", "sleep_sd_seconds")
     return {name: np.where(straggles, a, u) for name, a, u in zip(names, always, usual, strict=True)}
+
+
+def _buckets(conditions: Conditions, names: tuple[str, ...], taken: Mapping[str, float]) -> dict[str, Any]:
+    """Every node's bucket; who has none has one that is never empty."""
+    if not conditions.buckets:
+        return {"bucket_bytes": np.zeros(0), "bucket_refill": np.zeros(0), "bucket_taken": np.zeros(0)}
+    held = {n: bucket for bucket in conditions.buckets for n in bucket.nodes}
+    return {
+        "bucket_bytes": np.array([held[n].capacity_bytes if n in held else np.inf for n in names]),
+        "bucket_refill": np.array([held[n].refill_bytes_per_second if n in held else np.inf for n in names]),
+        "bucket_taken": np.array([taken.get(n, 0.0) for n in names]),
+    }
 
 
 def _shards(

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators import jobs, measured, reconfigure
+from simulators import driven, jobs, measured, reconfigure
 from simulators.branch import NO_RECORDS, Branch, Ground, first_branch
 from simulators.cluster import Cluster, ControlPlane
 from simulators.conditions import Conditions
@@ -65,6 +65,7 @@ class SimulatedSystem:
         names = tuple(n for n, _ in cluster.nodes)
         check_conditions(conditions, names)
         reconfigure.check(costs)
+        conditions, factors = driven.unfolded(conditions, cluster.nodes, budget_seconds, seed)
         self._conditions, self._costs = conditions, costs
         self._control = ControlPlane(cluster, conditions)
         self._now = 0.0
@@ -78,13 +79,14 @@ class SimulatedSystem:
             self.job.space.check(start)
             self._check_there(start)
             data, parameters = jobs.drawn(workload, seed, len(start.workers))
-            self._ground = Ground(cluster, workload, conditions, self.job, data, evaluate_clocks, seed)
+            self._ground = Ground(cluster, workload, conditions, self.job, data, evaluate_clocks, seed, factors)
             policy = policies.named(start.policy, start.staleness)
             self._branches = {0: first_branch(self._ground, start, policy, self._control.slowdown, parameters)}
         except Rejected as error:
             raise ValueError(f"Scenario {name!r} cannot start: {error}") from error
         self._next_branch = 1
         self._cached: Branch | None = self._branches[0]  # whose model the workers' caches hold
+        self._latest = self._branches[0]  # to train
 
     @property
     def now(self) -> float:
@@ -220,11 +222,16 @@ class SimulatedSystem:
         """A branch that stood still goes on as if no time had passed for it."""
         if self._transition is None and not np.array_equal(branch.plant.slowdown, self._control.slowdown):
             branch.coast(branch.until_seconds)  # what was done before is not done slower, or faster
-        branch.stand(self._now)
+        self._stand(branch)
         self._feel(branch)
         if lost := self._lost(branch):
             branch.coast(self._now)
             self._lose(branch, lost)
+
+    def _stand(self, branch: Branch) -> None:
+        """A branch that stood still goes on now; another may have trained last."""
+        branch.stand(self._now, self._latest)
+        self._latest = branch
 
     # ---------------------------------------------------------------------------------------------------------- nodes
 
@@ -304,7 +311,7 @@ class SimulatedSystem:
         plan = reconfigure.plan(branch.setting, setting, method, self._load, self._costs)
         if plan.steps:
             self._switch_to(branch)
-        branch.stand(self._now)
+        self._stand(branch)
         branch.coast(self._now)
         branch.slow(self._control.slowdown)
         if not plan.steps:

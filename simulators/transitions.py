@@ -16,7 +16,7 @@ from simulators.engine import Clock, Program, State
 from simulators.learning import Data, Model
 from simulators.plant import Plant
 
-__all__ = ["blank", "coast", "grounded_nodes", "halted", "launch", "resumed"]
+__all__ = ["blank", "coast", "grounded_nodes", "halted", "launch", "resumed", "with_tokens"]
 
 _NONE: Any = np.zeros(0)
 
@@ -28,7 +28,7 @@ def blank(program: Program, plant: Plant, parameters: Any) -> State:
     none, zero = jnp.zeros(nodes, jnp.int32), jnp.asarray(0, jnp.int32)
     clock = Clock(
         seconds=jnp.zeros(()),
-        flight=cycle.grounded(nodes),
+        flight=cycle.grounded(nodes, jnp.asarray(plant.bucket_bytes)),
         clocks=none,
         drawn=none,
         pushes=zero,
@@ -99,7 +99,7 @@ def coast(program: Program, plant: Plant, state: State, now: Array) -> State:
 def halted(state: State, now: float) -> State:
     """The job at `now` with everybody stopped: gradients under way are given up, what was pushed stays."""
     clock = state.clock
-    flight = cycle.grounded(clock.clocks.shape[0], now)
+    flight = cycle.grounded(clock.clocks.shape[0], clock.flight.tokens, now)
     return state._replace(clock=clock._replace(seconds=jnp.asarray(now, jnp.float64), flight=flight))
 
 
@@ -109,6 +109,11 @@ def grounded_nodes(state: State, nodes: Array, now: float) -> State:
     since = flight.since.at[cycle.WAIT].set(jnp.where(nodes, now, flight.since[cycle.WAIT]))
     rests = flight._replace(phase=jnp.where(nodes, cycle.WAIT, flight.phase), since=since)
     return state._replace(clock=state.clock._replace(flight=rests))
+
+
+def with_tokens(state: State, tokens: Array) -> State:
+    """The job with so many tokens in its nodes' buckets."""
+    return state._replace(clock=state.clock._replace(flight=state.clock.flight._replace(tokens=tokens)))
 
 
 def resumed(state: State, pause_seconds: float) -> State:

@@ -129,7 +129,9 @@ class Backup(Bounded):
 class Oracle:
     """One job under one setting. `rows` has a dict per completed push."""
 
-    def __init__(self, cluster, workload, setting, conditions, policy, seed, model=None):
+    def __init__(self, cluster, workload, setting, conditions, policy, seed, model=None, factors=None):
+        """`factors` has, for nodes that are driven by a recording, their compute times over the mean."""
+        self.factors = factors or {}
         self.kinds, self.names = dict(cluster.nodes), [n for n, _ in cluster.nodes]
         self.discipline, self.workload, self.setting, self.conditions = cluster.discipline, workload, setting, conditions
         self.policy, self.model = policy, model
@@ -141,6 +143,8 @@ class Oracle:
             [(e.start_seconds, e.node, e.factor) for e in conditions.episodes]
             + [(e.start_seconds + e.seconds, e.node, 1 / e.factor) for e in conditions.episodes]
         )
+        self.buckets = {n: b for b in conditions.buckets for n in b.nodes}
+        self.tokens = {n: b.capacity_bytes for n, b in self.buckets.items()}
         d = workload.demand
         self.overhead = 2 * cluster.latency_seconds + 2 * d.message_seconds * len(setting.servers)
         self.samples = dict.fromkeys(setting.workers, setting.batch_size)
@@ -201,7 +205,10 @@ class Oracle:
         """Seconds of compute in that mini-batch: lognormal of the wanted mean and variation, overhead, maybe a sleep."""
         variance = math.log(1 + self.conditions.jitter**2)
         noise = NormalDist().inv_cdf(self._uniform(worker, batch, 0))
-        seconds = self.mean[worker] * math.exp(math.sqrt(variance) * noise - variance / 2) + self.overhead
+        factor = math.exp(math.sqrt(variance) * noise - variance / 2)
+        if recorded := self.factors.get(worker):
+            factor = recorded[batch % len(recorded)]
+        seconds = self.mean[worker] * factor + self.overhead
         probability, mean, sd = self.lazy[worker]
         if self._uniform(worker, batch, 1) < probability:
             seconds += max(0.0, mean + sd * NormalDist().inv_cdf(self._uniform(worker, batch, 2)))
@@ -210,7 +217,7 @@ class Oracle:
     # ---- time
 
     def _rates(self):
-        """Progress per second of everybody who is not waiting."""
+        """Progress per second of everybody who is not waiting, and tokens that every bucket loses."""
         rates = {}
         for w, state in self.workers.items():
             if state.phase == COMPUTE:
@@ -223,10 +230,19 @@ class Oracle:
         flows = {w: self._uses(w, self.workers[w].phase == PULL) for w in moving}
         capacity = {("nic", way, n): kind.nic_bytes_per_second for n, kind in self.kinds.items() for way in ("in", "out")}
         capacity |= {("server", p, n): k.service_bytes_per_second for n, k in self.kinds.items() for p in (PULL, PUSH)}
+        for n, bucket in self.buckets.items():
+            if self.tokens[n] == 0:
+                capacity["nic", "out", n] = min(capacity["nic", "out", n], bucket.refill_bytes_per_second)
         capacity = {r: c for r, c in capacity.items() if c < math.inf}
         flows = {w: {r: u for r, u in uses.items() if r in capacity} for w, uses in flows.items()}
         fill = first_come if self.discipline == "fifo" else progressive_filling
-        return rates | fill(flows, capacity)
+        moves = fill(flows, capacity)
+        drains = {}
+        for n, bucket in self.buckets.items():
+            sent = math.fsum(moves[w] * uses.get(("nic", "out", n), 0.0) for w, uses in flows.items())
+            even = abs(sent - bucket.refill_bytes_per_second) < 1e-9 * sent
+            drains[n] = 0.0 if even else sent - bucket.refill_bytes_per_second
+        return rates | moves, drains
 
     def _uses(self, worker, pulls):
         """What one byte of a transfer puts on every NIC and server process."""
@@ -242,14 +258,21 @@ class Oracle:
     def run(self, pushes):
         """Go on until so many pushes are completed, or nobody is left who could push."""
         while len(self.rows) < pushes and any(s.phase != WAIT for s in self.workers.values()):
-            rates = self._rates()
+            rates, drains = self._rates()
             busy = {w: s.left for w, s in self.workers.items() if s.phase != WAIT}
             due = {w: 0.0 if left == 0 else left / rates[w] if rates[w] else math.inf for w, left in busy.items()}
             worker = min(due, key=lambda w: (due[w], self.names.index(w)))
             elapsed = due[worker]
+            lasting = {n: t / drains[n] for n, t in self.tokens.items() if t > 0 and drains[n] > 0}
+            emptied = lasting and min(lasting.values()) < elapsed
+            if emptied:
+                elapsed = min(lasting.values())
             change = self.changes and self.changes[0][0] < self.now + elapsed
             if change:
-                elapsed = self.changes[0][0] - self.now
+                elapsed, emptied = self.changes[0][0] - self.now, False
+            for n, bucket in self.buckets.items():
+                left = min(max(self.tokens[n] - drains[n] * elapsed, 0.0), bucket.capacity_bytes)
+                self.tokens[n] = 0.0 if emptied and lasting.get(n) == elapsed else left
             for w in due:
                 self.workers[w].left = (
                     max(self.workers[w].left - rates[w] * elapsed, 0.0) if elapsed else self.workers[w].left
@@ -258,7 +281,7 @@ class Oracle:
             if change:
                 _, node, factor = self.changes.pop(0)
                 self.slow[node] *= factor
-            else:
+            elif not emptied:
                 self.workers[worker].left = 0.0
                 self._next(worker)
         return self
