@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
         has = lazy.collect_schema().names()
         missing = [name for name in names if name not in has]
         if missing:
-            return _say(f"column {missing[0]!r} is missing; there are {', '.join(has[:20]) or 'none'}.")
+            return _say(f"column {missing[0]!r} is missing; there are {', '.join(n[:40] for n in has[:20]) or 'none'}.")
         rows = lazy.select(pl.len()).collect().item()
         if rows > most_rows:
             return _say(f"it has {rows} rows, and more than {most_rows} are not read.")

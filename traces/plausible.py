@@ -74,7 +74,7 @@ def check_columns(frame: pl.DataFrame, table: Table, where: Path | str) -> None:
     has = dict(frame.schema)  # asked for once: with thousands of columns it takes its time
     for name, kind in table.schema.items():
         if name not in has:
-            shown = ", ".join(list(has)[:20]) + (", ..." if len(has) > 20 else "")
+            shown = ", ".join(found[:40] for found in list(has)[:20]) + (", ..." if len(has) > 20 else "")
             raise fault(where, f"the column is missing; there are {shown or 'none'}.", column=name)
         if has[name] != kind:
             raise fault(where, f"it holds {has[name]}, not {kind}.", column=name)
