@@ -124,7 +124,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("--tuners", default="all", metavar="all|NAME,...", help="who competes (default: all)")
     compare.add_argument("--seeds", type=int, metavar="N", help="seeds per scenario (default: as the scenario says)")
-    compare.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per core)")
+    who = compare.add_mutually_exclusive_group()
+    who.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per core)")
+    who.add_argument("--address", default="", metavar="ADDR", help="Ray cluster to spread the runs over: HOST:PORT, auto")
     compare.add_argument("--out", type=Path, metavar="DIR", help="results folder (default: results/SCENARIO)")
     compare.add_argument("--resume", action="store_true", help="go on with the comparison that is in DIR, if there is one")
     compare.add_argument("--record", action="store_true", help="keep a trace beside the files of every run")
@@ -200,6 +202,7 @@ def _compare(options: argparse.Namespace) -> int:
                 out=out,
                 seeds=options.seeds,
                 jobs=_cores() if options.jobs is None else options.jobs,
+                address=options.address,
                 resume=options.resume,
                 record=options.record,
                 watch=watch,

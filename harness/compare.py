@@ -11,9 +11,10 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
@@ -67,6 +68,7 @@ class Finished:
 
 
 Event: TypeAlias = Planned | Underway | Finished
+_Work: TypeAlias = Callable[[Iterable[Task]], Iterator[tuple[Task, Progress | Done | crew.Died]]]
 
 
 def compare(
@@ -76,6 +78,7 @@ def compare(
     out: Path,
     seeds: int | None = None,
     jobs: int = 1,
+    address: str = "",
     resume: bool = False,
     record: bool = False,
     watch: Callable[[Event], None] = lambda _: None,
@@ -83,20 +86,21 @@ def compare(
 ) -> None:
     """Score `tuners` on `scenarios`, on each scenario's own number of seeds or on `seeds`, and write the results to `out`.
 
+    Runs are made `jobs` at a time on this machine, or, where `address` names a Ray cluster, one on each of its cores.
     With `record`, a trace is kept beside the files of every run. `watch` is told how it goes. `system` names the function of
     (scenario, seed, start) that makes whoever carries the actions out. Raises ValueError, before anything is run or written,
-    for a scenario or tuner that does not exist or fit, and for a folder that holds something else; OSError when the disk is
-    full. What was finished by then stays.
+    for a scenario, tuner or cluster that does not exist or fit, and for a folder that holds something else; OSError when
+    the disk is full. What was finished by then stays.
     """
     plan = _planned(scenarios, tuners, seeds, system, record=record)
     if jobs < 1:
         raise ValueError(f"Cannot use {jobs} jobs: give at least 1.")
     manifest = _manifest(plan, tuners, seeds)
-    with _claimed(out, manifest, plan, resume=resume):
+    with _crew(jobs, address) as work, _claimed(out, manifest, plan, resume=resume):
         left = [t for t in plan.tasks if not _made(out, t)]
         watch(Planned(len(plan.tasks), len(plan.tasks) - len(left)))
         try:
-            for task, heard in crew.work([_in(out, t, i) for i, t in enumerate(left)], jobs):
+            for task, heard in work([_in(out, t, i) for i, t in enumerate(left)]):
                 run = Run(task.scenario, task.tuner, task.seed)
                 if isinstance(heard, Progress):
                     watch(Underway(run, heard))
@@ -107,6 +111,18 @@ def compare(
         finally:
             _clean(out)
             results.assemble(out)
+
+
+@contextmanager
+def _crew(jobs: int, address: str) -> Iterator[_Work]:
+    """Who makes the runs: processes of this machine, or a Ray cluster's."""
+    if not address:
+        yield partial(crew.work, jobs=jobs)
+        return
+    from harness import ray_cluster, ray_crew  # takes a second, which those without a cluster need not wait
+
+    with ray_cluster.joined(address):
+        yield ray_crew.work
 
 
 # ----------------------------------------------------------------------------------------------------------------- plan

@@ -20,7 +20,7 @@ from typing import IO
 
 from harness.worker import Done, Progress, Task
 
-__all__ = ["Died", "work"]
+__all__ = ["Died", "Hand", "work"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ def work(tasks: Iterable[Task], jobs: int) -> Iterator[tuple[Task, Progress | Do
     ends, no process is left behind.
     """
     waiting = list(tasks)[::-1]
-    crew: list[_Hand] = []
+    crew: list[Hand] = []
     try:
         while waiting or crew:
             while waiting and len(crew) < jobs:
-                crew.append(_Hand())
+                crew.append(Hand())
                 crew[-1].give(waiting.pop())
             ready = wait([h.connection for h in crew])
             for hand in [h for h in crew if h.connection in ready]:
@@ -60,7 +60,7 @@ def work(tasks: Iterable[Task], jobs: int) -> Iterator[tuple[Task, Progress | Do
             hand.dismiss()
 
 
-class _Hand:
+class Hand:
     """One worker process and the run that it has."""
 
     def __init__(self) -> None:

@@ -330,7 +330,7 @@ def test_a_damaged_run_is_named(tiny: Path, tmp_path: Path) -> None:
 def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
     import harness.crew
 
-    hand = harness.crew._Hand()
+    hand = harness.crew.Hand()
     try:
         assert hand._process.stdin is not None
         hand._process.stdin.close()

@@ -1,0 +1,92 @@
+"""Comparisons over a Ray cluster: the bytes of one machine, whatever is killed meanwhile, and nothing left behind."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+import time
+from pathlib import Path
+
+import arena
+import pytest
+from test_compare import run, without_host
+
+from harness import ray_cluster
+from harness.compare import Event, Finished, Planned, Underway
+from live.clusters import Cluster
+from traces import store
+
+TUNERS = ("fixed", "arena:slow", "arena:dies")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(arena.TINY)
+    return path
+
+
+def at_work(cluster: Cluster, index: int) -> list[int]:
+    """The processes on a node that make runs."""
+    return [pid for pid, command in cluster.processes(index).items() if "harness.worker" in command]
+
+
+def left_behind() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("harness-*"))
+
+
+def test_a_cluster_gives_the_bytes_of_one_machine_though_it_is_interrupted_and_loses_nodes(
+    tiny: Path, tmp_path: Path, loop_cluster: Cluster
+) -> None:
+    cluster, before = loop_cluster, left_behind()
+    run(tiny, tmp_path / "here", *TUNERS, jobs=1, seeds=1)
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, Underway):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny, tmp_path / "there", *TUNERS, address=cluster.address, seeds=1, watch=interrupt)
+    deadline = time.monotonic() + 5
+    while any(at_work(cluster, i) for i in cluster.nodes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [at_work(cluster, i) for i in cluster.nodes] == [[]] * 4
+    assert left_behind() == before
+    made = store.load_results(tmp_path / "there").scores.height
+
+    told: list[Event] = []
+    killed: list[int] = []
+
+    def kill(event: Event) -> None:
+        told.append(event)
+        if isinstance(event, Underway) and not killed:
+            killed.extend(i for i in list(cluster.nodes) if at_work(cluster, i))
+            for index in killed[:2]:  # the slow run is on one of them, and goes to what is left
+                cluster.kill(index)
+
+    run(tiny, tmp_path / "there", *TUNERS, address=cluster.address, seeds=1, resume=True, watch=kill)
+    assert killed
+    assert without_host(tmp_path / "there") == without_host(tmp_path / "here")
+    assert isinstance(told[0], Planned)
+    assert sum(isinstance(e, Finished) for e in told) == told[0].runs - told[0].made_before >= 2 - made
+    for folder in left_behind() - before:  # of the nodes that lost power, which are this machine
+        shutil.rmtree(folder)
+    cluster.start(killed[:2])
+
+
+def test_addresses_where_no_cluster_is_are_refused_before_anything_is_written(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster, "_ANSWER_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        mute = f"127.0.0.1:{server.getsockname()[1]}"
+        for address, message in (
+            (mute, "what listens there says nothing"),
+            ("127.0.0.1:1", "nobody answers there .Connection refused"),
+            ("nowhere", "'nowhere': write HOST:PORT"),
+            ("ray://nowhere:99999", "write HOST:PORT"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                run(tiny, tmp_path / "out", "fixed", address=address)
+    assert not (tmp_path / "out").exists()
