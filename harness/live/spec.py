@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from harness.live.blocks import Layout
 from harness.live.coordinator import LiveJob, Shards
+from harness.live.messages import Release
 from harness.live.worker import Computed, Task
-from harness.scenario import Scenario, job, workload_of, parse
+from harness.scenario import Scenario, job, parse, workload_of
 from simulators import jobs, learning, plant
 from simulators.optimizers import REVISING
 from simulators.workloads import Workload
@@ -112,6 +113,12 @@ class Spec:
         found = measure(self._model(work.samples), unravel, data, shard, np.int32(work.clock), task.parameters)
         gradient = np.asarray(found[1]) if task.kind == "gradient" else None
         return Computed(task.number, task.kind, float(found[0]), gradient=gradient, seconds=perf_counter() - started)
+
+    def warm_up(self) -> None:
+        """Compile what the first mini-batches need, which would cost the job its first seconds."""
+        largest = max(map(sum, plant.loads(self.scenario.cluster.nodes, self.job.start).values()))
+        self.compute(Task("evaluate", 0, None, self.parameters))
+        self.compute(Task("gradient", 0, Release(0, 0, 0, 0, 0, largest, 0, 1), self.parameters))
 
     def check(self, setting: Setting) -> None:
         """Raise Rejected, with the reason, for a setting that the job's space allows and a live job cannot run under."""

@@ -1,0 +1,113 @@
+"""A live run beside the same one simulated: completion time, iteration time and its parts, what reconfigurations cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from harness.drive import Played
+from harness.score import score
+from tuners.actions import Cost, Reconfigure, Window
+
+__all__ = ["Run", "beside", "measured"]
+
+_PARTS = ("compute", "pull", "push", "wait")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is compared of a run; nan where there was none of it."""
+
+    completion_seconds: float
+    reached: bool
+    clocks: int
+    iteration_seconds: float  # mean of a worker's cycle: compute, pull, push and wait
+    part_seconds: tuple[float, float, float, float]  # means, in this order
+    changes: int  # reconfigurations that were carried out, by the tuner's wish
+    change_seconds: float  # mean, from the request until the new setting is in force
+    stall_seconds: float  # mean, of these: nobody trained
+    bytes_moved: float  # mean
+    final_accuracy: float
+    final_loss: float
+
+
+def measured(played: Played) -> Run:
+    """The figures of one run."""
+    row = score(played, scenario=played.job.name, tuner="", seed=played.job.seed).score
+    windows = [e.answer for e in played.exchanges if isinstance(e.answer, Window)]
+    parts = tuple(_mean(np.concatenate([getattr(w.pushes, f"{p}_seconds") for w in windows] or [[]])) for p in _PARTS)
+    costs = [c for c in _costs(played) if c.done and c.seconds > 0]
+    return Run(
+        completion_seconds=row.completion_seconds,
+        reached=row.reached,
+        clocks=row.clocks,
+        iteration_seconds=math.fsum(parts),
+        part_seconds=(parts[0], parts[1], parts[2], parts[3]),
+        changes=len(costs),
+        change_seconds=_mean([c.seconds for c in costs]),
+        stall_seconds=_mean([c.stall_seconds for c in costs]),
+        bytes_moved=_mean([c.bytes_moved for c in costs]),
+        final_accuracy=row.final_accuracy,
+        final_loss=row.final_loss,
+    )
+
+
+def _costs(played: Played) -> Iterable[Cost]:
+    for exchange in played.exchanges:
+        if isinstance(exchange.action, Reconfigure) and isinstance(exchange.answer, Cost):
+            yield exchange.answer
+        elif isinstance(exchange.answer, Window):
+            yield from exchange.answer.changes
+
+
+def _mean(values: Sequence[float] | np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+    return float(np.mean(values)) if len(values) else math.nan
+
+
+def beside(live: Run, simulated: Run) -> Table:
+    """The two runs in two columns, and how many times the simulated figure the live one is."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("")
+    for head in ("live", "simulated", "live / simulated"):
+        table.add_column(head, justify="right")
+    rows: list[tuple[str, float, float, str]] = [
+        ("completion time", live.completion_seconds, simulated.completion_seconds, "s"),
+        ("clocks", live.clocks, simulated.clocks, ""),
+        ("iteration time", live.iteration_seconds, simulated.iteration_seconds, "ms"),
+    ]
+    rows += [
+        (f"  {name}", mine, theirs, "ms")
+        for name, mine, theirs in zip(_PARTS, live.part_seconds, simulated.part_seconds, strict=True)
+    ]
+    rows += [("reconfigurations", live.changes, simulated.changes, "")]
+    if live.changes or simulated.changes:
+        rows += [
+            ("  time of one", live.change_seconds, simulated.change_seconds, "s"),
+            ("  nobody trained", live.stall_seconds, simulated.stall_seconds, "s"),
+            ("  moved", live.bytes_moved, simulated.bytes_moved, "kB"),
+        ]
+    rows += [
+        ("accuracy at the end", live.final_accuracy, simulated.final_accuracy, ""),
+        ("loss at the end", live.final_loss, simulated.final_loss, ""),
+    ]
+    for name, mine, theirs, unit in rows:
+        ratio = mine / theirs if theirs else math.nan
+        table.add_row(name, _shown(mine, unit), _shown(theirs, unit), "-" if math.isnan(ratio) else f"{ratio:.2f}")
+    missed = [name for name, run in (("live", live), ("simulated", simulated)) if not run.reached]
+    if missed:
+        table.caption = Text(f"The target was not reached {' and '.join(missed)}: its completion time is the budget.")
+    return table
+
+
+def _shown(value: float, unit: str) -> str:
+    if math.isnan(value):
+        return "-"
+    scaled = value * {"ms": 1e3, "kB": 1e-3}.get(unit, 1.0)
+    number = f"{scaled:,.0f}" if scaled == int(scaled) and unit in ("", "kB") else f"{scaled:.3g}"
+    return f"{number} {unit}".strip()

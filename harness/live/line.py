@@ -1,0 +1,221 @@
+"""One branch of training as the coordinator sees it: who is busy, how far everybody is, and what the policy says.
+
+The arithmetic is that of `simulators.engine` (`_settle`) and `simulators.transitions` (`_launch`), in real time. Nothing is
+sent from here, and what is done depends on nothing but the arguments: a journal of these brings a line back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.live.log import Commit
+from simulators.engine import Records
+from tuners.actions import Decision, Push, Setting, Status, SyncPolicy
+
+__all__ = ["Cycle", "Facts", "Line", "Shards"]
+
+_VERSIONS = 512  # remembered; a gradient that is staler counts as this stale
+
+
+class Shards(NamedTuple):
+    """What a setting gives each node, [k]; as `simulators.plant.Plant` has them."""
+
+    samples: NDArray[np.int32]  # in a mini-batch
+    start: NDArray[np.int32]  # of its part of the training data
+    length: NDArray[np.int32]
+
+
+class Cycle(NamedTuple):
+    """A worker's mini-batch under way."""
+
+    number: int
+    clock: int  # mini-batches that the worker had begun before
+    released_seconds: float
+    wait_seconds: float  # before that
+
+
+class Facts(NamedTuple):
+    """What is known of a push when it is completed."""
+
+    worker: int
+    seconds: float
+    loss: float
+    pull_seconds: float
+    compute_seconds: float
+    index: int  # of the log, that the parameters pulled contain
+    loss_before: float = 0.0
+    loss_after: float = 0.0
+
+
+@cache
+def _compiled(decide: Callable[[Any, Push], tuple[Any, Decision]]) -> Callable[[Any, Push], tuple[Any, Decision]]:
+    return jax.jit(decide)
+
+
+class Line:
+    """A branch. `busy` are its mini-batches under way, by worker; `due` who was released and could not begin yet."""
+
+    def __init__(self, number: int, setting: Setting, policy: SyncPolicy, shards: Shards, *, testing: bool) -> None:
+        nodes = len(shards.samples)
+        self.number, self.testing = number, testing
+        self.setting, self.policy, self.shards = setting, policy, shards
+        self.status: Status = "running"
+        self.state: Any = None  # the policy's
+        self.active = np.zeros(nodes, bool)
+        self.clocks = np.zeros(nodes, np.int32)  # pushes since the policy was installed
+        self.drawn = np.zeros(nodes, np.int32)  # mini-batches begun
+        self.since_seconds = np.zeros(nodes)  # that each worker waits
+        self.pushes = self.samples = self.version = self.grouped = self.steps = 0
+        self.busy: dict[int, Cycle] = {}
+        self.due: set[int] = set()
+        self.halted = True
+        self.rows: list[tuple[float, ...]] = []
+        self._staleness: dict[int, int] = {}  # of pushes that are committed, and on which the policy is still to decide
+        self._versions: list[tuple[int, int]] = [(-1, 0)]  # (entry of the log, version since then)
+
+    def forked(self, number: int, *, testing: bool) -> Line:
+        """Another branch that goes on from here."""
+        made = Line(number, self.setting, self.policy, self.shards, testing=testing)
+        for name, value in vars(self).items():
+            if name not in ("number", "testing", "rows"):
+                setattr(made, name, value.copy() if isinstance(value, np.ndarray | dict | set | list) else value)
+        return made
+
+    # --------------------------------------------------------------------------------------------------------- releases
+
+    def install(self, policy: SyncPolicy, active: NDArray[np.bool_]) -> list[int]:
+        """Put a policy in force anew, its clocks at zero; who is released: those that wait."""
+        self.policy, self.active = policy, active
+        self.state = jax.tree.map(np.asarray, policy.init(active))
+        self.clocks[:] = 0
+        return self._waiting()
+
+    def halt(self, seconds: float) -> None:
+        """Everybody stops; mini-batches under way are given up."""
+        for worker in [*self.busy, *self.due]:
+            self.give_up(worker, seconds)
+        self.halted = True
+
+    def give_up(self, worker: int, seconds: float) -> None:
+        """A worker is in no mini-batch any more."""
+        self.busy.pop(worker, None)
+        self.due.discard(worker)
+        self._staleness.pop(worker, None)
+        self.since_seconds[worker] = seconds
+
+    def begin(self, worker: int, number: int, seconds: float) -> Cycle:
+        """A worker begins a mini-batch: its next, or again the one that it was at when the branch came to rest."""
+        again = self.busy.get(worker)
+        if again is None:
+            self.drawn[worker] += 1
+        self.due.discard(worker)
+        wait = seconds - self.since_seconds[worker] if again is None else again.wait_seconds
+        self.busy[worker] = Cycle(number, int(self.drawn[worker]) - 1, seconds, float(wait))
+        self._staleness.pop(worker, None)
+        return self.busy[worker]
+
+    def _waiting(self) -> list[int]:
+        return [] if self.halted else [int(w) for w in np.flatnonzero(self.active & ~self._occupied())]
+
+    def _occupied(self) -> NDArray[np.bool_]:
+        taken = np.zeros(len(self.active), bool)
+        taken[[*self.busy, *self.due]] = True
+        return taken
+
+    # ----------------------------------------------------------------------------------------------------------- pushes
+
+    def settle(self, facts: Facts, worker: str, index: int) -> tuple[Commit, list[int]]:
+        """A push is completed: what to write into the log at `index`, and who is released."""
+        staleness, cycle = self._staleness_of(facts.index), self.busy[facts.worker]
+        decision, released = self._decide(facts, staleness)
+        return self._commit(worker, facts.worker, cycle, bool(decision.accept), bool(decision.step), index), released
+
+    def advance(self, facts: Facts, worker: str, index: int) -> Commit:
+        """A push of a policy that probes counts before the policy decides, which `settle_probed` lets it do."""
+        self._staleness[facts.worker] = self._staleness_of(facts.index)
+        return self._commit(worker, facts.worker, self.busy[facts.worker], True, True, index)
+
+    def settle_probed(self, facts: Facts) -> list[int]:
+        """The losses around a push that `advance` was told of have come: who is released."""
+        return self._decide(facts, self._staleness.pop(facts.worker))[1]
+
+    def _commit(self, name: str, worker: int, cycle: Cycle, accept: bool, step: bool, index: int) -> Commit:
+        accept = accept and not self.testing
+        self.grouped += accept
+        take = step and self.grouped > 0
+        taken = self.grouped
+        if take:
+            self.version, self.steps, self.grouped = self.version + taken, self.steps + 1, 0
+            self._versions = [*self._versions[-_VERSIONS:], (index, self.version)]
+        return Commit(
+            branch=self.number,
+            worker=name,
+            cycle=cycle.number,
+            accept=accept,
+            take=take,
+            grouped=taken,
+            weight=self._weight(worker),
+            steps=self.steps,
+            learning_rate=self.setting.learning_rate,
+            momentum=self.setting.momentum,
+        )
+
+    def _staleness_of(self, index: int) -> int:
+        at = bisect_right(self._versions, (index, 2**62)) - 1
+        return self.version - self._versions[max(at, 0)][1]
+
+    def _weight(self, worker: int) -> float:
+        """As in `simulators.learning`: all samples count the same in a mean."""
+        workers = self.active.copy()
+        workers[worker] = True
+        samples = self.shards.samples
+        return float(np.float32(samples[worker] * workers.sum() / samples[workers].sum()))
+
+    def _decide(self, facts: Facts, staleness: int) -> tuple[Decision, list[int]]:
+        worker, cycle = facts.worker, self.busy[facts.worker]
+        self.give_up(worker, facts.seconds)
+        self.clocks[worker] += 1
+        push = Push(
+            worker=np.int32(worker),
+            clocks=self.clocks,
+            waiting=self.active & ~self._occupied(),
+            active=self.active,
+            seconds=np.float64(facts.seconds),
+            staleness=np.int32(staleness),
+            loss=np.float64(facts.loss),
+            loss_before=np.float64(facts.loss_before),
+            loss_after=np.float64(facts.loss_after),
+        )
+        state, decision = _compiled(self.policy.decide)(self.state, push)
+        self.state = state
+        self._count(facts, cycle, staleness)
+        release = np.asarray(decision.release) & self.active
+        return decision, [int(w) for w in np.flatnonzero(release)] if self.status == "running" else []
+
+    def _count(self, facts: Facts, cycle: Cycle, staleness: int) -> None:
+        self.pushes += 1
+        self.samples += int(self.shards.samples[facts.worker])
+        spent = facts.seconds - cycle.released_seconds - facts.pull_seconds - facts.compute_seconds
+        row = Records(
+            seconds=facts.seconds,
+            worker=facts.worker,
+            clock=cycle.clock,
+            compute_seconds=facts.compute_seconds,
+            pull_seconds=facts.pull_seconds,
+            push_seconds=max(spent, 0.0),
+            wait_seconds=cycle.wait_seconds,
+            staleness=staleness,
+            loss=facts.loss,
+            valid_loss=np.nan,
+            valid_accuracy=np.nan,
+        )
+        self.rows.append(tuple(row))
+        if not np.isfinite(facts.loss):
+            self.status = "diverged"

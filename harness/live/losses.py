@@ -1,0 +1,127 @@
+"""What is done about lost processes: the job goes on with those that are left, and takes them back when they return."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from harness.live.line import Line
+from harness.live.messages import server
+from harness.live.runtime import EVALUATOR, Procedure, Runtime, node_of, peers
+from simulators.reconfigure import survivors
+from tuners.actions import NodeEvent, Setting
+
+__all__ = ["Losses"]
+
+_TRIES = 3  # starts of a process that does not come, one after the other
+
+
+class Losses:
+    """Who is away, and what the branches' settings were before."""
+
+    def __init__(self, runtime: Runtime, nodes: tuple[str, ...]) -> None:
+        self.away: set[str] = set()  # nodes
+        self.events: list[NodeEvent] = []  # not yet told
+        self._runtime, self._nodes = runtime, nodes
+        self._missing: dict[str, int] = {}  # lost processes, and how often they were started since
+        self._blocks_lost = False
+        self._before: dict[int, tuple[Setting, Setting]] = {}  # by branch: what it had, and what it has meanwhile
+
+    @property
+    def present(self) -> frozenset[str]:
+        return frozenset(self._nodes) - self.away
+
+    def tell(self, names: Collection[str]) -> None:
+        """These were lost, just now."""
+        runtime = self._runtime
+        runtime.starting.difference_update(names)
+        runtime.call("lose", list(names))
+        self._blocks_lost = self._blocks_lost or any(n == server(node_of(n)) for n in names)
+        for name in names:
+            self._missing.setdefault(name, 0)
+        for node in sorted({node_of(n) for n in names if n != EVALUATOR} - self.away):
+            self.away.add(node)
+            self.events.append(NodeEvent(runtime.now, node, "failed"))
+
+    def forget(self, branch: int) -> None:
+        """That branch has another setting by the tuner's wish, or is gone."""
+        self._before.pop(branch, None)
+
+    def start_missing(self) -> None:
+        """Start what is lost where there is a place for it."""
+        places = self._runtime.processes.nodes
+        for name, tries in self._missing.items():
+            able = name == EVALUATOR or node_of(name) in places
+            if able and tries < _TRIES and self._runtime.start([name]):
+                self._missing[name] = tries + 1
+
+    def welcome(self) -> tuple[str, ...]:
+        """Nodes that are back, all of them."""
+        here = [n for n in self._missing if n in self._runtime.seen.members]
+        for name in here:
+            del self._missing[name]
+        back = sorted(self.away - {node_of(n) for n in self._missing})
+        for node in back:
+            self.away.discard(node)
+            self.events.append(NodeEvent(self._runtime.now, node, "joined"))
+        return tuple(back)
+
+    # ---------------------------------------------------------------------------------------------------------- procedures
+
+    def bridge(self, lines: Mapping[int, Line], running: int | None) -> Procedure:
+        """Go on with those that are left; where nobody is left for a role, with those that take its place."""
+        runtime = self._runtime
+        for number, line in lines.items():
+            left = self._left(line.setting)
+            if left is None:
+                continue  # nobody can take its place: the others wait until it is back
+            if left != line.setting:
+                before = self._before.get(number, (line.setting, left))[0]
+                self._before[number] = (before, left)
+                line.setting = left
+        if running is None:
+            return
+        setting = lines[running].setting
+        self.start_missing()
+        runtime.start(peers(setting))
+        yield
+        while not set(peers(setting)) <= runtime.seen.members.keys():
+            self.start_missing()
+            yield
+        if self._blocks_lost:
+            shares = setting.shares()[1]
+            runtime.call("recover", tuple(map(server, setting.servers)), shares)
+            yield
+            yield from runtime.settled()
+            self._blocks_lost = False
+            yield from runtime.place(setting)
+            yield from runtime.settled()
+        runtime.call("put", running, setting)
+
+    def restore(self, lines: Mapping[int, Line], running: int | None) -> Procedure:
+        """Give the branches back what they had, as far as the nodes are there again."""
+        runtime = self._runtime
+        for number, (before, meanwhile) in list(self._before.items()):
+            wanted = survivors(before, self.present, self._nodes)
+            if number not in lines or lines[number].setting != meanwhile or wanted is None:
+                self.forget(number)
+                continue
+            if number == running:
+                runtime.start(peers(wanted))
+                yield from runtime.joined(peers(wanted))
+                yield from runtime.place(wanted)
+                yield from runtime.settled()
+                runtime.call("put", number, wanted)
+            lines[number].setting = wanted
+            if wanted == before:
+                self.forget(number)
+            else:
+                self._before[number] = (before, wanted)
+
+    def _left(self, setting: Setting) -> Setting | None:
+        """`setting` on the nodes that are present; as it is where a role would be left without anybody and a node that had it
+        can be started again."""
+        back = self._runtime.processes.nodes
+        for members in (setting.workers, setting.servers):
+            if not set(members) & self.present and set(members) & back:
+                return setting
+        return survivors(setting, self.present, self._nodes)

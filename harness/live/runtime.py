@@ -1,0 +1,145 @@
+"""What a live job runs on: processes that can be started, stopped and lost, and what their coordinator last said.
+
+A procedure (a change of setting, what is done about a loss) is a generator that yields wherever it has to wait; whoever
+watches the job goes on with it as soon as the coordinator has said something new.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Generator, Iterable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+from harness.live import messages
+from harness.live.coordinator import Poll
+from tuners.actions import Setting
+
+__all__ = ["EVALUATOR", "Procedure", "Processes", "Runtime", "node_of", "peers"]
+
+EVALUATOR = messages.worker("evaluator")
+"""The process that validates, so that nobody else waits for it."""
+
+Procedure: TypeAlias = Generator[None, None, None]
+
+_JOIN_SECONDS = 60.0
+
+
+class Processes(Protocol):
+    """The processes of one job. Names are those of `harness.live.messages`."""
+
+    def call(self, name: str, *given: Any, **named: Any) -> Any:
+        """What the coordinator's method of that name returns; waits for a coordinator that is coming back."""
+        ...
+
+    def start(self, names: Collection[str]) -> None:
+        """Start processes, under their next generation, and let the coordinator expect them; returns at once."""
+        ...
+
+    def stop(self, names: Collection[str]) -> None:
+        """End processes that nobody needs; returns at once."""
+        ...
+
+    def lost(self) -> Mapping[str, str]:
+        """Those that have died or hung since one last asked, and what is known about why. They are dead now."""
+        ...
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Nodes of the job that have a place to run just now."""
+        ...
+
+    def close(self) -> None:
+        """End everything."""
+        ...
+
+
+def peers(setting: Setting) -> tuple[str, ...]:
+    """The processes that a setting needs."""
+    return (*map(messages.server, setting.servers), *map(messages.worker, setting.workers))
+
+
+def node_of(name: str) -> str:
+    """The node that a process runs on."""
+    return name.partition("/")[2]
+
+
+class Runtime:
+    """The processes of a job, and what the coordinator said when it was last looked at."""
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self.seen: Poll
+        self.placed: tuple[tuple[str, ...], tuple[float, ...]] = ((), ())  # servers and their shares of the model
+        self.starting: set[str] = set()
+        self._offset_seconds = float("inf")  # of this clock to the coordinator's
+        self._zero_seconds = 0.0  # of the coordinator's clock, when the job began
+
+    def call(self, name: str, *given: Any, **named: Any) -> Any:
+        return self.processes.call(name, *given, **named)
+
+    def look(self) -> Poll:
+        """What has happened since the last look."""
+        self.seen = self.call("poll")
+        self.starting -= self.seen.members.keys()
+        # How long the answer took is in it, too: the quickest answer comes nearest.
+        self._offset_seconds = min(self._offset_seconds, time.monotonic() - self.seen.now)
+        return self.seen
+
+    @property
+    def now(self) -> float:
+        """Seconds since the job began."""
+        return time.monotonic() - self._offset_seconds - self._zero_seconds
+
+    def begin_at(self, seconds: float) -> None:
+        """It is so many seconds since the job began, now."""
+        self._zero_seconds += self.now - seconds
+
+    def job_seconds(self, coordinator_seconds: Any) -> Any:
+        """The coordinator's time as time of the job."""
+        return coordinator_seconds - self._zero_seconds
+
+    # -------------------------------------------------------------------------------------------------- parts of procedures
+
+    def start(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Start those that are not there, nor on their way; who that is."""
+        lacking = tuple(n for n in names if n not in self.seen.members and n not in self.starting)
+        if lacking:
+            self.processes.start(lacking)
+            self.starting.update(lacking)
+        return lacking
+
+    def joined(self, names: Iterable[str]) -> Procedure:
+        """Wait until they take part. Raises RuntimeError where one does not come."""
+        awaited, until = set(names), time.monotonic() + _JOIN_SECONDS
+        while not awaited <= self.seen.members.keys():
+            if time.monotonic() > until:
+                late = ", ".join(sorted(awaited - self.seen.members.keys()))
+                raise RuntimeError(f"Cannot start {late}: nothing was heard of it for {_JOIN_SECONDS:g} s.")
+            yield
+
+    def place(self, setting: Setting, *, on_demand: bool = False, at_once: int = 4) -> Procedure:
+        """Begin to move the model to where `setting` has it."""
+        self.placed = (setting.servers, setting.shares()[1])
+        self.call(
+            "place", tuple(map(messages.server, setting.servers)), self.placed[1], on_demand=on_demand, at_once=at_once
+        )
+        yield  # until the coordinator has told how much there is to move
+
+    def settled(self) -> Procedure:
+        """Wait until all blocks are where they are to be."""
+        while self.seen.moving or self.seen.recovering:
+            yield
+
+    def durable(self, index: int) -> Procedure:
+        """Wait until nothing up to an entry of the log can be lost."""
+        while self.seen.durable < index:
+            yield
+
+    def dismiss(self, kept: Collection[str]) -> Procedure:
+        """End all processes but those `kept`, as soon as they can be spared."""
+        spare = [n for n in self.seen.members if n not in kept and n != EVALUATOR]
+        if spare:
+            self.call("retire", spare)
+            while any(self.call("needed", name) for name in spare):
+                yield
+            self.processes.stop(spare)
