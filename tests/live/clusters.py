@@ -39,6 +39,8 @@ class Cluster:
     switch: bool = False  # whether hosts are network namespaces
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="ray-")))
     nodes: dict[int, int] = field(default_factory=dict)  # the process that all of a node lives under
+    hosts: dict[int, int] = field(default_factory=dict)  # the process whose network a node has, if not this machine's
+    groups: dict[int, list[Path]] = field(default_factory=dict)  # the control groups that it starts in
 
     def __post_init__(self) -> None:
         self._errors = (self.folder / "room.txt").open("wb")
@@ -78,7 +80,8 @@ class Cluster:
             "temp_dir": str(self.folder / str(index)),  # raylets that share one choose the same names for sockets
         }
         options |= {"gcs_address": self.address} if index else {"gcs_server_port": 6379}
-        return {"host": 0, "cgroups": [], "how": self.how, "head": not index, "options": options}
+        groups = [str(g) for g in self.groups.get(index, ())]
+        return {"host": self.hosts.get(index, 0), "cgroups": groups, "how": self.how, "head": not index, "options": options}
 
     def ask(self, what: str, **request: Any) -> Any:
         """Have the room make something; raises RuntimeError where it cannot."""

@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 
 from live.clusters import loop_cluster
+from live.namespaces import namespace_cluster
 
-__all__ = ["loop_cluster"]
+__all__ = ["loop_cluster", "namespace_cluster"]
 
 _KEYS = Path(tempfile.mkdtemp(prefix="ray-token-"))
 atexit.register(shutil.rmtree, _KEYS, ignore_errors=True)

@@ -47,10 +47,10 @@ def _check(returned: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def enter(pid: int) -> None:
-    """Move this thread, and what it starts from now on, to the network of process `pid`. Raises OSError if not root."""
-    with Path(f"/proc/{pid}/ns/net").open("rb") as network:
-        _check(_C.setns(network.fileno(), _NEW_NETWORK))
+def enter(network: Path) -> None:
+    """Move this thread, and what it starts from now on, to a network, such as ``/proc/PID/ns/net``; needs root."""
+    with network.open("rb") as opened:
+        _check(_C.setns(opened.fileno(), _NEW_NETWORK))
 
 
 def descendants(root: int) -> list[int]:
@@ -139,7 +139,7 @@ class _Room:
             for cgroup in cgroups:
                 (Path(cgroup) / "cgroup.procs").write_text("0")
             if host:
-                enter(host)
+                enter(Path(f"/proc/{host}/ns/net"))
             if how == "command":
                 _start_by_command(head, options)
             else:
