@@ -1,0 +1,188 @@
+"""The processes of a live job: loops that carry messages between a transport and a core, and the beat of their hearts.
+
+A process introduces itself to the coordinator's (`Here`), which tells everybody who is where (`Peers`) on the very channel
+that its core's messages take, so that whoever is named in one of them can be reached. A thread of its own beats while the
+loop computes. `harness.live.coordination` is the coordinator's end of this.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol, TypeAlias
+
+from harness.live.blocks import Layout
+from harness.live.host import Cores, keep_memory
+from harness.live.messages import COORDINATOR, Message
+from harness.live.server import Server
+from harness.live.transport import Overrun, Transport
+from harness.live.wire import Beat, Here, Peers, Unreadable, decode, encode
+from harness.live.worker import Computed, Task, Worker
+
+__all__ = ["BEAT_SECONDS", "TICK_SECONDS", "Heart", "Line", "run_server", "run_worker"]
+
+BEAT_SECONDS = 0.3
+TICK_SECONDS = 0.25
+
+_log = logging.getLogger(__name__)
+
+Compute: TypeAlias = Callable[[Task], Computed]
+
+
+class Line:
+    """A process's end of all its channels: messages over a transport, and who is where."""
+
+    def __init__(self, name: str, generation: int, transport: Transport) -> None:
+        self.name, self.generation, self.transport = name, generation, transport
+        self.peers: dict[str, tuple[str, int]] = {}  # address and generation
+
+    def send(self, receiver: str, message: Message) -> None:
+        """As cores want it: returns at once, and loses what is sent to nobody."""
+        self.transport.send(receiver, encode(self.name, message))
+
+    def signal(self, receiver: str, head: Here | Peers) -> None:
+        """Tell another process something that is not for its core."""
+        said: object = head
+        self.send(receiver, Message(said, (), 0, self.generation))  # type: ignore[arg-type]
+
+    def receive(self, timeout_seconds: float) -> tuple[str, Message] | None:
+        """The next message, (sender, message), or None where none comes in time; what is no message is dropped."""
+        frames = self.transport.receive(timeout_seconds)
+        if frames is None:
+            return None
+        try:
+            sender, message = decode(frames)
+        except Unreadable as error:
+            _log.warning("%s drops what it received: %s", self.name, error)
+            return self.receive(0.0)
+        head: object = message.head
+        if isinstance(head, Peers):
+            self.know(head)
+            return self.receive(0.0)
+        return sender, message
+
+    def know(self, everybody: Peers) -> None:
+        """Connect to those who are new or elsewhere, and drop those who are gone."""
+        now = {name: (address, generation) for name, address, generation in everybody.peers if name != self.name}
+        for name in self.peers.keys() - now.keys():
+            self.transport.forget(name)
+        for name, place in now.items():
+            if self.peers.get(name) != place:
+                self.transport.connect(name, place[0])
+        self.peers = now
+
+
+class Heart(threading.Thread):
+    """Beats to the coordinator's process until it is told to stop, whatever the rest of the process does."""
+
+    def __init__(self, line: Line) -> None:
+        super().__init__(name=f"heart of {line.name}", daemon=True)
+        self._line = line
+        self._over = threading.Event()
+        self._outlets = line.transport.beside()
+
+    def run(self) -> None:
+        said: object = Beat()
+        beat = encode(self._line.name, Message(said, (), 0, self._line.generation))  # type: ignore[arg-type]
+        connected: tuple[str, int] | None = None
+        while not self._over.wait(BEAT_SECONDS):
+            coordinator = self._line.peers.get(COORDINATOR)
+            if coordinator is not None and coordinator != connected:
+                self._outlets.connect(COORDINATOR, coordinator[0])
+                connected = coordinator
+            with suppress(Overrun):
+                self._outlets.send(COORDINATOR, beat)
+        self._outlets.close()
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+class _Core(Protocol):
+    @property
+    def view(self) -> int: ...
+
+    def hello(self) -> None: ...
+
+    def receive(self, sender: str, message: Message) -> None: ...
+
+
+def run_server(
+    name: str,
+    generation: int,
+    layout: Layout,
+    optimizer: str,
+    aggregation: str,
+    transport: Transport,
+    coordinator: str,
+    over: threading.Event,
+) -> None:
+    """Be a server until `over`; `coordinator` is the address of the coordinator's process."""
+    keep_memory()
+    line = Line(name, generation, transport)
+    core = Server(name, generation, layout, optimizer, aggregation, line.send)
+    _serve(line, core, coordinator, over, tick=lambda: None, work=lambda: None)
+
+
+def run_worker(
+    name: str,
+    generation: int,
+    layout: Layout,
+    prepare: Callable[[], Compute],
+    transport: Transport,
+    coordinator: str,
+    over: threading.Event,
+    cores: Cores,
+) -> None:
+    """Be a worker, or an evaluator, until `over`. `prepare` imports and compiles what `Compute` needs.
+
+    It computes between messages: XLA cannot be interrupted, so a thread would only add its hand-over to every clock.
+    """
+    keep_memory()
+    line = Line(name, generation, transport)
+    tasks: deque[Task] = deque()
+    core = Worker(name, generation, layout, line.send, time.monotonic, tasks.append)
+    compute = prepare()
+
+    def work() -> None:
+        while tasks:
+            while (heard := line.receive(0.0)) is not None:  # a task may be void by now
+                core.receive(*heard)
+            task = tasks.popleft()
+            if task.kind == "gradient" and any(later.kind == "gradient" for later in tasks):
+                continue
+            if task.work is not None:
+                cores.use(task.work.intra_threads)
+            core.computed(compute(task))
+
+    _serve(line, core, coordinator, over, tick=core.tick, work=work)
+
+
+def _serve(
+    line: Line, core: _Core, coordinator: str, over: threading.Event, *, tick: Callable[[], None], work: Callable[[], None]
+) -> None:
+    line.know(Peers(((COORDINATOR, coordinator, 0),)))
+    heart = Heart(line)
+    heart.start()
+    due = 0.0
+    try:
+        while not over.is_set():
+            if time.monotonic() >= due:
+                if not core.view:
+                    line.signal(COORDINATOR, Here(line.transport.address))
+                    core.hello()
+                tick()
+                work()
+                due = time.monotonic() + TICK_SECONDS
+            heard = line.receive(TICK_SECONDS)
+            if heard is not None:
+                core.receive(*heard)
+                work()
+    finally:
+        heart.stop()
+        line.transport.close()

@@ -1,0 +1,57 @@
+"""How frames get from one process to another: one way, in order between any two, lost where nobody is.
+
+Two kinds: `harness.live.zmq_transport`, and `harness.live.ray_transport` as the reference to compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from harness.live.wire import Buffer
+
+__all__ = ["Outlets", "Overrun", "Transport"]
+
+
+class Overrun(RuntimeError):
+    """A peer that is connected has not taken what was sent to it for so long that going on would lose messages."""
+
+
+class Outlets(Protocol):
+    """The sending half, used by one thread."""
+
+    def connect(self, peer: str, address: str) -> None:
+        """From now on `peer` is there; what was on its way to where it was before is dropped."""
+        ...
+
+    def forget(self, peer: str) -> None:
+        """Nobody of that name is there any more; what was on its way is dropped."""
+        ...
+
+    def send(self, peer: str, frames: Sequence[Buffer]) -> None:
+        """Returns at once. What is sent to nobody is lost; raises Overrun for what is sent to somebody who takes nothing.
+
+        Frames may be on their way long after: nobody may write to them any more.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop at once, and drop what was on its way."""
+        ...
+
+
+class Transport(Outlets, Protocol):
+    """One process's end, used by one thread."""
+
+    @property
+    def address(self) -> str:
+        """Where others reach this one."""
+        ...
+
+    def receive(self, timeout_seconds: float) -> Sequence[Buffer] | None:
+        """The next message, or None where none comes in time."""
+        ...
+
+    def beside(self) -> Outlets:
+        """A sending half for another thread of this process; to be closed before this is."""
+        ...

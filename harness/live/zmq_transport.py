@@ -1,0 +1,168 @@
+"""Frames over ZeroMQ: a socket that everybody pushes to, and one to each peer; encrypted for those who have the job's keys.
+
+Messages go one way, so sockets are PUSH and PULL, the plainest that keep order. With `Keys` (CurveZMQ,
+https://rfc.zeromq.org/spec/26), the listening end proves that it is of this job, and admits nobody else: whoever lacks the
+keys can neither send nor be sent anything, nor read along.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+from harness.live.transport import Overrun
+from harness.live.wire import LARGEST_BYTES, Buffer
+
+__all__ = ["Keys", "ZmqTransport", "on_loopback"]
+
+_DOMAIN = "job"
+_WAITING_MESSAGES = 10_000  # to one peer; a job's messages answer one another, so that a few dozen are many
+_RECONNECT_MILLISECONDS = (50, 1000)  # first and longest pause before another attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """A job's keys, the same for all its processes: (public, secret) of those who listen, and of those who call."""
+
+    listen: tuple[bytes, bytes]
+    call: tuple[bytes, bytes]
+
+    @classmethod
+    def fresh(cls) -> Keys:
+        return cls(zmq.curve_keypair(), zmq.curve_keypair())
+
+    def __repr__(self) -> str:
+        return "Keys(...)"  # they are to appear in no log
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether a caller with that public key is let in (the name is ZeroMQ's)."""
+        return domain == _DOMAIN and key == self.call[0]
+
+
+def on_loopback(host: str) -> bool:
+    """Whether only this machine can reach that address; a name counts as one that others can reach."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _Outlets:
+    """A socket to each peer, opened when something is sent to it."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys | None) -> None:
+        self._context, self._keys = context, keys
+        self._addresses: dict[str, str] = {}
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}
+
+    def connect(self, peer: str, address: str) -> None:
+        self.forget(peer)
+        self._addresses[peer] = address
+
+    def forget(self, peer: str) -> None:
+        self._addresses.pop(peer, None)
+        socket = self._sockets.pop(peer, None)
+        if socket is not None:
+            socket.close(linger=0)
+
+    def send(self, peer: str, frames: Sequence[Buffer]) -> None:
+        socket = self._sockets.get(peer)
+        if socket is None:
+            if peer not in self._addresses:
+                return
+            socket = self._sockets[peer] = self._calling(self._addresses[peer])
+        try:
+            socket.send_multipart(frames, zmq.DONTWAIT, copy=False)
+        except zmq.Again:
+            raise Overrun(f"Cannot send to {peer}: {_WAITING_MESSAGES} messages wait for it to take them.") from None
+
+    def _calling(self, address: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.SNDHWM, _WAITING_MESSAGES)
+        socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MILLISECONDS[0])
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MILLISECONDS[1])
+        if self._keys is not None:
+            socket.curve_serverkey = self._keys.listen[0]
+            socket.curve_publickey, socket.curve_secretkey = self._keys.call
+        socket.connect(address)
+        return socket
+
+    def close(self) -> None:
+        for peer in list(self._sockets):
+            self.forget(peer)
+
+
+class ZmqTransport:
+    """A `Transport` that listens on one address of this host, on any free port where none is given.
+
+    Raises ValueError where it cannot listen there.
+    """
+
+    def __init__(self, host: str, port: int = 0, *, keys: Keys | None = None) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._keys = keys
+        self._guard: ThreadAuthenticator | None = None
+        self._outlets = self.beside()
+        try:
+            self._inlet = self._listening(f"tcp://{host}:{port or '*'}")
+        except BaseException:
+            self.close()
+            raise
+        self._address = self._inlet.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._poller = zmq.Poller()
+        self._poller.register(self._inlet, zmq.POLLIN)
+
+    def _listening(self, place: str) -> zmq.Socket[bytes]:
+        inlet = self._context.socket(zmq.PULL)
+        inlet.setsockopt(zmq.MAXMSGSIZE, LARGEST_BYTES)
+        inlet.setsockopt(zmq.RCVHWM, _WAITING_MESSAGES)
+        if self._keys is not None:
+            self._guard = ThreadAuthenticator(self._context)
+            self._guard.start()
+            self._guard.configure_curve_callback(_DOMAIN, self._keys)
+            inlet.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
+            inlet.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a guard nobody is admitted, rather than everybody
+            inlet.curve_publickey, inlet.curve_secretkey = self._keys.listen
+            inlet.curve_server = True
+        try:
+            inlet.bind(place)
+        except zmq.ZMQError as error:
+            raise ValueError(
+                f"Cannot listen on {place}: {os.strerror(error.errno or 0)}. Give a free port, or 0 for any."
+            ) from None
+        return inlet
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def connect(self, peer: str, address: str) -> None:
+        self._outlets.connect(peer, address)
+
+    def forget(self, peer: str) -> None:
+        self._outlets.forget(peer)
+
+    def send(self, peer: str, frames: Sequence[Buffer]) -> None:
+        self._outlets.send(peer, frames)
+
+    def beside(self) -> _Outlets:
+        return _Outlets(self._context, self._keys)
+
+    def receive(self, timeout_seconds: float) -> Sequence[Buffer] | None:
+        try:
+            frames = self._inlet.recv_multipart(zmq.DONTWAIT, copy=False)
+        except zmq.Again:
+            if not self._poller.poll(round(timeout_seconds * 1000)):
+                return None
+            frames = self._inlet.recv_multipart(copy=False)
+        return [frame.buffer for frame in frames]
+
+    def close(self) -> None:
+        if self._guard is not None:
+            self._guard.stop()
+        self._context.destroy(linger=0)
