@@ -40,13 +40,10 @@ def alive(ray: Any, cluster: Cluster, index: int) -> bool:
     return any(n["Alive"] and n["NodeManagerAddress"] == cluster.ip(index) for n in ray.nodes())
 
 
-def place() -> tuple[str, bool]:
-    import ray
-
-    return ray.util.get_node_ip_address(), "eth0" in [name for _, name in socket.if_nameindex()]
-
-
 def test_each_node_has_an_address_and_a_network_of_its_own(namespace_cluster: NamespaceCluster, ray_on_host: Any) -> None:
+    def place() -> tuple[str, bool]:
+        return ray_on_host.util.get_node_ip_address(), "eth0" in [name for _, name in socket.if_nameindex()]
+
     where = ray_on_host.remote(place)
     seen = ray_on_host.get([where.options(resources={f"node_{i}": 1}).remote() for i in range(1, 5)])
     assert seen == [(namespace_cluster.ip(i), True) for i in range(1, 5)]
