@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from harness.live.messages import server
 from harness.live.runtime import EVALUATOR, Procedure, Runtime, node_of, peers
 from simulators.reconfigure import block_counts, moves
 from tuners.actions import Cost, Method, Setting, SyncPolicy
@@ -97,11 +96,7 @@ class Change:
         yield  # those that were lost are members no more
         yield from runtime.joined(new)
         self.steps.append("restart")
-        shares = self.new.shares()[1]
-        runtime.placed = (self.new.servers, shares)
-        runtime.call("recover", tuple(map(server, self.new.servers)), shares)
-        yield
-        yield from runtime.settled()
+        yield from runtime.recover(self.new)
         self.steps.append("restore")
         self.bytes_moved += self._blocks * self._block_bytes
         runtime.call("put", self.branch, self.new, self.policy)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+import pickle
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
 from harness.live import view
 from harness.live.change import Change
-from harness.live.line import Line
+from harness.live.checkpoint import Checkpoint
 from harness.live.losses import Losses
 from harness.live.runtime import EVALUATOR, Procedure, Processes, Runtime, peers
+from harness.live.sight import Sight
 from harness.live.spec import Spec
 from harness.live.view import Glimpse, NodeGlimpse
 from simulators.engine import Records
@@ -24,17 +27,18 @@ from tuners.actions import Evaluation, Setting, Status, SyncPolicy
 __all__ = ["Control"]
 
 _LOOK_SECONDS = 0.02
+_COORDINATOR, _DRIVER = "coordinator", "driver"  # tensors of a checkpoint: what each of them knows, pickled
 _RECENT_SECONDS = 3.0
 
 
 class Control:
     """A job under way, and the thread that watches it. What it has may be read and changed with `news` held."""
 
-    def __init__(self, spec: Spec, processes: Processes, policy: SyncPolicy) -> None:
+    def __init__(self, spec: Spec, processes: Processes, policy: SyncPolicy, begun: Checkpoint | None = None) -> None:
         self.job, self.spec = spec.job, spec
         self.runtime = Runtime(processes)
         self.losses = Losses(self.runtime, tuple(n.name for n in self.job.nodes))
-        self.lines = {0: Line(self.job.start, policy, 0.0)}
+        self.sights = {0: Sight(self.job.start, policy, 0.0)}
         self.running: int | None = 0  # the branch that trains
         self.change: Change | None = None
         self.measured: dict[int, Evaluation] = {}  # that somebody asked for, by number of the request
@@ -42,26 +46,37 @@ class Control:
         self.news = threading.Condition(threading.RLock())
         self._work: Procedure | None = None  # what is being done to the job: a change, or what a loss makes necessary
         self._recent: deque[Any] = deque()  # rows of the last seconds, for whoever watches
+        self._lost_pushes = 0
         self._failure: Exception | None = None
         self._ended_seconds: float | None = None
         self._over = threading.Event()
-        self._begin(self.job.start, policy)
+        if begun is not None:
+            self.sights, self.running = pickle.loads(begun.tensors[_DRIVER].tobytes())  # noqa: S301 - the job's own checkpoint
+        self._begin(begun)
         self._watcher = threading.Thread(target=self._watch, name="live job", daemon=True)
         self._watcher.start()
 
-    def _begin(self, start: Setting, policy: SyncPolicy) -> None:
-        runtime, wanted = self.runtime, [*peers(self.job.start), EVALUATOR]
-        runtime.call("begin", start, policy, self.spec.parameters)
+    def _begin(self, begun: Checkpoint | None) -> None:
+        """Bring the processes up that the first setting needs, and let them train."""
+        runtime, number = self.runtime, self.running or 0
+        setting = self.sights[number].setting
+        if begun is None:
+            runtime.call("begin", setting, self.sights[number].policy, self.spec.parameters)
+        else:
+            runtime.call("begin_from", begun.tensors[_COORDINATOR].tobytes(), _vectors(begun))
         runtime.look()
-        runtime.start(wanted)
-        runtime.placed = (start.servers, start.shares()[1])
-        for _ in runtime.joined(wanted):
+        runtime.start([*peers(setting), EVALUATOR])
+        for _ in self._brought_up(setting):
             for name, why in runtime.processes.lost().items():
                 raise RuntimeError(f"Cannot start {name}: {why}")
             time.sleep(_LOOK_SECONDS)
             runtime.look()
-        runtime.call("run", 0)
-        runtime.begin_at(0.0)
+        runtime.call("run", number)
+        runtime.begin_at(0.0 if begun is None else float(begun.state["seconds"]))
+
+    def _brought_up(self, setting: Setting) -> Procedure:
+        yield from self.runtime.joined([*peers(setting), EVALUATOR])
+        yield from self.runtime.recover(setting)
 
     @property
     def now(self) -> float:
@@ -71,7 +86,7 @@ class Control:
     @property
     def status(self) -> Status:
         """Done when any branch is; lost when every branch is."""
-        found = [line.status for line in self.lines.values()]
+        found = [sight.status for sight in self.sights.values()]
         if "target" in found:
             return "target"
         return "running" if "running" in found else found[-1]
@@ -109,6 +124,20 @@ class Control:
             work = self._work = mine()
             self.wait(lambda work=work: self._work is not work)  # type: ignore[misc]
 
+    def checkpoint(self) -> Checkpoint:
+        """Everything that the job can go on from; nobody trains from now on."""
+        self.wait_for_hands()
+        running, self.running = self.running, None
+        runtime = self.runtime
+        runtime.call("rest")
+        index: int = runtime.call("snapshot", save=True)
+        self.do(lambda: runtime.durable(index))
+        tensors = {_COORDINATOR: _as_tensor(runtime.call("checkpoint", index))}
+        tensors[_DRIVER] = _as_tensor(cloudpickle.dumps((self.sights, running)))
+        for number, vectors in runtime.call("saved", index).items():
+            tensors |= {f"{number}/{name}": vector for name, vector in vectors.items()}
+        return Checkpoint(tensors, {"seconds": self.now, "branch": running})
+
     def begin(self, change: Change) -> None:
         """Carry a change out."""
         self.wait_for_hands()
@@ -128,37 +157,40 @@ class Control:
 
     def _look(self) -> None:
         seen = self.runtime.look()
+        if seen.lost_pushes > self._lost_pushes:
+            self.happened(f"{seen.lost_pushes - self._lost_pushes} pushes are lost for good, and no longer count")
+            self._lost_pushes = seen.lost_pushes
         for number, report in seen.reports.items():
-            if number in self.lines:
+            if number in self.sights:
                 self._take(number, report.rows, report.evaluations)
-        for number, line in self.lines.items():
-            line.status = seen.statuses.get(number, line.status)
+        for number, sight in self.sights.items():
+            sight.status = seen.statuses.get(number, sight.status)
         if self.status != "running" and self._ended_seconds is None:
             self._ended_seconds = self.runtime.now
         if lost := dict(self.runtime.processes.lost()):
             self._lose(lost)
         self.losses.start_missing()
         if (back := self.losses.welcome()) and self._work is None:
-            self._work = self.losses.restore(self.lines, self.running)
+            self._work = self.losses.restore(self.sights, self.running)
         for node in back:
             self.happened(f"{node} is back")
         self._go_on()
 
     def _take(self, number: int, rows: Any, evaluations: Any) -> None:
-        line = self.lines[number]
+        sight = self.sights[number]
         rows = np.array(rows, np.float64)
         rows[:, 0] = self.runtime.job_seconds(rows[:, 0])
-        line.take(rows)
+        sight.take(rows)
         self._recent.append(rows)
         if self.change is not None:
             self.change.pushed(rows[:, 0])
         for request, made in evaluations:
             told = made._replace(seconds=self.runtime.job_seconds(made.seconds))
-            line.latest = told
+            sight.latest = told
             if request:
                 self.measured[request] = told
             else:
-                line.evaluations.append(told)
+                sight.evaluations.append(told)
 
     def _lose(self, lost: dict[str, str]) -> None:
         self.losses.tell(lost)
@@ -166,10 +198,10 @@ class Control:
             self.happened(f"{name} is lost: {why}")
         if set(lost) != {EVALUATOR}:
             self._end_change()
-            self._work = self.losses.bridge(self.lines, self.running)
+            self._work = self.losses.bridge(self.sights, self.running)
 
     def _go_on(self) -> None:
-        if self.change is not None and self.lines[self.change.branch].status != "running":
+        if self.change is not None and self.sights[self.change.branch].status != "running":
             self._end_change()
             self._work = None
         if self._work is None:
@@ -184,13 +216,13 @@ class Control:
         change, self.change = self.change, None
         if change is None:
             return
-        line = self.lines[change.branch]
+        sight = self.sights[change.branch]
         if change.done:
-            line.setting, line.policy = change.new, change.policy or line.policy
+            sight.setting, sight.policy = change.new, change.policy or sight.policy
         change.ended_seconds = self.now
         cost = change.cost()
         if not change.waited:
-            line.changes.append(cost)
+            sight.changes.append(cost)
         said = f"{cost.seconds:.2f} s, nobody trained for {cost.stall_seconds:.2f} s" if cost.done else "given up"
         self.happened(f"{change.method}: {view.setting_words(change.new)} ({said})")
 
@@ -203,8 +235,8 @@ class Control:
     def glimpse(self) -> Glimpse:
         """The job just now."""
         with self.news:
-            number = next(iter(self.lines)) if self.running is None else self.running
-            line, now = self.lines[number], self.now
+            number = next(iter(self.sights)) if self.running is None else self.running
+            sight, now = self.sights[number], self.now
             while self._recent and (not len(self._recent[0]) or self._recent[0][-1, 0] < now - _RECENT_SECONDS):
                 self._recent.popleft()
             rows = Records(*np.concatenate([np.zeros((0, 11)), *self._recent]).T)
@@ -213,12 +245,12 @@ class Control:
                 seconds=now,
                 budget_seconds=self.job.budget_seconds,
                 status=self.status,
-                clocks=line.clocks,
+                clocks=sight.clocks,
                 clocks_per_second=len(rows.seconds) / seconds,
                 loss=float(np.mean(rows.loss)) if len(rows.loss) else math.nan,
-                accuracy=math.nan if line.latest is None else line.latest.accuracy,
-                setting=line.setting,
-                nodes=tuple(self._node(i, line.setting, rows, seconds) for i in range(len(self.job.nodes))),
+                accuracy=math.nan if sight.latest is None else sight.latest.accuracy,
+                setting=sight.setting,
+                nodes=tuple(self._node(i, sight.setting, rows, seconds) for i in range(len(self.job.nodes))),
                 happenings=tuple(self.happenings),
             )
 
@@ -235,3 +267,17 @@ class Control:
             min(float((rows.pull_seconds + rows.push_seconds)[mine].sum()) / seconds, 1.0),
             min(float(rows.wait_seconds[mine].sum()) / seconds, 1.0),
         )
+
+
+def _as_tensor(data: bytes) -> Any:
+    return np.frombuffer(data, np.uint8)
+
+
+def _vectors(begun: Checkpoint) -> dict[int, dict[str, Any]]:
+    """The servers' vectors, by branch and name."""
+    made: dict[int, dict[str, Any]] = {}
+    for name, tensor in begun.tensors.items():
+        number, _, vector = name.partition("/")
+        if vector:
+            made.setdefault(int(number), {})[vector] = tensor
+    return made

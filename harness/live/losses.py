@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from harness.live.line import Line
 from harness.live.messages import server
 from harness.live.runtime import EVALUATOR, Procedure, Runtime, node_of, peers
+from harness.live.sight import Sight
 from simulators.reconfigure import survivors
 from tuners.actions import NodeEvent, Setting
 
@@ -67,20 +67,20 @@ class Losses:
 
     # ---------------------------------------------------------------------------------------------------------- procedures
 
-    def bridge(self, lines: Mapping[int, Line], running: int | None) -> Procedure:
+    def bridge(self, sights: Mapping[int, Sight], running: int | None) -> Procedure:
         """Go on with those that are left; where nobody is left for a role, with those that take its place."""
         runtime = self._runtime
-        for number, line in lines.items():
-            left = self._left(line.setting)
+        for number, sight in sights.items():
+            left = self._left(sight.setting)
             if left is None:
                 continue  # nobody can take its place: the others wait until it is back
-            if left != line.setting:
-                before = self._before.get(number, (line.setting, left))[0]
+            if left != sight.setting:
+                before = self._before.get(number, (sight.setting, left))[0]
                 self._before[number] = (before, left)
-                line.setting = left
+                sight.setting = left
         if running is None:
             return
-        setting = lines[running].setting
+        setting = sights[running].setting
         self.start_missing()
         runtime.start(peers(setting))
         yield
@@ -88,21 +88,18 @@ class Losses:
             self.start_missing()
             yield
         if self._blocks_lost:
-            shares = setting.shares()[1]
-            runtime.call("recover", tuple(map(server, setting.servers)), shares)
-            yield
-            yield from runtime.settled()
+            yield from runtime.recover(setting)
             self._blocks_lost = False
             yield from runtime.place(setting)
             yield from runtime.settled()
         runtime.call("put", running, setting)
 
-    def restore(self, lines: Mapping[int, Line], running: int | None) -> Procedure:
+    def restore(self, sights: Mapping[int, Sight], running: int | None) -> Procedure:
         """Give the branches back what they had, as far as the nodes are there again."""
         runtime = self._runtime
         for number, (before, meanwhile) in list(self._before.items()):
             wanted = survivors(before, self.present, self._nodes)
-            if number not in lines or lines[number].setting != meanwhile or wanted is None:
+            if number not in sights or sights[number].setting != meanwhile or wanted is None:
                 self.forget(number)
                 continue
             if number == running:
@@ -111,15 +108,15 @@ class Losses:
                 yield from runtime.place(wanted)
                 yield from runtime.settled()
                 runtime.call("put", number, wanted)
-            lines[number].setting = wanted
+            sights[number].setting = wanted
             if wanted == before:
                 self.forget(number)
             else:
                 self._before[number] = (before, wanted)
 
     def _left(self, setting: Setting) -> Setting | None:
-        """`setting` on the nodes that are present; as it is where a role would be left without anybody and a node that had it
-        can be started again."""
+        """`setting` on the nodes present; as it is where a role would be left without anybody and a node that had it can be
+        started again."""
         back = self._runtime.processes.nodes
         for members in (setting.workers, setting.servers):
             if not set(members) & self.present and set(members) & back:

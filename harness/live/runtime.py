@@ -130,6 +130,13 @@ class Runtime:
         while self.seen.moving or self.seen.recovering:
             yield
 
+    def recover(self, setting: Setting) -> Procedure:
+        """Bring the model back from the last snapshot, to those of `setting`'s servers that lack blocks."""
+        self.placed = (setting.servers, setting.shares()[1])
+        self.call("recover", tuple(map(messages.server, setting.servers)), self.placed[1])
+        yield  # until the coordinator has told that it does
+        yield from self.settled()
+
     def durable(self, index: int) -> Procedure:
         """Wait until nothing up to an entry of the log can be lost."""
         while self.seen.durable < index:

@@ -13,9 +13,10 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from harness.live.change import Change
+from harness.live.checkpoint import Checkpoint
 from harness.live.control import Control
-from harness.live.line import Line
 from harness.live.runtime import Procedure, Processes, peers
+from harness.live.sight import Sight
 from harness.live.spec import Spec
 from harness.live.view import Glimpse
 from simulators import jobs, plant, reconfigure
@@ -46,7 +47,7 @@ T = TypeVar("T")
 class LiveSystem:
     """One job on its processes. As a context, it ends them. Raises ValueError for a job that cannot be played live."""
 
-    def __init__(self, spec: Spec, processes: Processes) -> None:
+    def __init__(self, spec: Spec, processes: Processes, begun: Checkpoint | None = None) -> None:
         self.job, self._spec = spec.job, spec
         start = spec.job.start
         try:
@@ -55,7 +56,7 @@ class LiveSystem:
             policy = policies.named(start.policy, start.staleness)
         except Rejected as error:
             raise ValueError(f"Cannot deploy {spec.name}: {error}") from error
-        self._control = Control(spec, processes, policy)
+        self._control = Control(spec, processes, policy, begun)
 
     @property
     def now(self) -> float:
@@ -88,6 +89,11 @@ class LiveSystem:
             self._control.wait(lambda: True)
             return cast(T, handlers[type(action)](action))
 
+    def checkpoint(self) -> Checkpoint:
+        """What the job can go on from, in another system. Nobody trains from now on."""
+        with self._control.news:
+            return self._control.checkpoint()
+
     def close(self) -> None:
         """End the watching, and all processes."""
         self._control.close()
@@ -101,46 +107,46 @@ class LiveSystem:
     # ----------------------------------------------------------------------------------------------------------------- run
 
     def _run(self, action: Run) -> Window:
-        line = self._line(action.branch)
-        if line.status != "running" and not len(line.unseen):
-            raise Rejected(f"Cannot run branch {action.branch}: it has {line.status}; free it and go on with another.")
+        sight = self._sight(action.branch)
+        if sight.status != "running" and not len(sight.unseen):
+            raise Rejected(f"Cannot run branch {action.branch}: it has {sight.status}; free it and go on with another.")
         if self._control.change is not None and self._control.change.branch != action.branch:
             raise Rejected(f"Cannot run branch {action.branch} while another is being reconfigured: run that one first.")
         self._switch_to(action.branch)
-        goal = math.inf if action.clocks is None else line.clocks + action.clocks
+        goal = math.inf if action.clocks is None else sight.clocks + action.clocks
         limit = min(self.job.budget_seconds, math.inf if action.seconds is None else self.now + action.seconds)
-        self._control.wait(lambda: line.clocks >= goal or line.status != "running", limit)
-        return self._window(line, goal, limit)
+        self._control.wait(lambda: sight.clocks >= goal or sight.status != "running", limit)
+        return self._window(sight, goal, limit)
 
-    def _window(self, line: Line, goal: float, limit: float) -> Window:
+    def _window(self, sight: Sight, goal: float, limit: float) -> Window:
         """What nobody has seen: to the push that brings the clocks to `goal`, or to `limit`; all once the job is over."""
-        moments = line.unseen[:, 0]
+        moments = sight.unseen[:, 0]
         rows, end = len(moments), self.now
-        if line.clocks >= goal:
-            rows -= int(line.clocks - goal)
+        if sight.clocks >= goal:
+            rows -= int(sight.clocks - goal)
             end = float(moments[rows - 1])
-        elif line.status == "running":
+        elif sight.status == "running":
             rows, end = int(np.searchsorted(moments, limit, side="right")), limit
         events, self._control.losses.events = tuple(self._control.losses.events), []
-        return line.window(
+        return sight.window(
             self.job,
             rows=rows,
             end_seconds=max(end, *moments[rows - 1 : rows]),
             available=self._control.losses.present,
             events=events,
-            samples={w: sum(row) for w, row in plant.loads(self._spec.scenario.cluster.nodes, line.setting).items()},
+            samples={w: sum(row) for w, row in plant.loads(self._spec.scenario.cluster.nodes, sight.setting).items()},
         )
 
     def _switch_to(self, number: int) -> None:
         """Train that branch and no other, with the model and the processes where its setting has them."""
-        line = self._control.lines[number]
-        if number == self._control.running or line.status != "running":
+        sight = self._control.sights[number]
+        if number == self._control.running or sight.status != "running":
             return
         self._control.runtime.call("rest")
         self._control.running = None
-        self._control.do(lambda: self._brought(line.setting))
+        self._control.do(lambda: self._brought(sight.setting))
         self._control.runtime.call("run", number)
-        self._control.running, line.since_seconds = number, self.now
+        self._control.running, sight.since_seconds = number, self.now
 
     def _brought(self, setting: Setting) -> Procedure:
         runtime = self._control.runtime
@@ -154,26 +160,26 @@ class LiveSystem:
 
     def _reconfigure(self, action: Reconfigure) -> Cost:
         number, setting = action.branch, action.setting
-        line = self._line(number)
+        sight = self._sight(number)
         method = action.method or self.job.methods[0]
         if method not in self.job.methods:
             raise Rejected(f"Cannot reconfigure by {method!r}: this system can {', '.join(self.job.methods)}.")
-        self._check_free(line, f"reconfigure branch {number}")
+        self._check_free(sight, f"reconfigure branch {number}")
         self._check(setting)
-        policy = self._policy(line, setting)
+        policy = self._policy(sight, setting)
         self._control.losses.forget(number)
-        if reconfigure.in_place(line.setting, setting, method):
+        if reconfigure.in_place(sight.setting, setting, method):
             self._put(number, setting, policy)
             return Cost(seconds=0.0, stall_seconds=0.0)
         self._switch_to(number)
         change = Change(
             self._control.runtime,
             number,
-            line.setting,
+            sight.setting,
             setting,
-            None if policy is line.policy else policy,
+            None if policy is sight.policy else policy,
             method,
-            kept={name for n, other in self._control.lines.items() if n != number for name in peers(other.setting)},
+            kept={name for n, other in self._control.sights.items() if n != number for name in peers(other.setting)},
             block_bytes=self._block_bytes(),
             blocks=self._spec.layout.count,
             blocks_in_flight=self._spec.scenario.costs.blocks_in_flight,
@@ -186,24 +192,24 @@ class LiveSystem:
         return change.cost()
 
     def _install(self, action: Install) -> None:
-        line = self._line(action.branch)
-        self._check_free(line, f"install a policy in branch {action.branch}")
-        self._put(action.branch, line.setting, action.policy)
+        sight = self._sight(action.branch)
+        self._check_free(sight, f"install a policy in branch {action.branch}")
+        self._put(action.branch, sight.setting, action.policy)
 
     def _put(self, number: int, setting: Setting, policy: SyncPolicy) -> None:
-        line = self._control.lines[number]
-        self._control.runtime.call("put", number, setting, None if policy is line.policy else policy)
-        line.setting, line.policy = setting, policy
+        sight = self._control.sights[number]
+        self._control.runtime.call("put", number, setting, None if policy is sight.policy else policy)
+        sight.setting, sight.policy = setting, policy
 
-    def _policy(self, line: Line, setting: Setting) -> SyncPolicy:
+    def _policy(self, sight: Sight, setting: Setting) -> SyncPolicy:
         """The policy that `setting` names; an installed one stays while the setting names the same as before."""
-        if (line.setting.policy, line.setting.staleness) == (setting.policy, setting.staleness):
-            return line.policy
+        if (sight.setting.policy, sight.setting.staleness) == (setting.policy, setting.staleness):
+            return sight.policy
         return policies.named(setting.policy, setting.staleness)
 
     def _block_bytes(self) -> float:
         layout = self._spec.layout
-        return 4.0 * layout.size / layout.count * (1 + slots(self._spec.workload.optimizer)) * len(self._control.lines)
+        return 4.0 * layout.size / layout.count * (1 + slots(self._spec.workload.optimizer)) * len(self._control.sights)
 
     def _check(self, setting: Setting) -> None:
         """Raise Rejected where the job cannot run under `setting`, here and now."""
@@ -214,50 +220,50 @@ class LiveSystem:
                 there = ", ".join(n.name for n in self.job.nodes if n.name in self._control.losses.present)
                 raise Rejected(f"Cannot use node {node!r}: it is not there; there are {there}.")
 
-    def _check_free(self, line: Line, wanted: str) -> None:
+    def _check_free(self, sight: Sight, wanted: str) -> None:
         """Raise Rejected during a reconfiguration, and where the branch cannot go on as it is; a loss is made good first."""
         if self._control.change is not None:
             raise Rejected(
                 f"Cannot {wanted}: a reconfiguration is under way; run on until `Window.changes` tells of its end."
             )
         self._control.wait_for_hands()
-        if line.status != "running":
-            raise Rejected(f"Cannot {wanted}: it has {line.status}; free it and go on with another.")
+        if sight.status != "running":
+            raise Rejected(f"Cannot {wanted}: it has {sight.status}; free it and go on with another.")
 
     # ------------------------------------------------------------------------------------------------------------ branches
 
-    def _line(self, number: int) -> Line:
-        if number not in self._control.lines:
-            alive = ", ".join(map(str, self._control.lines))
+    def _sight(self, number: int) -> Sight:
+        if number not in self._control.sights:
+            alive = ", ".join(map(str, self._control.sights))
             raise Rejected(f"Cannot use branch {number}: it was never forked, or was freed; there are {alive}.")
-        return self._control.lines[number]
+        return self._control.sights[number]
 
     def _fork(self, action: Fork) -> int:
-        parent = self._line(action.branch)
+        parent = self._sight(action.branch)
         setting = parent.setting if action.setting is None else action.setting
         self._check_free(parent, f"fork branch {action.branch}")
         self._check(setting)
         policy = self._policy(parent, setting)
-        jobs.check_memory(self.job, [setting, *(line.setting for line in self._control.lines.values())])
+        jobs.check_memory(self.job, [setting, *(sight.setting for sight in self._control.sights.values())])
         number: int = self._control.runtime.call("fork", action.branch, setting, policy, testing=action.testing)
-        self._control.lines[number] = parent.fork(setting, policy, self.now)
+        self._control.sights[number] = parent.fork(setting, policy, self.now)
         return number
 
     def _free(self, action: Free) -> None:
-        self._line(action.branch)
-        if len(self._control.lines) == 1:
+        self._sight(action.branch)
+        if len(self._control.sights) == 1:
             raise Rejected(f"Cannot free branch {action.branch}: it is the last one, and the job would be lost.")
         if self._control.change is not None and self._control.change.branch == action.branch:
-            self._check_free(self._control.lines[action.branch], f"free branch {action.branch}")
+            self._check_free(self._control.sights[action.branch], f"free branch {action.branch}")
         if self._control.running == action.branch:
             self._control.runtime.call("rest")
             self._control.running = None
         self._control.runtime.call("free", action.branch)
         self._control.losses.forget(action.branch)
-        del self._control.lines[action.branch]
+        del self._control.sights[action.branch]
 
     def _evaluate(self, action: Evaluate) -> Evaluation:
-        self._line(action.branch)
+        self._sight(action.branch)
         request: int = self._control.runtime.call("evaluate", action.branch)
         self._control.wait(lambda: request in self._control.measured)
         return self._control.measured.pop(request)

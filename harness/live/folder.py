@@ -1,0 +1,122 @@
+"""What a deployed job leaves: a folder that another process can go on from.
+
+deploy.json              which scenario, tuner and seed
+scenario.toml            as it was deployed
+exchanges.jsonl          what the tuner asked and was answered, line by line while the job runs
+checkpoint.safetensors   what the job goes on from with --resume
+model.safetensors        what was learned: the parameters under their names
+trace/                   the recording (`harness trace show`)
+score.json, evaluations.parquet, settings.parquet, exchanges.jsonl.gz   as `harness compare` leaves them of a run
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors.numpy
+
+from harness import __version__
+from harness.scenario import Scenario
+from traces.exchanges import Exchange, decode, encode
+from traces.store import write_bytes
+
+__all__ = ["CHECKPOINT", "Log", "claimed", "read_log", "write_model"]
+
+CHECKPOINT = "checkpoint.safetensors"
+_LOG = "exchanges.jsonl"
+
+
+@contextmanager
+def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: bool) -> Iterator[None]:
+    """The folder `out`, made or found to fit, and nobody else's meanwhile. Raises ValueError where it cannot be ours."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"Cannot deploy to {out}: it is a file. Name a folder with --out.")
+    manifest = {"harness": __version__, "scenario": scenario.name, "tuner": tuner, "seed": seed}
+    fresh = not out.is_dir() or not any(out.iterdir())
+    if fresh and resume:
+        raise ValueError(f"Cannot resume from {out}: no job was deployed there. Deploy without --resume to begin one.")
+    if not fresh:
+        if not resume:
+            raise ValueError(
+                f"Cannot deploy to {out}: it is there already. Go on with it by --resume, or name another with --out."
+            )
+        _check_same(out, manifest, scenario)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = os.open(out, os.O_RDONLY)
+    except OSError as error:
+        raise ValueError(f"Cannot deploy to {out}: {error.strerror}. Name another folder with --out.") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"Cannot deploy to {out}: another job is running there. Wait for its end.") from None
+        if fresh:
+            write_bytes(out / "scenario.toml", scenario.text.encode())
+            write_bytes(out / "deploy.json", (json.dumps(manifest, indent=1) + "\n").encode())
+        yield
+    finally:
+        os.close(lock)
+
+
+def _check_same(out: Path, manifest: dict[str, Any], scenario: Scenario) -> None:
+    try:
+        found = json.loads((out / "deploy.json").read_text("utf-8"))
+        text = (out / "scenario.toml").read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"Cannot resume from {out}: it is no folder of a deployed job ({error}).") from None
+    for key, wanted in manifest.items():
+        if found.get(key) != wanted:
+            raise ValueError(
+                f"Cannot resume from {out}: it was deployed with {key} {found.get(key)}, and this is {wanted}. "
+                "Give the same arguments, or name another folder with --out."
+            )
+    if text != scenario.text:
+        raise ValueError(
+            f"Cannot resume from {out}: scenario {scenario.name!r} has changed since. Name another folder with --out, or "
+            f"give the scenario as it is in {out / 'scenario.toml'}."
+        )
+
+
+class Log:
+    """Exchanges, written one by one so that they outlive this process."""
+
+    def __init__(self, out: Path, kept: Sequence[Exchange]) -> None:
+        self._path = out / _LOG
+        write_bytes(self._path, b"".join(encode(e) + b"\n" for e in kept))
+
+    def __call__(self, exchange: Exchange) -> None:
+        with self._path.open("ab") as log:
+            log.write(encode(exchange) + b"\n")
+
+
+def read_log(out: Path, count: int) -> list[Exchange]:
+    """The first so many exchanges. Raises ValueError where they are not all there."""
+    path = out / _LOG
+    try:
+        lines = path.read_bytes().splitlines()[:count]
+        found = [decode(line) for line in lines]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"Cannot resume from {out}: {_LOG} is missing or damaged ({error}).") from None
+    if len(found) < count:
+        raise ValueError(f"Cannot resume from {out}: {_LOG} has {len(found)} exchanges of {count}.")
+    return found
+
+
+def write_model(path: Path, parameters: Any) -> None:
+    """Write a model's pytree as safetensors, each array under its name."""
+    named, _ = jax.tree_util.tree_flatten_with_path(parameters)
+    tensors = {"/".join(map(_key, keys)) or "parameters": np.ascontiguousarray(leaf) for keys, leaf in named}
+    write_bytes(path, safetensors.numpy.save(tensors))
+
+
+def _key(key: Any) -> str:
+    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
