@@ -32,7 +32,8 @@ _made = itertools.count()
 
 @dataclass
 class Cluster:
-    """Node 0 is the head and has no cores for work; all others have `cpus`. Node `i` has 1000 of the resource ``node_i``."""
+    """Node 0 is the head and has no cores for work; all others have `cpus`. Node `i` has 1000 of the resource ``node_i``;
+    all but the head are a scenario's node, too: node 1 is its ``n0``, and so on."""
 
     network: str  # first three bytes of the addresses
     how: str = "fork"  # nodes start as forks with stand-ins for the agents, as "agents" with Ray's own, or by "command"
@@ -49,6 +50,7 @@ class Cluster:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},  # so that nodes can import what tests define
             start_new_session=True,
         )
 
@@ -76,7 +78,7 @@ class Cluster:
             "node_ip_address": self.ip(index),
             "num_cpus": cpus if index else 0,
             "object_store_memory": _STORE_BYTES,
-            "resources": {f"node_{index}": 1000},
+            "resources": {f"node_{index}": 1000} | ({f"n{index - 1}": 1} if index else {}),
             "temp_dir": str(self.folder / str(index)),  # raylets that share one choose the same names for sockets
         }
         options |= {"gcs_address": self.address} if index else {"gcs_server_port": 6379}

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import shutil
 import socket
+import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import arena
 import pytest
 from test_compare import run, without_host
 
-from harness import ray_cluster
+from harness import ray_cluster, ray_crew
 from harness.compare import Event, Finished, Planned, Underway
+from harness.worker import Task
 from live.clusters import Cluster
 from traces import store
 
@@ -73,6 +76,30 @@ def test_a_cluster_gives_the_bytes_of_one_machine_though_it_is_interrupted_and_l
     for folder in left_behind() - before:  # of the nodes that lost power, which are this machine
         shutil.rmtree(folder)
     cluster.start(killed[:2])
+
+
+def test_a_node_with_other_versions_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    worker = ray_crew._Worker([], str(tmp_path))
+    with pytest.raises(ValueError, match=r"Cannot use node .*: it has jax [\d.]+, and this is 0\.0\.1\. Install the same"):
+        worker.start({**ray_crew._versions(), "jax": "0.0.1"})
+
+
+def test_a_run_that_loses_every_node_becomes_a_row(tmp_path: Path) -> None:
+    task = Task("tiny", "", "", "fixed", "fixed", 0, str(tmp_path))
+    lost, losses = ray_crew._Lost("The actor died."), Counter({str(tmp_path): 2, "": 2})
+    assert ray_crew._mourned(task, lost, losses) is None
+    losses[str(tmp_path)] += 1
+    row = ray_crew._mourned(task, lost, losses)
+    assert row is not None
+    assert row.reason == "The nodes that made this run were lost, 3 in a row. Ray says: The actor died."
+    assert ray_crew._mourned(None, lost, losses) is None
+    losses[""] += 1
+    with pytest.raises(
+        RuntimeError, match="Cannot start a worker process .*, tried 3 times: The actor died"
+    ):
+        ray_crew._mourned(None, lost, losses)
 
 
 def test_addresses_where_no_cluster_is_are_refused_before_anything_is_written(

@@ -1,0 +1,73 @@
+"""A job that counts: every push adds one to every parameter, so the model says how many pushes it has seen.
+
+What is lost, counted twice, or reaches some blocks only, shows. Nothing is computed, so that faults and changes of setting
+come as thick as one likes.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.live.blocks import Layout
+from harness.live.spec import Spec
+from harness.live.worker import Computed, Task
+
+__all__ = ["ONES", "Ones"]
+
+_SIZE = 1_000  # parameters
+_BLOCKS = 16
+_COMPUTE_SECONDS = 0.002
+
+_ROLES = '{ choice = ["worker", "server", "both", "idle"] }'
+
+ONES = f"""
+summary = "Every push adds one to every parameter."
+[cluster]
+nodes = [{{ type = "process", count = 4, prefix = "n" }}]
+[workload]
+name = "digits-mlp"
+[start]
+workers = ["n0", "n1"]
+servers = ["n2", "n3"]
+policy = "bsp"
+learning_rate = 1.0
+batch_size = 8
+[free]
+"role/n0" = {_ROLES}
+"role/n1" = {_ROLES}
+"role/n2" = {_ROLES}
+"role/n3" = {_ROLES}
+policy = {{ choice = ["bsp", "asp", "ssp"] }}
+[target]
+metric = "clocks"
+value = 1_000_000
+check_clocks = 1_000_000
+[budget]
+seconds = 100_000
+"""
+
+
+@dataclass(frozen=True)
+class Ones(Spec):
+    """The gradient is minus one everywhere, at a learning rate of 1."""
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout(_SIZE, _BLOCKS)
+
+    @property
+    def parameters(self) -> NDArray[np.float32]:
+        return np.zeros(_SIZE, np.float32)
+
+    def compute(self, task: Task) -> Computed:
+        time.sleep(_COMPUTE_SECONDS)
+        gradient = -np.ones(_SIZE, np.float32) if task.kind == "gradient" else None
+        return Computed(task.number, task.kind, 1.0, gradient=gradient, accuracy=0.0, seconds=_COMPUTE_SECONDS)
+
+    def warm_up(self) -> None:
+        """There is nothing to compile."""
