@@ -97,7 +97,7 @@ def test_a_run_that_loses_every_node_becomes_a_row(tmp_path: Path) -> None:
     assert ray_crew._mourned(None, lost, losses) is None
     losses[""] += 1
     with pytest.raises(
-        RuntimeError, match="Cannot start a worker process .*, tried 3 times: The actor died"
+        RuntimeError, match=r"Cannot start a worker process .*, tried 3 times: The actor died"
     ):
         ray_crew._mourned(None, lost, losses)
 
