@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from harness import __version__
+from harness.deploy_command import add_deploy
 from harness.trace_command import add_trace
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ T = TypeVar("T")
 _ABOUT = """\
 Score tuners of distributed training on parameter servers: which of them finishes the
 job first, and what did its tuning cost? Every tuner plays the same scenarios with the
-same luck, in simulated time; real gradients are computed and are really stale."""
+same luck, in simulated time; real gradients are computed and are really stale. The winner
+can then drive a real parameter server."""
 
 _EXAMPLES = """\
 examples:
@@ -34,6 +36,7 @@ examples:
   harness show digits > my.toml                a scenario of your own starts here
   harness list tuners
   harness train rlp --instances 1000 --out my.npz     then --tuners 'rlp[policy=my.npz]'
+  harness deploy --live live-digits            the same job, on real processes
 
 exit status:
   0    done; a run that missed its target is a result like any other
@@ -156,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("folder", type=Path, metavar="DIR", help="results folder, of a finished or interrupted comparison")
     report.set_defaults(run=_report)
     _add_train(commands.add_parser, plain)
+    add_deploy(commands.add_parser, plain)
     add_trace(commands.add_parser, plain)
     return parser
 
@@ -188,12 +192,12 @@ def _add_train(add_parser: Callable[..., argparse.ArgumentParser], plain: type[a
 
 def _compare(options: argparse.Namespace) -> int:
     from harness.compare import compare
-    from harness.display import watching
+    from harness.display import terminal, watching
 
     scenarios = _scenarios(options.scenarios) or ["digits"]
     stems = [re.sub(r"[-*?\[\]]+$", "", Path(s).stem) or "all" for s in options.scenarios or scenarios]
     out = options.out or Path("results") / "+".join(stems)
-    console = _console()
+    console = terminal()
     try:
         with watching(console) as watch:
             compare(
@@ -218,7 +222,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _train(options: argparse.Namespace) -> int:
     from harness import train
-    from harness.display import training
+    from harness.display import terminal, training
     from tuners import parse
 
     name, learning = parse(options.tuner)
@@ -240,7 +244,7 @@ def _train(options: argparse.Namespace) -> int:
         seed=options.seed,
         options=train.read_options(learning),
     )
-    console = _console()
+    console = terminal()
     try:
         with training(console, plan.runs) as watch:
             made = train.train(plan, options.out, resume=options.resume, watch=watch)
@@ -290,16 +294,6 @@ def _tuners(text: str) -> list[str]:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _console() -> Console:
-    """Where it is no terminal, it is as wide as COLUMNS says, 80 at least, and 100 columns where that says nothing."""
-    from rich.console import Console
-
-    if sys.stdout.isatty():
-        return Console()
-    said = os.environ.get("COLUMNS", "")
-    return Console(width=max(80, int(said)) if said.isdecimal() else 100)
 
 
 def _conclude(out: Path, console: Console) -> None:
@@ -370,9 +364,10 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from harness.display import terminal
     from harness.results import assemble
 
     if (options.folder / "runs").is_dir():
         assemble(options.folder)
-    _conclude(options.folder, _console())
+    _conclude(options.folder, terminal())
     return 0
