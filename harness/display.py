@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -17,7 +19,7 @@ from harness.compare import Event, Finished, Planned, Run, Underway
 if TYPE_CHECKING:
     from harness.train import Told
 
-__all__ = ["Watcher", "training", "watching"]
+__all__ = ["Watcher", "terminal", "training", "watching"]
 
 _LINE_RUNS = 50
 
@@ -28,6 +30,14 @@ class Watcher(Protocol):
     errors: int
 
     def __call__(self, event: Event) -> None: ...
+
+
+def terminal() -> Console:
+    """Standard output; where it is no terminal, as wide as COLUMNS says, 80 at least, and 100 where that says nothing."""
+    if sys.stdout.isatty():
+        return Console()
+    said = os.environ.get("COLUMNS", "")
+    return Console(width=max(80, int(said)) if said.isdecimal() else 100)
 
 
 @contextmanager

@@ -48,7 +48,7 @@ class Change:
 
     def pushed(self, seconds: Iterable[float]) -> None:
         """Pushes were completed at these moments."""
-        for moment in seconds:
+        for moment in map(float, seconds):
             if moment > self._last_push_seconds:
                 self._stall_seconds = max(self._stall_seconds, moment - self._last_push_seconds)
                 self._last_push_seconds = moment

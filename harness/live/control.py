@@ -27,6 +27,8 @@ from tuners.actions import Evaluation, Setting, Status, SyncPolicy
 __all__ = ["Control"]
 
 _LOOK_SECONDS = 0.02
+_BUSY_LOOK_SECONDS = 0.005  # while something is being done, whose cost is measured
+_LOSSES_SECONDS = 0.1
 _COORDINATOR, _DRIVER = "coordinator", "driver"  # tensors of a checkpoint: what each of them knows, pickled
 _RECENT_SECONDS = 3.0
 
@@ -47,6 +49,7 @@ class Control:
         self._work: Procedure | None = None  # what is being done to the job: a change, or what a loss makes necessary
         self._recent: deque[Any] = deque()  # rows of the last seconds, for whoever watches
         self._lost_pushes = 0
+        self._asked_seconds = 0.0  # when one asked for losses last
         self._failure: Exception | None = None
         self._ended_seconds: float | None = None
         self._over = threading.Event()
@@ -92,10 +95,9 @@ class Control:
         return "running" if "running" in found else found[-1]
 
     def close(self) -> None:
-        """End the watching, and all processes."""
+        """End the watching."""
         self._over.set()
         self._watcher.join()
-        self.runtime.processes.close()
 
     # ------------------------------------------------------------------------------------------------------------- waiting
 
@@ -127,8 +129,8 @@ class Control:
     def checkpoint(self) -> Checkpoint:
         """Everything that the job can go on from; nobody trains from now on."""
         self.wait_for_hands()
-        running, self.running = self.running, None
-        runtime = self.runtime
+        running, self.running, runtime = self.running, None, self.runtime
+        running = next(iter(self.sights)) if running is None else running
         runtime.call("rest")
         index: int = runtime.call("snapshot", save=True)
         self.do(lambda: runtime.durable(index))
@@ -146,7 +148,7 @@ class Control:
     # ------------------------------------------------------------------------------------------------------------ watching
 
     def _watch(self) -> None:
-        while not self._over.wait(_LOOK_SECONDS):
+        while not self._over.wait(_LOOK_SECONDS if self._work is None else _BUSY_LOOK_SECONDS):
             with self.news:
                 try:
                     self._look()
@@ -167,13 +169,15 @@ class Control:
             sight.status = seen.statuses.get(number, sight.status)
         if self.status != "running" and self._ended_seconds is None:
             self._ended_seconds = self.runtime.now
-        if lost := dict(self.runtime.processes.lost()):
-            self._lose(lost)
+        if self.runtime.now > self._asked_seconds + _LOSSES_SECONDS:
+            self._asked_seconds = self.runtime.now
+            if lost := dict(self.runtime.processes.lost()):
+                self._lose(lost)
         self.losses.start_missing()
-        if (back := self.losses.welcome()) and self._work is None:
-            self._work = self.losses.restore(self.sights, self.running)
-        for node in back:
+        for node in self.losses.welcome():
             self.happened(f"{node} is back")
+        if self.losses.somebody_is_back and self._work is None:
+            self._work = self.losses.restore(self.sights, self.running)
         self._go_on()
 
     def _take(self, number: int, rows: Any, evaluations: Any) -> None:

@@ -15,7 +15,6 @@ from harness.drive import Played, play, replay
 from harness.live import checkpoint, folder, launch
 from harness.live.beside import Run, measured
 from harness.live.checkpoint import Checkpoint
-from harness.live.runtime import Processes
 from harness.live.spec import Spec
 from harness.live.system import LiveSystem
 from harness.live.view import setting_words, watched
@@ -67,7 +66,7 @@ def deploy(wanted: Deployment, console: Console) -> Played:
         with launch.cluster(wanted.address) as offers:
             placement = launch.plan(spec.job.nodes, offers)
             console.print(f"Starting {setting_words(spec.job.start)}.", highlight=False, soft_wrap=True)
-            with _closing(launch.launch(placement, spec)) as processes, LiveSystem(spec, processes, begun) as live:
+            with launch.launch(placement, spec) as processes, LiveSystem(spec, processes, begun) as live:
                 played = _driven(wanted, spec, live, factory, kept, console)
     scored = score(played, **wanted.run)
     save(wanted.out, scored, played.exchanges, played.outcome.trace)
@@ -107,14 +106,6 @@ def _checked(wanted: Deployment) -> Spec:
     except Rejected as error:
         raise ValueError(f"Cannot deploy {spec.name}: {error}") from None
     return spec
-
-
-@contextmanager
-def _closing(processes: Processes) -> Iterator[Processes]:
-    try:
-        yield processes
-    finally:
-        processes.close()
 
 
 # --------------------------------------------------------------------------------------------------------------- driving
@@ -170,7 +161,8 @@ def _save(wanted: Deployment, spec: Spec, live: LiveSystem, exchanges: int) -> N
     saved = live.checkpoint()
     state = {**saved.state, "exchanges": exchanges}
     checkpoint.save(wanted.out / folder.CHECKPOINT, Checkpoint(saved.tensors, state))
-    folder.write_model(wanted.out / "model.safetensors", spec.tree(live.parameters(saved)))
+    branch = state["branch"]
+    folder.write_model(wanted.out / "model.safetensors", spec.tree(saved.tensors[f"{branch}/parameters"]))
 
 
 def _resumed(factory: TunerFactory, job: Job, kept: Sequence[Exchange]) -> TunerFactory:

@@ -23,6 +23,7 @@ class Losses:
         self.events: list[NodeEvent] = []  # not yet told
         self._runtime, self._nodes = runtime, nodes
         self._missing: dict[str, int] = {}  # lost processes, and how often they were started since
+        self.somebody_is_back = False  # for whom nothing has been done yet
         self._blocks_lost = False
         self._before: dict[int, tuple[Setting, Setting]] = {}  # by branch: what it had, and what it has meanwhile
 
@@ -63,6 +64,7 @@ class Losses:
         for node in back:
             self.away.discard(node)
             self.events.append(NodeEvent(self._runtime.now, node, "joined"))
+        self.somebody_is_back = self.somebody_is_back or bool(back)
         return tuple(back)
 
     # ---------------------------------------------------------------------------------------------------------- procedures
@@ -96,7 +98,7 @@ class Losses:
 
     def restore(self, sights: Mapping[int, Sight], running: int | None) -> Procedure:
         """Give the branches back what they had, as far as the nodes are there again."""
-        runtime = self._runtime
+        runtime, self.somebody_is_back = self._runtime, False
         for number, (before, meanwhile) in list(self._before.items()):
             wanted = survivors(before, self.present, self._nodes)
             if number not in sights or sights[number].setting != meanwhile or wanted is None:

@@ -25,7 +25,7 @@ _JOIN_SECONDS = 60.0
 
 
 class Processes(Protocol):
-    """The processes of one job. Names are those of `harness.live.messages`."""
+    """The processes of one job, which whoever started them ends. Names are those of `harness.live.messages`."""
 
     def call(self, name: str, *given: Any, **named: Any) -> Any:
         """What the coordinator's method of that name returns; waits for a coordinator that is coming back."""
@@ -46,10 +46,6 @@ class Processes(Protocol):
     @property
     def nodes(self) -> frozenset[str]:
         """Nodes of the job that have a place to run just now."""
-        ...
-
-    def close(self) -> None:
-        """End everything."""
         ...
 
 

@@ -56,7 +56,7 @@ class Sight:
             job,
             self.setting,
             table,
-            start_seconds=min(self.since_seconds, *table[:1, 0], end_seconds),
+            start_seconds=min((self.since_seconds, *map(float, table[:1, 0]), end_seconds)),
             end_seconds=end_seconds,
             pushes_before=self.clocks - len(self.unseen) - rows,
             status=self.status,
@@ -66,6 +66,7 @@ class Sight:
             events=events,
             changes=tuple(self.changes),
         )
-        told, self.evaluations, self.changes = tuple(self.evaluations), [], []
-        self.since_seconds = end_seconds
+        told = tuple(e for e in self.evaluations if e.seconds <= end_seconds)
+        self.evaluations = [e for e in self.evaluations if e.seconds > end_seconds]
+        self.changes, self.since_seconds = [], end_seconds
         return replace(whole, evaluations=told)

@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 from numpy.typing import NDArray
 
 from harness.live.blocks import Layout
-from harness.live.coordinator import LiveJob, Shards
+from harness.live.line import LiveJob, Shards
 from harness.live.messages import Release
 from harness.live.worker import Computed, Task
 from harness.scenario import Scenario, job, parse, workload_of

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class LiveSystem:
-    """One job on its processes. As a context, it ends them. Raises ValueError for a job that cannot be played live."""
+    """One job on its processes, watched until it is closed. Raises ValueError for a job that cannot be played live."""
 
     def __init__(self, spec: Spec, processes: Processes, begun: Checkpoint | None = None) -> None:
         self.job, self._spec = spec.job, spec
@@ -95,7 +95,7 @@ class LiveSystem:
             return self._control.checkpoint()
 
     def close(self) -> None:
-        """End the watching, and all processes."""
+        """End the watching; the processes are whoever started them's to end."""
         self._control.close()
 
     def __enter__(self) -> LiveSystem:
@@ -131,7 +131,7 @@ class LiveSystem:
         return sight.window(
             self.job,
             rows=rows,
-            end_seconds=max(end, *moments[rows - 1 : rows]),
+            end_seconds=max((end, *map(float, moments[rows - 1 : rows]))),
             available=self._control.losses.present,
             events=events,
             samples={w: sum(row) for w, row in plant.loads(self._spec.scenario.cluster.nodes, sight.setting).items()},

@@ -104,8 +104,7 @@ def setting_words(setting: Setting) -> str:
     """The setting as a person would say it, in half a line."""
     policy = f"{setting.policy}({setting.staleness})" if setting.policy in ("ssp", "dssp") else setting.policy
     said = [
-        f"{len(setting.workers)} workers",
-        f"{len(setting.servers)} servers",
+        *(f"{len(m)} {role}{'s' * (len(m) != 1)}" for m, role in ((setting.workers, "worker"), (setting.servers, "server"))),
         policy,
         f"batch {setting.batch_size}",
         f"rate {setting.learning_rate:.3g}",
@@ -175,7 +174,7 @@ def _bar(node: NodeGlimpse, columns: int) -> Text:
 
 def _happening(seconds: float, what: str) -> Text:
     style = "red" if " lost" in what or "failed" in what else "yellow"
-    return Text.assemble((f"{seconds:7.1f} s  ", "dim"), (what, style))
+    return Text.assemble((f"{seconds:7.1f} s  ", "dim"), (what, style), no_wrap=True, overflow="ellipsis")
 
 
 def _number(value: float) -> str:
