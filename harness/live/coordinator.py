@@ -1,168 +1,406 @@
-"""The coordinator: one log for all servers, and the policy that says who goes on."""
+"""The coordinator: one log for all servers, and the policy that says who goes on.
+
+Here is what drivers ask for and what a journal gives back. Cycles of workers are in `harness.live.cycles`, branches in
+`harness.live.line`, the log in `harness.live.ledger`, losses and views in `harness.live.membership`.
+"""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.live.blocks import Layout, blocks_in
+from harness.live.cycles import Cycles
+from harness.live.evaluations import Evaluations
 from harness.live.journal import Journal
-from harness.live.messages import Array, Message, Send
-from tuners.actions import Evaluation, Setting, Status, SyncPolicy, Target
+from harness.live.ledger import Ledger
+from harness.live.line import Line, LiveJob, Shards
+from harness.live.log import Fork, Free
+from harness.live.membership import Membership
+from harness.live.messages import (
+    Array,
+    Copy,
+    Done,
+    Head,
+    Hello,
+    Kept,
+    Measured,
+    Message,
+    Missing,
+    Moved,
+    Probed,
+    Ready,
+    Seen,
+    Send,
+    Staged,
+)
+from harness.live.messages import worker as worker_name
+from harness.live.moving import Goal, Moves
+from harness.live.snapshots import Snapshots
+from simulators.engine import Records
+from tuners.actions import Evaluation, Rejected, Setting, Status, SyncPolicy
 
-__all__ = ["Coordinator", "LiveJob", "Report", "Shards"]
+__all__ = ["Coordinator", "LiveJob", "Poll", "Report", "Shards"]
 
-
-class Shards(NamedTuple):
-    """What a setting gives each node, [k]; as `simulators.plant.Plant` has them."""
-
-    samples: NDArray[np.int32]
-    start: NDArray[np.int32]
-    length: NDArray[np.int32]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LiveJob:
-    """What does not change while a job runs."""
-
-    nodes: tuple[str, ...]
-    size: int  # parameters
-    blocks: int = 64
-    optimizer: str = "sgd"
-    aggregation: str = "each"
-    target: Target
-    evaluate_clocks: int  # validate after so many pushes; 0: never
-    shards: Callable[[Setting], Shards]
-    snapshot_commits: int = 0  # take a snapshot after so many; 0: max(20, 4 per worker)
+_NOTES = 2000  # in the journal, before it is begun anew
 
 
 class Report(NamedTuple):
-    """What has happened since the last one."""
+    """What has happened to a branch since the last report."""
 
-    rows: NDArray[np.float64]  # [n, 11], the columns of `simulators.engine.Records`, of the branch that is asked for
+    rows: NDArray[np.float64]  # [n, 11], the columns of `simulators.engine.Records`
     evaluations: tuple[tuple[int, Evaluation], ...]  # by number of the request; 0 for those after `evaluate_clocks`
-    lost_pushes: int  # whose payload died with a worker and a server at once: they no longer count
+
+
+class Poll(NamedTuple):
+    """Everything that a driver wants to know again and again."""
+
+    now: float
+    reports: dict[int, Report]
+    statuses: dict[int, Status]
+    moving: int
+    durable: int
+    recovering: bool
+    members: dict[str, int]
+    lost_pushes: int  # so far, whose payload died with a worker and a server at once: they no longer count
 
 
 class Coordinator:
     """The core of the coordinator's process, without sockets, threads or a clock of its own.
 
-    Everything that a driver asks for returns at once; what has become of it is seen by `moving`, `durable`, `recovering`,
-    `report`. Peers are named as in `harness.live.messages`.
+    Everything that a driver asks for returns at once; what has become of it is seen by `poll`. Peers are named as in
+    `harness.live.messages`.
     """
 
     def __init__(self, job: LiveJob, send: Send, now: Callable[[], float], journal: Journal) -> None:
-        self.job, self.send, self.now, self.journal = job, send, now, journal
+        self.job, self._now = job, now
+        self._ledger = Ledger(Layout(job.size, job.blocks), send, journal)
+        self._moves, self._snapshots = Moves(self._ledger), Snapshots(self._ledger)
+        self._membership = Membership(self._ledger, self._snapshots, self._moves, now, job.retry_seconds)
+        self._evaluations = Evaluations(self._ledger, self._evaluator, now)
+        self._cycles = Cycles(job, self._ledger, self._membership, self._snapshots, self._evaluations, now)
+        self._next_branch = 1
+        self.refused = 0  # messages of the past
+        self._marks: dict[int, bytes] = {}  # this coordinator as of snapshots that were saved
 
     # ------------------------------------------------------------------------------------------------- its beginning
 
     def begin(self, setting: Setting, policy: SyncPolicy, parameters: Array) -> None:
-        """Branch 0 with these parameters, [P] float32. It runs as soon as `expected` peers have come."""
+        """Branch 0 with these parameters, [P] float32. Then `expect` peers, `recover` when servers have joined, which gives
+        them the model, and `run` when workers have."""
+        groups = self.job.aggregation != "each"
+        self._check(policy)
+        self._cycles.lines = {0: Line(0, setting, policy, self.job.shards(setting), testing=False, groups=groups)}
+        self._snapshots.give({0: {"parameters": parameters}})
+        self._record()
+
+    def begin_from(self, state: bytes, vectors: dict[int, dict[str, Array]]) -> None:
+        """As `begin`, with what `checkpoint` and `saved` gave once."""
+        self._cycles.lines, self._next_branch = pickle.loads(state)  # noqa: S301 - the job's own checkpoint
+        self._snapshots.give(vectors)
+        self._record()
 
     @classmethod
     def restored(cls, job: LiveJob, send: Send, now: Callable[[], float], journal: Journal) -> Coordinator:
-        """A coordinator that goes on where the journal ends; call `recover` when peers are connected."""
-        raise NotImplementedError
+        """A coordinator that goes on where the journal ends; call `recover` when it can reach its peers."""
+        made = cls(job, send, now, journal)
+        repeated: dict[str, Callable[..., Any]] = {
+            "state": made._load,
+            "entry": made._ledger.append,
+            "durable": made._ledger.settle,
+            "settle": made._cycles.settle,
+            "advance": made._cycles.advance,
+            "settle_probed": made._cycles.settle_probed,
+            "told": made._cycles.told,
+        }
+        made._ledger.muted = True
+        for record in journal:
+            kind, *fields = pickle.loads(record)  # noqa: S301 - the job's own journal
+            repeated[kind](*fields)
+        made._ledger.muted = False
+        made._ledger.generation += 1
+        return made
+
+    def checkpoint(self, index: int) -> bytes:
+        """All but the vectors as of a snapshot that was taken with `save`, for `begin_from`. Raises KeyError if there is a
+        later one."""
+        return self._marks[index]
 
     def expect(self, name: str, generation: int) -> None:
         """A process of this name and generation may join; those of older generations are refused from now on."""
+        if self._ledger.members.get(name, generation) < generation:
+            self.lose([name])
+        self._ledger.expected[name] = generation
+        self._record()
+
+    # ------------------------------------------------------------------------------------------------- what comes in
 
     def receive(self, sender: str, message: Message) -> None:
         """Take a message in."""
+        head, ledger = message.head, self._ledger
+        if isinstance(head, Hello):
+            self._on_hello(sender, message.generation)
+        elif ledger.members.get(sender) == message.generation and (message.view == ledger.view or isinstance(head, Done)):
+            self._handle(sender, head, message.arrays)
+        else:
+            self.refused += 1
+
+    def _on_hello(self, sender: str, generation: int) -> None:
+        if self._ledger.expected.get(sender) == generation and self._membership.admit(sender, generation):
+            self._evaluations.again()
+            self._refresh()
+            self._record()
+
+    def _handle(self, sender: str, head: Head, arrays: tuple[Array, ...]) -> None:
+        match head:
+            case Done():
+                self._cycles.done(sender, head)
+            case Staged():
+                self._cycles.staged(head)
+            case Probed():
+                self._cycles.probed(sender, head)
+            case Kept():
+                self._durable(self._snapshots.kept(sender, head))
+            case Copy():
+                self._durable(self._snapshots.copied(sender, head, arrays))
+            case Moved():
+                self._moves.come(blocks_in(head.runs), self._now())
+            case Measured():
+                self._evaluations.measured(head, self._cycles.lines, self.job.target)
+            case Missing():
+                self._membership.repeat(sender, head.index)
+            case Ready():
+                if self._membership.ready(sender):
+                    self._cycles.copy()
+                    self._moves.go_on()
+            case Seen():
+                self._membership.seen(sender, head.index)
+
+    def _durable(self, complete: bool) -> None:
+        if complete:
+            self._marks = {i: mark for i, mark in self._marks.items() if i >= self._ledger.durable}
+            if self._ledger.notes > _NOTES:
+                self._record()
+
+    def _evaluator(self) -> str | None:
+        names = (w for w in self._ledger.workers if w.partition("/")[2] not in self.job.nodes)
+        return next(names, None)
 
     def tick(self) -> None:
         """Now and then: ask again for what has not come."""
+        self._cycles.tick()
+        self._evaluations.again(self.job.retry_seconds)
+        self._membership.let_go(self._cycles.busy)
 
-    # -------------------------------------------------------------------------------------------------- what it does
-
-    @property
-    def members(self) -> Mapping[str, int]:
-        """Who has joined, with generations."""
-        return {}
-
-    def status(self, branch: int) -> Status:
-        """Where a branch stands."""
-        raise NotImplementedError
-
-    def report(self, branch: int) -> Report:
-        """What has happened to a branch since it was last asked for."""
-        raise NotImplementedError
+    # -------------------------------------------------------------------------------------------------- what drivers ask
 
     def run(self, branch: int) -> None:
         """Train this branch. Those that were in a mini-batch of another begin it again when that one is run again."""
+        if branch == self._cycles.running:
+            return
+        self.rest()
+        line, now = self._cycles.lines[branch], self._now()
+        self._cycles.running = branch
+        line.resume(now)
+        for worker in sorted({*line.busy, *line.due}):
+            self._cycles.start(line, worker, now)
+        self._record()
+        if line.state is None:
+            self.launch(branch)
 
     def rest(self) -> None:
         """Train no branch."""
-
-    # ----------------------------------------------------------------------------------------------- what changes it
+        cycles, line = self._cycles, self._cycles.line
+        if line is not None:
+            for facts in list(cycles.probing.values()):
+                cycles.settle_probed(line.number, facts._replace(loss_after=facts.loss_before))
+            line.pause(self._now())
+            cycles.stop(line.busy)
+        cycles.running = None
+        self._record()
 
     def put(self, branch: int, setting: Setting, policy: SyncPolicy | None = None) -> None:
         """Put a setting in force, apart from where blocks are. Mini-batches under way go on; a new policy, or other
-        workers, put the policy in force anew and release those that wait. None: the policy stays."""
+        workers, put the policy in force anew and release those that wait. None: the policy stays. Raises Rejected for a
+        policy that probes where gradients are grouped."""
+        line = self._cycles.lines[branch]
+        self._check(policy or line.policy)
+        line.setting, line.shards = setting, self.job.shards(setting)
+        if line.state is None or line.halted:
+            line.policy = policy or line.policy
+        else:
+            self._renew(line, policy or line.policy)
+        self._record()
+
+    def _check(self, policy: SyncPolicy) -> None:
+        if policy.probes and self.job.aggregation != "each":
+            raise Rejected(
+                f"Cannot install {policy.name}, which asks for losses before and after every push: here the servers apply "
+                f'the {self.job.aggregation} of a group; use aggregation = "each".'
+            )
+
+    def _active(self, line: Line) -> NDArray[np.bool_]:
+        members, workers = self._ledger.members, line.setting.workers
+        return np.array([n in workers and worker_name(n) in members for n in self.job.nodes])
+
+    def _renew(self, line: Line, policy: SyncPolicy) -> None:
+        active = self._active(line)
+        if policy is not line.policy or not np.array_equal(active, line.active):
+            self._cycles.begin(line, line.install(policy, active), self._now())
+
+    def _refresh(self) -> None:
+        """Workers have come or gone."""
+        for line in self._cycles.lines.values():
+            if line.state is not None and not line.halted:
+                self._renew(line, line.policy)
 
     def halt(self, branch: int) -> None:
         """Everybody stops, mini-batches under way are given up: before a restart under another setting."""
+        line = self._cycles.lines[branch]
+        if branch == self._cycles.running:
+            self._cycles.stop(line.busy)
+        line.halt(self._now())
+        self._record()
 
     def launch(self, branch: int) -> None:
         """All workers of the branch's setting begin, with the policy put in force anew."""
+        line = self._cycles.lines[branch]
+        line.halted = False
+        self._cycles.begin(line, line.install(line.policy, self._active(line)), self._now())
+        self._record()
 
     def place(
         self, servers: tuple[str, ...], shares: tuple[float, ...], *, on_demand: bool = False, at_once: int = 4
     ) -> None:
         """Begin to move blocks until these servers have these shares; `moving` until done. With `on_demand`, all change
-        owners at once, and `sweep` or whoever needs them brings them over."""
+        owners at once, and come when they are asked for or swept."""
+        self._moves.goal = Goal(servers, shares, on_demand, at_once)
+        self._moves.seconds = self._now()
+        if not self.recovering:
+            self._moves.go_on()
+        self._record()
 
-    @property
-    def moving(self) -> int:
-        """Blocks that are not yet where they are to be."""
-        return 0
-
-    def fork(self, parent: int, setting: Setting, policy: SyncPolicy, *, testing: bool) -> int:
+    def fork(self, parent: int, setting: Setting, policy: SyncPolicy | None = None, *, testing: bool = False) -> int:
         """A new branch as the parent is now; it rests until it is run."""
-        raise NotImplementedError
+        number, self._next_branch = self._next_branch, self._next_branch + 1
+        self._cycles.lines[number] = self._cycles.lines[parent].forked(number, testing=testing)
+        self._ledger.append(Fork(number, parent))
+        self.put(number, setting, policy)
+        return number
 
     def free(self, branch: int) -> None:
         """Drop a branch."""
+        if branch == self._cycles.running:
+            self.rest()
+        del self._cycles.lines[branch]
+        self._ledger.append(Free(branch))
+        self._record()
 
     def evaluate(self, branch: int) -> int:
-        """Have a branch evaluated as it is now; the number by which `report` tells of it."""
-        raise NotImplementedError
+        """Have a branch evaluated as it is now; the number by which its report tells of it."""
+        return self._evaluations.begin(self._cycles.lines[branch], automatic=False)
 
     def snapshot(self, *, save: bool = False) -> int:
         """Copy everything as it is now, for buddies to keep; with `save`, for the coordinator, too. The log's index: done
         when `durable` has come to it."""
-        raise NotImplementedError
-
-    @property
-    def durable(self) -> int:
-        """The log's entry up to which nothing can be lost with one process."""
-        return 0
+        index = self._cycles.copy(save=save)
+        if save:
+            self._marks[index] = cloudpickle.dumps((self._cycles.lines, self._next_branch))
+        return index
 
     def saved(self, index: int) -> dict[int, dict[str, Array]]:
-        """A snapshot that was taken with `save`: by branch, each vector (parameters, slots, group), [P]."""
-        raise NotImplementedError
-
-    # --------------------------------------------------------------------------------------------------- what is lost
+        """A snapshot that was taken with `save`: by branch, each vector (parameters, slots, group), [P]. Raises KeyError
+        where it is not complete, or there is a later one."""
+        return self._snapshots.saved(index)
 
     def lose(self, names: Iterable[str]) -> None:
         """These are dead, or not to be trusted any more. Workers are dropped, the others go on; after the loss of a server
         nothing is applied until `recover`."""
-
-    def retire(self, names: Iterable[str]) -> None:
-        """These are to leave: servers without blocks, workers of no setting. They can be stopped when not `needed`."""
-
-    def needed(self, name: str) -> bool:
-        """Whether stopping that peer now would lose anything."""
-        return name in self.members
-
-    @property
-    def recovering(self) -> bool:
-        """Whether servers are being brought back to what the log says."""
-        return False
+        lost = [n for n in names if n in self._ledger.members]
+        for name in lost:
+            self._cycles.lose(name)
+        self._membership.lose(lost)
+        self._refresh()
+        self._record()
 
     def recover(self, servers: tuple[str, ...] = (), shares: tuple[float, ...] = ()) -> None:
         """Go back to the last durable snapshot and on from there by the log, on those who are there; blocks of dead servers
-        go to `servers`, as far as possible by these shares (none given: to those that are left)."""
+        go to `servers`, as far as possible by these shares (none given: to those that are left). Raises RuntimeError where
+        copies of a block are nowhere."""
+        for branch in self._membership.recover(servers, shares):
+            if branch in self._cycles.lines:
+                self._cycles.lines[branch].grouped -= 1
+        self._cycles.forget_staged()
+        self._record()
+
+    def retire(self, names: Iterable[str]) -> None:
+        """These are to leave: servers without blocks, workers of no setting. They can be stopped when not `needed`."""
+        self._membership.leaving.update(names)
+        self._cycles.copy()
+        self._ledger.table_to(self._ledger.workers)
+        self._record()
+
+    def needed(self, name: str) -> bool:
+        """Whether stopping that peer now would lose anything."""
+        self._membership.let_go(self._cycles.busy)
+        return name in self._ledger.members
+
+    # --------------------------------------------------------------------------------------------------- what drivers see
+
+    @property
+    def members(self) -> Mapping[str, int]:
+        """Who has joined, with generations."""
+        return self._ledger.members
+
+    @property
+    def moving(self) -> int:
+        """Blocks that are not yet where they are to be."""
+        return self._moves.left
+
+    @property
+    def durable(self) -> int:
+        """The log's entry up to which nothing can be lost with one process."""
+        return self._ledger.durable
+
+    @property
+    def recovering(self) -> bool:
+        """Whether servers are being brought back to what the log says, or wait to be."""
+        return self._membership.recovering
+
+    def poll(self) -> Poll:
+        """What has happened since the last poll."""
+        reports = {}
+        for number, line in self._cycles.lines.items():
+            rows = np.array(line.rows).reshape(-1, len(Records._fields))
+            reports[number] = Report(rows, self._evaluations.take(number))
+            if len(rows):
+                self._cycles.told(number, len(rows))
+        return Poll(
+            now=self._now(),
+            reports=reports,
+            statuses={number: line.status for number, line in self._cycles.lines.items()},
+            moving=self.moving,
+            durable=self.durable,
+            recovering=self.recovering,
+            members=dict(self.members),
+            lost_pushes=self._membership.lost_pushes,
+        )
+
+    # ------------------------------------------------------------------------------------------------------- its journal
+
+    def _record(self) -> None:
+        """Write down everything; what was written before is needed no more."""
+        cycles, goal = self._cycles, self._moves.goal
+        kept = cycles.lines, cycles.running, cycles.last, cycles.probing, self._next_branch, goal
+        self._ledger.restart(cloudpickle.dumps(("state", self._ledger.dump(), self._membership.dump(), *kept)))
+
+    def _load(self, ledger: dict[str, Any], membership: dict[str, Any], *kept: Any) -> None:
+        self._ledger.load(ledger)
+        self._membership.load(membership)
+        cycles = self._cycles
+        cycles.lines, cycles.running, cycles.last, cycles.probing, self._next_branch, self._moves.goal = kept

@@ -21,6 +21,10 @@ class Journal(Protocol):
         """One more; it survives this process when the call returns."""
         ...
 
+    def restart(self, record: bytes) -> None:
+        """This record in the place of all."""
+        ...
+
     def __iter__(self) -> Iterator[bytes]:
         """All records, the oldest first."""
         ...
@@ -30,12 +34,19 @@ class FileJournal:
     """A journal in a file. A last record that was cut short is left out, and overwritten by the next."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a+b", buffering=0)
+        self._path, self._file = path, path.open("a+b", buffering=0)
         self._file.truncate(sum(_HEAD.size + len(record) for record in self))
         self._file.seek(0, os.SEEK_END)
 
     def append(self, record: bytes) -> None:
-        self._file.write(_HEAD.pack(len(record), zlib.crc32(record)) + record)
+        self._file.write(_framed(record))
+
+    def restart(self, record: bytes) -> None:
+        aside = self._path.with_name(self._path.name + ".new")
+        aside.write_bytes(_framed(record))
+        aside.replace(self._path)
+        self._file.close()
+        self._file = self._path.open("a+b", buffering=0)
 
     def __iter__(self) -> Iterator[bytes]:
         self._file.seek(0)
@@ -51,3 +62,7 @@ class FileJournal:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _framed(record: bytes) -> bytes:
+    return _HEAD.pack(len(record), zlib.crc32(record)) + record

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,9 +18,9 @@ from numpy.typing import NDArray
 
 from harness.live.log import Commit
 from simulators.engine import Records
-from tuners.actions import Decision, Push, Setting, Status, SyncPolicy
+from tuners.actions import Decision, Push, Setting, Status, SyncPolicy, Target
 
-__all__ = ["Cycle", "Facts", "Line", "Shards"]
+__all__ = ["Cycle", "Facts", "Line", "LiveJob", "Shards"]
 
 _VERSIONS = 512  # remembered; a gradient that is staler counts as this stale
 
@@ -30,6 +31,22 @@ class Shards(NamedTuple):
     samples: NDArray[np.int32]  # in a mini-batch
     start: NDArray[np.int32]  # of its part of the training data
     length: NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveJob:
+    """What does not change while a job runs."""
+
+    nodes: tuple[str, ...]
+    size: int  # parameters
+    blocks: int = 64
+    optimizer: str = "sgd"
+    aggregation: str = "each"
+    target: Target
+    evaluate_clocks: int  # validate after so many pushes; 0: never
+    shards: Callable[[Setting], Shards]
+    snapshot_commits: int = 0  # take a snapshot after so many; 0: max(20, 4 per worker)
+    retry_seconds: float = 2.0  # ask again for what has not come by then, and after twice as long again
 
 
 class Cycle(NamedTuple):
@@ -49,7 +66,7 @@ class Facts(NamedTuple):
     loss: float
     pull_seconds: float
     compute_seconds: float
-    index: int  # of the log, that the parameters pulled contain
+    pulled: int  # entry of the log, the last that the parameters pulled contain
     loss_before: float = 0.0
     loss_after: float = 0.0
 
@@ -62,9 +79,12 @@ def _compiled(decide: Callable[[Any, Push], tuple[Any, Decision]]) -> Callable[[
 class Line:
     """A branch. `busy` are its mini-batches under way, by worker; `due` who was released and could not begin yet."""
 
-    def __init__(self, number: int, setting: Setting, policy: SyncPolicy, shards: Shards, *, testing: bool) -> None:
+    def __init__(
+        self, number: int, setting: Setting, policy: SyncPolicy, shards: Shards, *, testing: bool, groups: bool
+    ) -> None:
+        """`groups`: gradients wait until the policy closes their group."""
         nodes = len(shards.samples)
-        self.number, self.testing = number, testing
+        self.number, self.testing, self.groups = number, testing, groups
         self.setting, self.policy, self.shards = setting, policy, shards
         self.status: Status = "running"
         self.state: Any = None  # the policy's
@@ -76,13 +96,14 @@ class Line:
         self.busy: dict[int, Cycle] = {}
         self.due: set[int] = set()
         self.halted = True
+        self._paused_seconds: float | None = None
         self.rows: list[tuple[float, ...]] = []
         self._staleness: dict[int, int] = {}  # of pushes that are committed, and on which the policy is still to decide
         self._versions: list[tuple[int, int]] = [(-1, 0)]  # (entry of the log, version since then)
 
     def forked(self, number: int, *, testing: bool) -> Line:
         """Another branch that goes on from here."""
-        made = Line(number, self.setting, self.policy, self.shards, testing=testing)
+        made = Line(number, self.setting, self.policy, self.shards, testing=testing, groups=self.groups)
         for name, value in vars(self).items():
             if name not in ("number", "testing", "rows"):
                 setattr(made, name, value.copy() if isinstance(value, np.ndarray | dict | set | list) else value)
@@ -102,6 +123,16 @@ class Line:
         for worker in [*self.busy, *self.due]:
             self.give_up(worker, seconds)
         self.halted = True
+
+    def pause(self, seconds: float) -> None:
+        """Nobody trains this branch from now on."""
+        self._paused_seconds = seconds
+
+    def resume(self, seconds: float) -> None:
+        """As if no time had passed."""
+        if self._paused_seconds is not None:
+            self.since_seconds += seconds - self._paused_seconds
+        self._paused_seconds = None
 
     def give_up(self, worker: int, seconds: float) -> None:
         """A worker is in no mini-batch any more."""
@@ -133,13 +164,13 @@ class Line:
 
     def settle(self, facts: Facts, worker: str, index: int) -> tuple[Commit, list[int]]:
         """A push is completed: what to write into the log at `index`, and who is released."""
-        staleness, cycle = self._staleness_of(facts.index), self.busy[facts.worker]
+        staleness, cycle = self._staleness_of(facts.pulled), self.busy[facts.worker]
         decision, released = self._decide(facts, staleness)
         return self._commit(worker, facts.worker, cycle, bool(decision.accept), bool(decision.step), index), released
 
     def advance(self, facts: Facts, worker: str, index: int) -> Commit:
         """A push of a policy that probes counts before the policy decides, which `settle_probed` lets it do."""
-        self._staleness[facts.worker] = self._staleness_of(facts.index)
+        self._staleness[facts.worker] = self._staleness_of(facts.pulled)
         return self._commit(worker, facts.worker, self.busy[facts.worker], True, True, index)
 
     def settle_probed(self, facts: Facts) -> list[int]:
@@ -149,7 +180,7 @@ class Line:
     def _commit(self, name: str, worker: int, cycle: Cycle, accept: bool, step: bool, index: int) -> Commit:
         accept = accept and not self.testing
         self.grouped += accept
-        take = step and self.grouped > 0
+        take = (step or not self.groups) and self.grouped > 0
         taken = self.grouped
         if take:
             self.version, self.steps, self.grouped = self.version + taken, self.steps + 1, 0

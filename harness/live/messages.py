@@ -18,21 +18,17 @@ import msgspec
 from numpy.typing import NDArray
 
 from harness.live.blocks import Owners, Runs
+from harness.live.log import Entry
 
 __all__ = [
     "COORDINATOR",
     "Again",
     "Array",
-    "Commit",
     "Copy",
     "Data",
     "Done",
-    "Drop",
     "Durable",
-    "Entry",
     "Fetch",
-    "Fork",
-    "Free",
     "Head",
     "Held",
     "Hello",
@@ -42,7 +38,6 @@ __all__ = [
     "Measured",
     "Message",
     "Missing",
-    "Move",
     "Moved",
     "Part",
     "Probe",
@@ -53,9 +48,8 @@ __all__ = [
     "Redirect",
     "Release",
     "Rest",
+    "Seen",
     "Send",
-    "Skip",
-    "Snapshot",
     "Stage",
     "Staged",
     "Table",
@@ -82,65 +76,7 @@ class _Head(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Immutable; its first field on the wire is its class's name."""
 
 
-# ------------------------------------------------------------------------------------- entries of the coordinator's log
-
-
-class Commit(_Head, frozen=True):
-    """A worker's push counts, with all that applying it depends on. A group's sum waits until one takes."""
-
-    branch: int
-    worker: str
-    cycle: int
-    accept: bool  # False: its gradient is dropped, and need not be there
-    take: bool  # the servers step: with this gradient, or with the group's sum or mean
-    grouped: int  # gradients in that step
-    weight: float  # of this gradient in a mean
-    steps: int  # of this branch's optimizer, this one counted
-    learning_rate: float
-    momentum: float
-
-
-class Fork(_Head, frozen=True):
-    """A branch begins as a copy of `parent`."""
-
-    branch: int
-    parent: int
-
-
-class Free(_Head, frozen=True):
-    """A branch ends."""
-
-    branch: int
-
-
-class Move(_Head, frozen=True):
-    """Blocks change their owner. On demand: only when somebody asks for them; else at once."""
-
-    runs: Runs
-    source: str
-    target: str
-    on_demand: bool = False
-
-
-class Drop(_Head, frozen=True):
-    """A worker is gone: messages of its generations up to this one are refused, what it staged is forgotten."""
-
-    worker: str
-    generation: int
-
-
-class Snapshot(_Head, frozen=True):
-    """Every server copies its blocks, for `buddies[server]` to keep, and for the coordinator where `save` says so."""
-
-    buddies: dict[str, str]
-    save: bool = False
-
-
-class Skip(_Head, frozen=True):
-    """Nothing: in the place of an entry that a new view has made void."""
-
-
-Entry: TypeAlias = Commit | Fork | Free | Move | Drop | Snapshot | Skip
+# ------------------------------------------------------------------------------------------------------------- the log
 
 
 class Log(_Head, frozen=True):
@@ -183,7 +119,7 @@ class Rest(_Head, frozen=True):
 class Pull(_Head, frozen=True):
     """Worker to server: send these blocks (no arrays), as of the log's entry `after` or later."""
 
-    cycle: int
+    number: int  # of the request; the worker's own count
     branch: int
     after: int
     runs: Runs
@@ -191,9 +127,9 @@ class Pull(_Head, frozen=True):
 
 
 class Pulled(_Head, frozen=True):
-    """Server to worker: the blocks as of entry `index`."""
+    """Server to worker: the blocks as of entry `index`, or some of them later."""
 
-    cycle: int
+    number: int
     index: int
     runs: Runs
 
@@ -210,7 +146,7 @@ class Stage(_Head, frozen=True):
 class Redirect(_Head, frozen=True):
     """Server to worker: these blocks (no arrays) of your pull or push have other owners, as of entry `index`."""
 
-    cycle: int
+    number: int  # of the pull, or the push's cycle
     push: bool
     runs: Runs
     index: int
@@ -261,6 +197,12 @@ class Table(_Head, frozen=True):
 
     index: int
     owners: Owners
+
+
+class Seen(_Head, frozen=True):
+    """Worker to coordinator: I go by the table as of entry `index`."""
+
+    index: int
 
 
 class Measure(_Head, frozen=True):
@@ -330,8 +272,9 @@ class Durable(_Head, frozen=True):
 
 
 class Fetch(_Head, frozen=True):
-    """To the owner before: send these blocks (no arrays), that move on demand, now."""
+    """To the owner before: send these blocks (no arrays), that move on demand since entry `index` or before, now."""
 
+    index: int
     runs: Runs
 
 
@@ -391,6 +334,7 @@ Head: TypeAlias = (
     | Redirect
     | Release
     | Rest
+    | Seen
     | Stage
     | Staged
     | Table

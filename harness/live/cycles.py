@@ -1,0 +1,240 @@
+"""Cycles of workers as the coordinator sees them: released, computed, staged, committed; of whichever branch runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from harness.live.blocks import Blocks, blocks_in
+from harness.live.evaluations import Evaluations
+from harness.live.ledger import Ledger
+from harness.live.line import Facts, Line, LiveJob
+from harness.live.membership import Membership
+from harness.live.messages import Again, Done, Probe, Probed, Release, Rest, Staged
+from harness.live.messages import worker as worker_name
+from harness.live.snapshots import Snapshots
+
+__all__ = ["Cycles"]
+
+
+class Cycles:
+    """Branches, and what the workers of the one that runs are at."""
+
+    def __init__(
+        self,
+        job: LiveJob,
+        ledger: Ledger,
+        membership: Membership,
+        snapshots: Snapshots,
+        evaluations: Evaluations,
+        now: Callable[[], float],
+    ) -> None:
+        self._job, self._ledger, self._now = job, ledger, now
+        self._membership, self._snapshots, self._evaluations = membership, snapshots, evaluations
+        self.lines: dict[int, Line] = {}
+        self.running: int | None = None
+        self.last = 0  # the number of the last cycle
+        self.probing: dict[int, Facts] = {}  # of the running branch, by worker: committed, and not decided on
+        self._done: dict[int, Done] = {}
+        self._staged: dict[int, Blocks] = {}
+        self._asked: dict[int, tuple[float, float]] = {}  # when each worker was told something last, and how long to wait
+        self._uncopied = 0  # commits since the last snapshot
+
+    # -------------------------------------------------------------------------------------------------- what comes in
+
+    @property
+    def line(self) -> Line | None:
+        """The branch that runs."""
+        return None if self.running is None else self.lines.get(self.running)
+
+    def busy(self, name: str) -> bool:
+        """Whether a worker is in a mini-batch."""
+        line = self.line
+        return line is not None and any(worker_name(self._job.nodes[w]) == name for w in line.busy)
+
+    def _of(self, name: str, cycle: int) -> int | None:
+        """The worker that is in this cycle just now; None for those of the past."""
+        worker, line = self._index(name), self.line
+        if line is None or worker is None or worker not in line.busy or line.busy[worker].number != cycle:
+            return None
+        return worker
+
+    def _index(self, name: str) -> int | None:
+        node = name.partition("/")[2]
+        return self._job.nodes.index(node) if name.startswith("worker/") and node in self._job.nodes else None
+
+    def done(self, sender: str, head: Done) -> None:
+        """A worker has computed a gradient."""
+        worker = self._of(sender, head.cycle)
+        if worker is not None and worker not in self._done:
+            self._done[worker] = head
+            self._asked[worker] = self._now(), self._job.retry_seconds
+            self._try(worker, sender)
+
+    def staged(self, head: Staged) -> None:
+        """A server has parts of a push."""
+        worker = self._of(head.worker, head.cycle)
+        if worker is not None and worker not in self.probing:
+            self._staged[worker] = self._staged.get(worker, frozenset()) | blocks_in(head.runs)
+            self._try(worker, head.worker)
+
+    def _try(self, worker: int, name: str) -> None:
+        """Complete a push if it is all there."""
+        done, line = self._done.get(worker), self.line
+        if done is None or line is None or line.status != "running" or worker in self.probing:
+            return
+        if len(self._staged.get(worker, ())) < self._job.blocks:
+            return
+        facts = Facts(worker, self._now(), done.loss, done.pull_seconds, done.compute_seconds, done.index, done.loss_before)
+        if line.policy.probes:
+            index = self.advance(line.number, name, facts)
+            self._ledger.tell(name, Probe(done.cycle, index))
+        else:
+            self.settle(line.number, name, facts)
+            self._pushed(line)
+
+    def probed(self, sender: str, head: Probed) -> None:
+        """A worker has found the loss after its push."""
+        worker, line = self._of(sender, head.cycle), self.line
+        if worker is not None and line is not None and worker in self.probing:
+            facts = self.probing[worker]._replace(seconds=self._now(), loss_after=head.loss)
+            self.settle_probed(line.number, facts)
+            self._pushed(line)
+
+    def tick(self) -> None:
+        """Ask again for what has not come for long; next time, wait twice as long."""
+        line, now, late = self.line, self._now(), False
+        if line is None or line.status != "running":
+            return
+        for worker, cycle in line.busy.items():
+            since, wait = self._asked.get(worker, (0.0, self._job.retry_seconds))
+            if now - since > wait:
+                late, self._asked[worker] = True, (now, 2 * wait)
+                name = worker_name(self._job.nodes[worker])
+                if worker in self.probing:
+                    self._ledger.tell(name, Probe(cycle.number, self._ledger.index))
+                else:
+                    self._ledger.tell(name, self._release(line, worker))
+                    self._ledger.tell(name, Again(cycle.number))
+        if late or self._membership.recovering:
+            self._membership.remind()
+
+    def forget_staged(self) -> None:
+        """A view begins: servers have lost what was staged."""
+        self._staged.clear()
+
+    # ----------------------------------------------------------------------- what a journal repeats in the same words
+
+    def settle(self, branch: int, name: str, facts: Facts) -> None:
+        """A push is complete: the policy decides, the push counts, others go on."""
+        line = self.lines[branch]
+        commit, released = line.settle(facts, name, self._ledger.index + 1)
+        self._ledger.append(commit, "settle", branch, name, facts)
+        self.begin(line, released, facts.seconds)
+        self._judge(line)
+
+    def advance(self, branch: int, name: str, facts: Facts) -> int:
+        """A push of a policy that probes counts; the policy decides later. Its index."""
+        self.probing[facts.worker] = facts
+        commit = self.lines[branch].advance(facts, name, self._ledger.index + 1)
+        return self._ledger.append(commit, "advance", branch, name, facts)
+
+    def settle_probed(self, branch: int, facts: Facts) -> None:
+        """The policy decides on such a push."""
+        line = self.lines[branch]
+        self._ledger.note("settle_probed", branch, facts)
+        self.probing.pop(facts.worker, None)
+        self.begin(line, line.settle_probed(facts), facts.seconds)
+        self._judge(line)
+
+    def told(self, branch: int, rows: int) -> None:
+        """A driver has been told of so many pushes."""
+        self._ledger.note("told", branch, rows)
+        del self.lines[branch].rows[:rows]
+
+    def _judge(self, line: Line) -> None:
+        """Where the branch stands after a push."""
+        target = self._job.target
+        if line.status != "running":
+            return
+        if target.counts and target.reached(np.nan, np.nan, line.pushes, line.samples):
+            line.status = "target"
+        elif not line.busy and not line.due:
+            line.status = "deadlock"
+
+    def _pushed(self, line: Line) -> None:
+        """What is due after so many pushes."""
+        if self._job.evaluate_clocks and line.pushes % self._job.evaluate_clocks == 0:
+            self._evaluations.begin(line, automatic=True)
+        self._uncopied += 1
+        often = self._job.snapshot_commits or max(20, 4 * int(line.active.sum()))
+        if self._uncopied >= often * (1 + bool(self._snapshots.under_way)) and not self._membership.recovering:
+            self.copy()
+        self._membership.let_go(self.busy)
+
+    def copy(self, *, save: bool = False) -> int:
+        """Take a snapshot; its index."""
+        self._uncopied = 0
+        return self._snapshots.take(self._membership.leaving, save=save)
+
+    # ------------------------------------------------------------------------------------------------------- releases
+
+    def begin(self, line: Line, released: Iterable[int], seconds: float) -> None:
+        """Workers begin their next mini-batch; who is in one gives it up."""
+        for worker in released:
+            if worker in line.busy:
+                line.give_up(worker, seconds)
+            if line.number == self.running:
+                self.start(line, worker, seconds)
+            else:
+                line.due.add(worker)
+
+    def start(self, line: Line, worker: int, seconds: float) -> None:
+        """A worker begins its next mini-batch, or again the one that it was at when the branch came to rest."""
+        self.last = max(self.last, self._ledger.view << 32) + 1
+        line.begin(worker, self.last, seconds)
+        self.forget(worker)
+        self._asked[worker] = self._now(), self._job.retry_seconds
+        name = worker_name(self._job.nodes[worker])
+        self._membership.released[name] = self.last
+        self._membership.table_to(name)
+        self._ledger.tell(name, self._release(line, worker))
+
+    def forget(self, worker: int) -> None:
+        """What came of a cycle that is over."""
+        made: tuple[dict[int, Any], ...] = (self._done, self._staged, self.probing)
+        for kept in made:
+            kept.pop(worker, None)
+
+    def _release(self, line: Line, worker: int) -> Release:
+        cycle, name, setting = line.busy[worker], worker_name(self._job.nodes[worker]), line.setting
+        return Release(
+            cycle=cycle.number,
+            branch=line.number,
+            clock=cycle.clock,
+            after=self._ledger.index,
+            durable=min(self._ledger.commits(name), default=cycle.number) - 1,
+            samples=int(line.shards.samples[worker]),
+            shard_start=int(line.shards.start[worker]),
+            shard_length=int(line.shards.length[worker]),
+            bits=setting.transfer_bits,
+            probes=line.policy.probes,
+            intra_threads=setting.intra_threads,
+            inter_threads=setting.inter_threads,
+        )
+
+    def stop(self, workers: Iterable[int]) -> None:
+        """These are in no mini-batch any more."""
+        for worker in workers:
+            self.forget(worker)
+            self._ledger.tell(worker_name(self._job.nodes[worker]), Rest())
+
+    def lose(self, name: str) -> None:
+        """A worker is dead."""
+        worker = self._index(name)
+        if worker is not None:
+            self.forget(worker)
+            for line in self.lines.values():
+                line.give_up(worker, self._now())

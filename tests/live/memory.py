@@ -1,0 +1,201 @@
+"""A live job in memory: real cores, channels that a test delivers from in any order it likes, and deaths."""
+
+import random
+from collections import deque
+
+import numpy as np
+
+from harness.live import messages
+from harness.live.blocks import Layout
+from harness.live.coordinator import Coordinator
+from harness.live.line import LiveJob, Shards
+from harness.live.log import Commit
+from harness.live.messages import COORDINATOR
+from harness.live.server import Server
+from harness.live.worker import Computed, Worker
+from tuners import policies
+from tuners.actions import Setting, Target
+
+NODES = ("n0", "n1", "n2", "n3", "n4", "n5")
+EVALUATOR = messages.worker("evaluator")
+
+
+def everybody(setting):
+    """Every worker the same part, as `LiveJob.shards`."""
+    k = len(NODES)
+    return Shards(np.full(k, 4, np.int32), np.zeros(k, np.int32), np.full(k, 1000, np.int32))
+
+
+class Journal:
+    """In memory; survives its coordinator."""
+
+    def __init__(self):
+        self.records = []
+
+    def append(self, record):
+        self.records.append(record)
+
+    def restart(self, record):
+        self.records = [record]
+
+    def __iter__(self):
+        return iter(list(self.records))
+
+
+def ones(task):
+    """Gradients of one, which a rate of -1 adds to every parameter; the loss says what was pulled."""
+    gradient = np.ones_like(task.parameters) if task.kind == "gradient" else None
+    return Computed(task.number, task.kind, float(task.parameters[0]), gradient, float(task.parameters[-1]), 0.0)
+
+
+class Memory:
+    """Coordinator, servers and workers, and what is under way between any two of them."""
+
+    def __init__(self, rng, setting, policy=None, *, size=12, blocks=6, compute=ones, parameters=None, **job):
+        self.rng, self.compute, self.seconds = rng, compute, 0.0
+        given = {"target": Target("clocks", 1e9), "evaluate_clocks": 0, "shards": everybody, "retry_seconds": 1e6} | job
+        self.job = LiveJob(nodes=NODES, size=size, blocks=blocks, **given)
+        self.layout = Layout(size, blocks)
+        self.channels = {}  # (sender, receiver): messages
+        self.cores = {}
+        self.generations = {}
+        self.setting = setting
+        self.journal = Journal()
+        self.zombies = []  # cores that are taken for dead, and may go on sending
+        self.coordinator = Coordinator(self.job, self.sender(COORDINATOR, None), self.now, self.journal)
+        self.policy = policy or policies.named(setting.policy, setting.staleness)
+        self.coordinator.begin(setting, self.policy, np.zeros(size, np.float32) if parameters is None else parameters)
+        for name in (*map(messages.server, setting.servers), *map(messages.worker, setting.workers)):
+            self.start(name)
+        self.drain()
+        self.recover()
+        self.coordinator.run(0)
+
+    # ------------------------------------------------------------------------------------------------------- processes
+
+    def now(self):
+        self.seconds += 1e-3
+        return self.seconds
+
+    def sender(self, name, core):
+        def send(receiver, message):
+            if core is None or self.cores.get(name) is core[0] or core[0] in self.zombies:
+                self.channels.setdefault((name, receiver), deque()).append(message)
+
+        return send
+
+    def start(self, name):
+        """A process, under its next generation."""
+        self.generations[name] = self.generations.get(name, 0) + 1
+        self.channels = {pair: queue for pair, queue in self.channels.items() if name not in pair}
+        core = []
+        send = self.sender(name, core)
+        if name.startswith("server/"):
+            core.append(Server(name, self.generations[name], self.layout, self.job.optimizer, self.job.aggregation, send))
+        else:
+            core.append(Worker(name, self.generations[name], self.layout, send, self.now, self.computer(core)))
+        self.cores[name] = core[0]
+        self.coordinator.expect(name, self.generations[name])
+        core[0].hello()
+
+    def computer(self, core):
+        return lambda task: core[0].computed(self.compute(task))
+
+    def kill(self, name, *, lost=1.0):
+        """It dies; of what it had sent, a share is lost with it, the last of each channel first."""
+        del self.cores[name]
+        for (sender, receiver), queue in self.channels.items():
+            if receiver == name:
+                queue.clear()
+            elif sender == name:
+                for _ in range(sum(self.rng.random() < lost for _ in queue)):
+                    queue.pop()
+
+    def lose(self, names):
+        """The coordinator learns of deaths, and recovers where it has to."""
+        self.coordinator.lose(names)
+        if self.coordinator.recovering:
+            self.recover()
+
+    def recover(self):
+        there = [n for n in self.cores if n.startswith("server/") and n in self.coordinator.members]
+        self.coordinator.recover(tuple(sorted(there)), (1 / len(there),) * len(there))
+
+    def restart_coordinator(self):
+        """It dies, and another goes on from its journal."""
+        for pair in self.channels:
+            if COORDINATOR in pair:
+                self.channels[pair].clear()
+        self.coordinator = Coordinator.restored(self.job, self.sender(COORDINATOR, None), self.now, self.journal)
+        dead = [n for n in self.coordinator.members if n not in self.cores]
+        if dead:
+            self.coordinator.lose(dead)
+        self.recover()
+
+    # -------------------------------------------------------------------------------------------------------- messages
+
+    def pending(self):
+        return [pair for pair, queue in self.channels.items() if queue]
+
+    def deliver(self, pair):
+        """The oldest message of a channel; True if there was one."""
+        sender, receiver = pair
+        message = self.channels[pair].popleft()
+        core = self.coordinator if receiver == COORDINATOR else self.cores.get(receiver)
+        if core is not None:
+            core.receive(sender, message)
+
+    def step(self):
+        """Deliver anything; False where nothing is under way."""
+        pending = self.pending()
+        if pending:
+            self.deliver(self.rng.choice(pending))
+        return bool(pending)
+
+    def steps(self, count):
+        for _ in range(count):
+            if not self.step():
+                break
+
+    def drain(self):
+        """Deliver all there is, as long as there is something that goes on by itself."""
+        while self.step():
+            pass
+
+    def settle(self):
+        """Nobody begins anything; all that is under way comes to its end."""
+        self.coordinator.rest()
+        self.drain()
+        for _ in range(100):
+            if not (self.coordinator.recovering or self.coordinator.moving):
+                return
+            self.drain()
+        raise AssertionError("It does not come to rest.")
+
+    # ----------------------------------------------------------------------------------------------------- what there is
+
+    def model(self, branch=0, vector="parameters"):
+        """The whole of a branch, from those who own it."""
+        made = np.full(self.layout.size, np.nan, np.float32)
+        for block, owner in self.coordinator._ledger.table.items():
+            span = self.layout.span((block, block + 1))
+            core = self.cores[owner]
+            assert any(block in c.blocks for c in core._cohorts), f"{owner} does not have block {block}"
+            made[span] = core._store.branches[branch][vector][span]
+        return made
+
+    @property
+    def pushes(self):
+        return {n: line.pushes for n, line in self.coordinator._cycles.lines.items()}
+
+
+def start(rng=None, workers=3, servers=2, policy="asp", **changes):
+    """A job with workers on the first nodes and servers on the last."""
+    job = {k: changes.pop(k) for k in list(changes) if k not in Setting.__slots__}
+    setting = Setting(
+        workers=NODES[:workers], servers=NODES[-servers:], policy=policy, **({"learning_rate": -1.0} | changes)
+    )
+    return Memory(rng or random.Random(0), setting, **job)
+
+
+__all__ = ["COORDINATOR", "EVALUATOR", "NODES", "Commit", "Journal", "Memory", "everybody", "ones", "start"]
