@@ -6,6 +6,7 @@ there: it tells everybody where it is now, waits until they have been heard or m
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -16,10 +17,11 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from harness.live.coordinator import Coordinator, LiveJob
+from harness.live.coordinator import Coordinator
 from harness.live.journal import FileJournal
+from harness.live.line import LiveJob
 from harness.live.messages import COORDINATOR
-from harness.live.processes import TICK_SECONDS, Line
+from harness.live.processes import TICK_SECONDS, Mail
 from harness.live.transport import Transport
 from harness.live.wire import Beat, Here, Peers
 
@@ -27,6 +29,8 @@ __all__ = ["SILENT_SECONDS", "Coordination"]
 
 SILENT_SECONDS = 3.0
 """A process that was not heard for so long hangs, or is cut off."""
+
+_log = logging.getLogger(__name__)
 
 _TURN_SECONDS = 0.02  # how long a question waits at most while nothing happens
 _STALL_SECONDS = 1.0  # a turn that takes longer was our own absence, not that of others
@@ -41,22 +45,18 @@ class Coordination:
     def __init__(self, job: LiveJob, transport: Transport, folder: Path) -> None:
         self._asked: queue.SimpleQueue[_Ask] = queue.SimpleQueue()
         self._over = threading.Event()
-        self._failed: BaseException | None = None
+        self._failed: Exception | None = None
         self._list = folder / "peers.msgpack"
         self._journal = FileJournal(folder / "journal")
-        self._begins_again = next(iter(self._journal), None) is not None
-        generation = 0
-        known: tuple[tuple[str, str, int], ...] = ()
-        if self._list.exists():
-            generation, known = msgspec.msgpack.decode(
-                self._list.read_bytes(), type=tuple[int, tuple[tuple[str, str, int], ...]]
-            )
-        self._line = Line(COORDINATOR, generation + 1, transport)
+        begun = next(iter(self._journal), None) is not None
+        generation, known = _read(self._list) if self._list.exists() else (0, ())
+        self._mail = Mail(COORDINATOR, generation + 1, transport)
         self._heard = {name: time.monotonic() for name, _, _ in known}
         self._unheard = {name for name, _, _ in known}
-        self._line.know(Peers(known))
-        make: Callable[..., Coordinator] = Coordinator.restored if self._begins_again else Coordinator
-        self._core = make(job, self._line.send, time.monotonic, self._journal)
+        self._mail.know(Peers(known))
+        self._to_recover = begun and bool(known)
+        make: Callable[..., Coordinator] = Coordinator.restored if begun else Coordinator
+        self._core = make(job, self._mail.send, time.monotonic, self._journal)
         self._thread = threading.Thread(target=self._run, name=COORDINATOR, daemon=True)
 
     def start(self) -> None:
@@ -90,31 +90,31 @@ class Coordination:
     @property
     def address(self) -> str:
         """Where the coordinator's process is reached."""
-        return self._line.transport.address
+        return self._mail.transport.address
 
     def silent(self) -> dict[str, int]:
         """Those who have not been heard for `SILENT_SECONDS`, with their generations; they are named until forgotten."""
         now = time.monotonic()
-        peers = self._line.peers
+        peers = self._mail.peers
         return {n: peers[n][1] for n, at in self._heard.items() if n in peers and now - at > SILENT_SECONDS}
 
     def forget(self, names: Collection[str]) -> None:
         """Those are gone for good; nothing is sent to them any more."""
         for name in names:
             self._heard.pop(name, None)
-        self._publish({n: place for n, place in self._line.peers.items() if n not in names})
+        self._publish({n: place for n, place in self._mail.peers.items() if n not in names})
 
     # -------------------------------------------------------------------------------------------------------------- the loop
 
     def _run(self) -> None:
         try:
-            self._publish(self._line.peers)
+            self._publish(self._mail.peers)
             self._serve()
-        except BaseException as error:
+        except Exception as error:
             self._failed = error
-            raise
+            _log.exception("The coordinator's process ends.")
         finally:
-            self._line.transport.close()
+            self._mail.transport.close()
             self._journal.close()
 
     def _serve(self) -> None:
@@ -122,7 +122,7 @@ class Coordination:
         while not self._over.is_set():
             while not self._asked.empty():
                 self._answer(*self._asked.get())
-            heard = self._line.receive(_TURN_SECONDS)
+            heard = self._mail.receive(_TURN_SECONDS)
             now = time.monotonic()
             if now - turned > _STALL_SECONDS:
                 self._heard = {name: at + now - turned for name, at in self._heard.items()}
@@ -135,12 +135,12 @@ class Coordination:
                 self._recover_when_all_are_heard()
 
     def _take(self, sender: str, message: Any) -> None:
-        known = self._line.peers.get(sender)
+        known = self._mail.peers.get(sender)
         if isinstance(message.head, Here):
             place = (message.head.address, message.generation)
             if place != known and message.generation >= (known[1] if known else 0):
                 self._heard[sender] = time.monotonic()
-                self._publish(self._line.peers | {sender: place})
+                self._publish(self._mail.peers | {sender: place})
         elif isinstance(message.head, Beat):
             if known is not None and message.generation == known[1]:
                 self._heard[sender] = time.monotonic()
@@ -151,17 +151,17 @@ class Coordination:
     def _publish(self, peers: dict[str, tuple[str, int]]) -> None:
         """Keep the list, and give it to everybody in it."""
         everybody = tuple((name, *place) for name, place in peers.items())
-        self._line.know(Peers(everybody))
+        self._mail.know(Peers(everybody))
         part = self._list.with_suffix(".part")
-        part.write_bytes(msgspec.msgpack.encode((self._line.generation, everybody)))
+        part.write_bytes(msgspec.msgpack.encode((self._mail.generation, everybody)))
         part.replace(self._list)
-        told = Peers(((COORDINATOR, self.address, self._line.generation), *everybody))
+        told = Peers(((COORDINATOR, self.address, self._mail.generation), *everybody))
         for name in peers:
-            self._line.signal(name, told)
+            self._mail.signal(name, told)
 
     def _recover_when_all_are_heard(self) -> None:
-        if self._begins_again and not self._unheard - self.silent().keys():
-            self._begins_again = False
+        if self._to_recover and not self._unheard - self.silent().keys():
+            self._to_recover = False
             if dead := self.silent():
                 self._core.lose(dead)
             self._core.recover()

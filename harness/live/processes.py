@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from harness.live.blocks import Layout
@@ -23,7 +24,7 @@ from harness.live.transport import Overrun, Transport
 from harness.live.wire import Beat, Here, Peers, Unreadable, decode, encode
 from harness.live.worker import Computed, Task, Worker
 
-__all__ = ["BEAT_SECONDS", "TICK_SECONDS", "Heart", "Line", "run_server", "run_worker"]
+__all__ = ["BEAT_SECONDS", "TICK_SECONDS", "Compute", "Heart", "Mail", "Member", "run_server", "run_worker"]
 
 BEAT_SECONDS = 0.3
 TICK_SECONDS = 0.25
@@ -33,7 +34,7 @@ _log = logging.getLogger(__name__)
 Compute: TypeAlias = Callable[[Task], Computed]
 
 
-class Line:
+class Mail:
     """A process's end of all its channels: messages over a transport, and who is where."""
 
     def __init__(self, name: str, generation: int, transport: Transport) -> None:
@@ -79,18 +80,18 @@ class Line:
 class Heart(threading.Thread):
     """Beats to the coordinator's process until it is told to stop, whatever the rest of the process does."""
 
-    def __init__(self, line: Line) -> None:
-        super().__init__(name=f"heart of {line.name}", daemon=True)
-        self._line = line
+    def __init__(self, mail: Mail) -> None:
+        super().__init__(name=f"heart of {mail.name}", daemon=True)
+        self._mail = mail
         self._over = threading.Event()
-        self._outlets = line.transport.beside()
+        self._outlets = mail.transport.beside()
 
     def run(self) -> None:
         said: object = Beat()
-        beat = encode(self._line.name, Message(said, (), 0, self._line.generation))  # type: ignore[arg-type]
+        beat = encode(self._mail.name, Message(said, (), 0, self._mail.generation))  # type: ignore[arg-type]
         connected: tuple[str, int] | None = None
         while not self._over.wait(BEAT_SECONDS):
-            coordinator = self._line.peers.get(COORDINATOR)
+            coordinator = self._mail.peers.get(COORDINATOR)
             if coordinator is not None and coordinator != connected:
                 self._outlets.connect(COORDINATOR, coordinator[0])
                 connected = coordinator
@@ -103,6 +104,17 @@ class Heart(threading.Thread):
         self.join()
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A process of a job that is not the coordinator's."""
+
+    name: str
+    generation: int
+    transport: Transport  # closed by whoever runs it
+    coordinator: str  # the address of the coordinator's process
+    over: threading.Event
+
+
 class _Core(Protocol):
     @property
     def view(self) -> int: ...
@@ -112,46 +124,28 @@ class _Core(Protocol):
     def receive(self, sender: str, message: Message) -> None: ...
 
 
-def run_server(
-    name: str,
-    generation: int,
-    layout: Layout,
-    optimizer: str,
-    aggregation: str,
-    transport: Transport,
-    coordinator: str,
-    over: threading.Event,
-) -> None:
-    """Be a server until `over`; `coordinator` is the address of the coordinator's process."""
+def run_server(member: Member, layout: Layout, optimizer: str, aggregation: str) -> None:
+    """Be a server until `member.over`."""
     keep_memory()
-    line = Line(name, generation, transport)
-    core = Server(name, generation, layout, optimizer, aggregation, line.send)
-    _serve(line, core, coordinator, over, tick=lambda: None, work=lambda: None)
+    mail = Mail(member.name, member.generation, member.transport)
+    core = Server(member.name, member.generation, layout, optimizer, aggregation, mail.send)
+    _serve(member, mail, core, tick=lambda: None, work=lambda: None)
 
 
-def run_worker(
-    name: str,
-    generation: int,
-    layout: Layout,
-    prepare: Callable[[], Compute],
-    transport: Transport,
-    coordinator: str,
-    over: threading.Event,
-    cores: Cores,
-) -> None:
-    """Be a worker, or an evaluator, until `over`. `prepare` imports and compiles what `Compute` needs.
+def run_worker(member: Member, layout: Layout, prepare: Callable[[], Compute], cores: Cores) -> None:
+    """Be a worker, or an evaluator, until `member.over`. `prepare` imports and compiles what `Compute` needs.
 
     It computes between messages: XLA cannot be interrupted, so a thread would only add its hand-over to every clock.
     """
     keep_memory()
-    line = Line(name, generation, transport)
+    mail = Mail(member.name, member.generation, member.transport)
     tasks: deque[Task] = deque()
-    core = Worker(name, generation, layout, line.send, time.monotonic, tasks.append)
+    core = Worker(member.name, member.generation, layout, mail.send, time.monotonic, tasks.append)
     compute = prepare()
 
     def work() -> None:
         while tasks:
-            while (heard := line.receive(0.0)) is not None:  # a task may be void by now
+            while (heard := mail.receive(0.0)) is not None:  # a task may be void by now
                 core.receive(*heard)
             task = tasks.popleft()
             if task.kind == "gradient" and any(later.kind == "gradient" for later in tasks):
@@ -160,29 +154,27 @@ def run_worker(
                 cores.use(task.work.intra_threads)
             core.computed(compute(task))
 
-    _serve(line, core, coordinator, over, tick=core.tick, work=work)
+    _serve(member, mail, core, tick=core.tick, work=work)
 
 
-def _serve(
-    line: Line, core: _Core, coordinator: str, over: threading.Event, *, tick: Callable[[], None], work: Callable[[], None]
-) -> None:
-    line.know(Peers(((COORDINATOR, coordinator, 0),)))
-    heart = Heart(line)
+def _serve(member: Member, mail: Mail, core: _Core, *, tick: Callable[[], None], work: Callable[[], None]) -> None:
+    mail.know(Peers(((COORDINATOR, member.coordinator, 0),)))
+    heart = Heart(mail)
     heart.start()
     due = 0.0
     try:
-        while not over.is_set():
+        while not member.over.is_set():
             if time.monotonic() >= due:
                 if not core.view:
-                    line.signal(COORDINATOR, Here(line.transport.address))
+                    mail.signal(COORDINATOR, Here(mail.transport.address))
                     core.hello()
                 tick()
                 work()
                 due = time.monotonic() + TICK_SECONDS
-            heard = line.receive(TICK_SECONDS)
+            heard = mail.receive(TICK_SECONDS)
             if heard is not None:
                 core.receive(*heard)
                 work()
     finally:
         heart.stop()
-        line.transport.close()
+        mail.transport.close()
