@@ -183,6 +183,7 @@ def _add_train(add_parser: Callable[..., argparse.ArgumentParser], plain: type[a
     train.add_argument(
         "--pushes", type=int, default=1500, metavar="N", help="after which a run is cut short (default: 1500)"
     )
+    train.add_argument("--lanes", type=int, default=1, metavar="N", help="episodes at once, under vmap (default: 1)")
     train.add_argument("--resume", action="store_true", help="go on with the training that was interrupted, if there is one")
     train.set_defaults(run=_train)
 
@@ -241,6 +242,7 @@ def _train(options: argparse.Namespace) -> int:
         episodes=options.instances if options.episodes is None else options.episodes,
         pretrain=options.pretrain,
         most_pushes=options.pushes,
+        lanes=options.lanes,
         seed=options.seed,
         options=train.read_options(learning),
     )

@@ -1,16 +1,21 @@
-"""Training RLP's policy: whole runs of drawn instances, one after another, with a checkpoint between any two.
+"""Training RLP's policy: whole runs of drawn instances, one after another or in lanes, with checkpoints between them.
 
 First the fixed policies that the paper pre-trains on, each on the same instances (Zhu et al. 2020, Section 4: BSP, ASP and
 SSP with s = 2, 5, 8, on 100 instances each), taken in turn, so that none is learned last; then episodes under the policy
 that learns. All learning happens in compiled code, within the engine (`tuners.rlp_dqn`); here instances are drawn, and what
 was learned is carried on. It depends on the plan alone: a training that was resumed ends with the same bytes.
+
+In one lane an episode learns while it runs, as Algorithm 2 has it. In more, rounds of that many instances of one kind run
+side by side under `vmap`, by what was known when the round began; then the one learner learns from them all, in order, as
+many steps as it would have (`tuners.rlp_dqn`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +25,12 @@ import msgspec
 import numpy as np
 
 from simulators import engine
-from simulators.instances import STRAGGLERS, Instance, Kind, draw
+from simulators.instances import STRAGGLERS, Instance, Kind, draw, stacked
 from tuners import policies, rlp_dqn, rlp_file
 from tuners.actions import Scalar, SyncPolicy, Target
 from tuners.rlp import Trained
-from tuners.rlp_dqn import Learner, Options
+from tuners.rlp_dqn import Learner
+from tuners.rlp_options import Options
 
 __all__ = ["PRETRAINING", "Plan", "Told", "checkpoint", "read_options", "train"]
 
@@ -50,11 +56,12 @@ class Plan:
     episodes: int = 1000  # where they are more than the instances, these come again
     pretrain: int = 100  # instances for each of the fixed policies
     most_pushes: int = 1500  # of a run; one that has not converged by then is cut short
+    lanes: int = 1  # runs at once
     seed: int = 0
     options: Options = field(default_factory=Options)
 
     def __post_init__(self) -> None:
-        least = {"instances": 1, "episodes": 1, "most_pushes": 2, "workers": 1, "pretrain": 0, "seed": 0}
+        least = {"instances": 1, "episodes": 1, "most_pushes": 2, "lanes": 1, "workers": 1, "pretrain": 0, "seed": 0}
         for name, minimum in least.items():
             if getattr(self, name) < minimum:
                 raise ValueError(f"Cannot train with {name} {getattr(self, name)}: give at least {minimum}.")
@@ -72,8 +79,9 @@ class Plan:
         return self.pretrain * len(PRETRAINING) + self.episodes
 
     def about(self) -> dict[str, Any]:
-        """The plan as plain facts."""
-        return asdict(self) | {name: list(getattr(self, name)) for name in ("depths", "rates", "sleeps")}
+        """The plan as plain facts; nothing of lanes where there is one, as before there were any."""
+        facts = asdict(self) | {name: list(getattr(self, name)) for name in ("depths", "rates", "sleeps")}
+        return {name: value for name, value in facts.items() if name != "lanes" or value > 1}
 
     def command(self) -> str:
         """What makes the same policy again."""
@@ -88,10 +96,14 @@ class Plan:
                 words.append(f"--{named.get(f.name, f.name)} {_word(value)}")
         return " ".join(["harness train", *words])
 
-    def instance(self, number: int) -> Instance:
-        """An instance of this plan, by its number. Raises ValueError where the workload cannot be made so."""
-        seed = _FIRST_SEED * (self.seed + 1) + number
-        at = int(np.random.default_rng([seed, 6]).integers(len(self.depths)))
+    def instance(self, number: int, *, like: int | None = None) -> Instance:
+        """An instance of this plan, by its number, of its own depth, or of that which the instance number `like` has.
+
+        Raises ValueError where the workload cannot be made so.
+        """
+        first = _FIRST_SEED * (self.seed + 1)
+        seed, drawing = first + number, first + (number if like is None else like)
+        at = int(np.random.default_rng([drawing, 6]).integers(len(self.depths)))
         kind = Kind(
             workload=self.workload,
             data=Path(self.data) if self.data else None,
@@ -181,8 +193,8 @@ def train(plan: Plan, out: Path, *, resume: bool = False, watch: Callable[[Told]
     at = _restored(plan, kept, nothing) if kept.exists() else nothing
     try:
         while at.runs < plan.runs:
-            at = _next(plan, at, watch)
-            if at.runs % _EVERY == 0:
+            before, at = at.runs, _next(plan, at, watch)
+            if at.runs // _EVERY > before // _EVERY:
                 _write(kept, _frozen(plan, at))
     except KeyboardInterrupt:
         _write(kept, _frozen(plan, at))
@@ -195,41 +207,83 @@ def train(plan: Plan, out: Path, *, resume: bool = False, watch: Callable[[Told]
     return made
 
 
+class _Round(NamedTuple):
+    """Runs that no learning comes between: in one lane, one run."""
+
+    fixed: SyncPolicy | None  # to learn from before all episodes
+    first: int  # instance; the others follow it, and are of its depth
+    size: int
+
+
+def _round(plan: Plan, runs: int) -> _Round:
+    """What comes after so many: the fixed policies in turn as long as that lasts, then episodes."""
+    episode = runs - plan.pretrain * len(PRETRAINING)
+    if episode < 0:
+        group, within = divmod(runs, plan.lanes * len(PRETRAINING))
+        first = group * plan.lanes
+        size = min(plan.lanes, plan.pretrain - first)
+        return _Round(PRETRAINING[within // size], plan.instances + first, size)
+    first = episode % plan.instances
+    return _Round(None, first, min(plan.lanes, plan.instances - first, plan.episodes - episode))
+
+
 def _next(plan: Plan, at: _Training, watch: Callable[[Told], None]) -> _Training:
-    """One more run: of the fixed policies as long as they have their turn, then an episode."""
-    many, options = len(PRETRAINING), plan.options
-    number = at.runs - plan.pretrain * many
-    if number < 0:
-        policy = rlp_dqn.recording(PRETRAINING[at.runs % many], options, plan.most_pushes)
-        state, lost = _played(plan, plan.instance(plan.instances + at.runs // many), policy)
-        record = rlp_dqn.recorded(state.clock.policy, lost_seconds=lost, options=options)
-        learner = rlp_dqn.pretrained(options, at.learner, record)
+    """One more round, and what there is to learn from it, run by run."""
+    upcoming = _round(plan, at.runs)
+    policies = [_policy(plan, upcoming, at, lane) for lane in range(upcoming.size)]
+    for policy, clock in zip(policies, _played(plan, upcoming, policies), strict=True):
+        learner = _learned(plan, upcoming, at.learner, clock)
+        if not _finite(learner.online):
+            raise RuntimeError(
+                f"Cannot go on training: the network is no longer finite after run {at.runs + 1} ({policy.name}); "
+                "train with a smaller rate, or count rewards in more seconds (unit_seconds)."
+            )
+        status = int(clock.status)
+        at = _Training(learner, tuple(n + (i == status) for i, n in enumerate(at.endings)))
+        watch(Told(at.runs, plan.runs, policy.name, int(clock.pushes), float(clock.seconds), _ENDINGS[status]))
+    return at
+
+
+def _policy(plan: Plan, upcoming: _Round, at: _Training, lane: int) -> SyncPolicy:
+    if upcoming.fixed is not None:
+        return rlp_dqn.recording(upcoming.fixed, plan.options, plan.most_pushes)
+    if plan.lanes == 1:
+        return rlp_dqn.learning(plan.options, at.learner)
+    return rlp_dqn.exploring(plan.options, at.learner, at.runs + lane, plan.most_pushes)
+
+
+def _learned(plan: Plan, upcoming: _Round, learner: Learner, clock: engine.Clock) -> Learner:
+    """What the learner has come to when such a run is over."""
+    options, final, lost = plan.options, int(clock.status) != 0, _lost_seconds(plan, clock)
+    if upcoming.fixed is not None:
+        learner = rlp_dqn.pretrained(options, learner, rlp_dqn.recorded(clock.policy, lost_seconds=lost, options=options))
+    elif plan.lanes == 1:
+        learner = rlp_dqn.ended(clock.policy, final=final, lost_seconds=lost, options=options)
     else:
-        policy = rlp_dqn.learning(options, at.learner)
-        state, lost = _played(plan, plan.instance(number % plan.instances), policy)
-        final = int(state.clock.status) != 0
-        learner = rlp_dqn.ended(state.clock.policy, final=final, lost_seconds=lost, options=options)
-    if not _finite(learner.online):
-        raise RuntimeError(
-            f"Cannot go on training: the network is no longer finite after run {at.runs + 1} ({policy.name}); "
-            "train with a smaller rate, or count rewards in more seconds (unit_seconds)."
-        )
-    status = int(state.clock.status)
-    endings = tuple(n + (i == status) for i, n in enumerate(at.endings))
-    pushes, seconds = int(state.clock.pushes), float(state.clock.seconds)
-    watch(Told(at.runs + 1, plan.runs, policy.name, pushes, seconds, _ENDINGS[status]))
-    return _Training(learner, endings)
+        learner = rlp_dqn.learned_from(options, learner, clock.policy.record, final=final, lost_seconds=lost)
+    return learner
 
 
-def _played(plan: Plan, instance: Instance, policy: SyncPolicy) -> tuple[engine.State, float]:
-    """The instance run under the policy to its end, and the seconds that it would still have had where it broke down."""
-    run = instance.begin(policy)
-    most = plan.most_pushes
-    args = (run.program, instance.ground.data, run.plant, run.state)
-    state, _, _ = engine.advance(*args, np.int32(most), np.float64(np.inf), rows=most)
-    pushes, seconds = max(int(state.clock.pushes), 1), float(state.clock.seconds)
-    lost = engine.STATUSES[int(state.clock.status)] not in ("running", "target")
-    return state, seconds / pushes * (most - pushes) if lost else 0.0
+def _played(plan: Plan, upcoming: _Round, policies: Sequence[SyncPolicy]) -> list[engine.Clock]:
+    """A round's instances run under the policies to their ends."""
+    instances = [plan.instance(upcoming.first + i, like=upcoming.first) for i in range(upcoming.size)]
+    runs = [instance.begin(policy) for instance, policy in zip(instances, policies, strict=True)]
+    until = (np.int32(plan.most_pushes), np.float64(np.inf))
+    if plan.lanes == 1:
+        args = (runs[0].program, instances[0].ground.data, runs[0].plant, runs[0].state)
+        return [engine.advance(*args, *until, rows=plan.most_pushes)[0].clock]
+    # A round that is not full repeats a run, so that all rounds share one compiled engine.
+    lanes = stacked((runs * plan.lanes)[: plan.lanes])
+    states, _, _ = engine.advance_lanes(runs[0].program, *lanes, *until, rows=plan.most_pushes, own_data=True)
+    clocks = jax.device_get(states.clock)
+    return [jax.tree.map(itemgetter(lane), clocks) for lane in range(upcoming.size)]
+
+
+def _lost_seconds(plan: Plan, clock: engine.Clock) -> float:
+    """Those that a run would still have had where it broke down."""
+    pushes, seconds = max(int(clock.pushes), 1), float(clock.seconds)
+    lost = engine.STATUSES[int(clock.status)] not in ("running", "target")
+    return seconds / pushes * (plan.most_pushes - pushes) if lost else 0.0
 
 
 def _finite(tree: Any) -> bool:

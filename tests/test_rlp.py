@@ -20,9 +20,10 @@ from test_policies import MASKS, ORDERS, K, run
 from harness.train import Plan
 from simulators.cluster import Cluster
 from simulators.conditions import Conditions
-from tuners import policies, rlp, rlp_dqn, rlp_file
+from tuners import policies, rlp, rlp_file
 from tuners.actions import Install, Push, Rejected, Run, Setting
 from tuners.rlp import HOLD, RELEASE_ALL, RELEASE_ONE, Network, Scaling, Trained
+from tuners.rlp_options import Options
 
 RAW = Scaling(factor=np.ones(4, np.float32), limit=np.float32(1e6))
 
@@ -263,7 +264,7 @@ def test_the_tuner_installs_the_shipped_policy_or_the_one_that_is_named(tmp_path
 def test_the_shipped_policy_says_how_it_was_made():
     about = rlp_file.shipped().about
     plan = dict(about["plan"])
-    options = rlp_dqn.Options(**plan.pop("options"))
+    options = Options(**plan.pop("options"))
     made = Plan(**{k: tuple(v) if isinstance(v, list) else v for k, v in plan.items()} | {"options": options})
     assert made.about() == about["plan"]
     assert made.command() == about["command"]

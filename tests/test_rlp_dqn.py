@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from test_rlp import plain_states
 
-from tuners import policies, rlp_dqn
+from tuners import policies, rlp, rlp_dqn
 from tuners.actions import Push
 from tuners.rlp import HOLD, RELEASE_ALL, RELEASE_ONE, Network, untrained
-from tuners.rlp_dqn import Options
+from tuners.rlp_options import Options
 
 K = 4
 SMALL = Options(replay=12, batch=4, copy=5, optimizer="sgd", rate=0.01, epsilon=0.3, unit_seconds=2.0)
@@ -174,6 +174,54 @@ def test_learning_is_algorithm_2(name):
     )
 
 
+def live(policy, rng, pushes):
+    """The state of `policy` after made-up pushes, and what it let happen: the workers released at each."""
+    state, decide, now, released = policy.init(np.ones(K, bool)), jax.jit(policy.decide), 0.0, []
+    for told, seconds, waiting in episode(rng, pushes):
+        now += seconds
+        state, decision = decide(state, made_up(told, waiting, now))
+        released.append(np.asarray(decision.release).tolist())
+    return state, released
+
+
+@pytest.mark.parametrize("final", [True, False], ids=["ended", "cut short"])
+def test_a_run_teaches_afterwards_what_it_would_have_taught_at_the_time(final):
+    """Steps of learning, copies, what is drawn and the pool: all as if the learner had been there."""
+    options, rng = SMALL, np.random.default_rng(6)
+    begun = there = afterwards = rlp_dqn.beginner(options, 1)
+    for pushes in (12, 14):
+        state, _ = live(rlp_dqn.learning(options, there), rng, pushes)
+        rows = state.learner.pool[(there.stored + np.arange(pushes)) % there.pool.shape[0]]
+        over = {"final": final, "lost_seconds": 3.0, "options": options}
+        record = rlp_dqn.Record(jnp.pad(rows, ((0, 5), (0, 0))), jnp.asarray(pushes))
+        there, afterwards = rlp_dqn.ended(state, **over), rlp_dqn.learned_from(learner=afterwards, record=record, **over)
+    for a, b in zip(jax.tree.leaves(there), jax.tree.leaves(afterwards), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert np.abs(afterwards.online.weights[0] - begun.online.weights[0]).max() > 1e-4
+    assert float(afterwards.pool[25 % afterwards.pool.shape[0], 7]) == final
+
+
+def test_exploring_is_what_the_learner_knows_and_chance():
+    learner = rlp_dqn.beginner(SMALL, 3)
+
+    def explored(epsilon, episode_number):
+        policy = rlp_dqn.exploring(replace(SMALL, epsilon=epsilon), learner, episode_number, 60)
+        state, released = live(policy, np.random.default_rng(8), 60)
+        return np.asarray(state.record.rows), released
+
+    rows, released = explored(0.0, 0)
+    greedy = rlp.policy(rlp.Trained(learner.online, learner.scaling))
+    assert released == live(greedy, np.random.default_rng(8), 60)[1]
+    np.testing.assert_array_equal(rows, explored(0.0, 1)[0])
+    one, other = (explored(1.0, number)[0][:, 4].astype(int) for number in (0, 1))
+    assert 0.2 < np.mean(one == other) < 0.6  # drawn anew
+    may_hold = rows[:, 5] > 0
+    counts = np.bincount(one[may_hold], minlength=3) / may_hold.sum()
+    assert counts.min() > 0.15
+    assert HOLD not in one[~may_hold]
+    np.testing.assert_array_equal(one, explored(1.0, 0)[0][:, 4])
+
+
 @pytest.mark.parametrize("returns", ["undiscounted", "discounted"])
 def test_pretraining_regresses_on_the_time_that_was_left(returns):
     """One mini-batch that holds the whole episode but its last push, which led nowhere."""
@@ -188,7 +236,8 @@ def test_pretraining_regresses_on_the_time_that_was_left(returns):
         times.append(now)
         actions.append(RELEASE_ALL if waiting.sum() > 1 else RELEASE_ONE)
         state, _ = decide(state, made_up(told, waiting, now))
-    made = rlp_dqn.pretrained(options, learner, rlp_dqn.recorded(state, lost_seconds=0.0, options=options))
+    told = jax.device_get(state)  # as from a lane
+    made = rlp_dqn.pretrained(options, learner, rlp_dqn.recorded(told, lost_seconds=0.0, options=options))
     gamma = 1.0 if returns == "undiscounted" else options.gamma
     spans = np.diff(times) / options.unit_seconds
     goals = [-sum(gamma**j * span for j, span in enumerate(spans[i:])) for i in range(8)]
@@ -243,6 +292,7 @@ def test_what_is_learned_is_the_network_that_learns_or_as_printed_its_copy():
 def test_learners_of_equal_options_share_one_engine():
     one, other = (rlp_dqn.learning(SMALL, rlp_dqn.beginner(SMALL, seed)) for seed in (0, 1))
     assert one.decide is other.decide
+    assert rlp_dqn.exploring(SMALL, rlp_dqn.beginner(SMALL, 0), 1, 9).decide is rlp_dqn._exploring(SMALL)
     assert rlp_dqn.recording(policies.bsp(), SMALL, 9).decide is rlp_dqn.recording(policies.asp(), SMALL, 9).decide
 
 

@@ -18,7 +18,7 @@ from simulators.conditions import Stragglers
 from simulators.instances import STRAGGLERS
 from tuners import policies, rlp, rlp_dqn, rlp_file
 from tuners.rlp import Scaling
-from tuners.rlp_dqn import Options
+from tuners.rlp_options import Options
 
 LEARNING = Options(replay=20, batch=8, rate=0.001, unit_seconds=10.0)
 PLAN = Plan(
@@ -119,6 +119,53 @@ def test_an_interrupted_training_ends_with_the_same_bytes(
     assert "Cannot write command.npz: it is there already" in capsys.readouterr().err
 
 
+def test_an_interrupted_training_in_lanes_ends_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "_EVERY", 4)
+    plan = replace(PLAN, lanes=2, pretrain=0, episodes=5)
+    watch, drawn, draw = _Enough(), list[int](), train.draw
+    monkeypatch.setattr(train, "draw", lambda kind, seed: drawn.append(seed - 10**6) or draw(kind, seed))
+    made = train.train(plan, tmp_path / "whole.npz", watch=watch)
+    assert drawn == [0, 1, 2, 0, 1]  # in rounds of 2, of 1, as there is no fourth, and of 2
+    assert [t.policy for t in watch.told] == ["rlp, exploring"] * 5
+    assert [t.run for t in watch.told] == [1, 2, 3, 4, 5]
+    assert len({(t.pushes, t.seconds) for t in watch.told}) == 5
+    assert made.about["plan"]["lanes"] == 2
+    assert "--pushes 40 --lanes 2 --seed 0" in str(made.about["command"])
+
+    for runs in (2, 3):  # on the last run of a round, and in the middle of one
+        with pytest.raises(KeyboardInterrupt):
+            train.train(plan, tmp_path / "parts.npz", resume=True, watch=_Enough(runs))
+    with pytest.raises(ValueError, match=r"made with other lanes; give the same, or remove it to begin anew"):
+        train.train(replace(plan, lanes=1), tmp_path / "parts.npz", resume=True)
+    train.train(plan, tmp_path / "parts.npz", resume=True)
+    assert (tmp_path / "parts.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 4, 9])
+def test_rounds_come_to_every_run_once(lanes: int) -> None:
+    plan = replace(PLAN, lanes=lanes, instances=7, episodes=17, pretrain=8)
+    seen: list[tuple[str, int]] = []
+    while len(seen) < plan.runs:
+        upcoming = train._round(plan, len(seen))
+        assert 0 < upcoming.size <= lanes
+        seen += [(upcoming.fixed.name if upcoming.fixed else "", upcoming.first + i) for i in range(upcoming.size)]
+    before = [(p.name, number) for number in range(7, 15) for p in PRETRAINING]
+    assert seen[len(before) :] == [("", number % 7) for number in range(17)]
+    assert sorted(seen[: len(before)]) == sorted(before)
+    assert seen[: len(before)] == before or lanes > 1
+    turns = [name for name, _ in seen[: lanes * len(PRETRAINING) : lanes]] if lanes < plan.pretrain else []
+    assert turns in ([], [p.name for p in PRETRAINING])  # none is learned last
+
+
+def test_an_instance_can_be_of_the_depth_of_another() -> None:
+    mixed = replace(PLAN, sleeps=(), depths=(0, 1), rates=(0.5, 0.25))
+    first = next(n for n in range(9) if mixed.instance(n).depth == 0)
+    other = next(n for n in range(9) if mixed.instance(n).depth == 1)
+    like = mixed.instance(other, like=first)
+    assert (like.depth, like.ground.job.start.learning_rate) == (0, 0.5)
+    assert (like.seed, like.straggles) == (mixed.instance(other).seed, mixed.instance(other).straggles)
+
+
 class _Once:
     """Interrupts the third call, as Ctrl-C would between two runs."""
 
@@ -151,6 +198,7 @@ def test_a_training_that_diverges_says_what_to_do(tmp_path: Path, capsys: pytest
         (["rlp[double=1]"], "Cannot train RLP with double 1: give true or false."),
         (["rlp[gamma=2]"], "Cannot train RLP with gamma 2.0: it lies above 0, up to 1."),
         (["rlp", "--instances", "0"], "Cannot train with instances 0: give at least 1."),
+        (["rlp", "--lanes", "0"], "Cannot train with lanes 0: give at least 1."),
         (["rlp", "--workers", "0"], "Cannot train with workers 0: give at least 1."),
         (["rlp", "--depths", "1,x"], "Cannot read --depths '1,x': write numbers with commas between."),
         (

@@ -5,6 +5,10 @@ carried from episode to episode, so that an episode is nothing but a run of a jo
 push, `ended` says how the run came out. Before that, `recording` lets another policy decide and keeps what it did, and
 `pretrained` regresses Q on the time that was left.
 
+Where many episodes run at once, there is one learner all the same: `exploring` decides by what it knew when they began and
+keeps what was done, and `learned_from` learns when they are over, run after run, a step at every push, as it would have
+at the time. Unlike in Algorithm 2, then, actions are by a network as old as the episode; learning itself is the same.
+
 What the print leaves open or gets wrong, and what we do (`Options.as_printed` does as printed instead, where it says so):
 
 - Targets come from the target network and actions from the one that learns, as in every other deep Q-learning; the print
@@ -21,7 +25,6 @@ What the print leaves open or gets wrong, and what we do (`Options.as_printed` d
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
@@ -48,61 +51,21 @@ from tuners.rlp import (
     remembered,
     untrained,
 )
+from tuners.rlp_options import OPTIMIZERS, Options
 
-__all__ = ["Learner", "Options", "Record", "beginner", "ended", "learned", "learning", "pretrained", "recorded", "recording"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How to learn; the defaults are the paper's. Raises ValueError for what makes no sense."""
-
-    gamma: float = 0.8  # discount per push
-    epsilon: float = 0.1  # of all actions are drawn at random
-    rate: float = 0.01
-    anneal: int = 0  # pushes over which the rate falls to nothing; 0: it stays
-    replay: int = 50  # N: pushes in the pool
-    batch: int = 32  # transitions per step of learning
-    steps: int = 1  # pushes that a transition spans
-    copy: int = 5  # c: pushes between two copies of the network into the target network
-    optimizer: str = "adam"  # or sgd; the print does not say
-    double: bool = False  # the network that learns chooses the next action, the target network values it
-    returns: str = "undiscounted"  # to regress on in pre-training; or discounted, which is what gamma then goes on with
-    unit_seconds: float = 1.0  # rewards are counted in
-    as_printed: bool = False
-
-    def __post_init__(self) -> None:
-        rules = {
-            "gamma": 0 < self.gamma <= 1,
-            "epsilon": 0 <= self.epsilon <= 1,
-            "rate": self.rate > 0,
-            "anneal": self.anneal >= 0,
-            "replay": self.replay >= self.batch,
-            "batch": self.batch >= 1,
-            "steps": 1 <= self.steps <= self.replay,
-            "copy": self.copy >= 1,
-            "optimizer": self.optimizer in _OPTIMIZERS,
-            "returns": self.returns in ("undiscounted", "discounted"),
-            "unit_seconds": self.unit_seconds > 0,
-        }
-        for name, sound in rules.items():
-            if not sound:
-                raise ValueError(f"Cannot train RLP with {name} {getattr(self, name)!r}: {_SOUND[name]}.")
-
-
-_OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
-_SOUND = {
-    "gamma": "it lies above 0, up to 1",
-    "epsilon": "it is a probability",
-    "rate": "give more than 0",
-    "anneal": "give pushes, or 0 for never",
-    "replay": "the pool must hold a mini-batch at least",
-    "batch": "give at least 1",
-    "steps": "give at least 1, and no more than the pool holds",
-    "copy": "give at least 1",
-    "optimizer": f"choose one of {', '.join(_OPTIMIZERS)}",
-    "returns": "choose undiscounted or discounted",
-    "unit_seconds": "give more than 0",
-}
+__all__ = [
+    "Learner",
+    "Record",
+    "beginner",
+    "ended",
+    "exploring",
+    "learned",
+    "learned_from",
+    "learning",
+    "pretrained",
+    "recorded",
+    "recording",
+]
 
 
 # A push as it is kept: its features, then these.
@@ -137,7 +100,7 @@ class Record(NamedTuple):
 
 
 class _Recorder(NamedTuple):
-    policy: Any
+    policy: Any  # what decides: another policy's state, or a learner's network, its scaling, and a key
     history: Array
     seconds: Array
     record: Record
@@ -182,22 +145,34 @@ def learning(options: Options, learner: Learner, *, seconds: float = 0.0) -> Syn
 
 def recording(policy: SyncPolicy, options: Options, most: int) -> SyncPolicy:
     """`policy`, with a record of what it does at up to `most` pushes."""
+    decide = _recording(policy.decide, options.unit_seconds)
+    return SyncPolicy(policy.name, _recorder(policy.init, most), decide, probes=True, seconds=policy.seconds)
 
-    def init(active: Array) -> _Recorder:
+
+def exploring(options: Options, learner: Learner, episode: int, most: int) -> SyncPolicy:
+    """What `learner` does if it learns nothing meanwhile, with a record of up to `most` pushes, for `learned_from`.
+
+    Whatever is drawn depends on the learner's seed and the number of the episode.
+    """
+    key = _mixed(learner.key ^ _mixed(jnp.asarray(episode + 1, jnp.uint32)))
+    init = _recorder(lambda _: (*learned(options, learner), key), most)
+    return SyncPolicy("rlp, exploring", init, _exploring(options), probes=True)
+
+
+def _recorder(init: Callable[[Any], Any], most: int) -> Callable[[Any], _Recorder]:
+    def begin(active: Array) -> _Recorder:
         rows = jnp.zeros((most, _COLUMNS), jnp.float32)
         record = Record(rows, jnp.asarray(0, jnp.int32))
-        return _Recorder(policy.init(active), jnp.zeros((HISTORY, FEATURES), jnp.float32), jnp.zeros(()), record)
+        return _Recorder(init(active), jnp.zeros((HISTORY, FEATURES), jnp.float32), jnp.zeros(()), record)
 
-    return SyncPolicy(
-        policy.name, init, _recording(policy.decide, options.unit_seconds), probes=True, seconds=policy.seconds
-    )
+    return begin
 
 
 def recorded(state: Any, *, lost_seconds: float, options: Options) -> Record:
     """The record in the state of a policy made by `recording`, whose run is over; `lost_seconds` as for `ended`."""
     record: Record = state.record
     lost = np.float32(lost_seconds / options.unit_seconds)
-    return record._replace(rows=record.rows.at[record.pushes - 1, _SECONDS].add(lost))
+    return record._replace(rows=jnp.asarray(record.rows).at[record.pushes - 1, _SECONDS].add(lost))
 
 
 def ended(state: Any, *, final: bool, lost_seconds: float, options: Options) -> Learner:
@@ -206,6 +181,15 @@ def ended(state: Any, *, final: bool, lost_seconds: float, options: Options) -> 
     `final` is False for a run that was cut short. `lost_seconds` are what a run that diverged would still have had.
     """
     learner: Learner = state.learner
+    return _closed(learner, final, lost_seconds, options)
+
+
+def learned_from(options: Options, learner: Learner, record: Record, *, final: bool, lost_seconds: float) -> Learner:
+    """What the learner of `learning` would have come to, had it done what is in `record`; the rest is as for `ended`."""
+    return _closed(_followed(options, learner, record), final, lost_seconds, options)
+
+
+def _closed(learner: Learner, final: bool, lost_seconds: float, options: Options) -> Learner:
     if options.as_printed or not final:
         return learner
     at = (learner.stored - 1) % learner.pool.shape[0]
@@ -219,29 +203,58 @@ def _learning(options: Options) -> Callable[[Any, Push], tuple[Any, Decision]]:
 
 
 @cache
+def _exploring(options: Options) -> Callable[[Any, Push], tuple[Any, Decision]]:
+    return partial(_explore_and_record, options)
+
+
+@cache
 def _recording(decide: Callable[[Any, Push], tuple[Any, Decision]], unit_seconds: float) -> Callable[..., Any]:
     return partial(_decide_and_record, decide, unit_seconds)
 
 
 def _learn_and_decide(options: Options, agent: _Agent, push: Push) -> tuple[_Agent, Decision]:
     """Lines 4 to 11 of Algorithm 2."""
-    learner = agent.learner
+    learner, drawn = _a_step(options, agent.learner)
+    history, hold = remembered(agent.history, push), may_hold(push)
+    action = _explored(options, *learned(options, learner), history, hold, drawn)
+    row = _row(history, action, hold, _since(agent, push) / options.unit_seconds)
+    return _Agent(_stored(learner, row), history, jnp.asarray(push.seconds)), decided(action, push)
+
+
+def _a_step(options: Options, learner: Learner) -> tuple[Learner, Array]:
+    """A step of learning, and a copy if one is due; also returns two uniforms for the decision that follows."""
     drawn = _uniforms(learner.key, learner.stored, options.batch + 2)
     learner = _improved(options, learner, drawn[2:])
     due = (learner.stored + 1) % options.copy == 0
-    learner = learner._replace(target=_choose(due, learner.online, learner.target))
+    return learner._replace(target=_choose(due, learner.online, learner.target)), drawn[:2]
 
-    history, hold = remembered(agent.history, push), may_hold(push)
-    network, scaling = learned(options, learner)
+
+def _explored(options: Options, network: Network, scaling: Scaling, history: Array, hold: Array, drawn: Array) -> Array:
+    """The best action, or, by chance, any."""
     best = jnp.argmax(jnp.where(allowed(hold), q_values(network, encoded(scaling, history)), -jnp.inf))
     among = jnp.where(hold, drawn[0] * 3, 1 + drawn[0] * 2).astype(jnp.int32)
-    action = jnp.where(drawn[1] < options.epsilon, among, best)
+    return jnp.where(drawn[1] < options.epsilon, among, best)
 
-    row = _row(history, action, hold, _since(agent, push) / options.unit_seconds)
+
+def _stored(learner: Learner, row: Array) -> Learner:
     at = learner.stored % learner.pool.shape[0]
     pool = jax.lax.dynamic_update_slice(learner.pool, row[None], (at, jnp.zeros_like(at)))
-    learner = learner._replace(pool=pool, stored=learner.stored + 1)
-    return _Agent(learner, history, jnp.asarray(push.seconds)), decided(action, push)
+    return learner._replace(pool=pool, stored=learner.stored + 1)
+
+
+@partial(jax.jit, static_argnames=("options",))
+def _followed(options: Options, learner: Learner, record: Record) -> Learner:
+    def step(number: Array, learner: Learner) -> Learner:
+        return _stored(_a_step(options, learner)[0], record.rows[number])
+
+    return cast(Learner, jax.lax.fori_loop(0, record.pushes, step, learner))
+
+
+def _explore_and_record(options: Options, recorder: _Recorder, push: Push) -> tuple[_Recorder, Decision]:
+    network, scaling, key = recorder.policy
+    history, hold = remembered(recorder.history, push), may_hold(push)
+    action = _explored(options, network, scaling, history, hold, _uniforms(key, recorder.record.pushes, 2))
+    return _kept(recorder, recorder.policy, history, action, push, options.unit_seconds), decided(action, push)
 
 
 def _decide_and_record(
@@ -252,10 +265,14 @@ def _decide_and_record(
     alone = jnp.where(decision.release[push.worker], RELEASE_ONE, HOLD)
     action = jnp.where(jnp.any(decision.release & others), RELEASE_ALL, alone)
     history = remembered(recorder.history, push)
+    return _kept(recorder, policy, history, action, push, unit_seconds), decision
+
+
+def _kept(recorder: _Recorder, policy: Any, history: Array, action: Array, push: Push, unit_seconds: float) -> _Recorder:
     row = _row(history, action, may_hold(push), _since(recorder, push) / unit_seconds)
     rows, pushes = recorder.record
     rows = jax.lax.dynamic_update_slice(rows, row[None], (pushes, jnp.zeros_like(pushes)))
-    return _Recorder(policy, history, jnp.asarray(push.seconds), Record(rows, pushes + 1)), decision
+    return _Recorder(policy, history, jnp.asarray(push.seconds), Record(rows, pushes + 1))
 
 
 def _since(before: _Agent | _Recorder, push: Push) -> Array:
@@ -353,7 +370,7 @@ def pretrained(options: Options, learner: Learner, record: Record) -> Learner:
 
 def _optimizer(options: Options) -> optax.GradientTransformation:
     falling = optax.linear_schedule(options.rate, 0.0, options.anneal) if options.anneal else options.rate
-    return _OPTIMIZERS[options.optimizer](falling)
+    return OPTIMIZERS[options.optimizer](falling)
 
 
 def _choose(yes: Array, new: Any, old: Any) -> Any:
