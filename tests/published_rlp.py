@@ -1,12 +1,16 @@
 """What RLP does where its paper publishes a figure. A script that prints it, achieved [published]:
 
-    python tests/published_rlp.py [fig2] [fig3] [table1] [axis] [--instances 100] [--policy FILE ...] [--out FOLDER]
+    python tests/published_rlp.py [fig2] [fig3] [table1] [axis] [--classes NAME ...] [--depth H] [--instances 100]
+        [--first 200] [--stragglers N] [--few] [--policy FILE ...] [--out FOLDER]
 
 `fig2`: speed-ups over BSP, ASP and the best SSP, in all and by depth and stragglers, of every policy in the project, RLP
-among them, on five classes of instances (see `rlp_runs.kind`). `fig3`: on 2, 5 and 8 workers, at depth 6, on other data,
+among them, on the classes of instances (see `rlp_runs.kind`). `fig3`: on 2, 5 and 8 workers, at depth 6, on other data,
 and all of these together. `table1`: steps, idle and inference shares on one instance with several stragglers, with the
 picture of Fig. 4 as `fig4.html`. `axis`: where the classes lie with regard to stability. Runs are kept in `--out`, and not
-made twice; 100 instances of one class take about a quarter of an hour on two cores.
+made twice; 100 instances of one class take about a quarter of an hour on two cores, a third of it with `--few`.
+
+Instances are those of 100 seeds from `--first` on: the policy that ships was trained on seeds from 10**6 on, and chosen on
+seeds below 200.
 """
 
 from __future__ import annotations
@@ -14,7 +18,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +43,7 @@ from rlp_runs import (
     stability_edge,
     staleness_of,
     table_of,
+    with_stragglers,
 )
 
 from reports.workers import WORKERS_NOTE, workers_over_time
@@ -51,6 +58,26 @@ BY_STRAGGLERS = {"0": 1.02, "1": 1.22, "2+": 1.51}
 UNSEEN = {"depth 6": 1.33, "other data": 1.22, "all, 2 workers": 1.69, "all, 5 workers": 1.19, "all, 8 workers": 1.20}
 SSPS = tuple(policies.ssp(bound).name for bound in BOUNDS)
 FIXED = ("bsp", "asp", *SSPS)  # what the paper holds RLP against
+
+
+class Asked(NamedTuple):
+    """What the command line asks for."""
+
+    classes: Sequence[str]
+    depth: int | None  # None: each instance draws its own
+    first: int
+    instances: int
+    stragglers: int | None  # of every instance; None: as they are drawn
+    few: bool  # only what the paper holds RLP against, and the best hand-made rule
+    mine: Mapping[str, SyncPolicy]
+    kept: Path
+    say: Callable[[str], None]
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        if self.stragglers is None:
+            return range(self.first, self.first + self.instances)
+        return with_stragglers(self.stragglers, self.instances, self.first)
 
 
 def ratio(found: Ratio) -> str:
@@ -70,11 +97,13 @@ def learned(files: Sequence[str]) -> dict[str, SyncPolicy]:
 # ---------------------------------------------------------------------------------------------------------- Figs. 2 and 3
 
 
-def fig2(count: int, mine: Mapping[str, SyncPolicy], kept: Path, say: Callable[[str], None]) -> Iterator[str]:
-    for name in CLASSES:
-        found = runs(name, drawn(name, range(count)), baselines() | dict(mine), kept, say)
-        yield from ("", f"## {name}, {count} instances", "", *ranking(found))
-        for policy in (*mine, "k_async(7)"):
+def fig2(asked: Asked) -> Iterator[str]:
+    everything = baselines()
+    under = {name: everything[name] for name in (*FIXED, "k_async(7)")} if asked.few else everything
+    for name in asked.classes:
+        found = runs(name, drawn(name, asked.seeds, asked.depth), under | dict(asked.mine), asked.kept, asked.say)
+        yield from ("", f"## {name}, {asked.instances} instances from seed {asked.first} on", "", *ranking(found))
+        for policy in (*asked.mine, "k_async(7)"):
             yield from ("", f"### {policy}", "", *against(found, policy), *parts(found, policy))
 
 
@@ -119,42 +148,46 @@ def over_best(found: Sequence[Run], policy: str, published: float | None = None)
     return f"over {best}: {ratio(speed_up(found, by_seed(found, best), policy))}{note}"
 
 
-def fig3(count: int, mine: Mapping[str, SyncPolicy], kept: Path, say: Callable[[str], None]) -> Iterator[str]:
-    """Figs. 3(a) to (c)."""
+def fig3(asked: Asked) -> Iterator[str]:
+    """Figs. 3(a) to (c), the published of each over the best of all."""
     cases: dict[str, dict[str, object]] = {f"{k} workers": {"workers": k, "depth": 1} for k in (2, 5, 8)}
     cases |= {"depth 6": {"depth": 6}, "other data": {"depth": 1, "data": "clouds-mlp"}}
     cases |= {f"all, {k} workers": {"workers": k, "depth": 6, "data": "clouds-mlp"} for k in (2, 5, 8)}
-    for name in ("edge", "skewed"):
-        yield f"\n## {name}, {count} instances each, over the best of BSP, ASP, SSP(4) and SSP(16) for all of them\n"
-        for case, options in cases.items():
-            group = policies.k_async(max(1, round(0.7 * int(str(options.get("workers", 10))))))
-            fixed = {p.name: p for p in (policies.bsp(), policies.asp(), policies.ssp(4), policies.ssp(16), group)}
-            instances = drawn(name, range(count), **options)  # type: ignore[arg-type]
-            found = runs(f"{name}, {case}", instances, fixed | dict(mine), kept, say)
-            for policy in (*mine, group.name):
-                yield f"- {case}: {policy} {over_best(found, policy, UNSEEN.get(case))}"
+    fixed = [policies.bsp(), policies.asp(), *map(policies.ssp, BOUNDS)]
+    for name, (case, options) in product(asked.classes, cases.items()):
+        group = policies.k_async(max(1, round(0.7 * int(str(options.get("workers", 10))))))
+        instances = drawn(name, asked.seeds, **options)  # type: ignore[arg-type]
+        under = {p.name: p for p in (*fixed, group)} | dict(asked.mine)
+        found = runs(f"{name}, {case}", instances, under, asked.kept, asked.say)
+        yield f"\n## {name}, {case}: {asked.instances} instances from seed {asked.first} on\n"
+        for policy in (*asked.mine, group.name):
+            yield f"### {policy}, {over_best(found, policy, UNSEEN.get(case))}"
+            yield from against(found, policy, {})
 
 
 # ------------------------------------------------------------------------------------------------------ Table 1, Fig. 4
 
 
-def table1(mine: Mapping[str, SyncPolicy], out: Path) -> Iterator[str]:
+def table1(asked: Asked) -> Iterator[str]:
     """One instance with several stragglers of each class; published: 279, 659, 252 and 380 pushes."""
     drawings = []
-    for name in CLASSES:
-        instance = next(i for i in drawn(name, range(100), depth=1) if name == "even" or sum(i.straggles) == 4)
+    for name in asked.classes:
+        instance = next(i for i in drawn(name, asked.seeds, depth=1) if name == "even" or sum(i.straggles) == 4)
         yield f"\n## {name}, seed {instance.seed}, stragglers {[i + 1 for i, s in enumerate(instance.straggles) if s]}\n"
         yield "| policy | steps of W1..W10 | pushes | seconds | idle | inference | correlation of steps and step times |"
         yield "|---|---|---|---|---|---|---|"
-        for label, policy in ({p.name: p for p in (policies.bsp(), policies.asp(), policies.ssp(7))} | dict(mine)).items():
+        for label, policy in (
+            {p.name: p for p in (policies.bsp(), policies.asp(), policies.ssp(7))} | dict(asked.mine)
+        ).items():
             status, table = table_of(instance, policy)
             yield statistics(label, status, table, policy.seconds, len(instance.straggles))
             columns = [table[:, i] for i in range(9)]
             columns[1] = columns[1].astype(np.int32)
             drawing = workers_over_time(Pushes(*columns), f"{name}-{label}".replace("(", "-").strip(")"))  # type: ignore[arg-type]
             drawings += [f"<h2>{name}: {label}</h2>{drawing.svg}<p>{drawing.caption}</p>"] if drawing else []
-    (out / "fig4.html").write_text(f"<body style='max-width: 60em'><p>{WORKERS_NOTE}</p>{''.join(drawings)}", "utf-8")
-    yield f"\nThe pictures: {out / 'fig4.html'}"
+    picture = asked.kept.with_name("fig4.html")
+    picture.write_text(f"<body style='max-width: 60em'><p>{WORKERS_NOTE}</p>{''.join(drawings)}", "utf-8")
+    yield f"\nThe pictures: {picture}"
 
 
 def statistics(label: str, status: str, table: NDArray[np.float64], decision_seconds: float, workers: int) -> str:
@@ -172,7 +205,7 @@ def statistics(label: str, status: str, table: NDArray[np.float64], decision_sec
 # -------------------------------------------------------------------------------------------------------------- stability
 
 
-def axis(count: int, kept: Path, say: Callable[[str], None]) -> Iterator[str]:
+def axis(asked: Asked) -> Iterator[str]:
     """workers x rate x curvature: where each policy becomes unstable on a quadratic, where the classes lie, at first and
     where ASP ends, and how many of BSP's pushes ASP takes there."""
     yield "| policy | edge without stragglers | with stragglers: three instances |"
@@ -185,19 +218,18 @@ def axis(count: int, kept: Path, say: Callable[[str], None]) -> Iterator[str]:
     yield ""
     yield "| class | depth | k rate curvature at first | at ASP's end | ASP's pushes over BSP's | ASP's time over BSP's |"
     yield "|---|---|---|---|---|---|"
-    for name in CLASSES:
-        for depth in (0, 1, 2, 3):
-            instances = drawn(name, range(count), depth=depth)
-            both = {"bsp": policies.bsp(), "asp": policies.asp()}
-            found = runs(name, instances, both, kept, say)
-            rate = float(kind(name, depth).overrides["learning_rate"])
-            ends = [10 * rate * curvature(i, at_end=end) for end in (False, True) for i in instances[:3]]
-            pushes, seconds = (
-                np.median([b / a for a, b in zip(*(values(found, p, field) for p in both), strict=True) if a < np.inf])
-                for field in ("pushes", "seconds")
-            )
-            first, last = np.median(ends[:3]), np.median(ends[3:])
-            yield f"| {name} | {depth} | {first:.2f} | {last:.2f} | {pushes:.2f} | {seconds:.2f} |"
+    for name, depth in product(asked.classes, (0, 1, 2, 3)):
+        instances = drawn(name, asked.seeds, depth=depth)
+        both = {"bsp": policies.bsp(), "asp": policies.asp()}
+        found = runs(name, instances, both, asked.kept, asked.say)
+        rate = float(kind(name, depth).overrides["learning_rate"])
+        ends = [10 * rate * curvature(i, at_end=end) for end in (False, True) for i in instances[:3]]
+        pushes, seconds = (
+            np.median([b / a for a, b in zip(*(values(found, p, field) for p in both), strict=True) if a < np.inf])
+            for field in ("pushes", "seconds")
+        )
+        first, last = np.median(ends[:3]), np.median(ends[3:])
+        yield f"| {name} | {depth} | {first:.2f} | {last:.2f} | {pushes:.2f} | {seconds:.2f} |"
 
 
 def values(found: Sequence[Run], policy: str, field: str) -> list[float]:
@@ -233,25 +265,26 @@ def curvature(instance: Instance, *, at_end: bool, samples: int = 256, iteration
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", default=["table1", "axis", "fig2", "fig3"])
+    parser.add_argument("what", nargs="*", default=list(FIGURES))
+    parser.add_argument("--classes", nargs="+", choices=CLASSES, default=CLASSES)
+    parser.add_argument("--depth", type=int, help="of all instances of fig2, instead of one that each draws")
     parser.add_argument("--instances", type=int, default=100)
+    parser.add_argument("--first", type=int, default=200, help="seed of the first instance")
+    parser.add_argument("--stragglers", type=int, help="of all instances, which are the first seeds with so many")
+    parser.add_argument("--few", action="store_true", help="only BSP, ASP, SSP, k_async(7) and RLP in fig2")
     parser.add_argument("--policy", action="append", default=[], help="a policy file; may be given again")
     parser.add_argument("--out", type=Path, default=Path("results/published-rlp"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    kept, mine = given.out / "runs.jsonl", learned(given.policy)
-    say = partial(print, flush=True)
-    lines = {
-        "fig2": lambda: fig2(given.instances, mine, kept, say),
-        "fig3": lambda: fig3(max(1, given.instances // 4), mine, kept, say),
-        "table1": lambda: table1(mine, given.out),
-        "axis": lambda: axis(max(1, given.instances // 8), kept, say),
-    }
+    wanted = (given.classes, given.depth, given.first, given.instances, given.stragglers, given.few)
+    asked = Asked(*wanted, learned(given.policy), given.out / "runs.jsonl", partial(print, flush=True))
     for what in given.what:
-        text = "\n".join(lines[what]())
+        text = "\n".join(FIGURES[what](asked))
         (given.out / f"{what}.md").write_text(text + "\n", "utf-8")
-        say(f"\n# {what}\n\n{text}")
+        asked.say(f"\n# {what}\n\n{text}")
 
+
+FIGURES = {"fig2": fig2, "fig3": fig3, "table1": table1, "axis": axis}
 
 if __name__ == "__main__":
     main()

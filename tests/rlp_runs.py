@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators import engine
-from simulators.conditions import Stragglers
+from simulators.conditions import Stragglers, straggling
 from simulators.instances import Instance, Kind, draw
 from tuners import policies
 from tuners.actions import SyncPolicy, Target
@@ -69,10 +71,12 @@ def kind(name: str, depth: int, *, workers: int = 10, data: str = "rlp-digits") 
     """`paper`: as the paper says, with mixed data and rate 0.01. `edge`: the rate at which BSP just fails to converge.
     `mild`: 0.85 of that, and stragglers that sleep for a third of a step; `even`: the same, and none. `skewed`: the paper's
     rate, and data dealt out by class."""
-    rate = {"edge": 1.0, "mild": 0.85, "even": 0.85}.get(name, 0.0) * EDGE_RATES[depth] or 0.01
+    clouds = data == "clouds-mlp"
+    edge = (CLOUDS_EDGE if clouds else EDGE_RATES)[depth]
+    rate = {"edge": 1.0, "mild": 0.85, "even": 0.85}.get(name, 0.0) * edge or (0.03 if clouds else 0.01)
     overrides: dict[str, Any] = {"learning_rate": rate, "skew": float(name == "skewed")}
-    if data == "clouds-mlp":
-        overrides |= CLOUDS | {"learning_rate": CLOUDS_EDGE[depth] if name == "edge" else 0.03}
+    if clouds:
+        overrides |= CLOUDS
     made = Kind(workload=data, overrides=overrides, workers=workers)
     return replace(made, conditions={"even": _EVEN, "mild": _MILD}.get(name, made.conditions))
 
@@ -81,6 +85,16 @@ def drawn(name: str, seeds: Iterable[int], depth: int | None = None, **options: 
     """One instance per seed, of a depth that the seed draws, or of `depth`."""
     depths = {seed: int(np.random.default_rng([seed, 4]).choice((0, 1, 2, 3))) if depth is None else depth for seed in seeds}
     return [draw(kind(name, h, **options), seed, depth=h) for seed, h in depths.items()]
+
+
+def with_stragglers(wanted: int, count: int, first: int) -> list[int]:
+    """The first so many seeds from `first` on whose ten workers have so many stragglers; `even` apart, in every class."""
+
+    def stragglers(seed: int) -> int:
+        nodes = (*(f"w{i}" for i in range(10)), "server")
+        return int(straggling(Kind().conditions, nodes, np.random.default_rng([seed, 1]))[:-1].sum())
+
+    return list(islice((seed for seed in itertools.count(first) if stragglers(seed) == wanted), count))
 
 
 def baselines(workers: int = 10) -> dict[str, SyncPolicy]:
