@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from harness import scenario_recorded
 from harness.scenario_tables import (
     BudgetTable,
     ClusterTable,
     KnobTable,
+    RecordedTable,
+    RecordedTables,
     SeedsTable,
     StartTable,
     TargetTable,
@@ -33,11 +36,8 @@ from simulators.profiles import NodeType, load_profiles, profiles
 from simulators.reconfigure import Costs
 from simulators.reconfigure import check as check_costs
 from simulators.workloads import Workload, workload, workloads
-from tuners.actions import Job, Rejected, Setting, Space, Target
+from tuners.actions import Job, Rejected, Setting, Space, System, Target
 from tuners.settings import Choice, Integer, Knob, Node, Real, shared_out
-
-if TYPE_CHECKING:
-    from simulators.simulated import SimulatedSystem
 
 __all__ = ["Scenario", "embedded", "job", "load", "parse", "show", "system", "workload_of"]
 
@@ -62,6 +62,7 @@ class Scenario:
     conditions: Conditions
     costs: Costs
     seeds: SeedsTable
+    recorded: RecordedTable | None = None  # runs that answer in place of a simulator of all the above
 
 
 # -------------------------------------------------------------------------------------------------------------- finding
@@ -112,6 +113,8 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
         found = read(text)
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from None
+    if isinstance(found, RecordedTables):
+        return _parsed(found, name=name, origin=origin, text=text)
     cluster = _at(origin, "cluster", lambda: _cluster(found.cluster, origin))
     made = Scenario(
         name=name,
@@ -141,11 +144,36 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
     return made
 
 
+def _parsed(found: RecordedTables, *, name: str, origin: Path, text: str) -> Scenario:
+    """The scenario of recorded runs, in which two nodes stand for all workers and all servers."""
+    made = Scenario(
+        name=name,
+        origin=origin,
+        text=text,
+        summary=" ".join(found.summary.split()),
+        cluster=scenario_recorded.CLUSTER,
+        workload=WorkloadTable(name=found.recorded.workload),
+        start=StartTable(workers=("workers",), servers=("servers",)),
+        knobs=(),
+        target=_at(origin, "target", lambda: _target(found.target)),
+        check_clocks=found.target.check_clocks,
+        budget=_at(origin, "budget", lambda: _finite(found.budget)),
+        conditions=Conditions(),
+        costs=Costs(),
+        seeds=found.seeds,
+        recorded=found.recorded,
+    )
+    _at(origin, "recorded", lambda: scenario_recorded.job(made, found.recorded, 0))
+    return made
+
+
 # -------------------------------------------------------------------------------------------------------------- playing
 
 
 def job(scenario: Scenario, seed: int = 0) -> Job:
     """The job as tuners see it. Raises ValueError where the workload cannot be made or the start is not in the space."""
+    if scenario.recorded is not None:
+        return scenario_recorded.job(scenario, scenario.recorded, seed)
     made = workload_of(scenario)
     space = _space(scenario, made)
     # Here, because they are JAX, which reading a scenario does without.
@@ -175,8 +203,10 @@ def job(scenario: Scenario, seed: int = 0) -> Job:
     )
 
 
-def system(scenario: Scenario, seed: int, start: Setting | None = None) -> SimulatedSystem:
-    """A fresh simulated system for one run, beginning under `start` in place of the scenario's own start if it is given."""
+def system(scenario: Scenario, seed: int, start: Setting | None = None) -> System:
+    """A fresh system for one run, simulated or recorded, beginning under `start` in place of the scenario's own if given."""
+    if scenario.recorded is not None:
+        return scenario_recorded.system(scenario, scenario.recorded, seed, start)
     from simulators.simulated import SimulatedSystem
 
     made = workload_of(scenario)
@@ -197,6 +227,8 @@ def system(scenario: Scenario, seed: int, start: Setting | None = None) -> Simul
 
 def show(scenario: Scenario) -> str:
     """The scenario's file, with a comment above it that says what its names stand for. It is a scenario file itself."""
+    if scenario.recorded is not None:
+        return scenario_recorded.show(scenario, scenario.recorded)
     made = workload_of(scenario) if scenario.workload.data is None else None
     types: dict[NodeType, list[str]] = {}
     for name, kind in scenario.cluster.nodes:

@@ -22,6 +22,8 @@ __all__ = [
     "ClusterTable",
     "KnobTable",
     "NodeGroup",
+    "RecordedTable",
+    "RecordedTables",
     "SeedsTable",
     "StartTable",
     "Tables",
@@ -111,6 +113,27 @@ class SeedsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count: _Count = 5
 
 
+class RecordedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[recorded]: recorded runs answer in place of the simulator; see `traces.replay`."""
+
+    trace: str  # a trace, or a folder that has some, relative to the scenario's file
+    workload: str  # of its runs, those of this one
+    start: dict[
+        str, Scalar
+    ] = {}  # by knob, as "option/workers": what the job begins under; what is left out is the first run's
+    samples: _Count = 1  # training data, for tuners that count epochs
+
+
+class RecordedTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file of a scenario of recorded runs: cluster, knobs and conditions are theirs."""
+
+    summary: str
+    recorded: RecordedTable
+    target: TargetTable
+    budget: BudgetTable
+    seeds: SeedsTable = SeedsTable()
+
+
 class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file."""
 
@@ -128,6 +151,7 @@ class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _TABLES: dict[str, Any] = {
     "": Tables,
+    "recorded": RecordedTable,
     "cluster": ClusterTable,
     "cluster.nodes": NodeGroup,
     "workload": WorkloadTable,
@@ -148,7 +172,7 @@ _TABLES: dict[str, Any] = {
 }
 
 
-def read(text: str) -> Tables:
+def read(text: str) -> Tables | RecordedTables:
     """The tables of a scenario's `text`. Raises ValueError, naming table and key, where they do not fit."""
     try:
         table = tomllib.loads(text)
@@ -162,10 +186,11 @@ def read(text: str) -> Tables:
         except msgspec.ValidationError as error:
             said = _explained(str(error), knob, "free").removeprefix("[free]").lstrip(": ")
             raise ValueError(f"[free] {name}: {said}") from None
+    kind = RecordedTables if "recorded" in table else Tables
     try:
-        return msgspec.convert(table, Tables)
+        return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(_explained(str(error), table)) from None
+        raise ValueError(_explained(str(error), table, kind=kind)) from None
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -175,13 +200,15 @@ def near(name: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(close)}?" if close else f"choose one of {', '.join(names)}."
 
 
-def _explained(message: str, given: Any, root: str = "") -> str:
+def _explained(message: str, given: Any, root: str = "", kind: type[Any] = Tables) -> str:
     """A complaint of msgspec's about what was `given` as the table `root`: "[table] key: expected, given, near matches"."""
     said, _, path = message.partition(" - at `$")
     value = _value(given, path.rstrip("`"))
     path = re.sub(r"\[[^\]]*\]", "", path.rstrip("`"))
     path = (root + path).strip(".")
     unknown = re.search(r"unknown field `(.*)`", said)
+    if unknown and kind is RecordedTables and not path:
+        return f"{_place(path, unknown[1])}: recorded runs say that themselves; leave it out."
     if unknown:
         return f"{_place(path, unknown[1])}: there is no such key; {near(unknown[1], _TABLES[path].__struct_fields__)}"
     missing = re.search(r"missing required field `(.*)`", said)

@@ -4,7 +4,8 @@ As with tabular benchmarks, the table holds whole runs, each under one setting f
 stands for one recorded run: a fork with a setting, or a reconfiguration, begins that setting's run anew (the table cannot
 say how a model trained under one setting goes on under another), and neither takes time, for none was recorded. A run
 advances at its recorded mean rate. Its loss and accuracy are known where they were recorded, at its end at least, and
-nothing is made up in between. When it is over, time passes and nothing else happens.
+nothing is made up in between. When it is over, time passes and nothing else happens: asked for more clocks, it takes as
+long as they would have taken and brings none, for a tuner may always run the job on and no table knows how it went on.
 
 Machines have no names in such tables. The job has two nodes, which stand for all workers and for all servers; where their
 numbers vary they are the options "workers" and "servers" of a setting.
@@ -16,6 +17,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -76,17 +78,24 @@ class Recorded:
 def recorded_runs(folder: Path, workload: str) -> list[Recorded]:
     """The runs of `workload` in a trace that have one setting, a duration and a number of steps.
 
-    Raises as `traces.parts.scan` does, and ValueError where there are none.
+    `folder` is a trace or has some at any depth, as the results of a comparison that was recorded. Raises as
+    `traces.parts.scan` does, and ValueError where there are none.
     """
+    inside = [] if (folder / "trace.json").is_file() else sorted(p.parent for p in folder.rglob("trace.json"))
+    runs = [run for trace in inside or [folder] for run in _runs_in(trace, workload)]
+    if not runs:
+        raise ValueError(
+            f"Cannot replay {workload!r} from {folder}: it has no run of it with one setting, seconds and steps."
+        )
+    return runs
+
+
+def _runs_in(folder: Path, workload: str) -> list[Recorded]:
     once = scan(folder, "settings").group_by("run").len().filter(pl.col("len") == 1).select("run")
     settings = scan(folder, "settings").join(once, on="run").select("run", *_COUNTS, *_FIELDS, "options")
     known = (pl.col("workload") == workload) & (pl.col("seconds") > 0) & (pl.col("steps") > 0)
     runs = scan(folder, "runs").filter(known).select("run", "steps", "loss", "accuracy", run_seconds="seconds")
     rows = runs.join(settings, on="run").collect().sort("run")
-    if not rows.height:
-        raise ValueError(
-            f"Cannot replay {workload!r} from {folder}: it has no run of it with one setting, seconds and steps."
-        )
     along: dict[str, list[Evaluation]] = {}
     for row in scan(folder, "progress").sort("run", "seconds").collect().to_dicts():
         if row["seconds"] is not None and (row["validation_loss"] is not None or row["accuracy"] is not None):
@@ -96,13 +105,27 @@ def recorded_runs(folder: Path, workload: str) -> list[Recorded]:
 
 
 def recorded_job(
-    name: str, runs: list[Recorded], *, target: Target, budget_seconds: float, seed: int = 0, samples: int = 1
+    name: str,
+    runs: list[Recorded],
+    *,
+    target: Target,
+    budget_seconds: float,
+    seed: int = 0,
+    samples: int = 1,
+    start: Mapping[str, Scalar] = MappingProxyType({}),
 ) -> Job:
-    """The job of which `runs` are the recordings: its knobs are what differs between them, and it starts under the first.
+    """The job of which `runs` are the recordings: its knobs are what differs between them, and it starts under the first
+    of those that have what `start` says, by knob.
 
-    `samples` is the size of the training data, for tuners that count epochs.
+    `samples` is the size of the training data, for tuners that count epochs. Raises Rejected where no run has that start.
     """
-    start = runs[0].setting
+    wanted = [run.setting for run in runs if start.items() <= _values(run.setting).items()]
+    if not wanted:
+        told = ", ".join(f"{name} {value}" for name, value in start.items())
+        raise Rejected(
+            f"Cannot start with {told}: no such run was recorded; runs have {', '.join(_values(runs[0].setting))}."
+        )
+    begin = wanted[0]
     nodes = tuple(Node(role, "recorded", 1, ("cpu",), 1e9, 1e9) for role in _COUNTS)
     knobs: list[Knob] = []
     values = [_values(run.setting) for run in runs]
@@ -110,11 +133,11 @@ def recorded_job(
         found = {type(v[knob]).__name__ + repr(v[knob]): v[knob] for v in values if knob in v}
         if len(found) > 1:
             knobs.append(Choice(knob, tuple(sorted(found.values(), key=lambda v: (str(type(v)), v)))))
-    space = Space(start, nodes, tuple(knobs))
+    space = Space(begin, nodes, tuple(knobs))
     return Job(
         name=name,
         nodes=nodes,
-        start=start,
+        start=begin,
         space=space,
         target=target,
         budget_seconds=budget_seconds,
@@ -173,7 +196,7 @@ class RecordedSystem:
         if action.clocks is None:
             until = branch.seconds + cast(float, action.seconds)
         elif branch.over:
-            raise Rejected(f"Cannot run branch {action.branch}: its recorded run is over; begin another setting's.")
+            until = branch.seconds + action.clocks * each
         else:
             until = min((branch.clocks(branch.seconds) + action.clocks) * each, branch.run.seconds)
         until = min(until, branch.seconds + self.job.budget_seconds - self.now)
