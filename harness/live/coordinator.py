@@ -123,7 +123,7 @@ class Coordinator:
             kind, *fields = pickle.loads(record)  # noqa: S301 - the job's own journal
             repeated[kind](*fields)
         made._ledger.muted = False
-        made._ledger.generation += 1
+        made._ledger.inherit()
         return made
 
     def checkpoint(self, index: int) -> bytes:
@@ -178,6 +178,7 @@ class Coordinator:
                 if self._membership.ready(sender):
                     self._cycles.copy()
                     self._moves.go_on()
+                    self._record()
             case Seen():
                 self._membership.seen(sender, head.index)
 

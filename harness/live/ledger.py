@@ -75,6 +75,12 @@ class Ledger:
             self.notes += 1
             self.journal.append(pickle.dumps(record))
 
+    def inherit(self) -> None:
+        """The coordinator before this one has died, with the copies that it held."""
+        self.generation += 1
+        for holders in self.holders.values():
+            holders.discard(COORDINATOR)
+
     def restart(self, record: bytes) -> None:
         """Begin the journal anew with a record of everything."""
         if not self.muted:

@@ -85,6 +85,7 @@ class Membership:
             else:
                 busy = {n for pair in self._moves.under_way.values() for n in pair}
                 self._broken |= name in busy or name in self._ledger.table.values() or name in self._awaited
+                self._snapshots.lose(name)
             self._awaited.discard(name)
         if not self.recovering:
             self._snapshots.take(self.leaving)

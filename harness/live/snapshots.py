@@ -81,6 +81,12 @@ class Snapshots:
                     vector[layout.span(run)] = next(given)
         return made
 
+    def lose(self, name: str) -> None:
+        """A server is dead, with all copies that it kept."""
+        for snapshot in (self._ledger.holders, *self.under_way.values()):
+            for holders in snapshot.values():
+                holders.discard(name)
+
     def restart(self) -> None:
         """A view begins: snapshots under way come to nothing."""
         self.under_way.clear()

@@ -1,0 +1,160 @@
+"""Random histories of a live job: things happen and messages arrive in any order; what is pushed counts once."""
+
+import numpy as np
+
+from harness.live import messages
+from live.memory import COORDINATOR, NODES, start
+from tuners.actions import Setting
+
+__all__ = ["ACTIONS", "Audit", "play"]
+
+ACTIONS = (
+    "move",
+    "move",
+    "relocate",
+    "worker dies",
+    "server dies",
+    "coordinator dies",
+    "snapshot",
+    "worker comes",
+    "server comes",
+    "put",
+    "retire",
+    "tick",
+)
+
+
+class Audit:
+    """A job in which every update is +1, and what must hold of it."""
+
+    def __init__(self, rng, policy="asp", **job):
+        self.rng = rng
+        self.memory = start(rng, workers=rng.randint(1, 3), servers=rng.randint(1, 3), policy=policy, staleness=2, **job)
+        self.changes = 0
+
+    def act(self, action):
+        getattr(self, "_" + action.replace(" ", "_"))()
+
+    def servers(self):
+        return sorted(n for n in self.memory.cores if n.startswith("server/") and n in self.memory.coordinator.members)
+
+    def workers(self):
+        return sorted(n for n in self.memory.cores if n.startswith("worker/"))
+
+    def _place(self, on_demand):
+        chosen = self.rng.sample(self.servers(), self.rng.randint(1, len(self.servers())))
+        weights = [self.rng.random() + 0.01 for _ in chosen]
+        shares = tuple(w / sum(weights) for w in weights)
+        self.memory.coordinator.place(tuple(chosen), shares, on_demand=on_demand, at_once=self.rng.randint(1, 4))
+        self.changes += 1
+
+    def _move(self):
+        self._place(False)
+
+    def _relocate(self):
+        self._place(True)
+
+    def _worker_dies(self):
+        if len(self.workers()) > 1:
+            self._die(self.rng.choice(self.workers()))
+
+    def _server_dies(self):
+        if len(self.servers()) > 1 and not self.memory.coordinator.recovering:
+            self._die(self.rng.choice(self.servers()))
+
+    def _die(self, name):
+        alive = {*self.servers(), COORDINATOR} - {name}
+        if not all(h & alive for h in self.memory.coordinator._ledger.holders.values()):
+            return  # the last copy
+        if self.rng.random() < 0.3:  # it is only taken for dead
+            self.memory.zombies.append(self.memory.cores[name])
+        self.memory.kill(name, lost=self.rng.random())
+        self.memory.steps(self.rng.choice([0, 0, 5, 30]))
+        self.memory.lose([name])
+        self.changes += 1
+
+    def _coordinator_dies(self):
+        alive = set(self.servers())
+        if not all(h & alive for h in self.memory.coordinator._ledger.holders.values()):
+            return
+        self.memory.restart_coordinator()
+        self.changes += 1
+
+    def _snapshot(self):
+        self.memory.coordinator.snapshot(save=self.rng.random() < 0.3)
+
+    def _worker_comes(self):
+        self._come("worker", self.memory.coordinator._cycles.lines[0].setting.workers)
+
+    def _server_comes(self):
+        self._come("server", NODES)
+
+    def _come(self, role, nodes):
+        lacking = [f"{role}/{n}" for n in nodes if f"{role}/{n}" not in self.memory.cores]
+        if lacking:
+            self.memory.start(self.rng.choice(lacking))
+
+    def _put(self):
+        old = self.memory.coordinator._cycles.lines[0].setting
+        workers = tuple(self.rng.sample(NODES[:4], self.rng.randint(1, 4)))
+        for worker in workers:
+            if messages.worker(worker) not in self.memory.cores:
+                self.memory.start(messages.worker(worker))
+        setting = Setting(workers=workers, servers=old.servers, policy=old.policy, staleness=2, learning_rate=-1.0)
+        self.memory.coordinator.put(0, setting)
+        self.changes += 1
+
+    def _retire(self):
+        coordinator = self.memory.coordinator
+        owning = set(coordinator._ledger.table.values())
+        idle = [s for s in self.servers() if s not in owning]
+        goal = coordinator._moves.goal
+        if idle and not (goal and set(goal.servers) & set(idle)):
+            coordinator.retire(idle[:1])
+
+    def _tick(self):
+        self.memory.seconds += 1e7
+        self.memory.coordinator.tick()
+        for name in self.workers():
+            self.memory.cores[name].tick()
+
+    def stop_those_let_go(self):
+        for name in list(self.memory.cores):
+            known = self.memory.coordinator._ledger
+            if known.expected.get(name) == self.memory.generations[name] and name not in known.members and known.view:
+                pass
+
+    def check_always(self):
+        """Nobody owns what another owns, too."""
+        line = self.memory.coordinator._cycles.lines[0]
+        clocks = line.clocks[line.active]
+        if line.setting.policy == "ssp" and len(clocks):
+            assert max(clocks) - min(clocks) <= 3, "beyond the bound"
+        owned = [b for n in self.servers() for c in self.memory.cores[n]._cohorts for b in c.blocks if self.same_view(n)]
+        assert len(owned) == len(set(owned)), "two owners"
+
+    def same_view(self, name):
+        return self.memory.cores[name].view == self.memory.coordinator._ledger.view
+
+    def check_at_rest(self):
+        memory = self.memory
+        self._tick()
+        memory.settle()
+        counted = memory.pushes[0] - memory.coordinator._membership.lost_pushes
+        expected = np.full(memory.layout.size, counted, np.float32)
+        np.testing.assert_array_equal(memory.model(), expected)
+        return counted
+
+
+def play(rng, steps=25, actions=ACTIONS, policy=None, check=True):
+    """A random history."""
+    audit = Audit(rng, policy or rng.choice(["asp", "bsp", "ssp"]), snapshot_commits=rng.choice([0, 3, 1000]))
+    for _ in range(steps):
+        audit.act(rng.choice(actions))
+        for _ in range(rng.choice([0, 5, 20, 80])):
+            if not audit.memory.step():
+                break
+            if check:
+                audit.check_always()
+    audit.check_at_rest()
+    return audit
