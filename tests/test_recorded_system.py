@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from recordings import MADE, lay
 from test_importers_recorded import FOLDER, recorded
 
@@ -66,6 +68,18 @@ def test_a_run_takes_its_recorded_time_and_ends_as_recorded(system):
     assert (idle.clocks, idle.seconds, system.now) == (0, 2.0, 20.0)
     more = system.perform(Run(clocks=17))  # what is not recorded takes as long, and brings nothing
     assert (more.clocks, more.status, system.now) == (0, "running", 38.0)
+
+
+@given(st.floats(1.0, 1e4), st.floats(0.01, 1e3))
+def test_the_budget_ends_exactly(budget, seconds):
+    run = Recorded(Setting(workers=("workers",), servers=("servers",)), seconds, 17, ())
+    system = RecordedSystem(recorded_job("one", [run], target=Target("accuracy", 1.0), budget_seconds=budget), [run])
+    system.perform(Run(seconds=budget / 3))
+    system.perform(Run(clocks=1))
+    while system.now < 0.99 * budget:
+        system.perform(Run(seconds=budget / 7))
+    system.perform(Run(clocks=10**7))
+    assert system.now == budget
 
 
 def test_windows_may_be_cut_anywhere(runs, system):

@@ -199,11 +199,15 @@ class RecordedSystem:
             until = branch.seconds + action.clocks * each
         else:
             until = min((branch.clocks(branch.seconds) + action.clocks) * each, branch.run.seconds)
-        until = min(until, branch.seconds + self.job.budget_seconds - self.now)
+        until = min(until, self._budget_end(branch))
         reached = self._reached(branch, until)
         if reached is not None:
             until, self.status = reached, "target"
         return self._window(branch, until)
+
+    def _budget_end(self, branch: _Branch) -> float:
+        """When the budget is spent, in seconds into the branch's run."""
+        return branch.seconds + (self.job.budget_seconds - self.now)
 
     def _reached(self, branch: _Branch, until: float) -> float | None:
         """When the target is reached, in seconds into the branch's run; None where that is not before `until`."""
@@ -219,7 +223,9 @@ class RecordedSystem:
         begun, start = branch.seconds, self.now
         seen = [e for e in branch.run.evaluations if begun < e.seconds <= until]
         done = np.arange(branch.clocks(begun), branch.clocks(until), dtype=np.int32)
-        self.now, branch.seconds = start + until - begun, until
+        # Exactly, or a tuner that goes on would never come to the end.
+        self.now = self.job.budget_seconds if until == self._budget_end(branch) else start + (until - begun)
+        branch.seconds = until
         each, nan = branch.run.seconds / branch.run.clocks, np.full(len(done), np.nan)
         none = np.zeros(len(done), np.int32)
         seconds = np.asarray(start - begun + (done + 1) * each, np.float64)
