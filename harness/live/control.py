@@ -74,8 +74,8 @@ class Control:
                 raise RuntimeError(f"Cannot start {name}: {why}")
             time.sleep(_LOOK_SECONDS)
             runtime.look()
-        runtime.call("run", number)
         runtime.begin_at(0.0 if begun is None else float(begun.state["seconds"]))
+        runtime.call("run", number)
 
     def _brought_up(self, setting: Setting) -> Procedure:
         yield from self.runtime.joined([*peers(setting), EVALUATOR])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,7 +79,9 @@ def described(wanted: Deployment) -> list[str]:
     """Who would run where, and what would be done; nothing is started. Raises as `deploy` does."""
     spec = _checked(wanted)
     start = spec.job.start
-    with launch.cluster(wanted.address) as offers:
+    address = wanted.address or os.environ.get("RAY_ADDRESS")
+    here = nullcontext((launch.Offer("here", "this machine", math.inf),))
+    with launch.cluster(address) if address else here as offers:
         placement = launch.plan(spec.job.nodes, offers)
         where = [f"  {line}" for line in str(placement).splitlines()]
     target = spec.job.target

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Generator, Iterable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from harness.live import messages
-from harness.live.coordinator import Poll
 from tuners.actions import Setting
+
+if TYPE_CHECKING:
+    from harness.live.coordinator import Poll
 
 __all__ = ["EVALUATOR", "Procedure", "Processes", "Runtime", "node_of", "peers"]
 

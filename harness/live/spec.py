@@ -114,11 +114,11 @@ class Spec:
         gradient = np.asarray(found[1]) if task.kind == "gradient" else None
         return Computed(task.number, task.kind, float(found[0]), gradient=gradient, seconds=perf_counter() - started)
 
-    def warm_up(self) -> None:
-        """Compile what the first mini-batches need, which would cost the job its first seconds."""
+    def warm_up(self, *, validates: bool = False) -> None:
+        """Compile what the first task of a worker, or of the process that validates, needs; it would cost the job seconds."""
         largest = max(map(sum, plant.loads(self.scenario.cluster.nodes, self.job.start).values()))
-        self.compute(Task("evaluate", 0, None, self.parameters))
-        self.compute(Task("gradient", 0, Release(0, 0, 0, 0, 0, largest, 0, 1), self.parameters))
+        work = None if validates else Release(0, 0, 0, 0, 0, largest, 0, 1)
+        self.compute(Task("evaluate" if validates else "gradient", 0, work, self.parameters))
 
     def check(self, setting: Setting) -> None:
         """Raise Rejected, with the reason, for a setting that the job's space allows and a live job cannot run under."""
