@@ -117,6 +117,19 @@ def test_selftf_without_the_end_to_end_times(tmp_path):
     assert runs["trimmed_seconds"].to_list() == [1110.5, 5743.75]
 
 
+def test_selftf_of_a_model_on_machines_nobody_told_and_of_slow_steps(tmp_path):
+    """As in the source: a fourth model, whose first time is 0; and 34 workers whose step takes over a minute."""
+    head = MADE["selftf"]()["cnn_testing_result.csv"].splitlines()[0].decode()
+    rows = [
+        "20646,6,1,RMSProp,0.045,10,108,12.5,0.0,INCEPTION,I_1,13.1",
+        "15000,34,10,RMSProp,2.4e-05,4560,108,0.2,32400.0,LR,L_1,0.7",
+    ]
+    (tmp_path / "x_testing_data_for_bo_with_progress.csv").write_text("\n".join([head, *rows]) + "\n")
+    tables = read(SOURCES["selftf"], tmp_path).tables
+    assert tables["runs"]["trimmed_seconds"].to_list() == [None, 32400.0]
+    assert tables["settings"]["servers"].to_list() == [None, 2]
+
+
 def test_skypilot(tmp_path):
     tables = made("skypilot-spot", tmp_path).tables
     assert tables["runs"].select("cluster", "seconds").row(0) == ("v100", 1200.0)
@@ -133,6 +146,25 @@ def test_sync_switch(tmp_path):
     rates = dict(phase_rates(tables["progress"]).select("policy", "steps_per_second").iter_rows())
     assert rates == pytest.approx({"bsp": 0.5, "asp": 4.0})
     assert tables["progress"]["accuracy"].drop_nulls().to_list() == [0.1, 0.8]
+
+
+@pytest.mark.parametrize(
+    ("folder", "schedule", "modes"),
+    [
+        ("10-90", "BSP10-ASP90", ["bsp", "asp"]),
+        ("1090_1", "BSP10-ASP90", ["bsp", "asp"]),
+        ("694_2", "BSP6.25-ASP93.75", ["bsp", "asp"]),
+        ("a50-b50-run2", "ASP50-BSP50", ["asp"]),
+        ("asp_3", "ASP", ["asp"]),
+        ("10-80", None, [None]),
+        ("1234_1", None, [None]),
+    ],
+)
+def test_sync_switch_tells_the_schedule_by_the_name_of_the_folder(folder, schedule, modes, tmp_path):
+    loss = next(data for name, data in MADE["sync-switch"]().items() if name.endswith("loss.csv"))
+    tables = read(SOURCES["sync-switch"], lay(tmp_path, {f"cifar10_res32/{folder}/loss.csv": loss})).tables
+    assert extras(tables["runs"]).get("schedule") == schedule
+    assert tables["settings"]["policy"].to_list() == modes
 
 
 def test_trimtuner(tmp_path):

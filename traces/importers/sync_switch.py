@@ -79,7 +79,11 @@ _KEPT = tuple(name for name in _RUNS.columns if name not in ("run_id", "dataset"
 _BSP_STEPS = {"cifar10": 8_000, "cifar100": 16_000}
 """Steps of a whole job in BSP, with eight workers; in ASP it has eight times as many."""
 
-_SCHEDULE = re.compile(r"(?:(?P<only>asp|bsp)|(?P<first>[ab]?)(?P<share>\d+)[-_](?P<second>[ab]?)(?P<rest>\d+))(?:[-_].*)?")
+_SCHEDULE = re.compile(
+    r"(?:(?P<only>asp|bsp)|(?P<first>[ab]?)(?P<share>\d{1,2}?)(?:[-_](?P<second>[ab]?)|(?=\d\d(?:[-_]|$)))(?P<rest>\d{1,2}))"
+    r"(?:[-_].*)?"
+)
+"""What a folder's name tells; the two shares may stand together, as in 1288_1."""
 
 
 def read(path: Path) -> Imported:
@@ -167,7 +171,7 @@ def _since(frame: pl.DataFrame, run: str, start: float) -> pl.DataFrame:
 def _schedule(folder: str, dataset: str) -> tuple[str | None, pl.Expr]:
     """The schedule that a folder's name tells, as percents, and the mode of a record as an expression of its step."""
     said = _SCHEDULE.fullmatch(folder)
-    if said is None:
+    if said is None or not (said["only"] or int(said["share"]) + int(said["rest"]) == 100):
         return None, pl.lit(None, _TEXT)
     if said["only"]:
         return said["only"].upper(), pl.lit(said["only"])

@@ -1,0 +1,215 @@
+"""The page of `harness fidelity`: predicted against recorded, per recording, on rows fitted and on rows held out."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+from scipy.stats import kendalltau
+
+from reports.drawing import BLUE, GREEN, MUTED, ORANGE, Drawing, canvas, svg
+from simulators.calibrate_check import FOLDS, Check, Prediction
+from traces.store import write_bytes
+
+__all__ = ["Errors", "errors", "page", "tables", "write"]
+
+_RULE = (
+    f"Every row is held out once, in {FOLDS} folds. A workload with ten settings or more is divided by settings, in order of "
+    f"policy, workers, servers, batch and threads: setting number i is in fold i mod {FOLDS}, with all its runs. One with "
+    f"fewer is divided by rows in that order, runs of a setting by name. A row's prediction comes from constants that were "
+    f"fitted without its fold. Nothing is drawn by chance."
+)
+_PLAIN = (
+    "The plain closed form is a sum, with no constant below nothing, of a fixed cost, one by samples over threads, one per "
+    "server and one by workers over servers, fitted to the same rows; for switches it is the mean."
+)
+
+
+class Errors(NamedTuple):
+    """How far predictions of one group are from what was recorded, relative."""
+
+    rows: int
+    median: float
+    p95: float
+    tau: float  # Kendall's, of predicted and recorded; nan where fewer than three settings differ
+
+
+def errors(made: Sequence[Prediction], which: Callable[[Prediction], float]) -> Errors:
+    """Of the predictions that `which` picks; those that could not be made do not count."""
+    pairs = [(which(p), p.recorded, p.label) for p in made if math.isfinite(which(p))]
+    if not pairs:
+        return Errors(0, math.nan, math.nan, math.nan)
+    off = np.array([abs(a / b - 1) for a, b, _ in pairs])
+    told = len({label for *_, label in pairs}) >= 3
+    tau = float(kendalltau([a for a, *_ in pairs], [b for _, b, _ in pairs]).statistic) if told else math.nan
+    return Errors(len(pairs), float(np.median(off)), float(np.quantile(off, 0.95)), tau)
+
+
+_KINDS: tuple[tuple[str, Callable[[Prediction], float]], ...] = (
+    ("simulator, fitted", lambda p: p.fitted),
+    ("simulator, held out", lambda p: p.held_out),
+    ("plain closed form, fitted", lambda p: p.plain_fitted),
+    ("plain closed form, held out", lambda p: p.plain_held_out),
+)
+
+
+def tables(checks: Sequence[Check]) -> list[str]:
+    """The same as plain text for a terminal, a table per recording."""
+    found = []
+    for made in checks:
+        lines = [f"{made.origin.source} ({made.origin.of})", f"{'':34}{'rows':>6}{'median':>9}{'95th %':>9}{'tau':>7}"]
+        for group, rows in _groups(made):
+            lines.append(group)
+            lines += [f"  {name:32}{_cells(errors(rows, which))}" for name, which in _KINDS]
+        found.append("\n".join([*lines, *(f"left out: {why}" for why in made.left_out), ""]))
+    return found
+
+
+def _cells(e: Errors) -> str:
+    return f"{e.rows:>6}{_percent(e.median):>9}{_percent(e.p95):>9}{'-' if math.isnan(e.tau) else f'{e.tau:.2f}':>7}"
+
+
+def _percent(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.1%}"
+
+
+def _groups(made: Check) -> list[tuple[str, list[Prediction]]]:
+    names = dict.fromkeys(p.group for p in made.predictions)
+    return [(name, [p for p in made.predictions if p.group == name]) for name in names]
+
+
+# ----------------------------------------------------------------------------------------------------------------- page
+
+
+def write(folder: Path, checks: Sequence[Check]) -> Path:
+    """Write `fidelity.html` and every prediction, `predictions.csv`, into a folder; the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"source": c.origin.source} | {name: getattr(p, name) for name in Prediction.__slots__} for c in checks for p in c.predictions
+    ]
+    write_bytes(folder / "predictions.csv", pl.DataFrame(rows, infer_schema_length=None).write_csv().encode())
+    path = folder / "fidelity.html"
+    write_bytes(path, page(checks).encode())
+    return path
+
+
+def page(checks: Sequence[Check]) -> str:
+    """The page: a section per recording, with a table and a drawing, and how it was made."""
+    css = resources.files("reports").joinpath("page.css").read_text(encoding="utf-8")
+    title = "How far the simulator is from recorded clusters"
+    body = [
+        f"<h1>{title}</h1>",
+        f'<p class="lead">{_text(_lead(checks))}</p>',
+        *(_section(i, made) for i, made in enumerate(checks)),
+        '<section aria-labelledby="how"><h2 id="how">How to read this page</h2><dl>',
+        f"<dt>Held out</dt><dd>{_text(_RULE)}</dd><dt>Plain closed form</dt><dd>{_text(_PLAIN)}</dd>",
+        "<dt>Error</dt><dd>|predicted / recorded - 1| of a worker's cycle (in a synchronous run, of a step), from one push to "
+        "the next: its median and 95th percentile over rows.</dd>",
+        "<dt>tau</dt><dd>Kendall's rank correlation of predicted and recorded: 1 says that settings are ranked as they were "
+        "recorded. It is left out where fewer than three settings differ.</dd></dl></section>",
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title>\n<style>\n{css}</style>\n</head>\n<body>\n<main>\n" + "\n".join(body) + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _lead(checks: Sequence[Check]) -> str:
+    rows = sum(len(c.predictions) for c in checks)
+    return f"{len(checks)} recording{'s' * (len(checks) != 1)}, {rows} rows; predicted by the simulator, and by a plain closed form."
+
+
+def _section(index: int, made: Check) -> str:
+    groups = _groups(made)
+    worst = max((errors(rows, lambda p: p.held_out) for _, rows in groups), key=lambda e: -1 if math.isnan(e.median) else e.median)
+    found = f"Held out, the median error is at most {_percent(worst.median)} in every group." if worst.rows else ""
+    divided = f"Divided by settings: {', '.join(made.by_settings) or 'none'}; the others by rows."
+    left = "".join(f"<li>{_text(why)}</li>" for why in made.left_out)
+    parts = [
+        f'<section aria-labelledby="r{index}"><h2 id="r{index}">{_text(made.origin.source)}</h2>',
+        f'<div class="finding"><p>{_text(found)}</p><p>{_text(divided)}</p></div>',
+        _table(groups),
+        _figure(_drawn(groups, f"r{index}")),
+        _constants(made),
+        f'<p class="note">Left out:</p><ul class="note">{left}</ul>' if left else "",
+        f'<p class="note">{_text(f"{made.origin.of}. Licence: {made.origin.licence}. SHA-256 {made.origin.digest}.")}</p></section>',
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _table(groups: Sequence[tuple[str, list[Prediction]]]) -> str:
+    heads = "".join(f'<th scope="col">{name}</th>' for name in ("group", "rows", *(f"{k}<br><small>median / 95th</small>" for k, _ in _KINDS), "tau<br><small>held out</small>"))
+    body = []
+    for name, rows in groups:
+        found = [errors(rows, which) for _, which in _KINDS]
+        cells = "".join(f"<td>{_percent(e.median)} / {_percent(e.p95)}</td>" for e in found)
+        tau = "-" if math.isnan(found[1].tau) else f"{found[1].tau:.2f}"
+        body.append(f'<tr><th scope="row">{_text(name)}</th><td>{len(rows)}</td>{cells}<td>{tau}</td></tr>')
+    return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+
+
+def _constants(made: Check) -> str:
+    rows = []
+    for name, fit in made.fits.items():
+        for constant, (low, high) in fit.intervals.items():
+            value = f"{getattr(fit.constants, constant):.4g}"
+            rows.append(f'<tr><th scope="row">{_text(name)}</th><td class="text">{constant}</td><td>{value}</td><td>{low:.3g} to {high:.3g}</td></tr>')
+        for constant, value in fit.lent.items():
+            rows.append(f'<tr><th scope="row">{_text(name)}</th><td class="text">{constant}</td><td>{value:.4g}</td><td>from other workloads</td></tr>')
+    refused = "".join(f"<li>{_text(f'{name}, {constant}: {why}')}</li>" for name, fit in made.fits.items() for constant, why in fit.refused.items())
+    head = '<th scope="col">workload</th><th scope="col" class="text">constant</th><th scope="col">value</th><th scope="col">95 % interval</th>'
+    return (
+        f"<details><summary>Constants fitted to all rows</summary><div class=\"wide\"><table><thead><tr>{head}</tr></thead>"
+        f'<tbody>{"".join(rows)}</tbody></table></div></details>'
+        f'<details><summary>Constants that this recording cannot tell</summary><ul class="note">{refused}</ul></details>'
+    )
+
+
+def _drawn(groups: Sequence[tuple[str, list[Prediction]]], name: str) -> Drawing:
+    """Predicted against recorded, a panel per group."""
+    columns = min(4, len(groups))
+    lines = -(-len(groups) // columns)
+    with canvas(0.7 + 2.3 * lines, left=0.75, gaps=0.42, bottom=0.5) as figure:
+        figure.subplots_adjust(wspace=0.3)
+        grid = figure.subplots(lines, columns, squeeze=False)
+        for axes, (group, rows) in zip(grid.flat, groups, strict=False):
+            recorded = np.array([p.recorded for p in rows])
+            both = [p.recorded for p in rows] + [p.held_out for p in rows if math.isfinite(p.held_out)]
+            ends = np.array([min(both) / 1.1, max(both) * 1.1])
+            axes.fill_between(ends, ends / 1.1, ends * 1.1, color=MUTED, alpha=0.18, linewidth=0)
+            axes.plot(ends, ends, color=MUTED, linewidth=0.8)
+            for marker, color, which in (("x", ORANGE, "plain_held_out"), ("o", BLUE, "held_out"), (".", GREEN, "fitted")):
+                predicted = np.array([getattr(p, which) for p in rows])
+                style = "none" if marker == "o" else "full"
+                axes.plot(recorded, predicted, marker, color=color, markersize=4, fillstyle=style, markeredgewidth=0.9)
+            axes.set_title(group, loc="left", fontsize=9, fontweight="bold")
+            axes.set_xlim(*ends)
+            axes.set_ylim(*ends)
+            if ends[1] > 5 * ends[0]:
+                axes.set_xscale("log")
+                axes.set_yscale("log")
+        for axes in grid.flat[len(groups) :]:
+            axes.set_visible(False)
+        figure.supxlabel("recorded, seconds", fontsize=9)
+        figure.supylabel("predicted, seconds", fontsize=9, x=0.01)
+        caption = (
+            "Predicted against recorded seconds, a panel per group. Blue rings: simulator, held out; green dots: simulator, "
+            "fitted to all rows; orange crosses: plain closed form, held out. On the line both are equal; in the grey band "
+            "they differ by at most 10 %."
+        )
+        return Drawing(svg(figure, name, caption), caption)
+
+
+def _figure(drawing: Drawing) -> str:
+    return f"<figure>{drawing.svg}<figcaption>{_text(drawing.caption)}</figcaption></figure>"
+
+
+def _text(value: str) -> str:
+    return html.escape("".join(c if c.isprintable() else " " for c in value), quote=True)

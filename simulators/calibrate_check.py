@@ -1,0 +1,161 @@
+"""How far the simulator is from a recording, on what it was fitted to and on what it was not.
+
+Every recorded row is held out once. A workload with ten settings or more is divided by settings, in order of policy, workers,
+servers, batch and threads: setting number i is in fold i mod 5, with all its runs. One with fewer is divided by rows in the
+same order, runs of a setting by name, for a setting held out whole could not be told from nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from simulators import reconfigure
+from simulators.calibrate import Fit, fit_all, predicted
+from simulators.calibrate_file import Provenance
+from simulators.calibrate_model import Constants, Row
+from simulators.calibrate_rows import Recording
+from simulators.reconfigure import Costs, Load
+from tuners.actions import Setting
+
+__all__ = ["FOLDS", "Check", "Prediction", "check"]
+
+FOLDS = 5
+_SETTINGS = 10  # of a workload that is divided by settings
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One recorded time and what was made of it; seconds."""
+
+    group: str  # workload and policy, or a kind of change
+    run: str
+    label: str  # the setting in words
+    recorded: float
+    fitted: float  # by the simulator, fitted to all
+    held_out: float  # by the simulator, fitted to the other folds; nan where these could not tell
+    plain_fitted: float  # by a plain closed form: sums of costs by least squares
+    plain_held_out: float
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A recording and its predictions."""
+
+    origin: Provenance
+    predictions: tuple[Prediction, ...]
+    fits: Mapping[str, Fit]
+    by_settings: tuple[str, ...]  # workloads that were divided by settings; the others by rows
+    left_out: tuple[str, ...]
+
+
+def check(recording: Recording, given: Mapping[str, Constants], origin: Provenance) -> Check:
+    """Fit to all rows, and to all but each fold; predict. Raises ValueError for a recording without rows."""
+    fits = fit_all(recording.rows, given)
+    rows = sorted(recording.rows, key=lambda r: (r.workload, _order(r), r.run))
+    folds, by_settings = _folds(rows)
+    held, plain = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+    for fold in range(FOLDS):
+        out = np.flatnonzero(folds == fold)
+        kept = [r for r, f in zip(rows, folds, strict=True) if f != fold]
+        if not (len(out) and kept):
+            continue
+        told = fit_all(kept, given, resamples=0)
+        held[out] = _predicted({name: f.constants for name, f in told.items()}, [rows[i] for i in out])
+        plain[out] = _plain(kept, [rows[i] for i in out])
+    fitted = _predicted({name: f.constants for name, f in fits.items()}, rows)
+    plain_fitted = _plain(rows, rows)
+    groups = _groups(rows)
+    made = [
+        Prediction(groups[i], r.run, _label(r), r.cycle_seconds, *map(float, values))
+        for i, (r, *values) in enumerate(zip(rows, fitted, held, plain_fitted, plain, strict=True))
+    ]
+    return Check(origin, (*made, *_switches(recording.switch_seconds)), fits, by_settings, recording.left_out)
+
+
+def _order(row: Row) -> tuple[str, int, int, int, int, int]:
+    return (row.policy, row.workers, row.servers, row.batch_size, row.intra_threads, row.transfer_bits)
+
+
+def _folds(rows: Sequence[Row]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    folds, by_settings = np.zeros(len(rows), int), []
+    for name in dict.fromkeys(r.workload for r in rows):
+        mine = [i for i, r in enumerate(rows) if r.workload == name]
+        settings = list(dict.fromkeys(_order(rows[i]) for i in mine))
+        if len(settings) >= _SETTINGS:
+            by_settings.append(name)
+            folds[mine] = [settings.index(_order(rows[i])) % FOLDS for i in mine]
+        else:
+            folds[mine] = np.arange(len(mine)) % FOLDS
+    return folds, tuple(by_settings)
+
+
+def _groups(rows: Sequence[Row]) -> list[str]:
+    """Each row's workload and policy; where most rows have one setting, the others are a group of their own."""
+    found = []
+    for row in rows:
+        alike = [_order(r) for r in rows if (r.workload, r.policy) == (row.workload, row.policy)]
+        usual, count = Counter(alike).most_common(1)[0]
+        other = count > len(alike) / 2 and _order(row) != usual
+        found.append(f"{row.workload}, {row.policy}{', other settings' if other else ''}")
+    return found
+
+
+def _predicted(constants: Mapping[str, Constants], rows: Sequence[Row]) -> NDArray[np.float64]:
+    found = np.full(len(rows), np.nan)
+    for name, known in constants.items():
+        mine = [i for i, r in enumerate(rows) if r.workload == name]
+        if mine:
+            found[mine] = predicted(known, [rows[i] for i in mine])
+    return found
+
+
+def _plain(known: Sequence[Row], wanted: Sequence[Row]) -> NDArray[np.float64]:
+    """What a plain closed form says: a sum, with no constant below nothing, of a fixed cost, one by samples and threads, one
+    per server, and one by workers over servers; each workload and policy by itself, least squares of relative errors."""
+
+    def terms(row: Row) -> list[float]:
+        return [1.0, row.batch_size / max(row.intra_threads, 1), row.servers, row.workers / row.servers]
+
+    found = np.full(len(wanted), np.nan)
+    for kind in {(r.workload, r.policy) for r in wanted}:
+        mine = [r for r in known if (r.workload, r.policy) == kind]
+        if mine:
+            table = np.array([[x / r.cycle_seconds for x in terms(r)] for r in mine])
+            costs, _ = nnls(table, np.ones(len(mine)))
+            at = [i for i, r in enumerate(wanted) if (r.workload, r.policy) == kind]
+            found[at] = np.array([terms(wanted[i]) for i in at]) @ costs
+    return found
+
+
+def _switches(recorded: Sequence[float]) -> tuple[Prediction, ...]:
+    """A change of the policy, by the simulator's own plan for it; the plain closed form is the mean."""
+    if not recorded:
+        return ()
+    before = Setting(workers=("a",), servers=("b",), policy="bsp")
+    after = replace(before, policy="asp")
+
+    def planned(known: Sequence[float]) -> float:
+        costs = Costs(policy_restart_seconds=median(known))
+        plan = reconfigure.plan(before, after, "checkpoint", Load(0.0, 0, 0.0), costs)
+        return sum(step.seconds for step in plan.steps)
+
+    made = []
+    for i, seconds in enumerate(recorded):
+        others = [s for j, s in enumerate(recorded) if j % FOLDS != i % FOLDS] or [float("nan")]
+        plain = (float(np.mean(recorded)), float(np.mean(others)))
+        made.append(
+            Prediction("switch of policy", str(i), "switch", seconds, planned(recorded), planned(others), *plain)
+        )
+    return tuple(made)
+
+
+def _label(row: Row) -> str:
+    threads = f", {row.intra_threads} threads" if row.intra_threads else ""
+    return f"{row.workers} workers, {row.servers} servers, batch {row.batch_size}{threads}"
