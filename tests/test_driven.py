@@ -1,5 +1,7 @@
 """What was recorded elsewhere drives a run: who gets what, when, and that the engine does as the judge says."""
 
+from pathlib import Path
+
 import jax.numpy as jnp
 import msgspec
 import numpy as np
@@ -20,6 +22,7 @@ from small_jobs import (
     together,
 )
 
+from harness.scenario import load, parse
 from simulators import engine
 from simulators.conditions import Bucket, Conditions, NodeChange, Recording, Replay, check
 from simulators.driven import check_replay, unfolded
@@ -345,3 +348,44 @@ def test_our_own_recordings_drive_runs(tmp_path):
     for worker in range(3):
         one, other = (p.compute_seconds[p.worker == worker][:8] for p in (first, again))
         assert np.ptp(other / one) < 1e-9
+
+
+# ------------------------------------------------------------------------------------------------------- in a scenario
+
+
+def scenario(replay, folder):
+    text = load("digits").text.replace("[seeds]", f"[conditions.replay]\n{replay}\n\n[seeds]")
+    return parse(text, name="driven", origin=folder / "driven.toml")
+
+
+def test_a_scenario_names_traces_relative_to_its_file(traces):
+    folder = Path(traces["bamboo-spot"]).parent
+    made = scenario('nodes = "bamboo-spot"\ncompute = { trace = "bytedance-straggler", runs = "XY" }', folder)
+    recordings = made.conditions.replay.recordings()
+    assert {role: r.trace for role, r in recordings.items()} == {
+        "compute": traces["bytedance-straggler"],
+        "nodes": traces["bamboo-spot"],
+    }
+    assert (recordings["nodes"].runs, recordings["compute"].runs) == ("*", "XY")
+
+
+@pytest.mark.parametrize(
+    ("replay", "reason"),
+    [
+        ('nodes = "nowhere"', r"driven.toml: \[conditions\] replay.nodes: Cannot read a trace from .*nowhere"),
+        ('node = "bamboo-spot"', r"\[conditions.replay\] node: there is no such key; did you mean nodes"),
+        (
+            'nodes = { trace = "bamboo-spot", run = "p3" }',
+            r"\[conditions.replay.nodes\] run: there is no such key; did you mean",
+        ),
+        ('nodes = { runs = "p3" }', r"\[conditions.replay.nodes\] trace: it is missing"),
+        (
+            'nodes = { trace = "bamboo-spot", deal = "fair" }',
+            r"\[conditions.replay.nodes\] deal: .*choose one of lot, order",
+        ),
+        ('compute = { trace = "bytedance-straggler", nodes = ["x"] }', r"node 'x': this cluster has n0"),
+    ],
+)
+def test_what_is_wrong_with_a_scenario_is_told(replay, reason, traces):
+    with pytest.raises(ValueError, match=reason):
+        scenario(replay, Path(traces["bamboo-spot"]).parent)
