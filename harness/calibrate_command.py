@@ -34,7 +34,11 @@ def add_calibrate(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> No
     command = add_parser("calibrate", help="fit constants to a recording", description=_ABOUT, formatter_class=plain)
     command.add_argument("trace", type=Path, nargs="?", metavar="TRACE", help="folder of a trace")
     command.add_argument(
-        "--from", nargs=2, dest="source", metavar=("SOURCE", "PATH"), help="a recording to import on the fly, in place of TRACE"
+        "--from",
+        nargs=2,
+        dest="source",
+        metavar=("SOURCE", "PATH"),
+        help="a recording to import on the fly, in place of TRACE",
     )
     command.add_argument("--out", type=Path, required=True, metavar="FILE", help="TOML file to write")
     _add_given(command)
@@ -56,17 +60,25 @@ def add_fidelity(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> Non
         metavar=("SOURCE", "PATH"),
         help="a recording to import on the fly; can be given more than once",
     )
-    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write: fidelity.html and its table")
+    command.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="folder to write: fidelity.html and its table"
+    )
     _add_given(command)
     command.set_defaults(run=_fidelity)
 
 
 def _add_given(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--model-bytes", type=float, default=0.0, metavar="N", help="one full pull (default: the workload's)")
+    command.add_argument(
+        "--model-bytes", type=float, default=0.0, metavar="N", help="one full pull (default: the workload's)"
+    )
     command.add_argument("--nic", type=float, default=1.25e9, metavar="N", help="NIC, bytes per second (default: 10 Gbit/s)")
     command.add_argument("--cores", type=int, default=0, metavar="N", help="per machine (default: threads seen at most)")
     command.add_argument(
-        "--jitter", type=float, default=0.1, metavar="V", help="of compute times that nobody recorded one by one (default: 0.1)"
+        "--jitter",
+        type=float,
+        default=0.1,
+        metavar="V",
+        help="of compute times that nobody recorded one by one (default: 0.1)",
     )
 
 
@@ -123,7 +135,7 @@ def read(trace: Path | None, source: list[str] | None) -> tuple[Recording, Prove
     if trace is not None:
         said = origin(trace)
         tables = {name: scan(trace, name).collect() for name in TRACE}
-        hashed = digest([p for p in trace.rglob("*.parquet")], trace)
+        hashed = digest(list(trace.rglob("*.parquet")), trace)
         return recorded(tables, said.source), Provenance(
             said.source, said.of, said.licence, hashed, "harness calibrate TRACE", MADE_BY
         )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from harness import __version__
 from harness.deploy_command import add_deploy
+from harness.calibrate_command import add_calibrate, add_fidelity
 from harness.trace_command import add_trace
 
 if TYPE_CHECKING:
@@ -161,6 +162,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_train(commands.add_parser, plain)
     add_deploy(commands.add_parser, plain)
     add_trace(commands.add_parser, plain)
+    add_calibrate(commands.add_parser, plain)
+    add_fidelity(commands.add_parser, plain)
     return parser
 
 

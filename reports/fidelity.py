@@ -20,8 +20,8 @@ from traces.store import write_bytes
 __all__ = ["Errors", "errors", "page", "tables", "write"]
 
 _RULE = (
-    f"Every row is held out once, in {FOLDS} folds. A workload with ten settings or more is divided by settings, in order of "
-    f"policy, workers, servers, batch and threads: setting number i is in fold i mod {FOLDS}, with all its runs. One with "
+    f"Every row is held out once, in {FOLDS} folds. A workload with ten settings or more is divided by settings, in order "
+    f"of policy, workers, servers, batch and threads: setting i is in fold i mod {FOLDS}, with all its runs. One with "
     f"fewer is divided by rows in that order, runs of a setting by name. A row's prediction comes from constants that were "
     f"fitted without its fold. Nothing is drawn by chance."
 )
@@ -91,7 +91,9 @@ def write(folder: Path, checks: Sequence[Check]) -> Path:
     """Write `fidelity.html` and every prediction, `predictions.csv`, into a folder; the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
-        {"source": c.origin.source} | {name: getattr(p, name) for name in Prediction.__slots__} for c in checks for p in c.predictions
+        {"source": c.origin.source} | {name: getattr(p, name) for name in Prediction.__slots__}
+        for c in checks
+        for p in c.predictions
     ]
     write_bytes(folder / "predictions.csv", pl.DataFrame(rows, infer_schema_length=None).write_csv().encode())
     path = folder / "fidelity.html"
@@ -109,7 +111,7 @@ def page(checks: Sequence[Check]) -> str:
         *(_section(i, made) for i, made in enumerate(checks)),
         '<section aria-labelledby="how"><h2 id="how">How to read this page</h2><dl>',
         f"<dt>Held out</dt><dd>{_text(_RULE)}</dd><dt>Plain closed form</dt><dd>{_text(_PLAIN)}</dd>",
-        "<dt>Error</dt><dd>|predicted / recorded - 1| of a worker's cycle (in a synchronous run, of a step), from one push to "
+        "<dt>Error</dt><dd>|predicted / recorded - 1| of a worker's cycle (of a step, in a synchronous run), one push to "
         "the next: its median and 95th percentile over rows.</dd>",
         "<dt>tau</dt><dd>Kendall's rank correlation of predicted and recorded: 1 says that settings are ranked as they were "
         "recorded. It is left out where fewer than three settings differ.</dd></dl></section>",
@@ -117,21 +119,27 @@ def page(checks: Sequence[Check]) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>\n{css}</style>\n</head>\n<body>\n<main>\n" + "\n".join(body) + "\n</main>\n</body>\n</html>\n"
+        f"<title>{title}</title>\n<style>\n{css}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(body)
+        + "\n</main>\n</body>\n</html>\n"
     )
 
 
 def _lead(checks: Sequence[Check]) -> str:
     rows = sum(len(c.predictions) for c in checks)
-    return f"{len(checks)} recording{'s' * (len(checks) != 1)}, {rows} rows; predicted by the simulator, and by a plain closed form."
+    count = f"{len(checks)} recording{'s' * (len(checks) != 1)}, {rows} rows"
+    return f"{count}; predicted by the simulator, and by a plain closed form."
 
 
 def _section(index: int, made: Check) -> str:
     groups = _groups(made)
-    worst = max((errors(rows, lambda p: p.held_out) for _, rows in groups), key=lambda e: -1 if math.isnan(e.median) else e.median)
+    worst = max(
+        (errors(rows, lambda p: p.held_out) for _, rows in groups), key=lambda e: -1 if math.isnan(e.median) else e.median
+    )
     found = f"Held out, the median error is at most {_percent(worst.median)} in every group." if worst.rows else ""
     divided = f"Divided by settings: {', '.join(made.by_settings) or 'none'}; the others by rows."
     left = "".join(f"<li>{_text(why)}</li>" for why in made.left_out)
+    origin = f"{made.origin.of}. Licence: {made.origin.licence or 'none stated'}. SHA-256 {made.origin.digest}."
     parts = [
         f'<section aria-labelledby="r{index}"><h2 id="r{index}">{_text(made.origin.source)}</h2>',
         f'<div class="finding"><p>{_text(found)}</p><p>{_text(divided)}</p></div>',
@@ -139,13 +147,21 @@ def _section(index: int, made: Check) -> str:
         _figure(_drawn(groups, f"r{index}")),
         _constants(made),
         f'<p class="note">Left out:</p><ul class="note">{left}</ul>' if left else "",
-        f'<p class="note">{_text(f"{made.origin.of}. Licence: {made.origin.licence}. SHA-256 {made.origin.digest}.")}</p></section>',
+        f'<p class="note">{_text(origin)}</p></section>',
     ]
     return "\n".join(part for part in parts if part)
 
 
 def _table(groups: Sequence[tuple[str, list[Prediction]]]) -> str:
-    heads = "".join(f'<th scope="col">{name}</th>' for name in ("group", "rows", *(f"{k}<br><small>median / 95th</small>" for k, _ in _KINDS), "tau<br><small>held out</small>"))
+    heads = "".join(
+        f'<th scope="col">{name}</th>'
+        for name in (
+            "group",
+            "rows",
+            *(f"{k}<br><small>median / 95th</small>" for k, _ in _KINDS),
+            "tau<br><small>held out</small>",
+        )
+    )
     body = []
     for name, rows in groups:
         found = [errors(rows, which) for _, which in _KINDS]
@@ -156,18 +172,20 @@ def _table(groups: Sequence[tuple[str, list[Prediction]]]) -> str:
 
 
 def _constants(made: Check) -> str:
-    rows = []
+    body = []
     for name, fit in made.fits.items():
-        for constant, (low, high) in fit.intervals.items():
-            value = f"{getattr(fit.constants, constant):.4g}"
-            rows.append(f'<tr><th scope="row">{_text(name)}</th><td class="text">{constant}</td><td>{value}</td><td>{low:.3g} to {high:.3g}</td></tr>')
-        for constant, value in fit.lent.items():
-            rows.append(f'<tr><th scope="row">{_text(name)}</th><td class="text">{constant}</td><td>{value:.4g}</td><td>from other workloads</td></tr>')
-    refused = "".join(f"<li>{_text(f'{name}, {constant}: {why}')}</li>" for name, fit in made.fits.items() for constant, why in fit.refused.items())
-    head = '<th scope="col">workload</th><th scope="col" class="text">constant</th><th scope="col">value</th><th scope="col">95 % interval</th>'
+        told = [(c, getattr(fit.constants, c), f"{low:.3g} to {high:.3g}") for c, (low, high) in fit.intervals.items()]
+        told += [(c, value, "from other workloads") for c, value in fit.lent.items()]
+        for constant, value, interval in told:
+            cells = f'<td class="text">{constant}</td><td>{value:.4g}</td><td>{interval}</td>'
+            body.append(f'<tr><th scope="row">{_text(name)}</th>{cells}</tr>')
+    said = [f"{name}, {constant}: {why}" for name, fit in made.fits.items() for constant, why in fit.refused.items()]
+    refused = "".join(f"<li>{_text(why)}</li>" for why in said)
+    head = '<th scope="col">workload</th><th scope="col" class="text">constant</th>'
+    head += '<th scope="col">value</th><th scope="col">95 % interval</th>'
     return (
-        f"<details><summary>Constants fitted to all rows</summary><div class=\"wide\"><table><thead><tr>{head}</tr></thead>"
-        f'<tbody>{"".join(rows)}</tbody></table></div></details>'
+        '<details><summary>Constants fitted to all rows</summary><div class="wide"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div></details>"
         f'<details><summary>Constants that this recording cannot tell</summary><ul class="note">{refused}</ul></details>'
     )
 

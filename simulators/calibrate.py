@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +78,7 @@ def fit_all(rows: Sequence[Row], given: Mapping[str, Constants], *, resamples: i
         apart.setdefault(row.workload, []).append(row)
     fits = {name: fit(mine, given[name], resamples=resamples) for name, mine in apart.items()}
     for name, mine in apart.items():
-        lent = {}
+        lent: dict[str, Any] = {}
         for constant in _MACHINE:
             told = [getattr(f.constants, constant) for other, f in fits.items() if other != name and constant in f.intervals]
             if told and constant in fits[name].refused:
@@ -160,8 +161,8 @@ def _tells(name: str) -> str:
 def _narrowed(problem: _Problem, free: Sequence[str], refused: Mapping[str, str]) -> tuple[_Solved, dict[str, str]]:
     """The fit of as many of the `free` constants as can be told apart, and who else is refused.
 
-    Of those that the recording leaves open, the one goes that is missed least; of several that are missed alike, the first in
-    the order of `_TELLS`.
+    Of those that the recording leaves open, the one goes that is missed least; of several that are missed alike, the first
+    in the order of `_TELLS`.
     """
     left, out = list(free), dict(refused)
     if not problem.given.in_transfers and "latency_seconds" in left:
@@ -218,7 +219,8 @@ class _Problem:
     def residuals(self, constants: Constants) -> NDArray[np.float64]:
         """Logarithm of predicted over measured, of what is seen, [m]."""
         off = np.log(self.closed(constants)) + self.correction - self.measured
-        return np.clip(off[self.seen], -20, 20)
+        seen: NDArray[np.float64] = np.clip(off[self.seen], -20, 20)
+        return seen
 
     def cost(self, constants: Constants, without: str) -> float:
         """What least squares would call the cost, with one constant as it was given."""
@@ -362,7 +364,8 @@ def _decoded(name: str, code: float) -> float:
 
 
 def _with(base: Constants, free: Sequence[str], at: NDArray[np.float64]) -> Constants:
-    return replace(base, **{name: _decoded(name, float(x)) for name, x in zip(free, at, strict=True)})
+    values: dict[str, Any] = {name: _decoded(name, float(x)) for name, x in zip(free, at, strict=True)}
+    return replace(base, **values)
 
 
 @cache

@@ -1,8 +1,8 @@
 """How far the simulator is from a recording, on what it was fitted to and on what it was not.
 
-Every recorded row is held out once. A workload with ten settings or more is divided by settings, in order of policy, workers,
-servers, batch and threads: setting number i is in fold i mod 5, with all its runs. One with fewer is divided by rows in the
-same order, runs of a setting by name, for a setting held out whole could not be told from nothing.
+Every recorded row is held out once. A workload with ten settings or more is divided by settings, in order of policy,
+workers, servers, batch and threads: setting i is in fold i mod 5, with all its runs. One with fewer is divided by rows in
+that order, runs of a setting by name, for a setting held out whole could not be told from nothing.
 """
 
 from __future__ import annotations
@@ -150,9 +150,7 @@ def _switches(recorded: Sequence[float]) -> tuple[Prediction, ...]:
     for i, seconds in enumerate(recorded):
         others = [s for j, s in enumerate(recorded) if j % FOLDS != i % FOLDS] or [float("nan")]
         plain = (float(np.mean(recorded)), float(np.mean(others)))
-        made.append(
-            Prediction("switch of policy", str(i), "switch", seconds, planned(recorded), planned(others), *plain)
-        )
+        made.append(Prediction("switch of policy", str(i), "switch", seconds, planned(recorded), planned(others), *plain))
     return tuple(made)
 
 

@@ -82,7 +82,7 @@ def _restarts(timed: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 def _workload(name: str, fit: Fit, rows: Sequence[Row], origin: Provenance) -> list[str]:
     constants, said = fit.constants, f"calibrated to {origin.source}, {fit.rows} rows, SHA-256 {origin.digest[:12]}"
-    defaults = {f: d for f, d in zip(Demand.__struct_fields__[2:], Demand.__struct_defaults__, strict=True)}
+    defaults = dict(zip(Demand.__struct_fields__[2:], Demand.__struct_defaults__, strict=True))
     asked = demand(constants)
     shown = {f: getattr(asked, f) for f in Demand.__struct_fields__ if f not in defaults or getattr(asked, f) != defaults[f]}
     speeds = sorted({s for r in rows for s in r.speeds} | {1.0})
@@ -104,7 +104,9 @@ def _workload(name: str, fit: Fit, rows: Sequence[Row], origin: Provenance) -> l
         conditions["sleeps"] = {f: getattr(constants.sleeps, f) for f in constants.sleeps.__struct_fields__}
     lines += _table(f"conditions.{_key(name)}", conditions | {"latency_seconds": constants.latency_seconds})
     at = f"calibration.workloads.{_key(name)}"
-    lines += _table(at, {"rows": fit.rows, "median_relative_error": fit.error, "messages_in_transfers": constants.in_transfers})
+    lines += _table(
+        at, {"rows": fit.rows, "median_relative_error": fit.error, "messages_in_transfers": constants.in_transfers}
+    )
     lines += _table(f"{at}.intervals", {n: list(ends) for n, ends in fit.intervals.items()})
     lines += _table(f"{at}.from_other_workloads", dict(fit.lent))
     return lines + _table(f"{at}.refused", dict(fit.refused))

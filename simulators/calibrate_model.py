@@ -13,10 +13,10 @@ from simulators.cluster import Cluster
 from simulators.conditions import Conditions, Sleeps
 from simulators.plant import Plant, build
 from simulators.profiles import Device, NodeType
+from simulators.reconfigure import Costs
 from simulators.simulated import SimulatedSystem
 from simulators.steady import Spans
 from simulators.workloads import Demand, Workload
-from simulators.reconfigure import Costs
 from tuners import policies
 from tuners.actions import Run, Setting, Target
 
@@ -198,6 +198,6 @@ def simulated(constants: Constants, row: Row) -> Spans:
     window = system.perform(Run(clocks=cycles * row.workers))
     pushes = window.pushes
     if not len(pushes.seconds):
-        return Spans(*(math.nan,) * 4)  # type: ignore[arg-type]
+        return Spans(*np.full(4, math.nan))
     parts = (float(p.mean()) for p in (pushes.compute_seconds, pushes.pull_seconds, pushes.push_seconds))
-    return Spans(*parts, window.seconds * row.workers / len(pushes.seconds))  # type: ignore[arg-type]
+    return Spans(*np.array([*parts, window.seconds * row.workers / len(pushes.seconds)]))

@@ -82,7 +82,7 @@ def profiles() -> dict[str, NodeType]:
 
 
 def load_profiles(path: Path | str) -> dict[str, NodeType]:
-    """Node types from a file like `profiles.toml`: one table per type.
+    """Node types from a file like `profiles.toml`, one table per type, or from one that `harness calibrate` wrote.
 
     Raises FileNotFoundError for a missing file, and ValueError that names the file and the key for one that is no such
     table of possible machines.
@@ -103,6 +103,8 @@ def _parse(content: bytes, origin: str) -> dict[str, NodeType]:
         tables = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"Cannot read node types from {origin}: it is no TOML ({error}).") from error
+    if "calibration" in tables:
+        tables = tables.get("profiles", {})
     return {name: _node_type(name, table, origin) for name, table in tables.items()}
 
 

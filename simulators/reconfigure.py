@@ -50,6 +50,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a reconfiguration costs. The defaults are in `costs.toml`, with what they are fitted to."""
 
     restart_seconds: float = _FITTED["restart_seconds"]  # checkpoint: stop all processes and start them again
+    policy_restart_seconds: float = _FITTED["policy_restart_seconds"]  # the same for a change of policy; 0: that is in place
     checkpoint_bytes_per_second: float = _FITTED["checkpoint_bytes_per_second"]  # writing the model
     restore_bytes_per_second: float = _FITTED["restore_bytes_per_second"]  # and reading it back, placed anew
     add_seconds: float = _FITTED["add_seconds"]  # a machine's container until it takes part
@@ -123,10 +124,11 @@ def in_place(old: Setting, new: Setting, method: Method = "checkpoint") -> bool:
 
 
 def plan(old: Setting, new: Setting, method: Method, load: Load, costs: Costs) -> Plan:
-    """The steps from `old` to `new`."""
-    if in_place(old, new, method):
+    """The steps from `old` to `new`. Where a change of policy takes a restart, whatever else changes waits for that."""
+    restarts = costs.policy_restart_seconds > 0 and old.policy != new.policy
+    if in_place(old, new, method) and not restarts:
         return Plan((), quiescent=False)
-    if method == "checkpoint":
+    if method == "checkpoint" or restarts:
         return Plan(_checkpoint(old, new, load, costs), quiescent=True)
     steps = _migration(old, new, load, costs) if method == "migrate" else _relocation(old, new, load, costs)
     return Plan(steps, quiescent=False, on_demand=method == "relocate")
@@ -220,7 +222,8 @@ def moves(old: Mapping[str, int], new: Mapping[str, int]) -> list[tuple[str, str
 
 def _checkpoint(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[Step, ...]:
     """CKP, SSR, MDR and TDR in TensorFlowOnline's terms. A model that stays where it is is neither written nor read."""
-    restart = Step("restart", seconds=costs.restart_seconds)
+    same = old.policy == new.policy or costs.policy_restart_seconds == 0
+    restart = Step("restart", seconds=costs.restart_seconds if same else costs.policy_restart_seconds)
     if all(getattr(old, f) == getattr(new, f) for f in _ROLES if f != "data_shares"):
         return (restart,)
     moved = load.model_bytes

@@ -70,8 +70,9 @@ def _network(
     """Mean values of the closed network, each [n, 1]: compute, pull, push with apply, cycle."""
 
     def others(of: NDArray[np.float64]) -> NDArray[np.float64]:
-        mine = np.where(active, of, 0.0)
-        return mine.sum(axis=1, keepdims=True) - mine
+        mine: NDArray[np.float64] = np.where(active, of, 0.0)
+        rest: NDArray[np.float64] = mine.sum(axis=1, keepdims=True) - mine
+        return rest
 
     direct = [np.maximum(a - s, 0.0) for a, s in zip(alone, shared, strict=True)]
     pull, push, queue = (np.broadcast_to(x, active.shape) for x in (*shared, apply))

@@ -44,6 +44,7 @@ __all__ = [
     "Source",
     "Svm",
     "Workload",
+    "load_workloads",
     "workload",
     "workloads",
 ]
@@ -78,6 +79,9 @@ class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     serial_fraction: float = 0.0  # of the compute that threads do not speed up (Amdahl)
     message_seconds: float = 0.0  # worker's cost per message; a pull and a push send one to every server
     apply_seconds: float = 0.0  # one server applying a full push alone; divided by shares when servers divide the model
+    apply_exponent: float = 1.0  # a server with a share applies that in share^this of the time: below 1, division is uneven
+    master_seconds: float = 0.0  # per synchronous step, where a master drives all workers in step
+    master_sample_seconds: float = 0.0  # likewise, per sample of all workers' mini-batches: the master prepares them
     aggregate_seconds: float = 0.0  # per mini-batch, where more than one device of a machine takes part
     sample_bytes: float = 0.0  # of training data per sample: what moves when data blocks change workers
     data_blocks: int = 0  # that training data is divided into, to move; 0: as many as there are mini-batches
@@ -90,7 +94,7 @@ class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if name != "options" and value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"A job cannot ask {name} {value}: give a finite number, 0 or more.")
-        for name in ("serial_fraction", "touched_fraction"):
+        for name in ("serial_fraction", "touched_fraction", "apply_exponent"):
             if getattr(self, name) > 1:
                 raise ValueError(f"A job cannot ask {name} {getattr(self, name)}: it lies in [0, 1].")
 
@@ -231,15 +235,22 @@ _PLAIN = ("samples", "batch_size", "learning_rate", "optimizer", "aggregation", 
 # ---------------------------------------------------------------------------------------------------------------- lookup
 
 
-def workload(name: str, overrides: Mapping[str, Any] | None = None, data: Path | str | None = None) -> Workload:
+def workload(
+    name: str,
+    overrides: Mapping[str, Any] | None = None,
+    data: Path | str | None = None,
+    tables: Mapping[str, Any] | None = None,
+) -> Workload:
     """The named workload, with `overrides` put in and, where it reads files, with its `data`.
+
+    `tables` are more workloads than the embedded ones, as `load_workloads` reads them.
 
     An override is named as in `workloads.toml`, with its section where that is needed to tell it apart:
     `{"hidden": [256, 256], "optimizer": "adam", "demand.model_bytes": 4e6}`; nested mappings do as well. Equal models on
     equal data share one proxy, so systems of one process compile it once. Raises ValueError for a name or value that
     does not fit, and what reading its files raises.
     """
-    table = _table(name)
+    table = _table(name, tables or {})
     job = _with(name, table, dict(_flat(overrides or {})))
     proxy = _proxy_of(name, job, None if data is None else Path(data))
     return Workload(
@@ -267,8 +278,26 @@ def _tables() -> dict[str, Any]:
     return tomllib.loads((files("simulators") / "workloads.toml").read_text("utf-8"))
 
 
-def _table(name: str) -> dict[str, Any]:
-    tables = _tables()
+def load_workloads(path: Path | str) -> dict[str, Any]:
+    """The tables of workloads in a file like `workloads.toml`, or in one that `harness calibrate` wrote.
+
+    Raises FileNotFoundError for a missing file, and ValueError that names it for one that holds no such tables.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"Cannot read workloads from {path}: there is no such file; give a TOML file.")
+    try:
+        tables = tomllib.loads(path.read_text("utf-8"))
+        tables = tables.get("workloads", {}) if "calibration" in tables else tables
+        for table in tables.values():
+            msgspec.convert(table, _Job)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise ValueError(f"Cannot read workloads from {path}: {error}.") from error
+    return tables
+
+
+def _table(name: str, more: Mapping[str, Any]) -> dict[str, Any]:
+    tables = _tables() | dict(more)
     if name not in tables:
         near = get_close_matches(name, tables, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(tables)}."

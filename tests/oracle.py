@@ -148,6 +148,8 @@ class Oracle:
         d = workload.demand
         self.overhead = 2 * cluster.latency_seconds + 2 * d.message_seconds * len(setting.servers)
         self.samples = dict.fromkeys(setting.workers, setting.batch_size)
+        if setting.policy == "bsp":
+            self.overhead += d.master_seconds + d.master_sample_seconds * setting.batch_size * len(setting.workers)
         self.mean = {w: d.fixed_seconds + d.sample_seconds * self.samples[w] / self._speed(w) for w in setting.workers}
         self.lazy = self._sleepers(seed)
         self.workers = {w: Worker() for w in self.names if w in setting.workers}
@@ -302,7 +304,9 @@ class Oracle:
             worker.arrival, self.arrivals = self.arrivals, self.arrivals + 1
         else:
             # Servers apply side by side; the one with the largest share is the last.
-            self.server_free = max(self.server_free, self.now) + d.apply_seconds * max(self.share.values())
+            self.server_free = (
+                max(self.server_free, self.now) + d.apply_seconds * max(self.share.values()) ** d.apply_exponent
+            )
             worker.phase, worker.left = APPLY, self.server_free - self.now
             if worker.left <= 0:
                 return self._pushed(name)

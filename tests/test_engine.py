@@ -63,6 +63,9 @@ def demands(draw, queue):
         fixed_seconds=draw(st.sampled_from([0.0, 0.3])),
         message_seconds=draw(st.sampled_from([0.0, 0.02])),
         apply_seconds=draw(st.floats(0.01, 1.0)) if queue and draw(st.booleans()) else 0.0,
+        apply_exponent=draw(st.sampled_from([1.0, 0.7])),
+        master_seconds=draw(st.sampled_from([0.0, 0.2])),
+        master_sample_seconds=draw(st.sampled_from([0.0, 0.01])),
     )
 
 

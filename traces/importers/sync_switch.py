@@ -5,7 +5,8 @@ Source format: a folder per run with ``loss.csv`` and ``acc.csv``, TensorBoard's
 ASP. Folders are named after the schedule, ``b10-a90-run1``, ``12_88_1``, ``asp_1``: percent of the samples in the one mode,
 then in the other. Also reads loss.parquet, accuracy.parquet, runs.csv and job_phases.csv, the same runs in tables, which
 tell the mode of every record and how long switches took. Seconds count from a run's first record of loss. Servers share the
-workers' machines.
+workers' machines. Batch sizes are those that the source's notes give, 128 per worker for CIFAR-10 and, by its counts of
+steps, 64 for CIFAR-100; the notes on single runs tell where the batch of all workers was another from some step on.
 """
 
 from __future__ import annotations
@@ -78,6 +79,12 @@ _PHASES = Table(
 _KEPT = tuple(name for name in _RUNS.columns if name not in ("run_id", "dataset", "n_workers"))
 _BSP_STEPS = {"cifar10": 8_000, "cifar100": 16_000}
 """Steps of a whole job in BSP, with eight workers; in ASP it has eight times as many."""
+
+_BATCH = {"cifar10": 128, "cifar100": 64}
+"""Of one worker."""
+
+_OTHER_BATCH = r"BSP (?:total batch )?\d+(?: \([^)]*\))? to step (?<step>\d+), then (?<batch>\d+)"
+"""In the note on a run: from which step on, and how many samples of all workers together."""
 
 _SCHEDULE = re.compile(
     r"(?:(?P<only>asp|bsp)|(?P<first>[ab]?)(?P<share>\d{1,2}?)(?:[-_](?P<second>[ab]?)|(?=\d\d(?:[-_]|$)))(?P<rest>\d{1,2}))"
@@ -208,7 +215,7 @@ def _tables(loss: pl.DataFrame, accuracy: pl.DataFrame, runs: pl.DataFrame, phas
     rows = runs.join(ends, on="run_id", maintain_order="left").join(reached, on="run_id", how="left", maintain_order="left")
     return {
         "runs": table("runs", [_run(row) for row in rows.to_dicts()]),
-        "settings": table("settings", [_setting(row, rows) for row in begun.to_dicts()]),
+        "settings": table("settings", _settings(loss, runs)),
         "progress": table("progress", progress),
         "reconfigurations": table("reconfigurations", _switches(begun, phases)),
     }
@@ -220,11 +227,25 @@ def _run(row: dict[str, Any]) -> dict[str, Any]:
     return {"run": row["run_id"], "workload": row["dataset"], "extras": extras} | ours
 
 
-def _setting(row: dict[str, Any], runs: pl.DataFrame) -> dict[str, Any]:
-    workers = runs.row(by_predicate=pl.col("run_id") == row["run_id"], named=True)["n_workers"]
-    options = as_text({"servers_share_nodes": True})
-    made = {"run": row["run_id"], "seconds": row["wall_s"], "policy": row["policy"]}
-    return made | {"workers": workers, "servers": workers, "options": options}
+def _settings(loss: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
+    """What each run was set to: a row where the mode or the batch changes."""
+    other = pl.col("variant").str.extract_groups(_OTHER_BATCH)
+    usual = pl.col("dataset").replace_strict(_BATCH, default=None, return_dtype=_WHOLE)
+    told = runs.select(
+        "run_id", "n_workers", usual=usual,
+        from_step=other.struct.field("step").cast(_WHOLE),
+        then=other.struct.field("batch").cast(_WHOLE) // pl.col("n_workers"),
+    )  # fmt: skip
+    later = pl.col("step") > pl.col("from_step")
+    known = loss.join(told, on="run_id", how="left", maintain_order="left").with_columns(
+        batch_size=pl.when(later).then("then").otherwise("usual")
+    )
+    changed = pl.struct("policy", "batch_size").rle_id().over("run_id")
+    begun = known.group_by("run_id", changed.alias("index"), maintain_order=True).first()
+    return begun.select(
+        "policy", "batch_size", run="run_id", seconds="wall_s", workers="n_workers", servers="n_workers",
+        options=pl.lit(as_text({"servers_share_nodes": True})),
+    )  # fmt: skip
 
 
 def _switches(begun: pl.DataFrame, phases: pl.DataFrame) -> list[dict[str, Any]]:
