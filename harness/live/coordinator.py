@@ -10,7 +10,6 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
@@ -178,7 +177,7 @@ class Coordinator:
                 if self._membership.ready(sender):
                     self._cycles.copy()
                     self._moves.go_on()
-                    self._record()
+                self._record()
             case Seen():
                 self._membership.seen(sender, head.index)
 
@@ -311,7 +310,7 @@ class Coordinator:
         when `durable` has come to it."""
         index = self._cycles.copy(save=save)
         if save:
-            self._marks[index] = cloudpickle.dumps((self._cycles.lines, self._next_branch))
+            self._marks[index] = pickle.dumps((self._cycles.lines, self._next_branch))
         return index
 
     def saved(self, index: int) -> dict[int, dict[str, Array]]:
@@ -398,7 +397,7 @@ class Coordinator:
         """Write down everything; what was written before is needed no more."""
         cycles, goal = self._cycles, self._moves.goal
         kept = cycles.lines, cycles.running, cycles.last, cycles.probing, self._next_branch, goal
-        self._ledger.restart(cloudpickle.dumps(("state", self._ledger.dump(), self._membership.dump(), *kept)))
+        self._ledger.restart(pickle.dumps(("state", self._ledger.dump(), self._membership.dump(), *kept)))
 
     def _load(self, ledger: dict[str, Any], membership: dict[str, Any], *kept: Any) -> None:
         self._ledger.load(ledger)

@@ -6,12 +6,14 @@ sent from here, and what is done depends on nothing but the arguments: a journal
 
 from __future__ import annotations
 
+import pickle
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
+import cloudpickle
 import jax
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +78,13 @@ def _compiled(decide: Callable[[Any, Push], tuple[Any, Decision]]) -> Callable[[
     return jax.jit(decide)
 
 
+@lru_cache(maxsize=64)
+def _pickled(policy: SyncPolicy) -> bytes:
+    """Policies are closures, which takes long to write down."""
+    dumped: bytes = cloudpickle.dumps(policy)
+    return dumped
+
+
 class Line:
     """A branch. `busy` are its mini-batches under way, by worker; `due` who was released and could not begin yet."""
 
@@ -108,6 +117,12 @@ class Line:
             if name not in ("number", "testing", "rows"):
                 setattr(made, name, value.copy() if isinstance(value, np.ndarray | dict | set | list) else value)
         return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "policy": _pickled(self.policy)}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        vars(self).update(kept, policy=pickle.loads(kept["policy"]))  # noqa: S301 - from the job's own journal
 
     # --------------------------------------------------------------------------------------------------------- releases
 

@@ -3,33 +3,39 @@
 import numpy as np
 
 from harness.live import messages
+from harness.live.log import Commit
 from live.memory import COORDINATOR, NODES, start
+from tuners import policies
 from tuners.actions import Setting
 
 __all__ = ["ACTIONS", "Audit", "play"]
 
 ACTIONS = (
-    "move",
-    "move",
-    "relocate",
-    "worker dies",
-    "server dies",
-    "coordinator dies",
-    "snapshot",
-    "worker comes",
-    "server comes",
-    "put",
-    "retire",
-    "tick",
+    *("move", "move", "relocate", "worker dies", "server dies", "coordinator dies", "worker comes", "server comes"),
+    *("snapshot", "put", "retire", "tick", "fork", "free", "switch"),
+)
+
+
+POLICIES = (
+    *(lambda n: policies.asp(), lambda n: policies.bsp(), lambda n: policies.bsp(), policies.ssp, policies.k_sync),
+    *(policies.k_batch_sync, policies.k_async, policies.backup_workers),
 )
 
 
 class Audit:
     """A job in which every update is +1, and what must hold of it."""
 
-    def __init__(self, rng, policy="asp", **job):
+    def __init__(self, rng, **job):
         self.rng = rng
-        self.memory = start(rng, workers=rng.randint(1, 3), servers=rng.randint(1, 3), policy=policy, staleness=2, **job)
+        optimizer = rng.choice(["sgd", "momentum"])
+        job = {
+            "policy": rng.choice(POLICIES)(rng.randint(1, 3)),
+            "aggregation": rng.choice(["each", "each", "sum", "mean"]) if optimizer == "sgd" else "each",
+            "snapshot_commits": rng.choice([0, 3, 1000]),
+            "momentum": 1.0,
+        } | job
+        workers, servers = rng.randint(1, 4), rng.randint(1, 3)
+        self.memory = start(rng, workers, servers, optimizer=optimizer, checks=True, **job)
         self.changes = 0
 
     def act(self, action):
@@ -100,7 +106,7 @@ class Audit:
         for worker in workers:
             if messages.worker(worker) not in self.memory.cores:
                 self.memory.start(messages.worker(worker))
-        setting = Setting(workers=workers, servers=old.servers, policy=old.policy, staleness=2, learning_rate=-1.0)
+        setting = Setting(workers=workers, servers=old.servers, policy=old.policy, learning_rate=-1.0, momentum=1.0)
         self.memory.coordinator.put(0, setting)
         self.changes += 1
 
@@ -118,18 +124,30 @@ class Audit:
         for name in self.workers():
             self.memory.cores[name].tick()
 
-    def stop_those_let_go(self):
-        for name in list(self.memory.cores):
-            known = self.memory.coordinator._ledger
-            if known.expected.get(name) == self.memory.generations[name] and name not in known.members and known.view:
-                pass
+    def _fork(self):
+        lines = self.memory.coordinator._cycles.lines
+        if len(lines) < 3:
+            parent = self.rng.choice(sorted(lines))
+            line = lines[parent]
+            self.memory.coordinator.fork(parent, line.setting, testing=self.rng.random() < 0.3)
+
+    def _free(self):
+        others = sorted(set(self.memory.coordinator._cycles.lines) - {0})
+        if others:
+            self.memory.coordinator.free(self.rng.choice(others))
+            self._switch()
+
+    def _switch(self):
+        coordinator = self.memory.coordinator
+        coordinator.run(self.rng.choice(sorted(coordinator._cycles.lines)))
 
     def check_always(self):
         """Nobody owns what another owns, too."""
-        line = self.memory.coordinator._cycles.lines[0]
-        clocks = line.clocks[line.active]
-        if line.setting.policy == "ssp" and len(clocks):
-            assert max(clocks) - min(clocks) <= 3, "beyond the bound"
+        for line in self.memory.coordinator._cycles.lines.values():
+            clocks = line.clocks[line.active]
+            if line.policy.name.startswith(("ssp", "bsp")) and len(clocks):
+                bound = int(line.state.bound)
+                assert max(clocks) - min(clocks) <= bound + 1, "beyond the bound"
         owned = [b for n in self.servers() for c in self.memory.cores[n]._cohorts for b in c.blocks if self.same_view(n)]
         assert len(owned) == len(set(owned)), "two owners"
 
@@ -140,15 +158,18 @@ class Audit:
         memory = self.memory
         self._tick()
         memory.settle()
-        counted = memory.pushes[0] - memory.coordinator._membership.lost_pushes
-        expected = np.full(memory.layout.size, counted, np.float32)
-        np.testing.assert_array_equal(memory.model(), expected)
-        return counted
+        counts = memory.counted()
+        assert counts.keys() == memory.pushes.keys()
+        for branch, count in counts.items():
+            np.testing.assert_array_equal(memory.model(branch), np.full(memory.layout.size, memory.value(count), np.float32))
+        lost = memory.coordinator._membership.lost_pushes
+        in_force = sum(e.accept for e in memory.history.values() if isinstance(e, Commit))
+        assert in_force + lost == memory.acknowledged
 
 
-def play(rng, steps=25, actions=ACTIONS, policy=None, check=True):
+def play(rng, steps=25, actions=ACTIONS, check=True, **job):
     """A random history."""
-    audit = Audit(rng, policy or rng.choice(["asp", "bsp", "ssp"]), snapshot_commits=rng.choice([0, 3, 1000]))
+    audit = Audit(rng, **job)
     for _ in range(steps):
         audit.act(rng.choice(actions))
         for _ in range(rng.choice([0, 5, 20, 80])):

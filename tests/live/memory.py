@@ -9,7 +9,7 @@ from harness.live import messages
 from harness.live.blocks import Layout
 from harness.live.coordinator import Coordinator
 from harness.live.line import LiveJob, Shards
-from harness.live.log import Commit
+from harness.live.log import Commit, Fork, Free
 from harness.live.messages import COORDINATOR
 from harness.live.server import Server
 from harness.live.worker import Computed, Worker
@@ -51,8 +51,8 @@ def ones(task):
 class Memory:
     """Coordinator, servers and workers, and what is under way between any two of them."""
 
-    def __init__(self, rng, setting, policy=None, *, size=12, blocks=6, compute=ones, parameters=None, **job):
-        self.rng, self.compute, self.seconds = rng, compute, 0.0
+    def __init__(self, rng, setting, policy=None, *, size=12, blocks=6, compute=ones, parameters=None, checks=False, **job):
+        self.rng, self.compute, self.checks, self.seconds = rng, compute, checks, 0.0
         given = {"target": Target("clocks", 1e9), "evaluate_clocks": 0, "shards": everybody, "retry_seconds": 1e6} | job
         self.job = LiveJob(nodes=NODES, size=size, blocks=blocks, **given)
         self.layout = Layout(size, blocks)
@@ -61,8 +61,11 @@ class Memory:
         self.generations = {}
         self.setting = setting
         self.journal = Journal()
+        self.history = {}  # the log: entries by index
+        self.lost = []  # entries that were withdrawn
+        self.acknowledged = 0  # pushes that count
         self.zombies = []  # cores that are taken for dead, and may go on sending
-        self.coordinator = Coordinator(self.job, self.sender(COORDINATOR, None), self.now, self.journal)
+        self.coordinator = self.watched(Coordinator(self.job, self.sender(COORDINATOR, None), self.now, self.journal))
         self.policy = policy or policies.named(setting.policy, setting.staleness)
         self.coordinator.begin(setting, self.policy, np.zeros(size, np.float32) if parameters is None else parameters)
         for name in (*map(messages.server, setting.servers), *map(messages.worker, setting.workers)):
@@ -99,7 +102,12 @@ class Memory:
         core[0].hello()
 
     def computer(self, core):
-        return lambda task: core[0].computed(self.compute(task))
+        def start(task):
+            if task.kind == "gradient" and self.checks:
+                self.check_pulled(task)
+            core[0].computed(self.compute(task))
+
+        return start
 
     def kill(self, name, *, lost=1.0):
         """It dies; of what it had sent, a share is lost with it, the last of each channel first."""
@@ -126,7 +134,8 @@ class Memory:
         for pair in self.channels:
             if COORDINATOR in pair:
                 self.channels[pair].clear()
-        self.coordinator = Coordinator.restored(self.job, self.sender(COORDINATOR, None), self.now, self.journal)
+        restored = Coordinator.restored(self.job, self.sender(COORDINATOR, None), self.now, self.journal)
+        self.coordinator = self.watched(restored)
         dead = [n for n in self.coordinator.members if n not in self.cores]
         if dead:
             self.coordinator.lose(dead)
@@ -162,6 +171,57 @@ class Memory:
         while self.step():
             pass
 
+    def watched(self, coordinator):
+        """With the log written down."""
+        ledger, membership = coordinator._ledger, coordinator._membership
+        append, recover = ledger.append, membership.recover
+
+        def writing(entry, *record):
+            index = append(entry, *record)
+            self.history[index] = entry
+            self.acknowledged += isinstance(entry, Commit) and entry.accept
+            return index
+
+        def rewriting(*given):
+            found = recover(*given)
+            for index, entry in ledger.entries.items():
+                if isinstance(entry, Commit) and entry.accept != self.history[index].accept:
+                    self.lost.append(index)
+            self.history.update(ledger.entries)
+            return found
+
+        ledger.append, membership.recover = writing, rewriting
+        return coordinator
+
+    def counted(self, until=None):
+        """Steps that the log has made of every branch, up to an entry; one is a gradient of 1, or the mean of some."""
+        steps, open_group = {0: 0}, {0: 0}
+        for index, entry in self.history.items():  # in order
+            if until is not None and index > until:
+                break
+            if isinstance(entry, Commit):
+                open_group[entry.branch] += entry.accept
+                if entry.take:
+                    assert entry.grouped == open_group[entry.branch]
+                    steps[entry.branch] += 1 if self.job.aggregation == "mean" else entry.grouped
+                    open_group[entry.branch] = 0
+            elif isinstance(entry, Fork):
+                steps[entry.branch], open_group[entry.branch] = steps[entry.parent], open_group[entry.parent]
+            elif isinstance(entry, Free):
+                del steps[entry.branch], open_group[entry.branch]
+        return steps
+
+    def value(self, steps):
+        """What a parameter is after so many steps, by a rate of -1; with momentum 1, the steps grow by 1."""
+        return steps * (steps + 1) // 2 if self.job.optimizer == "momentum" else steps
+
+    def check_pulled(self, task):
+        """A worker sees at least what was in the log when it was released, and nothing that is not in it at all."""
+        low = self.counted(task.work.after)[task.work.branch]
+        high = self.counted().get(task.work.branch, low)
+        assert self.value(low) <= min(task.parameters), "pulled too early"
+        assert max(task.parameters) <= self.value(high + len(self.lost)), "pulled what was never pushed"
+
     def settle(self):
         """Nobody begins anything; all that is under way comes to its end."""
         self.coordinator.rest()
@@ -192,10 +252,11 @@ class Memory:
 def start(rng=None, workers=3, servers=2, policy="asp", **changes):
     """A job with workers on the first nodes and servers on the last."""
     job = {k: changes.pop(k) for k in list(changes) if k not in Setting.__slots__}
+    policy, job["policy"] = (policy, None) if isinstance(policy, str) else ("asp", policy)
     setting = Setting(
         workers=NODES[:workers], servers=NODES[-servers:], policy=policy, **({"learning_rate": -1.0} | changes)
     )
     return Memory(rng or random.Random(0), setting, **job)
 
 
-__all__ = ["COORDINATOR", "EVALUATOR", "NODES", "Commit", "Journal", "Memory", "everybody", "ones", "start"]
+__all__ = ["COORDINATOR", "EVALUATOR", "NODES", "Journal", "Memory", "everybody", "ones", "start"]

@@ -1,0 +1,227 @@
+"""Live cores under arbitrary interleavings: what was pushed is in the model exactly once, whoever died when."""
+
+import random
+from functools import partial
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.live import server as server_core
+from harness.live.cycles import Cycles
+from harness.live.ledger import Ledger
+from harness.live.line import Line
+from harness.live.membership import Membership
+from harness.live.pieces import Piece, Staging
+from harness.live.server import Server
+from harness.live.store import Store
+from live.interleavings import ACTIONS, play
+
+thoroughly = partial(settings, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@thoroughly(max_examples=25)
+@given(st.randoms(use_true_random=False))
+def test_whatever_happens_every_push_counts_once(rng):
+    play(rng, steps=20)
+
+
+@pytest.mark.parametrize(
+    "change", ["move", "relocate", "worker dies,worker comes", "server dies,server comes", "coordinator dies"]
+)
+def test_one_kind_of_change_at_a_time(change):
+    for seed in range(4):
+        play(random.Random(f"{change} {seed}"), actions=change.split(","))
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("seed", range(20))
+def test_a_thousand_reconfigurations_and_deaths(seed):
+    changes = 0
+    rng = random.Random(f"large {seed}")
+    while changes < 50:
+        changes += play(rng, steps=60, check=False).changes
+
+
+# Variants that are broken on purpose: the checks must notice.
+
+
+def repeated_parts_count_again(monkeypatch):
+    add = Staging.add
+
+    def broken(self, worker, cycle, runs, arrays, blocks):
+        have, pieces = self._pushes.setdefault(worker, {}).get(cycle, (frozenset(), []))
+        add(self, worker, cycle, runs, arrays, blocks)
+        new = self._pushes[worker][cycle][0]
+        more = [p for g in zip(runs, arrays, strict=True) for p in self._cut(g, have & blocks)]
+        self._pushes[worker][cycle] = new, self._pushes[worker][cycle][1] + more
+
+    monkeypatch.setattr(Staging, "add", broken)
+
+
+def applied_before_all_is_staged(monkeypatch):
+    def broken(self, cohort, commit):
+        pieces = self._staging.take(commit.worker, commit.cycle, cohort.blocks)
+        self._store.apply(commit, cohort.runs, pieces if commit.accept else [])
+        return True
+
+    monkeypatch.setattr(Server, "_commit", broken)
+
+
+def committed_before_all_is_staged(monkeypatch):
+    staged = Cycles.staged
+
+    def broken(self, head):
+        worker = self._of(head.worker, head.cycle)
+        if worker is not None:
+            self._staged[worker] = frozenset(range(self._job.blocks))
+        staged(self, head)
+
+    monkeypatch.setattr(Cycles, "staged", broken)
+    applied_before_all_is_staged(monkeypatch)
+
+
+def messages_of_an_old_view_count(monkeypatch):
+    receive = Server.receive
+
+    def broken(self, sender, message):
+        receive(self, sender, message._replace(view=max(message.view, self.view)))
+
+    monkeypatch.setattr(Server, "receive", broken)
+
+
+def the_log_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(Server, "_ahead", lambda self, head: False)
+
+
+def pulls_do_not_wait(monkeypatch):
+    answer = Server._answer
+
+    def broken(self):
+        self._pulls = [(s, server_core.Pull(p.number, p.branch, 0, p.runs, p.bits), b) for s, p, b in self._pulls]
+        answer(self)
+
+    monkeypatch.setattr(Server, "_answer", broken)
+    the_log_is_not_waited_for(monkeypatch)
+
+
+def staged_pushes_stay_behind(monkeypatch):
+    monkeypatch.setattr(Staging, "depart", lambda self, blocks: ((), ()))
+
+
+def slots_stay_behind(monkeypatch):
+    copied = Store.copied
+
+    def broken(self, runs, branches):
+        vectors, self.vectors = self.vectors, self.vectors[:1]
+        try:
+            return copied(self, runs, branches)
+        finally:
+            self.vectors = vectors
+
+    monkeypatch.setattr(Store, "copied", broken)
+
+
+def snapshots_are_no_copies(monkeypatch):
+    copied = Store.copied
+
+    def broken(self, runs, branches):
+        piece = copied(self, runs, branches)
+        spans = [self._layout.span(run) for run in piece.runs]
+        views = (self.branches[b][name][span] for b in branches for name in self.vectors for span in spans)
+        return Piece(piece.runs, piece.held, tuple(views))
+
+    monkeypatch.setattr(Store, "copied", broken)
+
+
+def a_source_goes_on_serving(monkeypatch):
+    depart = Server._depart
+
+    def broken(self, cohort, move):
+        blocks = cohort.blocks
+        depart(self, cohort, move)
+        cohort.blocks = blocks
+
+    monkeypatch.setattr(Server, "_depart", broken)
+
+
+def pushes_are_forgotten_when_committed(monkeypatch):
+    monkeypatch.setattr(Ledger, "commits", lambda self, worker: [])
+
+
+def pushes_of_the_dead_are_not_withdrawn(monkeypatch):
+    monkeypatch.setattr(Membership, "_withdraw", lambda self: [])
+
+
+def groups_do_not_shrink(monkeypatch):
+    monkeypatch.setattr(Membership, "_shrink", lambda self, branch, index: True)
+
+
+def forks_take_parameters_only(monkeypatch):
+    fork = Store.fork
+
+    def broken(self, branch, parent, runs):
+        vectors, self.vectors = self.vectors, self.vectors[:1]
+        fork(self, branch, parent, runs)
+        self.vectors = vectors
+        for name in vectors[1:]:
+            self.branches[branch].setdefault(name, 0 * self.branches[branch]["parameters"])
+
+    monkeypatch.setattr(Store, "fork", broken)
+
+
+def given_up_cycles_count(monkeypatch):
+    monkeypatch.setattr(Cycles, "_of", lambda self, name, cycle: self._index(name))
+
+
+def a_bound_is_not_kept(monkeypatch):
+    waiting = Line._decide
+
+    def broken(self, facts, staleness):
+        decision, released = waiting(self, facts, staleness)
+        return decision, sorted({*released, facts.worker})
+
+    monkeypatch.setattr(Line, "_decide", broken)
+
+
+def dead_servers_keep_copies(monkeypatch):
+    monkeypatch.setattr("harness.live.snapshots.Snapshots.lose", lambda self, name: None)
+
+
+BROKEN = [
+    repeated_parts_count_again,
+    committed_before_all_is_staged,
+    messages_of_an_old_view_count,
+    the_log_is_not_waited_for,
+    pulls_do_not_wait,
+    staged_pushes_stay_behind,
+    slots_stay_behind,
+    snapshots_are_no_copies,
+    a_source_goes_on_serving,
+    pushes_are_forgotten_when_committed,
+    pushes_of_the_dead_are_not_withdrawn,
+    groups_do_not_shrink,
+    forks_take_parameters_only,
+    given_up_cycles_count,
+    a_bound_is_not_kept,
+    dead_servers_keep_copies,
+]
+
+
+SHOWS = {
+    messages_of_an_old_view_count: ("server dies", "server comes", "move"),
+    forks_take_parameters_only: ("fork", "switch", "put"),
+    dead_servers_keep_copies: ("server dies", "server comes", "move"),
+}
+"""What brings a fault to light that is seldom seen else."""
+
+
+@pytest.mark.parametrize("breakage", BROKEN, ids=lambda f: f.__name__)
+def test_the_checks_notice_a_core_that_is_broken(breakage, monkeypatch):
+    breakage(monkeypatch)
+    for seed in range(100):
+        try:
+            play(random.Random(seed), actions=SHOWS.get(breakage, ACTIONS))
+        except (AssertionError, RuntimeError, KeyError, ValueError, IndexError, RecursionError):
+            return
+    pytest.fail("Nothing was noticed.")
