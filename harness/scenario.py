@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from harness import scenario_recorded
 from harness.scenario_tables import (
@@ -35,7 +35,7 @@ from simulators.conditions import check as check_conditions
 from simulators.profiles import NodeType, load_profiles, profiles
 from simulators.reconfigure import Costs
 from simulators.reconfigure import check as check_costs
-from simulators.workloads import Workload, workload, workloads
+from simulators.workloads import Workload, load_workloads, workload, workloads
 from tuners.actions import Job, Rejected, Setting, Space, System, Target
 from tuners.settings import Choice, Integer, Knob, Node, Real, shared_out
 
@@ -122,7 +122,7 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
         text=text,
         summary=" ".join(found.summary.split()),
         cluster=cluster,
-        workload=_at(origin, "workload", lambda: _known(found.workload)),
+        workload=_at(origin, "workload", lambda: _known(found.workload, origin)),
         start=found.start,
         knobs=_at(origin, "free", lambda: tuple(_knobs(found.free, cluster))),
         target=_at(origin, "target", lambda: _target(found.target)),
@@ -238,7 +238,8 @@ def show(scenario: Scenario) -> str:
         where = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
         rate = f"{kind.nic_bytes_per_second * 8 / 1e6:g} Mbit/s"
         said.append(f"{len(names)} x {kind.name}: {kind.cores} cores, {rate} ({where})")
-    said.append(f"{scenario.workload.name}: {workloads()[scenario.workload.name]}")
+    own = {name: table["summary"] for name, table in _own_workloads(scenario.workload, scenario.origin).items()}
+    said.append(f"{scenario.workload.name}: {(workloads() | own)[scenario.workload.name]}")
     if made is not None:
         start = _start(scenario, made)
         training = f"batch size {start.batch_size}, learning rate {start.learning_rate:g}, momentum {start.momentum:g}"
@@ -272,10 +273,19 @@ def _cluster(table: ClusterTable, origin: Path) -> Cluster:
     return Cluster(tuple(nodes), table.discipline, table.latency_seconds)
 
 
-def _known(table: WorkloadTable) -> WorkloadTable:
-    if table.name not in workloads():
-        raise ValueError(f"name: no workload {table.name!r}; {near(table.name, workloads())}")
+def _known(table: WorkloadTable, origin: Path) -> WorkloadTable:
+    names = (*_own_workloads(table, origin), *workloads())
+    if table.name not in names:
+        raise ValueError(f"name: no workload {table.name!r}; {near(table.name, names)}")
     return table
+
+
+def _own_workloads(table: WorkloadTable, origin: Path) -> dict[str, Any]:
+    """The workloads of the file that [workload] names, if it names one."""
+    try:
+        return {} if table.file is None else load_workloads(origin.parent / Path(table.file).expanduser())
+    except OSError as error:
+        raise ValueError(f"file: {error}") from None
 
 
 def workload_of(scenario: Scenario) -> Workload:
@@ -283,7 +293,7 @@ def workload_of(scenario: Scenario) -> Workload:
     table = scenario.workload
     data = None if table.data is None else scenario.origin.parent / Path(table.data).expanduser()
     try:
-        return workload(table.name, table.overrides, data)
+        return workload(table.name, table.overrides, data, _own_workloads(table, scenario.origin))
     except (ValueError, OSError) as error:
         raise ValueError(f"{scenario.origin}: [workload]: {error}") from None
 

@@ -61,6 +61,7 @@ class WorkloadTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     overrides: dict[str, Any] = {}
     data: str | None = None  # relative to the scenario's file
+    file: str | None = None  # of workloads of one's own, likewise; one that `harness calibrate` wrote, say
 
 
 class StartTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -108,8 +108,16 @@ def fit(rows: Sequence[Row], given: Constants, *, resamples: int = _RESAMPLES, w
         rows = with_speeds(rows, alike)
         solved, left = _narrowed(_Problem(rows, given, found.in_transfers), free, refused)
     refused = left
-    errors = np.abs(predicted(solved.constants, rows) / np.array([r.cycle_seconds for r in rows]) - 1)
-    return Fit(solved.constants, solved.intervals(resamples), refused, {}, len(rows), float(np.median(errors)))
+    constants = _with_jitter(solved.constants, rows)
+    errors = np.abs(predicted(constants, rows) / np.array([r.cycle_seconds for r in rows]) - 1)
+    return Fit(constants, solved.intervals(resamples), refused, {}, len(rows), float(np.median(errors)))
+
+
+def _with_jitter(constants: Constants, rows: Sequence[Row]) -> Constants:
+    """With the variation of computing alone, where messages, which take the same time whenever, are recorded with it."""
+    timed = [r for r in rows if r.has_parts and not constants.in_transfers]
+    longer = [r.compute_seconds / max(r.compute_seconds - constants.overhead_seconds(r), 0.1 * r.compute_seconds) for r in timed]
+    return replace(constants, jitter=constants.jitter * float(np.median(longer))) if longer else constants
 
 
 def predicted(constants: Constants, rows: Sequence[Row]) -> NDArray[np.float64]:
@@ -194,6 +202,8 @@ def _narrowed(problem: _Problem, free: Sequence[str], refused: Mapping[str, str]
 
 
 def _open(solved: _Solved, name: str, error: float) -> str:
+    if name in _SHARES:
+        return f"it lies anywhere from 0 to 1: record {_tells(name)}"
     span = math.exp(min(1.96 * error, 50.0))
     value = getattr(solved.constants, name)
     return f"it lies anywhere from {value / span:.1g} to {value * span:.1g}: record {_tells(name)}"
