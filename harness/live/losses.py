@@ -36,6 +36,8 @@ class Losses:
         runtime = self._runtime
         runtime.starting.difference_update(names)
         runtime.call("lose", list(names))
+        seen = runtime.seen  # from before the loss
+        runtime.seen = seen._replace(members={n: g for n, g in seen.members.items() if n not in names})
         self._blocks_lost = self._blocks_lost or any(n == server(node_of(n)) for n in names)
         for name in names:
             self._missing.setdefault(name, 0)
