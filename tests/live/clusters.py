@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ import pytest
 
 from live.room import descendants, kill_all
 
-__all__ = ["Cluster", "loop_cluster", "loop_network"]
+__all__ = ["Cluster", "free_port", "loop_cluster", "loop_network"]
 
 _STORE_BYTES = 80 * 2**20
 _made = itertools.count()
@@ -36,6 +37,7 @@ class Cluster:
     all but the head are a scenario's node, too: node 1 is its ``n0``, and so on."""
 
     network: str  # first three bytes of the addresses
+    port: int = field(default_factory=lambda: free_port())  # of the head; on all addresses of the machine, as Ray has it
     how: str = "fork"  # nodes start as forks with stand-ins for the agents, as "agents" with Ray's own, or by "command"
     switch: bool = False  # whether hosts are network namespaces
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="ray-")))
@@ -62,7 +64,7 @@ class Cluster:
     @property
     def address(self) -> str:
         """Where to join."""
-        return f"{self.ip(0)}:6379"
+        return f"{self.ip(0)}:{self.port}"
 
     def ip(self, index: int) -> str:
         return f"{self.network}.{10 + index}"
@@ -81,7 +83,7 @@ class Cluster:
             "resources": {f"node_{index}": 1000} | ({f"n{index - 1}": 1} if index else {}),
             "temp_dir": str(self.folder / str(index)),  # raylets that share one choose the same names for sockets
         }
-        options |= {"gcs_address": self.address} if index else {"gcs_server_port": 6379}
+        options |= {"gcs_address": self.address} if index else {"gcs_server_port": self.port}
         groups = [str(g) for g in self.groups.get(index, ())]
         return {"host": self.hosts.get(index, 0), "cgroups": groups, "how": self.how, "head": not index, "options": options}
 
@@ -130,6 +132,11 @@ class Cluster:
             self._errors.close()
             shutil.rmtree(self.folder, ignore_errors=True)
         assert [p for p in born if Path(f"/proc/{p}").exists()] == []
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def loop_network() -> str:

@@ -69,5 +69,5 @@ class Ones(Spec):
         gradient = -np.ones(_SIZE, np.float32) if task.kind == "gradient" else None
         return Computed(task.number, task.kind, 1.0, gradient=gradient, accuracy=0.0, seconds=_COMPUTE_SECONDS)
 
-    def warm_up(self) -> None:
+    def warm_up(self, *, validates: bool = True) -> None:
         """There is nothing to compile."""

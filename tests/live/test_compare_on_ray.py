@@ -96,9 +96,7 @@ def test_a_run_that_loses_every_node_becomes_a_row(tmp_path: Path) -> None:
     assert row.reason == "The nodes that made this run were lost, 3 in a row. Ray says: The actor died."
     assert ray_crew._mourned(None, lost, losses) is None
     losses[""] += 1
-    with pytest.raises(
-        RuntimeError, match=r"Cannot start a worker process .*, tried 3 times: The actor died"
-    ):
+    with pytest.raises(RuntimeError, match=r"Cannot start a worker process .*, tried 3 times: The actor died"):
         ray_crew._mourned(None, lost, losses)
 
 

@@ -1,0 +1,120 @@
+"""Faults done to a live job, and how long it takes to train again.
+
+The job is `live.ones`: what the model must be is known at every moment, the number of pushes that count.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.live import launch
+from harness.live.spec import Spec
+from harness.live.system import LiveSystem
+from live.clusters import Cluster
+
+__all__ = ["Patient", "deployed"]
+
+_SAMPLE_SECONDS = 0.01
+_CALM_SECONDS = 5.0  # of training, after which a fault is over: longer than the slowest detection takes
+
+
+@dataclass
+class Patient:
+    """A job that faults are done to, on a cluster that can do them."""
+
+    live: LiveSystem
+    cluster: Cluster
+    _over: threading.Event = field(default_factory=threading.Event)
+    _pushes: list[float] = field(default_factory=list)  # moments at which the count was seen to grow
+
+    def __post_init__(self) -> None:
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    def _watch(self) -> None:
+        before = -1
+        while not self._over.wait(_SAMPLE_SECONDS):
+            with suppress(RuntimeError):
+                clocks = self.live.glimpse().clocks
+                if clocks > before:
+                    self._pushes.append(time.monotonic())
+                before = clocks
+
+    def end(self) -> None:
+        self._over.set()
+        self._watcher.join()
+
+    # ---------------------------------------------------------------------------------------------------- what is where
+
+    def find(self, name: str) -> tuple[int, int]:
+        """The process of a peer, such as ``worker/n0``, and the cluster's node that it is on."""
+        from ray._private import state
+
+        for actor in state.actors().values():
+            if actor["State"] == "ALIVE" and f"/{name}/" in actor["Name"]:
+                pid = int(actor["Pid"])
+                return pid, next(i for i in self.cluster.nodes if pid in self.cluster.processes(i))
+        raise LookupError(f"{name} runs nowhere: {self.told()}")
+
+    # ---------------------------------------------------------------------------------------------------- what is measured
+
+    def seconds_to_resume(self, since: float, *, within: float = 30.0) -> float:
+        """Seconds from `since` (monotonic) to the end of the longest spell without a push, once the job has trained on for a
+        while and has all its nodes again."""
+        while True:
+            now = time.monotonic()
+            moments = [since, *(p for p in self._pushes if p > since)]
+            gaps = [b - a for a, b in itertools.pairwise(moments)]
+            longest = int(np.argmax(gaps)) if gaps else 0
+            ended = moments[longest + 1] if gaps else now
+            if gaps and now - moments[-1] < 0.5 and now - since > _CALM_SECONDS and now - ended > 1.0:
+                return ended - since
+            assert now - since < within + _CALM_SECONDS, f"no training for {now - moments[-1]:.1f} s: {self.told()}"
+            time.sleep(0.1)
+
+    def whole(self, within: float = 30.0) -> float:
+        """Seconds until the job has the setting that it began with."""
+        started = time.monotonic()
+        while self.live.glimpse().setting != self.live.job.start:
+            assert time.monotonic() - started < within, self.told()
+            time.sleep(0.05)
+        return time.monotonic() - started
+
+    def told(self) -> tuple[Any, ...]:
+        return self.live.glimpse().happenings[-8:]
+
+    def counted(self) -> tuple[int, NDArray[np.float32]]:
+        """Pushes that count, and the parameters, at one moment at which nobody trains."""
+        control = self.live._control
+        with control.news:
+            control.wait_for_hands()
+            control.runtime.call("rest")
+            index = control.runtime.call("snapshot", save=True)
+            control.do(lambda: control.runtime.durable(index))
+            vectors = control.runtime.call("saved", index)[0]
+            control.runtime.look()
+            clocks = self.live.glimpse().clocks
+            control.runtime.call("run", 0)
+        return clocks, vectors["parameters"]
+
+
+@contextmanager
+def deployed(spec: Spec, cluster: Cluster) -> Iterator[Patient]:
+    """A job on a cluster that this process has not joined yet."""
+    with launch.cluster(cluster.address) as offers:
+        placement = launch.plan(spec.job.nodes, offers)
+        with launch.launch(placement, spec) as processes, LiveSystem(spec, processes) as live:
+            patient = Patient(live, cluster)
+            try:
+                yield patient
+            finally:
+                patient.end()
