@@ -76,9 +76,10 @@ class Errand:
         if spec is None:
             processes.run_server(member, self.layout, self.optimizer, self.aggregation)
         else:
+            from harness.live.runtime import EVALUATOR
 
             def prepare() -> processes.Compute:
-                spec.warm_up()
+                spec.warm_up(validates=self.name == EVALUATOR)
                 return spec.compute
 
             processes.run_worker(member, self.layout, prepare, cores)

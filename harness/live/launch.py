@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import secrets
-import shutil
 import tempfile
 import time
 from collections import Counter
@@ -35,7 +34,7 @@ from harness.ray_cluster import joined
 
 __all__ = ["Crew", "Offer", "Placement", "cluster", "launch", "plan"]
 
-_HERE = "127.0.0.1"
+_HERE = "127.0.0.2"  # Ray takes 127.0.0.1 to mean the address that others reach this machine by
 _STORE_BYTES = 80 * 2**20  # Ray's least; nothing large passes through it
 _SHARE = 0.001  # of the resource that every node of a cluster has one of, "node:ADDRESS"
 _PLACE_SECONDS = 15.0
@@ -43,7 +42,6 @@ _RETURN_SECONDS = 60.0  # for a coordinator to come back
 _LOOK_SECONDS = 0.25
 
 _SETTINGS = {
-    "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",
@@ -87,7 +85,7 @@ def _offer(node: Mapping[str, Any], home: str, *, counted: bool) -> Offer:
 @contextmanager
 def _of_our_own() -> Iterator[None]:
     """Ray on this machine, reached from nowhere else, with a token that only we have; gone with us."""
-    folder = tempfile.mkdtemp(prefix="ray-")
+    folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
     before = dict(os.environ)
     os.environ.update(_SETTINGS | {"RAY_AUTH_TOKEN": secrets.token_hex(32)})
     try:
@@ -99,9 +97,8 @@ def _of_our_own() -> Iterator[None]:
             object_store_memory=_STORE_BYTES,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            configure_logging=False,
             _node_ip_address=_HERE,
-            _temp_dir=folder,
+            _temp_dir=folder.name,
         )
         yield
     finally:
@@ -109,7 +106,7 @@ def _of_our_own() -> Iterator[None]:
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.cleanup()
 
 
 @contextmanager
@@ -136,11 +133,14 @@ class Crew:
     def __init__(self, placement: Placement, spec: Spec, keys: Keys | None, transport: Literal["zmq", "ray"]) -> None:
         self._placement, self._spec, self._keys, self._transport = placement, spec, keys, transport
         self._job = secrets.token_hex(4)
-        self._folder = Path(tempfile.mkdtemp(prefix="job-"))
+        # Where the coordinator keeps its journal.
+        self._folder = tempfile.TemporaryDirectory(prefix="job-", ignore_cleanup_errors=True)
+            prefix="job-", ignore_cleanup_errors=True
+        )  # where the coordinator keeps its journal
         self._coordinator: Any = None
         self._groups: dict[str, Any] = {}
         self._live: frozenset[str] = frozenset()
-        self._looked_seconds = -math.inf
+        self._looked_seconds = self._listened_seconds = -math.inf
         self._slots = _slots(placement)
         self._generations: Counter[str] = Counter()
         self._actors: dict[str, Any] = {}
@@ -161,7 +161,7 @@ class Crew:
             time.sleep(_LOOK_SECONDS)
         home = self._home(messages.COORDINATOR)
         options = {"name": home.actor, "max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": _here()}
-        self._coordinator = coordinator_actor.options(**options).remote(self._spec.live_job, home, self._folder)
+        self._coordinator = coordinator_actor.options(**options).remote(self._spec.live_job, home, Path(self._folder.name))
         self.call("address")
 
     # ------------------------------------------------------------------------------------------------------- the coordinator
@@ -207,11 +207,19 @@ class Crew:
         """Those that have died or hung since one last asked, and what is known about why. They are dead now."""
         ended, _ = ray.wait(list(self._runs), num_returns=len(self._runs), timeout=0) if self._runs else ([], [])
         found = {self._runs[run]: _obituary(run) for run in ended}
-        for name, generation in self.call("silent").items():
+        for name, generation in self._silent().items():
             if name in self._actors and name not in found and generation == self._generations[name]:
                 found[name] = "nothing was heard of it for 3 s: it hangs, or is cut off"
         if found:
             self.stop(found)
+        return found
+
+    def _silent(self) -> dict[str, int]:
+        """Whom the coordinator has not heard, asked for now and then."""
+        if time.monotonic() - self._listened_seconds < _LOOK_SECONDS:
+            return {}
+        self._listened_seconds = time.monotonic()
+        found: dict[str, int] = self.call("silent")
         return found
 
     @property
@@ -233,7 +241,7 @@ class Crew:
         for group in self._groups.values():
             remove_placement_group(group)
         self._groups.clear()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.cleanup()
 
     def _kill(self, names: Collection[str]) -> None:
         for name in names:

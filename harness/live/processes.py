@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -20,7 +19,7 @@ from harness.live.blocks import Layout
 from harness.live.host import Cores, keep_memory
 from harness.live.messages import COORDINATOR, Message
 from harness.live.server import Server
-from harness.live.transport import Overrun, Transport
+from harness.live.transport import Transport
 from harness.live.wire import Beat, Here, Peers, Unreadable, decode, encode
 from harness.live.worker import Computed, Task, Worker
 
@@ -95,8 +94,7 @@ class Heart(threading.Thread):
             if coordinator is not None and coordinator != connected:
                 self._outlets.connect(COORDINATOR, coordinator[0])
                 connected = coordinator
-            with suppress(Overrun):
-                self._outlets.send(COORDINATOR, beat)
+            self._outlets.send(COORDINATOR, beat)
         self._outlets.close()
 
     def stop(self) -> None:

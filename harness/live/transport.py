@@ -10,11 +10,7 @@ from typing import Protocol
 
 from harness.live.wire import Buffer
 
-__all__ = ["Outlets", "Overrun", "Transport"]
-
-
-class Overrun(RuntimeError):
-    """A peer that is connected has not taken what was sent to it for so long that going on would lose messages."""
+__all__ = ["Outlets", "Transport"]
 
 
 class Outlets(Protocol):
@@ -29,7 +25,7 @@ class Outlets(Protocol):
         ...
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
-        """Returns at once. What is sent to nobody is lost; raises Overrun for what is sent to somebody who takes nothing.
+        """Returns at once. Lost is what is sent to nobody, or to somebody who lets us not in, or who takes nothing for long.
 
         Frames may be on their way long after: nobody may write to them any more.
         """

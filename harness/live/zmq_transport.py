@@ -8,6 +8,7 @@ keys can neither send nor be sent anything, nor read along.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ from dataclasses import dataclass
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from harness.live.transport import Overrun
 from harness.live.wire import LARGEST_BYTES, Buffer
 
 __all__ = ["Keys", "ZmqTransport", "on_loopback"]
+
+_log = logging.getLogger(__name__)
 
 _DOMAIN = "job"
 _WAITING_MESSAGES = 10_000  # to one peer; a job's messages answer one another, so that a few dozen are many
@@ -59,6 +61,7 @@ class _Outlets:
         self._context, self._keys = context, keys
         self._addresses: dict[str, str] = {}
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self._refused: set[str] = set()
 
     def connect(self, peer: str, address: str) -> None:
         self.forget(peer)
@@ -66,6 +69,7 @@ class _Outlets:
 
     def forget(self, peer: str) -> None:
         self._addresses.pop(peer, None)
+        self._refused.discard(peer)
         socket = self._sockets.pop(peer, None)
         if socket is not None:
             socket.close(linger=0)
@@ -79,7 +83,9 @@ class _Outlets:
         try:
             socket.send_multipart(frames, zmq.DONTWAIT, copy=False)
         except zmq.Again:
-            raise Overrun(f"Cannot send to {peer}: {_WAITING_MESSAGES} messages wait for it to take them.") from None
+            if peer not in self._refused:
+                self._refused.add(peer)
+                _log.warning("Cannot send to %s: it has other keys, or leaves %d messages waiting.", peer, _WAITING_MESSAGES)
 
     def _calling(self, address: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.PUSH)

@@ -1,0 +1,149 @@
+"""What the benchmarks of the live backend time: a job whose workers compute nothing, and as many bytes back and forth."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import zmq
+from live.ones import ONES
+from numpy.typing import NDArray
+
+from harness.live import launch
+from harness.live.blocks import Layout
+from harness.live.runtime import peers
+from harness.live.spec import Spec
+from harness.live.worker import Computed, Task
+from tuners import policies
+
+WORKERS = SERVERS = 2
+
+
+@dataclass(frozen=True)
+class Idle(Spec):
+    """A job named after how many parameters it has; every push adds one to each, at a learning rate of 1."""
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout(int(self.name), 64)
+
+    @property
+    def parameters(self) -> NDArray[np.float32]:
+        return np.zeros(self.layout.size, np.float32)
+
+    @cached_property
+    def gradient(self) -> NDArray[np.float32]:
+        return -np.ones(self.layout.size, np.float32)
+
+    def compute(self, task: Task) -> Computed:
+        return Computed(task.number, task.kind, 1.0, gradient=self.gradient)
+
+    def warm_up(self) -> None:
+        """There is nothing to compile."""
+
+
+class LiveJob:
+    """A live job that rests, and trains for so many pushes when it is asked to."""
+
+    def __init__(self, crew: launch.Crew, size: int) -> None:
+        self.crew, self.size, self.pushes = crew, size, 0
+        spec = Idle(str(size), "bench.toml", ONES, 0)
+        setting = spec.job.start
+        crew.call("begin", setting, policies.asp(), spec.parameters)
+        crew.start(peers(setting))
+        self._until(lambda: set(peers(setting)) <= crew.call("members").keys())
+        crew.call("recover", tuple(f"server/{s}" for s in setting.servers), setting.shares()[1])
+
+    def iteration_seconds(self, iterations: int) -> float:
+        """Seconds that a worker's cycle takes, mean over so many of each."""
+        self.crew.call("run", 0)
+        rows = np.empty((0, 11))
+        while len(rows) < iterations * WORKERS:
+            time.sleep(0.02)
+            rows = np.concatenate([rows, self.crew.call("poll").reports[0].rows])
+        self.crew.call("rest")
+        self.pushes += len(rows) + len(self.crew.call("poll").reports[0].rows)
+        return float((rows[-1, 0] - rows[0, 0]) / (len(rows) - 1) * WORKERS)
+
+    def model(self) -> NDArray[np.float32]:
+        index = self.crew.call("snapshot", save=True)
+        self._until(lambda: self.crew.call("durable") >= index)
+        saved: NDArray[np.float32] = self.crew.call("saved", index)[0]["parameters"]
+        return saved
+
+    def _until(self, so: Any) -> None:
+        until = time.monotonic() + 120
+        while not so():
+            assert time.monotonic() < until, self.crew.lost()
+            time.sleep(0.02)
+
+
+@contextmanager
+def live_job(offers: tuple[launch.Offer, ...], size: int, **options: Any) -> Iterator[LiveJob]:
+    spec = Idle(str(size), "bench.toml", ONES, 0)
+    with launch.launch(launch.plan(spec.job.nodes, offers), spec, **options) as crew:
+        yield LiveJob(crew, size)
+
+
+# ----------------------------------------------------------------------------------------------------- as many bytes, bare
+
+
+def _serve(told: Connection, floats: int) -> None:
+    router = zmq.Context().socket(zmq.ROUTER)
+    told.send(router.bind_to_random_port("tcp://127.0.0.1"))
+    parameters = np.zeros(floats, np.float32)
+    while True:
+        caller, _ = router.recv_multipart(copy=False)
+        router.send_multipart([caller, parameters], copy=False)
+
+
+def _work(told: Connection, ports: list[int], floats: int) -> None:
+    context = zmq.Context()
+    dealers = [context.socket(zmq.DEALER) for _ in ports]
+    for dealer, port in zip(dealers, ports, strict=True):
+        dealer.connect(f"tcp://127.0.0.1:{port}")
+    gradient = np.zeros(floats, np.float32)
+    while True:
+        iterations = told.recv()
+        began = time.perf_counter()
+        for _ in range(iterations):
+            for dealer in dealers:
+                dealer.send(gradient, copy=False)
+            for dealer in dealers:
+                assert len(dealer.recv(copy=False)) == gradient.nbytes
+        told.send((time.perf_counter() - began) / iterations)
+
+
+class PingPong:
+    """Workers send a model's bytes to servers and get as many back, by pyzmq and nothing else."""
+
+    def __init__(self, size: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._processes: list[Any] = []
+
+        def started(target: Any, *given: Any) -> Connection:
+            mine, theirs = spawn.Pipe()
+            process = spawn.Process(target=target, args=(theirs, *given), daemon=True)
+            process.start()
+            self._processes.append(process)
+            return mine
+
+        ports = [c.recv() for c in [started(_serve, size // SERVERS) for _ in range(SERVERS)]]
+        self._workers = [started(_work, ports, size // SERVERS) for _ in range(WORKERS)]
+
+    def iteration_seconds(self, iterations: int) -> float:
+        for worker in self._workers:
+            worker.send(iterations)
+        return float(np.mean([worker.recv() for worker in self._workers]))
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()

@@ -1,0 +1,82 @@
+"""How fast the data path of the live backend is: a job of two workers and two servers that computes nothing, against bare
+pyzmq that sends as many bytes back and forth, and against itself with other transports. All within one run, by turns.
+
+    pytest tests/bench/test_live.py -m benchmark --benchmark-enable -n 0
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.live_jobs import PingPong, live_job
+from harness.live import launch
+
+pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
+
+ROUNDS = 7
+
+
+@pytest.fixture(scope="module")
+def offers() -> Iterator[tuple[launch.Offer, ...]]:
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])  # whence Ray's processes import the job
+    try:
+        with launch.cluster(None) as found:
+            yield found
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def by_turns(benchmark: Any, measured: Any, against: Any, iterations: int) -> float:
+    """The ratio of the best of each; medians, and milliseconds, beside it."""
+    for each in (measured, against):
+        each.iteration_seconds(iterations)
+    times = [(measured.iteration_seconds(iterations), against.iteration_seconds(iterations)) for _ in range(ROUNDS)]
+    mine, theirs = zip(*times, strict=True)
+    benchmark.pedantic(lambda: measured.iteration_seconds(iterations), rounds=1)
+    benchmark.extra_info.update(
+        ratio_of_medians=statistics.median(mine) / statistics.median(theirs),
+        milliseconds=[round(min(mine) * 1e3, 3), round(min(theirs) * 1e3, 3)],
+    )
+    return min(mine) / min(theirs)
+
+
+def assert_every_push_counted(job: Any) -> None:
+    model = job.model()
+    assert model.min() == model.max() == job.pushes > 0
+
+
+@pytest.mark.parametrize(("size", "iterations", "reach"), [(10_000, 500, 4.0), (1_000_000, 60, 1.5)])
+def test_iteration_against_bare_ping_pong(benchmark: Any, offers: Any, size: int, iterations: int, reach: float) -> None:
+    with live_job(offers, size, encrypt=False) as job, closing(PingPong(size)) as bare:
+        ratio = by_turns(benchmark, job, bare, iterations)
+        assert_every_push_counted(job)
+    benchmark.extra_info.update(what=f"live iteration / bare pyzmq: {size:,} parameters", ratio=ratio, reach=reach)
+
+
+@pytest.mark.parametrize(("size", "iterations"), [(10_000, 500), (1_000_000, 40)])
+def test_encryption(benchmark: Any, offers: Any, size: int, iterations: int) -> None:
+    with live_job(offers, size, encrypt=True) as job, live_job(offers, size, encrypt=False) as plain:
+        ratio = by_turns(benchmark, job, plain, iterations)
+        assert_every_push_counted(job)
+        assert_every_push_counted(plain)
+    benchmark.extra_info.update(what=f"CURVE / plain: {size:,} parameters", ratio=ratio, reach=2.0)
+
+
+@pytest.mark.parametrize(("size", "iterations"), [(10_000, 100), (1_000_000, 20)])
+def test_ray_calls_against_sockets(benchmark: Any, offers: Any, size: int, iterations: int) -> None:
+    with live_job(offers, size, transport="ray") as job, live_job(offers, size, encrypt=False) as sockets:
+        ratio = by_turns(benchmark, job, sockets, iterations)
+        assert_every_push_counted(job)
+        assert_every_push_counted(sockets)
+    benchmark.extra_info.update(what=f"Ray calls / pyzmq: {size:,} parameters", ratio=ratio, reach=0.0)
