@@ -135,8 +135,6 @@ class Crew:
         self._job = secrets.token_hex(4)
         # Where the coordinator keeps its journal.
         self._folder = tempfile.TemporaryDirectory(prefix="job-", ignore_cleanup_errors=True)
-            prefix="job-", ignore_cleanup_errors=True
-        )  # where the coordinator keeps its journal
         self._coordinator: Any = None
         self._groups: dict[str, Any] = {}
         self._live: frozenset[str] = frozenset()
