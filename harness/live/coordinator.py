@@ -101,6 +101,8 @@ class Coordinator:
     def begin_from(self, state: bytes, vectors: dict[int, dict[str, Array]]) -> None:
         """As `begin`, with what `checkpoint` and `saved` gave once."""
         self._cycles.lines, self._next_branch = pickle.loads(state)  # noqa: S301 - the job's own checkpoint
+        for line in self._cycles.lines.values():
+            line.start_clock(self._now())
         self._snapshots.give(vectors)
         self._record()
 
@@ -251,7 +253,7 @@ class Coordinator:
     def _renew(self, line: Line, policy: SyncPolicy) -> None:
         active = self._active(line)
         if policy is not line.policy or not np.array_equal(active, line.active):
-            self._cycles.begin(line, line.install(policy, active), self._now())
+            self._cycles.begin(line, line.install(policy, active, self._now()), self._now())
 
     def _refresh(self) -> None:
         """Workers have come or gone."""
@@ -270,8 +272,8 @@ class Coordinator:
     def launch(self, branch: int) -> None:
         """All workers of the branch's setting begin, with the policy put in force anew."""
         line = self._cycles.lines[branch]
-        line.halted = False
-        self._cycles.begin(line, line.install(line.policy, self._active(line)), self._now())
+        now, line.halted = self._now(), False
+        self._cycles.begin(line, line.install(line.policy, self._active(line), now), now)
         self._record()
 
     def place(

@@ -126,8 +126,9 @@ class Line:
 
     # --------------------------------------------------------------------------------------------------------- releases
 
-    def install(self, policy: SyncPolicy, active: NDArray[np.bool_]) -> list[int]:
-        """Put a policy in force anew, its clocks at zero; who is released: those that wait."""
+    def install(self, policy: SyncPolicy, active: NDArray[np.bool_], seconds: float) -> list[int]:
+        """Put a policy in force anew, its clocks at zero; who is released: those that wait, who has come just now included."""
+        self.since_seconds[active & ~self.active] = seconds
         self.policy, self.active = policy, active
         self.state = jax.tree.map(np.asarray, policy.init(active))
         self.clocks[:] = 0
@@ -137,7 +138,7 @@ class Line:
         """Everybody stops; mini-batches under way are given up."""
         for worker in [*self.busy, *self.due]:
             self.give_up(worker, seconds)
-        self.halted = True
+        self.halted, self.active = True, np.zeros_like(self.active)
 
     def pause(self, seconds: float) -> None:
         """Nobody trains this branch from now on."""
@@ -148,6 +149,11 @@ class Line:
         if self._paused_seconds is not None:
             self.since_seconds += seconds - self._paused_seconds
         self._paused_seconds = None
+
+    def start_clock(self, seconds: float) -> None:
+        """Time is counted from elsewhere now: nobody has waited."""
+        self._paused_seconds = None
+        self.since_seconds[:] = seconds
 
     def give_up(self, worker: int, seconds: float) -> None:
         """A worker is in no mini-batch any more."""

@@ -158,7 +158,7 @@ class Membership:
         return ungrouped
 
     def _place(self, servers: tuple[str, ...], shares: tuple[float, ...]) -> dict[int, str]:
-        """Where blocks are to be: where they are, if their owner lives, else with who has fewest of what it should have."""
+        """Where blocks are to be: where they are, if their owner lives, else with who has fewer than it should have."""
         table, alive = dict(self._ledger.table), set(self._ledger.servers)
         wanted = [s for s in servers if s in alive] or sorted(alive & set(table.values())) or sorted(alive)
         if not wanted:
@@ -172,7 +172,7 @@ class Membership:
             if owner in lack and block not in homeless:
                 lack[owner] -= 1
         for block in homeless:
-            table[block] = max(wanted, key=lambda s: lack[s])
+            table[block] = next((s for s in wanted if lack[s] > 0), wanted[0])  # so that each gets neighbours
             lack[table[block]] -= 1
         return table
 

@@ -242,6 +242,8 @@ class Server:
         waiting, self._pulls = self._pulls, []
         for sender, pull, asked in waiting:
             blocks = self._redirect(sender, pull.number, asked, push=False)
+            if not blocks:
+                continue
             there = [c for c in self._cohorts if c.position >= pull.after and c.blocks & blocks]
             if not blocks <= frozenset[int]().union(*(c.blocks for c in there)):
                 self._pulls.append((sender, pull, blocks))
