@@ -187,7 +187,7 @@ def read(text: str) -> Tables | RecordedTables:
         except msgspec.ValidationError as error:
             said = _explained(str(error), knob, "free").removeprefix("[free]").lstrip(": ")
             raise ValueError(f"[free] {name}: {said}") from None
-    kind = RecordedTables if "recorded" in table else Tables
+    kind: type[Tables | RecordedTables] = RecordedTables if "recorded" in table else Tables
     try:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
