@@ -63,9 +63,7 @@ class Spec:
     def workload(self) -> Workload:
         made = workload_of(self.scenario)
         if made.proxy is None:
-            raise ValueError(
-                f"Cannot deploy {self.name}: its workload {made.name!r} is timing-only, it has nothing to learn."
-            )
+            raise ValueError(f"Cannot deploy {self.name}: its workload {made.name!r} is timing-only and learns nothing.")
         if made.optimizer in REVISING:
             raise ValueError(
                 f"Cannot deploy {self.name}: {made.optimizer!r} revises what it did before, which live servers cannot; "
@@ -115,7 +113,7 @@ class Spec:
         return Computed(task.number, task.kind, float(found[0]), gradient=gradient, seconds=perf_counter() - started)
 
     def warm_up(self, *, validates: bool = False) -> None:
-        """Compile what the first task of a worker, or of the process that validates, needs; it would cost the job seconds."""
+        """Compile what a worker's first task needs, or that of the process that validates, which would cost the job time."""
         largest = max(map(sum, plant.loads(self.scenario.cluster.nodes, self.job.start).values()))
         work = None if validates else Release(0, 0, 0, 0, 0, largest, 0, 1)
         self.compute(Task("evaluate" if validates else "gradient", 0, work, self.parameters))

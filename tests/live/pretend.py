@@ -39,10 +39,10 @@ class PretendBranch:
 class Pretend:
     """`harness.live.runtime.Processes` and the coordinator in one."""
 
-    def __init__(self, job, *, cycle_seconds=0.004, join_seconds=0.0, move_seconds=0.0, check_clocks=20):
+    def __init__(self, job, *, cycle_seconds=0.004, join_seconds=0.0, move_seconds=0.0, check_clocks=20, learning=1.0):
         self.job, self.nodes = job, frozenset(n.name for n in job.nodes)
         self.cycle_seconds, self.join_seconds, self.move_seconds = cycle_seconds, join_seconds, move_seconds
-        self.check_clocks = check_clocks
+        self.check_clocks, self.learning = check_clocks, learning
         self.members, self.coming, self.gone = {}, {}, {}
         self.branches, self.running, self.next_branch = {}, None, 1
         self.moving, self.owners, self.dead_owners = 0, (), set()
@@ -111,7 +111,7 @@ class Pretend:
         part = self.cycle_seconds / 4
         branch.rows.append([at, index, clock, part, part, part, part, 0, branch.loss, math.nan, math.nan])
         branch.pushes += 1
-        branch.learned += 0.0 if branch.testing else branch.setting.learning_rate
+        branch.learned += 0.0 if branch.testing else self.learning * branch.setting.learning_rate
         if branch.pushes % self.check_clocks == 0:
             branch.evaluations.append((0, self.evaluation(branch, at)))
         if self.job.target.reached(branch.loss, 1 - branch.loss, branch.pushes):
