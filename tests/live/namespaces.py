@@ -25,7 +25,8 @@ from live.room import enter
 __all__ = ["NamespaceCluster", "namespace_cluster", "why_not"]
 
 _PERIOD_MICROSECONDS = 20_000
-_BURST = "64kb"  # what passes at full speed; smaller would throttle at high rates
+_BURST_SECONDS = 0.005  # of a link's rate pass at full speed after a pause; shorter ones cannot be kept up by the kernel
+_LEAST_BURST_BYTES = 5_000  # three packets
 _QUEUE = "50ms"
 _GROUPS = Path("/sys/fs/cgroup")
 
@@ -63,7 +64,8 @@ class NamespaceCluster(Cluster):
             qdisc = [*self.on(where), "tc", "qdisc"]
             subprocess.run([*qdisc, "del", "dev", device, "root"], capture_output=True, check=False)  # noqa: S603
             if megabits_per_second is not None:
-                shape = f"dev {device} root tbf rate {megabits_per_second}mbit burst {_BURST} latency {_QUEUE}"
+                burst = max(_LEAST_BURST_BYTES, round(megabits_per_second * 1e6 / 8 * _BURST_SECONDS))
+                shape = f"dev {device} root tbf rate {megabits_per_second}mbit burst {burst} latency {_QUEUE}"
                 _run([*qdisc, "add", *shape.split()])
 
     def cut_link(self, index: int) -> None:

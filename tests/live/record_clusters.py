@@ -1,0 +1,191 @@
+"""Records live jobs on clusters of known links and CPUs, for the simulator to be held against. A script, for root:
+
+    python tests/live/record_clusters.py [homogeneous heterogeneous stragglers reconfigurations] [--clocks 60]
+
+Each cluster is five hosts (network namespaces) with links of tens of Mbit/s, slow enough that what the machine does besides
+matters little. One job visits every setting of a design and trains so many clocks per worker under each; its windows become
+a trace, a folder that `harness calibrate` and `harness fidelity` read. `README.md` beside them says what was set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import live.conftest  # noqa: F401 (Ray's settings, before it is imported)
+from harness.live.spec import Spec
+from harness.record import play_recorded
+from live.faults import deployed
+from live.namespaces import NamespaceCluster, why_not
+from traces.parts import check_trace, digest_of
+from tuners.actions import Job, Method, Reconfigure, Run, Setting, Tuner
+
+_NODES = 5
+_ROLES = '{ choice = ["worker", "server", "both", "idle"] }'
+_SCENARIO = """
+summary = "Handwritten digits on five hosts with slow links."
+[cluster]
+nodes = [{ type = "process", count = 5, prefix = "n" }]
+[workload]
+name = "digits-mlp"
+[start]
+workers = ["n0", "n1", "n2"]
+servers = ["n3", "n4"]
+policy = "bsp"
+learning_rate = 0.01
+[free]
+ROLES
+policy = { choice = ["bsp", "asp", "ssp"] }
+staleness = { integer = [0, 4] }
+batch_size = { choice = [8, 16, 64, 256] }
+transfer_bits = { choice = [16, 32] }
+[target]
+metric = "clocks"
+value = 1_000_000
+check_clocks = 1_000_000
+[budget]
+seconds = 100_000
+""".replace("ROLES", "\n".join(f'"role/n{i}" = {_ROLES}' for i in range(_NODES)))
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A cluster, and what is done on it."""
+
+    says: str
+    megabits_per_second: tuple[float, ...]  # of each host's link
+    cpus: tuple[float | None, ...]  # of each host; None: no quota
+    visits: tuple[tuple[Setting, Method], ...]
+    slow_cpus: float | None = None  # of host 1, for two seconds out of ten
+
+
+def _settings() -> tuple[Setting, ...]:
+    """Workers and servers on hosts of their own; fast ones first."""
+    names = [f"n{i}" for i in range(_NODES)]
+    made = []
+    for workers, servers in ((1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (3, 2)):
+        base = Setting(workers=tuple(names[:workers]), servers=tuple(names[_NODES - servers :]))
+        made += [replace(base, policy=p, batch_size=b) for p, b in product(("bsp", "asp"), (16, 256))]
+    return tuple(m for m in made if len(m.workers) > 1 or m.policy == "asp")
+
+
+def _designs() -> dict[str, Design]:
+    alike = _settings()
+    some = alike[::3]
+    methods: tuple[Method, ...] = ("migrate", "relocate", "checkpoint")
+    moved = [(alike[(7 * i) % len(alike)], method) for i, method in enumerate(methods * 4)]
+    plain: tuple[float | None, ...] = (None,) * _NODES
+    return {
+        "homogeneous": Design("Five equal hosts.", (8.0,) * _NODES, plain, tuple((s, "migrate") for s in alike)),
+        "heterogeneous": Design(
+            "Links and CPUs differ.",
+            (16.0, 8.0, 8.0, 4.0, 8.0),
+            (None, 0.2, 0.1, 0.1, None),
+            tuple((s, "migrate") for s in alike),
+        ),
+        "stragglers": Design(
+            "Five equal hosts, of which n1 has a tenth of a CPU for two seconds out of ten.",
+            (8.0,) * _NODES,
+            plain,
+            tuple((s, "migrate") for s in some),
+            slow_cpus=0.1,
+        ),
+        "reconfigurations": Design(
+            "Five equal hosts; every setting comes by another method.", (8.0,) * _NODES, plain, tuple(moved)
+        ),
+    }
+
+
+def _visitor(design: Design, clocks: int) -> Tuner:
+    for setting, method in design.visits:
+        yield from Reconfigure(setting, method=method)
+        yield from Run(clocks=clocks * len(setting.workers))
+
+
+@contextmanager
+def _straggling(cluster: NamespaceCluster, cpus: float | None) -> Iterator[None]:
+    over = threading.Event()
+
+    def take_and_give() -> None:
+        while not over.wait(8.0):
+            cluster.set_quota(2, cpus)  # the cluster's host 2 is the scenario's n1
+            over.wait(2.0)
+            cluster.set_quota(2, None)
+
+    thread = threading.Thread(target=take_and_give)
+    if cpus is not None:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if cpus is not None:
+            thread.join()
+
+
+def record(name: str, design: Design, folder: Path, clocks: int) -> None:
+    """Record one design; what was in `folder` before is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    spec = Spec(name, f"{name}.toml", _SCENARIO, 0)
+    cluster = NamespaceCluster()
+    try:
+        cluster.add_hosts(_NODES + 1)
+        cluster.start(range(_NODES + 1))
+        with cluster.inside(0), deployed(spec, cluster) as patient:
+            for i, (rate, cpus) in enumerate(zip(design.megabits_per_second, design.cpus, strict=True), 1):
+                cluster.set_rate(i, rate)
+                cluster.set_quota(i, cpus)
+            with _straggling(cluster, design.slow_cpus):
+
+                def visitor(_: Job) -> Tuner:
+                    return _visitor(design, clocks)
+
+                played = play_recorded(visitor, patient.live, folder, scenario=f"live {name}", tuner="visits", seed=0)
+        if played.outcome.status not in ("ended", "budget"):
+            raise RuntimeError(f"{name}: {played.outcome.status}, {played.outcome.reason}")
+    finally:
+        cluster.end()
+
+
+def _about(name: str, design: Design, folder: Path) -> str:
+    rows = ", ".join(f"{count} {table}" for table, count in check_trace(folder).items() if count)
+    cpus = ", ".join("all" if c is None else f"{c:g}" for c in design.cpus)
+    return (
+        f"## {name}\n\n{design.says} Links of n0 to n4: {', '.join(f'{m:g}' for m in design.megabits_per_second)} Mbit/s; "
+        f"CPUs: {cpus}. {len(design.visits)} settings. Rows: {rows}. "
+        f"SHA-256 of its files, in order of path: `{_digest(folder)}`\n"
+    )
+
+
+def _digest(folder: Path) -> str:
+    return digest_of(b"".join(p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()))
+
+
+def main() -> None:
+    """Record what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="designs (default: all)")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[2] / "traces" / "data")
+    parser.add_argument("--clocks", type=int, default=60, help="per worker and setting (default: 60)")
+    options = parser.parse_args()
+    if reason := why_not():
+        sys.exit(f"Cannot record: {reason}.")
+    designs = _designs()
+    for name in options.names or designs:
+        record(name, designs[name], options.out / name, options.clocks)
+        load, _, _ = os.getloadavg()
+        print(_about(name, designs[name], options.out / name), f"(load {load:.1f})", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
