@@ -126,7 +126,8 @@ def against(found: Sequence[Run], policy: str, published: Mapping[str, float] = 
     bases = {"bsp": by_seed(found, "bsp"), "asp": by_seed(found, "asp"), "best ssp": by_seed(found, bound)}
     for base, seconds in bases.items():
         note = f" = {bound}" if base == "best ssp" else ""
-        yield f"- over {base}{note}: {ratio(speed_up(found, seconds, policy))} [{published.get(base, float('nan')):.2f}]"
+        printed = f" [{published[base]:.2f}]" if base in published else ""
+        yield f"- over {base}{note}: {ratio(speed_up(found, seconds, policy))}{printed}"
     yield f"- over the best of BSP, ASP, SSP for all = {best}: {ratio(speed_up(found, by_seed(found, best), policy))}"
     yield f"- over the best SSP of each instance, in hindsight: {ratio(speed_up(found, oracle(found, SSPS), policy))}"
     yield f"- over the best of all these of each instance: {ratio(speed_up(found, oracle(found, FIXED), policy))}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,7 +15,7 @@ import pytest
 
 from bench.jobs import engine_job
 from bench.test_speed import in_turn
-from harness.train import PRETRAINING, Plan
+from harness.train import PRETRAINING, Plan, Told, train
 from simulators import engine
 from tuners import policies, rlp, rlp_dqn
 from tuners.actions import Decision, Push, SyncPolicy
@@ -95,3 +97,19 @@ def test_minutes_of_the_papers_training(benchmark: Any) -> None:
     minutes = 400 * (each[0] * PAPER.pretrain * len(PRETRAINING) + each[1] * PAPER.episodes) / 60
     benchmark.extra_info.update(what="RLP: minutes of the paper's training, h = 1", ratio=minutes, reach=10.0)
     benchmark.extra_info.update(microseconds_per_push=[round(e * 1e6) for e in each])
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 8])
+def test_microseconds_per_push_of_training_in_lanes(benchmark: Any, lanes: int, tmp_path: Path) -> None:
+    """Of whole episodes, drawing and learning included; the first two rounds, in which all is compiled, are not counted."""
+    plan = replace(PAPER, rates=(0.2,), instances=48, episodes=48, pretrain=0, most_pushes=800, lanes=lanes)
+    told: list[tuple[float, float, int]] = []
+
+    def watch(run: Told) -> None:
+        told.append((time.perf_counter(), time.process_time(), run.pushes))
+
+    benchmark.pedantic(train, (plan, tmp_path / "p.npz"), {"watch": watch}, rounds=1)
+    begin, end, pushes = told[2 * lanes - 1], told[-1], sum(run[2] for run in told[2 * lanes :])
+    wall, cpu = ((end[clock] - begin[clock]) / pushes * 1e6 for clock in (0, 1))
+    what = f"RLP: microseconds per push of training, {lanes} lanes"
+    benchmark.extra_info.update(what=what, ratio=wall, reach=1000.0, cpu_microseconds=cpu)  # 600,000 pushes in ten minutes
