@@ -185,7 +185,7 @@ class Coordinator:
 
     def _durable(self, complete: bool) -> None:
         if complete:
-            self._marks = {i: mark for i, mark in self._marks.items() if i >= self._ledger.durable}
+            self._marks = {i: mark for i, mark in self._marks.items() if i >= self._snapshots.saved_index}
             if self._ledger.notes > _NOTES:
                 self._record()
 

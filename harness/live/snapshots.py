@@ -68,6 +68,11 @@ class Snapshots:
         for name in self._ledger.servers:
             self._ledger.tell(name, Durable(index))
 
+    @property
+    def saved_index(self) -> int:
+        """Of the last snapshot that was taken with `save` and is complete; -1 for none."""
+        return self._saved[0]
+
     def saved(self, index: int) -> dict[int, dict[str, Array]]:
         """A whole snapshot that was taken with `save`. Raises KeyError where it is not complete, or a later one is."""
         if index != self._saved[0]:

@@ -51,10 +51,12 @@ def ones(task):
 class Memory:
     """Coordinator, servers and workers, and what is under way between any two of them."""
 
-    def __init__(self, rng, setting, policy=None, *, size=12, blocks=6, compute=ones, parameters=None, checks=False, **job):
+    def __init__(
+        self, rng, setting, policy=None, *, size=12, blocks=6, compute=ones, parameters=None, checks=False, begun=None, **job
+    ):
         self.rng, self.compute, self.checks, self.seconds = rng, compute, checks, 0.0
         given = {"target": Target("clocks", 1e9), "evaluate_clocks": 0, "shards": everybody, "retry_seconds": 1e6} | job
-        self.job = LiveJob(nodes=NODES, size=size, blocks=blocks, **given)
+        self.job = LiveJob(**{"nodes": NODES, "size": size, "blocks": blocks} | given)
         self.layout = Layout(size, blocks)
         self.channels = {}  # (sender, receiver): messages
         self.cores = {}
@@ -67,7 +69,10 @@ class Memory:
         self.zombies = []  # cores that are taken for dead, and may go on sending
         self.coordinator = self.watched(Coordinator(self.job, self.sender(COORDINATOR, None), self.now, self.journal))
         self.policy = policy or policies.named(setting.policy, setting.staleness)
-        self.coordinator.begin(setting, self.policy, np.zeros(size, np.float32) if parameters is None else parameters)
+        if begun is None:
+            self.coordinator.begin(setting, self.policy, np.zeros(size, np.float32) if parameters is None else parameters)
+        else:
+            self.coordinator.begin_from(*begun)
         for name in (*map(messages.server, setting.servers), *map(messages.worker, setting.workers)):
             self.start(name)
         self.drain()
@@ -221,6 +226,25 @@ class Memory:
         high = self.counted().get(task.work.branch, low)
         assert self.value(low) <= min(task.parameters), "pulled too early"
         assert max(task.parameters) <= self.value(high + len(self.lost)), "pulled what was never pushed"
+
+    def push(self, name):
+        """All who can compute do; then one worker's push counts."""
+        self.compute_all()
+        pushes = self.pushes[self.coordinator._cycles.running]
+        while self.pushes[self.coordinator._cycles.running] == pushes:
+            others = [p for p in self.pending() if not (p[0].startswith("worker/") and p[1] == COORDINATOR and p[0] != name)]
+            self.deliver(self.rng.choice(others))
+        self.compute_all()
+
+    def compute_all(self):
+        """Deliver all that is not for the coordinator."""
+        while waiting := [p for p in self.pending() if p[1] != COORDINATOR]:
+            self.deliver(waiting[0])
+
+    def drain_until_idle(self, name):
+        """Deliver all that goes to a worker."""
+        while waiting := [p for p in self.pending() if p[1] == name]:
+            self.deliver(waiting[0])
 
     def settle(self):
         """Nobody begins anything; all that is under way comes to its end."""

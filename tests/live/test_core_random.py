@@ -50,7 +50,7 @@ def repeated_parts_count_again(monkeypatch):
     add = Staging.add
 
     def broken(self, worker, cycle, runs, arrays, blocks):
-        have, pieces = self._pushes.setdefault(worker, {}).get(cycle, (frozenset(), []))
+        have = self.blocks(worker, cycle)
         add(self, worker, cycle, runs, arrays, blocks)
         new = self._pushes[worker][cycle][0]
         more = [p for g in zip(runs, arrays, strict=True) for p in self._cut(g, have & blocks)]
