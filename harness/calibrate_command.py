@@ -100,8 +100,8 @@ def _calibrate(options: argparse.Namespace) -> int:
             _say(f"  {constant:26}{value:>12.4g}   from the other workloads")
         for constant, why in fit.refused.items():
             _say(f"  {constant:26}{'-':>12}   {why}")
-    for why in recording.left_out:
-        _say(f"left out: {why}")
+    for why in recording.caveats:
+        _say(f"note: {why}")
     _say(f"Written to {options.out}.")
     return 0
 

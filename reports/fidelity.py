@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import polars as pl
+from matplotlib.ticker import NullLocator
 from scipy.stats import kendalltau
 
 from reports.drawing import BLUE, GREEN, MUTED, ORANGE, Drawing, canvas, svg
@@ -67,7 +68,7 @@ def tables(checks: Sequence[Check]) -> list[str]:
         for group, rows in _groups(made):
             lines.append(group)
             lines += [f"  {name:32}{_cells(errors(rows, which))}" for name, which in _KINDS]
-        found.append("\n".join([*lines, *(f"left out: {why}" for why in made.left_out), ""]))
+        found.append("\n".join([*lines, *(f"note: {why}" for why in made.caveats), ""]))
     return found
 
 
@@ -138,7 +139,7 @@ def _section(index: int, made: Check) -> str:
     )
     found = f"Held out, the median error is at most {_percent(worst.median)} in every group." if worst.rows else ""
     divided = f"Divided by settings: {', '.join(made.by_settings) or 'none'}; the others by rows."
-    left = "".join(f"<li>{_text(why)}</li>" for why in made.left_out)
+    left = "".join(f"<li>{_text(why)}</li>" for why in made.caveats)
     origin = f"{made.origin.of}. Licence: {made.origin.licence or 'none stated'}. SHA-256 {made.origin.digest}."
     parts = [
         f'<section aria-labelledby="r{index}"><h2 id="r{index}">{_text(made.origin.source)}</h2>',
@@ -146,7 +147,7 @@ def _section(index: int, made: Check) -> str:
         _table(groups),
         _figure(_drawn(groups, f"r{index}")),
         _constants(made),
-        f'<p class="note">Left out:</p><ul class="note">{left}</ul>' if left else "",
+        f'<p class="note">To be read with care:</p><ul class="note">{left}</ul>' if left else "",
         f'<p class="note">{_text(origin)}</p></section>',
     ]
     return "\n".join(part for part in parts if part)
@@ -210,9 +211,14 @@ def _drawn(groups: Sequence[tuple[str, list[Prediction]]], name: str) -> Drawing
             axes.set_title(group, loc="left", fontsize=9, fontweight="bold")
             axes.set_xlim(*ends)
             axes.set_ylim(*ends)
-            if ends[1] > 5 * ends[0]:
+            if ends[1] > 2.5 * ends[0]:
                 axes.set_xscale("log")
                 axes.set_yscale("log")
+                ticks = [float(f"{x:.1g}") for x in np.geomspace(ends[0] * 1.15, ends[1] / 1.15, 4)]
+                axes.set_xticks(ticks, [f"{x:g}" for x in ticks], minor=False)
+                axes.set_yticks(ticks, [f"{x:g}" for x in ticks], minor=False)
+                axes.xaxis.set_minor_locator(NullLocator())
+                axes.yaxis.set_minor_locator(NullLocator())
         for axes in grid.flat[len(groups) :]:
             axes.set_visible(False)
         figure.supxlabel("recorded, seconds", fontsize=9)

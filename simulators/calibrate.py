@@ -116,8 +116,8 @@ def fit(rows: Sequence[Row], given: Constants, *, resamples: int = _RESAMPLES, w
 def _with_jitter(constants: Constants, rows: Sequence[Row]) -> Constants:
     """With the variation of computing alone, where messages, which take the same time whenever, are recorded with it."""
     timed = [r for r in rows if r.has_parts and not constants.in_transfers]
-    longer = [r.compute_seconds / max(r.compute_seconds - constants.overhead_seconds(r), 0.1 * r.compute_seconds) for r in timed]
-    return replace(constants, jitter=constants.jitter * float(np.median(longer))) if longer else constants
+    shares = [min(constants.overhead_seconds(r) / r.compute_seconds, 0.9) for r in timed]
+    return replace(constants, jitter=constants.jitter / (1 - float(np.median(shares)))) if shares else constants
 
 
 def predicted(constants: Constants, rows: Sequence[Row]) -> NDArray[np.float64]:

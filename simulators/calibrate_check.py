@@ -52,7 +52,7 @@ class Check:
     predictions: tuple[Prediction, ...]
     fits: Mapping[str, Fit]
     by_settings: tuple[str, ...]  # workloads that were divided by settings; the others by rows
-    left_out: tuple[str, ...]
+    caveats: tuple[str, ...]
 
 
 def check(recording: Recording, given: Mapping[str, Constants], origin: Provenance) -> Check:
@@ -76,7 +76,7 @@ def check(recording: Recording, given: Mapping[str, Constants], origin: Provenan
         Prediction(groups[i], r.run, _label(r), r.cycle_seconds, *map(float, values))
         for i, (r, *values) in enumerate(zip(rows, fitted, held, plain_fitted, plain, strict=True))
     ]
-    return Check(origin, (*made, *_switches(recording.switch_seconds)), fits, by_settings, recording.left_out)
+    return Check(origin, (*made, *_switches(recording.switch_seconds)), fits, by_settings, recording.caveats)
 
 
 def _order(row: Row) -> tuple[str, int, int, int, int, int]:

@@ -50,7 +50,7 @@ def text(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -> s
         "# what stands under costs and conditions belongs into a scenario's tables of those names.",
         "",
         *_table("calibration", {name: getattr(origin, name) for name in Provenance.__slots__}),
-        *_table("calibration.left_out", {str(i): why for i, why in enumerate(recording.left_out)}),
+        *_table("calibration.caveats", {str(i): why for i, why in enumerate(recording.caveats)}),
     ]
     costs = {}
     if recording.switch_seconds:

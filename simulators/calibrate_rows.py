@@ -49,7 +49,7 @@ class Recording:
     noise: Noise | None  # None: single mini-batches were not timed
     switch_seconds: tuple[float, ...]  # nobody trained while the policy was changed
     restart_seconds: tuple[tuple[float, float], ...]  # other changes by restarting: seconds, bytes moved
-    left_out: tuple[str, ...]  # what was recorded and is not used, and why
+    caveats: tuple[str, ...]  # what was recorded and is not used, and why; what is biased
 
 
 def recorded(tables: Mapping[str, pl.DataFrame], source: str = "") -> Recording:
@@ -59,8 +59,8 @@ def recorded(tables: Mapping[str, pl.DataFrame], source: str = "") -> Recording:
     """
     if source in _NO_RATES:
         raise ValueError(f"Cannot calibrate to {source}: {_NO_RATES[source]}.")
-    left_out: list[str] = []
-    settings = _settings(tables, left_out)
+    caveats: list[str] = []
+    settings = _settings(tables, caveats)
     iterations, progress = tables.get("iterations"), tables.get("progress")
     noise = None
     if iterations is not None and iterations.height:
@@ -69,20 +69,26 @@ def recorded(tables: Mapping[str, pl.DataFrame], source: str = "") -> Recording:
     else:
         rates = pl.DataFrame() if progress is None else _rates(progress, settings)
         rows = list(_of_progress(rates)) if rates.height else list(_of_runs(tables, settings))
+        runs = tables["runs"].filter(pl.col("seconds").is_null(), pl.col("trimmed_seconds").is_not_null())
+        if not rates.height and runs.height:
+            names = ", ".join(sorted(set(runs["workload"].drop_nulls())))
+            caveats.append(
+                f"{runs.height} runs ({names}) have trimmed seconds only, but all their steps: too short by a part"
+            )
     switches, restarts = _changes(tables, settings)
-    return Recording(tuple(rows), noise, switches, restarts, tuple(left_out))
+    return Recording(tuple(rows), noise, switches, restarts, tuple(caveats))
 
 
-def _settings(tables: Mapping[str, pl.DataFrame], left_out: list[str]) -> pl.DataFrame:
+def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.DataFrame:
     """What runs were set to, with each run's workload, without those that the simulator cannot be set to."""
     extras = pl.col("extras").fill_null("{}")
     runs = tables["runs"].select("run", "workload", "extras").with_columns(extras)
     slowed = [r["run"] for r in runs.to_dicts() if json.loads(r["extras"]).get("n_stragglers")]
     if slowed:
-        left_out.append(f"{len(slowed)} runs with stragglers: what slowed them down is no constant of machines or workload")
+        caveats.append(f"{len(slowed)} runs with stragglers: what slowed them down is no constant of machines or workload")
     made = tables["settings"].filter(pl.col("workers").is_not_null(), pl.col("servers").is_not_null())
     if made.height < tables["settings"].height:
-        left_out.append(f"{tables['settings'].height - made.height} settings that do not tell workers and servers")
+        caveats.append(f"{tables['settings'].height - made.height} settings that do not tell workers and servers")
     made = made.filter(~pl.col("run").is_in(slowed)).join(runs, on="run", how="left", maintain_order="left")
     return made.sort("run", "branch", "seconds", maintain_order=True).with_row_index("stretch")
 

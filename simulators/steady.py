@@ -105,10 +105,15 @@ def _barrier(
         np.maximum(np.where(active, a, 0.0).max(axis=1, keepdims=True), workers * s)
         for a, s in zip(alone, shared, strict=True)
     ]
-    longest = _slowest(active, compute, jitter) + overhead.max(axis=1, keepdims=True)
-    queue = workers * apply
-    mean = np.where(active, compute + overhead, 0.0).sum(axis=1, keepdims=True) / workers
-    return mean, transfers[0], transfers[1] + queue, transfers[0] + longest + transfers[1] + queue
+    constant = overhead.max(axis=1, keepdims=True)
+    slowest = _slowest(active, compute, jitter)
+    mean = np.where(active, compute, 0.0).sum(axis=1, keepdims=True) / workers
+    quickest = np.maximum(2 * mean - slowest, 0.0)
+    # Who is early pushes while others compute: the last has only itself to wait for, or the line of all.
+    alone_push = np.where(active, alone[1], 0.0).max(axis=1, keepdims=True)
+    ends = np.stack([slowest + alone_push + apply, quickest + alone_push + workers * apply, quickest + transfers[1] + apply])
+    end = ends.max(axis=0)
+    return mean + constant, transfers[0], end - mean, transfers[0] + constant + end
 
 
 def _slowest(active: NDArray[np.bool_], compute: NDArray[np.float64], jitter: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,0 +1,286 @@
+"""Calibration: constants that made a recording are found in it, and what it cannot tell is refused."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from harness import cli
+from simulators import calibrate, calibrate_model, reconfigure, steady
+from simulators.calibrate import Constants, Row, fit, fit_all, predicted
+from simulators.calibrate_check import check
+from simulators.calibrate_file import Provenance, text
+from simulators.calibrate_model import plant, simulated, with_speeds
+from simulators.calibrate_rows import Recording, recorded
+from simulators.profiles import load_profiles
+from simulators.reconfigure import Costs, Load
+from simulators.workloads import load_workloads, workload
+from traces.importers.source import table
+from tuners.actions import Setting
+
+TRUE = Constants(
+    cores=8,
+    fixed_seconds=0.2,
+    sample_seconds=0.02,
+    message_seconds=0.01,
+    apply_seconds=0.04,
+    jitter=0.1,
+    nic_bytes_per_second=1e9,
+)
+ORIGIN = Provenance("made up", "tests", "ours", "0" * 64, "harness calibrate TRACE", "harness")
+
+
+def row(workers, servers, batch=16, threads=1, policy="asp", **more):
+    return Row("run", "toy", workers, servers, 1.0, batch, threads, policy=policy, machines=10, **more)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Fewer pushes say the same, a little less exactly."""
+    for name, value in (("_PUSHES", 240), ("_CYCLES", 10), ("_WARM_UP", 5)):
+        monkeypatch.setattr(calibrate_model, name, value)
+    monkeypatch.setattr(calibrate, "_ROUNDS", 1)
+
+
+def timed(rows, constants=TRUE, noise=0.0, seed=0):
+    """The rows as the engine times them, off by some noise."""
+    off = np.exp(noise * np.random.default_rng(seed).standard_normal(len(rows)))
+    return [replace(r, cycle_seconds=float(c)) for r, c in zip(rows, predicted(constants, rows) * off, strict=True)]
+
+
+GRID = [row(w, s, b, t) for w, s in ((3, 7), (8, 2), (9, 1)) for b, t in ((8, 1), (32, 4), (32, 1), (8, 8))]
+
+# ----------------------------------------------------------------------------------------------- the simulator's own time
+
+
+def test_the_closed_form_is_the_engines_time():
+    rows = [row(3, 2), row(9, 1), row(6, 4, 32, 4), row(4, 2, policy="bsp")]
+    constants = replace(TRUE, model_bytes=2e7)
+    closed = steady.spans([plant(constants, r) for r in rows], [r.held for r in rows])
+    engine = [simulated(constants, r) for r in rows]
+    assert closed.cycle == pytest.approx([e.cycle for e in engine], rel=0.04)
+    assert closed.compute == pytest.approx([e.compute for e in engine], rel=0.03)
+
+
+def test_a_master_drives_synchronous_steps_only():
+    slow = replace(TRUE, jitter=0.0, apply_seconds=0.0, master_seconds=0.5, master_sample_seconds=0.01)
+    fast = replace(slow, master_seconds=0.0, master_sample_seconds=0.0)
+    each = [(simulated(c, row(4, 2, policy=p)).cycle) for p in ("bsp", "asp") for c in (slow, fast)]
+    assert each[0] - each[1] == pytest.approx(0.5 + 0.01 * 4 * 16)
+    assert each[2] == pytest.approx(each[3])
+
+
+def test_servers_divide_what_they_apply_unevenly():
+    assert float(plant(replace(TRUE, apply_exponent=0.5), row(2, 4)).apply_seconds) == pytest.approx(0.04 / 2)
+    assert float(plant(TRUE, row(2, 4)).apply_seconds) == pytest.approx(0.04 / 4)
+
+
+def test_a_change_of_policy_takes_a_restart_where_costs_say_so():
+    before = Setting(workers=("a",), servers=("b",), policy="bsp")
+    after = replace(before, policy="asp")
+    load = Load(100.0, 1, 1.0)
+    assert reconfigure.plan(before, after, "migrate", load, Costs()).steps == ()
+    made = reconfigure.plan(before, after, "migrate", load, Costs(policy_restart_seconds=90.0))
+    assert made.quiescent
+    assert [(s.kind, s.seconds) for s in made.steps] == [("restart", 90.0)]
+    assert reconfigure.plan(before, before, "migrate", load, Costs(policy_restart_seconds=90.0)).steps == ()
+
+
+# --------------------------------------------------------------------------------------------------------------- fitting
+
+
+def test_known_constants_are_found_again():
+    true = replace(TRUE, serial_fraction=0.2, apply_exponent=0.7, apply_seconds=0.15)
+    found = fit(timed(GRID, true, noise=0.005), Constants(cores=8, jitter=0.1, model_bytes=1.0), resamples=100)
+    for name in ("fixed_seconds", "sample_seconds", "serial_fraction", "apply_seconds", "apply_exponent", "message_seconds"):
+        low, high = found.intervals[name]
+        assert getattr(found.constants, name) == pytest.approx(getattr(true, name), rel=0.2), name
+        assert 0.9 * low < getattr(true, name) < 1.1 * high, name
+    assert found.error < 0.01
+
+
+@pytest.mark.parametrize(
+    ("rows", "constant", "why"),
+    [
+        ([row(w, 2) for w in (2, 4, 8)], "message_seconds", "number of servers never varied.* few and on many servers"),
+        ([row(w, 10 - w) for w in (2, 4, 8)], "fixed_seconds", "neither batch size nor threads ever varied"),
+        ([row(w, 10 - w, 8 * w) for w in (2, 4, 8)], "serial_fraction", "did not both vary: record two batch sizes"),
+        ([row(w, 10 - w) for w in (2, 4, 8)], "master_seconds", "not both synchronous and asynchronous"),
+        ([row(2, s, b) for s in (6, 7, 8) for b in (8, 32)], "apply_seconds", "anywhere from .* one server with few and"),
+    ],
+    ids=["servers", "batch", "threads", "policy", "idle"],
+)
+def test_what_was_not_recorded_is_refused(rows, constant, why):
+    found = fit(timed(rows, replace(TRUE, apply_seconds=1e-5)), Constants(cores=8, model_bytes=1.0), resamples=0)
+    assert pytest.approx(getattr(Constants(), constant)) == getattr(found.constants, constant)
+    assert re.search(why, found.refused[constant])
+    assert constant not in found.intervals
+
+
+def test_nothing_recorded_is_an_error():
+    with pytest.raises(ValueError, match="no run has both a setting and times"):
+        fit_all([], {})
+
+
+def test_other_workloads_of_the_machines_tell_what_one_leaves_open():
+    true = replace(TRUE, apply_exponent=0.6, apply_seconds=0.2)
+    busy = [replace(r, workload="busy") for r in timed(GRID, true)]
+    idle = timed([row(2, s, b) for s in (1, 8) for b in (8, 32)], true)
+    given = dict.fromkeys(("busy", "toy"), Constants(cores=8, model_bytes=1.0))
+    found = fit_all(busy + idle, given, resamples=0)
+    assert found["toy"].lent["apply_exponent"] == pytest.approx(0.6, rel=0.1)
+
+
+def test_workers_speeds_are_told_by_what_takes_them_longer():
+    one = row(3, 1, worker_seconds=((0, 1.2), (1, 1.2), (2, 2.2)), pushes=10)
+    assert with_speeds([one])[0].speeds == pytest.approx((1.0, 1.0, 0.545))
+    assert with_speeds([one], 0.2)[0].speeds == pytest.approx((1.0, 1.0, 0.5))
+    assert with_speeds([replace(one, worker_seconds=((0, 1.2), (1, 1.21), (2, 1.2)))])[0].speeds == ()
+
+
+# ------------------------------------------------------------------------------------------------------------ recordings
+
+
+def tables(runs, settings, **others):
+    return {"runs": table("runs", runs), "settings": table("settings", settings)} | {
+        name: table(name, rows) for name, rows in others.items()
+    }
+
+
+def test_rows_of_whole_runs():
+    runs = [
+        {"run": "a", "workload": "x", "seconds": 100.0, "steps": 1000},
+        {"run": "b", "workload": "x", "samples_per_second": 64.0, "extras": '{"total_batch_size": 128}'},
+        {"run": "c", "workload": "x", "trimmed_seconds": 50.0, "steps": 100},
+    ]
+    settings = [
+        {"run": "a", "seconds": 0.0, "workers": 4, "servers": 2, "policy": "asp", "batch_size": 8, "intra_threads": 2},
+        {"run": "b", "seconds": 0.0, "workers": 4, "servers": 2, "policy": "bsp"},
+        {"run": "c", "seconds": 0.0, "workers": 4, "servers": 2, "policy": "bsp", "batch_size": 8},
+    ]
+    found = recorded(tables(runs, settings))
+    assert [r.cycle_seconds for r in found.rows] == pytest.approx([0.4, 2.0, 0.5])
+    assert [r.batch_size for r in found.rows] == [8, 32, 8]
+    assert "1 runs (x) have trimmed seconds only" in found.caveats[0]
+
+
+def test_rows_of_progress_leave_out_pauses_and_what_is_between_settings():
+    settings = [
+        {"run": "a", "seconds": 0.0, "workers": 4, "servers": 4, "policy": "bsp", "batch_size": 8},
+        {"run": "a", "seconds": 1000.0, "workers": 4, "servers": 4, "policy": "asp", "batch_size": 8},
+    ]
+    seconds = [0.0, 10.0, 20.0, 90.0, 100.0, 1000.0, 1010.0, 1020.0, 1030.0]
+    steps = [0, 10, 20, 30, 40, 50, 90, 130, 170]
+    progress = [{"run": "a", "seconds": t, "steps": s, "training_loss": 1.0} for t, s in zip(seconds, steps, strict=True)]
+    changes = [{"run": "a", "seconds": 1000.0, "method": "checkpoint", "total_seconds": 180.0, "done": True}]
+    runs = [{"run": "a", "workload": "x"}, {"run": "b", "workload": "x", "extras": '{"n_stragglers": 1}'}]
+    found = recorded(tables(runs, settings, progress=progress, reconfigurations=changes))
+    assert [(r.policy, r.cycle_seconds) for r in found.rows] == [("bsp", pytest.approx(1.0)), ("asp", pytest.approx(1.0))]
+    assert found.switch_seconds == (180.0,)
+    assert "stragglers" in found.caveats[0]
+
+
+def iterations(workers=3, cycles=60, sleepy=False):
+    """Pushes of a worker that computes for half a second, more or less, and pulls and pushes for a tenth each."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for worker in range(workers):
+        compute = 0.5 * np.exp(0.1 * rng.standard_normal(cycles))
+        compute[::20] += 5.0 * sleepy
+        ends = np.cumsum(compute + 0.2)
+        for clock, (c, end) in enumerate(zip(compute, ends, strict=True)):
+            rows.append({"run": "a", "seconds": end, "worker": worker, "clock": clock, "compute_seconds": c})
+            rows[-1] |= {"pull_seconds": 0.1, "push_seconds": 0.1, "wait_seconds": 0.0}
+    return sorted(rows, key=lambda r: r["seconds"])
+
+
+@pytest.mark.parametrize("sleepy", [False, True])
+def test_rows_and_noise_of_iterations(sleepy):
+    settings = [{"run": "a", "seconds": 0.0, "workers": 3, "servers": 1, "policy": "asp", "batch_size": 8}]
+    made = tables([{"run": "a", "workload": "x"}], settings, iterations=iterations(sleepy=sleepy))
+    found = recorded(made)
+    assert found.rows[0].cycle_seconds == pytest.approx(0.7 + 0.25 * sleepy, rel=0.1)
+    assert found.rows[0].pull_seconds == pytest.approx(0.1)
+    assert found.noise.jitter == pytest.approx(0.1, rel=0.25)
+    assert (found.noise.sleeps is not None) == sleepy
+    if sleepy:
+        assert found.noise.sleeps.probability == pytest.approx(0.05, rel=0.5)
+        assert found.noise.sleeps.mean_seconds == pytest.approx(5.0, rel=0.1)
+
+
+def test_counts_that_do_not_belong_to_their_seconds_are_refused():
+    with pytest.raises(ValueError, match="trimtuner-tf-ps: its counts"):
+        recorded({}, "trimtuner-tf-ps")
+
+
+# ------------------------------------------------------------------------------------------------------------------ files
+
+
+def test_what_is_written_loads_and_is_always_the_same(tmp_path):
+    rows = timed([row(w, 10 - w, b) for w in (2, 4, 8) for b in (8, 32)])
+    made = Recording(tuple(rows), None, (180.0, 190.0), (), ("some were left out",))
+    fits = fit_all(rows, {"toy": Constants(cores=8, model_bytes=100.0)}, resamples=20)
+    path = tmp_path / "made.toml"
+    path.write_text(text(fits, made, ORIGIN))
+    again = fit_all(rows, {"toy": Constants(cores=8, model_bytes=100.0)}, resamples=20)
+    assert path.read_text() == text(again, made, ORIGIN)
+    assert load_profiles(path)["toy"].cores == 8
+    demand = workload("toy", tables=load_workloads(path)).demand
+    assert demand.sample_seconds == pytest.approx(fits["toy"].constants.sample_seconds, rel=1e-4)
+    said = tomllib.loads(path.read_text())
+    assert said["calibration"]["digest"] == "0" * 64
+    assert said["costs"]["policy_restart_seconds"] == 185.0
+    assert "serial_fraction" in said["calibration"]["workloads"]["toy"]["refused"]
+
+
+def dl2_file(path: Path, noise=0.02) -> None:
+    """Speeds in the source's format by a known law: a mini-batch computes, and servers take turns to apply."""
+    rng = np.random.default_rng(1)
+    lines = []
+    for servers in (1, 2, 4):
+        for workers in (1, 2, 4, 6):
+            step = 0.3 + 0.004 * (64 // workers) + 0.1 * workers / servers + 0.01 * servers
+            speed = 64 / workers / (step * math.exp(noise * rng.standard_normal()))
+            lines.append(
+                f"('resnet-50', 'dist_sync', 64, {servers}, {workers}, {[round(speed, 3)] * workers}, [0.5], [0.5])"
+            )
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_the_command_calibrates_to_speeds_of_dl2(tmp_path, capsys):
+    dl2_file(tmp_path / "config_speed.txt")
+    out = tmp_path / "made.toml"
+    command = ["calibrate", "--from", "dl2-config-speed", str(tmp_path / "config_speed.txt"), "--out", str(out)]
+    assert cli.main(command) == 0
+    said = tomllib.loads(out.read_text())
+    assert said["calibration"]["workloads"]["resnet-50"]["median_relative_error"] < 0.08
+    assert "median error" in capsys.readouterr().out
+
+
+def test_the_command_wants_one_recording(tmp_path, capsys):
+    assert cli.main(["calibrate", "--out", str(tmp_path / "x.toml")]) == 2
+    assert cli.main(["calibrate", "--from", "nobody", ".", "--out", str(tmp_path / "x.toml")]) == 2
+    assert "No importer is called 'nobody'" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------------------------------- held out
+
+
+def test_every_row_is_held_out_once_and_settings_stay_together():
+    rows = tuple(timed([row(w, 10 - w, b) for w in (2, 4, 6, 8, 9) for b in (8, 32)], noise=0.01))
+    made = check(Recording(rows, None, (100.0, 110.0), (), ()), {"toy": Constants(cores=8, model_bytes=1.0)}, ORIGIN)
+    assert made.by_settings == ("toy",)
+    off = [abs(p.held_out / p.recorded - 1) for p in made.predictions if p.group == "toy, asp"]
+    assert len(off) == 10
+    assert np.median(off) < 0.05
+    switch = [p for p in made.predictions if p.group == "switch of policy"]
+    assert [p.held_out for p in switch] == [110.0, 100.0]
+    assert predicted(TRUE, rows) == pytest.approx([r.cycle_seconds for r in rows], rel=0.06)
+    assert pl.DataFrame([p.label for p in made.predictions]).height == 12
