@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,33 +40,14 @@ from harness.live.messages import (
 )
 from harness.live.messages import worker as worker_name
 from harness.live.moving import Goal, Moves
+from harness.live.report import Poll, Report
 from harness.live.snapshots import Snapshots
 from simulators.engine import Records
-from tuners.actions import Evaluation, Rejected, Setting, Status, SyncPolicy
+from tuners.actions import Rejected, Setting, SyncPolicy
 
 __all__ = ["Coordinator", "LiveJob", "Poll", "Report", "Shards"]
 
 _NOTES = 2000  # in the journal, before it is begun anew
-
-
-class Report(NamedTuple):
-    """What has happened to a branch since the last report."""
-
-    rows: NDArray[np.float64]  # [n, 11], the columns of `simulators.engine.Records`
-    evaluations: tuple[tuple[int, Evaluation], ...]  # by number of the request; 0 for those after `evaluate_clocks`
-
-
-class Poll(NamedTuple):
-    """Everything that a driver wants to know again and again."""
-
-    now: float
-    reports: dict[int, Report]
-    statuses: dict[int, Status]
-    moving: int
-    durable: int
-    recovering: bool
-    members: dict[str, int]
-    lost_pushes: int  # so far, whose payload died with a worker and a server at once: they no longer count
 
 
 class Coordinator:
@@ -219,8 +200,7 @@ class Coordinator:
         """Train no branch."""
         cycles, line = self._cycles, self._cycles.line
         if line is not None:
-            for facts in list(cycles.probing.values()):
-                cycles.settle_probed(line.number, facts._replace(loss_after=facts.loss_before))
+            cycles.decide_now(line)
             line.pause(self._now())
             cycles.stop(line.busy)
         cycles.running = None
@@ -251,7 +231,12 @@ class Coordinator:
         return np.array([n in workers and worker_name(n) in members for n in self.job.nodes])
 
     def _renew(self, line: Line, policy: SyncPolicy) -> None:
-        active = self._active(line)
+        active, running = self._active(line), self._cycles.line
+        if policy.probes != line.policy.probes and line is running:
+            self._cycles.decide_now(line)
+            if policy.probes:  # those under way were begun without
+                for worker in list(line.busy):
+                    self._cycles.start(line, worker, self._now())
         if policy is not line.policy or not np.array_equal(active, line.active):
             self._cycles.begin(line, line.install(policy, active, self._now()), self._now())
 

@@ -149,6 +149,11 @@ class Cycles:
         self.begin(line, line.settle_probed(facts), facts.seconds)
         self._judge(line)
 
+    def decide_now(self, line: Line) -> None:
+        """The policy decides on pushes whose second loss is still to come, as if they had changed nothing."""
+        for facts in list(self.probing.values()):
+            self.settle_probed(line.number, facts._replace(loss_after=facts.loss_before))
+
     def told(self, branch: int, rows: int) -> None:
         """A driver has been told of so many pushes."""
         self._ledger.note("told", branch, rows)

@@ -127,7 +127,7 @@ class Line:
     # --------------------------------------------------------------------------------------------------------- releases
 
     def install(self, policy: SyncPolicy, active: NDArray[np.bool_], seconds: float) -> list[int]:
-        """Put a policy in force anew, its clocks at zero; who is released: those that wait, who has come just now included."""
+        """Put a policy in force anew, its clocks at zero; who is released: those that wait, or have come just now."""
         self.since_seconds[active & ~self.active] = seconds
         self.policy, self.active = policy, active
         self.state = jax.tree.map(np.asarray, policy.init(active))

@@ -9,9 +9,9 @@ own. What a server is told by peers who know a later entry than it does waits un
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from harness.live.blocks import Blocks, Layout, blocks_in, members, owners_of, runs_of, table_of
+from harness.live.blocks import Blocks, Layout, Runs, blocks_in, members, owners_of, runs_of, table_of
 from harness.live.log import Commit, Drop, Entry, Fork, Free, Move, Snapshot
 from harness.live.messages import (
     COORDINATOR,
@@ -50,8 +50,16 @@ class _Cohort:
         self.done: dict[str, int] = {}  # by worker, the last cycle committed
 
     @property
-    def runs(self) -> tuple[tuple[int, int], ...]:
+    def runs(self) -> Runs:
         return runs_of(self.blocks)
+
+
+class _Parameters(NamedTuple):
+    """A copy of blocks' parameters; as of the entries from `since` on, up to `until`."""
+
+    arrays: tuple[Array, ...]
+    since: int
+    until: int | None = None  # they are still so
 
 
 class Server:
@@ -79,7 +87,8 @@ class Server:
         self._freed: dict[int, int] = {}  # branches, and the entry that freed them
         self._held: list[tuple[str, Message]] = []  # waits for a later entry, or a later view
         self._pulls: list[tuple[str, Pull, Blocks]] = []  # wait for blocks
-        self._copies: dict[tuple[Any, ...], tuple[Array, ...]] = {}  # parameters as they are, for more than one pull
+        self._copies: dict[tuple[Any, ...], _Parameters] = {}  # the last that was pulled
+        self._changed: dict[int, int] = {}  # the entry that changed each branch last
 
     def hello(self) -> None:
         """Ask to be admitted; again as often as one likes."""
@@ -170,6 +179,7 @@ class Server:
         for branch in [b for b, index in self._freed.items() if index <= oldest]:
             del self._freed[branch]
             self._store.branches.pop(branch, None)
+            self._copies = {key: copy for key, copy in self._copies.items() if key[0] != branch}
         if self._end is not None and not self._pending and oldest >= self._end:
             self._end = None
             self._tell(COORDINATOR, Ready(self.view))
@@ -205,7 +215,11 @@ class Server:
         pieces = self._staging.take(commit.worker, commit.cycle, cohort.blocks)
         self._store.apply(commit, cohort.runs, pieces if commit.accept else [])
         cohort.done[commit.worker] = commit.cycle
-        self._copies.clear()
+        if commit.take:
+            index = self._changed[commit.branch] = cohort.position + 1
+            for key, copy in self._copies.items():
+                if key[0] == commit.branch and copy.until is None:
+                    self._copies[key] = copy._replace(until=index)
         return True
 
     def _living(self, position: int) -> list[int]:
@@ -248,15 +262,19 @@ class Server:
             if not blocks <= frozenset[int]().union(*(c.blocks for c in there)):
                 self._pulls.append((sender, pull, blocks))
             elif pull.branch in self._store.branches:
-                index, runs = min(c.position for c in there), runs_of(blocks)
-                self._tell(sender, Pulled(pull.number, index, runs), self._parameters(pull, runs))
+                copy = self._parameters(pull, runs_of(blocks))
+                index = min(c.position for c in there) if copy.until is None else copy.until - 1
+                self._tell(sender, Pulled(pull.number, index, runs_of(blocks)), copy.arrays)
 
-    def _parameters(self, pull: Pull, runs: tuple[tuple[int, int], ...]) -> tuple[Array, ...]:
+    def _parameters(self, pull: Pull, runs: Runs) -> _Parameters:
+        """As of `after`, where somebody else has pulled that: who is late at a barrier is to see what the others saw."""
         dtype = "float16" if pull.bits == 16 else "float32"
         key = (pull.branch, runs, dtype)
-        if key not in self._copies:
-            self._copies[key] = self._store.parameters(pull.branch, runs, dtype)
-        return self._copies[key]
+        copy = self._copies.get(key)
+        if copy is None or not copy.since <= pull.after < (copy.until or pull.after + 1):
+            copy = _Parameters(self._store.parameters(pull.branch, runs, dtype), self._changed.get(pull.branch, 0))
+            self._copies[key] = copy
+        return copy
 
     def _on_stage(self, sender: str, head: Stage, arrays: tuple[Array, ...]) -> None:
         mine = self._redirect(sender, head.cycle, blocks_in(head.runs), push=True)
@@ -337,7 +355,7 @@ class Server:
             return
         self.view, self._members, self._known, self._end = head.number, dict(head.members), head.index, head.end
         self._table, self._table_index = table_of(head.owners), head.index
-        for kept in (self._log, self._pending, self._origin, self._frozen, self._freed, self._copies):
+        for kept in (self._log, self._pending, self._origin, self._frozen, self._freed, self._copies, self._changed):
             kept.clear()
         self._store.branches.clear()
         self._staging.clear()

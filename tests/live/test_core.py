@@ -415,3 +415,39 @@ def test_a_mean_weighs_workers_by_their_samples():
     weights = [e.weight for e in memory.history.values() if isinstance(e, Commit)]
     assert weights == [0.5, 1.5]
     np.testing.assert_array_equal(memory.model(), np.ones(12, np.float32))
+
+
+def test_who_is_late_at_a_barrier_sees_what_the_others_saw():
+    memory = start(policy="bsp", workers=3, servers=2)
+    late = messages.worker(NODES[0])
+    for _ in range(20000):  # it hears and says nothing as long as anybody else has something to do
+        pending = memory.pending()
+        others = [p for p in pending if late not in p]
+        memory.deliver(memory.rng.choice(others or pending))
+        if memory.pushes[0] >= 60:
+            break
+    rows = memory.coordinator.poll().reports[0].rows
+    np.testing.assert_array_equal(rows[:, 8], np.arange(len(rows)) // 3 * 3)  # the loss of `ones` is what it pulled
+
+
+def test_cycles_under_way_are_probed_when_a_policy_that_probes_is_installed():
+    memory = start(policy="bsp", workers=2)
+    memory.steps(150)
+    seen = []
+
+    def decide(state, push):
+        return (push.loss_before, push.loss_after), Decision(release=push.waiting)
+
+    probing = SyncPolicy("probing", lambda active: (jnp.zeros(()), jnp.zeros(())), decide, probes=True)
+    memory.coordinator.put(0, memory.setting, probing)
+    for _ in range(800):
+        pushes = memory.pushes[0]
+        memory.step()
+        if memory.pushes[0] > pushes:
+            seen.append([float(x) for x in memory.coordinator._cycles.lines[0].state])
+    assert len(seen) > 8
+    assert all(before < after for before, after in seen)
+    memory.coordinator.put(0, memory.setting, policies.asp())
+    memory.steps(300)
+    memory.settle()
+    np.testing.assert_array_equal(memory.model(), np.full(12, memory.pushes[0], np.float32))
