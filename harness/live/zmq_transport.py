@@ -120,8 +120,7 @@ class ZmqTransport:
             self.close()
             raise
         self._address = self._inlet.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._poller = zmq.Poller()
-        self._poller.register(self._inlet, zmq.POLLIN)
+        self._timeout_seconds = -1.0  # as the socket has it: for ever
 
     def _listening(self, place: str) -> zmq.Socket[bytes]:
         inlet = self._context.socket(zmq.PULL)
@@ -160,13 +159,16 @@ class ZmqTransport:
         return _Outlets(self._context, self._keys)
 
     def receive(self, timeout_seconds: float) -> Sequence[Buffer] | None:
+        if timeout_seconds != self._timeout_seconds:
+            self._inlet.setsockopt(zmq.RCVTIMEO, round(timeout_seconds * 1000))
+            self._timeout_seconds = timeout_seconds
         try:
-            frames = self._inlet.recv_multipart(zmq.DONTWAIT, copy=False)
+            frames: list[Buffer] = [self._inlet.recv()]
         except zmq.Again:
-            if not self._poller.poll(round(timeout_seconds * 1000)):
-                return None
-            frames = self._inlet.recv_multipart(copy=False)
-        return [frame.buffer for frame in frames]
+            return None
+        while self._inlet.getsockopt(zmq.RCVMORE):
+            frames.append(self._inlet.recv(copy=False).buffer)
+        return frames
 
     def close(self) -> None:
         if self._guard is not None:

@@ -66,7 +66,7 @@ class LiveJob:
         self.crew.call("run", 0)
         rows = np.empty((0, 11))
         while len(rows) < iterations * WORKERS:
-            time.sleep(0.02)
+            time.sleep(0.1)
             rows = np.concatenate([rows, self.crew.call("poll").reports[0].rows])
         self.crew.call("rest")
         self.pushes += len(rows) + len(self.crew.call("poll").reports[0].rows)
