@@ -77,6 +77,9 @@ def _deploy(options: argparse.Namespace) -> int:
     except Interrupted as stopped:
         print(f"harness: {stopped}", file=sys.stderr)  # noqa: T201
         return 130
+    except KeyboardInterrupt:
+        print("\nharness: interrupted while no tuner was at work; nothing is left running.", file=sys.stderr)  # noqa: T201
+        return 130
     outcome = played.outcome
     console.print(
         f"{outcome.status} after {outcome.seconds:.1f} s. {outcome.reason}".rstrip(), highlight=False, markup=False

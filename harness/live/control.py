@@ -29,6 +29,7 @@ __all__ = ["Control"]
 _LOOK_SECONDS = 0.02
 _BUSY_LOOK_SECONDS = 0.005  # while something is being done, whose cost is measured
 _LOSSES_SECONDS = 0.1
+_KEEP_SECONDS = 30.0
 _COORDINATOR, _DRIVER = "coordinator", "driver"  # tensors of a checkpoint: what each of them knows, pickled
 _RECENT_SECONDS = 3.0
 
@@ -36,7 +37,14 @@ _RECENT_SECONDS = 3.0
 class Control:
     """A job under way, and the thread that watches it. What it has may be read and changed with `news` held."""
 
-    def __init__(self, spec: Spec, processes: Processes, policy: SyncPolicy, begun: Checkpoint | None = None) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        processes: Processes,
+        policy: SyncPolicy,
+        begun: Checkpoint | None,
+        keep: Callable[[Checkpoint], None],
+    ) -> None:
         self.job, self.spec = spec.job, spec
         self.runtime = Runtime(processes)
         self.losses = Losses(self.runtime, tuple(n.name for n in self.job.nodes))
@@ -45,15 +53,19 @@ class Control:
         self.change: Change | None = None
         self.measured: dict[int, Evaluation] = {}  # that somebody asked for, by number of the request
         self.happenings: list[tuple[float, str]] = []
+        self.performed = 0  # actions, those that were refused among them
         self.news = threading.Condition(threading.RLock())
         self._work: Procedure | None = None  # what is being done to the job: a change, or what a loss makes necessary
         self._recent: deque[Any] = deque()  # rows of the last seconds, for whoever watches
+        self._keep, self._kept_seconds = keep, 0.0
         self._lost_pushes = 0
         self._asked_seconds = 0.0  # when one asked for losses last
         self._failure: Exception | None = None
         self._ended_seconds: float | None = None
         self._over = threading.Event()
         if begun is not None:
+            self.performed = begun.state["exchanges"]
+            self._kept_seconds = float(begun.state["seconds"])
             self.sights, self.running = pickle.loads(begun.tensors[_DRIVER].tobytes())  # noqa: S301 - the job's own checkpoint
         self._begin(begun)
         self._watcher = threading.Thread(target=self._watch, name="live job", daemon=True)
@@ -61,7 +73,7 @@ class Control:
 
     def _begin(self, begun: Checkpoint | None) -> None:
         """Bring the processes up that the first setting needs, and let them train."""
-        runtime, number = self.runtime, self.running or 0
+        runtime, number = self.runtime, self._number
         setting = self.sights[number].setting
         if begun is None:
             runtime.call("begin", setting, self.sights[number].policy, self.spec.parameters)
@@ -126,19 +138,29 @@ class Control:
             work = self._work = mine()
             self.wait(lambda work=work: self._work is not work)  # type: ignore[misc]
 
-    def checkpoint(self) -> Checkpoint:
-        """Everything that the job can go on from; nobody trains from now on."""
+    def checkpoint(self) -> None:
+        """Have everything kept that the job can go on from; nobody trains from now on."""
         self.wait_for_hands()
-        running, self.running, runtime = self.running, None, self.runtime
-        running = next(iter(self.sights)) if running is None else running
-        runtime.call("rest")
+        self.runtime.call("rest")
+        self.do(self._saved)
+
+    def _saved(self) -> Procedure:
+        """Have the job kept as it is; training goes on."""
+        runtime = self.runtime
         index: int = runtime.call("snapshot", save=True)
-        self.do(lambda: runtime.durable(index))
-        tensors = {_COORDINATOR: _as_tensor(runtime.call("checkpoint", index))}
-        tensors[_DRIVER] = _as_tensor(cloudpickle.dumps((self.sights, running)))
+        driver = _as_tensor(cloudpickle.dumps((self.sights, self.running)))
+        state = {"seconds": self.now, "exchanges": self.performed, "branch": self._number}
+        yield from runtime.durable(index)
+        tensors = {_COORDINATOR: _as_tensor(runtime.call("checkpoint", index)), _DRIVER: driver}
         for number, vectors in runtime.call("saved", index).items():
             tensors |= {f"{number}/{name}": vector for name, vector in vectors.items()}
-        return Checkpoint(tensors, {"seconds": self.now, "branch": running})
+        self._keep(Checkpoint(tensors, state))
+        self._kept_seconds = self.now
+
+    @property
+    def _number(self) -> int:
+        """The branch that trains, or would."""
+        return next(iter(self.sights)) if self.running is None else self.running
 
     def begin(self, change: Change) -> None:
         """Carry a change out."""
@@ -178,6 +200,8 @@ class Control:
             self.happened(f"{node} is back")
         if self.losses.somebody_is_back and self._work is None:
             self._work = self.losses.restore(self.sights, self.running)
+        if self._work is None and self.status == "running" and self.now > self._kept_seconds + _KEEP_SECONDS:
+            self._work = self._saved()
         self._go_on()
 
     def _take(self, number: int, rows: Any, evaluations: Any) -> None:
@@ -239,8 +263,7 @@ class Control:
     def glimpse(self) -> Glimpse:
         """The job just now."""
         with self.news:
-            number = next(iter(self.sights)) if self.running is None else self.running
-            sight, now = self.sights[number], self.now
+            sight, now = self.sights[self._number], self.now
             while self._recent and (not len(self._recent[0]) or self._recent[0][-1, 0] < now - _RECENT_SECONDS):
                 self._recent.popleft()
             rows = Records(*np.concatenate([np.zeros((0, 11)), *self._recent]).T)

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,9 @@ def deploy(wanted: Deployment, console: Console) -> Played:
         with launch.cluster(wanted.address) as offers:
             placement = launch.plan(spec.job.nodes, offers)
             console.print(f"Starting {setting_words(spec.job.start)}.", highlight=False, soft_wrap=True)
-            with launch.launch(placement, spec) as processes, LiveSystem(spec, processes, begun) as live:
-                played = _driven(wanted, spec, live, factory, kept, console)
+            keep = partial(_keep, wanted, spec)
+            with launch.launch(placement, spec) as processes, LiveSystem(spec, processes, begun, keep) as live:
+                played = _driven(wanted, live, factory, kept, console)
     scored = score(played, **wanted.run)
     save(wanted.out, scored, played.exchanges, played.outcome.trace)
     return played
@@ -116,7 +118,7 @@ def _checked(wanted: Deployment) -> Spec:
 
 
 def _driven(
-    wanted: Deployment, spec: Spec, live: LiveSystem, factory: TunerFactory, kept: Sequence[Exchange], console: Console
+    wanted: Deployment, live: LiveSystem, factory: TunerFactory, kept: Sequence[Exchange], console: Console
 ) -> Played:
     exchanges = list(kept)
     log = folder.Log(wanted.out, kept)
@@ -135,7 +137,10 @@ def _driven(
             except KeyboardInterrupt:
                 stopped = True
         console.print("Saving a checkpoint.", highlight=False)
-        _save(wanted, spec, live, len(exchanges))
+        try:
+            live.checkpoint()
+        except RuntimeError as error:
+            console.print(f"It could not be saved. {error}", highlight=False, markup=False, soft_wrap=True)
         if stopped:
             raise Interrupted(
                 f"Stopped after {live.now:.1f} s; {wanted.out} has a checkpoint. The same command with --resume goes on."
@@ -160,12 +165,10 @@ def _recording(wanted: Deployment, job: Job, kept: Sequence[Exchange]) -> Iterat
         yield recorder
 
 
-def _save(wanted: Deployment, spec: Spec, live: LiveSystem, exchanges: int) -> None:
+def _keep(wanted: Deployment, spec: Spec, saved: Checkpoint) -> None:
     """Write what the job can go on from, and the model."""
-    saved = live.checkpoint()
-    state = {**saved.state, "exchanges": exchanges}
-    checkpoint.save(wanted.out / folder.CHECKPOINT, Checkpoint(saved.tensors, state))
-    branch = state["branch"]
+    checkpoint.save(wanted.out / folder.CHECKPOINT, saved)
+    branch = saved.state["branch"]
     folder.write_model(wanted.out / "model.safetensors", spec.tree(saved.tensors[f"{branch}/parameters"]))
 
 

@@ -7,6 +7,7 @@ waits. All branches are on the same servers, those of the one that trains; anoth
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -47,7 +48,14 @@ T = TypeVar("T")
 class LiveSystem:
     """One job on its processes, watched until it is closed. Raises ValueError for a job that cannot be played live."""
 
-    def __init__(self, spec: Spec, processes: Processes, begun: Checkpoint | None = None) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        processes: Processes,
+        begun: Checkpoint | None = None,
+        keep: Callable[[Checkpoint], None] = lambda _: None,
+    ) -> None:
+        """`keep` is given what the job can go on from as `begun`, in another system: now and then, and by `checkpoint`."""
         self.job, self._spec = spec.job, spec
         start = spec.job.start
         try:
@@ -56,7 +64,7 @@ class LiveSystem:
             policy = policies.named(start.policy, start.staleness)
         except Rejected as error:
             raise ValueError(f"Cannot deploy {spec.name}: {error}") from error
-        self._control = Control(spec, processes, policy, begun)
+        self._control = Control(spec, processes, policy, begun, keep)
 
     @property
     def now(self) -> float:
@@ -87,12 +95,18 @@ class LiveSystem:
             raise Rejected(f"Cannot carry out {action!r}: this system knows {', '.join(a.__name__ for a in handlers)}.")
         with self._control.news:
             self._control.wait(lambda: True)
-            return cast(T, handlers[type(action)](action))
+            try:
+                answer = handlers[type(action)](action)
+            except Rejected:
+                self._control.performed += 1
+                raise
+            self._control.performed += 1
+            return cast(T, answer)
 
-    def checkpoint(self) -> Checkpoint:
-        """What the job can go on from, in another system. Nobody trains from now on."""
+    def checkpoint(self) -> None:
+        """Have everything kept as it is. Nobody trains from now on."""
         with self._control.news:
-            return self._control.checkpoint()
+            self._control.checkpoint()
 
     def close(self) -> None:
         """End the watching; the processes are whoever started them's to end."""

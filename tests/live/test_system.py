@@ -57,11 +57,12 @@ def assert_alike(live, simulated):
 
 
 def test_bsp_live_is_bsp_simulated_and_goes_on_from_a_checkpoint_as_if_nothing_had_happened(spec, tmp_path):
-    with crew(spec, tmp_path / "one") as processes, LiveSystem(spec, processes) as live:
+    kept = []
+    with crew(spec, tmp_path / "one") as processes, LiveSystem(spec, processes, keep=kept.append) as live:
         first = live.perform(Run(clocks=60))
-        saved = live.checkpoint()
         before = live.now
-    with crew(spec, tmp_path / "two") as processes, LiveSystem(spec, processes, saved) as live:
+        live.checkpoint()
+    with crew(spec, tmp_path / "two") as processes, LiveSystem(spec, processes, kept[-1]) as live:
         assert live.now >= before
         second = live.perform(Run(clocks=60))
     assert first.clocks == 60
@@ -81,7 +82,7 @@ def test_every_action_on_real_servers(spec, tmp_path):
             assert cost.bytes_moved > 0
             assert live.perform(Run(clocks=20)).setting == setting
         live.perform(Install(_probing()))
-        assert live.perform(Run(clocks=20)).clocks == 20
+        assert live.perform(Run(clocks=20)).clocks >= 20
         child = live.perform(Fork(0, replace(start, learning_rate=0.1)))
         tester = live.perform(Fork(0, testing=True))
         learned = live.perform(Run(clocks=60, branch=child))
