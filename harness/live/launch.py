@@ -1,8 +1,8 @@
 """Bring a live job up on Ray and take it down again: processes are started, watched, replaced and ended here.
 
 Ray places, starts, watches and kills; nothing of the training passes through it. Each node of the scenario is a
-placement group that its server and its worker share. When a node of the cluster dies, its group is asked for anew, anywhere,
-and is there again as soon as the cluster has room.
+placement group that its server and its worker share. When a node of the cluster dies, its group is asked for anew, best
+where there are no others of ours, and is there again as soon as the cluster has room.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _SHARE = 0.001  # of the resource that every node of a cluster has one of, "node
 _PLACE_SECONDS = 15.0
 _RETURN_SECONDS = 60.0  # for a coordinator to come back
 _LOOK_SECONDS = 0.25
+_SPARE_SECONDS = 3.0  # for room where it is wanted, before any will do
 
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -137,9 +138,9 @@ class Crew:
         self._folder = tempfile.TemporaryDirectory(prefix="job-", ignore_cleanup_errors=True)
         self._coordinator: Any = None
         self._groups: dict[str, Any] = {}
-        self._live: frozenset[str] = frozenset()
+        self._where: dict[str, str] = {}  # the machine of each node that has room just now
         self._looked_seconds = self._listened_seconds = -math.inf
-        self._slots = _slots(placement)
+        self._give_up_seconds: dict[str, float] = {}  # when a node that lost its room asks for it anywhere
         self._generations: Counter[str] = Counter()
         self._actors: dict[str, Any] = {}
         self._runs: dict[Any, str] = {}  # what ends when that process does
@@ -225,7 +226,7 @@ class Crew:
         """Nodes of the job that have a place to run just now."""
         if time.monotonic() - self._looked_seconds > _LOOK_SECONDS:
             self._look()
-        return self._live
+        return frozenset(self._where)
 
     def close(self) -> None:
         """End everything, and wait until it has ended."""
@@ -263,7 +264,7 @@ class Crew:
             optimizer=self._spec.workload.optimizer,
             aggregation=self._spec.workload.aggregation,
             spec=None if serves else self._spec,
-            slot=self._slots.get(node_of(name), 0),
+            slot=self._slot(name),
             threads=0 if serves else self._spec.job.start.intra_threads,
         )
 
@@ -277,26 +278,33 @@ class Crew:
         return placement_group([room], strategy="STRICT_PACK")
 
     def _look(self) -> frozenset[str]:
-        """See which nodes have their room, and ask for room elsewhere for those whose machine is gone."""
-        self._looked_seconds = time.monotonic()
+        """See which nodes have their room and where, and ask for other room for those whose machine is gone."""
+        now = self._looked_seconds = time.monotonic()
         table = placement_group_table()
-        states = {name: table.get(group.id.hex(), {}).get("state") for name, group in self._groups.items()}
-        for name, state in states.items():
-            if state in {"RESCHEDULING", "REMOVED"}:
+        found = {name: table.get(group.id.hex(), {}) for name, group in self._groups.items()}
+        self._where = {n: said["bundles_to_node_id"][0] for n, said in found.items() if said.get("state") == "CREATED"}
+        crowd = Counter(self._where.values())
+        for name, said in found.items():
+            gone = said.get("state") in {"RESCHEDULING", "REMOVED"}
+            if gone or (name not in self._where and now > self._give_up_seconds.get(name, math.inf)):
+                spare = self._spare(crowd) if gone else None
+                crowd.update([spare.identity] if spare else [])
                 remove_placement_group(self._groups[name])
-                self._groups[name] = self._group(None)
-        self._live = frozenset(name for name, state in states.items() if state == "CREATED")
-        return self._live
+                self._groups[name] = self._group(spare)
+                self._give_up_seconds[name] = now + _SPARE_SECONDS if spare else math.inf
+        return frozenset(self._where)
 
+    def _spare(self, crowd: Mapping[str, int]) -> Offer | None:
+        """The machine with the fewest of our nodes that has CPUs left, so that the next that dies takes few; or None."""
+        cpus = self._placement.cpus_per_node
+        alive = (_offer(node, "", counted=True) for node in _nodes() if node["Alive"])
+        able = [offer for offer in alive if offer.cpus >= cpus * (crowd.get(offer.identity, 0) + 1)]
+        return min(able, key=lambda offer: crowd.get(offer.identity, 0), default=None)
 
-def _slots(placement: Placement) -> dict[str, int]:
-    """Which of the nodes on its machine each is."""
-    met: Counter[str] = Counter()
-    slots = {}
-    for name, offer in placement.places:
-        slots[name] = met[offer.identity]
-        met[offer.identity] += 1
-    return slots
+    def _slot(self, name: str) -> int:
+        """Which of the job's nodes on its machine a process's node is."""
+        node = node_of(name)
+        return sum(self._where[other] == self._where.get(node) for other in sorted(self._where) if other < node)
 
 
 def _here() -> NodeAffinitySchedulingStrategy:
