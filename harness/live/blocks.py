@@ -49,7 +49,7 @@ class Layout:
         """Where each block begins, and where the last one ends."""
         return tuple(self.size * b // self.count for b in range(self.count + 1))
 
-    @property
+    @cached_property
     def everything(self) -> Blocks:
         return frozenset(range(self.count))
 

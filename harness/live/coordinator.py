@@ -213,6 +213,7 @@ class Coordinator:
         line = self._cycles.lines[branch]
         self._check(policy or line.policy)
         line.setting, line.shards = setting, self.job.shards(setting)
+        self._membership.stay(map(worker_name, setting.workers))
         if line.state is None or line.halted:
             line.policy = policy or line.policy
         else:
@@ -265,7 +266,13 @@ class Coordinator:
         self, servers: tuple[str, ...], shares: tuple[float, ...], *, on_demand: bool = False, at_once: int = 4
     ) -> None:
         """Begin to move blocks until these servers have these shares; `moving` until done. With `on_demand`, all change
-        owners at once, and come when they are asked for or swept."""
+        owners at once, and come when they are asked for or swept. Raises ValueError for a server that is not there."""
+        missing = [s for s in servers if s not in self._ledger.members]
+        if missing:
+            raise ValueError(
+                f"Cannot move blocks to {missing[0]!r}: it is not there; start it, and place when it has joined."
+            )
+        self._membership.stay(servers)
         self._moves.goal = Goal(servers, shares, on_demand, at_once)
         self._moves.seconds = self._now()
         if not self.recovering:
@@ -327,7 +334,8 @@ class Coordinator:
 
     def retire(self, names: Iterable[str]) -> None:
         """These are to leave: servers without blocks, workers of no setting. They can be stopped when not `needed`."""
-        self._membership.leaving.update(names)
+        index = self._ledger.index + 1
+        self._membership.leaving.update(dict.fromkeys(names, index))
         self._cycles.copy()
         self._ledger.table_to(self._ledger.workers)
         self._record()

@@ -213,7 +213,7 @@ class Line:
             accept=accept,
             take=take,
             grouped=taken,
-            weight=self._weight(worker),
+            weight=self._weight(worker) if self.groups else 1.0,
             steps=self.steps,
             learning_rate=self.setting.learning_rate,
             momentum=self.setting.momentum,

@@ -36,7 +36,7 @@ class Membership:
         self._now, self._patience_seconds = now, 10 * retry_seconds
         self.released: dict[str, int] = {}  # the last cycle of every worker
         self.gone: dict[str, int] = {}  # and that of its last generation that died
-        self.leaving: set[str] = set()
+        self.leaving: dict[str, int] = {}  # who is to leave, when the log is durable up to this entry
         self.lost_pushes = 0
         self._told: dict[str, int] = {}  # the table that workers were told, and that they go by
         self._seen: dict[str, int] = {}
@@ -79,7 +79,7 @@ class Membership:
         """These are dead. Without servers that own blocks, or are about to, `recover` has to be called."""
         for name in names:
             generation = self._ledger.members.pop(name)
-            self.leaving.discard(name)
+            self.leaving.pop(name, None)
             if name.startswith("worker/"):
                 self._drop(name, generation)
             else:
@@ -113,12 +113,17 @@ class Membership:
         """A worker goes by that table."""
         self._seen[name] = max(index, self._seen.get(name, 0))
 
+    def stay(self, names: Iterable[str]) -> None:
+        """These are wanted again."""
+        for name in names:
+            self.leaving.pop(name, None)
+
     def let_go(self, busy: Callable[[str], bool]) -> None:
         """Those who leave go when nothing is lost with them."""
         for name in sorted(self.leaving):
             if name in self._ledger.members and not self._needed(name, busy):
                 generation = self._ledger.members.pop(name)
-                self.leaving.discard(name)
+                del self.leaving[name]
                 if name.startswith("worker/"):
                     self._drop(name, generation)
 
@@ -127,12 +132,9 @@ class Membership:
         if name.startswith("worker/"):
             return busy(name) or bool(ledger.commits(name)) or self.recovering
         moving = {n for pair in self._moves.under_way.values() for n in pair}
-        holds = any(not (h - {name}) & self._alive() for h in ledger.holders.values())
+        holds = ledger.durable < self.leaving[name]
         behind = any(self._seen.get(w, -1) < ledger.table_index for w in ledger.workers)
         return self.recovering or holds or behind or name in moving or name in ledger.table.values()
-
-    def _alive(self) -> set[str]:
-        return {*self._ledger.members, COORDINATOR}
 
     # ------------------------------------------------------------------------------------------------------------ views
 

@@ -80,6 +80,7 @@ class Server:
         self._log: dict[int, Entry] = {}  # as far as blocks here are yet to go through it
         self._table: dict[int, str] = {}
         self._table_index = 0
+        self._mine: Blocks = frozenset()  # by the table
         self._cohorts: list[_Cohort] = []
         self._pending: dict[int, int] = {}  # blocks that are to come, and the entry as of which they will
         self._origin: dict[int, str] = {}  # for those that come on demand: from whom
@@ -161,6 +162,7 @@ class Server:
         blocks = blocks_in(move.runs)
         self._table.update(dict.fromkeys(blocks, move.target))
         self._table_index = index
+        self._mine = self._mine | blocks if move.target == self.name else self._mine - blocks
         if move.target == self.name:
             self._pending.update(dict.fromkeys(blocks, index))
             if move.on_demand:
@@ -230,7 +232,7 @@ class Server:
 
     def _redirect(self, sender: str, number: int, blocks: Blocks, *, push: bool) -> Blocks:
         """Tell `sender` of the blocks that others own; those that this server owns."""
-        mine = frozenset(b for b in blocks if self._table[b] == self.name)
+        mine = blocks & self._mine
         if mine != blocks:
             others = runs_of(blocks - mine)
             self._tell(sender, Redirect(number, push, others, self._table_index, owners_of(self._table)))
@@ -361,7 +363,7 @@ class Server:
         self._staging.clear()
         self._cohorts, self._pulls = [], []
         self._keeper.forget_after(head.index)
-        mine = frozenset(b for b, owner in self._table.items() if owner == self.name)
+        mine = self._mine = frozenset(b for b, owner in self._table.items() if owner == self.name)
         for runs, holder in head.sources:
             blocks = blocks_in(runs)
             if holder == self.name:

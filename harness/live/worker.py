@@ -109,6 +109,8 @@ class Worker:
         self._retry_seconds = retry_seconds
         self._table: dict[int, str] = {}
         self._table_index = 0
+        self._of_table: dict[int, str] = self._table
+        self._all_owners: dict[str, Blocks] = {}  # of that table
         self._members: dict[str, int] = {}  # the least generation that is listened to
         self.refused = 0  # messages of the past
         self._numbers = 0
@@ -226,10 +228,18 @@ class Worker:
 
     def _ask(self, pulling: _Pulling, blocks: Blocks) -> None:
         pulling.asked_seconds = self._now()
-        for owner, those in members(self._table, blocks).items():
+        for owner, those in self._owners(blocks).items():
             pulling.asked.update(dict.fromkeys(those, owner))
             after = max(pulling.after, self._table_index)
             self._tell(owner, Pull(pulling.number, pulling.branch, after, runs_of(those), pulling.bits))
+
+    def _owners(self, blocks: Blocks) -> dict[str, Blocks]:
+        """Who has which of these blocks."""
+        if len(blocks) < self._layout.count:
+            return members(self._table, blocks)
+        if self._of_table is not self._table:
+            self._of_table, self._all_owners = self._table, members(self._table, blocks)
+        return self._all_owners
 
     def _on_pulled(self, head: Pulled, arrays: tuple[Array, ...]) -> None:
         pulling = self._pulling
@@ -251,7 +261,7 @@ class Worker:
 
     def _stage(self, cycle: int, blocks: Blocks) -> None:
         push = self._kept[cycle]
-        for owner, those in members(self._table, blocks).items():
+        for owner, those in self._owners(blocks).items():
             runs = runs_of(those)
             arrays = tuple(push.gradient[self._layout.span(run)] for run in runs)
             self._tell(owner, Stage(cycle, push.branch, self._table_index, runs), arrays)
