@@ -23,7 +23,7 @@ from harness.live.line import LiveJob
 from harness.live.messages import COORDINATOR
 from harness.live.processes import TICK_SECONDS, Mail
 from harness.live.transport import Transport
-from harness.live.wire import Beat, Here, Peers
+from harness.live.wire import Beat, Here, Peers, signal
 
 __all__ = ["SILENT_SECONDS", "Coordination"]
 
@@ -155,9 +155,9 @@ class Coordination:
         part = self._list.with_suffix(".part")
         part.write_bytes(msgspec.msgpack.encode((self._mail.generation, everybody)))
         part.replace(self._list)
-        told = Peers(((COORDINATOR, self.address, self._mail.generation), *everybody))
+        told = signal(Peers(((COORDINATOR, self.address, self._mail.generation), *everybody)), self._mail.generation)
         for name in peers:
-            self._mail.signal(name, told)
+            self._mail.send(name, told)
 
     def _recover_when_all_are_heard(self) -> None:
         if self._to_recover and not self._unheard - self.silent().keys():

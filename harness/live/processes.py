@@ -20,7 +20,7 @@ from harness.live.host import Cores, keep_memory
 from harness.live.messages import COORDINATOR, Message
 from harness.live.server import Server
 from harness.live.transport import Transport
-from harness.live.wire import Beat, Here, Peers, Unreadable, decode, encode
+from harness.live.wire import Beat, Here, Peers, Unreadable, decode, encode, signal
 from harness.live.worker import Computed, Task, Worker
 
 __all__ = ["BEAT_SECONDS", "TICK_SECONDS", "Compute", "Heart", "Mail", "Member", "run_server", "run_worker"]
@@ -44,26 +44,20 @@ class Mail:
         """As cores want it: returns at once, and loses what is sent to nobody."""
         self.transport.send(receiver, encode(self.name, message))
 
-    def signal(self, receiver: str, head: Here | Peers) -> None:
-        """Tell another process something that is not for its core."""
-        said: object = head
-        self.send(receiver, Message(said, (), 0, self.generation))  # type: ignore[arg-type]
-
     def receive(self, timeout_seconds: float) -> tuple[str, Message] | None:
         """The next message, (sender, message), or None where none comes in time; what is no message is dropped."""
-        frames = self.transport.receive(timeout_seconds)
-        if frames is None:
-            return None
-        try:
-            sender, message = decode(frames)
-        except Unreadable as error:
-            _log.warning("%s drops what it received: %s", self.name, error)
-            return self.receive(0.0)
-        head: object = message.head
-        if isinstance(head, Peers):
+        while (frames := self.transport.receive(timeout_seconds)) is not None:
+            timeout_seconds = 0.0
+            try:
+                sender, message = decode(frames)
+            except Unreadable as error:
+                _log.warning("%s drops what it received: %s", self.name, error)
+                continue
+            head: object = message.head
+            if not isinstance(head, Peers):
+                return sender, message
             self.know(head)
-            return self.receive(0.0)
-        return sender, message
+        return None
 
     def know(self, everybody: Peers) -> None:
         """Connect to those who are new or elsewhere, and drop those who are gone."""
@@ -86,8 +80,7 @@ class Heart(threading.Thread):
         self._outlets = mail.transport.beside()
 
     def run(self) -> None:
-        said: object = Beat()
-        beat = encode(self._mail.name, Message(said, (), 0, self._mail.generation))  # type: ignore[arg-type]
+        beat = encode(self._mail.name, signal(Beat(), self._mail.generation))
         connected: tuple[str, int] | None = None
         while not self._over.wait(BEAT_SECONDS):
             coordinator = self._mail.peers.get(COORDINATOR)
@@ -164,7 +157,7 @@ def _serve(member: Member, mail: Mail, core: _Core, *, tick: Callable[[], None],
         while not member.over.is_set():
             if time.monotonic() >= due:
                 if not core.view:
-                    mail.signal(COORDINATOR, Here(mail.transport.address))
+                    mail.send(COORDINATOR, signal(Here(mail.transport.address), mail.generation))
                     core.hello()
                 tick()
                 work()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from harness.live import messages
 from harness.live.messages import Array, Message
 
-__all__ = ["LARGEST_BYTES", "VERSION", "Beat", "Buffer", "Here", "Peers", "Unreadable", "decode", "encode"]
+__all__ = ["LARGEST_BYTES", "VERSION", "Beat", "Buffer", "Here", "Peers", "Unreadable", "decode", "encode", "signal"]
 
 VERSION = 1
 LARGEST_BYTES = 2**31
@@ -49,6 +49,11 @@ class Peers(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class Beat(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """To the coordinator's process: I live."""
+
+
+def signal(head: Here | Peers | Beat, generation: int) -> Message:
+    """A message for another process, whose core never sees it."""
+    return Message(cast(messages.Head, head), (), 0, generation)
 
 
 class _First(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
