@@ -19,20 +19,22 @@ from scipy.optimize import nnls
 from simulators import reconfigure
 from simulators.calibrate import Fit, fit_all, predicted
 from simulators.calibrate_file import Provenance
+from simulators.calibrate_learning import LEVEL, Effort, fitted_rate, proxy_ratio, ratio
 from simulators.calibrate_model import Constants, Row
 from simulators.calibrate_rows import Recording
 from simulators.reconfigure import Costs, Load
 from tuners.actions import Setting
 
-__all__ = ["FOLDS", "Check", "Prediction", "check"]
+__all__ = ["FOLDS", "STALE", "Check", "Prediction", "check"]
 
 FOLDS = 5
+STALE = "mini-batches, asynchronous over synchronous"
 _SETTINGS = 10  # of a workload that is divided by settings
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One recorded time and what was made of it; seconds."""
+    """One recorded time and what was made of it: seconds, or a ratio of mini-batches."""
 
     group: str  # workload and policy, or a kind of change
     run: str
@@ -76,7 +78,8 @@ def check(recording: Recording, given: Mapping[str, Constants], origin: Provenan
         Prediction(groups[i], r.run, _label(r), r.cycle_seconds, *map(float, values))
         for i, (r, *values) in enumerate(zip(rows, fitted, held, plain_fitted, plain, strict=True))
     ]
-    return Check(origin, (*made, *_switches(recording.switch_seconds)), fits, by_settings, recording.caveats)
+    others = (*_switches(recording.switch_seconds), *_stale(recording.efforts))
+    return Check(origin, (*made, *others), fits, by_settings, recording.caveats)
 
 
 def _order(row: Row) -> tuple[str, int, int, int, int, int]:
@@ -151,6 +154,28 @@ def _switches(recorded: Sequence[float]) -> tuple[Prediction, ...]:
         others = [s for j, s in enumerate(recorded) if j % FOLDS != i % FOLDS] or [float("nan")]
         plain = (float(np.mean(recorded)), float(np.mean(others)))
         made.append(Prediction("switch of policy", str(i), "switch", seconds, planned(recorded), planned(others), *plain))
+    return tuple(made)
+
+
+def _stale(recorded: Sequence[Effort]) -> tuple[Prediction, ...]:
+    """Mini-batches to an accuracy, asynchronous over synchronous, for every other run of each kind by the rest; the plain
+    closed form knows no staleness."""
+    made = []
+    for name in dict.fromkeys(e.workload for e in recorded):
+        mine = [e for e in recorded if e.workload == name]
+        halves: tuple[list[Effort], list[Effort]] = ([], [])
+        for policy in ("asp", "bsp"):
+            alike = [e for e in mine if e.policy == policy]
+            for half in (0, 1):
+                halves[half].extend(alike[half::2])
+        known = [(half, ratio(half), ratio(rest)) for half, rest in (halves, halves[::-1])]
+        if not all(np.isfinite(value) for _, *values in known for value in values):
+            continue
+        workers = mine[0].workers
+        fitted = proxy_ratio(fitted_rate(ratio(mine), workers), workers)
+        for i, (_, seen, told) in enumerate(known):
+            held = proxy_ratio(fitted_rate(told, workers), workers)
+            made.append(Prediction(STALE, str(i), f"{name}, {100 * LEVEL:g} % of the best", seen, fitted, held, 1.0, 1.0))
     return tuple(made)
 
 

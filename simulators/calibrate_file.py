@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from simulators.calibrate import Fit, Row
+from simulators.calibrate_learning import LEVEL, PROXY, Effort, fitted_rate, proxy_ratio, ratio
 from simulators.calibrate_model import demand
 from simulators.calibrate_rows import Recording
 from simulators.workloads import Demand
@@ -61,10 +62,22 @@ def text(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -> s
     for name, fit in fits.items():
         rows = [r for r in recording.rows if r.workload == name]
         lines += _workload(name, fit, rows, origin)
+    for name in dict.fromkeys(e.workload for e in recording.efforts):
+        lines += _staleness(name, [e for e in recording.efforts if e.workload == name])
     if recording.noise is not None:
         noise = {n: getattr(recording.noise, n) for n in ("times", "recorded_p99", "fitted_p99")}
         lines += _table("calibration.noise", noise)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _staleness(name: str, found: Sequence[Effort]) -> list[str]:
+    """How many more mini-batches asynchronous training took, and the proxy that takes about as many more."""
+    wanted = ratio(found)
+    if not math.isfinite(wanted):
+        return []
+    rate = fitted_rate(wanted, found[0].workers)
+    said = {"recorded_ratio": wanted, "level": LEVEL, "proxy": PROXY, "learning_rate": rate}
+    return _table(f"calibration.staleness.{_key(name)}", said | {"proxy_ratio": proxy_ratio(rate, found[0].workers)})
 
 
 def _restarts(timed: Sequence[tuple[float, float]]) -> dict[str, float]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from simulators.calibrate_learning import Effort, efforts
 from simulators.calibrate_model import Row, with_speeds
 from simulators.conditions import Sleeps
 
@@ -49,6 +50,7 @@ class Recording:
     noise: Noise | None  # None: single mini-batches were not timed
     switch_seconds: tuple[float, ...]  # nobody trained while the policy was changed
     restart_seconds: tuple[tuple[float, float], ...]  # other changes by restarting: seconds, bytes moved
+    efforts: tuple[Effort, ...]  # of runs that were synchronous, or asynchronous, all the time
     caveats: tuple[str, ...]  # what was recorded and is not used, and why; what is biased
 
 
@@ -76,7 +78,7 @@ def recorded(tables: Mapping[str, pl.DataFrame], source: str = "") -> Recording:
                 f"{runs.height} runs ({names}) have trimmed seconds only, but all their steps: too short by a part"
             )
     switches, restarts = _changes(tables, settings)
-    return Recording(tuple(rows), noise, switches, restarts, tuple(caveats))
+    return Recording(tuple(rows), noise, switches, restarts, tuple(efforts(tables)), tuple(caveats))
 
 
 def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.DataFrame:

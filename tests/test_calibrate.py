@@ -225,7 +225,7 @@ def test_counts_that_do_not_belong_to_their_seconds_are_refused():
 
 def test_what_is_written_loads_and_is_always_the_same(tmp_path):
     rows = timed([row(w, 10 - w, b) for w in (2, 4, 8) for b in (8, 32)])
-    made = Recording(tuple(rows), None, (180.0, 190.0), (), ("some were left out",))
+    made = Recording(tuple(rows), None, (180.0, 190.0), (), (), ("some were left out",))
     fits = fit_all(rows, {"toy": Constants(cores=8, model_bytes=100.0)}, resamples=20)
     path = tmp_path / "made.toml"
     path.write_text(text(fits, made, ORIGIN))
@@ -275,7 +275,7 @@ def test_the_command_wants_one_recording(tmp_path, capsys):
 
 def test_every_row_is_held_out_once_and_settings_stay_together():
     rows = tuple(timed([row(w, 10 - w, b) for w in (2, 4, 6, 8, 9) for b in (8, 32)], noise=0.01))
-    made = check(Recording(rows, None, (100.0, 110.0), (), ()), {"toy": Constants(cores=8, model_bytes=1.0)}, ORIGIN)
+    made = check(Recording(rows, None, (100.0, 110.0), (), (), ()), {"toy": Constants(cores=8, model_bytes=1.0)}, ORIGIN)
     assert made.by_settings == ("toy",)
     off = [abs(p.held_out / p.recorded - 1) for p in made.predictions if p.group == "toy, asp"]
     assert len(off) == 10
