@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import secrets
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -34,7 +35,8 @@ from harness.ray_cluster import joined
 
 __all__ = ["Crew", "Offer", "Placement", "cluster", "launch", "plan"]
 
-_HERE = "127.0.0.2"  # Ray takes 127.0.0.1 to mean the address that others reach this machine by
+# An address that only this machine reaches; Ray takes 127.0.0.1 to mean one by which others reach it, too.
+_HERE = "127.0.0.2" if sys.platform == "linux" else None
 _STORE_BYTES = 80 * 2**20  # Ray's least; nothing large passes through it
 _SHARE = 0.001  # of the resource that every node of a cluster has one of, "node:ADDRESS"
 _PLACE_SECONDS = 15.0

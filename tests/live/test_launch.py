@@ -1,13 +1,17 @@
 """Where a job's nodes live, and what becomes of its processes on a Ray cluster."""
 
 import math
+import queue
 import time
 from collections import Counter
 
+import numpy as np
 import pytest
+import ray
 
 from harness.live import launch
 from harness.live.placement import Offer, plan
+from harness.live.ray_transport import RayTransport
 from live.ones import ONES, Ones
 from tuners import policies
 from tuners.settings import Node
@@ -92,3 +96,39 @@ def test_processes_on_nodes_that_die_are_missed_and_replaced(loop_cluster):
             until(lambda: crew.call("members") == {s: 1 + (s in lost) for s in servers})
     left = [line for i in loop_cluster.nodes for line in loop_cluster.processes(i).values() if "ray::_" in line]
     assert left == []
+
+
+class Echo:
+    """An actor that has the other transport's end."""
+
+    def __init__(self, name):
+        self.inbox = queue.SimpleQueue()
+        self.transport = RayTransport(name, self.inbox)
+
+    @ray.method(concurrency_group="inbox")
+    def deliver(self, frames):
+        self.inbox.put(frames)
+
+    def send(self, address, count, size):
+        array = np.arange(size, dtype=np.float32)
+        self.transport.send("other", [b"lost"])
+        self.transport.connect("other", address)
+        for i in range(count):
+            self.transport.send("other", [b"%d" % i, array.data])
+        self.transport.connect("other", "nobody/0")
+        self.transport.send("other", [b"lost"])
+
+    def received(self, count):
+        found = [self.transport.receive(10.0) for _ in range(count)]
+        assert self.transport.receive(0.1) is None
+        assert self.transport.receive(0.0) is None
+        return [(bytes(first), np.frombuffer(array, np.float32).sum()) for first, array in found]
+
+
+def test_ray_calls_carry_frames_in_order(loop_cluster):
+    with launch.cluster(loop_cluster.address):
+        echo = ray.remote(num_cpus=0, concurrency_groups={"inbox": 1})(Echo)
+        one, other = (echo.options(name=name).remote(name) for name in ("one", "other"))
+        ray.get(other.received.remote(0))
+        ray.get(one.send.remote("other", 100, 1000))
+        assert ray.get(other.received.remote(100)) == [(b"%d" % i, 499500.0) for i in range(100)]
