@@ -26,7 +26,7 @@ from tuners.actions import Evaluation, Setting, Status, SyncPolicy
 
 __all__ = ["Control"]
 
-_LOOK_SECONDS = 0.02
+_LOOK_SECONDS = 0.05
 _BUSY_LOOK_SECONDS = 0.005  # while something is being done, whose cost is measured
 _LOSSES_SECONDS = 0.1
 _KEEP_SECONDS = 30.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -145,9 +145,10 @@ def _driven(
             raise Interrupted(
                 f"Stopped after {live.now:.1f} s; {wanted.out} has a checkpoint. The same command with --resume goes on."
             )
-        outcome = played.outcome
-        ending = {"status": outcome.status, "seconds": outcome.seconds, "reason": outcome.reason}
-        recorder.end(**ending, workload=live.job.name, seed=wanted.seed)
+        ended = played.outcome
+        recorder.end(
+            status=ended.status, seconds=ended.seconds, workload=live.job.name, seed=wanted.seed, reason=ended.reason
+        )
     return replace(played, exchanges=tuple(exchanges))
 
 
@@ -181,17 +182,12 @@ def _resumed(factory: TunerFactory, job: Job, kept: Sequence[Exchange]) -> Tuner
         asked: Action[Any] | None = action
         while asked is not None:
             try:
-                answer = yield asked
+                answer: Any = yield asked
             except Rejected as refusal:
-                asked = _next(lambda refusal=refusal: tuner.throw(refusal))
-            else:
-                asked = _next(lambda answer=answer: tuner.send(answer))
+                answer = refusal
+            try:
+                asked = tuner.throw(answer) if isinstance(answer, Rejected) else tuner.send(answer)
+            except StopIteration:
+                return
 
     return going_on
-
-
-def _next(go_on: Callable[[], Action[Any]]) -> Action[Any] | None:
-    try:
-        return go_on()
-    except StopIteration:
-        return None

@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
@@ -192,7 +193,7 @@ def _loss(model: learning.Model, unravel: Any, data: learning.Data, shard: Any, 
 
 
 def _mean_loss(model: learning.Model, unravel: Any, data: learning.Data, shard: Any, clock: Array, flat: Array) -> Array:
-    rows, count = learning.minibatch(model, data, shard, np.int32(0), clock)
+    rows, count = learning.minibatch(model, data, shard, jnp.asarray(0, jnp.int32), clock)
     return learning.mean_loss(model, unravel(flat), rows, count)
 
 

@@ -266,6 +266,7 @@ class Job:
         return self.left() == []
 
 
+@pytest.mark.timeout(300)
 def test_a_job_on_ray_is_changed_interrupted_and_resumed_to_its_target(here):
     command = ("small.toml", "--tuner", "mine:mover", "--out", "out")
     job = Job(*command)
