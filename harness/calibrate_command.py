@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from simulators.calibrate_file import Provenance
     from simulators.calibrate_rows import Recording
 
-__all__ = ["add_calibrate", "add_fidelity"]
+__all__ = ["add_calibrate", "add_fidelity", "given", "read"]
 
 _ABOUT = """\
 Fit what the simulator must know of machines and workloads to a recording, from the times of

@@ -1,0 +1,78 @@
+"""The page of `harness fidelity`, and the commands against recordings where these are at hand."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from harness import cli
+from reports import fidelity
+from simulators.calibrate import Constants, Fit
+from simulators.calibrate_check import Check, Prediction
+from simulators.calibrate_file import Provenance
+
+FOLDER = os.environ.get("HARNESS_RECORDINGS", "")
+
+MADE = Check(
+    Provenance("a <b>", "someone @ 1", "none", "0" * 64, "harness", "harness"),
+    tuple(
+        Prediction("job, asp", f"r{i}", f"{i} workers", recorded, recorded * 1.1, held, recorded, recorded * 0.5)
+        for i, (recorded, held) in enumerate([(1.0, 1.2), (2.0, 1.8), (4.0, 4.4), (8.0, math.nan)])
+    ),
+    {"job": Fit(Constants(), {"fixed_seconds": (0.1, 0.2)}, {"sample_seconds": "record <more>"}, {}, 4, 0.1)},
+    ("job",),
+    ("1 run was left out",),
+)
+
+
+def test_errors_are_of_what_could_be_predicted():
+    found = fidelity.errors(MADE.predictions, lambda p: p.held_out)
+    assert found.rows == 3
+    assert found.median == pytest.approx(0.1)
+    assert found.p95 == pytest.approx(0.19)
+    assert found.tau == 1.0
+    assert math.isnan(fidelity.errors(MADE.predictions[:2], lambda p: p.held_out).tau)
+    assert fidelity.errors((), lambda p: p.fitted).rows == 0
+
+
+def test_the_page_says_all_and_is_safe(tmp_path):
+    path = fidelity.write(tmp_path, [MADE])
+    text = path.read_text()
+    assert text == fidelity.page([MADE])
+    assert "a &lt;b&gt;" in text
+    assert "record &lt;more&gt;" in text
+    assert "<script" not in text
+    assert "10.0% / 19.0%" in text
+    assert "setting i is in fold i mod 5" in text
+    assert pl.read_csv(tmp_path / "predictions.csv").height == 4
+
+
+def test_the_table_of_a_terminal():
+    (table,) = fidelity.tables([MADE])
+    assert "simulator, held out" in table
+    assert "note: 1 run was left out" in table
+
+
+def test_the_command_wants_a_recording(tmp_path, capsys):
+    assert cli.main(["fidelity", "--out", str(tmp_path)]) == 2
+    assert "name traces" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not FOLDER, reason="HARNESS_RECORDINGS does not say where recordings are")
+def test_switches_and_steps_of_sync_switch_are_within_reach(tmp_path):
+    from harness.calibrate_command import read
+    from simulators.calibrate import fit_all, predicted
+
+    recording, _ = read(None, ["sync-switch", str(Path(FOLDER) / "sync-switch")])
+    rows = recording.rows
+    fitted = fit_all(rows[::2], dict.fromkeys({r.workload for r in rows}, Constants(cores=1)), resamples=0)
+    off = []
+    for name, found in fitted.items():
+        mine = [r for r in rows[1::2] if r.workload == name]
+        off += [abs(p / r.cycle_seconds - 1) for p, r in zip(predicted(found.constants, mine), mine, strict=True)]
+    assert sorted(off)[len(off) // 2] < 0.05
+    assert max(recording.switch_seconds) / min(recording.switch_seconds) < 1.1
