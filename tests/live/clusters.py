@@ -52,7 +52,6 @@ class Cluster:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},  # so that nodes can import what tests define
             start_new_session=True,
         )
 
@@ -124,7 +123,7 @@ class Cluster:
         assert self._room.stdout is not None
         self._room.stdin.close()
         try:
-            assert self._room.wait(timeout=20) == 0, (self.folder / "room.txt").read_text()
+            assert self._room.wait(timeout=20) == 0, self._errors.name
         finally:
             self._room.kill()
             self._room.wait()

@@ -20,6 +20,7 @@ atexit.register(shutil.rmtree, _KEYS, ignore_errors=True)
 for name in [n for n in os.environ if n.startswith("RAY_")]:
     del os.environ[name]
 os.environ |= {
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])),  # our jobs
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN_PATH": str(_KEYS / "token"),
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -122,13 +122,13 @@ def why_not() -> str:
 
 @pytest.fixture(scope="module")
 def namespace_cluster() -> Iterator[NamespaceCluster]:
-    """A head and four nodes, each a host of its own."""
+    """A head and five nodes of one CPU, each a host of its own: one more than jobs of four need, so that none share one."""
     if reason := why_not():
         pytest.skip(reason)
     cluster = NamespaceCluster()
     try:
-        cluster.add_hosts(5)
-        cluster.start(range(5))
+        cluster.add_hosts(6)
+        cluster.start(range(6), cpus=1)
         yield cluster
     finally:
         cluster.end()

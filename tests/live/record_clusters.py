@@ -27,8 +27,9 @@ from harness.live.spec import Spec
 from harness.record import play_recorded
 from live.faults import deployed
 from live.namespaces import NamespaceCluster, why_not
+from traces.exchanges import Exchange
 from traces.parts import check_trace, digest_of
-from tuners.actions import Job, Method, Reconfigure, Run, Setting, Tuner
+from tuners.actions import Job, Method, Reconfigure, Run, Setting, Tuner, Window
 
 _NODES = 5
 _ROLES = '{ choice = ["worker", "server", "both", "idle"] }'
@@ -150,11 +151,24 @@ def record(name: str, design: Design, folder: Path, clocks: int) -> None:
                 def visitor(_: Job) -> Tuner:
                     return _visitor(design, clocks)
 
-                played = play_recorded(visitor, patient.live, folder, scenario=f"live {name}", tuner="visits", seed=0)
+                named = {"scenario": f"live {name}", "tuner": "visits", "seed": 0}
+                played = play_recorded(visitor, patient.live, folder, **named, watch=_tell)
         if played.outcome.status not in ("ended", "budget"):
             raise RuntimeError(f"{name}: {played.outcome.status}, {played.outcome.reason}")
     finally:
         cluster.end()
+
+
+def _tell(exchange: Exchange) -> None:
+    answer = exchange.answer
+    if isinstance(answer, Window) and answer.setting is not None:
+        setting, rate = answer.setting, answer.clocks / answer.seconds
+        said = (
+            f"{len(setting.workers)} workers, {len(setting.servers)} servers, {setting.policy}, batch {setting.batch_size}"
+        )
+    else:
+        said, rate = f"{type(exchange.action).__name__}: {answer}", float("nan")
+    print(f"{exchange.seconds:8.1f} s  {rate:6.1f}/s  {said}", flush=True)  # noqa: T201
 
 
 def _about(name: str, design: Design, folder: Path) -> str:

@@ -1,9 +1,10 @@
 """The machine room of a test cluster: a process that starts Ray nodes, owns them, and takes everything with it when it ends.
 
 Run as ``python room.py`` by `live.clusters`: a request per line on standard input, an answer per line on standard output,
-and when standard input closes, every process it started is killed, however it came about. Ray is imported once and each node
-is forked from here, which starts five nodes in a second or two where five `ray start` take twelve. In a network of its own
-(`switch`) the room is the switch: hosts are network namespaces that have no name, so nothing of them stays behind.
+and when standard input closes, every process it started is killed, however it came about, and its folder removed. Ray is
+imported once and each node is forked from here, which starts five nodes in a second or two where five `ray start` take
+twelve. In a network of its own (`switch`) the room is the switch: hosts are network namespaces that have no name, so nothing
+of them stays behind.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -240,6 +242,7 @@ def _serve(folder: Path, *, switch: bool) -> None:
         with suppress(ChildProcessError):
             while True:
                 os.wait()
+        shutil.rmtree(folder, ignore_errors=True)  # here, too, for whoever asked us may have been killed
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def test_training_resumes_within_ten_seconds_and_no_push_is_lost(patient: Patien
     since = time.monotonic()
     FAULTS[fault](patient)
     resumed = patient.seconds_to_resume(since)
-    for index in range(1, 5):  # what is broken is replaced, and the job is what it was
+    for index in range(1, 6):  # what is broken is replaced, and the job is what it was
         repair(cluster, index)
     whole = patient.whole()
     clocks, parameters = patient.counted()
@@ -89,7 +89,7 @@ def repair(cluster: NamespaceCluster, index: int) -> None:
     if index in cluster.nodes and not any(n["Alive"] and n["NodeManagerAddress"] == cluster.ip(index) for n in ray.nodes()):
         cluster.kill(index)
     if index not in cluster.nodes:
-        cluster.start([index])
+        cluster.start([index], cpus=1)
 
 
 @pytest.mark.timeout(3600)

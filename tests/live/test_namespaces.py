@@ -108,7 +108,7 @@ def test_a_node_that_is_killed_stopped_or_cut_off_is_noticed_and_can_come_back(
     seconds = {}
     cluster.kill(3)
     seconds["killed"] = until(lambda: not alive(ray_on_host, cluster, 3))
-    cluster.start([3])
+    cluster.start([3], cpus=1)
     seconds["started again"] = until(lambda: alive(ray_on_host, cluster, 3))
     cluster.signal(3, signal.SIGSTOP)
     seconds["stopped"] = until(lambda: not alive(ray_on_host, cluster, 3))
@@ -117,7 +117,7 @@ def test_a_node_that_is_killed_stopped_or_cut_off_is_noticed_and_can_come_back(
     seconds["cut off"] = until(lambda: not alive(ray_on_host, cluster, 4))
     cluster.mend_link(4)
     cluster.kill(4)  # Ray ends a node that was thought dead
-    cluster.start([3, 4])
+    cluster.start([3, 4], cpus=1)
     until(lambda: alive(ray_on_host, cluster, 3) and alive(ray_on_host, cluster, 4))
     print(json.dumps({k: round(v, 2) for k, v in seconds.items()}))  # noqa: T201
     assert max(seconds.values()) < 10
