@@ -251,8 +251,8 @@ class Control:
         cost = change.cost()
         if not change.waited:
             sight.changes.append(cost)
-        said = f"{cost.seconds:.2f} s, nobody trained for {cost.stall_seconds:.2f} s" if cost.done else "given up"
-        self.happened(f"{change.method}: {view.setting_words(change.new)} ({said})")
+        said = f"{cost.seconds:.2f} s, stall {cost.stall_seconds:.2f} s" if cost.done else "given up"
+        self.happened(f"{change.method} ({said}): {view.setting_words(change.new)}")
 
     # ------------------------------------------------------------------------------------------------- for those who watch
 

@@ -19,7 +19,7 @@ from harness.live.control import Control
 from harness.live.runtime import Procedure, Processes, peers
 from harness.live.sight import Sight
 from harness.live.spec import Spec
-from harness.live.view import Glimpse
+from harness.live.view import Glimpse, setting_words
 from simulators import jobs, plant, reconfigure
 from simulators.optimizers import slots
 from tuners import policies
@@ -213,6 +213,10 @@ class LiveSystem:
     def _put(self, number: int, setting: Setting, policy: SyncPolicy) -> None:
         sight = self._control.sights[number]
         self._control.runtime.call("put", number, setting, None if policy is sight.policy else policy)
+        if setting != sight.setting:
+            self._control.happened(f"set: {setting_words(setting)}")
+        elif policy is not sight.policy:
+            self._control.happened(f"policy {policy.name} is installed")
         sight.setting, sight.policy = setting, policy
 
     def _policy(self, sight: Sight, setting: Setting) -> SyncPolicy:

@@ -270,7 +270,7 @@ class Job:
 def test_a_job_on_ray_is_changed_interrupted_and_resumed_to_its_target(here):
     command = ("small.toml", "--tuner", "mine:mover", "--out", "out")
     job = Job(*command)
-    job.read("migrate:")  # the model has moved while it trained
+    job.read("migrate (")  # the model has moved while it trained
     job.read("clocks (")
     os.killpg(job.process.pid, signal.SIGINT)  # as a terminal does it
     assert job.ended() == 130, job.said
