@@ -1,7 +1,6 @@
 """Ray's side of the processes: thin actors around the loops, which know nothing of Ray.
 
-Ray pickles an actor's class with the globals that it uses, so everything is imported where it is needed; and a process
-imports JAX only if it computes, after it has chosen its cores.
+Ray pickles an actor's class with the globals that it uses, so everything is imported where it is needed.
 """
 
 from __future__ import annotations

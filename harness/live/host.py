@@ -1,6 +1,7 @@
 """What a process takes of the machine it is on: cores, and memory that it keeps.
 
-Limits are set from within, before JAX is imported: it makes as many threads as it finds cores, and heeds no flag.
+Limits are set from within, before JAX computes for the first time: it then makes as many threads as it finds cores, and
+heeds no flag. Later limits hold, too, but leave it more threads than cores.
 """
 
 from __future__ import annotations
