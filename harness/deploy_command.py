@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,6 +69,8 @@ def _deploy(options: argparse.Namespace) -> int:
         address=options.address,
         resume=options.resume,
     )
+    # Ray forks only to exec at once, so that what other threads held matters to nobody.
+    warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     console = terminal()
     if options.dry_run:
         console.print("\n".join(described(wanted)), markup=False, highlight=False, soft_wrap=True)

@@ -66,11 +66,11 @@ def test_help_fits_a_terminal_and_names_every_command(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     pages = []
-    for arguments in ([], ["compare"], ["list"], ["show"], ["report"], ["train"]):
+    for arguments in ([], ["compare"], ["list"], ["show"], ["report"], ["train"], ["deploy"]):
         with pytest.raises(SystemExit):
             main([*arguments, "--help"])
         pages.append(capsys.readouterr().out)
-    assert all(word in pages[0] for word in ("compare", "list", "show", "report", "130"))
+    assert all(word in pages[0] for word in ("compare", "list", "show", "report", "deploy", "130"))
     assert max(len(line) for page in pages for line in page.splitlines()) <= 100
 
 

@@ -99,9 +99,10 @@ def beside(live: Run, simulated: Run) -> Table:
     for name, mine, theirs, unit in rows:
         ratio = mine / theirs if theirs else math.nan
         table.add_row(name, _shown(mine, unit), _shown(theirs, unit), "-" if math.isnan(ratio) else f"{ratio:.2f}")
-    missed = [name for name, run in (("live", live), ("simulated", simulated)) if not run.reached]
+    missed = [name for name, run in (("live", live), ("in simulation", simulated)) if not run.reached]
     if missed:
-        table.caption = Text(f"The target was not reached {' and '.join(missed)}: its completion time is the budget.")
+        said = f"The target was not reached {' nor '.join(missed)}; completion time is the budget then."
+        table.caption, table.caption_justify = Text(said), "left"
     return table
 
 

@@ -32,6 +32,7 @@ __all__ = ["CHECKPOINT", "Log", "claimed", "read_log", "write_model"]
 
 CHECKPOINT = "checkpoint.safetensors"
 _LOG = "exchanges.jsonl"
+_BEGINNINGS = {"deploy.json", "scenario.toml", _LOG, "trace"}
 
 
 @contextmanager
@@ -40,9 +41,10 @@ def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: boo
     if out.exists() and not out.is_dir():
         raise ValueError(f"Cannot deploy to {out}: it is a file. Name a folder with --out.")
     manifest = {"harness": __version__, "scenario": scenario.name, "tuner": tuner, "seed": seed}
-    fresh = not out.is_dir() or not any(out.iterdir())
+    # A job that was stopped before its first checkpoint has left nothing to go on from, and nothing to lose.
+    fresh = not out.is_dir() or {p.name for p in out.iterdir()} <= _BEGINNINGS
     if fresh and resume:
-        raise ValueError(f"Cannot resume from {out}: no job was deployed there. Deploy without --resume to begin one.")
+        raise ValueError(f"Cannot resume from {out}: it has no checkpoint of a job. Deploy without --resume to begin one.")
     if not fresh:
         if not resume:
             raise ValueError(

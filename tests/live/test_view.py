@@ -88,4 +88,4 @@ def test_live_stands_beside_simulated():
     assert rows["completion time"][-5:] == ["20", "s", "10", "s", "2.00"]
     assert rows["iteration time"][-5:] == ["10", "ms", "10", "ms", "1.00"]
     assert rows["reconfigurations"][-3:] == ["1", "0", "-"]
-    assert "The target was not reached simulated: its completion time is the budget." in " ".join(said.split())
+    assert "The target was not reached in simulation; completion time is the budget then." in " ".join(said.split())
