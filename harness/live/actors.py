@@ -112,6 +112,10 @@ class _Coordinator:
     def call(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         return self.coordination.call(name, *given, **named)
 
+    @ray.method(concurrency_group="calls")
+    def stop(self) -> None:
+        self.coordination.stop()
+
     @ray.method(concurrency_group="inbox")
     def deliver(self, frames: Sequence[Buffer]) -> None:
         self.inbox.put(frames)

@@ -41,6 +41,7 @@ _STORE_BYTES = 80 * 2**20  # Ray's least; nothing large passes through it
 _SHARE = 0.001  # of the resource that every node of a cluster has one of, "node:ADDRESS"
 _PLACE_SECONDS = 15.0
 _RETURN_SECONDS = 60.0  # for a coordinator to come back
+_STOP_SECONDS = 5.0  # for processes to end
 _LOOK_SECONDS = 0.25
 _SPARE_SECONDS = 3.0  # for room where it is wanted, before any will do
 
@@ -236,9 +237,11 @@ class Crew:
         self._kill(list(self._actors))
         if self._coordinator is not None:
             with suppress(exceptions.RayError):
+                ray.get(self._coordinator.stop.remote(), timeout=_STOP_SECONDS)  # it writes to our folder no more
+            with suppress(exceptions.RayError):
                 ray.kill(self._coordinator, no_restart=True)
         with suppress(exceptions.RayError):
-            ray.wait(runs, num_returns=len(runs), timeout=5.0)
+            ray.wait(runs, num_returns=len(runs), timeout=_STOP_SECONDS)
         for group in self._groups.values():
             remove_placement_group(group)
         self._groups.clear()
