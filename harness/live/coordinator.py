@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from harness.live.blocks import Layout, blocks_in
 from harness.live.cycles import Cycles
@@ -80,10 +79,16 @@ class Coordinator:
         self._record()
 
     def begin_from(self, state: bytes, vectors: dict[int, dict[str, Array]]) -> None:
-        """As `begin`, with what `checkpoint` and `saved` gave once."""
+        """As `begin`, with what `checkpoint` and `saved` gave once: another job's, or this one's when nobody has a copy of
+        some block any more. What was pushed since is lost, and branches are those of then."""
+        before, self._cycles.running = self._cycles.lines, None
         self._cycles.lines, self._next_branch = pickle.loads(state)  # noqa: S301 - the job's own checkpoint
-        for line in self._cycles.lines.values():
+        for number, line in self._cycles.lines.items():
             line.start_clock(self._now())
+            if number in before:
+                self._membership.lost_pushes += before[number].pushes - line.pushes
+        self._ledger.begin_anew()
+        self._moves.goal = None
         self._snapshots.give(vectors)
         self._record()
 
@@ -135,7 +140,7 @@ class Coordinator:
     def _on_hello(self, sender: str, generation: int) -> None:
         if self._ledger.expected.get(sender) == generation and self._membership.admit(sender, generation):
             self._evaluations.again()
-            self._refresh()
+            self._cycles.refresh()
             self._record()
 
     def _handle(self, sender: str, head: Head, arrays: tuple[Array, ...]) -> None:
@@ -217,7 +222,7 @@ class Coordinator:
         if line.state is None or line.halted:
             line.policy = policy or line.policy
         else:
-            self._renew(line, policy or line.policy)
+            self._cycles.renew(line, policy or line.policy)
         self._record()
 
     def _check(self, policy: SyncPolicy) -> None:
@@ -226,26 +231,6 @@ class Coordinator:
                 f"Cannot install {policy.name}, which asks for losses before and after every push: here the servers apply "
                 f'the {self.job.aggregation} of a group; use aggregation = "each".'
             )
-
-    def _active(self, line: Line) -> NDArray[np.bool_]:
-        members, workers = self._ledger.members, line.setting.workers
-        return np.array([n in workers and worker_name(n) in members for n in self.job.nodes])
-
-    def _renew(self, line: Line, policy: SyncPolicy) -> None:
-        active, running = self._active(line), self._cycles.line
-        if policy.probes != line.policy.probes and line is running:
-            self._cycles.decide_now(line)
-            if policy.probes:  # those under way were begun without
-                for worker in list(line.busy):
-                    self._cycles.start(line, worker, self._now())
-        if policy is not line.policy or not np.array_equal(active, line.active):
-            self._cycles.begin(line, line.install(policy, active, self._now()), self._now())
-
-    def _refresh(self) -> None:
-        """Workers have come or gone."""
-        for line in self._cycles.lines.values():
-            if line.state is not None and not line.halted:
-                self._renew(line, line.policy)
 
     def halt(self, branch: int) -> None:
         """Everybody stops, mini-batches under way are given up: before a restart under another setting."""
@@ -259,7 +244,7 @@ class Coordinator:
         """All workers of the branch's setting begin, with the policy put in force anew."""
         line = self._cycles.lines[branch]
         now, line.halted = self._now(), False
-        self._cycles.begin(line, line.install(line.policy, self._active(line), now), now)
+        self._cycles.begin(line, line.install(line.policy, self._cycles.active(line), now), now)
         self._record()
 
     def place(
@@ -319,7 +304,7 @@ class Coordinator:
         for name in lost:
             self._cycles.lose(name)
         self._membership.lose(lost)
-        self._refresh()
+        self._cycles.refresh()
         self._record()
 
     def recover(self, servers: tuple[str, ...] = (), shares: tuple[float, ...] = ()) -> None:

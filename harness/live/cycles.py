@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.live.blocks import Blocks, blocks_in
 from harness.live.evaluations import Evaluations
@@ -15,6 +16,7 @@ from harness.live.membership import Membership
 from harness.live.messages import Again, Done, Probe, Probed, Release, Rest, Staged
 from harness.live.messages import worker as worker_name
 from harness.live.snapshots import Snapshots
+from tuners.actions import SyncPolicy
 
 __all__ = ["Cycles"]
 
@@ -243,3 +245,28 @@ class Cycles:
             self.forget(worker)
             for line in self.lines.values():
                 line.give_up(worker, self._now())
+
+    # ------------------------------------------------------------------------------------------------- policies and workers
+
+    def active(self, line: Line) -> NDArray[np.bool_]:
+        """Who works under a branch's setting and is there, [k]."""
+        members, workers = self._ledger.members, line.setting.workers
+        return np.array([n in workers and worker_name(n) in members for n in self._job.nodes])
+
+    def renew(self, line: Line, policy: SyncPolicy) -> None:
+        """Put a policy in force anew if it is another one, or is to rule others."""
+        active, now, begun_without = self.active(line), self._now(), list[int]()
+        if policy.probes != line.policy.probes and line is self.line:
+            self.decide_now(line)
+            begun_without = list(line.busy) if policy.probes else []
+        if policy is not line.policy or not np.array_equal(active, line.active):
+            released = line.install(policy, active, now)
+            for worker in begun_without:
+                self.start(line, worker, now)
+            self.begin(line, released, now)
+
+    def refresh(self) -> None:
+        """Workers have come or gone."""
+        for line in self.lines.values():
+            if line.state is not None and not line.halted:
+                self.renew(line, line.policy)

@@ -26,12 +26,19 @@ class Ledger:
         self.index = 0  # of the last entry
         self.entries: dict[int, Entry] = {}  # after the durable snapshot
         self.durable = 0
-        self.holders: dict[int, set[str]] = {b: {COORDINATOR} for b in layout.everything}  # of the durable snapshot
+        self.holders: dict[int, set[str]] = {}  # of the durable snapshot, by block
         self.view, self.generation = 0, 1
-        self.table: dict[int, str] = dict.fromkeys(layout.everything, COORDINATOR)
+        self.table: dict[int, str] = {}
         self.table_index = 0
         self.members: dict[str, int] = {}
         self.expected: dict[str, int] = {}
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """What was before does not matter any more; the coordinator has what comes now."""
+        self.durable, self.entries = self.index, {}
+        self.holders = {b: {COORDINATOR} for b in self.layout.everything}
+        self.table = dict.fromkeys(self.layout.everything, COORDINATOR)
 
     def dump(self) -> dict[str, Any]:
         """All of it that a successor needs."""

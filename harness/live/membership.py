@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from harness.live.blocks import Blocks, members, owners_of, runs_of
 from harness.live.ledger import Ledger
-from harness.live.log import Commit, Drop, Move, Skip, Snapshot
+from harness.live.log import Commit, Drop, Fork, Free, Move, Skip, Snapshot
 from harness.live.messages import COORDINATOR, Log, View
 from harness.live.moving import Moves
 from harness.live.snapshots import Snapshots
@@ -193,23 +193,27 @@ class Membership:
     def _withdraw(self) -> list[int]:
         """Pushes whose gradients nobody has any more do not count."""
         entries, ungrouped = self._ledger.entries, []
-        for index, entry in sorted(entries.items()):
+        for index in sorted(entries):
+            entry = entries[index]  # as those before it have left it
             if isinstance(entry, Commit) and entry.accept and entry.cycle <= self.gone.get(entry.worker, 0):
                 entries[index] = replace(entry, accept=False)
                 self.lost_pushes += 1
-                if not self._shrink(entry.branch, index):
-                    ungrouped.append(entry.branch)
+                ungrouped += self._shrink(entry.branch, index)
         return ungrouped
 
-    def _shrink(self, branch: int, index: int) -> bool:
-        """The group that a push was in is smaller by it; False where that group is still open."""
-        entries = self._ledger.entries
+    def _shrink(self, branch: int, index: int) -> list[int]:
+        """The group that a push was in is smaller by it, in branches forked meanwhile, too; those where it is still open."""
+        entries, still_open = self._ledger.entries, {branch}
         for i in range(index, self._ledger.index + 1):
             entry = entries[i]
-            if isinstance(entry, Commit) and entry.branch == branch and entry.take:
+            if isinstance(entry, Fork) and entry.parent in still_open:
+                still_open.add(entry.branch)
+            elif isinstance(entry, Free):
+                still_open.discard(entry.branch)
+            elif isinstance(entry, Commit) and entry.take and entry.branch in still_open:
                 entries[i] = replace(entry, grouped=entry.grouped - 1, take=entry.grouped > 1)
-                return True
-        return False
+                still_open.discard(entry.branch)
+        return sorted(still_open)
 
     def ready(self, name: str) -> bool:
         """A server is where the view begins; whether all are."""
