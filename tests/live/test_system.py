@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from harness.drive import play
+from harness.live import control
 from harness.live.spec import Spec
 from harness.live.system import LiveSystem
 from harness.scenario import load, system
@@ -68,6 +69,21 @@ def test_bsp_live_is_bsp_simulated_and_goes_on_from_a_checkpoint_as_if_nothing_h
     assert first.clocks == 60
     assert second.clocks >= 60  # those that came before the checkpoint and that nobody had seen are among them
     count = first.clocks + second.clocks
+    assert_alike(losses(first, second), losses(system(load(ENDLESS), 0).perform(Run(clocks=count))))
+
+
+def test_a_job_whose_driver_died_goes_on_from_what_was_kept_meanwhile(spec, tmp_path, monkeypatch):
+    monkeypatch.setattr(control, "_KEEP_SECONDS", 0.2)
+    kept = []
+    with crew(spec, tmp_path / "one") as processes, LiveSystem(spec, processes, keep=kept.append) as live:
+        first = live.perform(Run(clocks=30))
+        while not kept:
+            last = live.perform(Run(clocks=10))
+    assert kept[0].state["exchanges"] >= 1
+    assert 0.2 <= kept[0].state["seconds"] < last.end_seconds + 0.5
+    with crew(spec, tmp_path / "two") as processes, LiveSystem(spec, processes, kept[0]) as live:
+        second = live.perform(Run(clocks=60))
+    count = int(max(second.pushes.clock) + 1) * 3
     assert_alike(losses(first, second), losses(system(load(ENDLESS), 0).perform(Run(clocks=count))))
 
 
