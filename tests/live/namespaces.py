@@ -27,7 +27,7 @@ __all__ = ["NamespaceCluster", "namespace_cluster", "why_not"]
 _PERIOD_MICROSECONDS = 20_000
 _BURST_SECONDS = 0.005  # of a link's rate pass at full speed after a pause; shorter ones cannot be kept up by the kernel
 _LEAST_BURST_BYTES = 5_000  # three packets
-_QUEUE = "50ms"
+_QUEUE = "1mb"  # waits before packets are dropped: several pushes, or TCP stands still for 0.2 s whenever two collide
 _GROUPS = Path("/sys/fs/cgroup")
 
 
@@ -65,7 +65,7 @@ class NamespaceCluster(Cluster):
             subprocess.run([*qdisc, "del", "dev", device, "root"], capture_output=True, check=False)  # noqa: S603
             if megabits_per_second is not None:
                 burst = max(_LEAST_BURST_BYTES, round(megabits_per_second * 1e6 / 8 * _BURST_SECONDS))
-                shape = f"dev {device} root tbf rate {megabits_per_second}mbit burst {burst} latency {_QUEUE}"
+                shape = f"dev {device} root tbf rate {megabits_per_second}mbit burst {burst} limit {_QUEUE}"
                 _run([*qdisc, "add", *shape.split()])
 
     def cut_link(self, index: int) -> None:

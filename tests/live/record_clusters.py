@@ -24,12 +24,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import live.conftest  # noqa: F401 (Ray's settings, before it is imported)
 from harness.live.spec import Spec
-from harness.record import play_recorded
+from harness.live.system import LiveSystem
+from harness.record import MADE_BY
 from live.faults import deployed
 from live.namespaces import NamespaceCluster, why_not
 from traces.exchanges import Exchange
-from traces.parts import check_trace, digest_of
-from tuners.actions import Job, Method, Reconfigure, Run, Setting, Tuner, Window
+from traces.parts import Origin, TraceWriter, check_trace, digest_of
+from traces.record import Recorder
+from tuners.actions import Method, Reconfigure, Run, Setting, Window
 
 _NODES = 5
 _ROLES = '{ choice = ["worker", "server", "both", "idle"] }'
@@ -107,10 +109,15 @@ def _designs() -> dict[str, Design]:
     }
 
 
-def _visitor(design: Design, clocks: int) -> Tuner:
-    for setting, method in design.visits:
-        yield from Reconfigure(setting, method=method)
-        yield from Run(clocks=clocks * len(setting.workers))
+def _visit(live: LiveSystem, name: str, design: Design, folder: Path, clocks: int) -> None:
+    with TraceWriter(folder, Origin("harness", MADE_BY, f"live {name}, on namespaces of one machine")) as writer:
+        recorder = Recorder(writer, name, start=live.job.start)
+        for setting, method in design.visits:
+            for action in (Reconfigure(setting, method=method), Run(clocks=clocks * len(setting.workers))):
+                exchange = Exchange(live.now, action, live.perform(action))
+                recorder(exchange)
+                _tell(exchange)
+        recorder.end(status=live.status, seconds=live.now, workload=live.job.name, seed=0)
 
 
 @contextmanager
@@ -147,14 +154,7 @@ def record(name: str, design: Design, folder: Path, clocks: int) -> None:
                 cluster.set_rate(i, rate)
                 cluster.set_quota(i, cpus)
             with _straggling(cluster, design.slow_cpus):
-
-                def visitor(_: Job) -> Tuner:
-                    return _visitor(design, clocks)
-
-                named = {"scenario": f"live {name}", "tuner": "visits", "seed": 0}
-                played = play_recorded(visitor, patient.live, folder, **named, watch=_tell)
-        if played.outcome.status not in ("ended", "budget"):
-            raise RuntimeError(f"{name}: {played.outcome.status}, {played.outcome.reason}")
+                _visit(patient.live, name, design, folder, clocks)
     finally:
         cluster.end()
 
