@@ -60,7 +60,7 @@ class Coordinator:
         self.job, self._now = job, now
         self._ledger = Ledger(Layout(job.size, job.blocks), send, journal)
         self._moves, self._snapshots = Moves(self._ledger), Snapshots(self._ledger)
-        self._membership = Membership(self._ledger, self._snapshots, self._moves, now, job.retry_seconds)
+        self._membership = Membership(self._ledger, self._snapshots, self._moves, now, job.retry_seconds, self._gone_back)
         self._evaluations = Evaluations(self._ledger, self._evaluator, now)
         self._cycles = Cycles(job, self._ledger, self._membership, self._snapshots, self._evaluations, now)
         self._next_branch = 1
@@ -311,11 +311,15 @@ class Coordinator:
         """Go back to the last durable snapshot and on from there by the log, on those who are there; blocks of dead servers
         go to `servers`, as far as possible by these shares (none given: to those that are left). Raises RuntimeError where
         copies of a block are nowhere."""
-        for branch in self._membership.recover(servers, shares):
+        self._membership.recover(servers, shares)
+        self._record()
+
+    def _gone_back(self, ungrouped: list[int]) -> None:
+        """A view has begun: what was staged is gone, and pushes of open groups of these branches were withdrawn."""
+        for branch in ungrouped:
             if branch in self._cycles.lines:
                 self._cycles.lines[branch].grouped -= 1
         self._cycles.forget_staged()
-        self._record()
 
     def retire(self, names: Iterable[str]) -> None:
         """These are to leave: servers without blocks, workers of no setting. They can be stopped when not `needed`."""

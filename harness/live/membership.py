@@ -30,8 +30,16 @@ class Membership:
     """Peers that join, leave and die."""
 
     def __init__(
-        self, ledger: Ledger, snapshots: Snapshots, moves: Moves, now: Callable[[], float], retry_seconds: float
+        self,
+        ledger: Ledger,
+        snapshots: Snapshots,
+        moves: Moves,
+        now: Callable[[], float],
+        retry_seconds: float,
+        gone_back: Callable[[list[int]], None],
     ) -> None:
+        """`gone_back` is called when a view begins, with the branches in whose open groups pushes were withdrawn."""
+        self._gone_back = gone_back
         self._ledger, self._snapshots, self._moves = ledger, snapshots, moves
         self._now, self._patience_seconds = now, 10 * retry_seconds
         self.released: dict[str, int] = {}  # the last cycle of every worker
@@ -138,12 +146,11 @@ class Membership:
 
     # ------------------------------------------------------------------------------------------------------------ views
 
-    def recover(self, servers: tuple[str, ...], shares: tuple[float, ...]) -> list[int]:
-        """Begin a view; the branches in whose open groups a push was withdrawn, once for each. Raises RuntimeError where
-        blocks are gone."""
+    def recover(self, servers: tuple[str, ...], shares: tuple[float, ...]) -> None:
+        """Begin a view. Raises RuntimeError where blocks are gone."""
         ledger = self._ledger
         sources = self._sources_of(self._place(servers, shares))
-        ungrouped = self._withdraw()
+        self._gone_back(self._withdraw())
         ledger.entries = {i: Skip() if isinstance(e, Move | Snapshot) else e for i, e in ledger.entries.items()}
         ledger.view, ledger.table_index = ledger.view + 1, ledger.durable
         self._snapshots.restart()
@@ -157,7 +164,6 @@ class Membership:
         self._snapshots.hand_out(sources.get(COORDINATOR, ()))
         for name in ledger.servers:
             ledger.repeat(name, ledger.durable)
-        return ungrouped
 
     def _place(self, servers: tuple[str, ...], shares: tuple[float, ...]) -> dict[int, str]:
         """Where blocks are to be: where they are, if their owner lives, else with who has fewer than it should have."""

@@ -87,7 +87,7 @@ def test_asynchronous_pushes_in_a_given_order_are_the_formula(bits):
 
 @pytest.mark.parametrize(
     ("policy", "optimizer", "aggregation"),
-    [("bsp", "momentum", "each"), ("bsp", "sgd", "mean"), ("asp", "adam", "each")],
+    [("bsp", "momentum", "each"), ("bsp", "sgd", "mean"), pytest.param("asp", "adam", "each", marks=pytest.mark.live)],
 )
 def test_training_live_is_training_simulated(policy, optimizer, aggregation):
     digits, demand = load('live-digits[metric="loss",value=1e-200]'), "[workload.overrides.demand]"
