@@ -9,19 +9,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zmq
 from live.ones import ONES
 from numpy.typing import NDArray
 
-from harness.live import launch
 from harness.live.blocks import Layout
 from harness.live.runtime import peers
 from harness.live.spec import Spec
 from harness.live.worker import Computed, Task
 from tuners import policies
+
+if TYPE_CHECKING:
+    from harness.live import launch
 
 WORKERS = SERVERS = 2
 
@@ -88,6 +90,8 @@ class LiveJob:
 
 @contextmanager
 def live_job(offers: tuple[launch.Offer, ...], size: int, **options: Any) -> Iterator[LiveJob]:
+    from harness.live import launch  # which imports Ray, and tests set that up before
+
     spec = Idle(str(size), "bench.toml", ONES, 0)
     with launch.launch(launch.plan(spec.job.nodes, offers), spec, **options) as crew:
         yield LiveJob(crew, size)
