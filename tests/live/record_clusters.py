@@ -64,9 +64,9 @@ seconds = 100_000
 _README = """# Recordings of live jobs
 
 Made by `tests/live/record_clusters.py` of this project (Apache-2.0, like the rest): a parameter server of real processes, on
-hosts that are network namespaces of one machine, with links shaped by `tc tbf` and CPU quotas by control groups. How busy the
-machine was stands in the origin of each trace, as its load. The model is the perceptron of `digits-mlp`, 76,840
-bytes, SGD. `harness trace check`, `harness calibrate` and `harness fidelity` read them.
+hosts that are network namespaces of one machine, with links shaped by `tc tbf` and CPU quotas by control groups. How busy
+the machine was stands in the origin of each trace, as its load. The model is the perceptron of `digits-mlp`, 76,840 bytes,
+trained by SGD. `harness trace check`, `harness calibrate` and `harness fidelity` read them.
 
 """
 
