@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from harness.live.blocks import Blocks, blocks_in
@@ -133,9 +134,16 @@ class Cycles:
         """A push is complete: the policy decides, the push counts, others go on."""
         line = self.lines[branch]
         commit, released = line.settle(facts, name, self._ledger.index + 1)
+        if line is self.line:
+            first = self._next_cycle()
+            given = tuple((worker_name(self._job.nodes[w]), first + i) for i, w in enumerate(released))
+            commit = replace(commit, released=given, bits=line.setting.transfer_bits)
         self._ledger.append(commit, "settle", branch, name, facts)
-        self.begin(line, released, facts.seconds)
+        self.begin(line, released, facts.seconds, given=True)
         self._judge(line)
+
+    def _next_cycle(self) -> int:
+        return max(self.last, self._ledger.view << 32) + 1
 
     def advance(self, branch: int, name: str, facts: Facts) -> int:
         """A push of a policy that probes counts; the policy decides later. Its index."""
@@ -188,26 +196,26 @@ class Cycles:
 
     # ------------------------------------------------------------------------------------------------------- releases
 
-    def begin(self, line: Line, released: Iterable[int], seconds: float) -> None:
+    def begin(self, line: Line, released: Iterable[int], seconds: float, *, given: bool = False) -> None:
         """Workers begin their next mini-batch; who is in one gives it up."""
         for worker in released:
             if worker in line.busy:
                 line.give_up(worker, seconds)
             if line.number == self.running:
-                self.start(line, worker, seconds)
+                self.start(line, worker, seconds, given=given)
             else:
                 line.due.add(worker)
 
-    def start(self, line: Line, worker: int, seconds: float) -> None:
+    def start(self, line: Line, worker: int, seconds: float, *, given: bool = False) -> None:
         """A worker begins its next mini-batch, or again the one that it was at when the branch came to rest."""
-        self.last = max(self.last, self._ledger.view << 32) + 1
+        self.last = self._next_cycle()
         line.begin(worker, self.last, seconds)
         self.forget(worker)
         self._asked[worker] = self._now(), self._job.retry_seconds
         name = worker_name(self._job.nodes[worker])
         self._membership.released[name] = self.last
         self._membership.table_to(name)
-        self._ledger.tell(name, self._release(line, worker))
+        self._ledger.tell(name, self._release(line, worker, given=given))
 
     def forget(self, worker: int) -> None:
         """What came of a cycle that is over."""
@@ -215,7 +223,7 @@ class Cycles:
         for kept in made:
             kept.pop(worker, None)
 
-    def _release(self, line: Line, worker: int) -> Release:
+    def _release(self, line: Line, worker: int, *, given: bool = False) -> Release:
         cycle, name, setting = line.busy[worker], worker_name(self._job.nodes[worker]), line.setting
         return Release(
             cycle=cycle.number,
@@ -223,6 +231,7 @@ class Cycles:
             clock=cycle.clock,
             after=self._ledger.index,
             durable=min(self._ledger.commits(name), default=cycle.number) - 1,
+            given=given,
             samples=int(line.shards.samples[worker]),
             shard_start=int(line.shards.start[worker]),
             shard_length=int(line.shards.length[worker]),

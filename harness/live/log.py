@@ -28,6 +28,8 @@ class Commit(_Entry, frozen=True):
     steps: int  # of this branch's optimizer, this one counted
     learning_rate: float
     momentum: float
+    released: tuple[tuple[str, int], ...] = ()  # workers and their new cycles: servers send them their blocks unasked
+    bits: int = 32  # of a number in transfer
 
 
 class Fork(_Entry, frozen=True):

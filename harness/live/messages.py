@@ -29,6 +29,7 @@ __all__ = [
     "Done",
     "Durable",
     "Fetch",
+    "Given",
     "Head",
     "Held",
     "Hello",
@@ -106,6 +107,7 @@ class Release(_Head, frozen=True):
     samples: int  # in the mini-batch
     shard_start: int  # of the worker's part of the training data
     shard_length: int
+    given: bool = False  # servers send the model unasked
     bits: int = 32  # of a number in transfer
     probes: bool = False  # wants the loss before and after the push
     intra_threads: int = 0
@@ -130,6 +132,14 @@ class Pulled(_Head, frozen=True):
     """Server to worker: the blocks as of entry `index`, or some of them later."""
 
     number: int
+    index: int
+    runs: Runs
+
+
+class Given(_Head, frozen=True):
+    """Server to worker, unasked: the blocks as of entry `index`, the commit that released it for this cycle."""
+
+    cycle: int
     index: int
     runs: Runs
 
@@ -319,6 +329,7 @@ Head: TypeAlias = (
     | Done
     | Durable
     | Fetch
+    | Given
     | Hello
     | Kept
     | Log

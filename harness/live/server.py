@@ -20,6 +20,7 @@ from harness.live.messages import (
     Data,
     Durable,
     Fetch,
+    Given,
     Head,
     Hello,
     Kept,
@@ -151,6 +152,9 @@ class Server:
         self._log[head.index] = head.entry
         if isinstance(head.entry, Move):
             self._learn(head.index, head.entry)
+        elif isinstance(head.entry, Commit):
+            if head.entry.released and self._origin:
+                self._fetch(frozenset(self._origin))
         elif isinstance(head.entry, Drop):
             self._members[head.entry.worker] = head.entry.generation + 1
         elif isinstance(head.entry, Free):
@@ -222,7 +226,16 @@ class Server:
             for key, copy in self._copies.items():
                 if key[0] == commit.branch and copy.until is None:
                     self._copies[key] = copy._replace(until=index)
+        if commit.released and self._end is None:
+            self._give(cohort, commit)
         return True
+
+    def _give(self, cohort: _Cohort, commit: Commit) -> None:
+        """Whom this push has released need not ask."""
+        index = cohort.position + 1
+        arrays = self._parameters(commit.branch, commit.bits, index, cohort.runs).arrays
+        for worker, cycle in commit.released:
+            self._tell(worker, Given(cycle, index, cohort.runs), arrays)
 
     def _living(self, position: int) -> list[int]:
         """The branches that are not freed by then."""
@@ -264,17 +277,17 @@ class Server:
             if not blocks <= frozenset[int]().union(*(c.blocks for c in there)):
                 self._pulls.append((sender, pull, blocks))
             elif pull.branch in self._store.branches:
-                copy = self._parameters(pull, runs_of(blocks))
+                copy = self._parameters(pull.branch, pull.bits, pull.after, runs_of(blocks))
                 index = min(c.position for c in there) if copy.until is None else copy.until - 1
                 self._tell(sender, Pulled(pull.number, index, runs_of(blocks)), copy.arrays)
 
-    def _parameters(self, pull: Pull, runs: Runs) -> _Parameters:
+    def _parameters(self, branch: int, bits: int, after: int, runs: Runs) -> _Parameters:
         """As of `after`, where somebody else has pulled that: who is late at a barrier is to see what the others saw."""
-        dtype = "float16" if pull.bits == 16 else "float32"
-        key = (pull.branch, runs, dtype)
+        dtype = "float16" if bits == 16 else "float32"
+        key = (branch, runs, dtype)
         copy = self._copies.get(key)
-        if copy is None or not copy.since <= pull.after < (copy.until or pull.after + 1):
-            copy = _Parameters(self._store.parameters(pull.branch, runs, dtype), self._changed.get(pull.branch, 0))
+        if copy is None or not copy.since <= after < (copy.until or after + 1):
+            copy = _Parameters(self._store.parameters(branch, runs, dtype), self._changed.get(branch, 0))
             self._copies[key] = copy
         return copy
 

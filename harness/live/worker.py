@@ -18,6 +18,7 @@ from harness.live.messages import (
     Again,
     Array,
     Done,
+    Given,
     Head,
     Hello,
     Measure,
@@ -118,6 +119,7 @@ class Worker:
         self._done: Done | None = None  # what came of it,
         self._told = False  # and whether that is all
         self._pulling: _Pulling | None = None
+        self._early: list[tuple[Given, tuple[Array, ...]]] = []  # came before their release
         self._pulled = (0.0, 0)  # seconds of the cycle's pull, and its index
         self._kept: dict[int, _Push] = {}  # pushes, by cycle
         self._measures: list[Measure] = []
@@ -141,7 +143,10 @@ class Worker:
             case Release():
                 self._on_release(head)
             case Pulled():
-                self._on_pulled(head, arrays)
+                if self._pulling is not None and head.number == self._pulling.number:
+                    self._take(self._pulling, head, arrays)
+            case Given():
+                self._on_given(head, arrays)
             case Redirect():
                 self._on_redirect(head)
             case Table():
@@ -178,7 +183,10 @@ class Worker:
         for cycle in [c for c in self._kept if c <= head.durable]:
             del self._kept[cycle]
         self._work, self._done, self._told = head, None, False
-        self._pull("gradient", head, head.after)
+        self._pull("gradient", head, head.after, given=head.given)
+        early, self._early = self._early, []
+        for given, arrays in early:
+            self._on_given(given, arrays)
 
     def computed(self, result: Computed) -> None:
         """A task has ended; it may be one that nobody waits for any longer."""
@@ -217,14 +225,15 @@ class Worker:
 
     # ----------------------------------------------------------------------------------------------------- its requests
 
-    def _pull(self, kind: Kind, of: Release | Measure, after: int) -> None:
+    def _pull(self, kind: Kind, of: Release | Measure, after: int, *, given: bool = False) -> None:
         number, bits = (of.cycle, of.bits) if isinstance(of, Release) else (of.number, 32)
         self._numbers += 1
         missing, now = self._layout.everything, self._now()
         whole, wait = np.empty(self._layout.size, np.float32), self._retry_seconds
         pulling = _Pulling(self._numbers, kind, number, of.branch, after, bits, missing, whole, now, now, wait)
         self._pulling = pulling
-        self._ask(pulling, pulling.missing)
+        if not given:
+            self._ask(pulling, pulling.missing)
 
     def _ask(self, pulling: _Pulling, blocks: Blocks) -> None:
         pulling.asked_seconds = self._now()
@@ -241,10 +250,14 @@ class Worker:
             self._of_table, self._all_owners = self._table, members(self._table, blocks)
         return self._all_owners
 
-    def _on_pulled(self, head: Pulled, arrays: tuple[Array, ...]) -> None:
+    def _on_given(self, head: Given, arrays: tuple[Array, ...]) -> None:
         pulling = self._pulling
-        if pulling is None or head.number != pulling.number:
-            return
+        if self._work is None or head.cycle > self._work.cycle:
+            self._early.append((head, arrays))
+        elif pulling is not None and pulling.kind == "gradient" and head.cycle == pulling.of:
+            self._take(pulling, head, arrays)
+
+    def _take(self, pulling: _Pulling, head: Pulled | Given, arrays: tuple[Array, ...]) -> None:
         if head.runs == ((0, self._layout.count),) and arrays[0].dtype == np.float32:
             pulling.parameters = arrays[0]
         else:
@@ -275,7 +288,7 @@ class Worker:
                 self._stage(head.number, again)
         elif self._pulling is not None and head.number == self._pulling.number:
             asked = self._pulling.asked
-            self._ask(self._pulling, frozenset(b for b in blocks & self._pulling.missing if asked[b] != self._table[b]))
+            self._ask(self._pulling, frozenset(b for b in blocks & self._pulling.missing if asked.get(b) != self._table[b]))
 
     def _learn(self, index: int, table: dict[int, str]) -> Blocks:
         """A newer table: what was asked of former owners, who may be gone, is asked of the new ones; the blocks of the
@@ -286,7 +299,7 @@ class Worker:
         self._table, self._table_index = table, index
         pulling = self._pulling
         if pulling is not None:
-            self._ask(pulling, frozenset(b for b in pulling.missing if pulling.asked[b] != table[b]))
+            self._ask(pulling, frozenset(b for b in pulling.missing if pulling.asked.get(b, table[b]) != table[b]))
         if not changed or self._work is None or self._work.cycle not in self._kept:
             return frozenset()
         self._stage(self._work.cycle, changed)
@@ -296,7 +309,7 @@ class Worker:
         """Servers have gone back: what they had from here, and may not have any more, is sent again."""
         if head.number <= self.view:
             return
-        self.view, self._members = head.number, head.members
+        self.view, self._members, self._early = head.number, head.members, []
         self._table, self._table_index = table_of(head.owners), head.index
         for cycle in sorted(self._kept):
             self._stage(cycle, self._layout.everything)
