@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -74,8 +75,20 @@ class Facts(NamedTuple):
 
 
 @cache
-def _compiled(decide: Callable[[Any, Push], tuple[Any, Decision]]) -> Callable[[Any, Push], tuple[Any, Decision]]:
-    return jax.jit(decide)
+def _compiled(decide: Callable[[Any, Push], tuple[Any, Decision]]) -> Callable[..., tuple[Any, jax.Array]]:
+    """`decide` with few arguments and results, for most of its time goes into handing these over.
+
+    Takes the state, (worker, staleness, clocks) int32 [2 + k], (waiting, active) bool [2, k] and (seconds, loss, loss
+    before, loss after) float64 [4]; returns the next state and (accept, step, release) bool [2 + k].
+    """
+
+    def packed(state: Any, whole: jax.Array, flags: jax.Array, real: jax.Array) -> tuple[Any, jax.Array]:
+        push = Push(whole[0], whole[2:], flags[0], flags[1], real[0], whole[1], *real[1:])
+        state, decision = decide(state, push)
+        accept_and_step = jnp.stack([jnp.asarray(decision.accept), jnp.asarray(decision.step)])
+        return state, jnp.concatenate([accept_and_step, decision.release])
+
+    return jax.jit(packed)
 
 
 @lru_cache(maxsize=64)
@@ -234,22 +247,14 @@ class Line:
         worker, cycle = facts.worker, self.busy[facts.worker]
         self.give_up(worker, facts.seconds)
         self.clocks[worker] += 1
-        push = Push(
-            worker=np.int32(worker),
-            clocks=self.clocks,
-            waiting=self.active & ~self._occupied(),
-            active=self.active,
-            seconds=np.float64(facts.seconds),
-            staleness=np.int32(staleness),
-            loss=np.float64(facts.loss),
-            loss_before=np.float64(facts.loss_before),
-            loss_after=np.float64(facts.loss_after),
-        )
-        state, decision = _compiled(self.policy.decide)(self.state, push)
-        self.state = state
+        whole = np.array([worker, staleness, *self.clocks], np.int32)
+        flags = np.array([self.active & ~self._occupied(), self.active])
+        real = np.array([facts.seconds, facts.loss, facts.loss_before, facts.loss_after])
+        self.state, packed = _compiled(self.policy.decide)(self.state, whole, flags, real)
         self._count(facts, cycle, staleness)
-        release = np.asarray(decision.release) & self.active
-        return decision, [int(w) for w in np.flatnonzero(release)] if self.status == "running" else []
+        accept, step, *release = np.asarray(packed).tolist()
+        released = [w for w, yes in enumerate(release) if yes and self.active[w]]
+        return Decision(release, accept, step), released if self.status == "running" else []
 
     def _count(self, facts: Facts, cycle: Cycle, staleness: int) -> None:
         self.pushes += 1
