@@ -209,7 +209,7 @@ class Cycles:
     def start(self, line: Line, worker: int, seconds: float, *, given: bool = False) -> None:
         """A worker begins its next mini-batch, or again the one that it was at when the branch came to rest."""
         self.last = self._next_cycle()
-        line.begin(worker, self.last, seconds)
+        line.begin(worker, self.last, seconds, self._ledger.index)
         self.forget(worker)
         self._asked[worker] = self._now(), self._job.retry_seconds
         name = worker_name(self._job.nodes[worker])
@@ -229,7 +229,7 @@ class Cycles:
             cycle=cycle.number,
             branch=line.number,
             clock=cycle.clock,
-            after=self._ledger.index,
+            after=cycle.after,
             durable=min(self._ledger.commits(name), default=cycle.number) - 1,
             given=given,
             samples=int(line.shards.samples[worker]),

@@ -59,6 +59,7 @@ class Cycle(NamedTuple):
     clock: int  # mini-batches that the worker had begun before
     released_seconds: float
     wait_seconds: float  # before that
+    after: int  # it begins with what the log's entries up to this one have made of the model
 
 
 class Facts(NamedTuple):
@@ -175,14 +176,14 @@ class Line:
         self._staleness.pop(worker, None)
         self.since_seconds[worker] = seconds
 
-    def begin(self, worker: int, number: int, seconds: float) -> Cycle:
+    def begin(self, worker: int, number: int, seconds: float, after: int) -> Cycle:
         """A worker begins a mini-batch: its next, or again the one that it was at when the branch came to rest."""
         again = self.busy.get(worker)
         if again is None:
             self.drawn[worker] += 1
         self.due.discard(worker)
         wait = seconds - self.since_seconds[worker] if again is None else again.wait_seconds
-        self.busy[worker] = Cycle(number, int(self.drawn[worker]) - 1, seconds, float(wait))
+        self.busy[worker] = Cycle(number, int(self.drawn[worker]) - 1, seconds, float(wait), after)
         self._staleness.pop(worker, None)
         return self.busy[worker]
 

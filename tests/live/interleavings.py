@@ -36,7 +36,7 @@ class Audit:
         } | job
         workers, servers = rng.randint(1, 4), rng.randint(1, 3)
         self.memory = start(rng, workers, servers, optimizer=optimizer, checks=True, **job)
-        self.changes = 0
+        self.changes = self.losses = 0
 
     def act(self, action):
         getattr(self, "_" + action.replace(" ", "_"))()
@@ -124,6 +124,11 @@ class Audit:
         for name in self.workers():
             self.memory.cores[name].tick()
 
+    def _message_lost(self):
+        if self.memory.pending():
+            self.memory.channels[self.rng.choice(self.memory.pending())].popleft()
+            self.losses += 1
+
     def _fork(self):
         lines = self.memory.coordinator._cycles.lines
         if len(lines) < 3:
@@ -156,7 +161,9 @@ class Audit:
 
     def check_at_rest(self):
         memory = self.memory
-        self._tick()
+        for _ in range(12 if self.losses else 1):
+            self._tick()
+            memory.steps(400 if self.losses else 0)
         memory.settle()
         counts = memory.counted()
         assert counts.keys() == memory.pushes.keys()

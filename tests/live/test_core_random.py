@@ -21,15 +21,19 @@ from live.interleavings import ACTIONS, play
 thoroughly = partial(settings, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-@thoroughly(max_examples=15, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking takes for ever
+@thoroughly(max_examples=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking takes for ever
 @given(st.randoms(use_true_random=False))
 def test_whatever_happens_every_push_counts_once(rng):
     play(rng, steps=20)
 
 
-@pytest.mark.parametrize(
-    "change", ["move", "relocate", "worker dies,worker comes", "server dies,server comes", "coordinator dies"]
+KINDS = (
+    *("move", "relocate", "worker dies,worker comes", "server dies,server comes", "coordinator dies"),
+    "message lost,message lost,move,tick",
 )
+
+
+@pytest.mark.parametrize("change", KINDS)
 def test_one_kind_of_change_at_a_time(change):
     for seed in range(4):
         play(random.Random(f"{change} {seed}"), actions=change.split(","))
