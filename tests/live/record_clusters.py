@@ -104,7 +104,7 @@ def _designs() -> dict[str, Design]:
             "Links and CPUs differ.",
             (16.0, 8.0, 8.0, 4.0, 8.0),
             (None, 0.2, 0.1, 0.1, None),
-            tuple((s, "migrate") for s in alike),
+            tuple((s, "migrate") for s in some),
         ),
         "stragglers": Design(
             "Five equal hosts, of which n1 has a tenth of a CPU for two seconds out of ten.",
@@ -124,7 +124,8 @@ def _visit(live: LiveSystem, name: str, design: Design, folder: Path, clocks: in
         recorder = Recorder(writer, name, start=live.job.start)
         for setting, method in design.visits:
             for action in (Reconfigure(setting, method=method), Run(clocks=clocks * len(setting.workers))):
-                exchange = Exchange(live.now, action, live.perform(action))
+                answer = live.perform(action)
+                exchange = Exchange(live.now, action, answer)
                 recorder(exchange)
                 _tell(exchange)
         recorder.end(status=live.status, seconds=live.now, workload=live.job.name, seed=0)
