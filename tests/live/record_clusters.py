@@ -114,7 +114,10 @@ def _designs() -> dict[str, Design]:
             slow_cpus=0.1,
         ),
         "reconfigurations": Design(
-            "Five equal hosts; every setting comes by another method.", (8.0,) * _NODES, plain, tuple(moved)
+            "Five equal hosts; settings come by migrating, relocating and from a checkpoint, in turn.",
+            (8.0,) * _NODES,
+            plain,
+            tuple(moved),
         ),
     }
 
