@@ -123,6 +123,7 @@ def _designs() -> dict[str, Design]:
 
 
 def _visit(live: LiveSystem, name: str, design: Design, folder: Path, clocks: int) -> None:
+    live.perform(Run(clocks=1))  # what was trained before the links were shaped is seen with this, and not recorded
     with TraceWriter(folder, _origin(name)) as writer:
         recorder = Recorder(writer, name, start=live.job.start)
         for setting, method in design.visits:
