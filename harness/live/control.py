@@ -30,6 +30,7 @@ _LOOK_SECONDS = 0.05
 _BUSY_LOOK_SECONDS = 0.005  # while something is being done, whose cost is measured
 _LOSSES_SECONDS = 0.1
 _KEEP_SECONDS = 30.0
+_FINISH_SECONDS = 10.0  # that mini-batches under way have before a checkpoint, to be completed
 _COORDINATOR, _DRIVER = "coordinator", "driver"  # tensors of a checkpoint: what each of them knows, pickled
 _RECENT_SECONDS = 3.0
 
@@ -79,7 +80,12 @@ class Control:
             runtime.call("begin", setting, self.sights[number].policy, self.spec.parameters)
         else:
             runtime.call("begin_from", begun.tensors[_COORDINATOR].tobytes(), _vectors(begun))
-        runtime.look()
+        seen = runtime.look()
+        if begun is not None:  # what came between the last look and the checkpoint, on another coordinator's clock
+            for branch, report in seen.reports.items():
+                rows = np.array(report.rows, np.float64)
+                rows[:, 0] = float(begun.state["seconds"])
+                self.sights[branch].take(rows)
         runtime.start([*peers(setting), EVALUATOR])
         for _ in self._brought_up(setting):
             for name, why in runtime.processes.lost().items():
@@ -139,13 +145,31 @@ class Control:
             self.wait(lambda work=work: self._work is not work)  # type: ignore[misc]
 
     def checkpoint(self) -> None:
-        """Have everything kept that the job can go on from; nobody trains from now on."""
-        self.wait_for_hands()
+        """Have everything kept that the job can go on from; nobody trains from now on.
+
+        Mini-batches under way are completed first, so that the job goes on as if it had not been interrupted. One that takes
+        too long, because its worker hangs, is begun again.
+        """
+        until = time.monotonic() + _FINISH_SECONDS
+        self.do(lambda: self._finished(until))
         self.runtime.call("rest")
         self.do(self._saved)
 
+    def _finished(self, until: float) -> Procedure:
+        while not self.runtime.call("finish") and time.monotonic() < until:
+            yield
+
     def _saved(self) -> Procedure:
-        """Have the job kept as it is; training goes on."""
+        """Have the job kept as it is; training goes on. What goes on from there is exact where nobody was in a mini-batch;
+        for those who were, `Coordinator.begin_from` says what holds. Nothing is lost or counted twice."""
+        while True:
+            try:
+                yield from self._saved_at_once()
+            except KeyError:  # its coordinator has died, and the next one knows nothing of that snapshot
+                continue
+            return
+
+    def _saved_at_once(self) -> Procedure:
         runtime = self.runtime
         index: int = runtime.call("snapshot", save=True)
         driver = _as_tensor(cloudpickle.dumps((self.sights, self.running)))

@@ -80,9 +80,17 @@ class Coordinator:
 
     def begin_from(self, state: bytes, vectors: dict[int, dict[str, Array]]) -> None:
         """As `begin`, with what `checkpoint` and `saved` gave once: another job's, or this one's when nobody has a copy of
-        some block any more. What was pushed since is lost, and branches are those of then."""
+        some block any more. What was pushed since is lost, and branches are those of then.
+
+        Whoever was in a mini-batch begins it again, on the model of then. That is what it had before, and training is what
+        it would have been, where the branch has made no step since its release: after `finish`, right after a barrier, and
+        anywhere under BSP where gradients are grouped.
+        """
         before, self._cycles.running = self._cycles.lines, None
-        self._cycles.lines, self._next_branch = pickle.loads(state)  # noqa: S301 - the job's own checkpoint
+        self._cycles.lines, self._next_branch, probing = pickle.loads(state)  # noqa: S301 - the job's own checkpoint
+        self._cycles.probing.clear()
+        for number, facts in probing:
+            self._cycles.settle_probed(number, facts._replace(loss_after=facts.loss_before))
         for number, line in self._cycles.lines.items():
             line.start_clock(self._now())
             if number in before:
@@ -140,7 +148,7 @@ class Coordinator:
     def _on_hello(self, sender: str, generation: int) -> None:
         if self._ledger.expected.get(sender) == generation and self._membership.admit(sender, generation):
             self._evaluations.again()
-            self._cycles.refresh()
+            self._cycles.welcome(self._cycles.line)
             self._record()
 
     def _handle(self, sender: str, head: Head, arrays: tuple[Array, ...]) -> None:
@@ -189,26 +197,26 @@ class Coordinator:
 
     def run(self, branch: int) -> None:
         """Train this branch. Those that were in a mini-batch of another begin it again when that one is run again."""
-        if branch == self._cycles.running:
+        if branch == self._cycles.running and not self._cycles.finishing:
             return
-        self.rest()
-        line, now = self._cycles.lines[branch], self._now()
-        self._cycles.running = branch
-        line.resume(now)
-        for worker in sorted({*line.busy, *line.due}):
-            self._cycles.start(line, worker, now)
+        self._cycles.rest()
+        self._cycles.run(branch)
         self._record()
-        if line.state is None:
+        if self._cycles.lines[branch].state is None:
             self.launch(branch)
 
+    def finish(self) -> bool:
+        """Let those who are in a mini-batch complete it, and nobody begin another, until `rest` or `run`; whether all have.
+        Who is released meanwhile begins when the branch is run again."""
+        line = self._cycles.line
+        if line is not None and not self._cycles.finishing:
+            self._cycles.finishing = True
+            self._record()
+        return line is None or line.status != "running" or not line.busy
+
     def rest(self) -> None:
-        """Train no branch."""
-        cycles, line = self._cycles, self._cycles.line
-        if line is not None:
-            cycles.decide_now(line)
-            line.pause(self._now())
-            cycles.stop(line.busy)
-        cycles.running = None
+        """Train no branch; who is in a mini-batch begins it again when the branch is run again."""
+        self._cycles.rest()
         self._record()
 
     def put(self, branch: int, setting: Setting, policy: SyncPolicy | None = None) -> None:
@@ -289,7 +297,8 @@ class Coordinator:
         when `durable` has come to it."""
         index = self._cycles.copy(save=save)
         if save:
-            self._marks[index] = pickle.dumps((self._cycles.lines, self._next_branch))
+            probing = [(self._cycles.running, facts) for facts in self._cycles.probing.values()]
+            self._marks[index] = pickle.dumps((self._cycles.lines, self._next_branch, probing))
         return index
 
     def saved(self, index: int) -> dict[int, dict[str, Array]]:
@@ -379,12 +388,11 @@ class Coordinator:
 
     def _record(self) -> None:
         """Write down everything; what was written before is needed no more."""
-        cycles, goal = self._cycles, self._moves.goal
-        kept = cycles.lines, cycles.running, cycles.last, cycles.probing, self._next_branch, goal
-        self._ledger.restart(pickle.dumps(("state", self._ledger.dump(), self._membership.dump(), *kept)))
+        parts = (part.dump() for part in (self._ledger, self._membership, self._cycles))
+        self._ledger.restart(pickle.dumps(("state", *parts, self._next_branch, self._moves.goal)))
 
-    def _load(self, ledger: dict[str, Any], membership: dict[str, Any], *kept: Any) -> None:
+    def _load(self, ledger: dict[str, Any], membership: dict[str, Any], cycles: dict[str, Any], *kept: Any) -> None:
         self._ledger.load(ledger)
         self._membership.load(membership)
-        cycles = self._cycles
-        cycles.lines, cycles.running, cycles.last, cycles.probing, self._next_branch, self._moves.goal = kept
+        self._cycles.load(cycles)
+        self._next_branch, self._moves.goal = kept

@@ -21,6 +21,8 @@ from tuners.actions import SyncPolicy
 
 __all__ = ["Cycles"]
 
+_KEPT = ("lines", "running", "finishing", "last", "probing")
+
 
 class Cycles:
     """Branches, and what the workers of the one that runs are at."""
@@ -38,12 +40,22 @@ class Cycles:
         self._membership, self._snapshots, self._evaluations = membership, snapshots, evaluations
         self.lines: dict[int, Line] = {}
         self.running: int | None = None
+        self.finishing = False  # who is in a mini-batch completes it, and nobody begins another
         self.last = 0  # the number of the last cycle
         self.probing: dict[int, Facts] = {}  # of the running branch, by worker: committed, and not decided on
         self._done: dict[int, Done] = {}
         self._staged: dict[int, Blocks] = {}
         self._asked: dict[int, tuple[float, float]] = {}  # when each worker was told something last, and how long to wait
         self._uncopied = 0  # commits since the last snapshot
+
+    def dump(self) -> dict[str, Any]:
+        """All of it that a successor needs."""
+        return {name: getattr(self, name) for name in _KEPT}
+
+    def load(self, kept: dict[str, Any]) -> None:
+        """The way back from `dump`."""
+        for name in _KEPT:
+            setattr(self, name, kept[name])
 
     # -------------------------------------------------------------------------------------------------- what comes in
 
@@ -134,7 +146,7 @@ class Cycles:
         """A push is complete: the policy decides, the push counts, others go on."""
         line = self.lines[branch]
         commit, released = line.settle(facts, name, self._ledger.index + 1)
-        if line is self.line:
+        if line is self.line and not self.finishing:
             first = self._next_cycle()
             given = tuple((worker_name(self._job.nodes[w]), first + i) for i, w in enumerate(released))
             commit = replace(commit, released=given, bits=line.setting.transfer_bits)
@@ -201,7 +213,7 @@ class Cycles:
         for worker in released:
             if worker in line.busy:
                 line.give_up(worker, seconds)
-            if line.number == self.running:
+            if line.number == self.running and not self.finishing:
                 self.start(line, worker, seconds, given=given)
             else:
                 line.due.add(worker)
@@ -241,6 +253,23 @@ class Cycles:
             inter_threads=setting.inter_threads,
         )
 
+    def run(self, branch: int) -> None:
+        """A branch that rested goes on."""
+        line, now = self.lines[branch], self._now()
+        line.resume(now)
+        self.welcome(line)
+        self.running = branch
+        for worker in sorted({*line.busy, *line.due}):
+            self.start(line, worker, now)
+
+    def rest(self) -> None:
+        """No branch goes on."""
+        if self.line is not None:
+            self.decide_now(self.line)
+            self.line.pause(self._now())
+            self.stop(self.line.busy)
+        self.running, self.finishing = None, False
+
     def stop(self, workers: Iterable[int]) -> None:
         """These are in no mini-batch any more."""
         for worker in workers:
@@ -275,7 +304,12 @@ class Cycles:
             self.begin(line, released, now)
 
     def refresh(self) -> None:
-        """Workers have come or gone."""
+        """Workers have gone."""
         for line in self.lines.values():
-            if line.state is not None and not line.halted:
-                self.renew(line, line.policy)
+            self.welcome(line)
+
+    def welcome(self, line: Line | None) -> None:
+        """Put the policy in force anew if others are there than it rules. For those who come, a branch at rest does so when
+        it runs: they may be the same ones again."""
+        if line is not None and line.state is not None and not line.halted:
+            self.renew(line, line.policy)

@@ -165,9 +165,10 @@ class Line:
         self._paused_seconds = None
 
     def start_clock(self, seconds: float) -> None:
-        """Time is counted from elsewhere now: nobody has waited."""
-        self._paused_seconds = None
+        """Time is counted from elsewhere now, and so is the log: nobody has waited, and everybody pulls what there is."""
+        self._paused_seconds = seconds
         self.since_seconds[:] = seconds
+        self._versions = [(-1, self.version)]
 
     def give_up(self, worker: int, seconds: float) -> None:
         """A worker is in no mini-batch any more."""

@@ -12,7 +12,7 @@ __all__ = ["ACTIONS", "Audit", "play"]
 
 ACTIONS = (
     *("move", "move", "relocate", "worker dies", "server dies", "coordinator dies", "worker comes", "server comes"),
-    *("snapshot", "put", "retire", "tick", "fork", "free", "switch"),
+    *("snapshot", "put", "retire", "tick", "fork", "free", "switch", "finish"),
 )
 
 
@@ -141,6 +141,11 @@ class Audit:
         if others:
             self.memory.coordinator.free(self.rng.choice(others))
             self._switch()
+
+    def _finish(self):
+        self.memory.coordinator.finish()
+        self.memory.steps(self.rng.choice([0, 20, 200]))
+        self._switch()
 
     def _switch(self):
         coordinator = self.memory.coordinator

@@ -149,6 +149,9 @@ class Pretend:
     def do_rest(self):
         self.running = None
 
+    def do_finish(self):
+        return True
+
     def do_put(self, branch, setting, policy=None):
         made = self.branches[branch]
         assert {worker(w) for w in setting.workers} <= self.members.keys() or branch != self.running, "a worker is not there"
@@ -185,6 +188,12 @@ class Pretend:
     def do_snapshot(self, *, save=False):
         self.index += 1
         return self.index
+
+    def do_checkpoint(self, index):
+        return b""
+
+    def do_saved(self, index):
+        return {}
 
     def do_lose(self, names):
         for name in names:

@@ -38,7 +38,7 @@ def test_servers_step_as_the_simulators_optimizers_do(name):
     size, rate, momentum = 70_000, 0.05, 0.9  # more than one piece
     ours = rng.normal(size=size).astype(np.float32)
     kept = {slot: np.zeros(size, np.float32) for slot in slots(name)}
-    theirs, transform = jnp.array(ours), optimizer(name, rate, momentum)
+    theirs, transform = jnp.array(ours.copy()), optimizer(name, rate, momentum)
     state, update = transform.init(theirs), jax.jit(transform.update)
     for steps in range(1, 6):
         gradient = rng.normal(size=size).astype(np.float32)

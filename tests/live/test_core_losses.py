@@ -13,7 +13,7 @@ from harness.live.log import Commit
 from harness.live.messages import Done, Message, Pull, Stage, Staged
 from live.memory import COORDINATOR, EVALUATOR, NODES, start
 from tuners import policies
-from tuners.actions import Target
+from tuners.actions import Decision, SyncPolicy, Target
 
 # ------------------------------------------------------------------------------------------------- what is of the past
 
@@ -138,15 +138,81 @@ def test_what_was_saved_begins_another_job(servers):
     counted = memory.counted()[0]
     memory.steps(600)
     assert memory.coordinator.durable >= index
-    saved = memory.coordinator.saved(index)
-    assert saved[0]["velocity"].tolist() == [counted] * 12
-    assert saved[0]["parameters"].tolist() == [memory.value(counted)] * 12
-    begun = memory.coordinator.checkpoint(index), saved
+    vectors = memory.coordinator.saved(index)
+    assert vectors[0]["velocity"].tolist() == [counted] * 12
+    assert vectors[0]["parameters"].tolist() == [memory.value(counted)] * 12
+    begun = memory.coordinator.checkpoint(index), vectors
     again = start(random.Random(6), servers=2, optimizer="momentum", momentum=1.0, begun=begun)
     assert again.pushes[0] == counted
     again.steps(300)
     again.settle()
     np.testing.assert_array_equal(again.model(), np.full(12, again.value(again.pushes[0]), np.float32))
+
+
+def within_a_round(memory, pushes=40):
+    """Two thirds of a BSP round are under way; rows so far."""
+    while memory.pushes[0] < pushes or memory.pushes[0] % 3 != 1:
+        memory.step()
+    return memory.coordinator.poll().reports[0].rows
+
+
+def saved(memory):
+    """What another job can begin with."""
+    index = memory.coordinator.snapshot(save=True)
+    while memory.coordinator.durable < index:
+        memory.step()
+    return memory.coordinator.checkpoint(index), memory.coordinator.saved(index)
+
+
+@pytest.mark.parametrize("aggregation", ["each", "mean"])
+def test_bsp_goes_on_from_within_a_round_as_if_nothing_had_happened(aggregation):
+    memory = start(policy="bsp", workers=3, aggregation=aggregation)
+    rows = [within_a_round(memory)]
+    if aggregation == "each":  # where gradients are grouped, nobody need finish
+        assert not memory.coordinator.finish()
+        memory.drain()
+        assert memory.coordinator.finish()
+        rows.append(memory.coordinator.poll().reports[0].rows)
+        assert len(rows[1]) == 2
+        memory.coordinator.rest()
+    again = start(random.Random(6), policy="bsp", workers=3, aggregation=aggregation, begun=saved(memory))
+    again.steps(1000)
+    rows.append(again.coordinator.poll().reports[0].rows)
+    clock, staleness, loss = np.concatenate(rows).T[[2, 7, 8]]
+    count = np.arange(len(loss))
+    assert len(count) > 60
+    each = aggregation == "each"
+    np.testing.assert_array_equal(clock, count // 3)
+    np.testing.assert_array_equal(loss, count // 3 * (3 if each else 1))  # the loss of `ones` is what it pulled
+    np.testing.assert_array_equal(staleness, count % 3 if each else 0 * count)
+
+
+def test_who_waits_for_others_waits_on_when_a_job_goes_on():
+    memory = start(policy="ssp", staleness=1, workers=3)
+    slow = messages.worker(NODES[0])
+    while others := [p for p in memory.pending() if slow not in p]:
+        memory.deliver(memory.rng.choice(others))
+    again = start(random.Random(6), policy="ssp", staleness=1, workers=3, begun=saved(memory))
+    line = again.coordinator._cycles.lines[0]
+    assert (line.clocks[:3].tolist(), list(line.busy)) == ([0, 2, 2], [0])
+    again.steps(400)
+    again.settle()
+    np.testing.assert_array_equal(again.model(), np.full(12, again.pushes[0], np.float32))
+
+
+def test_a_push_that_was_saved_before_its_policy_decided_counts_once():
+    def decide(state, push):
+        return state, Decision(release=push.waiting)
+
+    probing = SyncPolicy("probing", lambda active: (), decide, probes=True)
+    memory = start(policy=probing, workers=2)
+    while memory.pushes[0] < 20 or not memory.coordinator._cycles.probing:
+        memory.step()
+    again = start(random.Random(6), policy=probing, workers=2, begun=saved(memory))
+    again.steps(800)
+    again.settle()
+    assert again.pushes[0] > 40
+    np.testing.assert_array_equal(again.model(), np.full(12, again.pushes[0], np.float32))
 
 
 def test_everybody_can_be_replaced_from_what_the_coordinator_saved():

@@ -28,7 +28,7 @@ def test_whatever_happens_every_push_counts_once(rng):
 
 
 KINDS = (
-    *("move", "relocate", "worker dies,worker comes", "server dies,server comes", "coordinator dies"),
+    *("move", "relocate", "worker dies,worker comes", "server dies,server comes", "coordinator dies", "finish"),
     "message lost,message lost,move,tick",
 )
 

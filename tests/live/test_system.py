@@ -70,19 +70,19 @@ def alone():
     return Spec("alone", "alone.toml", text, 0)
 
 
-def test_a_job_goes_on_from_a_checkpoint_as_if_nothing_had_happened(alone, tmp_path):
+def test_a_job_goes_on_from_a_checkpoint_as_if_nothing_had_happened(spec, tmp_path):
     kept = []
-    with crew(alone, tmp_path / "one") as processes, LiveSystem(alone, processes, keep=kept.append) as live:
-        first = live.perform(Run(clocks=40))
+    with crew(spec, tmp_path / "one") as processes, LiveSystem(spec, processes, keep=kept.append) as live:
+        first = live.perform(Run(clocks=40))  # and somewhere in the fourteenth round or later:
         before = live.now
         live.checkpoint()
-    with crew(alone, tmp_path / "two") as processes, LiveSystem(alone, processes, kept[-1]) as live:
+    with crew(spec, tmp_path / "two") as processes, LiveSystem(spec, processes, kept[-1]) as live:
         assert live.now >= before
         second = live.perform(Run(clocks=40))
     assert first.clocks == 40
     assert second.clocks >= 40  # those that came before the checkpoint and that nobody had seen are among them
     count = first.clocks + second.clocks
-    assert_alike(losses(first, second), losses(system(alone.scenario, 0).perform(Run(clocks=count))))
+    assert_alike(losses(first, second), losses(system(spec.scenario, 0).perform(Run(clocks=count + 3))))
 
 
 def test_a_job_whose_driver_died_goes_on_from_what_was_kept_meanwhile(alone, tmp_path, monkeypatch):
@@ -148,6 +148,17 @@ def pretend(spec):
 def live(spec, pretend):
     with LiveSystem(spec, pretend) as made:
         yield made
+
+
+def test_a_mini_batch_that_is_never_completed_holds_no_checkpoint_up(spec, pretend, monkeypatch):
+    monkeypatch.setattr(control, "_FINISH_SECONDS", 0.1)
+    pretend.do_finish = lambda: False
+    kept = []
+    with LiveSystem(spec, pretend, keep=kept.append) as live:
+        seen = live.perform(Run(clocks=10))
+        live.checkpoint()
+    assert kept[0].state["seconds"] >= seen.end_seconds + 0.1
+    assert pretend.asked[-4:] == ["rest", "snapshot", "checkpoint", "saved"]
 
 
 def test_windows_follow_one_another_and_lose_nothing(live):
