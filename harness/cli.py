@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from harness import __version__
-from harness.deploy_command import add_deploy
 from harness.calibrate_command import add_calibrate, add_fidelity
+from harness.deploy_command import add_deploy
 from harness.trace_command import add_trace
 
 if TYPE_CHECKING:

@@ -35,8 +35,8 @@ class Home:
     actor: str  # its name
     keys: Keys | None
 
-    def open(self, inbox: Inbox) -> Transport:
-        """Its end of all channels."""
+    def open(self, inbox: Inbox, port: int = 0) -> Transport:
+        """Its end of all channels; on that port, if it is still free."""
         if self.transport == "ray":
             from harness.live.ray_transport import RayTransport
 
@@ -44,7 +44,10 @@ class Home:
         from harness.live.zmq_transport import ZmqTransport
 
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        return ZmqTransport(host, keys=self.keys)
+        try:
+            return ZmqTransport(host, port, keys=self.keys)
+        except ValueError:
+            return ZmqTransport(host, keys=self.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +105,10 @@ class _Coordinator:
     """The coordinator's process. Started again by Ray, it goes on from the journal in `folder`."""
 
     def __init__(self, job: LiveJob, home: Home, folder: Path) -> None:
-        from harness.live.coordination import Coordination
+        from harness.live.coordination import Coordination, last_port
 
         self.inbox: Inbox = queue.SimpleQueue()
-        self.coordination = Coordination(job, home.open(self.inbox), folder)
+        self.coordination = Coordination(job, home.open(self.inbox, last_port(folder)), folder)
         self.coordination.start()
 
     @ray.method(concurrency_group="calls")

@@ -25,7 +25,7 @@ from harness.live.processes import TICK_SECONDS, Mail
 from harness.live.transport import Transport
 from harness.live.wire import Beat, Here, Peers, signal
 
-__all__ = ["SILENT_SECONDS", "Coordination"]
+__all__ = ["SILENT_SECONDS", "Coordination", "last_port"]
 
 SILENT_SECONDS = 3.0
 """A process that was not heard for so long hangs, or is cut off."""
@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 _TURN_SECONDS = 0.02  # how long a question waits at most while nothing happens
 _STALL_SECONDS = 1.0  # a turn that takes longer was our own absence, not that of others
+
+_LIST = "peers.msgpack"
 
 _Everybody: TypeAlias = tuple[tuple[str, str, int], ...]  # name, address, generation
 _Ask: TypeAlias = tuple[str, tuple[Any, ...], dict[str, Any], "Future[Any]"]
@@ -46,10 +48,10 @@ class Coordination:
         self._asked: queue.SimpleQueue[_Ask] = queue.SimpleQueue()
         self._over = threading.Event()
         self._failed: Exception | None = None
-        self._list = folder / "peers.msgpack"
+        self._list = folder / _LIST
         self._journal = FileJournal(folder / "journal")
         begun = next(iter(self._journal), None) is not None
-        generation, known = _read(self._list) if self._list.exists() else (0, ())
+        generation, _, known = _read(self._list) if self._list.exists() else (0, "", ())
         self._mail = Mail(COORDINATOR, generation + 1, transport)
         self._heard = {name: time.monotonic() for name, _, _ in known}
         self._unheard = {name for name, _, _ in known}
@@ -153,7 +155,7 @@ class Coordination:
         everybody = tuple((name, *place) for name, place in peers.items())
         self._mail.know(Peers(everybody))
         part = self._list.with_suffix(".part")
-        part.write_bytes(msgspec.msgpack.encode((self._mail.generation, everybody)))
+        part.write_bytes(msgspec.msgpack.encode((self._mail.generation, self.address, everybody)))
         part.replace(self._list)
         told = signal(Peers(((COORDINATOR, self.address, self._mail.generation), *everybody)), self._mail.generation)
         for name in peers:
@@ -174,6 +176,14 @@ class Coordination:
             answer.set_exception(error)
 
 
-def _read(path: Path) -> tuple[int, _Everybody]:
-    """The generation of the coordinator that wrote the list, and whom it knew."""
-    return msgspec.msgpack.decode(path.read_bytes(), type=tuple[int, _Everybody])
+def last_port(folder: Path) -> int:
+    """Where the coordinator of this folder listened before; 0 if there was none. The next one should listen there, too: a
+    process that was started meanwhile has been told of no other place."""
+    path = folder / _LIST
+    _, _, port = _read(path)[1].rpartition(":") if path.exists() else ("", "", "")
+    return int(port) if port.isdigit() else 0
+
+
+def _read(path: Path) -> tuple[int, str, _Everybody]:
+    """The generation of the coordinator that wrote the list, its address, and whom it knew."""
+    return msgspec.msgpack.decode(path.read_bytes(), type=tuple[int, str, _Everybody])

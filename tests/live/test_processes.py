@@ -55,18 +55,18 @@ class Threads:
         self.generations = {}
         self.coordinate()
 
-    def coordinate(self):
-        self.coordination = Coordination(JOB, ZmqTransport(HERE, keys=self.keys), self.folder)
+    def coordinate(self, port=0):
+        self.coordination = Coordination(JOB, ZmqTransport(HERE, port, keys=self.keys), self.folder)
         self.coordination.start()
         self.call = self.coordination.call
 
-    def start(self, names, compute=minus_one):
+    def start(self, names, compute=minus_one, address=None):
         for name in names:
             generation = self.generations[name] = self.generations.get(name, 0) + 1
             self.call("expect", name, generation)
             over = threading.Event()
             transport = ZmqTransport(HERE, keys=self.keys)
-            member = processes.Member(name, generation, transport, self.call("address"), over)
+            member = processes.Member(name, generation, transport, address or self.call("address"), over)
             layout = Layout(JOB.size, JOB.blocks)
             if name.startswith("server/"):
                 given = (processes.run_server, member, layout, JOB.optimizer, JOB.aggregation)
@@ -182,6 +182,22 @@ def test_a_coordinator_that_comes_back_finds_its_peers(tmp_path):
         assert job.call("members") == dict.fromkeys(MEMBERS, 1)
         assert model.tolist() == [model[0]] * SIZE
         assert model[0] >= counted + more  # rows that nobody asked for before it died may be lost, pushes are not
+
+
+def test_who_was_on_the_way_while_the_coordinator_died_finds_the_next(tmp_path):
+    with threads(tmp_path) as job:
+        assert coordination.last_port(tmp_path / "no such folder") == 0
+        job.train()
+        told = job.call("address")
+        job.stop("worker/b")
+        job.call("lose", ["worker/b"])
+        job.call("forget", ["worker/b"])
+        job.coordination.stop()
+        job.coordinate(coordination.last_port(job.folder))
+        job.start(["worker/b"], address=told)
+        job.joined(MEMBERS)
+        assert job.call("members")["worker/b"] == 2
+        job.pushes(10)
 
 
 def test_what_is_no_message_is_dropped(tmp_path):
