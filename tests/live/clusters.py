@@ -6,6 +6,7 @@ same out of network namespaces. Neither joins the cluster: whoever tests does, b
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import os
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import pytest
 
 from live.room import descendants, kill_all
 
-__all__ = ["Cluster", "free_port", "loop_cluster", "loop_network"]
+__all__ = ["Cluster", "alone", "free_port", "loop_cluster", "loop_network"]
 
 _STORE_BYTES = 80 * 2**20
 _made = itertools.count()
@@ -144,12 +145,21 @@ def loop_network() -> str:
     return f"127.{1 + here // 256 % 254}.{here % 256}"
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Meanwhile no other process that tests has a cluster, for whom there are no cores left; ends with the process."""
+    with (Path(tempfile.gettempdir()) / f"ray-tests-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture(scope="module")
 def loop_cluster() -> Iterator[Cluster]:
     """A head and three nodes with two cores each, on loopback."""
-    cluster = Cluster(loop_network())
-    try:
-        cluster.start(range(4))
-        yield cluster
-    finally:
-        cluster.close()
+    with alone():
+        cluster = Cluster(loop_network())
+        try:
+            cluster.start(range(4))
+            yield cluster
+        finally:
+            cluster.close()

@@ -35,10 +35,30 @@ def at_work(cluster: Cluster, index: int) -> list[int]:
     return [pid for pid, command in cluster.processes(index).items() if "harness.worker" in command]
 
 
+def nobody_at_work(cluster: Cluster) -> bool:
+    """Once those who were stopped have ended."""
+    deadline = time.monotonic() + 20
+    while any(at_work(cluster, i) for i in cluster.nodes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(at_work(cluster, i) for i in cluster.nodes)
+
+
 def left_behind() -> set[Path]:
     return set(Path(tempfile.gettempdir()).glob("harness-*"))
 
 
+@pytest.mark.timeout(300)
+def test_a_cluster_gives_the_bytes_of_one_machine(tiny: Path, tmp_path: Path, loop_cluster: Cluster) -> None:
+    before = left_behind()
+    run(tiny, tmp_path / "here", "fixed", jobs=1, seeds=2)
+    run(tiny, tmp_path / "there", "fixed", address=loop_cluster.address, seeds=2)
+    assert without_host(tmp_path / "there") == without_host(tmp_path / "here")
+    assert nobody_at_work(loop_cluster)
+    assert left_behind() == before
+
+
+@pytest.mark.live
+@pytest.mark.timeout(300)
 def test_a_cluster_gives_the_bytes_of_one_machine_though_it_is_interrupted_and_loses_nodes(
     tiny: Path, tmp_path: Path, loop_cluster: Cluster
 ) -> None:
@@ -51,10 +71,7 @@ def test_a_cluster_gives_the_bytes_of_one_machine_though_it_is_interrupted_and_l
 
     with pytest.raises(KeyboardInterrupt):
         run(tiny, tmp_path / "there", *TUNERS, address=cluster.address, seeds=1, watch=interrupt)
-    deadline = time.monotonic() + 5
-    while any(at_work(cluster, i) for i in cluster.nodes) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert [at_work(cluster, i) for i in cluster.nodes] == [[]] * 4
+    assert nobody_at_work(cluster)
     assert left_behind() == before
     made = store.load_results(tmp_path / "there").scores.height
 

@@ -23,6 +23,7 @@ from harness.live.deploy import Deployment, described
 from harness.live.spec import Spec
 from harness.live.worker import Task
 from harness.scenario import load
+from live.clusters import alone
 from traces import schema, store
 from traces.exchanges import read_log
 from traces.parts import check_trace
@@ -267,10 +268,28 @@ class Job:
         return self.left() == []
 
 
+COMMAND = ("small.toml", "--tuner", "mine:mover", "--out", "out")
+
+
+@pytest.fixture
+def ray_alone():
+    with alone():
+        yield
+
+
 @pytest.mark.timeout(300)
-def test_a_job_on_ray_is_changed_interrupted_and_resumed_to_its_target(here):
-    command = ("small.toml", "--tuner", "mine:mover", "--out", "out")
-    job = Job(*command)
+def test_a_job_on_ray_is_changed_and_comes_to_its_target(here, ray_alone):
+    (here / "go").write_text("1")
+    job = Job(*COMMAND)
+    assert job.ended() == 0, job.said
+    assert job.nothing_left()
+    check_reached(job, here / "out")
+
+
+@pytest.mark.live
+@pytest.mark.timeout(300)
+def test_a_job_on_ray_is_interrupted_and_resumed_to_its_target(here, ray_alone):
+    job = Job(*COMMAND)
     job.read("migrate (")  # the model has moved while it trained
     job.read("clocks (")
     os.killpg(job.process.pid, signal.SIGINT)  # as a terminal does it
@@ -283,16 +302,21 @@ def test_a_job_on_ray_is_changed_interrupted_and_resumed_to_its_target(here):
     assert runs > 0
 
     (here / "go").write_text(str(runs))
-    job = Job(*command, "--resume")
+    job = Job(*COMMAND, "--resume")
     assert job.ended() == 0, job.said
     assert job.nothing_left()
+    score, exchanges = check_reached(job, out)
+    assert float(score["completion_seconds"]) > kept.state["seconds"]
+    assert len(exchanges) > kept.state["exchanges"]
+
+
+def check_reached(job, out):
+    """What is said and left at the target; the score and the exchanges."""
     assert "target after" in job.said
     assert "live / simulated" in job.said
     score = json.loads((out / "score.json").read_text())
     assert (score["status"], score["reconfigurations"]) == ("target", 2)
-    assert float(score["completion_seconds"]) > kept.state["seconds"]
     exchanges = read_log(out / "exchanges.jsonl.gz")
-    assert len(exchanges) > kept.state["exchanges"]
     seconds = [e.seconds for e in exchanges]
     assert seconds == sorted(seconds)
     moved = next(e.answer for e in exchanges if isinstance(e.action, Reconfigure))
@@ -306,6 +330,7 @@ def test_a_job_on_ray_is_changed_interrupted_and_resumed_to_its_target(here):
     assert sorted(a.shape for a in model.values()) == [(10,), (64, 10)]
     assert float(score["final_loss"]) <= 1.2
     assert evaluated(out).loss == pytest.approx(float(score["final_loss"]), abs=0.1)  # pushes came while it was measured
+    return score, exchanges
 
 
 def evaluated(out):

@@ -69,6 +69,8 @@ def until(so, seconds=30.0):
     return found
 
 
+@pytest.mark.live
+@pytest.mark.timeout(300)
 def test_processes_on_nodes_that_die_are_missed_and_replaced(loop_cluster):
     spec = Ones("ones", "ones.toml", ONES, 0)
     servers = ["server/n2", "server/n3"]
@@ -125,6 +127,8 @@ class Echo:
         return [(bytes(first), np.frombuffer(array, np.float32).sum()) for first, array in found]
 
 
+@pytest.mark.live
+@pytest.mark.timeout(300)
 def test_ray_calls_carry_frames_in_order(loop_cluster):
     with launch.cluster(loop_cluster.address):
         echo = ray.remote(num_cpus=0, concurrency_groups={"inbox": 1})(Echo)
