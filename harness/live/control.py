@@ -67,7 +67,8 @@ class Control:
         if begun is not None:
             self.performed = begun.state["exchanges"]
             self._kept_seconds = float(begun.state["seconds"])
-            self.sights, self.running = pickle.loads(begun.tensors[_DRIVER].tobytes())  # noqa: S301 - the job's own checkpoint
+            kept = pickle.loads(begun.tensors[_DRIVER].tobytes())  # noqa: S301 - the job's own checkpoint
+            self.sights, self.running, self.runtime.taken = kept
         self._begin(begun)
         self._watcher = threading.Thread(target=self._watch, name="live job", daemon=True)
         self._watcher.start()
@@ -172,7 +173,7 @@ class Control:
     def _saved_at_once(self) -> Procedure:
         runtime = self.runtime
         index: int = runtime.call("snapshot", save=True)
-        driver = _as_tensor(cloudpickle.dumps((self.sights, self.running)))
+        driver = _as_tensor(cloudpickle.dumps((self.sights, self.running, self.runtime.taken)))
         state = {"seconds": self.now, "exchanges": self.performed, "branch": self._number}
         yield from runtime.durable(index)
         tensors = {_COORDINATOR: _as_tensor(runtime.call("checkpoint", index)), _DRIVER: driver}

@@ -10,8 +10,6 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
 from harness.live.blocks import Layout, blocks_in
 from harness.live.cycles import Cycles
 from harness.live.evaluations import Evaluations
@@ -41,7 +39,6 @@ from harness.live.messages import worker as worker_name
 from harness.live.moving import Goal, Moves
 from harness.live.report import Poll, Report
 from harness.live.snapshots import Snapshots
-from simulators.engine import Records
 from tuners.actions import Rejected, Setting, SyncPolicy
 
 __all__ = ["Coordinator", "LiveJob", "Poll", "Report", "Shards"]
@@ -365,14 +362,13 @@ class Coordinator:
         """Whether servers are being brought back to what the log says, or wait to be."""
         return self._membership.recovering
 
-    def poll(self) -> Poll:
-        """What has happened since the last poll."""
+    def poll(self, taken: Mapping[int, int] | None = None) -> Poll:
+        """What has happened. A driver says how many rows of each branch it has `taken`, and is told of the others again and
+        again, so that none are lost with a coordinator that dies while it answers; without that, it has what it was told."""
         reports = {}
         for number, line in self._cycles.lines.items():
-            rows = np.array(line.rows).reshape(-1, len(Records._fields))
-            reports[number] = Report(rows, self._evaluations.take(number))
-            if len(rows):
-                self._cycles.told(number, len(rows))
+            first, rows = self._cycles.untold(line, None if taken is None else taken.get(number, 0))
+            reports[number] = Report(first, rows, self._evaluations.take(number))
         return Poll(
             now=self._now(),
             reports=reports,

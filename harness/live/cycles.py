@@ -17,6 +17,7 @@ from harness.live.membership import Membership
 from harness.live.messages import Again, Done, Probe, Probed, Release, Rest, Staged
 from harness.live.messages import worker as worker_name
 from harness.live.snapshots import Snapshots
+from simulators.engine import Records
 from tuners.actions import SyncPolicy
 
 __all__ = ["Cycles"]
@@ -177,9 +178,20 @@ class Cycles:
             self.settle_probed(line.number, facts._replace(loss_after=facts.loss_before))
 
     def told(self, branch: int, rows: int) -> None:
-        """A driver has been told of so many pushes."""
+        """The driver has so many pushes more."""
         self._ledger.note("told", branch, rows)
-        del self.lines[branch].rows[:rows]
+        line = self.lines[branch]
+        del line.rows[:rows]
+        line.told += rows
+
+    def untold(self, line: Line, taken: int | None) -> tuple[int, NDArray[np.float64]]:
+        """The rows from number `taken` on, and the number of the first; None: all, which are taken with that."""
+        if taken is not None and taken > line.told:
+            self.told(line.number, taken - line.told)
+        first, rows = line.told, np.array(line.rows).reshape(-1, len(Records._fields))
+        if taken is None and len(rows):
+            self.told(line.number, len(rows))
+        return first, rows
 
     def _judge(self, line: Line) -> None:
         """Where the branch stands after a push."""

@@ -120,7 +120,8 @@ class Line:
         self.due: set[int] = set()
         self.halted = True
         self._paused_seconds: float | None = None
-        self.rows: list[tuple[float, ...]] = []
+        self.rows: list[tuple[float, ...]] = []  # that the driver may not have taken yet
+        self.told = 0  # rows that it has
         self._staleness: dict[int, int] = {}  # of pushes that are committed, and on which the policy is still to decide
         self._versions: list[tuple[int, int]] = [(-1, 0)]  # (entry of the log, version since then)
 
@@ -128,7 +129,7 @@ class Line:
         """Another branch that goes on from here."""
         made = Line(number, self.setting, self.policy, self.shards, testing=testing, groups=self.groups)
         for name, value in vars(self).items():
-            if name not in ("number", "testing", "rows"):
+            if name not in ("number", "testing", "rows", "told"):
                 setattr(made, name, value.copy() if isinstance(value, np.ndarray | dict | set | list) else value)
         return made
 

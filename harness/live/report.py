@@ -13,8 +13,9 @@ __all__ = ["Poll", "Report"]
 
 
 class Report(NamedTuple):
-    """What has happened to a branch since the last report."""
+    """What has happened to a branch, as far as the driver has not taken it yet."""
 
+    first: int  # number of the first row; the branch's own pushes are numbered from 0
     rows: NDArray[np.float64]  # [n, 11], the columns of `simulators.engine.Records`
     evaluations: tuple[tuple[int, Evaluation], ...]  # by number of the request; 0 for those after `evaluate_clocks`
 

@@ -69,6 +69,7 @@ class Runtime:
         self.seen: Poll
         self.placed: tuple[tuple[str, ...], tuple[float, ...]] = ((), ())  # servers and their shares of the model
         self.starting: set[str] = set()
+        self.taken: dict[int, int] = {}  # rows of each branch, so far
         self._offset_seconds = float("inf")  # of this clock to the coordinator's
         self._zero_seconds = 0.0  # of the coordinator's clock, when the job began
 
@@ -77,7 +78,11 @@ class Runtime:
 
     def look(self) -> Poll:
         """What has happened since the last look."""
-        self.seen = self.call("poll")
+        self.seen = seen = self.call("poll", self.taken)
+        for number, report in seen.reports.items():
+            new = report.rows[max(self.taken.get(number, 0) - report.first, 0) :]
+            seen.reports[number] = report._replace(rows=new)
+            self.taken[number] = report.first + len(report.rows)
         self.starting -= self.seen.members.keys()
         # How long the answer took is in it, too: the quickest answer comes nearest.
         self._offset_seconds = min(self._offset_seconds, time.monotonic() - self.seen.now)

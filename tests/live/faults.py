@@ -101,7 +101,7 @@ class Patient:
             index = control.runtime.call("snapshot", save=True)
             control.do(lambda: control.runtime.durable(index))
             vectors = control.runtime.call("saved", index)[0]
-            control.runtime.look()
+            control._look()
             clocks = self.live.glimpse().clocks
             control.runtime.call("run", 0)
         return clocks, vectors["parameters"]

@@ -120,12 +120,12 @@ class Pretend:
     def evaluation(self, branch, at):
         return Evaluation(at, branch.pushes, branch.loss, 1 - branch.loss)
 
-    def do_poll(self):
+    def do_poll(self, taken):
         reports = {}
         for number, branch in self.branches.items():
             if branch.rows or branch.evaluations:
                 rows = np.array(branch.rows, float).reshape(-1, COLUMNS)
-                reports[number] = Report(rows, tuple(branch.evaluations))
+                reports[number] = Report(taken.get(number, 0), rows, tuple(branch.evaluations))
                 branch.rows, branch.evaluations = [], []
         statuses = {number: b.status for number, b in self.branches.items()}
         return Poll(

@@ -156,6 +156,24 @@ def within_a_round(memory, pushes=40):
     return memory.coordinator.poll().reports[0].rows
 
 
+def test_rows_are_told_until_a_driver_has_taken_them():
+    """The answer to the second poll is lost with the coordinator that gave it."""
+    memory = start()
+    memory.steps(300)
+    first = memory.coordinator.poll({}).reports[0]
+    taken = {0: len(first.rows)}
+    memory.steps(100)
+    lost = memory.coordinator.poll(taken).reports[0]
+    assert (first.first, lost.first) == (0, len(first.rows))
+    memory.restart_coordinator()
+    again = memory.coordinator.poll(taken).reports[0]
+    assert again.first == lost.first
+    assert len(lost.rows) > 0
+    np.testing.assert_array_equal(again.rows[: len(lost.rows)], lost.rows)
+    taken = {0: again.first + len(again.rows)}
+    assert len(memory.coordinator.poll(taken).reports[0].rows) == 0
+
+
 def saved(memory):
     """What another job can begin with."""
     index = memory.coordinator.snapshot(save=True)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -96,25 +97,26 @@ def repair(cluster: NamespaceCluster, index: int) -> None:
 def test_a_thousand_reconfigurations_and_kills_and_every_push_counts_once(patient: Patient) -> None:
     draw = np.random.default_rng(0)
     space, methods = patient.live.job.space, patient.live.job.methods
-    asked = refused = killed = 0
+    done = killed = 0
+    refused: Counter[str] = Counter()
     wanted = int(os.environ.get("LIVE_RECONFIGURATIONS", "1000"))
-    while asked < wanted:
+    while done < wanted:
         setting = space.setting(space.sample(draw))
         if not setting.workers or not setting.servers:
             continue
-        asked += 1
         try:
             method = methods[int(draw.choice(len(methods), p=[0.02, 0.49, 0.49]))]
             patient.live.perform(Reconfigure(setting, method=method, wait=bool(draw.random() < 0.5)))
-        except Rejected:
-            refused += 1
+            done += 1
+        except Rejected as error:
+            refused[str(error)[:40]] += 1
         patient.live.perform(Run(clocks=int(draw.integers(1, 20))))
         if draw.random() < 0.05:
             names = [*sorted(patient.live._control.runtime.seen.members), "coordinator"]  # those that are there just now
             kill(names[int(draw.integers(len(names)))])(patient)
             killed += 1
             patient.live.perform(Run(clocks=20))
-        if asked % min(100, wanted) == 0:
+        if done % min(100, wanted) == 0:
             clocks, parameters = patient.counted()
-            print(asked, "asked", refused, "refused", killed, "killed", clocks, "clocks")  # noqa: T201
+            print(done, "done", dict(refused), "refused", killed, "killed", clocks, "clocks", flush=True)  # noqa: T201
             assert np.array_equal(parameters, np.full_like(parameters, clocks))

@@ -244,7 +244,7 @@ def test_a_mini_batch_that_nobody_waits_for_is_not_computed(tmp_path):
             job.call("run", 0)
         go_on.set()
         job.pushes(20)
-        assert len(computed) < 20 + 5 + 10
+        assert computed.count(0) <= 2 * 3  # of six each: the one under way, the last, and one that came just in between
         go_on.set()
 
 

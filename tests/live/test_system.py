@@ -323,7 +323,7 @@ def test_a_change_that_counts_on_a_lost_node_is_given_up(live, spec, pretend):
 
 
 def test_a_broken_job_ends_in_an_error(live, pretend):
-    pretend.do_poll = lambda: 1 / 0
+    pretend.do_poll = lambda _: 1 / 0
     with pytest.raises(RuntimeError, match="The job is broken: division by zero"):
         live.perform(Run(seconds=30))
 
