@@ -165,6 +165,7 @@ def _serve(member: Member, mail: Mail, core: _Core, *, tick: Callable[[], None],
             heard = mail.receive(TICK_SECONDS)
             if heard is not None:
                 core.receive(*heard)
+                heard = None  # whose arrays may be large: the next message is to find their memory free
                 work()
     finally:
         heart.stop()

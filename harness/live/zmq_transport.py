@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -24,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 _DOMAIN = "job"
 _WAITING_MESSAGES = 10_000  # to one peer; a job's messages answer one another, so that a few dozen are many
+_LOOPBACK_BYTES = 2**18  # of what the kernel holds for a peer on this machine: more has left the cache when it is read
 _RECONNECT_MILLISECONDS = (50, 1000)  # first and longest pause before another attempt
 
 
@@ -92,6 +94,8 @@ class _Outlets:
         socket.setsockopt(zmq.SNDHWM, _WAITING_MESSAGES)
         socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MILLISECONDS[0])
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MILLISECONDS[1])
+        if on_loopback(urlsplit(address).hostname or ""):  # elsewhere, the kernel knows best what a link needs
+            socket.setsockopt(zmq.SNDBUF, _LOOPBACK_BYTES)
         if self._keys is not None:
             socket.curve_serverkey = self._keys.listen[0]
             socket.curve_publickey, socket.curve_secretkey = self._keys.call
