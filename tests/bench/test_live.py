@@ -59,7 +59,7 @@ def assert_every_push_counted(job: Any) -> None:
 
 @pytest.mark.parametrize(("size", "iterations", "reach"), [(10_000, 500, 3.0), (1_000_000, 60, 1.5)])
 def test_iteration_against_bare_ping_pong(benchmark: Any, offers: Any, size: int, iterations: int, reach: float) -> None:
-    """With few parameters it counts how many messages follow one another in a cycle: six, and in the bare one two."""
+    """With few parameters it counts how many messages follow one another in a cycle: four, and in the bare one two."""
     with live_job(offers, size, encrypt=False) as job, closing(PingPong(size)) as bare:
         ratio = by_turns(benchmark, job, bare, iterations)
         assert_every_push_counted(job)
