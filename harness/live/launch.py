@@ -147,7 +147,7 @@ class Crew:
         self._generations: Counter[str] = Counter()
         self._actors: dict[str, Any] = {}
         self._runs: dict[Any, str] = {}  # what ends when that process does
-        self._lost: dict[str, str] = {}
+        self._lost: dict[str, str] = {}  # not yet told of
 
     def begin(self) -> None:
         """Take room for all nodes, and start the coordinator's process. Raises ValueError where there is none."""
@@ -193,6 +193,7 @@ class Crew:
         address = self.call("address")
         for name in names:
             self._generations[name] += 1
+            self._lost.pop(name, None)
             self.call("expect", name, self._generations[name])
             home = self._home(name)
             strategy = _here() if name == EVALUATOR else PlacementGroupSchedulingStrategy(self._groups[node_of(name)], 0)
@@ -208,7 +209,8 @@ class Crew:
     def lost(self) -> Mapping[str, str]:
         """Those that have died or hung since one last asked, and what is known about why. They are dead now."""
         ended, _ = ray.wait(list(self._runs), num_returns=len(self._runs), timeout=0) if self._runs else ([], [])
-        found = {self._runs[run]: _obituary(run) for run in ended}
+        found = self._lost | {self._runs[run]: _obituary(run) for run in ended}
+        self._lost = {}
         for name, generation in self._silent().items():
             if name in self._actors and name not in found and generation == self._generations[name]:
                 found[name] = "nothing was heard of it for 3 s: it hangs, or is cut off"
@@ -295,6 +297,8 @@ class Crew:
                 spare = self._spare(crowd) if gone else None
                 crowd.update([spare.identity] if spare else [])
                 remove_placement_group(self._groups[name])
+                # Ray would let a process that has not begun yet wait for ever for a group that is gone.
+                self._lost |= {peer: "the place of its node is gone" for peer in self._actors if node_of(peer) == name}
                 self._groups[name] = self._group(spare)
                 self._give_up_seconds[name] = now + _SPARE_SECONDS if spare else math.inf
         return frozenset(self._where)

@@ -12,7 +12,7 @@ from tuners.actions import NodeEvent, Setting
 
 __all__ = ["Losses"]
 
-_TRIES = 3  # starts of a process that does not come, one after the other
+_TRIES = 6  # starts of a process that does not come, one after the other
 
 
 class Losses:
