@@ -63,6 +63,9 @@ def add_fidelity(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> Non
     command.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="folder to write: fidelity.html and its table"
     )
+    command.add_argument(
+        "--folds", type=int, default=5, metavar="N", help="that rows are held out in (default: 5; 2: halves)"
+    )
     _add_given(command)
     command.set_defaults(run=_fidelity)
 
@@ -116,7 +119,7 @@ def _fidelity(options: argparse.Namespace) -> int:
     checks = []
     for path, source in named:
         recording, origin = read(path, source)
-        checks.append(check(recording, given(recording, options), origin))
+        checks.append(check(recording, given(recording, options), origin, options.folds))
     for table in fidelity.tables(checks):
         _say(table)
     _say(f"The page: {fidelity.write(options.out, checks)}")

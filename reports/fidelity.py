@@ -15,16 +15,16 @@ from matplotlib.ticker import NullLocator
 from scipy.stats import kendalltau
 
 from reports.drawing import BLUE, GREEN, MUTED, ORANGE, Drawing, canvas, svg
-from simulators.calibrate_check import FOLDS, Check, Prediction
+from simulators.calibrate_check import Check, Prediction
 from traces.store import write_bytes
 
 __all__ = ["Errors", "errors", "page", "tables", "write"]
 
 _RULE = (
-    f"Every row is held out once, in {FOLDS} folds. A workload with ten settings or more is divided by settings, in order "
-    f"of policy, workers, servers, batch and threads: setting i is in fold i mod {FOLDS}, with all its runs. One with "
-    f"fewer is divided by rows in that order, runs of a setting by name. A row's prediction comes from constants that were "
-    f"fitted without its fold. Nothing is drawn by chance."
+    "Every row is held out once, in {0} folds. A workload with ten settings or more is divided by settings, in order "
+    "of policy, workers, servers, batch and threads: setting i is in fold i mod {0}, with all its runs. One with "
+    "fewer is divided by rows in that order, runs of a setting by name. A row's prediction comes from constants that were "
+    "fitted without its fold. Nothing is drawn by chance."
 )
 _PLAIN = (
     "The plain closed form is a sum, with no constant below nothing, of a fixed cost, one by samples over threads, one per "
@@ -111,7 +111,7 @@ def page(checks: Sequence[Check]) -> str:
         f'<p class="lead">{_text(_lead(checks))}</p>',
         *(_section(i, made) for i, made in enumerate(checks)),
         '<section aria-labelledby="how"><h2 id="how">How to read this page</h2><dl>',
-        f"<dt>Held out</dt><dd>{_text(_RULE)}</dd><dt>Plain closed form</dt><dd>{_text(_PLAIN)}</dd>",
+        f"<dt>Held out</dt><dd>{_text(_RULE.format(' or '.join(sorted({str(c.folds) for c in checks}))))}</dd><dt>Plain closed form</dt><dd>{_text(_PLAIN)}</dd>",
         "<dt>Error</dt><dd>|predicted / recorded - 1| of a worker's cycle (of a step, in a synchronous run), one push to "
         "the next: its median and 95th percentile over rows.</dd>",
         "<dt>tau</dt><dd>Kendall's rank correlation of predicted and recorded: 1 says that settings are ranked as they were "

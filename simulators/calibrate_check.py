@@ -54,18 +54,21 @@ class Check:
     predictions: tuple[Prediction, ...]
     fits: Mapping[str, Fit]
     by_settings: tuple[str, ...]  # workloads that were divided by settings; the others by rows
+    folds: int
     caveats: tuple[str, ...]
 
 
-def check(recording: Recording, given: Mapping[str, Constants], origin: Provenance) -> Check:
-    """Fit to all rows, and to all but each fold; predict. Raises ValueError for a recording without rows."""
+def check(recording: Recording, given: Mapping[str, Constants], origin: Provenance, folds: int = FOLDS) -> Check:
+    """Fit to all rows, and to all but each fold; predict. Raises ValueError for a recording without rows, and for one fold."""
+    if folds < 2:
+        raise ValueError(f"Cannot hold out with {folds} folds: give at least 2, which are halves.")
     fits = fit_all(recording.rows, given)
     rows = sorted(recording.rows, key=lambda r: (r.workload, _order(r), r.run))
-    folds, by_settings = _folds(rows)
+    fold_of, by_settings = _folds(rows, folds)
     held, plain = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
-    for fold in range(FOLDS):
-        out = np.flatnonzero(folds == fold)
-        kept = [r for r, f in zip(rows, folds, strict=True) if f != fold]
+    for fold in range(folds):
+        out = np.flatnonzero(fold_of == fold)
+        kept = [r for r, f in zip(rows, fold_of, strict=True) if f != fold]
         if not (len(out) and kept):
             continue
         told = fit_all(kept, given, resamples=0)
@@ -78,24 +81,25 @@ def check(recording: Recording, given: Mapping[str, Constants], origin: Provenan
         Prediction(groups[i], r.run, _label(r), r.cycle_seconds, *map(float, values))
         for i, (r, *values) in enumerate(zip(rows, fitted, held, plain_fitted, plain, strict=True))
     ]
-    others = (*_switches(recording.switch_seconds), *_stale(recording.efforts))
-    return Check(origin, (*made, *others), fits, by_settings, recording.caveats)
+    others = (*_switches(recording.switch_seconds, folds), *_stale(recording.efforts))
+    return Check(origin, (*made, *others), fits, by_settings, folds, recording.caveats)
 
 
 def _order(row: Row) -> tuple[str, int, int, int, int, int]:
     return (row.policy, row.workers, row.servers, row.batch_size, row.intra_threads, row.transfer_bits)
 
 
-def _folds(rows: Sequence[Row]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def _folds(rows: Sequence[Row], count: int) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Each row's fold, and the workloads that were divided by settings."""
     folds, by_settings = np.zeros(len(rows), int), []
     for name in dict.fromkeys(r.workload for r in rows):
         mine = [i for i, r in enumerate(rows) if r.workload == name]
         settings = list(dict.fromkeys(_order(rows[i]) for i in mine))
         if len(settings) >= _SETTINGS:
             by_settings.append(name)
-            folds[mine] = [settings.index(_order(rows[i])) % FOLDS for i in mine]
+            folds[mine] = [settings.index(_order(rows[i])) % count for i in mine]
         else:
-            folds[mine] = np.arange(len(mine)) % FOLDS
+            folds[mine] = np.arange(len(mine)) % count
     return folds, tuple(by_settings)
 
 
@@ -137,7 +141,7 @@ def _plain(known: Sequence[Row], wanted: Sequence[Row]) -> NDArray[np.float64]:
     return found
 
 
-def _switches(recorded: Sequence[float]) -> tuple[Prediction, ...]:
+def _switches(recorded: Sequence[float], folds: int) -> tuple[Prediction, ...]:
     """A change of the policy, by the simulator's own plan for it; the plain closed form is the mean."""
     if not recorded:
         return ()
@@ -151,7 +155,7 @@ def _switches(recorded: Sequence[float]) -> tuple[Prediction, ...]:
 
     made = []
     for i, seconds in enumerate(recorded):
-        others = [s for j, s in enumerate(recorded) if j % FOLDS != i % FOLDS] or [float("nan")]
+        others = [s for j, s in enumerate(recorded) if j % folds != i % folds] or [float("nan")]
         plain = (float(np.mean(recorded)), float(np.mean(others)))
         made.append(Prediction("switch of policy", str(i), "switch", seconds, planned(recorded), planned(others), *plain))
     return tuple(made)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from harness import cli
-from simulators import calibrate, calibrate_check, calibrate_model, reconfigure, steady
+from simulators import calibrate, calibrate_model, reconfigure, steady
 from simulators.calibrate import Constants, Row, fit, fit_all, predicted
 from simulators.calibrate_check import check
 from simulators.calibrate_file import Provenance, text
@@ -279,11 +279,14 @@ def test_the_command_wants_one_recording(tmp_path, capsys):
 # --------------------------------------------------------------------------------------------------------------- held out
 
 
-def test_every_row_is_held_out_once_and_settings_stay_together(monkeypatch):
-    monkeypatch.setattr(calibrate_check, "FOLDS", 3)
+def test_every_row_is_held_out_once_and_settings_stay_together():
     rows = [row(w, 10 - w, b) for w in (2, 4, 6, 8, 9) for b in (8, 32)]
     rows = tuple(timed([*rows, rows[0]], noise=0.01))
-    made = check(Recording(rows, None, (100.0, 110.0), (), (), ()), {"toy": Constants(cores=8, model_bytes=1.0)}, ORIGIN)
+    recording = Recording(rows, None, (100.0, 110.0), (), (), ())
+    known = {"toy": Constants(cores=8, model_bytes=1.0)}
+    with pytest.raises(ValueError, match="give at least 2, which are halves"):
+        check(recording, known, ORIGIN, 1)
+    made = check(recording, known, ORIGIN, 3)
     assert made.by_settings == ("toy",)
     off = [abs(p.held_out / p.recorded - 1) for p in made.predictions if p.group == "toy, asp"]
     assert len(off) == 11

@@ -25,6 +25,7 @@ MADE = Check(
     ),
     {"job": Fit(Constants(), {"fixed_seconds": (0.1, 0.2)}, {"sample_seconds": "record <more>"}, {}, 4, 0.1)},
     ("job",),
+    5,
     ("1 run was left out",),
 )
 
