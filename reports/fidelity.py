@@ -106,12 +106,13 @@ def page(checks: Sequence[Check]) -> str:
     """The page: a section per recording, with a table and a drawing, and how it was made."""
     css = resources.files("reports").joinpath("page.css").read_text(encoding="utf-8")
     title = "How far the simulator is from recorded clusters"
+    folds = " or ".join(sorted({str(made.folds) for made in checks}))
     body = [
         f"<h1>{title}</h1>",
         f'<p class="lead">{_text(_lead(checks))}</p>',
         *(_section(i, made) for i, made in enumerate(checks)),
         '<section aria-labelledby="how"><h2 id="how">How to read this page</h2><dl>',
-        f"<dt>Held out</dt><dd>{_text(_RULE.format(' or '.join(sorted({str(c.folds) for c in checks}))))}</dd><dt>Plain closed form</dt><dd>{_text(_PLAIN)}</dd>",
+        f"<dt>Held out</dt><dd>{_text(_RULE.format(folds))}</dd><dt>Plain closed form</dt><dd>{_text(_PLAIN)}</dd>",
         "<dt>Error</dt><dd>|predicted / recorded - 1| of a worker's cycle (of a step, in a synchronous run), one push to "
         "the next: its median and 95th percentile over rows.</dd>",
         "<dt>tau</dt><dd>Kendall's rank correlation of predicted and recorded: 1 says that settings are ranked as they were "

@@ -59,7 +59,7 @@ class Check:
 
 
 def check(recording: Recording, given: Mapping[str, Constants], origin: Provenance, folds: int = FOLDS) -> Check:
-    """Fit to all rows, and to all but each fold; predict. Raises ValueError for a recording without rows, and for one fold."""
+    """Fit to all rows, and to all but each fold; predict. Raises ValueError without rows, and for one fold."""
     if folds < 2:
         raise ValueError(f"Cannot hold out with {folds} folds: give at least 2, which are halves.")
     fits = fit_all(recording.rows, given)
