@@ -103,7 +103,7 @@ def _designs() -> dict[str, Design]:
         "heterogeneous": Design(
             "Links and CPUs differ.",
             (16.0, 8.0, 8.0, 4.0, 8.0),
-            (None, 0.2, 0.1, 0.1, None),
+            (None, 0.5, 0.3, 0.3, None),
             tuple((s, "migrate") for s in some),
         ),
         "stragglers": Design(
