@@ -127,6 +127,11 @@ def page(checks: Sequence[Check]) -> str:
     )
 
 
+def _title(made: Check) -> str:
+    """What it is a recording of, where it is one of our own; else its source."""
+    return made.origin.of.partition(",")[0] if made.origin.source == "harness" else made.origin.source
+
+
 def _lead(checks: Sequence[Check]) -> str:
     rows = sum(len(c.predictions) for c in checks)
     count = f"{len(checks)} recording{'s' * (len(checks) != 1)}, {rows} rows"
@@ -143,7 +148,7 @@ def _section(index: int, made: Check) -> str:
     left = "".join(f"<li>{_text(why)}</li>" for why in made.caveats)
     origin = f"{made.origin.of}. Licence: {made.origin.licence or 'none stated'}. SHA-256 {made.origin.digest}."
     parts = [
-        f'<section aria-labelledby="r{index}"><h2 id="r{index}">{_text(made.origin.source)}</h2>',
+        f'<section aria-labelledby="r{index}"><h2 id="r{index}">{_text(_title(made))}</h2>',
         f'<div class="finding"><p>{_text(found)}</p><p>{_text(divided)}</p></div>',
         _table(groups),
         _figure(_drawn(groups, f"r{index}")),

@@ -91,7 +91,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     (tmp_path / "small.toml").write_text(SMALL)
-    (tmp_path / "mine.py").write_text(TUNER)
+    (tmp_path / "movers.py").write_text(TUNER)
     return tmp_path
 
 
@@ -108,9 +108,9 @@ def test_without_live_it_says_what_is_lacking(here, capsys):
 
 
 def test_a_dry_run_says_who_would_be_where_and_starts_nothing(here, capsys):
-    assert main(["deploy", "--live", "small.toml", "--dry-run", "--tuner", "mine:mover"]) == 0
+    assert main(["deploy", "--live", "small.toml", "--dry-run", "--tuner", "movers:mover"]) == 0
     said = capsys.readouterr().out
-    for words in ("tuner      mine:mover, seed 0", "650 parameters", "2 workers, 2 servers, bsp", "loss 1.2, within"):
+    for words in ("tuner      movers:mover, seed 0", "650 parameters", "2 workers, 2 servers, bsp", "loss 1.2, within"):
         assert words in said
     assert [line.split()[0] for line in said.splitlines() if " on this machine" in line] == ["n0", "n1", "n2", "n3"]
     assert said.endswith("Nothing was started.\n")
@@ -268,7 +268,7 @@ class Job:
         return self.left() == []
 
 
-COMMAND = ("small.toml", "--tuner", "mine:mover", "--out", "out")
+COMMAND = ("small.toml", "--tuner", "movers:mover", "--out", "out")
 
 
 @pytest.fixture
