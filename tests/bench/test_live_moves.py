@@ -1,0 +1,101 @@
+"""How long a live job stands still while half of its model changes servers: by migration, by relocation on demand, and by
+checkpoint and restart.
+
+    pytest tests/bench/test_live_moves.py -m benchmark --benchmark-enable -n 0
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from live.ones import ONES
+
+from bench.live_jobs import Idle
+from bench.test_live import offers
+from harness.live.worker import Computed, Task
+from tuners.actions import Cost, Method, Reconfigure, Run
+
+__all__ = ["offers"]  # the fixture
+
+pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
+
+PARAMETERS = 1_000_000
+COMPUTE_SECONDS = 0.1
+TIMES = 4  # that all blocks leave a server, and come back
+
+
+@dataclass(frozen=True)
+class Steady(Idle):
+    """As `Idle`, with mini-batches that take their time."""
+
+    def compute(self, task: Task) -> Computed:
+        time.sleep(COMPUTE_SECONDS)
+        return super().compute(task)._replace(seconds=COMPUTE_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def live(offers: tuple[Any, ...]) -> Iterator[Any]:
+    from harness.live import launch
+    from harness.live.system import LiveSystem
+
+    spec = Steady(str(PARAMETERS), "bench.toml", ONES, 0)
+    placement = launch.plan(spec.job.nodes, offers)
+    with launch.launch(placement, spec) as processes, LiveSystem(spec, processes) as made:
+        yield made
+
+
+def moves(live: Any, method: Method) -> list[Cost]:
+    """What it costs to move all blocks of a server to the other, and back."""
+    both = live.job.start
+    made = []
+    for setting in (replace(both, servers=both.servers[:1]), both):
+        live.perform(Run(clocks=20))
+        made.append(live.perform(Reconfigure(setting, method)))
+        assert made[-1].done
+        assert made[-1].bytes_moved > 0
+    return made
+
+
+@pytest.fixture(scope="module")
+def found(live: Any) -> dict[str, list[float]]:
+    """Seconds that the job stood still for each move by each method, by turns; and those of a clock."""
+    stalls: dict[str, list[float]] = {"migrate": [], "relocate": [], "checkpoint": []}
+    for _ in range(TIMES):
+        for method, mine in stalls.items():
+            mine += [cost.stall_seconds for cost in moves(live, method)]
+    pushes = live.perform(Run(clocks=100)).pushes
+    return {**stalls, "clock": list(np.diff(pushes.seconds[pushes.worker == 0]))}
+
+
+@pytest.mark.parametrize("method", ["migrate", "relocate"])
+def test_stall_against_checkpoint(benchmark: Any, live: Any, found: dict[str, list[float]], method: Method) -> None:
+    """The longest spell without a push; one of about a clock comes in every clock."""
+    benchmark.pedantic(lambda: moves(live, method), rounds=1)
+    ratio = statistics.median(found["checkpoint"]) / statistics.median(found[method])
+    benchmark.extra_info.update(
+        what=f"stall of checkpoint / {method}",
+        ratio=ratio,
+        reach=4.0,
+        seconds={name: [round(s, 3) for s in sorted(mine)] for name, mine in found.items() if name != "clock"},
+    )
+
+
+@pytest.mark.parametrize("method", ["migrate", "relocate"])
+def test_stall_against_a_clock(benchmark: Any, live: Any, found: dict[str, list[float]], method: Method) -> None:
+    """A spell without a push is as long as a clock where nothing is done to the job: what is beyond that is the stall."""
+    benchmark.pedantic(lambda: moves(live, method), rounds=1)
+    clock = statistics.median(found["clock"])
+    beyond = [max(stall - clock, 0.0) / clock for stall in found[method]]
+    benchmark.extra_info.update(
+        what=f"clocks without a push, {method} (worst)",
+        ratio=max(beyond),
+        ratio_of_medians=statistics.median(beyond),
+        reach=1.0,
+        clock_seconds=round(clock, 3),
+    )
