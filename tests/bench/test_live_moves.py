@@ -65,12 +65,13 @@ def moves(live: Any, method: Method) -> list[Cost]:
 @pytest.fixture(scope="module")
 def found(live: Any) -> dict[str, list[float]]:
     """Seconds that the job stood still for each move by each method, by turns; and those of a clock."""
-    stalls: dict[str, list[float]] = {"migrate": [], "relocate": [], "checkpoint": []}
+    methods: tuple[Method, ...] = ("migrate", "relocate", "checkpoint")
+    made: dict[str, list[float]] = {name: [] for name in methods}
     for _ in range(TIMES):
-        for method, mine in stalls.items():
-            mine += [cost.stall_seconds for cost in moves(live, method)]
+        for method in methods:
+            made[method] += [cost.stall_seconds for cost in moves(live, method)]
     pushes = live.perform(Run(clocks=100)).pushes
-    return {**stalls, "clock": list(np.diff(pushes.seconds[pushes.worker == 0]))}
+    return {**made, "clock": list(np.diff(pushes.seconds[pushes.worker == 0]))}
 
 
 @pytest.mark.parametrize("method", ["migrate", "relocate"])
