@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
 from harness.live.blocks import Blocks, Layout, Runs, blocks_in, overlap, runs_of
 from harness.live.messages import Array, Held, Part
 
-__all__ = ["Gradients", "Keeper", "Piece", "Staging", "cut"]
+__all__ = ["Gradients", "Keeper", "Parts", "Piece", "Staging", "cut"]
 
 Gradients: TypeAlias = list[tuple[tuple[int, int], Array]]
 """Runs of blocks with the numbers for them."""
@@ -23,6 +25,35 @@ def cut(layout: Layout, runs: Runs, arrays: tuple[Array, ...], blocks: Blocks) -
         begin = layout.bounds[runs[i][0]]
         made.append(((first, end), arrays[i][layout.bounds[first] - begin : layout.bounds[end] - begin]))
     return made
+
+
+class Parts:
+    """Blocks of one vector, in arrays that are never written to: they can be sent, kept and shared without a copy."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._arrays: dict[tuple[int, int], Array] = {}  # by run
+
+    def get(self, run: tuple[int, int]) -> Array:
+        """A run, joined where it lies in several arrays."""
+        if run in self._arrays:
+            return self._arrays[run]
+        arrays = [array for _, array in self._cut(blocks_in((run,)))]
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+    def put(self, run: tuple[int, int], array: Array) -> None:
+        """In the place of what there was of that run; not to be written to from now on."""
+        if run not in self._arrays:
+            self.drop(blocks_in((run,)))
+        self._arrays[run] = array
+
+    def drop(self, blocks: Blocks) -> None:
+        """Forget these blocks."""
+        self._arrays = dict(self._cut(blocks_in(tuple(self._arrays)) - blocks))
+
+    def _cut(self, blocks: Blocks) -> Gradients:
+        runs = tuple(sorted(self._arrays))
+        return cut(self._layout, runs, tuple(self._arrays[run] for run in runs), blocks)
 
 
 class Piece(NamedTuple):

@@ -321,6 +321,7 @@ class Server:
         else:
             piece = self._store.copied(runs_of(leaving), self._living(index))
             self._ship(index, piece, self._staging.depart(leaving), move.target)
+        self._store.drop(leaving)
 
     def _ship(self, index: int, piece: Piece, staged: tuple[Any, Any], target: str) -> None:
         self._tell(target, Data(index, piece.runs, piece.held, staged[0]), piece.arrays + staged[1])

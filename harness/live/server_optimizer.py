@@ -1,4 +1,4 @@
-"""The servers' optimizers on NumPy, in place: what `simulators.optimizers` names, to float tolerance.
+"""The servers' optimizers on NumPy: what `simulators.optimizers` names, to float tolerance.
 
 A server steps runs of its blocks, whose lengths change with every move; compiled updates would be compiled for each length.
 Long runs are stepped piece by piece, so that what is in between stays in the processor's cache.
@@ -116,11 +116,12 @@ def slots(optimizer: str) -> tuple[str, ...]:
     return _STEPS[optimizer][0]
 
 
-def step(optimizer: str, parameters: Array, kept: Mapping[str, Array], gradient: Array, rates: Rates) -> None:
-    """Change parameters and slots, [n] float32 each, by a gradient [n], in place."""
-    compute = _STEPS[optimizer][1]
-    scratch = np.empty(min(_PIECE, len(parameters)), np.float32)
+def step(optimizer: str, parameters: Array, kept: Mapping[str, Array], gradient: Array, rates: Rates) -> Array:
+    """What a gradient [n] makes of parameters [n] float32, which stay as they are; slots [n] float32 change in place."""
+    compute, made = _STEPS[optimizer][1], np.empty(len(parameters), np.float32)
     for start in range(0, len(parameters), _PIECE):
         piece = slice(start, start + _PIECE)
-        part = parameters[piece]
-        part -= compute(scratch[: len(part)], {name: v[piece] for name, v in kept.items()}, gradient[piece], rates)
+        part = made[piece]
+        change = compute(part, {name: v[piece] for name, v in kept.items()}, gradient[piece], rates)
+        np.subtract(parameters[piece], change, out=part)
+    return made

@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 
-from harness.live.blocks import Layout, Runs
+from harness.live.blocks import Blocks, Layout, Runs
 from harness.live.log import Commit
 from harness.live.messages import Array, Held
-from harness.live.pieces import Piece
+from harness.live.pieces import Gradients, Parts, Piece
 from harness.live.server_optimizer import Rates, slots, step
 
-__all__ = ["PARAMETERS", "Store"]
+__all__ = ["PARAMETERS", "Branch", "Store"]
 
 PARAMETERS = "parameters"
 _GROUP = "group"
 
 
+@dataclass
+class Branch:
+    """Every step replaces the parameters, for those before it may still be on their way to workers. All else is changed in
+    place: vectors as long as the model, of which only the server's own blocks are ever touched and take memory."""
+
+    parameters: Parts
+    others: dict[str, Array]
+
+
 class Store:
-    """Vectors as long as the model, of which only the server's own blocks are ever touched and take memory."""
+    """The server's blocks of every branch."""
 
     def __init__(self, layout: Layout, optimizer: str, aggregation: str) -> None:
         self._layout, self._optimizer, self._aggregation = layout, optimizer, aggregation
         self._slots = slots(optimizer)
         self.vectors = (PARAMETERS, *self._slots, *(() if aggregation == "each" else (_GROUP,)))
-        self.branches: dict[int, dict[str, Array]] = {}
+        self.branches: dict[int, Branch] = {}
 
-    def apply(self, commit: Commit, runs: Runs, pieces: list[tuple[tuple[int, int], Array]]) -> None:
+    def apply(self, commit: Commit, runs: Runs, pieces: Gradients) -> None:
         """A push takes effect on the blocks `runs`; `pieces` are its gradients, nothing where it is not accepted."""
         if self._aggregation == "each":
             if commit.take:
                 for run, gradient in pieces:
                     self._step(commit, run, gradient)
             return
-        group = self.branches[commit.branch][_GROUP]
+        group = self.branches[commit.branch].others[_GROUP]
         for run, gradient in pieces:
             part = group[self._layout.span(run)]
             part += gradient if self._aggregation == "sum" else np.float32(commit.weight) * gradient
@@ -43,40 +55,51 @@ class Store:
                 part[:] = 0
 
     def _step(self, commit: Commit, run: tuple[int, int], gradient: Array) -> None:
-        span, vectors = self._layout.span(run), self.branches[commit.branch]
-        kept = {name: vectors[name][span] for name in self._slots}
+        span, branch = self._layout.span(run), self.branches[commit.branch]
+        kept = {name: branch.others[name][span] for name in self._slots}
         rates = Rates(commit.learning_rate, commit.momentum, commit.steps)
-        step(self._optimizer, vectors[PARAMETERS][span], kept, gradient, rates)
+        branch.parameters.put(run, step(self._optimizer, branch.parameters.get(run), kept, gradient, rates))
 
     def fork(self, branch: int, parent: int, runs: Runs) -> None:
         """These blocks of a branch are those of its parent."""
-        of, made = self.branches[parent], self._branch(branch)
-        for name in self.vectors:
-            for run in runs:
-                span = self._layout.span(run)
-                made[name][span] = of[name][span]
+        self._put(branch, runs, self.vectors, self._arrays(parent, runs))
 
     def copied(self, runs: Runs, branches: list[int]) -> Piece:
         """All that is kept of these blocks."""
         held = tuple(Held(branch, self.vectors) for branch in branches)
-        spans = [self._layout.span(run) for run in runs]
-        arrays = (self.branches[b][name][span].copy() for b in branches for name in self.vectors for span in spans)
-        return Piece(runs, held, tuple(arrays))
+        return Piece(runs, held, tuple(a for b in branches for a in self._arrays(b, runs)))
 
     def parameters(self, branch: int, runs: Runs, dtype: str) -> tuple[Array, ...]:
-        """A copy of the parameters of these blocks."""
-        of = self.branches[branch][PARAMETERS]
-        return tuple(of[self._layout.span(run)].astype(dtype) for run in runs)
+        """The parameters of these blocks as they are now, whatever comes."""
+        parts = self.branches[branch].parameters
+        return tuple(parts.get(run).astype(dtype, copy=False) for run in runs)
 
     def install(self, piece: Piece) -> None:
         """Blocks come: what `copied` has given somewhere."""
         given = iter(piece.arrays)
-        for branch, name in ((h.branch, name) for h in piece.held for name in h.vectors):
-            vector = self._branch(branch)[name]
-            for run in piece.runs:
-                vector[self._layout.span(run)] = next(given)
+        for held in piece.held:
+            self._put(held.branch, piece.runs, held.vectors, given)
 
-    def _branch(self, branch: int) -> dict[str, Array]:
+    def drop(self, blocks: Blocks) -> None:
+        """Blocks have gone."""
+        for branch in self.branches.values():
+            branch.parameters.drop(blocks)
+
+    def _arrays(self, branch: int, runs: Runs) -> Iterator[Array]:
+        """For each vector, one array per run; copied where they change in place."""
+        of = self.branches[branch]
+        for name in self.vectors:
+            for run in runs:
+                yield of.parameters.get(run) if name == PARAMETERS else of.others[name][self._layout.span(run)].copy()
+
+    def _put(self, branch: int, runs: Runs, vectors: tuple[str, ...], arrays: Iterator[Array]) -> None:
         if branch not in self.branches:
-            self.branches[branch] = {name: np.zeros(self._layout.size, np.float32) for name in self.vectors}
-        return self.branches[branch]
+            others = {name: np.zeros(self._layout.size, np.float32) for name in self.vectors if name != PARAMETERS}
+            self.branches[branch] = Branch(Parts(self._layout), others)
+        of = self.branches[branch]
+        for name in vectors:
+            for run in runs:
+                if name == PARAMETERS:
+                    of.parameters.put(run, next(arrays))
+                else:
+                    of.others[name][self._layout.span(run)] = next(arrays)

@@ -264,7 +264,8 @@ class Memory:
             span = self.layout.span((block, block + 1))
             core = self.cores[owner]
             assert any(block in c.blocks for c in core._cohorts), f"{owner} does not have block {block}"
-            made[span] = core._store.branches[branch][vector][span]
+            piece = core._store.copied(((block, block + 1),), [branch])
+            made[span] = piece.arrays[core._store.vectors.index(vector)]
         return made
 
     @property

@@ -12,7 +12,7 @@ from harness.live.cycles import Cycles
 from harness.live.ledger import Ledger
 from harness.live.line import Line
 from harness.live.membership import Membership
-from harness.live.pieces import Piece, Staging
+from harness.live.pieces import Parts, Piece, Staging
 from harness.live.server import Server
 from harness.live.store import Store
 from harness.live.worker import Worker
@@ -136,14 +136,28 @@ def slots_stay_behind(monkeypatch):
     monkeypatch.setattr(Store, "copied", broken)
 
 
+def steps_change_what_was_sent(monkeypatch):
+    put = Parts.put
+
+    def broken(self, run, array):
+        if run in self._arrays and len(self._arrays[run]) == len(array):
+            before = self._arrays[run]
+            before.flags.writeable = True
+            before[:], array = array, before
+        put(self, run, array)
+
+    monkeypatch.setattr(Parts, "put", broken)
+
+
 def snapshots_are_no_copies(monkeypatch):
     copied = Store.copied
 
     def broken(self, runs, branches):
         piece = copied(self, runs, branches)
         spans = [self._layout.span(run) for run in piece.runs]
-        views = (self.branches[b][name][span] for b in branches for name in self.vectors for span in spans)
-        return Piece(piece.runs, piece.held, tuple(views))
+        others = (self.branches[b].others.get(name) for b in branches for name in self.vectors)
+        views = (vector if vector is None else vector[span] for vector in others for span in spans)
+        return Piece(piece.runs, piece.held, tuple(a if v is None else v for a, v in zip(piece.arrays, views, strict=True)))
 
     monkeypatch.setattr(Store, "copied", broken)
 
@@ -157,6 +171,7 @@ def a_source_goes_on_serving(monkeypatch):
         cohort.blocks = blocks
 
     monkeypatch.setattr(Server, "_depart", broken)
+    monkeypatch.setattr(Store, "drop", lambda self, blocks: None)
 
 
 def pushes_are_forgotten_when_committed(monkeypatch):
@@ -175,11 +190,9 @@ def forks_take_parameters_only(monkeypatch):
     fork = Store.fork
 
     def broken(self, branch, parent, runs):
-        vectors, self.vectors = self.vectors, self.vectors[:1]
         fork(self, branch, parent, runs)
-        self.vectors = vectors
-        for name in vectors[1:]:
-            self.branches[branch].setdefault(name, 0 * self.branches[branch]["parameters"])
+        for vector in self.branches[branch].others.values():
+            vector[:] = 0
 
     monkeypatch.setattr(Store, "fork", broken)
 
@@ -210,6 +223,7 @@ BROKEN = [
     pulls_do_not_wait,
     staged_pushes_stay_behind,
     slots_stay_behind,
+    steps_change_what_was_sent,
     snapshots_are_no_copies,
     a_source_goes_on_serving,
     pushes_are_forgotten_when_committed,
