@@ -12,14 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 import msgspec
 
 from harness.live.coordinator import Coordinator
 from harness.live.journal import FileJournal
 from harness.live.line import LiveJob
+from harness.live.membership import ModelLost
 from harness.live.messages import COORDINATOR
 from harness.live.processes import TICK_SECONDS, Mail
 from harness.live.transport import Transport
@@ -166,7 +169,8 @@ class Coordination:
             self._to_recover = False
             if dead := self.silent():
                 self._core.lose(dead)
-            self._core.recover()
+            with suppress(ModelLost):  # whoever drives the job has its checkpoints
+                self._core.recover()
 
     def _answer(self, name: str, given: tuple[Any, ...], named: dict[str, Any], answer: Future[Any]) -> None:
         try:
@@ -180,8 +184,7 @@ def last_port(folder: Path) -> int:
     """Where the coordinator of this folder listened before; 0 if there was none. The next one should listen there, too: a
     process that was started meanwhile has been told of no other place."""
     path = folder / _LIST
-    _, _, port = _read(path)[1].rpartition(":") if path.exists() else ("", "", "")
-    return int(port) if port.isdigit() else 0
+    return (urlsplit(_read(path)[1]).port if path.exists() else None) or 0
 
 
 def _read(path: Path) -> tuple[int, str, _Everybody]:

@@ -15,7 +15,7 @@ from harness.live.cycles import Cycles
 from harness.live.evaluations import Evaluations
 from harness.live.journal import Journal
 from harness.live.ledger import Ledger
-from harness.live.line import Line, LiveJob, Shards
+from harness.live.line import Facts, Line, LiveJob, Shards
 from harness.live.log import Fork, Free
 from harness.live.membership import Membership
 from harness.live.messages import (
@@ -68,30 +68,29 @@ class Coordinator:
 
     def begin(self, setting: Setting, policy: SyncPolicy, parameters: Array) -> None:
         """Branch 0 with these parameters, [P] float32. Then `expect` peers, `recover` when servers have joined, which gives
-        them the model, and `run` when workers have."""
+        them the model, and `run` when workers have. A job that runs begins again, and what was pushed is lost."""
         groups = self.job.aggregation != "each"
         self._check(policy)
-        self._cycles.lines = {0: Line(0, setting, policy, self.job.shards(setting), testing=False, groups=groups)}
-        self._snapshots.give({0: {"parameters": parameters}})
-        self._record()
+        line = Line(0, setting, policy, self.job.shards(setting), testing=False, groups=groups)
+        self._begin({0: line}, (), {0: {"parameters": parameters}})
 
-    def begin_from(self, state: bytes, vectors: dict[int, dict[str, Array]]) -> None:
+    def begin_from(self, state: bytes, vectors: dict[int, dict[str, Array]]) -> dict[int, int]:
         """As `begin`, with what `checkpoint` and `saved` gave once: another job's, or this one's when nobody has a copy of
-        some block any more. What was pushed since is lost, and branches are those of then.
+        some block any more. What was pushed since is lost, and branches are those of then: how many pushes each has.
 
         Whoever was in a mini-batch begins it again, on the model of then. That is what it had before, and training is what
         it would have been, where the branch has made no step since its release: after `finish`, right after a barrier, and
         anywhere under BSP where gradients are grouped.
         """
-        before, self._cycles.running = self._cycles.lines, None
-        self._cycles.lines, self._next_branch, probing = pickle.loads(state)  # noqa: S301 - the job's own checkpoint
-        self._cycles.probing.clear()
-        for number, facts in probing:
-            self._cycles.settle_probed(number, facts._replace(loss_after=facts.loss_before))
-        for number, line in self._cycles.lines.items():
-            line.start_clock(self._now())
-            if number in before:
-                self._membership.lost_pushes += before[number].pushes - line.pushes
+        lines, next_branch, probing = pickle.loads(state)  # noqa: S301 - the job's own checkpoint
+        self._next_branch = max(self._next_branch, next_branch)
+        self._begin(lines, probing, vectors)
+        return {number: line.pushes for number, line in lines.items()}
+
+    def _begin(
+        self, lines: dict[int, Line], probing: Iterable[tuple[int, Facts]], vectors: dict[int, dict[str, Array]]
+    ) -> None:
+        self._membership.lost_pushes += self._cycles.begin_anew(lines, probing)
         self._ledger.begin_anew()
         self._moves.goal = None
         self._snapshots.give(vectors)
@@ -193,13 +192,14 @@ class Coordinator:
     # -------------------------------------------------------------------------------------------------- what drivers ask
 
     def run(self, branch: int) -> None:
-        """Train this branch. Those that were in a mini-batch of another begin it again when that one is run again."""
-        if branch == self._cycles.running and not self._cycles.finishing:
-            return
-        self._cycles.rest()
-        self._cycles.run(branch)
-        self._record()
-        if self._cycles.lines[branch].state is None:
+        """Train this branch, which is launched where everybody stands. Those that were in a mini-batch of another begin it
+        again when that one is run again."""
+        line = self._cycles.lines[branch]
+        if branch != self._cycles.running or self._cycles.finishing:
+            self._cycles.rest()
+            self._cycles.run(branch)
+            self._record()
+        if line.state is None or line.halted:
             self.launch(branch)
 
     def finish(self) -> bool:
@@ -269,9 +269,12 @@ class Coordinator:
             self._moves.go_on()
         self._record()
 
-    def fork(self, parent: int, setting: Setting, policy: SyncPolicy | None = None, *, testing: bool = False) -> int:
-        """A new branch as the parent is now; it rests until it is run."""
-        number, self._next_branch = self._next_branch, self._next_branch + 1
+    def fork(
+        self, parent: int, setting: Setting, policy: SyncPolicy | None = None, *, testing: bool = False, number: int = 0
+    ) -> int:
+        """A new branch as the parent is now; it rests until it is run. It may be given the `number` of one that is gone."""
+        number = number or self._next_branch
+        self._next_branch = max(self._next_branch, number + 1)
         self._cycles.lines[number] = self._cycles.lines[parent].forked(number, testing=testing)
         self._ledger.append(Fork(number, parent))
         self.put(number, setting, policy)

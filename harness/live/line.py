@@ -139,6 +139,11 @@ class Line:
     def __setstate__(self, kept: dict[str, Any]) -> None:
         vars(self).update(kept, policy=pickle.loads(kept["policy"]))  # noqa: S301 - from the job's own journal
 
+    @property
+    def trained(self) -> int:
+        """Pushes since the fork."""
+        return self.told + len(self.rows)
+
     # --------------------------------------------------------------------------------------------------------- releases
 
     def install(self, policy: SyncPolicy, active: NDArray[np.bool_], seconds: float) -> list[int]:

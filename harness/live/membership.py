@@ -21,9 +21,13 @@ from harness.live.moving import Moves
 from harness.live.snapshots import Snapshots
 from simulators.reconfigure import block_counts
 
-__all__ = ["Membership"]
+__all__ = ["Membership", "ModelLost"]
 
 _KEPT = ("released", "gone", "leaving", "lost_pushes")
+
+
+class ModelLost(RuntimeError):
+    """No process has a copy of some block any more; `Coordinator.begin_from` gives the job a model again."""
 
 
 class Membership:
@@ -113,7 +117,8 @@ class Membership:
     def repeat(self, name: str, after: int) -> None:
         """A server has missed entries of the log after that one."""
         if after < self._ledger.durable:
-            self.recover((), ())
+            if not self._broken:
+                self.recover((), ())
         else:
             self._ledger.repeat(name, after)
 
@@ -147,8 +152,8 @@ class Membership:
     # ------------------------------------------------------------------------------------------------------------ views
 
     def recover(self, servers: tuple[str, ...], shares: tuple[float, ...]) -> None:
-        """Begin a view. Raises RuntimeError where blocks are gone."""
-        ledger = self._ledger
+        """Begin a view. Raises ModelLost where blocks are gone."""
+        ledger, self._broken = self._ledger, True
         sources = self._sources_of(self._place(servers, shares))
         self._gone_back(self._withdraw())
         ledger.entries = {i: Skip() if isinstance(e, Move | Snapshot) else e for i, e in ledger.entries.items()}
@@ -191,7 +196,7 @@ class Membership:
             able = sorted(ledger.holders[block] & set(ledger.servers))
             here = [COORDINATOR] if block in self._snapshots.keeper.blocks(ledger.durable) else []
             if not able + here:
-                raise RuntimeError(f"Cannot go on: nobody has a copy of block {block}; resume from a checkpoint.")
+                raise ModelLost(f"Cannot go on: nobody has a copy of block {block}; go back to a checkpoint.")
             holder[block] = owner if owner in able else (able + here)[0]
         ledger.table = table
         return members(holder, holder)

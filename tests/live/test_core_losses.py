@@ -307,7 +307,7 @@ def test_nobody_who_has_a_copy_means_an_error_that_says_so():
         memory.coordinator.lose([name])
     memory.start(messages.server(NODES[0]))
     memory.drain()
-    with pytest.raises(RuntimeError, match="resume from a checkpoint"):
+    with pytest.raises(RuntimeError, match="go back to a checkpoint"):
         memory.recover()
 
 
