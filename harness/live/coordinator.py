@@ -136,7 +136,7 @@ class Coordinator:
         head, ledger = message.head, self._ledger
         if isinstance(head, Hello):
             self._on_hello(sender, message.generation)
-        elif ledger.members.get(sender) == message.generation and (message.view == ledger.view or isinstance(head, Done)):
+        elif ledger.members.get(sender) == message.generation and message.view == ledger.view:
             self._handle(sender, head, message.arrays)
         else:
             self.refused += 1

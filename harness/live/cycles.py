@@ -104,7 +104,10 @@ class Cycles:
         worker = self._of(head.worker, head.cycle)
         if worker is not None and worker not in self.probing:
             self._staged[worker] = self._staged.get(worker, frozenset()) | blocks_in(head.runs)
-            self._try(worker, head.worker)
+            if head.done is None or worker in self._done:
+                self._try(worker, head.worker)
+            else:
+                self.done(head.worker, head.done)
 
     def _try(self, worker: int, name: str) -> None:
         """Complete a push if it is all there."""

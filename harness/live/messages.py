@@ -144,6 +144,17 @@ class Given(_Head, frozen=True):
     runs: Runs
 
 
+class Done(_Head, frozen=True):
+    """Worker to coordinator, with its push or, where the loss before it is wanted, later: the gradient is computed."""
+
+    cycle: int
+    loss: float  # mean over the mini-batch, at the parameters pulled
+    pull_seconds: float
+    compute_seconds: float
+    index: int  # of the log's entries, the last that all blocks pulled contain
+    loss_before: float = 0.0  # with probes: of the same mini-batch at the servers' parameters, before the push
+
+
 class Stage(_Head, frozen=True):
     """Worker to server: these blocks' part of a push. Takes effect by its `Commit`."""
 
@@ -151,6 +162,7 @@ class Stage(_Head, frozen=True):
     branch: int
     after: int  # the table that it was addressed by is as of this entry
     runs: Runs
+    done: Done | None = None  # for the coordinator
 
 
 class Redirect(_Head, frozen=True):
@@ -169,17 +181,7 @@ class Staged(_Head, frozen=True):
     worker: str
     cycle: int
     runs: Runs
-
-
-class Done(_Head, frozen=True):
-    """Worker to coordinator: the gradient is computed, and on its way to the servers."""
-
-    cycle: int
-    loss: float  # mean over the mini-batch, at the parameters pulled
-    pull_seconds: float
-    compute_seconds: float
-    index: int  # of the log's entries, the last that all blocks pulled contain
-    loss_before: float = 0.0  # with probes: of the same mini-batch at the servers' parameters, before the push
+    done: Done | None = None  # as it came with them
 
 
 class Probe(_Head, frozen=True):

@@ -34,6 +34,11 @@ class Parts:
         self._layout = layout
         self._arrays: dict[tuple[int, int], Array] = {}  # by run
 
+    @property
+    def blocks(self) -> Blocks:
+        """Those that there are."""
+        return blocks_in(tuple(self._arrays))
+
     def get(self, run: tuple[int, int]) -> Array:
         """A run, joined where it lies in several arrays."""
         if run in self._arrays:
@@ -49,7 +54,7 @@ class Parts:
 
     def drop(self, blocks: Blocks) -> None:
         """Forget these blocks."""
-        self._arrays = dict(self._cut(blocks_in(tuple(self._arrays)) - blocks))
+        self._arrays = dict(self._cut(self.blocks - blocks))
 
     def _cut(self, blocks: Blocks) -> Gradients:
         runs = tuple(sorted(self._arrays))

@@ -300,7 +300,7 @@ class Server:
         if new:
             self._staging.add(sender, head.cycle, head.runs, arrays, new)
         if mine:
-            self._tell(COORDINATOR, Staged(sender, head.cycle, runs_of(mine)))
+            self._tell(COORDINATOR, Staged(sender, head.cycle, runs_of(mine), head.done))
         if any(c.position < self._known for c in self._cohorts):
             self._advance()
 

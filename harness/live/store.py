@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.live.blocks import Blocks, Layout, Runs
+from harness.live.blocks import Blocks, Layout, Runs, blocks_in
 from harness.live.log import Commit
 from harness.live.messages import Array, Held
 from harness.live.pieces import Gradients, Parts, Piece
@@ -65,9 +65,10 @@ class Store:
         self._put(branch, runs, self.vectors, self._arrays(parent, runs))
 
     def copied(self, runs: Runs, branches: list[int]) -> Piece:
-        """All that is kept of these blocks."""
-        held = tuple(Held(branch, self.vectors) for branch in branches)
-        return Piece(runs, held, tuple(a for b in branches for a in self._arrays(b, runs)))
+        """All that is kept of these blocks in these branches, but those that begin later for them than for other blocks."""
+        begun = [b for b in branches if blocks_in(runs) <= self.branches[b].parameters.blocks]
+        held = tuple(Held(branch, self.vectors) for branch in begun)
+        return Piece(runs, held, tuple(a for b in begun for a in self._arrays(b, runs)))
 
     def parameters(self, branch: int, runs: Runs, dtype: str) -> tuple[Array, ...]:
         """The parameters of these blocks as they are now, whatever comes."""

@@ -19,7 +19,7 @@ from harness.live.messages import Array, Message
 
 __all__ = ["LARGEST_BYTES", "VERSION", "Beat", "Buffer", "Here", "Peers", "Unreadable", "decode", "encode", "signal"]
 
-VERSION = 1
+VERSION = 2
 LARGEST_BYTES = 2**31
 """Of one frame: half a billion parameters in one run of blocks. Larger ones are refused before memory is set aside."""
 

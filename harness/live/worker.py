@@ -117,7 +117,7 @@ class Worker:
         self._numbers = 0
         self._work: Release | None = None  # what it was released for last
         self._done: Done | None = None  # what came of it,
-        self._told = False  # and whether that is all
+        self._told = False  # and whether that is all, and goes with the push
         self._pulling: _Pulling | None = None
         self._early: list[tuple[Given, tuple[Array, ...]]] = []  # came before their release
         self._pulled = (0.0, 0)  # seconds of the cycle's pull, and its index
@@ -202,22 +202,16 @@ class Worker:
         if result.kind == "gradient" and result.gradient is not None:
             gradient = result.gradient.astype(np.float16) if work.bits == 16 else result.gradient
             self._kept[work.cycle] = _Push(work.branch, gradient)
-            self._stage(work.cycle, self._layout.everything)
             self._done = Done(work.cycle, result.loss, self._pulled[0], result.seconds, self._pulled[1])
+            self._told = not work.probes
+            self._stage(work.cycle, self._layout.everything)
             if work.probes:
                 self._pull("before", work, self._table_index)
-            else:
-                self._tell_done()
         elif result.kind == "before" and self._done is not None:
-            self._done = replace(self._done, loss_before=result.loss)
-            self._tell_done()
+            self._done, self._told = replace(self._done, loss_before=result.loss), True
+            self._tell(COORDINATOR, self._done)
         elif result.kind == "after":
             self._tell(COORDINATOR, Probed(work.cycle, result.loss))
-
-    def _tell_done(self) -> None:
-        if self._done is not None:
-            self._told = True
-            self._tell(COORDINATOR, self._done)
 
     def _measure(self) -> None:
         if self._measures and self._pulling is None:
@@ -274,10 +268,11 @@ class Worker:
 
     def _stage(self, cycle: int, blocks: Blocks) -> None:
         push = self._kept[cycle]
+        done = self._done if self._told and self._work is not None and self._work.cycle == cycle else None
         for owner, those in self._owners(blocks).items():
             runs = runs_of(those)
             arrays = tuple(push.gradient[self._layout.span(run)] for run in runs)
-            self._tell(owner, Stage(cycle, push.branch, self._table_index, runs), arrays)
+            self._tell(owner, Stage(cycle, push.branch, self._table_index, runs, done), arrays)
 
     def _on_redirect(self, head: Redirect) -> None:
         blocks = blocks_in(head.runs)
@@ -315,8 +310,6 @@ class Worker:
             self._stage(cycle, self._layout.everything)
         if self._pulling is not None:
             self._pull_again(self._pulling)
-        if self._told:
-            self._tell_done()
 
     def _pull_again(self, pulling: _Pulling) -> None:
         """From the beginning: what has come is of the past."""

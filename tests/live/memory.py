@@ -231,14 +231,17 @@ class Memory:
         self.compute_all()
         pushes = self.pushes[self.coordinator._cycles.running]
         while self.pushes[self.coordinator._cycles.running] == pushes:
-            others = [p for p in self.pending() if not (p[0].startswith("worker/") and p[1] == COORDINATOR and p[0] != name)]
-            self.deliver(self.rng.choice(others))
+            self.deliver(self.rng.choice([p for p in self.pending() if p[0] == name or not self.is_push(p)]))
         self.compute_all()
 
     def compute_all(self):
-        """Deliver all that is not for the coordinator."""
-        while waiting := [p for p in self.pending() if p[1] != COORDINATOR]:
+        """Deliver all that is not for the coordinator, and is no push."""
+        while waiting := [p for p in self.pending() if p[1] != COORDINATOR and not self.is_push(p)]:
             self.deliver(waiting[0])
+
+    def is_push(self, pair):
+        """Whether what comes next in a channel is one, or tells of one."""
+        return isinstance(self.channels[pair][0].head, messages.Stage | messages.Done)
 
     def drain_until_idle(self, name):
         """Deliver all that goes to a worker."""

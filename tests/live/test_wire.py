@@ -18,9 +18,10 @@ NAMES = st.text(max_size=12)
 RUNS = st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 2**31)), max_size=3).map(tuple)
 COUNTS = st.integers(0, 2**62)
 NUMBERS = st.floats(allow_nan=False)
+DONE = st.builds(Done, cycle=COUNTS, loss=NUMBERS, pull_seconds=NUMBERS, compute_seconds=NUMBERS, index=COUNTS)
 HEADS = st.one_of(
-    st.builds(Stage, cycle=COUNTS, branch=COUNTS, after=COUNTS, runs=RUNS),
-    st.builds(Done, cycle=COUNTS, loss=NUMBERS, pull_seconds=NUMBERS, compute_seconds=NUMBERS, index=COUNTS),
+    st.builds(Stage, cycle=COUNTS, branch=COUNTS, after=COUNTS, runs=RUNS, done=st.none() | DONE),
+    DONE,
     st.builds(Log, COUNTS, st.builds(Move, runs=RUNS, source=NAMES, target=NAMES, on_demand=st.booleans())),
     st.builds(Peers, st.lists(st.tuples(NAMES, NAMES, COUNTS), max_size=3).map(tuple)),
     st.builds(Here, NAMES),
@@ -104,8 +105,8 @@ def test_arrays_too_few_or_too_many(change, words):
 
 def test_another_version():
     first, *rest = encode("w", STAGE)
-    with pytest.raises(Unreadable, match=r"of version 2: this is version 1"):
-        decode([first[:4] + (2).to_bytes(2, "little") + first[6:], *rest])
+    with pytest.raises(Unreadable, match=r"of version 3: this is version 2"):
+        decode([first[:4] + (3).to_bytes(2, "little") + first[6:], *rest])
 
 
 def test_another_program():
@@ -117,13 +118,13 @@ def test_another_program():
 def test_an_absurd_size_sets_no_memory_aside(size):
     row = ["w", 0, 0, [["f4", size]], ["Stage", 7, 0, 3, [[0, 2]]]]
     with pytest.raises(Unreadable, match=f"array of {size} numbers of f4 from 20 bytes"):
-        decode([b"PSLV\1\0" + msgspec.msgpack.encode(row), bytes(20)])
+        decode([b"PSLV\2\0" + msgspec.msgpack.encode(row), bytes(20)])
 
 
 def test_an_unknown_type():
     row = ["w", 0, 0, [["O8", 1]], ["Stage", 7, 0, 3, [[0, 2]]]]
     with pytest.raises(Unreadable, match="array of type 'O8': known are f4, f2"):
-        decode([b"PSLV\1\0" + msgspec.msgpack.encode(row), bytes(8)])
+        decode([b"PSLV\2\0" + msgspec.msgpack.encode(row), bytes(8)])
 
 
 def test_a_frame_too_large_is_not_sent(monkeypatch):
