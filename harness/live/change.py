@@ -91,17 +91,17 @@ class Change:
         old = [n for n in runtime.seen.members if n != EVALUATOR]
         runtime.call("lose", old)
         runtime.processes.stop(old)
-        new = sorted({*peers(self.new), *self._kept})
-        runtime.processes.start(new)
         yield  # those that were lost are members no more
+        new = sorted({*peers(self.new), *self._kept})
+        runtime.start(new)
         yield from runtime.joined(new)
         self.steps.append("restart")
         yield from runtime.recover(self.new)
         self.steps.append("restore")
         self.bytes_moved += self._blocks * self._block_bytes
         runtime.call("put", self.branch, self.new, self.policy)
-        runtime.call("launch", self.branch)
         self.done = True
+        runtime.call("launch", self.branch)
 
     # ------------------------------------------------------------------------------------------------------------- parts
 

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import math
-import pickle
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from harness.live import view
 from harness.live.change import Change
 from harness.live.checkpoint import Checkpoint
+from harness.live.keeping import Keeping
 from harness.live.losses import Losses
+from harness.live.membership import ModelLost
+from harness.live.recent import Recent
 from harness.live.runtime import EVALUATOR, Procedure, Processes, Runtime, peers
 from harness.live.sight import Sight
 from harness.live.spec import Spec
-from harness.live.view import Glimpse, NodeGlimpse
-from simulators.engine import Records
+from harness.live.view import Glimpse
 from tuners.actions import Evaluation, Setting, Status, SyncPolicy
 
 __all__ = ["Control"]
@@ -31,8 +31,6 @@ _BUSY_LOOK_SECONDS = 0.005  # while something is being done, whose cost is measu
 _LOSSES_SECONDS = 0.1
 _KEEP_SECONDS = 30.0
 _FINISH_SECONDS = 10.0  # that mini-batches under way have before a checkpoint, to be completed
-_COORDINATOR, _DRIVER = "coordinator", "driver"  # tensors of a checkpoint: what each of them knows, pickled
-_RECENT_SECONDS = 3.0
 
 
 class Control:
@@ -57,8 +55,8 @@ class Control:
         self.performed = 0  # actions, those that were refused among them
         self.news = threading.Condition(threading.RLock())
         self._work: Procedure | None = None  # what is being done to the job: a change, or what a loss makes necessary
-        self._recent: deque[Any] = deque()  # rows of the last seconds, for whoever watches
-        self._keep, self._kept_seconds = keep, 0.0
+        self._recent = Recent(self.job)
+        self._keeping = Keeping(self.runtime, spec, begun, keep)
         self._lost_pushes = 0
         self._asked_seconds = 0.0  # when one asked for losses last
         self._failure: Exception | None = None
@@ -66,9 +64,7 @@ class Control:
         self._over = threading.Event()
         if begun is not None:
             self.performed = begun.state["exchanges"]
-            self._kept_seconds = float(begun.state["seconds"])
-            kept = pickle.loads(begun.tensors[_DRIVER].tobytes())  # noqa: S301 - the job's own checkpoint
-            self.sights, self.running, self.runtime.taken = kept
+            self.sights, self.running, self.runtime.taken = self._keeping.driver(begun)
         self._begin(begun)
         self._watcher = threading.Thread(target=self._watch, name="live job", daemon=True)
         self._watcher.start()
@@ -77,10 +73,7 @@ class Control:
         """Bring the processes up that the first setting needs, and let them train."""
         runtime, number = self.runtime, self._number
         setting = self.sights[number].setting
-        if begun is None:
-            runtime.call("begin", setting, self.sights[number].policy, self.spec.parameters)
-        else:
-            runtime.call("begin_from", begun.tensors[_COORDINATOR].tobytes(), _vectors(begun))
+        self._keeping.begin(self.sights)
         seen = runtime.look()
         if begun is not None:  # what came between the last look and the checkpoint, on another coordinator's clock
             for branch, report in seen.reports.items():
@@ -161,26 +154,12 @@ class Control:
             yield
 
     def _saved(self) -> Procedure:
-        """Have the job kept as it is; training goes on. What goes on from there is exact where nobody was in a mini-batch;
-        for those who were, `Coordinator.begin_from` says what holds. Nothing is lost or counted twice."""
+        """Have the job kept as it is; training goes on."""
         while True:
-            try:
-                yield from self._saved_at_once()
-            except KeyError:  # its coordinator has died, and the next one knows nothing of that snapshot
-                continue
-            return
-
-    def _saved_at_once(self) -> Procedure:
-        runtime = self.runtime
-        index: int = runtime.call("snapshot", save=True)
-        driver = _as_tensor(cloudpickle.dumps((self.sights, self.running, self.runtime.taken)))
-        state = {"seconds": self.now, "exchanges": self.performed, "branch": self._number}
-        yield from runtime.durable(index)
-        tensors = {_COORDINATOR: _as_tensor(runtime.call("checkpoint", index)), _DRIVER: driver}
-        for number, vectors in runtime.call("saved", index).items():
-            tensors |= {f"{number}/{name}": vector for name, vector in vectors.items()}
-        self._keep(Checkpoint(tensors, state))
-        self._kept_seconds = self.now
+            state = {"seconds": self.now, "exchanges": self.performed, "branch": self._number}
+            with suppress(KeyError):  # its coordinator has died
+                yield from self._keeping.keep(self.sights, self.running, state)
+                return
 
     @property
     def _number(self) -> int:
@@ -225,7 +204,7 @@ class Control:
             self.happened(f"{node} is back")
         if self.losses.somebody_is_back and self._work is None:
             self._work = self.losses.restore(self.sights, self.running)
-        if self._work is None and self.status == "running" and self.now > self._kept_seconds + _KEEP_SECONDS:
+        if self._work is None and self.status == "running" and self.now > self._keeping.seconds + _KEEP_SECONDS:
             self._work = self._saved()
         self._go_on()
 
@@ -234,11 +213,11 @@ class Control:
         rows = np.array(rows, np.float64)
         rows[:, 0] = self.runtime.job_seconds(rows[:, 0])
         sight.take(rows)
-        self._recent.append(rows)
+        self._recent.take(rows)
         if self.change is not None:
             self.change.pushed(rows[:, 0])
         for request, made in evaluations:
-            told = made._replace(seconds=self.runtime.job_seconds(made.seconds))
+            told = made._replace(seconds=self.runtime.job_seconds(made.seconds), clocks=made.clocks + sight.lost)
             sight.latest = told
             if request:
                 self.measured[request] = told
@@ -251,7 +230,19 @@ class Control:
             self.happened(f"{name} is lost: {why}")
         if set(lost) != {EVALUATOR}:
             self._end_change()
-            self._work = self.losses.bridge(self.sights, self.running)
+            self._work = self._bridged()
+
+    def _bridged(self) -> Procedure:
+        """The job on those who are left, from its last checkpoint if servers have died with all the copies there were."""
+        number, runs = self._number, self.running is not None
+        try:
+            yield from self.losses.bridge(self.sights, number)
+        except ModelLost:
+            self.happened(f"servers are lost with all their copies: back to what there was at {self._keeping.seconds:.1f} s")
+            self._keeping.go_back(self.sights)
+            yield from self.losses.bridge(self.sights, number)
+        if runs:
+            self.runtime.call("run", number)
 
     def _go_on(self) -> None:
         if self.change is not None and self.sights[self.change.branch].status != "running":
@@ -264,6 +255,9 @@ class Control:
         except StopIteration:
             self._work = None
             self._end_change()
+        except ModelLost:  # with a coordinator that had the only copy
+            self._end_change()
+            self._work = self._bridged()
 
     def _end_change(self) -> None:
         change, self.change = self.change, None
@@ -289,47 +283,16 @@ class Control:
         """The job just now."""
         with self.news:
             sight, now = self.sights[self._number], self.now
-            while self._recent and (not len(self._recent[0]) or self._recent[0][-1, 0] < now - _RECENT_SECONDS):
-                self._recent.popleft()
-            rows = Records(*np.concatenate([np.zeros((0, 11)), *self._recent]).T)
-            seconds = min(_RECENT_SECONDS, max(now, 1e-9))
+            self._recent.forget(now)
             return Glimpse(
                 seconds=now,
                 budget_seconds=self.job.budget_seconds,
                 status=self.status,
                 clocks=sight.clocks,
-                clocks_per_second=len(rows.seconds) / seconds,
-                loss=float(np.mean(rows.loss)) if len(rows.loss) else math.nan,
+                clocks_per_second=self._recent.clocks_per_second,
+                loss=self._recent.loss,
                 accuracy=math.nan if sight.latest is None else sight.latest.accuracy,
                 setting=sight.setting,
-                nodes=tuple(self._node(i, sight.setting, rows, seconds) for i in range(len(self.job.nodes))),
+                nodes=self._recent.nodes(sight.setting, self.losses.away),
                 happenings=tuple(self.happenings),
             )
-
-    def _node(self, index: int, setting: Setting, rows: Records, seconds: float) -> NodeGlimpse:
-        name = self.job.nodes[index].name
-        works, serves = name in setting.workers, name in setting.servers
-        role = "both" if works and serves else "worker" if works else "server" if serves else "idle"
-        mine = rows.worker == index
-        return NodeGlimpse(
-            name,
-            "lost" if name in self.losses.away else role,
-            float(mine.sum()) / seconds,
-            min(float(rows.compute_seconds[mine].sum()) / seconds, 1.0),
-            min(float((rows.pull_seconds + rows.push_seconds)[mine].sum()) / seconds, 1.0),
-            min(float(rows.wait_seconds[mine].sum()) / seconds, 1.0),
-        )
-
-
-def _as_tensor(data: bytes) -> Any:
-    return np.frombuffer(data, np.uint8)
-
-
-def _vectors(begun: Checkpoint) -> dict[int, dict[str, Any]]:
-    """The servers' vectors, by branch and name."""
-    made: dict[int, dict[str, Any]] = {}
-    for name, tensor in begun.tensors.items():
-        number, _, vector = name.partition("/")
-        if vector:
-            made.setdefault(int(number), {})[vector] = tensor
-    return made

@@ -22,7 +22,6 @@ import msgspec
 from harness.live.coordinator import Coordinator
 from harness.live.journal import FileJournal
 from harness.live.line import LiveJob
-from harness.live.membership import ModelLost
 from harness.live.messages import COORDINATOR
 from harness.live.processes import TICK_SECONDS, Mail
 from harness.live.transport import Transport
@@ -169,7 +168,7 @@ class Coordination:
             self._to_recover = False
             if dead := self.silent():
                 self._core.lose(dead)
-            with suppress(ModelLost):  # whoever drives the job has its checkpoints
+            with suppress(RuntimeError):  # whoever drives the job starts servers, and has its checkpoints
                 self._core.recover()
 
     def _answer(self, name: str, given: tuple[Any, ...], named: dict[str, Any], answer: Future[Any]) -> None:

@@ -76,7 +76,7 @@ class Coordinator:
 
     def begin_from(self, state: bytes, vectors: dict[int, dict[str, Array]]) -> dict[int, int]:
         """As `begin`, with what `checkpoint` and `saved` gave once: another job's, or this one's when nobody has a copy of
-        some block any more. What was pushed since is lost, and branches are those of then: how many pushes each has.
+        some block any more. What was pushed since is lost, and branches are those of then: the pushes that each has.
 
         Whoever was in a mini-batch begins it again, on the model of then. That is what it had before, and training is what
         it would have been, where the branch has made no step since its release: after `finish`, right after a barrier, and

@@ -59,14 +59,17 @@ class Cycles:
             setattr(self, name, kept[name])
 
     def begin_anew(self, lines: dict[int, Line], probing: Iterable[tuple[int, Facts]]) -> int:
-        """The branches are these, at rest, with pushes of `probing` policies; how many pushes of those before are lost."""
+        """The branches are these, at rest, with pushes of `probing` policies; how many pushes of those before are lost.
+        Drivers are told of lost ones, too."""
         before, self.lines, self.running = self.lines, lines, None
+        for number in before.keys() & lines.keys():
+            lines[number].rows, lines[number].told = before[number].rows, before[number].told
         self.probing.clear()
         for number, facts in probing:
             self.settle_probed(number, facts._replace(loss_after=facts.loss_before))
         for line in lines.values():
             line.start_clock(self._now())
-        return sum(b.trained - (lines[n].trained if n in lines else 0) for n, b in before.items())
+        return sum(b.pushes - (lines[n].pushes if n in lines else b.inherited) for n, b in before.items())
 
     # -------------------------------------------------------------------------------------------------- what comes in
 

@@ -116,6 +116,7 @@ class Line:
         self.drawn = np.zeros(nodes, np.int32)  # mini-batches begun
         self.since_seconds = np.zeros(nodes)  # that each worker waits
         self.pushes = self.samples = self.version = self.grouped = self.steps = 0
+        self.inherited = 0  # pushes before the fork
         self.busy: dict[int, Cycle] = {}
         self.due: set[int] = set()
         self.halted = True
@@ -131,6 +132,7 @@ class Line:
         for name, value in vars(self).items():
             if name not in ("number", "testing", "rows", "told"):
                 setattr(made, name, value.copy() if isinstance(value, np.ndarray | dict | set | list) else value)
+        made.inherited = self.pushes
         return made
 
     def __getstate__(self) -> dict[str, Any]:
@@ -138,11 +140,6 @@ class Line:
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         vars(self).update(kept, policy=pickle.loads(kept["policy"]))  # noqa: S301 - from the job's own journal
-
-    @property
-    def trained(self) -> int:
-        """Pushes since the fork."""
-        return self.told + len(self.rows)
 
     # --------------------------------------------------------------------------------------------------------- releases
 

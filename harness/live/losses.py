@@ -71,8 +71,9 @@ class Losses:
 
     # ---------------------------------------------------------------------------------------------------------- procedures
 
-    def bridge(self, sights: Mapping[int, Sight], running: int | None) -> Procedure:
-        """Go on with those that are left; where nobody is left for a role, with those that take its place."""
+    def bridge(self, sights: Mapping[int, Sight], number: int) -> Procedure:
+        """Be ready to go on with branch `number` and those that are left; where nobody is left for a role, with those that
+        take its place. Raises ModelLost where servers have died with all the copies there were."""
         runtime = self._runtime
         for number, sight in sights.items():
             left = self._left(sight.setting)
@@ -82,21 +83,20 @@ class Losses:
                 before = self._before.get(number, (sight.setting, left))[0]
                 self._before[number] = (before, left)
                 sight.setting = left
-        if running is None:
-            return
-        setting = sights[running].setting
+        setting = sights[number].setting
         self.start_missing()
         runtime.start(peers(setting))
         yield
         while not set(peers(setting)) <= runtime.seen.members.keys():
             self.start_missing()
             yield
-        if self._blocks_lost:
+        if self._blocks_lost or runtime.seen.recovering:
             yield from runtime.recover(setting)
+        if self._blocks_lost or runtime.placed != (setting.servers, setting.shares()[1]):
             self._blocks_lost = False
             yield from runtime.place(setting)
             yield from runtime.settled()
-        runtime.call("put", running, setting)
+        runtime.call("put", number, setting)
 
     def restore(self, sights: Mapping[int, Sight], running: int | None) -> Procedure:
         """Give the branches back what they had, as far as the nodes are there again."""

@@ -24,6 +24,7 @@ EVALUATOR = messages.worker("evaluator")
 Procedure: TypeAlias = Generator[None, None, None]
 
 _JOIN_SECONDS = 60.0
+_RECOVER_SECONDS = 10.0
 
 
 class Processes(Protocol):
@@ -134,11 +135,19 @@ class Runtime:
             yield
 
     def recover(self, setting: Setting) -> Procedure:
-        """Bring the model back from the last snapshot, to those of `setting`'s servers that lack blocks."""
+        """Bring the model back from the last snapshot, to those of `setting`'s servers that lack blocks. Raises ModelLost
+        where nobody has a copy."""
         self.placed = (setting.servers, setting.shares()[1])
-        self.call("recover", tuple(map(messages.server, setting.servers)), self.placed[1])
-        yield  # until the coordinator has told that it does
-        yield from self.settled()
+        patience_seconds = _RECOVER_SECONDS
+        while True:
+            self.call("recover", tuple(map(messages.server, setting.servers)), self.placed[1])
+            until = time.monotonic() + patience_seconds
+            yield  # until the coordinator has told that it does
+            while self.seen.recovering and time.monotonic() < until:
+                yield
+            if not self.seen.recovering:
+                return
+            patience_seconds *= 2  # a coordinator that has died takes with it what it was about to give
 
     def durable(self, index: int) -> Procedure:
         """Wait until nothing up to an entry of the log can be lost."""

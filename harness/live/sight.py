@@ -19,10 +19,20 @@ _NOTHING = np.zeros((0, len(Records._fields)))
 class Sight:
     """A branch."""
 
-    def __init__(self, setting: Setting, policy: SyncPolicy, since_seconds: float) -> None:
-        self.setting, self.policy = setting, policy
+    def __init__(
+        self,
+        setting: Setting,
+        policy: SyncPolicy,
+        since_seconds: float,
+        *,
+        ancestors: tuple[int, ...] = (),
+        testing: bool = False,
+    ) -> None:
+        """`ancestors` are the branches that it comes from, the nearest first; one that is `testing` applies nothing."""
+        self.setting, self.policy, self.ancestors, self.testing = setting, policy, ancestors, testing
         self.status: Status = "running"
         self.clocks = 0  # pushes completed since the job began, those before the fork counted
+        self.lost = 0  # of them; the model has not seen these, for it went back to a checkpoint
         self.since_seconds = since_seconds  # where its next window begins
         self.unseen = _NOTHING  # [n, 11], the columns of `Records`; seconds of the job
         self.evaluations: list[Evaluation] = []
@@ -34,10 +44,10 @@ class Sight:
         self.unseen = np.concatenate([self.unseen, rows])
         self.clocks += len(rows)
 
-    def fork(self, setting: Setting, policy: SyncPolicy, now: float) -> Sight:
-        """A branch that goes on from here."""
-        made = Sight(setting, policy, now)
-        made.clocks, made.latest = self.clocks, self.latest
+    def fork(self, number: int, setting: Setting, policy: SyncPolicy, now: float, *, testing: bool) -> Sight:
+        """A branch that goes on from here, which is branch `number`."""
+        made = Sight(setting, policy, now, ancestors=(number, *self.ancestors), testing=testing)
+        made.clocks, made.lost, made.latest = self.clocks, self.lost, self.latest
         return made
 
     def window(

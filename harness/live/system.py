@@ -264,7 +264,7 @@ class LiveSystem:
         policy = self._policy(parent, setting)
         jobs.check_memory(self.job, [setting, *(sight.setting for sight in self._control.sights.values())])
         number: int = self._control.runtime.call("fork", action.branch, setting, policy, testing=action.testing)
-        self._control.sights[number] = parent.fork(setting, policy, self.now)
+        self._control.sights[number] = parent.fork(action.branch, setting, policy, self.now, testing=action.testing)
         return number
 
     def _free(self, action: Free) -> None:

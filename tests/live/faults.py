@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from harness.live import launch
 from harness.live.spec import Spec
@@ -91,20 +90,6 @@ class Patient:
 
     def told(self) -> tuple[Any, ...]:
         return self.live.glimpse().happenings[-8:]
-
-    def counted(self) -> tuple[int, NDArray[np.float32]]:
-        """Pushes that count, and the parameters, at one moment at which nobody trains."""
-        control = self.live._control
-        with control.news:
-            control.wait_for_hands()
-            control.runtime.call("rest")
-            index = control.runtime.call("snapshot", save=True)
-            control.do(lambda: control.runtime.durable(index))
-            vectors = control.runtime.call("saved", index)[0]
-            control._look()
-            clocks = self.live.glimpse().clocks
-            control.runtime.call("run", 0)
-        return clocks, vectors["parameters"]
 
 
 @contextmanager

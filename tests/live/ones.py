@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from harness.live.blocks import Layout
 from harness.live.spec import Spec
+from harness.live.system import LiveSystem
 from harness.live.worker import Computed, Task
 
-__all__ = ["ONES", "Ones"]
+__all__ = ["ONES", "Ones", "counted"]
 
 _SIZE = 1_000  # parameters
 _BLOCKS = 16
@@ -71,3 +72,18 @@ class Ones(Spec):
 
     def warm_up(self, *, validates: bool = True) -> None:
         """There is nothing to compile."""
+
+
+def counted(live: LiveSystem) -> tuple[int, int, NDArray[np.float32]]:
+    """Pushes of branch 0, those that were told to be lost, and its parameters, at a moment at which nobody trains."""
+    control = live._control
+    with control.news:
+        control.wait_for_hands()
+        control.runtime.call("rest")
+        index = control.runtime.call("snapshot", save=True)
+        control.do(lambda: control.runtime.durable(index))
+        vectors = control.runtime.call("saved", index)[0]
+        control._look()
+        clocks, lost = live.glimpse().clocks, control._lost_pushes
+        control.runtime.call("run", 0)
+    return clocks, lost, vectors["parameters"]

@@ -15,7 +15,7 @@ import pytest
 from harness.ray_cluster import joined  # noqa: F401 (imports Ray after its settings are made)
 from live.faults import Patient, deployed
 from live.namespaces import NamespaceCluster
-from live.ones import ONES, Ones
+from live.ones import ONES, Ones, counted
 from tuners.actions import Reconfigure, Rejected, Run
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
@@ -75,10 +75,11 @@ def test_training_resumes_within_ten_seconds_and_no_push_is_lost(patient: Patien
     for index in range(1, 6):  # what is broken is replaced, and the job is what it was
         repair(cluster, index)
     whole = patient.whole()
-    clocks, parameters = patient.counted()
+    clocks, lost, parameters = counted(patient.live)
     print(json.dumps({fault: round(resumed, 2), "whole again": round(whole, 2)}))  # noqa: T201
     assert resumed < 10
     assert clocks > before
+    assert lost == 0
     assert np.array_equal(parameters, np.full_like(parameters, clocks))
 
 
