@@ -66,7 +66,8 @@ def recorded(tables: Mapping[str, pl.DataFrame], source: str = "") -> Recording:
     iterations, progress = tables.get("iterations"), tables.get("progress")
     noise = None
     if iterations is not None and iterations.height:
-        stretches = _stretches(iterations.filter(pl.col("seconds").is_not_null()), settings)
+        timed = _settled(iterations.filter(pl.col("seconds").is_not_null()), tables.get("reconfigurations"))
+        stretches = _stretches(timed, settings)
         rows, noise = list(with_speeds(list(_of_iterations(stretches)))), _noise(stretches)
     else:
         rates = pl.DataFrame() if progress is None else _rates(progress, settings)
@@ -117,6 +118,18 @@ def _row(setting: Mapping[str, Any], cycle_seconds: float, **measured: Any) -> R
 
 
 # ---------------------------------------------------------------------------------------------------------- iterations
+
+
+def _settled(iterations: pl.DataFrame, changes: pl.DataFrame | None) -> pl.DataFrame:
+    """The pushes that were completed while no reconfiguration was under way, for those belong to no setting."""
+    if changes is None or not changes.height:
+        return iterations
+    timed = changes.filter(pl.col("total_seconds") > 0).sort("seconds")
+    over = timed.select("run", "branch", "seconds", over="seconds", begun=pl.col("seconds") - pl.col("total_seconds"))
+    next_change = {"on": "seconds", "by": ["run", "branch"], "strategy": "forward", "check_sortedness": False}
+    joined = iterations.sort("seconds", maintain_order=True).join_asof(over, **next_change)  # type: ignore[arg-type]
+    kept = pl.col("begun").is_null() | (pl.col("seconds") <= pl.col("begun"))
+    return joined.filter(kept).select(iterations.columns)
 
 
 def _stretches(iterations: pl.DataFrame, settings: pl.DataFrame) -> list[tuple[dict[str, Any], pl.DataFrame]]:

@@ -221,6 +221,18 @@ def test_rows_and_noise_of_iterations(sleepy):
         assert found.noise.sleeps.mean_seconds == pytest.approx(5.0, rel=0.1)
 
 
+def test_rows_leave_out_what_was_pushed_while_a_change_was_under_way():
+    settings = [
+        {"run": "a", "seconds": at, "workers": 3, "servers": 1, "policy": "asp", "batch_size": batch}
+        for at, batch in ((0.0, 8), (30.0, 16))
+    ]
+    slow = [r | {"compute_seconds": 5.0} if 20.0 < r["seconds"] <= 30.0 else r for r in iterations()]
+    changes = [{"run": "a", "seconds": 30.0, "method": "migrate", "total_seconds": 10.0}]
+    found = recorded(tables([{"run": "a", "workload": "x"}], settings, iterations=slow, reconfigurations=changes))
+    assert [r.batch_size for r in found.rows] == [8, 16]
+    assert max(r.compute_seconds for r in found.rows) < 0.6
+
+
 def test_counts_that_do_not_belong_to_their_seconds_are_refused():
     with pytest.raises(ValueError, match="trimtuner-tf-ps: its counts"):
         recorded({}, "trimtuner-tf-ps")
