@@ -31,7 +31,7 @@ Inbox: TypeAlias = "queue.SimpleQueue[Sequence[Buffer]]"
 class Home:
     """How a process is reached."""
 
-    transport: Literal["zmq", "ray"]
+    transport: Literal["zmq", "tcp", "ray"]  # "tcp" is "zmq" without shared memory, to compare with
     actor: str  # its name
     keys: Keys | None
 
@@ -44,10 +44,11 @@ class Home:
         from harness.live.zmq_transport import ZmqTransport
 
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        share = self.transport == "zmq"
         try:
-            return ZmqTransport(host, port, keys=self.keys)
+            return ZmqTransport(host, port, keys=self.keys, share=share)
         except ValueError:
-            return ZmqTransport(host, keys=self.keys)
+            return ZmqTransport(host, keys=self.keys, share=share)
 
 
 @dataclass(frozen=True, slots=True)

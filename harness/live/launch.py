@@ -115,7 +115,7 @@ def _of_our_own() -> Iterator[None]:
 
 @contextmanager
 def launch(
-    placement: Placement, spec: Spec, *, encrypt: bool | None = None, transport: Literal["zmq", "ray"] = "zmq"
+    placement: Placement, spec: Spec, *, encrypt: bool | None = None, transport: Literal["zmq", "tcp", "ray"] = "zmq"
 ) -> Iterator[Crew]:
     """The coordinator's process, and means to start the others; however it ends, nothing of it is left.
 
@@ -134,7 +134,7 @@ def launch(
 class Crew:
     """The processes of one job, as `harness.live.runtime.Processes` wants them."""
 
-    def __init__(self, placement: Placement, spec: Spec, keys: Keys | None, transport: Literal["zmq", "ray"]) -> None:
+    def __init__(self, placement: Placement, spec: Spec, keys: Keys | None, transport: Literal["zmq", "tcp", "ray"]) -> None:
         self._placement, self._spec, self._keys, self._transport = placement, spec, keys, transport
         self._job = secrets.token_hex(4)
         # Where the coordinator keeps its journal.

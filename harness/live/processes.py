@@ -46,18 +46,20 @@ class Mail:
 
     def receive(self, timeout_seconds: float) -> tuple[str, Message] | None:
         """The next message, (sender, message), or None where none comes in time; what is no message is dropped."""
-        while (frames := self.transport.receive(timeout_seconds)) is not None:
-            timeout_seconds = 0.0
+        while True:
             try:
+                if (frames := self.transport.receive(timeout_seconds)) is None:
+                    return None
                 sender, message = decode(frames)
             except Unreadable as error:
+                timeout_seconds = 0.0
                 _log.warning("%s drops what it received: %s", self.name, error)
                 continue
             head: object = message.head
             if not isinstance(head, Peers):
                 return sender, message
             self.know(head)
-        return None
+            timeout_seconds = 0.0
 
     def know(self, everybody: Peers) -> None:
         """Connect to those who are new or elsewhere, and drop those who are gone."""

@@ -45,7 +45,7 @@ class Transport(Outlets, Protocol):
         ...
 
     def receive(self, timeout_seconds: float) -> Sequence[Buffer] | None:
-        """The next message, or None where none comes in time."""
+        """The next message, or None where none comes in time. Raises Unreadable where one is lost that had come."""
         ...
 
     def beside(self) -> Outlets:

@@ -1,4 +1,5 @@
 """Frames over ZeroMQ: a socket that everybody pushes to, and one to each peer; encrypted for those who have the job's keys.
+Between processes of one machine that need no keys, large frames stay in memory that both share.
 
 Messages go one way, so sockets are PUSH and PULL, the plainest that keep order. With `Keys` (CurveZMQ,
 https://rfc.zeromq.org/spec/26), the listening end proves that it is of this job, and admits nobody else: whoever lacks the
@@ -11,12 +12,14 @@ import ipaddress
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import urldefrag, urlsplit
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from harness.live.shared_memory import SharedMemory
 from harness.live.wire import LARGEST_BYTES, Buffer
 
 __all__ = ["Keys", "ZmqTransport", "on_loopback"]
@@ -59,15 +62,19 @@ def on_loopback(host: str) -> bool:
 class _Outlets:
     """A socket to each peer, opened when something is sent to it."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys | None) -> None:
-        self._context, self._keys = context, keys
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys | None, memory: SharedMemory | None = None
+    ) -> None:
+        self._context, self._keys, self._memory = context, keys, memory
         self._addresses: dict[str, str] = {}
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._refused: set[str] = set()
 
     def connect(self, peer: str, address: str) -> None:
         self.forget(peer)
-        self._addresses[peer] = address
+        self._addresses[peer], identity = urldefrag(address)
+        if self._memory is not None:
+            self._memory.connect(peer, identity)
 
     def forget(self, peer: str) -> None:
         self._addresses.pop(peer, None)
@@ -75,6 +82,8 @@ class _Outlets:
         socket = self._sockets.pop(peer, None)
         if socket is not None:
             socket.close(linger=0)
+        if self._memory is not None:  # after the socket: what was on its way is dropped
+            self._memory.forget(peer)
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
         socket = self._sockets.get(peer)
@@ -82,9 +91,12 @@ class _Outlets:
             if peer not in self._addresses:
                 return
             socket = self._sockets[peer] = self._calling(self._addresses[peer])
+        sent = frames if self._memory is None else self._memory.lend(peer, frames)
         try:
-            socket.send_multipart(frames, zmq.DONTWAIT, copy=False)
+            socket.send_multipart(sent, zmq.DONTWAIT, copy=False)
         except zmq.Again:
+            if self._memory is not None:
+                self._memory.take_back()
             if peer not in self._refused:
                 self._refused.add(peer)
                 _log.warning("Cannot send to %s: it has other keys, or leaves %d messages waiting.", peer, _WAITING_MESSAGES)
@@ -110,20 +122,27 @@ class _Outlets:
 class ZmqTransport:
     """A `Transport` that listens on one address of this host, on any free port where none is given.
 
+    On loopback, without keys, it shares memory with those who do, too, unless told not to. Its address says how, behind `#`.
     Raises ValueError where it cannot listen there.
     """
 
-    def __init__(self, host: str, port: int = 0, *, keys: Keys | None = None) -> None:
+    def __init__(self, host: str, port: int = 0, *, keys: Keys | None = None, share: bool = True) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._keys = keys
         self._guard: ThreadAuthenticator | None = None
-        self._outlets = self.beside()
+        self._memory: SharedMemory | None = None
+        if share and keys is None and on_loopback(host):
+            with suppress(OSError, AttributeError):  # where the system cannot, it goes without
+                self._memory = SharedMemory()
+        self._outlets = _Outlets(self._context, keys, self._memory)
         try:
             self._inlet = self._listening(f"tcp://{host}:{port or '*'}")
         except BaseException:
             self.close()
             raise
         self._address = self._inlet.getsockopt_string(zmq.LAST_ENDPOINT)
+        if self._memory is not None:
+            self._address += f"#{self._memory.identity}"
         self._timeout_seconds = -1.0  # as the socket has it: for ever
 
     def _listening(self, place: str) -> zmq.Socket[bytes]:
@@ -172,9 +191,11 @@ class ZmqTransport:
             return None
         while self._inlet.getsockopt(zmq.RCVMORE):
             frames.append(self._inlet.recv(copy=False).buffer)
-        return frames
+        return frames if self._memory is None else self._memory.borrow(frames)
 
     def close(self) -> None:
         if self._guard is not None:
             self._guard.stop()
         self._context.destroy(linger=0)
+        if self._memory is not None:
+            self._memory.close()

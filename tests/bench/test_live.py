@@ -58,27 +58,35 @@ def assert_every_push_counted(job: Any) -> None:
 
 
 @pytest.mark.parametrize(("size", "iterations", "reach"), [(10_000, 500, 3.0), (1_000_000, 60, 1.5)])
-def test_iteration_against_bare_ping_pong(benchmark: Any, offers: Any, size: int, iterations: int, reach: float) -> None:
-    """With few parameters it counts how many messages follow one another in a cycle: four, and in the bare one two."""
-    with live_job(offers, size, encrypt=False) as job, closing(PingPong(size)) as bare:
+@pytest.mark.parametrize("transport", ["zmq", "tcp"])
+def test_iteration_against_bare_ping_pong(
+    benchmark: Any, offers: Any, size: int, iterations: int, reach: float, transport: str
+) -> None:
+    """With few parameters it counts how many messages follow one another in a cycle: four, and in the bare one two.
+
+    The bare one is pyzmq over TCP. A live job on one machine shares memory, which is its default, or does all over TCP, too.
+    """
+    with live_job(offers, size, encrypt=False, transport=transport) as job, closing(PingPong(size)) as bare:
         ratio = by_turns(benchmark, job, bare, iterations)
         assert_every_push_counted(job)
-    benchmark.extra_info.update(what=f"live iteration / bare pyzmq: {size:,} parameters", ratio=ratio, reach=reach)
+    how = "shared memory" if transport == "zmq" else "TCP"
+    what = f"live iteration, {how} / bare pyzmq, TCP: {size:,} parameters"
+    benchmark.extra_info.update(what=what, ratio=ratio, reach=reach)
 
 
 @pytest.mark.parametrize(("size", "iterations"), [(10_000, 500), (1_000_000, 40)])
 def test_encryption(benchmark: Any, offers: Any, size: int, iterations: int) -> None:
-    with live_job(offers, size, encrypt=True) as job, live_job(offers, size, encrypt=False) as plain:
+    with live_job(offers, size, encrypt=True) as job, live_job(offers, size, transport="tcp") as plain:
         ratio = by_turns(benchmark, job, plain, iterations)
         assert_every_push_counted(job)
         assert_every_push_counted(plain)
-    benchmark.extra_info.update(what=f"CURVE / plain: {size:,} parameters", ratio=ratio, reach=2.0)
+    benchmark.extra_info.update(what=f"CURVE / plain, TCP: {size:,} parameters", ratio=ratio, reach=2.0)
 
 
 @pytest.mark.parametrize(("size", "iterations"), [(10_000, 100), (1_000_000, 20)])
 def test_ray_calls_against_sockets(benchmark: Any, offers: Any, size: int, iterations: int) -> None:
-    with live_job(offers, size, transport="ray") as job, live_job(offers, size, encrypt=False) as sockets:
+    with live_job(offers, size, transport="ray") as job, live_job(offers, size, transport="tcp") as sockets:
         ratio = by_turns(benchmark, job, sockets, iterations)
         assert_every_push_counted(job)
         assert_every_push_counted(sockets)
-    benchmark.extra_info.update(what=f"Ray calls / pyzmq: {size:,} parameters", ratio=ratio, reach=1.0)
+    benchmark.extra_info.update(what=f"Ray calls / pyzmq, TCP: {size:,} parameters", ratio=ratio, reach=1.0)

@@ -7,6 +7,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
+
+from harness.live import shared_memory
 from live.clusters import loop_cluster
 from live.namespaces import namespace_cluster
 
@@ -38,3 +41,9 @@ os.environ |= {
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
 }
+
+
+@pytest.fixture(autouse=True)
+def much_is_lent(monkeypatch):
+    """Models of tests are small, and yet are to take the way of large ones: through shared memory."""
+    monkeypatch.setattr(shared_memory, "LARGE_BYTES", 100)
