@@ -39,6 +39,7 @@ class Cycles:
     ) -> None:
         self._job, self._ledger, self._now = job, ledger, now
         self._membership, self._snapshots, self._evaluations = membership, snapshots, evaluations
+        self._workers = {worker_name(node): w for w, node in enumerate(job.nodes)}
         self.lines: dict[int, Line] = {}
         self.running: int | None = None
         self.finishing = False  # who is in a mini-batch completes it, and nobody begins another
@@ -91,8 +92,7 @@ class Cycles:
         return worker
 
     def _index(self, name: str) -> int | None:
-        node = name.partition("/")[2]
-        return self._job.nodes.index(node) if name.startswith("worker/") and node in self._job.nodes else None
+        return self._workers.get(name)
 
     def done(self, sender: str, head: Done) -> None:
         """A worker has computed a gradient."""
@@ -161,13 +161,13 @@ class Cycles:
 
     def settle(self, branch: int, name: str, facts: Facts) -> None:
         """A push is complete: the policy decides, the push counts, others go on."""
-        line = self.lines[branch]
+        line, facts = self.lines[branch], Facts(*facts)
         commit, released = line.settle(facts, name, self._ledger.index + 1)
         if line is self.line and not self.finishing:
             first = self._next_cycle()
             given = tuple((worker_name(self._job.nodes[w]), first + i) for i, w in enumerate(released))
             commit = replace(commit, released=given, bits=line.setting.transfer_bits)
-        self._ledger.append(commit, "settle", branch, name, facts)
+        self._ledger.append(commit, "settle", branch, name, tuple(facts))
         self.begin(line, released, facts.seconds, given=True)
         self._judge(line)
 
@@ -224,7 +224,7 @@ class Cycles:
         if self._job.evaluate_clocks and line.pushes % self._job.evaluate_clocks == 0:
             self._evaluations.begin(line, automatic=True)
         self._uncopied += 1
-        often = self._job.snapshot_commits or max(20, 4 * int(line.active.sum()))
+        often = self._job.snapshot_commits or max(20, 4 * np.count_nonzero(line.active))
         if self._uncopied >= often * (1 + bool(self._snapshots.under_way)) and not self._membership.recovering:
             self.copy()
         self._membership.let_go(self.busy)

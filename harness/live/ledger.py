@@ -72,8 +72,9 @@ class Ledger:
         if isinstance(entry, Move):
             self.table.update(dict.fromkeys(blocks_in(entry.runs), entry.target))
             self.table_index = self.index
+        head = Log(self.index, entry)
         for name in self.servers:
-            self.tell(name, Log(self.index, entry))
+            self.tell(name, head)
         return self.index
 
     def note(self, *record: Any) -> None:

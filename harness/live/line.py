@@ -6,6 +6,7 @@ sent from here, and what is done depends on nothing but the arguments: a journal
 
 from __future__ import annotations
 
+import math
 import pickle
 from bisect import bisect_right
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from tuners.actions import Decision, Push, Setting, Status, SyncPolicy, Target
 
 __all__ = ["Cycle", "Facts", "Line", "LiveJob", "Shards"]
 
-_VERSIONS = 512  # remembered; a gradient that is staler counts as this stale
+_VERSIONS = 512  # remembered at least; a gradient that is staler counts as this stale
 
 
 class Shards(NamedTuple):
@@ -192,12 +193,9 @@ class Line:
         return self.busy[worker]
 
     def _waiting(self) -> list[int]:
-        return [] if self.halted else [int(w) for w in np.flatnonzero(self.active & ~self._occupied())]
-
-    def _occupied(self) -> NDArray[np.bool_]:
-        taken = np.zeros(len(self.active), bool)
-        taken[[*self.busy, *self.due]] = True
-        return taken
+        return (
+            [] if self.halted else [int(w) for w in np.flatnonzero(self.active) if w not in self.busy and w not in self.due]
+        )
 
     # ----------------------------------------------------------------------------------------------------------- pushes
 
@@ -223,7 +221,9 @@ class Line:
         taken = self.grouped
         if take:
             self.version, self.steps, self.grouped = self.version + taken, self.steps + 1, 0
-            self._versions = [*self._versions[-_VERSIONS:], (index, self.version)]
+            self._versions.append((index, self.version))
+            if len(self._versions) > 2 * _VERSIONS:
+                del self._versions[:_VERSIONS]
         return Commit(
             branch=self.number,
             worker=name,
@@ -252,8 +252,10 @@ class Line:
         worker, cycle = facts.worker, self.busy[facts.worker]
         self.give_up(worker, facts.seconds)
         self.clocks[worker] += 1
-        whole = np.array([worker, staleness, *self.clocks], np.int32)
-        flags = np.array([self.active & ~self._occupied(), self.active])
+        whole = np.empty(2 + len(self.clocks), np.int32)
+        whole[0], whole[1], whole[2:] = worker, staleness, self.clocks
+        flags = np.array([self.active, self.active])
+        flags[0, [*self.busy, *self.due]] = False
         real = np.array([facts.seconds, facts.loss, facts.loss_before, facts.loss_after])
         self.state, packed = _compiled(self.policy.decide)(self.state, whole, flags, real)
         self._count(facts, cycle, staleness)
@@ -279,5 +281,5 @@ class Line:
             valid_accuracy=np.nan,
         )
         self.rows.append(tuple(row))
-        if not np.isfinite(facts.loss):
+        if not math.isfinite(facts.loss):
             self.status = "diverged"
