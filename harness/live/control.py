@@ -15,10 +15,11 @@ from harness.live import view
 from harness.live.change import Change
 from harness.live.checkpoint import Checkpoint
 from harness.live.keeping import Keeping
+from harness.live.links import Links, Slow
 from harness.live.losses import Losses
 from harness.live.membership import ModelLost
 from harness.live.recent import Recent
-from harness.live.runtime import EVALUATOR, Procedure, Processes, Runtime, peers
+from harness.live.runtime import EVALUATOR, Procedure, Processes, Runtime, node_of, peers
 from harness.live.sight import Sight
 from harness.live.spec import Spec
 from harness.live.view import Glimpse
@@ -29,6 +30,7 @@ __all__ = ["Control"]
 _LOOK_SECONDS = 0.05
 _BUSY_LOOK_SECONDS = 0.005  # while something is being done, whose cost is measured
 _LOSSES_SECONDS = 0.1
+_LINKS_SECONDS = 0.5
 _KEEP_SECONDS = 30.0
 _FINISH_SECONDS = 10.0  # that mini-batches under way have before a checkpoint, to be completed
 
@@ -58,7 +60,8 @@ class Control:
         self._recent = Recent(self.job)
         self._keeping = Keeping(self.runtime, spec, begun, keep)
         self._lost_pushes = 0
-        self._asked_seconds = 0.0  # when one asked for losses last
+        self._asked_seconds = self._metered_seconds = 0.0  # when one asked for losses, and for transfers, last
+        self._links = Links()
         self._failure: Exception | None = None
         self._ended_seconds: float | None = None
         self._over = threading.Event()
@@ -204,6 +207,7 @@ class Control:
             self.happened(f"{node} is back")
         if self.losses.somebody_is_back and self._work is None:
             self._work = self.losses.restore(self.sights, self.running)
+        self._look_at_links()
         if self._work is None and self.status == "running" and self.now > self._keeping.seconds + _KEEP_SECONDS:
             self._work = self._saved()
         self._go_on()
@@ -224,10 +228,47 @@ class Control:
             else:
                 sight.evaluations.append(told)
 
-    def _lose(self, lost: dict[str, str]) -> None:
+    def _look_at_links(self) -> None:
+        seconds = self.runtime.now - self._metered_seconds
+        if seconds < _LINKS_SECONDS:
+            return
+        self._metered_seconds += seconds
+        found = self.runtime.call("transfers")
+        if self._work is None and self.running is not None and self.status == "running":
+            there = {n: g for n, g in self.runtime.seen.members.items() if n != EVALUATOR}
+            self._links.see(self.sights[self.running].setting, there, seconds, found)
+            if (slow := self._links.slow()) is not None:
+                self._work = self._relieved(slow)
+
+    def _relieved(self, slow: Slow) -> Procedure:
+        """A node with a slow link goes to another place. Where there is none the job goes on without it if it hinders the
+        others more than it helps them and they can do without, else with it as it is."""
+        node, runtime, number = slow.node, self.runtime, self._number
+        here = [name for name in runtime.seen.members if node_of(name) == node]
+        if len(here) > 1:  # what its worker has pushed must not be lost with its server
+            runtime.call("rest")
+            yield from runtime.durable(runtime.call("snapshot"))
+        layout = self.spec.layout
+        megabytes = slow.blocks * layout.size / layout.count * self.sights[number].setting.transfer_bits / 8e6
+        why = f"its link is slow: {megabytes / slow.seconds:.2g} MB/s where it was {megabytes / slow.before_seconds:.2g}"
+        if not runtime.processes.elsewhere(node):
+            if not slow.hinders:
+                self._links.borne.add(node)
+                self.happened(f"{node} stays, for there is no other place: {why}")
+                runtime.call("run", number)
+                return
+            self.losses.shunned.add(node)
+            runtime.processes.stop(here)
+        self._tell(dict.fromkeys(here, why))
+        yield from self._bridged()
+
+    def _tell(self, lost: dict[str, str]) -> None:
         self.losses.tell(lost)
         for name, why in lost.items():
             self.happened(f"{name} is lost: {why}")
+
+    def _lose(self, lost: dict[str, str]) -> None:
+        self._tell(lost)
         if set(lost) != {EVALUATOR}:
             self._end_change()
             self._work = self._bridged()

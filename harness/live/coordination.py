@@ -22,7 +22,8 @@ import msgspec
 from harness.live.coordinator import Coordinator
 from harness.live.journal import FileJournal
 from harness.live.line import LiveJob
-from harness.live.messages import COORDINATOR
+from harness.live.links import Meter, Pair, Transfer
+from harness.live.messages import COORDINATOR, Message
 from harness.live.processes import TICK_SECONDS, Mail
 from harness.live.transport import Transport
 from harness.live.wire import Beat, Here, Peers, signal
@@ -60,7 +61,8 @@ class Coordination:
         self._mail.know(Peers(known))
         self._to_recover = begun and bool(known)
         make: Callable[..., Coordinator] = Coordinator.restored if begun else Coordinator
-        self._core = make(job, self._mail.send, time.monotonic, self._journal)
+        self._meter = Meter()
+        self._core = make(job, self._send, time.monotonic, self._journal)
         self._thread = threading.Thread(target=self._run, name=COORDINATOR, daemon=True)
 
     def start(self) -> None:
@@ -75,7 +77,7 @@ class Coordination:
 
     def call(self, name: str, *given: Any, **named: Any) -> Any:
         """What the core's method of that name returns, or its property is, or one of this process: `address`, `silent`,
-        `forget`. Carried out between two messages; what it raises is raised here.
+        `transfers`, `forget`. Carried out between two messages; what it raises is raised here.
 
         Raises RuntimeError once the loop has ended, with what ended it as the cause.
         """
@@ -102,6 +104,10 @@ class Coordination:
         peers = self._mail.peers
         return {n: peers[n][1] for n, at in self._heard.items() if n in peers and now - at > SILENT_SECONDS}
 
+    def transfers(self) -> dict[Pair, Transfer]:
+        """Those that were completed since this was asked last."""
+        return self._meter.take()
+
     def forget(self, names: Collection[str]) -> None:
         """Those are gone for good; nothing is sent to them any more."""
         for name in names:
@@ -109,6 +115,10 @@ class Coordination:
         self._publish({n: place for n, place in self._mail.peers.items() if n not in names})
 
     # -------------------------------------------------------------------------------------------------------------- the loop
+
+    def _send(self, receiver: str, message: Message) -> None:
+        self._meter.sent(receiver, message.head, time.monotonic())
+        self._mail.send(receiver, message)
 
     def _run(self) -> None:
         try:
@@ -150,6 +160,7 @@ class Coordination:
                 self._heard[sender] = time.monotonic()
                 self._unheard.discard(sender)
         else:
+            self._meter.heard(sender, message.head, time.monotonic())
             self._core.receive(sender, message)
 
     def _publish(self, peers: dict[str, tuple[str, int]]) -> None:
@@ -173,7 +184,7 @@ class Coordination:
 
     def _answer(self, name: str, given: tuple[Any, ...], named: dict[str, Any], answer: Future[Any]) -> None:
         try:
-            found = getattr(self if name in {"address", "silent", "forget"} else self._core, name)
+            found = getattr(self if name in {"address", "silent", "transfers", "forget"} else self._core, name)
             answer.set_result(found(*given, **named) if callable(found) else found)
         except Exception as error:
             answer.set_exception(error)

@@ -143,6 +143,7 @@ class Crew:
         self._groups: dict[str, Any] = {}
         self._where: dict[str, str] = {}  # the machine of each node that has room just now
         self._looked_seconds = self._listened_seconds = -math.inf
+        self._left: set[str] = set()  # machines whose links are slow
         self._give_up_seconds: dict[str, float] = {}  # when a node that lost its room asks for it anywhere
         self._generations: Counter[str] = Counter()
         self._actors: dict[str, Any] = {}
@@ -191,6 +192,7 @@ class Crew:
     def start(self, names: Collection[str]) -> None:
         """Start processes, under their next generation, and let the coordinator expect them; returns at once."""
         address = self.call("address")
+        self._kill(names)
         for name in names:
             self._generations[name] += 1
             self._lost.pop(name, None)
@@ -232,6 +234,18 @@ class Crew:
         if time.monotonic() - self._looked_seconds > _LOOK_SECONDS:
             self._look()
         return frozenset(self._where)
+
+    def elsewhere(self, node: str) -> bool:
+        """Give a node another place, where no other of the job's is, and end its processes; False where there is none."""
+        self._look()
+        crowd = Counter(self._where.values())
+        spare = self._spare(crowd)
+        if spare is None or spare.identity in {*crowd, *self._left}:
+            return False
+        self._left.update({self._where.pop(node)} if node in self._where else ())
+        self.stop([name for name in self._actors if node_of(name) == node])
+        self._place(node, spare)
+        return True
 
     def close(self) -> None:
         """End everything, and wait until it has ended."""
@@ -296,19 +310,23 @@ class Crew:
             if gone or (name not in self._where and now > self._give_up_seconds.get(name, math.inf)):
                 spare = self._spare(crowd) if gone else None
                 crowd.update([spare.identity] if spare else [])
-                remove_placement_group(self._groups[name])
                 # Ray would let a process that has not begun yet wait for ever for a group that is gone.
                 self._lost |= {peer: "the place of its node is gone" for peer in self._actors if node_of(peer) == name}
-                self._groups[name] = self._group(spare)
-                self._give_up_seconds[name] = now + _SPARE_SECONDS if spare else math.inf
+                self._place(name, spare)
         return frozenset(self._where)
+
+    def _place(self, node: str, spare: Offer | None) -> None:
+        """Give up a node's room, and ask for other room, there or anywhere."""
+        remove_placement_group(self._groups[node])
+        self._groups[node] = self._group(spare)
+        self._give_up_seconds[node] = time.monotonic() + _SPARE_SECONDS if spare else math.inf
 
     def _spare(self, crowd: Mapping[str, int]) -> Offer | None:
         """The machine with the fewest of our nodes that has CPUs left, so that the next that dies takes few; or None."""
         cpus = self._placement.cpus_per_node
         alive = (_offer(node, "", counted=True) for node in _nodes() if node["Alive"])
         able = [offer for offer in alive if offer.cpus >= cpus * (crowd.get(offer.identity, 0) + 1)]
-        return min(able, key=lambda offer: crowd.get(offer.identity, 0), default=None)
+        return min(able, key=lambda offer: (offer.identity in self._left, crowd.get(offer.identity, 0)), default=None)
 
     def _slot(self, name: str) -> int:
         """Which of the job's nodes on its machine a process's node is."""

@@ -12,6 +12,7 @@ from tuners.actions import NodeEvent, Setting
 
 __all__ = ["Losses"]
 
+_SEARCH_SECONDS = 0.5
 _TRIES = 6  # starts of a process that does not come, one after the other
 
 
@@ -23,6 +24,8 @@ class Losses:
         self.events: list[NodeEvent] = []  # not yet told
         self._runtime, self._nodes = runtime, nodes
         self._missing: dict[str, int] = {}  # lost processes, and how often they were started since
+        self.shunned: set[str] = set()  # nodes that are not to be started where they were
+        self._searched_seconds = 0.0  # when another place for one of them was looked for
         self.somebody_is_back = False  # for whom nothing has been done yet
         self._blocks_lost = False
         self._before: dict[int, tuple[Setting, Setting]] = {}  # by branch: what it had, and what it has meanwhile
@@ -51,11 +54,18 @@ class Losses:
 
     def start_missing(self) -> None:
         """Start what is lost where there is a place for it."""
-        places = self._runtime.processes.nodes
+        if self.shunned and self._runtime.now > self._searched_seconds + _SEARCH_SECONDS:
+            self._searched_seconds = self._runtime.now
+            self.shunned = {node for node in self.shunned if not self._runtime.processes.elsewhere(node)}
+        places = self._places
         for name, tries in self._missing.items():
             able = name == EVALUATOR or node_of(name) in places
             if able and tries < _TRIES and self._runtime.start([name]):
                 self._missing[name] = tries + 1
+
+    @property
+    def _places(self) -> frozenset[str]:
+        return self._runtime.processes.nodes - self.shunned
 
     def welcome(self) -> tuple[str, ...]:
         """Nodes that are back, all of them."""
@@ -121,7 +131,7 @@ class Losses:
     def _left(self, setting: Setting) -> Setting | None:
         """`setting` on the nodes present; as it is where a role would be left without anybody and a node that had it can be
         started again."""
-        back = self._runtime.processes.nodes
+        back = self._places
         for members in (setting.workers, setting.servers):
             if not set(members) & self.present and set(members) & back:
                 return setting

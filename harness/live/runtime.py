@@ -51,6 +51,10 @@ class Processes(Protocol):
         """Nodes of the job that have a place to run just now."""
         ...
 
+    def elsewhere(self, node: str) -> bool:
+        """Give a node another place, where no other of the job's is, and end its processes; False where there is none."""
+        ...
+
 
 def peers(setting: Setting) -> tuple[str, ...]:
     """The processes that a setting needs."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +19,8 @@ from harness.live.spec import Spec
 from harness.live.system import LiveSystem
 from harness.live.worker import Computed, Task
 
-__all__ = ["ONES", "Ones", "counted"]
+__all__ = ["ONES", "ManyOnes", "Ones", "counted"]
 
-_SIZE = 1_000  # parameters
 _BLOCKS = 16
 _COMPUTE_SECONDS = 0.002
 
@@ -57,21 +57,30 @@ seconds = 100_000
 class Ones(Spec):
     """The gradient is minus one everywhere, at a learning rate of 1."""
 
+    size: ClassVar[int] = 1_000  # parameters
+
     @cached_property
     def layout(self) -> Layout:
-        return Layout(_SIZE, _BLOCKS)
+        return Layout(self.size, _BLOCKS)
 
     @property
     def parameters(self) -> NDArray[np.float32]:
-        return np.zeros(_SIZE, np.float32)
+        return np.zeros(self.size, np.float32)
 
     def compute(self, task: Task) -> Computed:
         time.sleep(_COMPUTE_SECONDS)
-        gradient = -np.ones(_SIZE, np.float32) if task.kind == "gradient" else None
+        gradient = -np.ones(self.size, np.float32) if task.kind == "gradient" else None
         return Computed(task.number, task.kind, 1.0, gradient=gradient, accuracy=0.0, seconds=_COMPUTE_SECONDS)
 
     def warm_up(self, *, validates: bool = True) -> None:
         """There is nothing to compile."""
+
+
+@dataclass(frozen=True)
+class ManyOnes(Ones):
+    """So many that it takes time to send them."""
+
+    size: ClassVar[int] = 200_000
 
 
 def counted(live: LiveSystem) -> tuple[int, int, NDArray[np.float32]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from harness.live.coordinator import Poll, Report
+from harness.live.links import Transfer
 from harness.live.messages import worker
 from tuners.actions import Evaluation
 
@@ -48,6 +49,8 @@ class Pretend:
         self.moving, self.owners, self.dead_owners = 0, (), set()
         self.halted, self.index, self.requests = False, 0, 0
         self.asked, self.closed = [], False
+        self.slow, self.spares = set(), 0  # nodes whose links are slow; places that others could move to
+        self.transfers = {}
         self.until = self.moved_at = time.monotonic()
 
     # ------------------------------------------------------------------------------------------------------ as Processes
@@ -69,6 +72,14 @@ class Pretend:
     def lost(self):
         told, self.gone = self.gone, {}
         return told
+
+    def elsewhere(self, node):
+        if self.spares <= 0:
+            return False
+        self.spares -= 1
+        self.stop([name for name in self.members if name.endswith("/" + node)])
+        self.slow.discard(node)
+        return True
 
     def close(self):
         self.closed = True
@@ -111,6 +122,9 @@ class Pretend:
         part = self.cycle_seconds / 4
         branch.rows.append([at, index, clock, part, part, part, part, 0, branch.loss, math.nan, math.nan])
         branch.pushes += 1
+        for server in branch.setting.servers:
+            count = self.transfers.get((name, server), Transfer(0, 0.0, 0)).pushes
+            self.transfers[name, server] = Transfer(count + 1, 0.8 if self.slow & {name, server} else 0.01, 32)
         branch.learned += 0.0 if branch.testing else self.learning * branch.setting.learning_rate
         if branch.pushes % self.check_clocks == 0:
             branch.evaluations.append((0, self.evaluation(branch, at)))
@@ -138,6 +152,10 @@ class Pretend:
             members=dict(self.members),
             lost_pushes=0,
         )
+
+    def do_transfers(self):
+        told, self.transfers = self.transfers, {}
+        return told
 
     def do_begin(self, setting, policy, parameters):
         self.branches = {0: PretendBranch(setting, policy)}

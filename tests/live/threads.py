@@ -56,6 +56,9 @@ class Crew:
         self.call("forget", list(names))
         self.gone |= dict.fromkeys(names, "killed by the test")
 
+    def elsewhere(self, node):
+        return False
+
     def close(self):
         self.coordination.stop()
         self._end(list(self.running))
