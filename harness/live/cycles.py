@@ -224,7 +224,7 @@ class Cycles:
         if self._job.evaluate_clocks and line.pushes % self._job.evaluate_clocks == 0:
             self._evaluations.begin(line, automatic=True)
         self._uncopied += 1
-        often = self._job.snapshot_commits or max(20, 4 * np.count_nonzero(line.active))
+        often = self._job.snapshot_commits or max(20, 4 * int(np.count_nonzero(line.active)))
         if self._uncopied >= often * (1 + bool(self._snapshots.under_way)) and not self._membership.recovering:
             self.copy()
         self._membership.let_go(self.busy)
