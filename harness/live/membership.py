@@ -23,7 +23,7 @@ from simulators.reconfigure import block_counts
 
 __all__ = ["Membership", "ModelLost"]
 
-_KEPT = ("released", "gone", "leaving", "lost_pushes")
+_KEPT = ("released", "gone", "leaving", "homeless", "lost_pushes")
 
 
 class ModelLost(RuntimeError):
@@ -49,6 +49,7 @@ class Membership:
         self.released: dict[str, int] = {}  # the last cycle of every worker
         self.gone: dict[str, int] = {}  # and that of its last generation that died
         self.leaving: dict[str, int] = {}  # who is to leave, when the log is durable up to this entry
+        self.homeless: set[int] = set()  # blocks of servers that died, though others of their names may be there by now
         self.lost_pushes = 0
         self._told: dict[str, int] = {}  # the table that workers were told, and that they go by
         self._seen: dict[str, int] = {}
@@ -97,6 +98,7 @@ class Membership:
             else:
                 busy = {n for pair in self._moves.under_way.values() for n in pair}
                 self._broken |= name in busy or name in self._ledger.table.values() or name in self._awaited
+                self.homeless.update(b for b, owner in self._ledger.table.items() if owner == name)
                 self._snapshots.lose(name)
             self._awaited.discard(name)
         if not self.recovering:
@@ -161,6 +163,7 @@ class Membership:
         self._snapshots.restart()
         self._moves.restart()
         self._awaited, self._broken, self._seconds = set(ledger.table.values()), False, self._now()
+        self.homeless.clear()
         self._told = self._seen = dict.fromkeys(ledger.workers, ledger.durable)
         owners, by_holder = owners_of(ledger.table), tuple((runs_of(b), h) for h, b in sources.items())
         self._view = View(ledger.view, ledger.durable, ledger.index, owners, self._generations(), by_holder)
@@ -180,7 +183,7 @@ class Membership:
         total = sum(given.get(s, 0.0) for s in wanted)
         parts = tuple(given[s] / total if total > 0 else 1 / len(wanted) for s in wanted)
         lack = block_counts(tuple(wanted), parts, len(table))
-        homeless = [b for b, owner in sorted(table.items()) if owner not in alive]
+        homeless = [b for b, owner in sorted(table.items()) if owner not in alive or b in self.homeless]
         for block, owner in table.items():
             if owner in lack and block not in homeless:
                 lack[owner] -= 1

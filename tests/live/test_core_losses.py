@@ -311,6 +311,23 @@ def test_nobody_who_has_a_copy_means_an_error_that_says_so():
         memory.recover()
 
 
+def test_a_server_that_is_started_anew_keeps_no_more_than_its_share():
+    memory = start(servers=1)
+    memory.steps(200)
+    old, new = messages.server(NODES[-1]), messages.server(NODES[0])
+    assert set(memory.coordinator._ledger.table.values()) == {old}
+    memory.coordinator.finish()
+    memory.settle()
+    memory.kill(old)
+    memory.coordinator.lose([old])
+    for name in (old, new):
+        memory.start(name)
+    memory.drain()
+    memory.coordinator.recover((new, old), (0.5, 0.5))
+    owners = list(memory.coordinator._ledger.table.values())
+    assert owners.count(old) == owners.count(new)
+
+
 def test_a_job_of_which_nobody_has_a_copy_goes_back_to_what_was_saved():
     memory = start(servers=2)
     memory.steps(300)
