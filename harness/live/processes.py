@@ -19,6 +19,7 @@ from harness.live.blocks import Layout
 from harness.live.host import Cores, keep_memory
 from harness.live.messages import COORDINATOR, Message
 from harness.live.server import Server
+from harness.live.store import Store
 from harness.live.transport import Transport
 from harness.live.wire import Beat, Here, Peers, Unreadable, decode, encode, signal
 from harness.live.worker import Computed, Task, Worker
@@ -121,7 +122,8 @@ def run_server(member: Member, layout: Layout, optimizer: str, aggregation: str)
     """Be a server until `member.over`."""
     keep_memory()
     mail = Mail(member.name, member.generation, member.transport)
-    core = Server(member.name, member.generation, layout, optimizer, aggregation, mail.send)
+    store = Store(layout, optimizer, aggregation, member.transport.empty)
+    core = Server(member.name, member.generation, layout, store, mail.send)
     _serve(member, mail, core, tick=lambda: None, work=lambda: None)
 
 

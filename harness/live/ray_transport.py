@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from harness.live.messages import Array
 from harness.live.wire import Buffer
 
 __all__ = ["RayTransport"]
@@ -48,6 +49,9 @@ class RayTransport:
         # A memoryview cannot be pickled; an array on the same bytes can, without a copy.
         sent = [np.frombuffer(f, np.uint8) if isinstance(f, memoryview) else f for f in frames]
         self._handles[peer].deliver.remote(sent)
+
+    def empty(self, size: int) -> Array:
+        return np.empty(size, np.float32)
 
     def receive(self, timeout_seconds: float) -> Sequence[Buffer] | None:
         try:

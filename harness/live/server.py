@@ -69,11 +69,10 @@ class Server:
     Begins knowing nothing, says `Hello` to the coordinator when `hello` is called, and is told all else by a `View`.
     """
 
-    def __init__(self, name: str, generation: int, layout: Layout, optimizer: str, aggregation: str, send: Send) -> None:
+    def __init__(self, name: str, generation: int, layout: Layout, store: Store, send: Send) -> None:
         self.name, self.generation, self.view = name, generation, 0
         self.refused = 0  # messages of the past
-        self._layout, self._send = layout, send
-        self._store = Store(layout, optimizer, aggregation)
+        self._layout, self._store, self._send = layout, store, send
         self._staging, self._keeper = Staging(layout), Keeper(layout)
         self._members: dict[str, int] = {}  # the least generation that is listened to
         self._known = 0  # the last entry of the log

@@ -116,9 +116,9 @@ def slots(optimizer: str) -> tuple[str, ...]:
     return _STEPS[optimizer][0]
 
 
-def step(optimizer: str, parameters: Array, kept: Mapping[str, Array], gradient: Array, rates: Rates) -> Array:
-    """What a gradient [n] makes of parameters [n] float32, which stay as they are; slots [n] float32 change in place."""
-    compute, made = _STEPS[optimizer][1], np.empty(len(parameters), np.float32)
+def step(optimizer: str, parameters: Array, kept: Mapping[str, Array], gradient: Array, rates: Rates, made: Array) -> Array:
+    """What a gradient [n] makes of parameters [n] float32, in `made` [n]; slots [n] float32 change in place."""
+    compute = _STEPS[optimizer][1]
     for start in range(0, len(parameters), _PIECE):
         piece = slice(start, start + _PIECE)
         part = made[piece]

@@ -27,6 +27,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from harness.live.messages import Array
 from harness.live.wire import Buffer, Unreadable
 
 __all__ = ["SharedMemory"]
@@ -61,10 +62,6 @@ class _Note(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     loans: tuple[_Loan, ...]
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Note)
-
-
 class _Slot:
     """Room for a frame. Raises OSError where the system has none."""
 
@@ -94,11 +91,19 @@ class _Slot:
         self.memory[_DATA : _DATA + frame.nbytes] = frame
         self._source = None if array is None else weakref.ref(array)
 
+    def array(self, size: int) -> Array:
+        """To be filled by whoever asks; the slot is busy until nothing refers to it any more."""
+        made = np.frombuffer(self.memory, np.float32, size, _DATA)
+        self.readers[:], self.memory[_MARKS], self._source = [""], 1, weakref.ref(made)
+        weakref.finalize(made, self.memory.__setitem__, _MARKS, 0).atexit = False
+        return made
+
     def lend(self, peer: str) -> int:
         """The mark that the reader is to clear."""
+        mark = len(self.readers)
         self.readers.append(peer)
-        self.memory[_MARKS + len(self.readers) - 1] = 1
-        return len(self.readers) - 1
+        self.memory[_MARKS + mark] = 1
+        return mark
 
     def forget(self, peer: str) -> None:
         for mark, reader in enumerate(self.readers):
@@ -107,7 +112,13 @@ class _Slot:
 
     def close(self) -> None:
         self.file.close()
-        self.memory.close()
+        with suppress(BufferError):  # where arrays are in it, it goes with the last
+            self.memory.close()
+
+
+def _room(slots: Sequence[_Slot], capacity: int, share: int = 1) -> bool:
+    """Whether another fits into that share of what there may be."""
+    return share * len(slots) < SLOTS and share * (sum(slot.capacity for slot in slots) + capacity) <= LENT_BYTES
 
 
 class SharedMemory:
@@ -163,15 +174,22 @@ class SharedMemory:
             return frames
         loans, rest = [], []
         for place, frame in enumerate(frames):
-            view = memoryview(frame)
-            slot = self._slot(view) if view.nbytes >= LARGE_BYTES else None
+            size = memoryview(frame).nbytes
+            slot = self._slot(memoryview(frame)) if size >= LARGE_BYTES else None
             if slot is None:
                 rest.append(frame)
             else:
-                self._last.append((slot, slot.lend(peer)))
-                loans.append(_Loan(place, slot.file.fileno(), slot.number, self._last[-1][1], view.nbytes))
+                mark = slot.lend(peer)
+                self._last.append((slot, mark))
+                loans.append(_Loan(place, slot.file.fileno(), slot.number, mark, size))
         note = _Note(os.getpid(), self._token, self._dropped, tuple(loans))
-        return [_NOTE + _encoder.encode(note), *rest]
+        return [_NOTE + msgspec.msgpack.encode(note), *rest]
+
+    def empty(self, size: int) -> Array:
+        """An array for so many numbers that will be lent where it lies, if there is room; half is left for other arrays."""
+        room = 4 * size >= LARGE_BYTES and _room([slot for slot in self._slots if slot.busy], 4 * size, share=2)
+        slot = self._free(4 * size) if room else None
+        return np.empty(size, np.float32) if slot is None else slot.array(size)
 
     def take_back(self) -> None:
         """The last message was not sent."""
@@ -179,30 +197,31 @@ class SharedMemory:
             slot.memory[_MARKS + mark] = 0
 
     def _slot(self, frame: memoryview) -> _Slot | None:
+        """Room with that in it; None where there is none."""
         owner: object = frame.obj
         array = owner if isinstance(owner, np.ndarray) and owner.nbytes == frame.nbytes else None
         for slot in self._slots if array is not None else ():
             if slot.holds(array):
                 return slot
-        fitting = [s for s in self._slots if s.capacity >= frame.nbytes and not s.busy and not s.given_up]
-        found = min(fitting, key=lambda slot: slot.capacity, default=None) or self._new(frame.nbytes)
+        found = self._free(frame.nbytes)
         if found is not None:
             found.fill(frame, array)
         return found
 
+    def _free(self, size: int) -> _Slot | None:
+        fitting = [slot for slot in self._slots if slot.capacity >= size and not slot.busy and not slot.given_up]
+        return min(fitting, key=lambda slot: slot.capacity, default=None) or self._new(size)
+
     def _new(self, size: int) -> _Slot | None:
         capacity = 2 ** (size - 1).bit_length()  # pages that nobody writes to take no memory
-        if not self._room(capacity):
+        if not _room(self._slots, capacity):
             self._drop([slot for slot in self._slots if not slot.busy])
-        if self._room(capacity):
+        if _room(self._slots, capacity):
             self._made += 1
             with suppress(OSError):
                 self._slots.append(_Slot(self._token, self._made, capacity))
                 return self._slots[-1]
         return None
-
-    def _room(self, capacity: int) -> bool:
-        return len(self._slots) < SLOTS and sum(s.capacity for s in self._slots) + capacity <= LENT_BYTES
 
     def _drop(self, slots: Sequence[_Slot]) -> None:
         for slot in slots:
@@ -217,7 +236,7 @@ class SharedMemory:
         if bytes(frames[0][: len(_NOTE)]) != _NOTE:
             return frames
         try:
-            note = _decoder.decode(frames[0][len(_NOTE) :])
+            note = msgspec.msgpack.decode(frames[0][len(_NOTE) :], type=_Note)
             whole = list(frames[1:])
             for loan in note.loans:
                 whole.insert(loan.place, _view(self._mapped(note, loan), loan))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,11 +28,16 @@ class Branch:
     others: dict[str, Array]
 
 
+def _empty(size: int) -> Array:
+    return np.empty(size, np.float32)
+
+
 class Store:
     """The server's blocks of every branch."""
 
-    def __init__(self, layout: Layout, optimizer: str, aggregation: str) -> None:
-        self._layout, self._optimizer, self._aggregation = layout, optimizer, aggregation
+    def __init__(self, layout: Layout, optimizer: str, aggregation: str, empty: Callable[[int], Array] = _empty) -> None:
+        """`empty` makes the arrays of parameters."""
+        self._layout, self._optimizer, self._aggregation, self._empty = layout, optimizer, aggregation, empty
         self._slots = slots(optimizer)
         self.vectors = (PARAMETERS, *self._slots, *(() if aggregation == "each" else (_GROUP,)))
         self.branches: dict[int, Branch] = {}
@@ -58,7 +63,8 @@ class Store:
         span, branch = self._layout.span(run), self.branches[commit.branch]
         kept = {name: branch.others[name][span] for name in self._slots}
         rates = Rates(commit.learning_rate, commit.momentum, commit.steps)
-        branch.parameters.put(run, step(self._optimizer, branch.parameters.get(run), kept, gradient, rates))
+        before, made = branch.parameters.get(run), self._empty(len(gradient))
+        branch.parameters.put(run, step(self._optimizer, before, kept, gradient, rates, made))
 
     def fork(self, branch: int, parent: int, runs: Runs) -> None:
         """These blocks of a branch are those of its parent."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from harness.live.messages import Array
 from harness.live.wire import Buffer
 
 __all__ = ["Outlets", "Transport"]
@@ -42,6 +43,10 @@ class Transport(Outlets, Protocol):
     @property
     def address(self) -> str:
         """Where others reach this one."""
+        ...
+
+    def empty(self, size: int) -> Array:
+        """An array of so many float32, [size], which it takes least to send when it is filled."""
         ...
 
     def receive(self, timeout_seconds: float) -> Sequence[Buffer] | None:

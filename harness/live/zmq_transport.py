@@ -16,9 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urldefrag, urlsplit
 
+import numpy as np
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from harness.live.messages import Array
 from harness.live.shared_memory import SharedMemory
 from harness.live.wire import LARGEST_BYTES, Buffer
 
@@ -180,6 +182,9 @@ class ZmqTransport:
 
     def beside(self) -> _Outlets:
         return _Outlets(self._context, self._keys)
+
+    def empty(self, size: int) -> Array:
+        return np.empty(size, np.float32) if self._memory is None else self._memory.empty(size)
 
     def receive(self, timeout_seconds: float) -> Sequence[Buffer] | None:
         if timeout_seconds != self._timeout_seconds:

@@ -12,6 +12,7 @@ from harness.live.line import LiveJob, Shards
 from harness.live.log import Commit, Fork, Free
 from harness.live.messages import COORDINATOR
 from harness.live.server import Server
+from harness.live.store import Store
 from harness.live.worker import Computed, Worker
 from tuners import policies
 from tuners.actions import Setting, Target
@@ -99,7 +100,8 @@ class Memory:
         core = []
         send = self.sender(name, core)
         if name.startswith("server/"):
-            core.append(Server(name, self.generations[name], self.layout, self.job.optimizer, self.job.aggregation, send))
+            store = Store(self.layout, self.job.optimizer, self.job.aggregation)
+            core.append(Server(name, self.generations[name], self.layout, store, send))
         else:
             core.append(Worker(name, self.generations[name], self.layout, send, self.now, self.computer(core)))
         self.cores[name] = core[0]

@@ -42,7 +42,7 @@ def test_servers_step_as_the_simulators_optimizers_do(name):
     state, update = transform.init(theirs), jax.jit(transform.update)
     for steps in range(1, 6):
         gradient = rng.normal(size=size).astype(np.float32)
-        ours = step(name, ours, kept, gradient, Rates(rate, momentum, steps))
+        ours = step(name, ours, kept, gradient, Rates(rate, momentum, steps), np.empty_like(ours))
         updates, state = update(jnp.asarray(gradient), state, theirs)
         theirs = theirs + updates
     np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)

@@ -29,6 +29,12 @@ FLOATS = 2**15  # in a frame
 
 
 @pytest.fixture
+def nothing_is_left():
+    """Of tests before, which `in_use` would count."""
+    gc.collect()
+
+
+@pytest.fixture
 def ends():
     """Makes `SharedMemory`s that know one another by their number."""
     made = []
@@ -64,8 +70,7 @@ def slots_of(end):
 
 def in_use():
     """How many descriptors of this process are of slots, two of each of its own and one of each that it borrows; and how
-    often it maps one. What tests before have left in cycles is of no matter."""
-    gc.collect()
+    often it maps one."""
     files = sum("harness-slot" in str(f.readlink()) for f in Path("/proc/self/fd").iterdir() if f.is_symlink())
     return np.array([files, Path("/proc/self/maps").read_text().count("harness-slot")])
 
@@ -152,6 +157,45 @@ def test_another_array_in_the_same_place_is_written_anew(ends):
     assert floats_of(passed(one, "1", other, array.data)[0])[0] == 2, address
 
 
+def test_an_array_that_is_made_to_be_sent_is_not_copied(ends):
+    one, two, three = ends(), ends(), ends()
+    made = one.empty(FLOATS)
+    made[:] = 1
+    first, second = passed(one, "1", two, made.data), passed(one, "2", three, made.data)
+    assert slots_of(one) == 1
+    part = passed(one, "1", two, made[5:].data)[0]  # which is another array
+    assert slots_of(one) == 2
+    assert {*floats_of(part), *floats_of(first[0]), *floats_of(second[0])} == {1}
+    first.clear()
+    second.clear()
+    view = made[1:]
+    del made
+    again = one.empty(FLOATS)
+    again[:] = 2
+    assert (slots_of(one), set(view)) == (3, {1})
+    del view
+    assert one.empty(FLOATS).base is not None
+    assert slots_of(one) == 3
+
+
+def test_arrays_that_are_made_leave_room_for_others(ends, monkeypatch):
+    monkeypatch.setattr(shared_memory, "LENT_BYTES", 4 * 4 * FLOATS)
+    one, other = ends(), ends()
+    assert one.empty(10).base is None
+    made = [one.empty(FLOATS) for _ in range(4)]
+    assert [array.base is None for array in made] == [False, False, True, True]
+    for array in made:
+        array[:] = 3
+    held = [passed(one, "1", other, array.data)[0] for array in made]
+    assert [set(floats_of(view)) for view in held] == [{3}] * 4
+    assert slots_of(one) == 4
+    made[0][:] = 4  # whoever writes to what was sent changes it: such are the rules
+    assert set(floats_of(held[0])) == {4}
+    one.close()
+    made[1][:] = 5
+    assert set(floats_of(held[1])) == {5}
+
+
 # -------------------------------------------------------------------------------------------------------- what is in the way
 
 
@@ -164,6 +208,7 @@ def test_what_finds_no_room_is_sent(ends, monkeypatch):
     assert passed(one, "1", other, large := frame(7, 4 * FLOATS))[0] is large
 
 
+@pytest.mark.usefixtures("nothing_is_left")
 def test_slots_that_are_too_small_make_room(ends, monkeypatch):
     monkeypatch.setattr(shared_memory, "SLOTS", 3)
     one, other = ends(), ends()
@@ -313,6 +358,7 @@ def transports(count, **options):
 
 
 @pytest.mark.parametrize("how", ["shared", "not shared", "keys"])
+@pytest.mark.usefixtures("nothing_is_left")
 def test_on_one_machine_and_without_keys_memory_is_shared(how):
     options = {"shared": {}, "not shared": {"share": False}, "keys": {"keys": Keys.fresh()}}[how]
     with transports(2, **options) as (one, other):
@@ -323,6 +369,7 @@ def test_on_one_machine_and_without_keys_memory_is_shared(how):
         assert list(in_use() - before) == ([3, 2] if how == "shared" else [0, 0])
 
 
+@pytest.mark.usefixtures("nothing_is_left")
 def test_when_all_is_closed_nothing_is_left_but_what_is_held():
     before = in_use()
     with transports(3) as (one, two, three):
@@ -336,6 +383,7 @@ def test_when_all_is_closed_nothing_is_left_but_what_is_held():
     assert list(in_use() - before) == [0, 0]
 
 
+@pytest.mark.usefixtures("nothing_is_left")
 def test_messages_that_do_not_fit_in_the_queue_take_no_room(monkeypatch):
     monkeypatch.setattr(zmq_transport, "_WAITING_MESSAGES", 3)
     with transports(2) as (one, other):
@@ -385,6 +433,7 @@ def child(end):
             process.kill()
 
 
+@pytest.mark.usefixtures("nothing_is_left")
 def test_a_process_that_dies():
     """Its readers keep what they have, its lenders go on, and what it had sent but nobody had seen yet is lost."""
     with transports(1) as (one,):
