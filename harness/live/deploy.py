@@ -33,6 +33,9 @@ from tuners.actions import Action, Job, Rejected, Tuner, TunerFactory
 
 __all__ = ["Deployment", "Interrupted", "deploy", "described", "simulated"]
 
+_SIMULATED = ("sleeps", "stragglers", "episodes", "buckets", "nodes", "replay")
+"""Conditions that slow nodes or links down, or take nodes away."""
+
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
@@ -68,6 +71,8 @@ def deploy(wanted: Deployment, console: Console) -> Played:
         factory = _resumed(wanted.entry.factory, spec.job, kept) if kept else wanted.entry.factory
         with launch.cluster(wanted.address) as offers:
             placement = launch.plan(spec.job.nodes, offers)
+            for said in _not_here(wanted.scenario):
+                console.print(said, highlight=False, soft_wrap=True)
             console.print(f"Starting {setting_words(spec.job.start)}.", highlight=False, soft_wrap=True)
             keep = partial(_keep, wanted, spec)
             with launch.launch(placement, spec) as processes, LiveSystem(spec, processes, begun, keep) as live:
@@ -94,10 +99,17 @@ def described(wanted: Deployment) -> list[str]:
         f"start      {setting_words(start)}",
         f"target     {target.metric} {target.value:g}, within {spec.job.budget_seconds:g} s",
         f"folder     {wanted.out}",
+        *_not_here(wanted.scenario),
         "placement",
         *where,
         "Nothing was started.",
     ]
+
+
+def _not_here(scenario: Scenario) -> list[str]:
+    """One line on the scenario's conditions that are simulated only; none where it has none."""
+    given = [name for name in _SIMULATED if getattr(scenario.conditions, name)]
+    return [f"Not here: {', '.join(given)} of [conditions]; live hosts have conditions of their own."] if given else []
 
 
 def simulated(wanted: Deployment) -> Run:

@@ -6,6 +6,7 @@ The job is `live.ones`: what the model must be is known at every moment, the num
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from live.clusters import Cluster
 __all__ = ["Patient", "deployed"]
 
 _SAMPLE_SECONDS = 0.01
+_STUCK_SECONDS = 90.0  # without a push: longer than anything takes that ends
 _CALM_SECONDS = 5.0  # of training, after which a fault is over: longer than the slowest detection takes
 
 
@@ -34,6 +36,8 @@ class Patient:
     cluster: Cluster
     _over: threading.Event = field(default_factory=threading.Event)
     _pushes: list[float] = field(default_factory=list)  # moments at which the count was seen to grow
+    _done: list[tuple[float, str]] = field(default_factory=list)
+    _patience_seconds: float = math.inf  # without a push
 
     def __post_init__(self) -> None:
         self._watcher = threading.Thread(target=self._watch, daemon=True)
@@ -47,6 +51,14 @@ class Patient:
                 if clocks > before:
                     self._pushes.append(time.monotonic())
                 before = clocks
+                if self._pushes and time.monotonic() - self._pushes[-1] > self._patience_seconds:
+                    self._give_up()
+
+    def _give_up(self) -> None:
+        """Let those who wait for the job know that it stands still."""
+        with self.live._control.news:
+            self.live._control._failure = TimeoutError(f"no push for {self._patience_seconds:g} s")
+            self.live._control.news.notify_all()
 
     def end(self) -> None:
         self._over.set()
@@ -90,6 +102,35 @@ class Patient:
 
     def told(self) -> tuple[Any, ...]:
         return self.live.glimpse().happenings[-8:]
+
+    def note(self, what: str) -> None:
+        """Remember what is done to the job, for `told_on_failure`."""
+        self._done.append((self.live.now, what))
+
+    @contextmanager
+    def told_on_failure(self, last: int = 40) -> Iterator[None]:
+        """With an error goes what was done last, what happened, and where the job stands; standing still is one."""
+        self._patience_seconds = _STUCK_SECONDS
+        try:
+            yield
+        except BaseException as error:
+            history = sorted([*self._done, *self.live.glimpse().happenings])[-last:]
+            error.add_note("\n".join(f"{seconds:9.2f} s  {what}" for seconds, what in history))
+            error.add_note("\n".join(self._standing()))
+            raise
+        finally:
+            self._patience_seconds = math.inf
+
+    def _standing(self) -> Iterator[str]:
+        control = self.live._control
+        seen = control.runtime.seen
+        yield f"running {control.running}, away {sorted(control.losses.away)}, starting {sorted(control.runtime.starting)}"
+        yield f"members {dict(seen.members)}, moving {seen.moving}, recovering {seen.recovering}, durable {seen.durable}"
+        work: Any = control._work
+        while work is not None:
+            frame = work.gi_frame
+            yield f"in {work.gi_code.co_qualname}, line {frame.f_lineno if frame is not None else 'none: it has ended'}"
+            work = work.gi_yieldfrom
 
 
 @contextmanager

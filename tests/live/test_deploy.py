@@ -119,6 +119,20 @@ def test_a_dry_run_says_who_would_be_where_and_starts_nothing(here, capsys):
     assert described(wanted)[-1] == "Nothing was started."
 
 
+def test_conditions_that_are_only_simulated_are_named_beforehand(here, capsys):
+    sleeps, episode = (
+        "probability = 0.5, mean_seconds = 1.0",
+        'node = "n0", start_seconds = 1.0, seconds = 1.0, factor = 2.0',
+    )
+    (here / "small.toml").write_text(f"{SMALL}sleeps = {{ {sleeps} }}\nepisodes = [{{ {episode} }}]\n")
+    assert main(["deploy", "--live", "small.toml", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "\nNot here: sleeps, episodes of [conditions]; live hosts have conditions of their own.\n" in said
+    (here / "small.toml").write_text(SMALL)
+    assert main(["deploy", "--live", "small.toml", "--dry-run"]) == 0
+    assert "Not here" not in capsys.readouterr().out
+
+
 def test_there_is_nobody_at_that_address(here, capsys):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
