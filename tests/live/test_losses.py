@@ -76,6 +76,17 @@ def test_a_job_goes_back_to_its_last_checkpoint_with_the_branches_of_now(process
         assert live.perform(Fork(child)) > child
 
 
+def test_a_server_that_dies_while_no_branch_trains_is_replaced(processes):
+    with LiveSystem(SPEC, processes) as live:
+        child = live.perform(Fork(0))
+        live.perform(Run(clocks=20, branch=child))
+        live.perform(Free(child))
+        processes.kill(SERVERS[0])
+        assert live.perform(Run(clocks=10)).clocks >= 10
+        until_whole(live)
+        assert assert_counts(live) == 0
+
+
 MOMENTS = {
     "migrate": ("expect", "place", "put", "retire"),
     "relocate": ("expect", "put", "place", "needed"),
