@@ -64,6 +64,23 @@ def test_a_coordinator_believes_no_worker_that_was_replaced():
     assert memory.coordinator.refused == 1
 
 
+@pytest.mark.parametrize(
+    ("lost", "probes"), [(Stage, False), (Staged, False), (Done, True)], ids=["stage", "staged", "done"]
+)
+def test_what_is_lost_of_a_push_comes_again(lost, probes):
+    memory = start(policy=policies.asp()._replace(probes=probes), workers=1, retry_seconds=1.0)
+    while pending := memory.pending():
+        if isinstance(memory.channels[pending[0]][0].head, lost):
+            memory.channels[pending[0]].popleft()
+        else:
+            memory.deliver(pending[0])
+    assert memory.pushes[0] == 0
+    memory.seconds += 10
+    memory.coordinator.tick()
+    memory.steps(50)
+    assert memory.pushes[0] > 0
+
+
 def test_a_journal_leaves_out_what_was_cut_short(tmp_path):
     path = tmp_path / "journal"
     journal = FileJournal(path)
