@@ -82,9 +82,7 @@ class _Slot:
 
     def holds(self, array: object) -> bool:
         """Whether this array is here already, for one reader more: whoever sends an array writes to it no more."""
-        return (
-            self._source is not None and self._source() is array and len(self.readers) < _DATA - _MARKS and not self.given_up
-        )
+        return self._source is not None and self._source() is array and len(self.readers) < _DATA - _MARKS
 
     def fill(self, frame: memoryview, array: object) -> None:
         self.readers.clear()
@@ -216,11 +214,12 @@ class SharedMemory:
         capacity = 2 ** (size - 1).bit_length()  # pages that nobody writes to take no memory
         if not _room(self._slots, capacity):
             self._drop([slot for slot in self._slots if not slot.busy])
-        if _room(self._slots, capacity):
-            self._made += 1
-            with suppress(OSError):
-                self._slots.append(_Slot(self._token, self._made, capacity))
-                return self._slots[-1]
+            if not _room(self._slots, capacity):
+                return None
+        self._made += 1
+        with suppress(OSError):
+            self._slots.append(_Slot(self._token, self._made, capacity))
+            return self._slots[-1]
         return None
 
     def _drop(self, slots: Sequence[_Slot]) -> None:
@@ -248,9 +247,10 @@ class SharedMemory:
         whose = note.process, note.token
         dropped, slots = self._borrowed.get(whose, (-1, {}))
         if dropped != note.dropped:
-            dropped, slots = self._borrowed[whose] = note.dropped, {}
+            slots = {}
         if loan.number not in slots:
             slots[loan.number] = _opened(*whose, loan.file, loan.number)
+        self._borrowed[whose] = note.dropped, slots
         return slots[loan.number]
 
 
