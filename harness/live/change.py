@@ -6,6 +6,7 @@ The order of steps is that of the simulated plans (`simulators.reconfigure`); tr
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 
 from harness.live.runtime import EVALUATOR, Procedure, Runtime, node_of, peers
 from simulators.reconfigure import block_counts, moves
@@ -85,8 +86,12 @@ class Change:
         """Everybody stops; processes end, and others start from what was saved."""
         runtime = self._runtime
         runtime.call("halt", self.branch)
-        index = runtime.call("snapshot", save=True)
-        yield from runtime.durable(index)
+        saved = False
+        while not saved:
+            index = runtime.call("snapshot", save=True)
+            yield from runtime.durable(index)
+            with suppress(KeyError):  # its coordinator has died, and the next one does not have it
+                saved = bool(runtime.call("checkpoint", index))
         self.steps.append("checkpoint")
         old = [n for n in runtime.seen.members if n != EVALUATOR]
         runtime.call("lose", old)

@@ -208,7 +208,7 @@ class Pretend:
         return self.index
 
     def do_checkpoint(self, index):
-        return b""
+        return b"as it is"
 
     def do_saved(self, index):
         return {}

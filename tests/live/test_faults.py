@@ -7,6 +7,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,6 +99,35 @@ def test_servers_killed_at_once_take_the_job_back_to_its_last_checkpoint(patient
     assert lost > lost_before
     assert set(parameters) == {clocks - lost}
     assert any("back to what there was at" in what for _, what in patient.live.glimpse().happenings)
+
+
+@pytest.mark.parametrize("moment", ["snapshot", "lose", "recover", "put"])
+def test_a_coordinator_that_dies_while_everybody_restarts_takes_no_more_than_the_last_checkpoint(
+    patient: Patient, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes, struck = patient.live._control.runtime.processes, list[str]()
+    call = processes.call
+
+    def watched(asked: str, *given: Any, **named: Any) -> Any:
+        answer = call(asked, *given, **named)
+        if asked == moment and not struck:
+            struck.append(moment)
+            kill("coordinator")(patient)
+        return answer
+
+    before, lost_before, _ = counted(patient.live)
+    monkeypatch.setattr(processes, "call", watched)
+    since = time.monotonic()
+    start = patient.live.job.start
+    cost = patient.live.perform(Reconfigure(replace(start, workers=("n0", "n2")), method="checkpoint"))
+    resumed = patient.seconds_to_resume(since)
+    clocks, lost, parameters = counted(patient.live)
+    said = {"coordinator killed after": moment, "resumed": round(resumed, 2), "done": cost.done, "lost": lost - lost_before}
+    print(json.dumps(said))  # noqa: T201
+    patient.live.perform(Reconfigure(start, method="migrate"))
+    assert struck
+    assert clocks > before
+    assert set(parameters) == {clocks - lost}
 
 
 def repair(cluster: NamespaceCluster, index: int) -> None:
