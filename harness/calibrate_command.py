@@ -66,6 +66,7 @@ def add_fidelity(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> Non
     command.add_argument(
         "--folds", type=int, default=5, metavar="N", help="that rows are held out in (default: 5; 2: halves)"
     )
+    command.add_argument("--findings", type=Path, metavar="FILE", help="text for the page: why predictions are off")
     _add_given(command)
     command.set_defaults(run=_fidelity)
 
@@ -74,7 +75,12 @@ def _add_given(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--model-bytes", type=float, default=0.0, metavar="N", help="one full pull (default: the workload's)"
     )
-    command.add_argument("--nic", type=float, default=1.25e9, metavar="N", help="NIC, bytes per second (default: 10 Gbit/s)")
+    command.add_argument(
+        "--nic", type=float, metavar="N", help="NIC, bytes per second (default: what the trace says, or 10 Gbit/s)"
+    )
+    command.add_argument(
+        "--discipline", choices=("maxmin", "uneven"), default="maxmin", help="how transfers share NICs (default: maxmin)"
+    )
     command.add_argument("--cores", type=int, default=0, metavar="N", help="per machine (default: threads seen at most)")
     command.add_argument(
         "--jitter",
@@ -115,6 +121,7 @@ def _fidelity(options: argparse.Namespace) -> int:
 
     if not options.traces and not options.sources:
         raise ValueError("Cannot check: name traces, or recordings with --from SOURCE PATH.")
+    findings = options.findings.read_text(encoding="utf-8") if options.findings else ""
     named = [(path, None) for path in options.traces] + [(None, source) for source in options.sources]
     checks = []
     for path, source in named:
@@ -122,7 +129,7 @@ def _fidelity(options: argparse.Namespace) -> int:
         checks.append(check(recording, given(recording, options), origin, options.folds))
     for table in fidelity.tables(checks):
         _say(table)
-    _say(f"The page: {fidelity.write(options.out, checks)}")
+    _say(f"The page: {fidelity.write(options.out, checks, findings)}")
     return 0
 
 
@@ -162,8 +169,9 @@ def given(recording: Recording, options: argparse.Namespace) -> dict[str, Consta
         base = Constants(
             cores=options.cores or max(threads, 1),
             model_bytes=options.model_bytes or _model_bytes(name),
-            nic_bytes_per_second=options.nic,
+            nic_bytes_per_second=options.nic or recording.nic_bytes_per_second or Constants().nic_bytes_per_second,
             jitter=options.jitter,
+            discipline=options.discipline,
         )
         noise = recording.noise
         made[name] = base if noise is None else replace(base, jitter=noise.jitter, sleeps=noise.sleeps)

@@ -50,7 +50,7 @@ class ClusterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[cluster]"""
 
     nodes: tuple[NodeGroup, ...]
-    discipline: Literal["maxmin", "fifo"] = "maxmin"
+    discipline: Literal["maxmin", "fifo", "uneven"] = "maxmin"
     latency_seconds: _Amount = 0.0
     profiles: str | None = None  # a file of node types of one's own, relative to the scenario's
 

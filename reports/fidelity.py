@@ -15,7 +15,7 @@ from matplotlib.ticker import NullLocator
 from scipy.stats import kendalltau
 
 from reports.drawing import BLUE, GREEN, MUTED, ORANGE, Drawing, canvas, svg
-from simulators.calibrate_check import Check, Prediction
+from simulators.calibrate_check import COMPLETION, Check, Prediction
 from traces.store import write_bytes
 
 __all__ = ["Errors", "errors", "page", "tables", "write"]
@@ -29,6 +29,12 @@ _RULE = (
 _PLAIN = (
     "The plain closed form is a sum, with no constant below nothing, of a fixed cost, one by samples over threads, one per "
     "server and one by workers over servers, fitted to the same rows; for switches it is the mean."
+)
+
+
+_COMPLETION = (
+    "Seconds from the first mini-batch under a setting to the last before the next change, for as many mini-batches as "
+    "were recorded: the simulator begins with that setting and does as many. Changes themselves are not in it."
 )
 
 
@@ -88,8 +94,11 @@ def _groups(made: Check) -> list[tuple[str, list[Prediction]]]:
 # ----------------------------------------------------------------------------------------------------------------- page
 
 
-def write(folder: Path, checks: Sequence[Check]) -> Path:
-    """Write `fidelity.html` and every prediction, `predictions.csv`, into a folder; the page's path."""
+def write(folder: Path, checks: Sequence[Check], findings: str = "") -> Path:
+    """Write `fidelity.html` and every prediction, `predictions.csv`, into a folder; the page's path.
+
+    `findings` are what whoever looked into the differences found: paragraphs, with empty lines between them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {"source": c.origin.source} | {name: getattr(p, name) for name in Prediction.__slots__}
@@ -98,23 +107,25 @@ def write(folder: Path, checks: Sequence[Check]) -> Path:
     ]
     write_bytes(folder / "predictions.csv", pl.DataFrame(rows, infer_schema_length=None).write_csv().encode())
     path = folder / "fidelity.html"
-    write_bytes(path, page(checks).encode())
+    write_bytes(path, page(checks, findings).encode())
     return path
 
 
-def page(checks: Sequence[Check]) -> str:
-    """The page: a section per recording, with a table and a drawing, and how it was made."""
+def page(checks: Sequence[Check], findings: str = "") -> str:
+    """The page: what was found, a section per recording, with a table and a drawing, and how it was made."""
     css = resources.files("reports").joinpath("page.css").read_text(encoding="utf-8")
     title = "How far the simulator is from recorded clusters"
     folds = " or ".join(sorted({str(made.folds) for made in checks}))
     body = [
         f"<h1>{title}</h1>",
         f'<p class="lead">{_text(_lead(checks))}</p>',
+        _found(findings),
         *(_section(i, made) for i, made in enumerate(checks)),
         '<section aria-labelledby="how"><h2 id="how">How to read this page</h2><dl>',
         f"<dt>Held out</dt><dd>{_text(_RULE.format(folds))}</dd><dt>Plain closed form</dt><dd>{_text(_PLAIN)}</dd>",
         "<dt>Error</dt><dd>|predicted / recorded - 1| of a worker's cycle (of a step, in a synchronous run), one push to "
         "the next: its median and 95th percentile over rows.</dd>",
+        f"<dt>Completion</dt><dd>{_text(_COMPLETION)}</dd>" if _completes(checks) else "",
         "<dt>tau</dt><dd>Kendall's rank correlation of predicted and recorded: 1 says that settings are ranked as they were "
         "recorded. It is left out where fewer than three settings differ.</dd></dl></section>",
     ]
@@ -127,6 +138,10 @@ def page(checks: Sequence[Check]) -> str:
     )
 
 
+def _completes(checks: Sequence[Check]) -> bool:
+    return any(p.group.endswith(COMPLETION) for c in checks for p in c.predictions)
+
+
 def _title(made: Check) -> str:
     """What it is a recording of, where it is one of our own; else its source."""
     return made.origin.of.partition(",")[0] if made.origin.source == "harness" else made.origin.source
@@ -136,6 +151,12 @@ def _lead(checks: Sequence[Check]) -> str:
     rows = sum(len(c.predictions) for c in checks)
     count = f"{len(checks)} recording{'s' * (len(checks) != 1)}, {rows} rows"
     return f"{count}; predicted by the simulator, and by a plain closed form."
+
+
+def _found(findings: str) -> str:
+    paragraphs = [f"<p>{_text(' '.join(p.split()))}</p>" for p in findings.split("\n\n") if p.strip()]
+    head = '<section aria-labelledby="why"><h2 id="why">Where they part, and why</h2>'
+    return "\n".join([head, *paragraphs, "</section>"]) if paragraphs else ""
 
 
 def _section(index: int, made: Check) -> str:

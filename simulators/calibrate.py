@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from simulators import steady
-from simulators.calibrate_model import Constants, Row, plant, simulated, with_speeds
+from simulators.calibrate_model import Constants, Row, plant, simulated, simulated_seconds, with_speeds
 from simulators.steady import Spans
 
-__all__ = ["Constants", "Fit", "Row", "fit", "fit_all", "predicted"]
+__all__ = ["Constants", "Fit", "Row", "completed", "fit", "fit_all", "predicted"]
 
 _ROUNDS = 3  # of fitting what the engine says
 _MACHINE = ("apply_exponent", "nic_bytes_per_second", "service_bytes_per_second", "latency_seconds")
@@ -97,16 +97,16 @@ def fit(rows: Sequence[Row], given: Constants, *, resamples: int = _RESAMPLES, w
     refused = {name: why for name, why in _out_of_reach(rows).items() if name not in without}
     names = [name for name in _TELLS if name not in refused and name not in without]
     free = [transfer if name == "transfer" else name for name in names]
-    problems = [_Problem(rows, given, given.in_transfers)]
+    problems = [_Problem(rows, given)]
     if any(r.has_parts for r in rows):
-        problems.append(_Problem(rows, given, not given.in_transfers))
+        problems.append(_Problem(rows, replace(given, in_transfers=not given.in_transfers)))
     solved, left = min((_narrowed(p, free, refused) for p in problems), key=lambda f: f[0].cost)
     if any(r.speeds for r in rows):
         # How fast workers are is told by what they take longer than what all take alike, and that is known only now.
         found = solved.constants
         alike = found.fixed_seconds + (0.0 if found.in_transfers else found.overhead_seconds(rows[0]))
         rows = with_speeds(rows, alike)
-        solved, left = _narrowed(_Problem(rows, given, found.in_transfers), free, refused)
+        solved, left = _narrowed(_Problem(rows, solved.problem.given), free, refused)
     refused = left
     constants = _with_jitter(solved.constants, rows)
     errors = np.abs(predicted(constants, rows) / np.array([r.cycle_seconds for r in rows]) - 1)
@@ -124,6 +124,13 @@ def predicted(constants: Constants, rows: Sequence[Row]) -> NDArray[np.float64]:
     """Seconds of a cycle that the engine simulates for each row."""
     machines = max(r.workers + r.servers for r in rows)
     return np.array([_engine(constants, replace(r.shape(), machines=machines)).cycle for r in rows])
+
+
+def completed(constants: Constants, rows: Sequence[Row]) -> NDArray[np.float64]:
+    """Seconds from the first of `Row.all_pushes` to the last that the engine simulates for each row."""
+    machines = max(r.workers + r.servers for r in rows)
+    shapes = [replace(r.shape(), machines=machines) for r in rows]
+    return np.array([simulated_seconds(constants, s, r.all_pushes) for s, r in zip(shapes, rows, strict=True)])
 
 
 # ---------------------------------------------------------------------------------------------------- what can be told
@@ -215,8 +222,8 @@ def _open(solved: _Solved, name: str, error: float) -> str:
 class _Problem:
     """Settings to fit, the median of what was recorded under each, and how the closed form differs from the engine there."""
 
-    def __init__(self, rows: Sequence[Row], given: Constants, in_transfers: bool) -> None:
-        self.given = replace(given, in_transfers=in_transfers)
+    def __init__(self, rows: Sequence[Row], given: Constants) -> None:
+        self.given = given
         self.rows = rows
         self.shapes = list(dict.fromkeys(r.shape() for r in rows))
         every = [np.log(np.array([r.measured() for r in rows if r.shape() == s])) for s in self.shapes]

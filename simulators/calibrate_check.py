@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from simulators import reconfigure
-from simulators.calibrate import Fit, fit_all, predicted
+from simulators.calibrate import Fit, completed, fit_all, predicted
 from simulators.calibrate_file import Provenance
 from simulators.calibrate_learning import LEVEL, Effort, fitted_rate, proxy_ratio, ratio
 from simulators.calibrate_model import Constants, Row
@@ -25,10 +25,11 @@ from simulators.calibrate_rows import Recording
 from simulators.reconfigure import Costs, Load
 from tuners.actions import Setting
 
-__all__ = ["FOLDS", "STALE", "Check", "Prediction", "check"]
+__all__ = ["COMPLETION", "FOLDS", "STALE", "Check", "Prediction", "check"]
 
 FOLDS = 5
 STALE = "mini-batches, asynchronous over synchronous"
+COMPLETION = ", completion"  # ends the names of groups of whole stretches of mini-batches
 _SETTINGS = 10  # of a workload that is divided by settings
 
 
@@ -65,7 +66,7 @@ def check(recording: Recording, given: Mapping[str, Constants], origin: Provenan
     fits = fit_all(recording.rows, given)
     rows = sorted(recording.rows, key=lambda r: (r.workload, _order(r), r.run))
     fold_of, by_settings = _folds(rows, folds)
-    held, plain = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+    held, plain = np.full((len(rows), 2), np.nan), np.full((len(rows), 2), np.nan)
     for fold in range(folds):
         out = np.flatnonzero(fold_of == fold)
         kept = [r for r, f in zip(rows, fold_of, strict=True) if f != fold]
@@ -75,14 +76,21 @@ def check(recording: Recording, given: Mapping[str, Constants], origin: Provenan
         held[out] = _predicted({name: f.constants for name, f in told.items()}, [rows[i] for i in out])
         plain[out] = _plain(kept, [rows[i] for i in out])
     fitted = _predicted({name: f.constants for name, f in fits.items()}, rows)
-    plain_fitted = _plain(rows, rows)
+    values = np.stack([fitted, held, _plain(rows, rows), plain])  # [4, n, 2]
     groups = _groups(rows)
-    made = [
-        Prediction(groups[i], r.run, _label(r), r.cycle_seconds, *map(float, values))
-        for i, (r, *values) in enumerate(zip(rows, fitted, held, plain_fitted, plain, strict=True))
-    ]
+    made = [_made(groups[i], r, r.cycle_seconds, values[:, i, 0]) for i, r in enumerate(rows)]
+    made += [_made(groups[i] + COMPLETION, r, r.all_seconds, values[:, i, 1]) for i, r in enumerate(rows) if _completes(r)]
     others = (*_switches(recording.switch_seconds, folds), *_stale(recording.efforts))
     return Check(origin, (*made, *others), fits, by_settings, folds, recording.caveats)
+
+
+def _made(group: str, row: Row, recorded: float, values: NDArray[np.float64]) -> Prediction:
+    return Prediction(group, row.run, _label(row), recorded, *map(float, values))
+
+
+def _completes(row: Row) -> bool:
+    """Whether it was recorded how long all pushes under the setting took."""
+    return row.all_pushes > 1
 
 
 def _order(row: Row) -> tuple[str, int, int, int, int, int]:
@@ -115,17 +123,22 @@ def _groups(rows: Sequence[Row]) -> list[str]:
 
 
 def _predicted(constants: Mapping[str, Constants], rows: Sequence[Row]) -> NDArray[np.float64]:
-    found = np.full(len(rows), np.nan)
+    """Seconds of a cycle, and of all pushes from the first to the last, [n, 2]."""
+    found = np.full((len(rows), 2), np.nan)
     for name, known in constants.items():
         mine = [i for i, r in enumerate(rows) if r.workload == name]
         if mine:
-            found[mine] = predicted(known, [rows[i] for i in mine])
+            found[mine, 0] = predicted(known, [rows[i] for i in mine])
+        whole = [i for i in mine if _completes(rows[i])]
+        if whole:
+            found[whole, 1] = completed(known, [rows[i] for i in whole])
     return found
 
 
 def _plain(known: Sequence[Row], wanted: Sequence[Row]) -> NDArray[np.float64]:
-    """What a plain closed form says: a sum, with no constant below nothing, of a fixed cost, one by samples and threads, one
-    per server, and one by workers over servers; each workload and policy by itself, least squares of relative errors."""
+    """What a plain closed form says of a cycle, and of as many as there were, [n, 2]: a sum, with no constant below nothing,
+    of a fixed cost, one by samples and threads, one per server, and one by workers over servers; each workload and policy by
+    itself, least squares of relative errors."""
 
     def terms(row: Row) -> list[float]:
         return [1.0, row.batch_size / max(row.intra_threads, 1), row.servers, row.workers / row.servers]
@@ -138,7 +151,8 @@ def _plain(known: Sequence[Row], wanted: Sequence[Row]) -> NDArray[np.float64]:
             costs, _ = nnls(table, np.ones(len(mine)))
             at = [i for i, r in enumerate(wanted) if (r.workload, r.policy) == kind]
             found[at] = np.array([terms(wanted[i]) for i in at]) @ costs
-    return found
+    cycles = np.array([max(r.all_pushes - 1, 0) / r.workers for r in wanted])
+    return np.stack([found, found * cycles], axis=1)
 
 
 def _switches(recorded: Sequence[float], folds: int) -> tuple[Prediction, ...]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Literal
 
 import numpy as np
 
@@ -20,7 +21,18 @@ from simulators.workloads import Demand, Workload
 from tuners import policies
 from tuners.actions import Run, Setting, Target
 
-__all__ = ["Constants", "Row", "cluster", "demand", "node_type", "plant", "setting", "simulated", "with_speeds"]
+__all__ = [
+    "Constants",
+    "Row",
+    "cluster",
+    "demand",
+    "node_type",
+    "plant",
+    "setting",
+    "simulated",
+    "simulated_seconds",
+    "with_speeds",
+]
 
 _ALIKE = 0.05
 _WARM_UP, _CYCLES, _PUSHES = 20, 40, 1500  # cycles of every worker, and pushes of all of them at least
@@ -43,11 +55,14 @@ class Row:
     staleness: int = 0
     shared: bool = False  # servers are on the workers' machines
     speeds: tuple[float, ...] = ()  # of the workers, relative; () is all alike
+    nics: tuple[float, ...] = ()  # of the workers, then of servers on machines of their own, likewise
     worker_seconds: tuple[tuple[int, float], ...] = ()  # number of each worker, and its median seconds of computing
     compute_seconds: float = math.nan
     pull_seconds: float = math.nan
     push_seconds: float = math.nan
     pushes: int = 0  # that the means are of
+    all_seconds: float = math.nan  # from the first push under the setting to the last, those of its beginning included
+    all_pushes: int = 0  # that these are
     machines: int = 0  # of the cluster, at least: as many for all rows, so that the engine is compiled once
 
     @property
@@ -76,6 +91,8 @@ class Row:
             pull_seconds=0.0,
             push_seconds=0.0,
             pushes=0,
+            all_seconds=0.0,
+            all_pushes=0,
             worker_seconds=(),
         )
 
@@ -118,6 +135,7 @@ class Constants:
     master_sample_seconds: float = 0.0
     jitter: float = 0.1
     sleeps: Sleeps | None = None
+    discipline: Literal["maxmin", "uneven"] = "maxmin"  # how transfers share NICs, as in `Cluster`
     in_transfers: bool = False  # the recording counts messages and latency with pulls and pushes, not with computing
 
     def overhead_seconds(self, row: Row) -> float:
@@ -125,13 +143,13 @@ class Constants:
         return 2 * self.message_seconds * row.servers + 2 * self.latency_seconds
 
 
-def node_type(constants: Constants, name: str = "calibrated", speed: float = 1.0) -> NodeType:
-    """The machine that the constants describe, its cores `speed` times as fast."""
+def node_type(constants: Constants, name: str = "calibrated", speed: float = 1.0, nic: float = 1.0) -> NodeType:
+    """The machine that the constants describe, its cores `speed` times as fast and its NIC `nic` times."""
     return NodeType(
         name=name,
         cores=constants.cores,
         memory_bytes=1e12,
-        nic_bytes_per_second=constants.nic_bytes_per_second,
+        nic_bytes_per_second=nic * constants.nic_bytes_per_second,
         devices=(Device("cpu", speed),),
         source="calibrated",
         service_bytes_per_second=constants.service_bytes_per_second,
@@ -149,8 +167,10 @@ def cluster(constants: Constants, row: Row) -> Cluster:
     speeds = row.speeds or (1.0,) * row.workers
     needed = max(row.workers, row.servers) if row.shared else row.workers + row.servers
     spare = max(needed, row.machines) - row.workers
-    kinds = [node_type(constants, speed=s) for s in (*speeds, *(1.0,) * spare)]
-    return Cluster(tuple((f"n{i}", kind) for i, kind in enumerate(kinds)), latency_seconds=constants.latency_seconds)
+    nics = (*row.nics, *(1.0,) * (row.workers + spare - len(row.nics)))
+    kinds = [node_type(constants, speed=s, nic=n) for s, n in zip((*speeds, *(1.0,) * spare), nics, strict=True)]
+    nodes = tuple((f"n{i}", kind) for i, kind in enumerate(kinds))
+    return Cluster(nodes, constants.discipline, latency_seconds=constants.latency_seconds)
 
 
 @cache
@@ -189,10 +209,7 @@ def plant(constants: Constants, row: Row) -> Plant:
 
 def simulated(constants: Constants, row: Row) -> Spans:
     """What the engine simulates for a row, once workers have fallen out of step: parts of a cycle and all of it."""
-    job = Workload(name=row.workload, demand=demand(constants), proxy=None)
-    conditions = Conditions(jitter=constants.jitter, sleeps=constants.sleeps)
-    rules = ((), Target("clocks", 2**30), 1e12, conditions, Costs(), 2**30, 0)
-    system = SimulatedSystem("calibration", cluster(constants, row), job, setting(row.shape()), *rules)
+    system = _system(constants, row)
     system.perform(Run(clocks=_WARM_UP * row.workers))
     cycles = max(_CYCLES, -(-_PUSHES // row.workers))
     window = system.perform(Run(clocks=cycles * row.workers))
@@ -201,3 +218,16 @@ def simulated(constants: Constants, row: Row) -> Spans:
         return Spans(*np.full(4, math.nan))
     parts = (float(p.mean()) for p in (pushes.compute_seconds, pushes.pull_seconds, pushes.push_seconds))
     return Spans(*np.array([*parts, window.seconds * row.workers / len(pushes.seconds)]))
+
+
+def simulated_seconds(constants: Constants, row: Row, pushes: int) -> float:
+    """From the first to the last of so many pushes that the engine simulates for a job that begins as the row was set."""
+    seconds = _system(constants, row).perform(Run(clocks=pushes)).pushes.seconds
+    return float(seconds[-1] - seconds[0]) if len(seconds) == pushes else math.nan
+
+
+def _system(constants: Constants, row: Row) -> SimulatedSystem:
+    job = Workload(name=row.workload, demand=demand(constants), proxy=None)
+    conditions = Conditions(jitter=constants.jitter, sleeps=constants.sleeps)
+    rules = ((), Target("clocks", 2**30), 1e12, conditions, Costs(), 2**30, 0)
+    return SimulatedSystem("calibration", cluster(constants, row), job, setting(row.shape()), *rules)

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ class Recording:
     restart_seconds: tuple[tuple[float, float], ...]  # other changes by restarting: seconds, bytes moved
     efforts: tuple[Effort, ...]  # of runs that were synchronous, or asynchronous, all the time
     caveats: tuple[str, ...]  # what was recorded and is not used, and why; what is biased
+    nic_bytes_per_second: float | None = None  # of the usual machine, where the trace says
 
 
 def recorded(tables: Mapping[str, pl.DataFrame], source: str = "") -> Recording:
@@ -79,7 +81,9 @@ def recorded(tables: Mapping[str, pl.DataFrame], source: str = "") -> Recording:
                 f"{runs.height} runs ({names}) have trimmed seconds only, but all their steps: too short by a part"
             )
     switches, restarts = _changes(tables, settings)
-    return Recording(tuple(rows), noise, switches, restarts, tuple(efforts(tables)), tuple(caveats))
+    nominal = [rate for made in settings.to_dicts() for rate in _nics(made).values()]
+    usual = median(nominal) if nominal else None
+    return Recording(tuple(rows), noise, switches, restarts, tuple(efforts(tables)), tuple(caveats), usual)
 
 
 def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.DataFrame:
@@ -99,6 +103,10 @@ def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.Data
 def _row(setting: Mapping[str, Any], cycle_seconds: float, **measured: Any) -> Row:
     extras, options = (json.loads(setting[name] or "{}") for name in ("extras", "options"))
     whole = json.loads(setting["setting"]) if setting["setting"] else {}
+    shared = bool(options.get("servers_share_nodes") or set(whole.get("workers", ())) & set(whole.get("servers", ())))
+    nics = _nics(setting)
+    names = [*whole.get("workers", ()), *whole.get("servers", ())]
+    told = nics and not shared and len(set(nics.values())) > 1 and nics.keys() >= set(names)
     batch = setting["batch_size"] or round(extras.get("total_batch_size", 1) / setting["workers"])
     return Row(
         run=setting["run"],
@@ -112,9 +120,16 @@ def _row(setting: Mapping[str, Any], cycle_seconds: float, **measured: Any) -> R
         transfer_bits=setting["transfer_bits"] or 32,
         policy=setting["policy"] or "asp",
         staleness=setting["staleness"] or 0,
-        shared=bool(options.get("servers_share_nodes") or set(whole.get("workers", ())) & set(whole.get("servers", ()))),
+        shared=shared,
+        nics=tuple(nics[n] / median(nics.values()) for n in names) if told else (),
         **measured,
     )
+
+
+def _nics(setting: Mapping[str, Any]) -> dict[str, float]:
+    """Bytes per second of each node's NIC, where the run's extras say: {"nodes": {"n0": {"nic_bytes_per_second": 1e6}}}."""
+    nodes = json.loads(setting["extras"] or "{}").get("nodes", {})
+    return {name: float(said["nic_bytes_per_second"]) for name, said in nodes.items() if "nic_bytes_per_second" in said}
 
 
 # ---------------------------------------------------------------------------------------------------------- iterations
@@ -148,7 +163,8 @@ def _stretches(iterations: pl.DataFrame, settings: pl.DataFrame) -> list[tuple[d
         if cycles >= _FEWEST:
             first = max(1, int(_WARM_UP * cycles)) * each
             kept = pushes.slice(first - 1, (cycles * each) - first + 1)  # one before, for its time
-            found.append((setting | {"branches": branches[setting["run"]]}, kept))
+            whole = {"all_pushes": pushes.height, "all_seconds": float(pushes["seconds"][-1] - pushes["seconds"][0])}
+            found.append((setting | whole | {"branches": branches[setting["run"]]}, kept))
     return found
 
 
@@ -163,6 +179,8 @@ def _of_iterations(stretches: list[tuple[dict[str, Any], pl.DataFrame]]) -> Iter
             cycle = len(by_worker) / float((1 / by_worker).sum())
         each = pushes.group_by("worker").agg(pl.col("compute_seconds").median()).drop_nulls().sort("worker")
         parts = {name: times[name] for name in _PARTS[:3] if name in times}
+        if setting["branches"] == 1:
+            parts |= {name: setting[name] for name in ("all_seconds", "all_pushes")}
         yield _row(setting, cycle, pushes=pushes.height, worker_seconds=tuple(each.iter_rows()), **parts)
 
 

@@ -40,7 +40,7 @@ class Program(NamedTuple):
     model: Model | None  # None: timing-only
     decide: Callable[[Any, Push], tuple[Any, Decision]]
     probes: bool  # the policy wants losses around the update
-    discipline: str  # maxmin | fifo
+    discipline: str  # maxmin | fifo | uneven
     overlapping: bool  # some node is worker and server at once, or has a token bucket: every NIC counts
     lanes: bool = False  # traced under `vmap` by `advance_lanes`
 

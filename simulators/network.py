@@ -4,6 +4,9 @@ A pull (or push) is a *coflow*: one flow to every server, as large as the server
 one is. Every worker moves the same proportions, so where nodes are workers or servers but not both, all servers together
 act as one resource of capacity min_j(capacity_j / share_j), and max-min fairness is water-filling over it. Where roles
 overlap, a node's NIC carries its own transfers and its server's, and `maxmin` fills all NICs progressively.
+
+TCP is fair only in the long run: how much of a busy link a transfer of some dozen packets gets differs from one to the next.
+With weights, capacity is shared in proportion to them (discriminatory processor sharing, Kleinrock 1967).
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
-__all__ = ["fifo", "maxmin", "waterfill"]
+__all__ = ["fifo", "maxmin", "uneven", "waterfill"]
 
 _UNLIMITED = 1e30  # bytes/s; finite, because nothing times infinity is no number
 
@@ -36,6 +40,16 @@ def waterfill(limits: Array, capacity: Array, active: Array, levels: Array | Non
     return jnp.where(active, jnp.minimum(limits, level), 0.0)
 
 
+def uneven(limits: Array, capacity: Array, active: Array, weights: Array) -> Array:
+    """As `waterfill`, but each transfer gets so many times the water level, [k], up to its limit."""
+    full_at = limits / weights
+    lower = (full_at[None, :] < full_at[:, None]) & active[None, :]
+    used = jnp.sum(jnp.where(lower, limits[None, :], 0.0), axis=1)
+    rising = jnp.sum(jnp.where(active[None, :] & ~lower, weights[None, :], 0.0), axis=1)
+    level = jnp.max(jnp.where(rising > 0, (capacity - used) / jnp.where(rising > 0, rising, 1.0), 0.0))
+    return jnp.where(active, jnp.minimum(limits, weights * level), 0.0)
+
+
 def fifo(limits: Array, capacity: Array, active: Array, arrival: Array) -> Array:
     """Rates [k] when a shared resource serves in order of `arrival` [k]: each takes what its elders leave."""
     older = (arrival[None, :] < arrival[:, None]) & active[None, :]
@@ -43,22 +57,23 @@ def fifo(limits: Array, capacity: Array, active: Array, arrival: Array) -> Array
     return jnp.where(active, jnp.minimum(limits, left), 0.0)
 
 
-def maxmin(usage: Array, capacity: Array, active: Array) -> Array:
+def maxmin(usage: Array, capacity: Array, active: Array, weights: ArrayLike = 1.0) -> Array:
     """Max-min fair rates [f] of transfers over any resources, by progressive filling (Bertsekas and Gallager, 6.5.2).
 
     Args:
         usage: bytes that each byte of a transfer puts on each resource, [f, r].
         capacity: of each resource, [r] bytes/s.
         active: which transfers are in flight, bool [f]. One that uses no resource gets 1e30.
+        weights: rates grow in proportion to these, [f].
     """
     touches = usage > 0
 
     def fill(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         rates, rising, free = carry
-        demand = rising @ usage
+        demand = (rising * weights) @ usage
         headroom = jnp.where(demand > 0, free / jnp.where(demand > 0, demand, 1.0), jnp.inf)
         grow = jnp.min(headroom)
-        rates = jnp.where(rising, rates + grow, rates)
+        rates = jnp.where(rising, rates + grow * weights, rates)
         full = headroom <= grow
         return rates, rising & ~jnp.any(touches & full[None, :], axis=1), jnp.maximum(free - grow * demand, 0.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
@@ -23,6 +24,7 @@ from simulators.profiles import load_profiles
 from simulators.reconfigure import Costs, Load
 from simulators.workloads import load_workloads, workload
 from traces.importers.source import table
+from traces.schema import setting_text
 from tuners.actions import Setting
 
 TRUE = Constants(
@@ -73,6 +75,14 @@ def test_the_closed_form_is_the_engines_time():
     engine = [simulated(constants, r) for r in rows]
     assert closed.cycle == pytest.approx([e.cycle for e in engine], rel=0.04)
     assert closed.compute == pytest.approx([e.compute for e in engine], rel=0.03)
+
+
+def test_with_uneven_shares_some_push_while_others_pull():
+    """Four workers at a barrier, and nothing but transfers: fair shares end together, and a step takes eight of them."""
+    alone = Constants(cores=1, model_bytes=1e6, nic_bytes_per_second=1e6, jitter=0.0)
+    fair, uneven = (simulated(replace(alone, discipline=d), row(4, 1, policy="bsp")).cycle for d in ("maxmin", "uneven"))
+    assert fair == pytest.approx(8.0, rel=0.01)
+    assert 5.5 < uneven < 7.0  # five if they came one by one
 
 
 def test_a_master_drives_synchronous_steps_only():
@@ -231,6 +241,29 @@ def test_rows_leave_out_what_was_pushed_while_a_change_was_under_way():
     found = recorded(tables([{"run": "a", "workload": "x"}], settings, iterations=slow, reconfigurations=changes))
     assert [r.batch_size for r in found.rows] == [8, 16]
     assert max(r.compute_seconds for r in found.rows) < 0.6
+
+
+def test_rows_have_the_machines_that_their_nodes_were_given():
+    """Links of two rates: a row's NICs are those of its workers, then of its servers, over the usual one."""
+    nodes = {f"n{i}": {"nic_bytes_per_second": rate} for i, rate in enumerate((1e6, 2e6, 1e6, 5e5))}
+    names = setting_text(Setting(workers=("n0", "n1", "n2"), servers=("n3",)))
+    set_to = [{"run": "a", "seconds": 0.0, "workers": 3, "servers": 1, "policy": "asp", "batch_size": 8, "setting": names}]
+    runs = [{"run": "a", "workload": "x", "extras": json.dumps({"nodes": nodes})}]
+    found = recorded(tables(runs, set_to, iterations=iterations()))
+    (one,) = found.rows
+    assert found.nic_bytes_per_second == 1e6
+    assert one.nics == (1.0, 2.0, 1.0, 0.5)
+    assert one.all_pushes == 180
+    assert one.all_seconds == pytest.approx(60 * 0.7, rel=0.1)
+    made = calibrate_model.cluster(replace(TRUE, nic_bytes_per_second=1e6), one.shape())
+    assert [kind.nic_bytes_per_second for _, kind in made.nodes] == [1e6, 2e6, 1e6, 5e5]
+
+
+def test_completion_is_the_engines_time_for_as_many_pushes():
+    rows = [replace(row(2, 1, batch, policy="bsp"), all_pushes=20) for batch in (8, 32)]
+    still = replace(TRUE, jitter=0.0)
+    # Two workers push in each step, one right after the other.
+    assert calibrate.completed(still, rows) == pytest.approx(9.5 * predicted(still, rows), rel=0.06)
 
 
 def test_counts_that_do_not_belong_to_their_seconds_are_refused():

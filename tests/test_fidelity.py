@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -12,7 +13,7 @@ import pytest
 from harness import cli
 from reports import fidelity
 from simulators.calibrate import Constants, Fit
-from simulators.calibrate_check import Check, Prediction
+from simulators.calibrate_check import COMPLETION, Check, Prediction
 from simulators.calibrate_file import Provenance
 
 FOLDER = os.environ.get("HARNESS_RECORDINGS", "")
@@ -50,6 +51,18 @@ def test_the_page_says_all_and_is_safe(tmp_path):
     assert "10.0% / 19.0%" in text
     assert "setting i is in fold i mod 5" in text
     assert pl.read_csv(tmp_path / "predictions.csv").height == 4
+
+
+def test_findings_are_paragraphs_of_the_page():
+    text = fidelity.page([MADE], "Links are <shared>\nunevenly.\n\nNobody waits.\n")
+    assert "<p>Links are &lt;shared&gt; unevenly.</p>\n<p>Nobody waits.</p>" in text
+    assert "Where they part" not in fidelity.page([MADE])
+
+
+def test_completion_is_explained_where_it_is_told():
+    told = replace(MADE, predictions=tuple(replace(p, group=p.group + COMPLETION) for p in MADE.predictions))
+    assert "<dt>Completion</dt>" in fidelity.page([told])
+    assert "<dt>Completion</dt>" not in fidelity.page([MADE])
 
 
 def test_the_table_of_a_terminal():

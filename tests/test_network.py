@@ -11,6 +11,7 @@ from simulators import network
 
 F, R = 5, 4  # transfers and resources; fixed, so that each function compiles once
 waterfill, fifo, maxmin = jax.jit(network.waterfill), jax.jit(network.fifo), jax.jit(network.maxmin)
+uneven = jax.jit(network.uneven)
 
 BANDWIDTHS = st.floats(0.1, 1e9)
 LIMITS = st.lists(BANDWIDTHS, min_size=F, max_size=F).map(np.array)
@@ -93,6 +94,22 @@ def test_first_come_first_served_never_lets_the_young_slow_the_old(limits, capac
         without[young] = False
         elders = arrival < arrival[young]
         np.testing.assert_array_equal(rates[elders], np.asarray(fifo(limits, capacity, without, arrival))[elders])
+
+
+@settings(max_examples=40)
+@given(LIMITS, BANDWIDTHS, MASKS, LIMITS)
+def test_weights_divide_what_all_want(limits, capacity, active, weights):
+    """Everybody has all it can use, or the largest rate for its weight; progressive filling at those paces says the same."""
+    rates = np.asarray(uneven(limits, capacity, active, weights))
+    for f in np.flatnonzero(active & (rates < limits * (1 - 1e-9))):
+        assert rates[f] / weights[f] >= (rates / weights).max() * (1 - 1e-9)
+    np.testing.assert_allclose(rates.sum(), min(capacity, limits[active].sum()), rtol=1e-9, atol=1e-14 * limits.sum())
+    usage = np.concatenate([np.eye(F), np.ones((F, 1))], axis=1)
+    filled = np.asarray(maxmin(usage, np.append(limits, capacity), active, weights))
+    np.testing.assert_allclose(filled, rates, rtol=1e-6, atol=1e-9 * rates.max())
+    np.testing.assert_allclose(
+        np.asarray(uneven(limits, capacity, active, np.ones(F))), np.asarray(waterfill(limits, capacity, active)), rtol=1e-9
+    )
 
 
 @given(LIMITS, BANDWIDTHS, MASKS, ORDERS)

@@ -132,7 +132,13 @@ def _visit(live: LiveSystem, name: str, design: Design, folder: Path, clocks: in
                 exchange = Exchange(live.now, action, answer)
                 recorder(exchange)
                 _tell(exchange)
-        recorder.end(status=live.status, seconds=live.now, workload=live.job.name, seed=0)
+        recorder.end(status=live.status, seconds=live.now, workload=live.job.name, seed=0, nodes=_given(design))
+
+
+def _given(design: Design) -> dict[str, dict[str, float | None]]:
+    """What each host was given, as calibration reads it."""
+    each = zip(design.megabits_per_second, design.cpus, strict=True)
+    return {f"n{i}": {"nic_bytes_per_second": rate * 1e6 / 8, "cpus": cpus} for i, (rate, cpus) in enumerate(each)}
 
 
 @contextmanager
