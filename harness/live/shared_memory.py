@@ -30,7 +30,7 @@ import numpy as np
 from harness.live.messages import Array
 from harness.live.wire import Buffer, Unreadable
 
-__all__ = ["SharedMemory"]
+__all__ = ["LARGE_BYTES", "LENT_BYTES", "SLOTS", "SharedMemory"]
 
 LARGE_BYTES = 2**16  # of a frame: smaller ones are quicker over a socket
 LENT_BYTES = 2**30  # of all slots of a process together; what finds no room goes over a socket

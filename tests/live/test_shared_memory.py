@@ -4,33 +4,24 @@ import fcntl
 import gc
 import os
 import random
-import subprocess
-import sys
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from urllib.parse import urldefrag
 
 import msgspec
 import numpy as np
 import pytest
 
-from harness.live import shared_memory, zmq_transport
+from harness.live import shared_memory
 from harness.live.messages import Given, Message
-from harness.live.processes import Mail
 from harness.live.shared_memory import SharedMemory
 from harness.live.wire import Unreadable, decode, encode
-from harness.live.zmq_transport import Keys, ZmqTransport
+from live.frames import FLOATS, floats_of, frame, in_use
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files")
-
-HERE = "127.0.0.1"
-SOON = 10.0  # seconds
-FLOATS = 2**15  # in a frame
 
 
 @pytest.fixture
 def nothing_is_left():
-    """Of tests before, which `in_use` would count."""
+    """Of tests before, that `in_use` would count."""
     gc.collect()
 
 
@@ -51,28 +42,13 @@ def ends():
         each.close()
 
 
-def frame(value, floats=FLOATS):
-    return np.full(floats, value, np.float32).data
-
-
 def passed(lender, peer, borrower, *frames):
     """What arrives of a message."""
     return borrower.borrow(lender.lend(peer, [b"first", *frames]))[1:]
 
 
-def floats_of(view):
-    return np.frombuffer(view, np.float32)
-
-
 def slots_of(end):
     return len(end._slots)
-
-
-def in_use():
-    """How many descriptors of this process are of slots, two of each of its own and one of each that it borrows; and how
-    often it maps one."""
-    files = sum("harness-slot" in str(f.readlink()) for f in Path("/proc/self/fd").iterdir() if f.is_symlink())
-    return np.array([files, Path("/proc/self/maps").read_text().count("harness-slot")])
 
 
 # ------------------------------------------------------------------------------------------------------- lending and reading
@@ -339,124 +315,6 @@ def test_files_that_are_no_slots(ends, bytes_, seals):
         loan[1] = file.fileno()
         with pytest.raises(Unreadable, match="Cannot read what another process lends"):
             other.borrow([b"LENT" + msgspec.msgpack.encode(row), b"first"])
-
-
-# ------------------------------------------------------------------------------------------------------------ over sockets
-
-
-@contextmanager
-def transports(count, **options):
-    """So many that are connected to one another under their numbers."""
-    with ExitStack() as stack:
-        made = [ZmqTransport(HERE, **options) for _ in range(count)]
-        for end in made:
-            stack.callback(end.close)
-            for i, other in enumerate(made):
-                if other is not end:
-                    end.connect(str(i), other.address)
-        yield made
-
-
-@pytest.mark.parametrize("how", ["shared", "not shared", "keys"])
-@pytest.mark.usefixtures("nothing_is_left")
-def test_on_one_machine_and_without_keys_memory_is_shared(how):
-    options = {"shared": {}, "not shared": {"share": False}, "keys": {"keys": Keys.fresh()}}[how]
-    with transports(2, **options) as (one, other):
-        assert ("#" in one.address) == (how == "shared")
-        before = in_use()
-        one.send("1", [b"first", frame(1)])
-        assert set(floats_of(other.receive(SOON)[1])) == {1}
-        assert list(in_use() - before) == ([3, 2] if how == "shared" else [0, 0])
-
-
-@pytest.mark.usefixtures("nothing_is_left")
-def test_when_all_is_closed_nothing_is_left_but_what_is_held():
-    before = in_use()
-    with transports(3) as (one, two, three):
-        for end in (two, three):
-            end.send("0", [b"first", frame(1), frame(2)])
-        held = [one.receive(SOON) for _ in range(2)]
-        assert list(in_use() - before) == [2 * 3 + 3 * 4, 3 + 2 * 4]
-    assert list(in_use() - before) == [4, 4]
-    assert [[set(floats_of(f)) for f in frames[1:]] for frames in held] == [[{1}, {2}]] * 2
-    held.clear()
-    assert list(in_use() - before) == [0, 0]
-
-
-@pytest.mark.usefixtures("nothing_is_left")
-def test_messages_that_do_not_fit_in_the_queue_take_no_room(monkeypatch):
-    monkeypatch.setattr(zmq_transport, "_WAITING_MESSAGES", 3)
-    with transports(2) as (one, other):
-        before = in_use()
-        one.connect("1", f"tcp://{HERE}:9#{urldefrag(other.address).fragment}")  # nobody listens there
-        for value in range(9):
-            one.send("1", [b"first", frame(value)])
-        assert list(in_use() - before) == [2 * (3 + 1), 3 + 1]
-        one.connect("1", other.address)
-        assert list(in_use() - before) == [2, 1]  # those on their way are given up
-        one.send("1", [b"first", frame(5)])
-        assert set(floats_of(other.receive(SOON)[1])) == {5}
-
-
-def test_a_note_that_cannot_be_read_is_dropped_and_the_next_message_is_read(caplog):
-    with transports(2) as (one, other):
-        one.send("1", [b"LENT of no meaning"])
-        one.send("1", encode("one", message := Message(Given(1, 2, ((0, 1),)), (np.ones(FLOATS, np.float32),), 3, 4)))
-        sender, got = Mail("other", 1, other).receive(SOON)
-    assert (sender, got.head, set(got.arrays[0])) == ("one", message.head, {1})
-    assert "other drops what it received: Cannot read what another process lends" in caplog.text
-
-
-DOUBLE = """
-import sys
-import numpy as np
-from harness.live.zmq_transport import ZmqTransport
-end = ZmqTransport("127.0.0.1")
-print(end.address, flush=True)
-end.connect("parent", sys.argv[1])
-held = []
-while frames := end.receive(60.0):
-    held.append(frames)
-    end.send("parent", [b"twice", *((2 * np.frombuffer(frame, np.float32)).data for frame in frames[1:])])
-"""
-
-
-@contextmanager
-def child(end):
-    """A process that holds all that it is sent, and sends back twice that; it is called "child"."""
-    run = [sys.executable, "-c", DOUBLE, end.address]
-    with subprocess.Popen(run, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own words
-        try:
-            end.connect("child", process.stdout.readline().strip())
-            yield process
-        finally:
-            process.kill()
-
-
-@pytest.mark.usefixtures("nothing_is_left")
-def test_a_process_that_dies():
-    """Its readers keep what they have, its lenders go on, and what it had sent but nobody had seen yet is lost."""
-    with transports(1) as (one,):
-        with child(one) as process:
-            before = in_use()
-            for value in range(4):
-                one.send("child", [b"first", frame(value)])
-            held = [one.receive(SOON)[1] for _ in range(4)]
-            assert list(in_use() - before) == [2 * 4 + 4, 4 + 4]  # the child holds four slots, and we four of its
-            one.send("child", [b"first", frame(5, 2 * FLOATS)])
-            assert one._inlet.poll(SOON * 1000)
-            process.kill()
-        with pytest.raises(Unreadable, match=r"Cannot read what another process lends: .* No such file or directory"):
-            one.receive(SOON)
-        one.send("child", [b"first", frame(6)])
-        one.forget("child")
-        assert [set(floats_of(view)) for view in held] == [{0}, {2}, {4}, {6}]
-        assert list(in_use() - before) == [4, 4]
-        held.clear()
-        assert list(in_use() - before) == [0, 0]
-        with child(one):
-            one.send("child", [b"first", frame(7)])
-            assert set(floats_of(one.receive(SOON)[1])) == {14}
 
 
 # ---------------------------------------------------------------------------------------------------------------- at random
