@@ -13,14 +13,14 @@ from harness.live.messages import Array, Held
 from harness.live.pieces import Gradients, Parts, Piece
 from harness.live.server_optimizer import Rates, slots, step
 
-__all__ = ["PARAMETERS", "Branch", "Store"]
+__all__ = ["PARAMETERS", "Store"]
 
 PARAMETERS = "parameters"
 _GROUP = "group"
 
 
 @dataclass
-class Branch:
+class _Branch:
     """Every step replaces the parameters, for those before it may still be on their way to workers. All else is changed in
     place: vectors as long as the model, of which only the server's own blocks are ever touched and take memory."""
 
@@ -40,7 +40,7 @@ class Store:
         self._layout, self._optimizer, self._aggregation, self._empty = layout, optimizer, aggregation, empty
         self._slots = slots(optimizer)
         self.vectors = (PARAMETERS, *self._slots, *(() if aggregation == "each" else (_GROUP,)))
-        self.branches: dict[int, Branch] = {}
+        self.branches: dict[int, _Branch] = {}
 
     def apply(self, commit: Commit, runs: Runs, pieces: Gradients) -> None:
         """A push takes effect on the blocks `runs`; `pieces` are its gradients, nothing where it is not accepted."""
@@ -102,7 +102,7 @@ class Store:
     def _put(self, branch: int, runs: Runs, vectors: tuple[str, ...], arrays: Iterator[Array]) -> None:
         if branch not in self.branches:
             others = {name: np.zeros(self._layout.size, np.float32) for name in self.vectors if name != PARAMETERS}
-            self.branches[branch] = Branch(Parts(self._layout), others)
+            self.branches[branch] = _Branch(Parts(self._layout), others)
         of = self.branches[branch]
         for name in vectors:
             for run in runs:
