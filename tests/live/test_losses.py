@@ -90,7 +90,7 @@ def test_a_server_that_dies_while_no_branch_trains_is_replaced(processes):
 MOMENTS = {
     "migrate": ("expect", "place", "put", "retire"),
     "relocate": ("expect", "put", "place", "needed"),
-    "checkpoint": ("halt", "lose", "expect", "recover", "launch"),
+    "checkpoint": ("halt", "lose", "recover"),
 }
 """What the coordinator is asked for in the course of each method."""
 
