@@ -318,8 +318,10 @@ class Coordinator:
 
     def recover(self, servers: tuple[str, ...] = (), shares: tuple[float, ...] = ()) -> None:
         """Go back to the last durable snapshot and on from there by the log, on those who are there; blocks of dead servers
-        go to `servers`, as far as possible by these shares (none given: to those that are left). Raises RuntimeError where
-        copies of a block are nowhere."""
+        go to `servers`, as far as possible by these shares, and what `place` was asked for is void (none given: they go to
+        those that are left). Raises RuntimeError where copies of a block are nowhere."""
+        if servers:
+            self._moves.goal = None
         self._membership.recover(servers, shares)
         self._record()
 

@@ -329,18 +329,23 @@ def test_nobody_who_has_a_copy_means_an_error_that_says_so():
 
 
 def test_a_server_that_is_started_anew_keeps_no_more_than_its_share():
-    memory = start(servers=1)
-    memory.steps(200)
-    old, new = messages.server(NODES[-1]), messages.server(NODES[0])
+    memory = start(servers=2)
+    new, old = (messages.server(n) for n in NODES[-2:])
+    memory.coordinator.place((old,), (1.0,))
+    memory.steps(400)
     assert set(memory.coordinator._ledger.table.values()) == {old}
     memory.coordinator.finish()
     memory.settle()
+    memory.coordinator.snapshot(save=True)
+    memory.drain()
     memory.kill(old)
-    memory.coordinator.lose([old])
+    memory.kill(new)
+    memory.coordinator.lose([old, new])
     for name in (old, new):
         memory.start(name)
     memory.drain()
     memory.coordinator.recover((new, old), (0.5, 0.5))
+    memory.drain()
     owners = list(memory.coordinator._ledger.table.values())
     assert owners.count(old) == owners.count(new)
 
