@@ -220,6 +220,8 @@ def _constants(made: Check) -> str:
 
 def _drawn(groups: Sequence[tuple[str, list[Prediction]]], name: str) -> Drawing:
     """Predicted against recorded, a panel per group."""
+    jobs = {group.partition(", ")[0] for group, _ in groups if ", " in group}
+    common = f"{jobs.pop()}, " if len(jobs) == 1 else ""  # which the section is about
     columns = min(4, len(groups))
     lines = -(-len(groups) // columns)
     with canvas(0.7 + 2.3 * lines, left=0.75, gaps=0.42, bottom=0.5) as figure:
@@ -235,7 +237,7 @@ def _drawn(groups: Sequence[tuple[str, list[Prediction]]], name: str) -> Drawing
                 predicted = np.array([getattr(p, which) for p in rows])
                 style = "none" if marker == "o" else "full"
                 axes.plot(recorded, predicted, marker, color=color, markersize=4, fillstyle=style, markeredgewidth=0.9)
-            axes.set_title(group, loc="left", fontsize=9, fontweight="bold")
+            axes.set_title(group.removeprefix(common), loc="left", fontsize=9, fontweight="bold")
             axes.set_xlim(*ends)
             axes.set_ylim(*ends)
             if ends[1] > 2.5 * ends[0]:
