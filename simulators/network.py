@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
+
 __all__ = ["fifo", "maxmin", "uneven", "waterfill"]
 
 _UNLIMITED = 1e30  # bytes/s; finite, because nothing times infinity is no number
