@@ -7,6 +7,7 @@ come as thick as one likes.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.live.blocks import Layout
+from harness.live.runtime import Procedure
 from harness.live.spec import Spec
 from harness.live.system import LiveSystem
 from harness.live.worker import Computed, Task
@@ -86,12 +88,18 @@ class ManyOnes(Ones):
 def counted(live: LiveSystem) -> tuple[int, int, NDArray[np.float32]]:
     """Pushes of branch 0, those that were told to be lost, and its parameters, at a moment at which nobody trains."""
     control = live._control
-    with control.news:
-        control.wait_for_hands()
+    vectors: dict[str, NDArray[np.float32]] = {}
+
+    def still() -> Procedure:  # what is done about a loss ends with training: all of this is done anew then
         control.runtime.call("rest")
         index = control.runtime.call("snapshot", save=True)
-        control.do(lambda: control.runtime.durable(index))
-        vectors = control.runtime.call("saved", index)[0]
+        yield from control.runtime.durable(index)
+        with suppress(KeyError):  # its coordinator has died
+            vectors.update(control.runtime.call("saved", index)[0])
+
+    with control.news:
+        while not vectors:
+            control.do(still)
         control._look()
         clocks, lost = live.glimpse().clocks, control._lost_pushes
         control.runtime.call("run", 0)
