@@ -85,13 +85,13 @@ class Losses:
         """Be ready to go on with branch `number` and those that are left; where nobody is left for a role, with those that
         take its place. Raises ModelLost where servers have died with all the copies there were."""
         runtime = self._runtime
-        for number, sight in sights.items():
+        for each, sight in sights.items():
             left = self._left(sight.setting)
             if left is None:
                 continue  # nobody can take its place: the others wait until it is back
             if left != sight.setting:
-                before = self._before.get(number, (sight.setting, left))[0]
-                self._before[number] = (before, left)
+                before = self._before.get(each, (sight.setting, left))[0]
+                self._before[each] = (before, left)
                 sight.setting = left
         setting = sights[number].setting
         self.start_missing()

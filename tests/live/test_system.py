@@ -305,6 +305,15 @@ def test_a_lost_process_is_replaced_and_gets_its_part_back(live, spec, pretend, 
     assert any("killed by the test" in what for _, what in live.glimpse().happenings)
 
 
+def test_a_loss_is_made_good_for_the_branch_that_trains_whatever_others_have(live, spec, pretend):
+    live.perform(Fork(0, spec.job.space.setting({"worker_count": 4})))  # with one server
+    live.perform(Run(clocks=5))
+    pretend.kill("worker/n1", for_good=True)
+    windows = until(live, lambda w: w.setting.workers == ("n0", "n2") and w.clocks)
+    assert pretend.branches[0].setting == windows[-1].setting
+    assert pretend.owners == ("server/n3", "server/n4")
+
+
 def test_without_a_place_for_it_the_job_goes_on_with_what_is_left(live, spec, pretend):
     pretend.kill("server/n4", for_good=True)
     windows = until(live, lambda w: w.setting.servers == ("n3",) and w.clocks)
