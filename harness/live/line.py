@@ -146,7 +146,8 @@ class Line:
 
     def install(self, policy: SyncPolicy, active: NDArray[np.bool_], seconds: float) -> list[int]:
         """Put a policy in force anew, its clocks at zero; who is released: those that wait, or have come just now."""
-        self.since_seconds[active & ~self.active] = seconds
+        since_seconds = seconds if self._paused_seconds is None else self._paused_seconds  # `resume` adds all of a pause
+        self.since_seconds[active & ~self.active] = since_seconds
         self.policy, self.active = policy, active
         self.state = jax.tree.map(np.asarray, policy.init(active))
         self.clocks[:] = 0

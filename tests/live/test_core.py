@@ -201,6 +201,21 @@ def test_a_policy_put_in_force_anew_lets_those_go_on_who_wait():
     assert memory.coordinator.poll().statuses[0] == "running"
 
 
+def test_who_is_added_to_a_branch_at_rest_has_not_waited():
+    memory = start(workers=2)
+    memory.coordinator.run(memory.coordinator.fork(0, memory.setting))
+    memory.start(messages.worker(NODES[2]))
+    memory.steps(200)
+    memory.seconds += 100
+    memory.coordinator.put(0, replace(memory.setting, workers=NODES[:3]))
+    memory.seconds += 100
+    memory.coordinator.run(0)
+    memory.steps(300)
+    rows = memory.coordinator.poll().reports[0].rows
+    assert set(rows[:, 1]) == {0, 1, 2}
+    assert 0 <= rows[:, 6].min() <= rows[:, 6].max() < 100
+
+
 def test_who_is_late_at_a_barrier_sees_what_the_others_saw():
     memory = start(policy="bsp", workers=3, servers=2)
     late = messages.worker(NODES[0])
