@@ -159,6 +159,7 @@ class LiveSystem:
         self._control.runtime.call("rest")
         self._control.running = None
         self._control.do(lambda: self._brought(sight.setting))
+        self._control.runtime.call("put", number, sight.setting)  # losses may have changed it since the branch ran last
         self._control.runtime.call("run", number)
         self._control.running, sight.since_seconds = number, self.now
 

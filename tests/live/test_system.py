@@ -314,6 +314,14 @@ def test_a_loss_is_made_good_for_the_branch_that_trains_whatever_others_have(liv
     assert pretend.owners == ("server/n3", "server/n4")
 
 
+def test_another_branch_runs_with_what_losses_have_left_of_its_setting(live, pretend):
+    child = live.perform(Fork(0))
+    live.perform(Run(clocks=5, branch=child))
+    pretend.kill("worker/n1", for_good=True)
+    until(live, lambda w: w.setting.workers == ("n0", "n2") and w.clocks, branch=child)
+    assert live.perform(Run(clocks=5)).setting == pretend.branches[0].setting
+
+
 def test_without_a_place_for_it_the_job_goes_on_with_what_is_left(live, spec, pretend):
     pretend.kill("server/n4", for_good=True)
     windows = until(live, lambda w: w.setting.servers == ("n3",) and w.clocks)
