@@ -259,8 +259,8 @@ class LiveSystem:
 
     def _fork(self, action: Fork) -> int:
         parent = self._sight(action.branch)
-        setting = parent.setting if action.setting is None else action.setting
         self._check_free(parent, f"fork branch {action.branch}")
+        setting = parent.setting if action.setting is None else action.setting
         self._check(setting)
         policy = self._policy(parent, setting)
         jobs.check_memory(self.job, [setting, *(sight.setting for sight in self._control.sights.values())])
@@ -274,6 +274,7 @@ class LiveSystem:
             raise Rejected(f"Cannot free branch {action.branch}: it is the last one, and the job would be lost.")
         if self._control.change is not None and self._control.change.branch == action.branch:
             self._check_free(self._control.sights[action.branch], f"free branch {action.branch}")
+        self._control.wait_for_hands()  # they may be at work on this branch
         if self._control.running == action.branch:
             self._control.runtime.call("rest")
             self._control.running = None

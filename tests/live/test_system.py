@@ -322,6 +322,20 @@ def test_another_branch_runs_with_what_losses_have_left_of_its_setting(live, pre
     assert live.perform(Run(clocks=5)).setting == pretend.branches[0].setting
 
 
+@pytest.mark.parametrize(("name", "work"), [("server/n4", "_bridged"), ("worker/n1", "restore")])
+def test_what_is_done_about_a_loss_is_done_before_branches_come_and_go(live, pretend, name, work):
+    child = live.perform(Fork(0))
+    live.perform(Run(clocks=5, branch=child))
+    pretend.move_seconds = 0.2
+    pretend.kill(name)
+    end = time.monotonic() + 30
+    while getattr(live._control._work, "__name__", "") != work:
+        assert time.monotonic() < end, live.glimpse().happenings
+    late = live.perform(Fork(child)) if work == "restore" else 0
+    live.perform(Free(child))
+    assert live.perform(Run(clocks=5, branch=late)).setting.workers == live.job.start.workers
+
+
 def test_without_a_place_for_it_the_job_goes_on_with_what_is_left(live, spec, pretend):
     pretend.kill("server/n4", for_good=True)
     windows = until(live, lambda w: w.setting.servers == ("n3",) and w.clocks)
