@@ -129,10 +129,10 @@ class Losses:
                 self._before[number] = (before, wanted)
 
     def _left(self, setting: Setting) -> Setting | None:
-        """`setting` on the nodes present; as it is where a role would be left without anybody and a node that had it can be
+        """`setting` on the nodes present; where a role would be left without anybody, with those that had it and can be
         started again."""
-        back = self._places
+        there, back = self.present, self._places
         for members in (setting.workers, setting.servers):
-            if not set(members) & self.present and set(members) & back:
-                return setting
-        return survivors(setting, self.present, self._nodes)
+            if not set(members) & self.present:
+                there |= set(members) & back
+        return survivors(setting, there, self._nodes)

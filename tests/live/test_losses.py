@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 
 from harness.live import control
+from harness.live.runtime import node_of
 from harness.live.system import LiveSystem
 from live.ones import ONES, Ones, counted
+from live.pretend import Pretend
 from live.threads import crew
 from tuners.actions import Evaluate, Fork, Free, Reconfigure, Run
 
@@ -87,6 +89,19 @@ def test_a_server_that_dies_while_no_branch_trains_is_replaced(processes):
         assert assert_counts(live) == 0
 
 
+def test_servers_that_can_be_started_again_are_not_waited_for_with_a_worker_that_cannot():
+    pretend = Pretend(SPEC.job)
+    start = pretend.start
+    pretend.start = lambda names: start([n for n in names if node_of(n) in {*pretend.nodes, "evaluator"}])
+    with LiveSystem(SPEC, pretend) as live:
+        live.perform(Run(clocks=10))
+        pretend.nodes -= {"n1"}
+        pretend.kill(*SERVERS, "worker/n1")
+        until(live, lambda: idle(live, {"n1"}))
+        assert live.perform(Run(clocks=10, seconds=5)).clocks >= 10
+        assert live.glimpse().setting == replace(SPEC.job.start, workers=("n0",))
+
+
 MOMENTS = {
     "migrate": ("expect", "place", "put", "retire"),
     "relocate": ("expect", "put", "place", "needed"),
@@ -134,9 +149,9 @@ def strike_after(processes, moment, name):
     return struck
 
 
-def idle(live):
+def idle(live, away=frozenset()):
     control = live._control
-    return not control.losses.away and control._work is None and control.change is None
+    return control.losses.away == away and control._work is None and control.change is None
 
 
 def until(live, so, seconds=30.0):
