@@ -51,6 +51,7 @@ class Control:
         self.losses = Losses(self.runtime, tuple(n.name for n in self.job.nodes))
         self.sights = {0: Sight(self.job.start, policy, 0.0)}
         self.running: int | None = 0  # the branch that trains
+        self._trains = True  # until all is kept for good
         self.change: Change | None = None
         self.measured: dict[int, Evaluation] = {}  # that somebody asked for, by number of the request
         self.happenings: list[tuple[float, str]] = []
@@ -149,6 +150,7 @@ class Control:
         """
         until = time.monotonic() + _FINISH_SECONDS
         self.do(lambda: self._finished(until))
+        self._trains = False
         self.runtime.call("rest")
         self.do(self._saved)
 
@@ -157,12 +159,17 @@ class Control:
             yield
 
     def _saved(self) -> Procedure:
-        """Have the job kept as it is; training goes on."""
+        """Have the job kept as it is; nobody is held up."""
         while True:
             state = {"seconds": self.now, "exchanges": self.performed, "branch": self._number}
             with suppress(KeyError):  # its coordinator has died
                 yield from self._keeping.keep(self.sights, self.running, state)
                 return
+
+    def _train(self) -> None:
+        """Let the branch go on that trains."""
+        if self._trains and self.running is not None:
+            self.runtime.call("run", self.running)
 
     @property
     def _number(self) -> int:
@@ -218,6 +225,7 @@ class Control:
         rows[:, 0] = self.runtime.job_seconds(rows[:, 0])
         sight.take(rows)
         self._recent.take(rows)
+        self._recent.forget(self.now)
         if self.change is not None:
             self.change.pushed(rows[:, 0])
         for request, made in evaluations:
@@ -275,15 +283,14 @@ class Control:
 
     def _bridged(self) -> Procedure:
         """The job on those who are left, from its last checkpoint if servers have died with all the copies there were."""
-        number, runs = self._number, self.running is not None
+        number = self._number
         try:
             yield from self.losses.bridge(self.sights, number)
         except ModelLost:
             self.happened(f"servers are lost with all their copies: back to what there was at {self._keeping.seconds:.1f} s")
             self._keeping.go_back(self.sights)
             yield from self.losses.bridge(self.sights, number)
-        if runs:
-            self.runtime.call("run", number)
+        self._train()
 
     def _go_on(self) -> None:
         if self.change is not None and self.sights[self.change.branch].status != "running":

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.live import control
+from harness.live import control, recent
+from harness.live.keeping import Keeping
 from harness.live.runtime import node_of
 from harness.live.system import LiveSystem
 from live.ones import ONES, Ones, counted
@@ -98,8 +99,35 @@ def test_servers_that_can_be_started_again_are_not_waited_for_with_a_worker_that
         pretend.nodes -= {"n1"}
         pretend.kill(*SERVERS, "worker/n1")
         until(live, lambda: idle(live, {"n1"}))
-        assert live.perform(Run(clocks=10, seconds=5)).clocks >= 10
+        assert live.perform(Run(clocks=10)).clocks >= 10
         assert live.glimpse().setting == replace(SPEC.job.start, workers=("n0",))
+
+
+def test_nobody_trains_once_all_is_kept_whoever_is_lost_meanwhile():
+    kept, pretend = [], Pretend(SPEC.job)
+
+    def lose_a_server(save):
+        pretend.do_snapshot = snapshot
+        pretend.kill("server/n2")
+        return 10**9  # never durable
+
+    with LiveSystem(SPEC, pretend, keep=kept.append) as live:
+        child = live.perform(Fork(0))
+        live.perform(Run(clocks=10, branch=child))
+        snapshot, pretend.do_snapshot = pretend.do_snapshot, lose_a_server
+        live.checkpoint()
+        assert "server/n2 is lost" in told(live)
+        assert pretend.running is None
+    assert kept[-1].state["branch"] == Keeping.driver(kept[-1])[1] == child
+
+
+def test_of_a_job_that_nobody_watches_only_the_last_pushes_are_remembered(monkeypatch):
+    monkeypatch.setattr(recent, "_SECONDS", 0.1)
+    with LiveSystem(SPEC, Pretend(SPEC.job)) as live:
+        live.perform(Run(seconds=1.0))
+        with live._control.news:
+            tables = live._control._recent._tables
+            assert tables[-1][-1, 0] - tables[0][0, 0] < 0.7
 
 
 MOMENTS = {
@@ -124,7 +152,7 @@ VICTIMS = [
 def test_a_loss_at_any_moment_of_a_change_lets_training_go_on(processes, method, name):
     other = replace(SPEC.job.start, workers=("n0", "n3"), servers=("n1", "n2"))
     with LiveSystem(SPEC, processes) as live:
-        for moment in MOMENTS[method]:
+        for moment in MOMENTS[method] if node_of(name) != "n1" else ("recover",):
             struck = strike_after(processes, moment, name)
             live.perform(Reconfigure(other, method=method, wait=False))
             until(live, lambda struck=struck: struck and idle(live))
@@ -140,9 +168,9 @@ def strike_after(processes, moment, name):
 
     def watched(asked, *given, **named):
         answer = call(asked, *given, **named)
-        if asked == moment and not struck:
+        if asked == moment and name in processes.running and not struck:
             struck.append(name)
-            processes.kill(*[n for n in [name] if n in processes.running])
+            processes.kill(name)
         return answer
 
     processes.call = watched
