@@ -32,6 +32,7 @@ _BUSY_LOOK_SECONDS = 0.005  # while something is being done, whose cost is measu
 _LOSSES_SECONDS = 0.1
 _LINKS_SECONDS = 0.5
 _KEEP_SECONDS = 30.0
+_COPY_SECONDS = 10.0  # that a node with a slow link has, to give away what only it has
 _FINISH_SECONDS = 10.0  # that mini-batches under way have before a checkpoint, to be completed
 
 
@@ -253,18 +254,22 @@ class Control:
         others more than it helps them and they can do without, else with it as it is."""
         node, runtime, number = slow.node, self.runtime, self._number
         here = [name for name in runtime.seen.members if node_of(name) == node]
-        if len(here) > 1:  # what its worker has pushed must not be lost with its server
-            runtime.call("rest")
-            yield from runtime.durable(runtime.call("snapshot"))
         layout = self.spec.layout
         megabytes = slow.blocks * layout.size / layout.count * self.sights[number].setting.transfer_bits / 8e6
         why = f"its link is slow: {megabytes / slow.seconds:.2g} MB/s where it was {megabytes / slow.before_seconds:.2g}"
-        if not runtime.processes.elsewhere(node):
-            if not slow.hinders:
-                self._links.borne.add(node)
-                self.happened(f"{node} stays, for there is no other place: {why}")
-                runtime.call("run", number)
-                return
+        goes = slow.hinders or runtime.processes.spare
+        if goes and len(here) > 1:  # what its worker has pushed must not be lost with its server
+            runtime.call("rest")
+            index, until = runtime.call("snapshot"), time.monotonic() + _COPY_SECONDS
+            while runtime.seen.durable < index and time.monotonic() < until:
+                yield
+        moved = goes and runtime.processes.elsewhere(node)
+        if not (moved or slow.hinders):
+            self._links.borne.add(node)
+            self.happened(f"{node} stays, for there is no other place: {why}")
+            self._train()
+            return
+        if not moved:
             self.losses.shunned.add(node)
             runtime.processes.stop(here)
         self._tell(dict.fromkeys(here, why))

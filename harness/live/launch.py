@@ -235,12 +235,15 @@ class Crew:
             self._look()
         return frozenset(self._where)
 
+    @property
+    def spare(self) -> bool:
+        """Whether there is a place where none of the job's nodes is."""
+        return self._untaken() is not None
+
     def elsewhere(self, node: str) -> bool:
         """Give a node another place, where no other of the job's is, and end its processes; False where there is none."""
-        self._look()
-        crowd = Counter(self._where.values())
-        spare = self._spare(crowd)
-        if spare is None or spare.identity in {*crowd, *self._left}:
+        spare = self._untaken()
+        if spare is None:
             return False
         self._left.update({self._where.pop(node)} if node in self._where else ())
         self.stop([name for name in self._actors if node_of(name) == node])
@@ -327,6 +330,13 @@ class Crew:
         alive = (_offer(node, "", counted=True) for node in _nodes() if node["Alive"])
         able = [offer for offer in alive if offer.cpus >= cpus * (crowd.get(offer.identity, 0) + 1)]
         return min(able, key=lambda offer: (offer.identity in self._left, crowd.get(offer.identity, 0)), default=None)
+
+    def _untaken(self) -> Offer | None:
+        """A machine with room that none of our nodes is on, nor has left for its link."""
+        self._look()
+        crowd = Counter(self._where.values())
+        spare = self._spare(crowd)
+        return None if spare is None or spare.identity in {*crowd, *self._left} else spare
 
     def _slot(self, name: str) -> int:
         """Which of the job's nodes on its machine a process's node is."""

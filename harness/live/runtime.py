@@ -51,6 +51,11 @@ class Processes(Protocol):
         """Nodes of the job that have a place to run just now."""
         ...
 
+    @property
+    def spare(self) -> bool:
+        """Whether there is a place where none of the job's nodes is."""
+        ...
+
     def elsewhere(self, node: str) -> bool:
         """Give a node another place, where no other of the job's is, and end its processes; False where there is none."""
         ...

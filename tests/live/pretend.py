@@ -73,6 +73,10 @@ class Pretend:
         told, self.gone = self.gone, {}
         return told
 
+    @property
+    def spare(self):
+        return self.spares > 0
+
     def elsewhere(self, node):
         if self.spares <= 0:
             return False

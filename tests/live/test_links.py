@@ -201,3 +201,17 @@ def test_without_another_place_it_is_left_out_where_it_holds_others_up_until_the
     assert "worker/n1" not in (*started, *processes.coming, *processes.members)
     processes.spares = 1
     until(live, lambda w: w.setting == live.job.start)
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_nobody_rests_for_a_node_that_stays_nor_for_long_for_one_that_goes(quickly, monkeypatch, spares):
+    monkeypatch.setattr(control, "_COPY_SECONDS", 0.1)
+    spec = Ones("ones", "ones.toml", ONES.replace('servers = ["n2", "n3"]', 'servers = ["n1", "n2"]'), 0)
+    pretend = Pretend(spec.job)
+    pretend.do_snapshot = lambda: 10**9  # never durable
+    with LiveSystem(spec, pretend) as live:
+        live.perform(Run(seconds=0.3))
+        pretend.spares, pretend.slow = spares, {"n1"}
+        until(live, lambda _: ("is back" if spares else "n1 stays") in told(live))
+        assert live.perform(Run(clocks=5)).clocks >= 5
+    assert pretend.asked.count("rest") == spares

@@ -56,6 +56,10 @@ class Crew:
         self.call("forget", list(names))
         self.gone |= dict.fromkeys(names, "killed by the test")
 
+    @property
+    def spare(self):
+        return False
+
     def elsewhere(self, node):
         return False
 
