@@ -282,9 +282,13 @@ class Cycles:
         )
 
     def run(self, branch: int) -> None:
-        """A branch that rested goes on."""
+        """A branch that rested goes on. Who is not there is in no mini-batch and has none to begin: one that went back to
+        what was saved has those of then."""
         line, now = self.lines[branch], self._now()
         line.resume(now)
+        for worker in {*line.busy, *line.due}:
+            if worker_name(self._job.nodes[worker]) not in self._ledger.members:
+                line.give_up(worker, now)
         self.welcome(line)
         self.running = branch
         for worker in sorted({*line.busy, *line.due}):
