@@ -61,13 +61,13 @@ class Cycles:
 
     def begin_anew(self, lines: dict[int, Line], probing: Iterable[tuple[int, Facts]]) -> int:
         """The branches are these, at rest, with pushes of `probing` policies; how many pushes of those before are lost.
-        Drivers are told of lost ones, too."""
+        Drivers are told of lost ones, too. Nothing is noted: the journal has other branches until all is written anew."""
         before, self.lines, self.running = self.lines, lines, None
         for number in before.keys() & lines.keys():
             lines[number].rows, lines[number].told = before[number].rows, before[number].told
         self.probing.clear()
         for number, facts in probing:
-            self.settle_probed(number, facts._replace(loss_after=facts.loss_before))
+            self._settle_probed(number, facts._replace(loss_after=facts.loss_before))
         for line in lines.values():
             line.start_clock(self._now())
         return sum(b.pushes - (lines[n].pushes if n in lines else b.inherited) for n, b in before.items())
@@ -182,8 +182,11 @@ class Cycles:
 
     def settle_probed(self, branch: int, facts: Facts) -> None:
         """The policy decides on such a push."""
-        line = self.lines[branch]
         self._ledger.note("settle_probed", branch, facts)
+        self._settle_probed(branch, facts)
+
+    def _settle_probed(self, branch: int, facts: Facts) -> None:
+        line = self.lines[branch]
         self.probing.pop(facts.worker, None)
         self.begin(line, line.settle_probed(facts), facts.seconds)
         self._judge(line)

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from harness.live import messages
-from live.memory import NODES, start
+from harness.live.coordinator import Coordinator
+from live.memory import COORDINATOR, NODES, start
+from tuners import policies
 
 
 def saved(memory):
@@ -46,7 +48,7 @@ def test_who_is_gone_has_no_mini_batch_after_a_job_went_back(was):
     assert (sorted(line.busy), line.due) == ([1, 2], set())
     memory.steps(100)
     memory.start(messages.worker(NODES[0]))
-    memory.drain_until_idle(messages.COORDINATOR)
+    memory.drain_until_idle(COORDINATOR)
     coordinator.put(0, memory.setting)
     assert sorted(line.busy) == [0, 1, 2]
     memory.steps(200)
@@ -56,3 +58,30 @@ def test_who_is_gone_has_no_mini_batch_after_a_job_went_back(was):
     assert coordinator.finish()
     memory.settle()
     np.testing.assert_array_equal(memory.model(), np.full(12, memory.pushes[0], np.float32))
+
+
+class Killed(Exception):
+    """Here the coordinator dies."""
+
+
+def test_a_coordinator_killed_while_it_goes_back_leaves_a_journal_that_can_be_read(monkeypatch):
+    memory = start(policy=policies.asp()._replace(probes=True), workers=2)
+    while not memory.coordinator._cycles.probing:
+        memory.step()
+    begun = saved(memory)
+    while memory.coordinator._cycles.probing:
+        memory.step()
+    lose_servers(memory)
+    pushes = memory.pushes
+
+    def killed(record):
+        raise Killed
+
+    monkeypatch.setattr(memory.journal, "restart", killed)
+    with pytest.raises(Killed):
+        memory.coordinator.begin_from(*begun)
+    monkeypatch.undo()
+    restored = Coordinator.restored(memory.job, memory.sender(COORDINATOR, None), memory.now, memory.journal)
+    assert {n: line.pushes for n, line in restored._cycles.lines.items()} == pushes
+    restored.begin_from(*begun)
+    assert restored._cycles.lines[0].pushes < pushes[0]
