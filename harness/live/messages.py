@@ -2,7 +2,7 @@
 
 Channels deliver in order between any two, and may lose or repeat what was under way when somebody died; everything here
 may be received twice. Every message carries the view that it belongs to and its sender's generation, so that what is left of
-the past is refused (see `harness.live.views`). Peers are named "coordinator", "server/NODE" and "worker/NODE";
+the past is refused (see `harness.live.membership`). Peers are named "coordinator", "server/NODE" and "worker/NODE";
 "worker/..." may also be an evaluator that is no node.
 
 Blocks are given as runs, (first, end) pairs. Where a head has `runs`, one array per run goes with it, unless it says
@@ -145,7 +145,8 @@ class Given(_Head, frozen=True):
 
 
 class Done(_Head, frozen=True):
-    """Worker to coordinator, with its push or, where the loss before it is wanted, later: the gradient is computed."""
+    """Worker to coordinator: the gradient is computed. It goes with the push, in `Stage` and `Staged`; where the loss before
+    the push is wanted, which takes longer, it is sent by itself."""
 
     cycle: int
     loss: float  # mean over the mini-batch, at the parameters pulled
