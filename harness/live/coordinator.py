@@ -69,9 +69,8 @@ class Coordinator:
     def begin(self, setting: Setting, policy: SyncPolicy, parameters: Array) -> None:
         """Branch 0 with these parameters, [P] float32. Then `expect` peers, `recover` when servers have joined, which gives
         them the model, and `run` when workers have. A job that runs begins again, and what was pushed is lost."""
-        groups = self.job.aggregation != "each"
         self._check(policy)
-        line = Line(0, setting, policy, self.job.shards(setting), testing=False, groups=groups)
+        line = Line(0, setting, policy, self.job.shards(setting), testing=False, groups=self.job.aggregation != "each")
         self._begin({0: line}, (), {0: {"parameters": parameters}})
 
     def begin_from(self, state: bytes, vectors: dict[int, dict[str, Array]]) -> dict[int, int]:
@@ -115,6 +114,7 @@ class Coordinator:
             repeated[kind](*fields)
         made._ledger.muted = False
         made._ledger.inherit()
+        made._record()
         return made
 
     def checkpoint(self, index: int) -> bytes:
@@ -289,7 +289,7 @@ class Coordinator:
         self._record()
 
     def evaluate(self, branch: int) -> int:
-        """Have a branch evaluated as it is now; the number by which its report tells of it."""
+        """Have a branch evaluated as it is now; the number by which its report tells of it, unless `Poll.forgotten`."""
         return self._evaluations.begin(self._cycles.lines[branch], automatic=False)
 
     def snapshot(self, *, save: bool = False) -> int:
@@ -334,8 +334,7 @@ class Coordinator:
 
     def retire(self, names: Iterable[str]) -> None:
         """These are to leave: servers without blocks, workers of no setting. They can be stopped when not `needed`."""
-        index = self._ledger.index + 1
-        self._membership.leaving.update(dict.fromkeys(names, index))
+        self._membership.leaving.update(dict.fromkeys(names, self._ledger.index + 1))
         self._cycles.copy()
         self._ledger.table_to(self._ledger.workers)
         self._record()
@@ -383,6 +382,7 @@ class Coordinator:
             recovering=self.recovering,
             members=dict(self.members),
             lost_pushes=self._membership.lost_pushes,
+            forgotten=self._evaluations.forgotten,
         )
 
     # ------------------------------------------------------------------------------------------------------- its journal

@@ -65,6 +65,7 @@ class Cycles:
         before, self.lines, self.running = self.lines, lines, None
         for number in before.keys() & lines.keys():
             lines[number].rows, lines[number].told = before[number].rows, before[number].told
+        self._evaluations.begin_anew()
         self.probing.clear()
         for number, facts in probing:
             self._settle_probed(number, facts._replace(loss_after=facts.loss_before))

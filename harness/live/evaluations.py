@@ -26,15 +26,27 @@ class Evaluations:
 
     def __init__(self, ledger: Ledger, evaluator: Callable[[], str | None], now: Callable[[], float]) -> None:
         self._ledger, self._evaluator, self._now = ledger, evaluator, now
-        self._last = 0
+        self._last = self._forgotten = 0
         self._asked: dict[int, _Asked] = {}
         self._found: dict[int, list[tuple[int, Evaluation]]] = {}  # by branch
+
+    @property
+    def forgotten(self) -> int:
+        """Numbers up to this one are of the past, a coordinator's before this one among them: who has no answer gets none,
+        and may ask anew."""
+        return max(self._forgotten, self._ledger.generation << 32)
+
+    def begin_anew(self) -> None:
+        """The model is another one. Nobody is told any more of the one before."""
+        self._forgotten = self._last
+        self._asked.clear()
+        self._found.clear()
 
     def begin(self, line: Line, *, automatic: bool) -> int:
         """Ask for one of a branch as it is now; its number. An automatic one is left out while another is under way."""
         if automatic and any(a.automatic and a.measure.branch == line.number for a in self._asked.values()):
             return 0
-        self._last += 1
+        self._last = max(self._last, self.forgotten) + 1
         measure = Measure(self._last, line.number, self._ledger.index)
         self._asked[self._last] = _Asked(measure, line.pushes, automatic, self._now())
         self._ask(self._asked[self._last])

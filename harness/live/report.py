@@ -31,3 +31,4 @@ class Poll(NamedTuple):
     recovering: bool
     members: dict[str, int]
     lost_pushes: int  # so far, whose payload died with a worker and a server at once: they no longer count
+    forgotten: int = 0  # evaluations that were asked for by this number or an earlier one, and are not told, never will be

@@ -284,6 +284,12 @@ class LiveSystem:
 
     def _evaluate(self, action: Evaluate) -> Evaluation:
         self._sight(action.branch)
-        request: int = self._control.runtime.call("evaluate", action.branch)
-        self._control.wait(lambda: request in self._control.measured)
-        return self._control.measured.pop(request)
+        control, request = self._control, 0
+
+        def over() -> bool:
+            return request in control.measured or request <= control.runtime.seen.forgotten
+
+        while request not in control.measured:  # a coordinator that died, or went back, is to be asked anew
+            request = control.runtime.call("evaluate", action.branch)
+            control.wait(over)
+        return control.measured.pop(request)

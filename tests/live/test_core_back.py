@@ -7,7 +7,7 @@ import pytest
 
 from harness.live import messages
 from harness.live.coordinator import Coordinator
-from live.memory import COORDINATOR, NODES, start
+from live.memory import COORDINATOR, EVALUATOR, NODES, start
 from tuners import policies
 
 
@@ -85,3 +85,57 @@ def test_a_coordinator_killed_while_it_goes_back_leaves_a_journal_that_can_be_re
     assert {n: line.pushes for n, line in restored._cycles.lines.items()} == pushes
     restored.begin_from(*begun)
     assert restored._cycles.lines[0].pushes < pushes[0]
+
+
+# --------------------------------------------------------------------------------------------------------- evaluations
+
+
+def evaluations(memory):
+    """All that the coordinator tells of, when nothing is under way any more."""
+    memory.seconds += 1e7
+    memory.coordinator.tick()
+    memory.steps(400)
+    memory.settle()
+    return memory.coordinator.poll().reports[0].evaluations
+
+
+def test_nobody_is_told_of_a_model_from_before_a_job_went_back():
+    memory = start(evaluate_clocks=5)
+    memory.start(EVALUATOR)
+    memory.steps(200)
+    begun = saved(memory)
+    memory.steps(600)
+    memory.coordinator.evaluate(0)
+    while not memory.coordinator._evaluations._found:
+        memory.step()
+    early = memory.coordinator.evaluate(0)
+    before = memory.pushes[0]
+    lose_servers(memory)
+    assert memory.coordinator.poll().forgotten < early
+    assert memory.coordinator.evaluate(0) > early
+    late = memory.coordinator.evaluate(0)
+    memory.coordinator.begin_from(*begun)
+    assert memory.coordinator.poll().forgotten == late
+    again = memory.coordinator.evaluate(0)
+    memory.recover()
+    memory.coordinator.run(0)
+    told = evaluations(memory)
+    assert {number for number, _ in told} == {0, again}
+    assert again > late
+    assert all(e.clocks <= e.accuracy <= memory.pushes[0] < before for _, e in told)  # which says how often was pushed
+
+
+def test_a_coordinator_from_a_journal_says_what_it_does_not_know_to_be_asked():
+    memory = start()
+    memory.start(EVALUATOR)
+    memory.steps(300)
+    numbers = []
+    for _ in range(3):
+        numbers.append(memory.coordinator.evaluate(0))
+        assert memory.coordinator.poll().forgotten < numbers[-1]
+        memory.coordinator = Coordinator.restored(memory.job, memory.sender(COORDINATOR, None), memory.now, memory.journal)
+        assert memory.coordinator.poll().forgotten >= numbers[-1]
+    assert sorted(set(numbers)) == numbers
+    memory.restart_coordinator()
+    numbers.append(memory.coordinator.evaluate(0))
+    assert [number for number, _ in evaluations(memory)] == numbers[-1:]
