@@ -14,6 +14,7 @@ given up, and vanish when nobody maps them any more.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -30,11 +31,12 @@ import numpy as np
 from harness.live.messages import Array
 from harness.live.wire import Buffer, Unreadable
 
-__all__ = ["LARGE_BYTES", "LENT_BYTES", "SLOTS", "SharedMemory"]
+__all__ = ["BORROWED", "LARGE_BYTES", "LENT_BYTES", "SLOTS", "SharedMemory"]
 
 LARGE_BYTES = 2**16  # of a frame: smaller ones are quicker over a socket
 LENT_BYTES = 2**30  # of all slots of a process together; what finds no room goes over a socket
-SLOTS = 64  # of a process, each of which takes two of its file descriptors
+SLOTS = 64  # of a process, each of which takes two of its file descriptors, and one of every reader's
+BORROWED = 256  # slots of others, of all lenders together, that stay mapped though nobody reads them
 
 _NAME = "harness-slot"
 _NOTE = b"LENT"  # how the first frame of a message with borrowed ones begins; no message of `wire` does
@@ -133,6 +135,7 @@ class SharedMemory:
         self._last: list[tuple[_Slot, int]] = []  # lent with the last message
         self._peers: dict[str, tuple[int, bytes]] = {}  # those that share: process and token
         self._borrowed: dict[tuple[int, bytes], tuple[int, dict[int, mmap.mmap]]] = {}  # their `dropped`, and slots
+        self._unread: list[tuple[_Note, _Loan]] = []  # for which no file descriptor was left
 
     @property
     def identity(self) -> str:
@@ -158,7 +161,7 @@ class SharedMemory:
 
     def close(self) -> None:
         """What others have mapped stays theirs."""
-        for kept in (self._peers, self._borrowed, self._last):
+        for kept in (self._peers, self._borrowed, self._last, self._unread):
             kept.clear()
         self._drop(list(self._slots))
         self._card.close()
@@ -231,17 +234,45 @@ class SharedMemory:
     # ------------------------------------------------------------------------------------------------------------- borrow
 
     def borrow(self, frames: Sequence[Buffer]) -> Sequence[Buffer]:
-        """What was sent, where this came. Raises Unreadable where it cannot be had: its sender is dead, or never sent it."""
+        """What was sent, where this came. Raises Unreadable where it cannot be had: its sender is dead, or never sent it, or
+        this process has no file descriptors left."""
         if bytes(frames[0][: len(_NOTE)]) != _NOTE:
             return frames
+        self._give_back()
         try:
             note = msgspec.msgpack.decode(frames[0][len(_NOTE) :], type=_Note)
             whole = list(frames[1:])
             for loan in note.loans:
-                whole.insert(loan.place, _view(self._mapped(note, loan), loan))
+                view = self._lent(note, loan)
+                if view is not None:
+                    whole.insert(loan.place, view)
         except (OSError, ValueError, OverflowError, msgspec.MsgspecError) as error:
             raise Unreadable(f"Cannot read what another process lends: {error}.") from None
+        if any(of is note for of, _ in self._unread):
+            raise Unreadable("Cannot read what another process lends: no file descriptor is left; raise `ulimit -n`.")
         return whole
+
+    def _give_back(self) -> None:
+        """The lender waits for what could not be read, too: to have seen it clears its mark."""
+        unread, self._unread = self._unread, []
+        for note, loan in unread:
+            with suppress(OSError, ValueError):
+                self._lent(note, loan)
+
+    def _lent(self, note: _Note, loan: _Loan) -> memoryview | None:
+        """A frame; None where no file descriptor is left: it is given back later."""
+        if sum(len(slots) for _, slots in self._borrowed.values()) >= BORROWED:
+            self._borrowed.clear()
+        try:
+            return _view(self._mapped(note, loan), loan)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        if self._borrowed:
+            self._borrowed.clear()  # those that nobody reads
+            return self._lent(note, loan)
+        self._unread.append((note, loan))
+        return None
 
     def _mapped(self, note: _Note, loan: _Loan) -> mmap.mmap:
         whose = note.process, note.token

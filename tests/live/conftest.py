@@ -11,9 +11,10 @@ import pytest
 
 from harness.live import shared_memory
 from live.clusters import loop_cluster
+from live.frames import ends
 from live.namespaces import namespace_cluster
 
-__all__ = ["loop_cluster", "namespace_cluster"]
+__all__ = ["ends", "loop_cluster", "namespace_cluster"]
 
 _KEYS = Path(tempfile.mkdtemp(prefix="ray-token-"))
 atexit.register(shutil.rmtree, _KEYS, ignore_errors=True)

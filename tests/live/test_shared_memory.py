@@ -14,7 +14,7 @@ from harness.live import shared_memory
 from harness.live.messages import Given, Message
 from harness.live.shared_memory import SharedMemory
 from harness.live.wire import Unreadable, decode, encode
-from live.frames import FLOATS, floats_of, frame, in_use
+from live.frames import FLOATS, floats_of, frame, in_use, passed, slots_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files")
 
@@ -23,32 +23,6 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this sy
 def nothing_is_left():
     """Of tests before, that `in_use` would count."""
     gc.collect()
-
-
-@pytest.fixture
-def ends():
-    """Makes `SharedMemory`s that know one another by their number."""
-    made = []
-
-    def end():
-        made.append(SharedMemory())
-        for i, each in enumerate(made):
-            each.connect(str(len(made) - 1), made[-1].identity)
-            made[-1].connect(str(i), each.identity)
-        return made[-1]
-
-    yield end
-    for each in made:
-        each.close()
-
-
-def passed(lender, peer, borrower, *frames):
-    """What arrives of a message."""
-    return borrower.borrow(lender.lend(peer, [b"first", *frames]))[1:]
-
-
-def slots_of(end):
-    return len(end._slots)
 
 
 # ------------------------------------------------------------------------------------------------------- lending and reading
