@@ -46,5 +46,7 @@ os.environ |= {
 
 @pytest.fixture(autouse=True)
 def much_is_lent(monkeypatch):
-    """Models of tests are small, and yet are to take the way of large ones: through shared memory."""
+    """Models of tests are small, and yet are to take the way of large ones, through shared memory: what this process sends,
+    that is. Processes that a test starts, Ray's too, keep to the real size, which frames of
+    `test_shared_memory_between` and of the benchmark of a live job have."""
     monkeypatch.setattr(shared_memory, "LARGE_BYTES", 100)
