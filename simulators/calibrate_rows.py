@@ -136,19 +136,24 @@ def _nics(setting: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _settled(iterations: pl.DataFrame, changes: pl.DataFrame | None) -> pl.DataFrame:
-    """The pushes that were completed while no reconfiguration was under way, for those belong to no setting."""
+    """The pushes that were completed while no reconfiguration was under way, for those belong to no setting; `after` tells
+    after which they were."""
     if changes is None or not changes.height:
-        return iterations
+        return iterations.with_columns(after=pl.lit(None, pl.UInt32))
+    made = changes.sort("seconds").select("run", "branch", "seconds").with_row_index("after")
+    last_change = {"on": "seconds", "by": ["run", "branch"], "check_sortedness": False}
+    iterations = iterations.sort("seconds", maintain_order=True).join_asof(made, **last_change)  # type: ignore[arg-type]
     timed = changes.filter(pl.col("total_seconds") > 0).sort("seconds")
     over = timed.select("run", "branch", "seconds", over="seconds", begun=pl.col("seconds") - pl.col("total_seconds"))
     next_change = {"on": "seconds", "by": ["run", "branch"], "strategy": "forward", "check_sortedness": False}
-    joined = iterations.sort("seconds", maintain_order=True).join_asof(over, **next_change)  # type: ignore[arg-type]
+    joined = iterations.join_asof(over, **next_change)  # type: ignore[arg-type]
     kept = pl.col("begun").is_null() | (pl.col("seconds") <= pl.col("begun"))
     return joined.filter(kept).select(iterations.columns)
 
 
 def _stretches(iterations: pl.DataFrame, settings: pl.DataFrame) -> list[tuple[dict[str, Any], pl.DataFrame]]:
-    """The pushes under each setting of each run, whole cycles of all workers, without those of its beginning."""
+    """The pushes under each setting of each run, whole cycles of all workers, without those of its beginning. A change that
+    failed leaves the setting as it was, and yet parts what was before from what came after."""
     known = settings.select("run", "branch", "seconds", "stretch").sort("seconds")
     joined = iterations.sort("seconds", maintain_order=True).join_asof(
         known, on="seconds", by=["run", "branch"], check_sortedness=False
@@ -156,7 +161,8 @@ def _stretches(iterations: pl.DataFrame, settings: pl.DataFrame) -> list[tuple[d
     described = {s["stretch"]: s for s in settings.to_dicts()}
     branches = dict(iterations.group_by("run").agg(pl.col("branch").n_unique()).iter_rows())
     found = []
-    for (stretch,), pushes in joined.filter(pl.col("stretch").is_not_null()).group_by("stretch", maintain_order=True):
+    apart = joined.filter(pl.col("stretch").is_not_null()).group_by("stretch", "after", maintain_order=True)
+    for (stretch, _), pushes in apart:
         setting = described[stretch]
         each = max(setting["workers"], 1)
         cycles = pushes.height // each

@@ -243,6 +243,14 @@ def test_rows_leave_out_what_was_pushed_while_a_change_was_under_way():
     assert max(r.compute_seconds for r in found.rows) < 0.6
 
 
+def test_a_change_that_failed_parts_the_rows_of_its_setting():
+    settings = [{"run": "a", "seconds": 0.0, "workers": 3, "servers": 1, "policy": "asp", "batch_size": 8}]
+    changes = [{"run": "a", "seconds": 30.0, "method": "migrate", "total_seconds": 10.0, "done": False}]
+    found = recorded(tables([{"run": "a", "workload": "x"}], settings, iterations=iterations(), reconfigurations=changes))
+    assert [r.cycle_seconds for r in found.rows] == pytest.approx([0.7, 0.7], rel=0.1)
+    assert [r.all_seconds for r in found.rows] == pytest.approx([20.0, 12.0], rel=0.1)
+
+
 def test_rows_have_the_machines_that_their_nodes_were_given():
     """Links of two rates: a row's NICs are those of its workers, then of its servers, over the usual one."""
     nodes = {f"n{i}": {"nic_bytes_per_second": rate} for i, rate in enumerate((1e6, 2e6, 1e6, 5e5))}
