@@ -81,8 +81,7 @@ def recorded(tables: Mapping[str, pl.DataFrame], source: str = "") -> Recording:
                 f"{runs.height} runs ({names}) have trimmed seconds only, but all their steps: too short by a part"
             )
     switches, restarts = _changes(tables, settings)
-    nominal = [rate for made in settings.to_dicts() for rate in _nics(made).values()]
-    usual = median(nominal) if nominal else None
+    usual = settings["usual_nic"].first() if settings.height else None
     return Recording(tuple(rows), noise, switches, restarts, tuple(efforts(tables)), tuple(caveats), usual)
 
 
@@ -97,16 +96,22 @@ def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.Data
     if made.height < tables["settings"].height:
         caveats.append(f"{tables['settings'].height - made.height} settings that do not tell workers and servers")
     made = made.filter(~pl.col("run").is_in(slowed)).join(runs, on="run", how="left", maintain_order="left")
-    return made.sort("run", "branch", "seconds", maintain_order=True).with_row_index("stretch")
+    nominal = [_nics(setting) for setting in made.to_dicts()]
+    rates = [rate for nics in nominal for rate in nics.values()]
+    usual = median(rates) if rates else None
+    differ = sum(_shared(s) and not {*nics.values()} <= {usual} for s, nics in zip(made.to_dicts(), nominal, strict=True))
+    if differ:
+        caveats.append(f"{differ} settings have servers on workers' machines: all links are taken to be the usual one there")
+    made = made.sort("run", "branch", "seconds", maintain_order=True).with_row_index("stretch")
+    return made.with_columns(usual_nic=pl.lit(usual, pl.Float64))
 
 
 def _row(setting: Mapping[str, Any], cycle_seconds: float, **measured: Any) -> Row:
-    extras, options = (json.loads(setting[name] or "{}") for name in ("extras", "options"))
+    extras = json.loads(setting["extras"] or "{}")
     whole = json.loads(setting["setting"]) if setting["setting"] else {}
-    shared = bool(options.get("servers_share_nodes") or set(whole.get("workers", ())) & set(whole.get("servers", ())))
-    nics = _nics(setting)
+    shared, nics = _shared(setting), _nics(setting)
     names = [*whole.get("workers", ()), *whole.get("servers", ())]
-    told = nics and not shared and len(set(nics.values())) > 1 and nics.keys() >= set(names)
+    told = not shared and nics.keys() >= set(names) and not set(nics.values()) <= {setting["usual_nic"]}
     batch = setting["batch_size"] or round(extras.get("total_batch_size", 1) / setting["workers"])
     return Row(
         run=setting["run"],
@@ -121,9 +126,16 @@ def _row(setting: Mapping[str, Any], cycle_seconds: float, **measured: Any) -> R
         policy=setting["policy"] or "asp",
         staleness=setting["staleness"] or 0,
         shared=shared,
-        nics=tuple(nics[n] / median(nics.values()) for n in names) if told else (),
+        nics=tuple(nics[n] / setting["usual_nic"] for n in names) if told else (),
         **measured,
     )
+
+
+def _shared(setting: Mapping[str, Any]) -> bool:
+    """Whether servers are on the workers' machines."""
+    whole = json.loads(setting["setting"]) if setting["setting"] else {}
+    options = json.loads(setting["options"] or "{}")
+    return bool(options.get("servers_share_nodes") or set(whole.get("workers", ())) & set(whole.get("servers", ())))
 
 
 def _nics(setting: Mapping[str, Any]) -> dict[str, float]:

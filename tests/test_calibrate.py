@@ -267,6 +267,31 @@ def test_rows_have_the_machines_that_their_nodes_were_given():
     assert [kind.nic_bytes_per_second for _, kind in made.nodes] == [1e6, 2e6, 1e6, 5e5]
 
 
+def linked(run, *rates, servers=("n3",)):
+    """A run of one setting on hosts of such links, in bytes per second, and what it was set to."""
+    names = setting_text(Setting(workers=("n0", "n1", "n2"), servers=servers))
+    nodes = {f"n{i}": {"nic_bytes_per_second": rate} for i, rate in enumerate(rates)}
+    setting = {"run": run, "seconds": 0.0, "workers": 3, "servers": 1, "policy": "asp", "batch_size": 8, "setting": names}
+    return {"run": run, "workload": "x", "seconds": 10.0, "steps": 30, "extras": json.dumps({"nodes": nodes})}, setting
+
+
+def test_runs_of_other_links_differ():
+    """Whichever run's links they are, they are told by what is usual in the whole recording."""
+    runs, settings = zip(linked("a", *[1e6] * 4), linked("b", *[5e5] * 4), linked("c", *[1e6] * 4), strict=True)
+    found = recorded(tables(runs, settings))
+    assert found.nic_bytes_per_second == 1e6
+    assert [r.nics for r in found.rows] == [(), (0.5,) * 4, ()]
+    assert found.caveats == ()
+
+
+def test_links_that_are_not_used_are_told():
+    runs, settings = zip(linked("a", 1e6, 1e6, 2e6, servers=("n0",)), linked("b", *[1e6] * 3, servers=("n0",)), strict=True)
+    found = recorded(tables(runs, settings))
+    assert [r.nics for r in found.rows] == [(), ()]
+    (caveat,) = found.caveats
+    assert caveat.startswith("1 settings have servers on workers' machines: all links")
+
+
 def test_completion_is_the_engines_time_for_as_many_pushes():
     rows = [replace(row(2, 1, batch, policy="bsp"), all_pushes=20) for batch in (8, 32)]
     still = replace(TRUE, jitter=0.0)
