@@ -63,6 +63,7 @@ class Fit:
     lent: Mapping[str, float]  # constants of the machines that other workloads of the recording told
     rows: int
     error: float  # median relative error on these rows
+    alike_seconds: float = 0.0  # of computing that take all workers alike: their speeds are of the rest
 
 
 def fit_all(rows: Sequence[Row], given: Mapping[str, Constants], *, resamples: int = _RESAMPLES) -> dict[str, Fit]:
@@ -101,6 +102,7 @@ def fit(rows: Sequence[Row], given: Constants, *, resamples: int = _RESAMPLES, w
     if any(r.has_parts for r in rows):
         problems.append(_Problem(rows, replace(given, in_transfers=not given.in_transfers)))
     solved, left = min((_narrowed(p, free, refused) for p in problems), key=lambda f: f[0].cost)
+    alike = 0.0
     if any(r.speeds for r in rows):
         # How fast workers are is told by what they take longer than what all take alike, and that is known only now.
         found = solved.constants
@@ -110,7 +112,7 @@ def fit(rows: Sequence[Row], given: Constants, *, resamples: int = _RESAMPLES, w
     refused = left
     constants = _with_jitter(solved.constants, rows)
     errors = np.abs(predicted(constants, rows) / np.array([r.cycle_seconds for r in rows]) - 1)
-    return Fit(constants, solved.intervals(resamples), refused, {}, len(rows), float(np.median(errors)))
+    return Fit(constants, solved.intervals(resamples), refused, {}, len(rows), float(np.median(errors)), alike)
 
 
 def _with_jitter(constants: Constants, rows: Sequence[Row]) -> Constants:

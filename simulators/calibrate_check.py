@@ -20,7 +20,7 @@ from simulators import reconfigure
 from simulators.calibrate import Fit, completed, fit_all, predicted
 from simulators.calibrate_file import Provenance
 from simulators.calibrate_learning import LEVEL, Effort, fitted_rate, proxy_ratio, ratio
-from simulators.calibrate_model import Constants, Row
+from simulators.calibrate_model import Constants, Row, with_speeds
 from simulators.calibrate_rows import Recording
 from simulators.reconfigure import Costs, Load
 from tuners.actions import Setting
@@ -68,14 +68,14 @@ def check(recording: Recording, given: Mapping[str, Constants], origin: Provenan
     fold_of, by_settings = _folds(rows, folds)
     held, plain = np.full((len(rows), 2), np.nan), np.full((len(rows), 2), np.nan)
     for fold in range(folds):
-        out = np.flatnonzero(fold_of == fold)
+        out = [i for i, f in enumerate(fold_of) if f == fold]
         kept = [r for r, f in zip(rows, fold_of, strict=True) if f != fold]
-        if not (len(out) and kept):
+        if not (out and kept):
             continue
         told = fit_all(kept, given, resamples=0)
-        held[out] = _predicted({name: f.constants for name, f in told.items()}, [rows[i] for i in out])
+        held[out] = _predicted(told, rows, out)
         plain[out] = _plain(kept, [rows[i] for i in out])
-    fitted = _predicted({name: f.constants for name, f in fits.items()}, rows)
+    fitted = _predicted(fits, rows, range(len(rows)))
     values = np.stack([fitted, held, _plain(rows, rows), plain])  # [4, n, 2]
     groups = _groups(rows)
     made = [_made(groups[i], r, r.cycle_seconds, values[:, i, 0]) for i, r in enumerate(rows)]
@@ -122,16 +122,19 @@ def _groups(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def _predicted(constants: Mapping[str, Constants], rows: Sequence[Row]) -> NDArray[np.float64]:
-    """Seconds of a cycle, and of all pushes from the first to the last, [n, 2]."""
-    found = np.full((len(rows), 2), np.nan)
-    for name, known in constants.items():
-        mine = [i for i, r in enumerate(rows) if r.workload == name]
+def _predicted(fits: Mapping[str, Fit], rows: Sequence[Row], wanted: Sequence[int]) -> NDArray[np.float64]:
+    """Seconds of a cycle, and of all pushes from the first to the last, of the rows that are wanted, [n, 2]. How fast a
+    run's workers are is told by all its rows, given what the fit has found to take all of them alike."""
+    found = np.full((len(wanted), 2), np.nan)
+    for name, fit in fits.items():
+        ours = [i for i, r in enumerate(rows) if r.workload == name]
+        told = dict(zip(ours, with_speeds([rows[i] for i in ours], fit.alike_seconds), strict=True))
+        mine = [k for k, i in enumerate(wanted) if i in told]
         if mine:
-            found[mine, 0] = predicted(known, [rows[i] for i in mine])
-        whole = [i for i in mine if _completes(rows[i])]
+            found[mine, 0] = predicted(fit.constants, [told[wanted[k]] for k in mine])
+        whole = [k for k in mine if _completes(rows[wanted[k]])]
         if whole:
-            found[whole, 1] = completed(known, [rows[i] for i in whole])
+            found[whole, 1] = completed(fit.constants, [told[wanted[k]] for k in whole])
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from simulators.calibrate import Fit, Row
 from simulators.calibrate_learning import LEVEL, PROXY, Effort, fitted_rate, proxy_ratio, ratio
-from simulators.calibrate_model import demand
+from simulators.calibrate_model import demand, with_speeds
 from simulators.calibrate_rows import Recording
 from simulators.workloads import Demand
 
@@ -60,7 +60,7 @@ def text(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -> s
         costs |= _restarts(recording.restart_seconds)
     lines += _table("costs", costs)
     for name, fit in fits.items():
-        rows = [r for r in recording.rows if r.workload == name]
+        rows = with_speeds([r for r in recording.rows if r.workload == name], fit.alike_seconds)
         lines += _workload(name, fit, rows, origin)
     for name in dict.fromkeys(e.workload for e in recording.efforts):
         lines += _staleness(name, [e for e in recording.efforts if e.workload == name])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from harness import cli
-from simulators import calibrate, calibrate_model, reconfigure, steady
+from simulators import calibrate, calibrate_check, calibrate_model, reconfigure, steady
 from simulators.calibrate import Constants, Row, fit, fit_all, predicted
 from simulators.calibrate_check import check
 from simulators.calibrate_file import Provenance, text
@@ -159,6 +159,20 @@ def test_workers_speeds_are_told_by_what_takes_them_longer():
     assert with_speeds([one])[0].speeds == pytest.approx((1.0, 1.0, 0.545))
     assert with_speeds([one], 0.2)[0].speeds == pytest.approx((1.0, 1.0, 0.5))
     assert with_speeds([replace(one, worker_seconds=((0, 1.2), (1, 1.21), (2, 1.2)))])[0].speeds == ()
+
+
+def test_predictions_have_the_speeds_that_the_fit_had(monkeypatch):
+    """Two workers of three are faster, the more so as much of their time takes all alike."""
+    apart = tuple(enumerate((0.8, 0.8, 1.1)))
+    rows = with_speeds([row(3, 1, batch, worker_seconds=apart, pushes=10) for batch in (8, 32)])
+    found = fit(rows[:1], TRUE, resamples=0)
+    assert found.alike_seconds == pytest.approx(0.2 + 2 * 0.01)
+    monkeypatch.setattr(calibrate_check, "fit_all", lambda *_, **__: {"toy": found})
+    made = check(Recording(rows, None, (), (), (), ()), {"toy": TRUE}, ORIGIN, 2)
+    told = predicted(found.constants, with_speeds(rows, 0.22))
+    assert not np.allclose(told, predicted(found.constants, rows), rtol=0.01)
+    assert [p.fitted for p in made.predictions] == pytest.approx(told)
+    assert [p.held_out for p in made.predictions] == pytest.approx(told)
 
 
 # ------------------------------------------------------------------------------------------------------------ recordings
