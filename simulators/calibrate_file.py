@@ -48,7 +48,7 @@ def text(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -> s
     """The whole file."""
     lines = [
         "# Written by `harness calibrate`. Node types: cluster.profiles = this file; workloads: workload.file = this file;",
-        "# what stands under costs and conditions belongs into a scenario's tables of those names.",
+        "# what stands under cluster, costs and conditions belongs into a scenario's tables of those names.",
         "",
         *_table("calibration", {name: getattr(origin, name) for name in Provenance.__slots__}),
         *_table("calibration.caveats", {str(i): why for i, why in enumerate(recording.caveats)}),
@@ -58,6 +58,9 @@ def text(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -> s
         costs["policy_restart_seconds"] = median(recording.switch_seconds)
     if recording.restart_seconds:
         costs |= _restarts(recording.restart_seconds)
+    # One for the whole file: constants are true of the discipline that they were fitted under, and of no other.
+    (discipline,) = {fit.constants.discipline for fit in fits.values()}
+    lines += _table("cluster", {"discipline": discipline})
     lines += _table("costs", costs)
     for name, fit in fits.items():
         rows = with_speeds([r for r in recording.rows if r.workload == name], fit.alike_seconds)

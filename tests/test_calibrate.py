@@ -336,6 +336,9 @@ def test_what_is_written_loads_and_is_always_the_same(tmp_path):
     assert said["calibration"]["digest"] == "0" * 64
     assert said["costs"]["policy_restart_seconds"] == 185.0
     assert "serial_fraction" in said["calibration"]["workloads"]["toy"]["refused"]
+    assert said["cluster"] == {"discipline": "maxmin"}
+    uneven = {"toy": replace(fits["toy"], constants=replace(fits["toy"].constants, discipline="uneven"))}
+    assert '[cluster]\ndiscipline = "uneven"' in text(uneven, made, ORIGIN)
 
 
 def dl2_file(path: Path, noise=0.02) -> None:
