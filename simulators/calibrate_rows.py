@@ -81,7 +81,7 @@ def recorded(tables: Mapping[str, pl.DataFrame], source: str = "") -> Recording:
                 f"{runs.height} runs ({names}) have trimmed seconds only, but all their steps: too short by a part"
             )
     switches, restarts = _changes(tables, settings)
-    usual = settings["usual_nic"].first() if settings.height else None
+    usual = next(iter(settings["usual_nic"].to_list()), None)
     return Recording(tuple(rows), noise, switches, restarts, tuple(efforts(tables)), tuple(caveats), usual)
 
 
