@@ -310,6 +310,8 @@ def test_a_loss_is_made_good_for_the_branch_that_trains_whatever_others_have(liv
     live.perform(Run(clocks=5))
     pretend.kill("worker/n1", for_good=True)
     windows = until(live, lambda w: w.setting.workers == ("n0", "n2") and w.clocks)
+    with live._control.news:
+        live._control.wait_for_hands()
     assert pretend.branches[0].setting == windows[-1].setting
     assert pretend.owners == ("server/n3", "server/n4")
 
