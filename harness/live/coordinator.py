@@ -286,6 +286,7 @@ class Coordinator:
             self.rest()
         del self._cycles.lines[branch]
         self._ledger.append(Free(branch))
+        self._evaluations.drop(branch)
         self._record()
 
     def evaluate(self, branch: int) -> int:

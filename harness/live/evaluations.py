@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from harness.live.ledger import Ledger
 from harness.live.line import Line
-from harness.live.messages import Measure, Measured
+from harness.live.messages import Measure, Measured, Rest
 from tuners.actions import Evaluation, Target
 
 __all__ = ["Evaluations"]
@@ -41,6 +41,16 @@ class Evaluations:
         self._forgotten = self._last
         self._asked.clear()
         self._found.clear()
+
+    def drop(self, branch: int) -> None:
+        """A branch is freed. Its servers answer no more, and the evaluator is not to wait for them."""
+        mine = [number for number, asked in self._asked.items() if asked.measure.branch == branch]
+        for number in mine:
+            del self._asked[number]
+        name = self._evaluator()
+        if mine and name is not None:
+            self._ledger.tell(name, Rest())
+            self.again()
 
     def begin(self, line: Line, *, automatic: bool) -> int:
         """Ask for one of a branch as it is now; its number. An automatic one is left out while another is under way."""

@@ -160,10 +160,12 @@ class Worker:
                     self._stage(head.cycle, self._layout.everything)
             case Rest():
                 self._work = self._pulling = None
+                self._measures.clear()
             case Measure():
                 if head not in self._measures:
                     self._measures.append(head)
-                    self._measure()
+                    if len(self._measures) == 1:  # else it comes when those before it are done
+                        self._measure()
 
     def tick(self) -> None:
         """Now and then: ask again for what has not come."""

@@ -1,4 +1,5 @@
-"""The cores of a live job in memory: a coordinator that goes back to what was saved, or goes on from its journal."""
+"""The cores of a live job in memory: a coordinator that goes back to what was saved, or goes on from its journal;
+and evaluations whose branch goes, or that overlap."""
 
 from dataclasses import replace
 
@@ -139,3 +140,49 @@ def test_a_coordinator_from_a_journal_says_what_it_does_not_know_to_be_asked():
     memory.restart_coordinator()
     numbers.append(memory.coordinator.evaluate(0))
     assert [number for number, _ in evaluations(memory)] == numbers[-1:]
+
+
+def told(memory):
+    """Evaluations of branch 0 that somebody asked for, with all the patience there is."""
+    found = []
+    for _ in range(10):
+        memory.steps(200)
+        memory.seconds += 1e7
+        memory.coordinator.tick()
+        for name in [n for n in memory.cores if n.startswith("worker/")]:
+            memory.cores[name].tick()
+        found += [number for number, _ in memory.coordinator.poll().reports[0].evaluations]
+    return found
+
+
+def test_an_evaluation_that_is_asked_for_while_another_is_computed_comes_after_it():
+    memory, held = start(), []
+    memory.start(EVALUATOR)
+    evaluator = memory.cores[EVALUATOR]
+    computing, evaluator._start = evaluator._start, held.append
+    memory.drain_until_idle(COORDINATOR)
+    first = memory.coordinator.evaluate(0)
+    memory.steps(400)
+    second = memory.coordinator.evaluate(0)
+    memory.drain_until_idle(EVALUATOR)
+    evaluator._start = computing
+    assert len(held) == 1
+    computing(held[0])
+    assert told(memory) == [first, second]
+
+
+def test_an_evaluator_does_not_wait_for_a_branch_that_was_freed():
+    memory = start()
+    memory.start(EVALUATOR)
+    memory.drain_until_idle(COORDINATOR)
+    child = memory.coordinator.fork(0, memory.setting)
+    memory.coordinator.run(child)
+    memory.steps(100)
+    memory.coordinator.evaluate(child)
+    memory.coordinator.free(child)
+    memory.coordinator.run(0)
+    for name in [n for n in memory.cores if n.startswith("server/")]:
+        memory.drain_until_idle(name)
+    memory.steps(300)
+    asked = memory.coordinator.evaluate(0)
+    assert told(memory) == [asked]
