@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from harness.live.wire import Buffer
     from harness.live.zmq_transport import Keys
 
-__all__ = ["Errand", "Home", "Inbox", "coordinator_actor", "member_actor"]
+__all__ = ["Errand", "Home", "Inbox", "Wire", "coordinator_actor", "member_actor"]
+
+Wire: TypeAlias = Literal["zmq", "tcp", "ray"]
+"""How frames travel; "tcp" is "zmq" without shared memory, to compare with."""
 
 Inbox: TypeAlias = "queue.SimpleQueue[Sequence[Buffer]]"
 
@@ -31,7 +34,7 @@ Inbox: TypeAlias = "queue.SimpleQueue[Sequence[Buffer]]"
 class Home:
     """How a process is reached."""
 
-    transport: Literal["zmq", "tcp", "ray"]  # "tcp" is "zmq" without shared memory, to compare with
+    transport: Wire
     actor: str  # its name
     keys: Keys | None
 

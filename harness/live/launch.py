@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ray
 from ray import exceptions
@@ -26,7 +26,7 @@ from ray.util import placement_group, placement_group_table, remove_placement_gr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from harness.live import messages
-from harness.live.actors import Errand, Home, coordinator_actor, member_actor
+from harness.live.actors import Errand, Home, Wire, coordinator_actor, member_actor
 from harness.live.placement import Offer, Placement, plan
 from harness.live.runtime import EVALUATOR, node_of
 from harness.live.spec import Spec
@@ -114,9 +114,7 @@ def _of_our_own() -> Iterator[None]:
 
 
 @contextmanager
-def launch(
-    placement: Placement, spec: Spec, *, encrypt: bool | None = None, transport: Literal["zmq", "tcp", "ray"] = "zmq"
-) -> Iterator[Crew]:
+def launch(placement: Placement, spec: Spec, *, encrypt: bool | None = None, transport: Wire = "zmq") -> Iterator[Crew]:
     """The coordinator's process, and means to start the others; however it ends, nothing of it is left.
 
     Messages are encrypted unless all are on one machine's loopback, or as `encrypt` says. Raises ValueError where the
@@ -134,7 +132,7 @@ def launch(
 class Crew:
     """The processes of one job, as `harness.live.runtime.Processes` wants them."""
 
-    def __init__(self, placement: Placement, spec: Spec, keys: Keys | None, transport: Literal["zmq", "tcp", "ray"]) -> None:
+    def __init__(self, placement: Placement, spec: Spec, keys: Keys | None, transport: Wire) -> None:
         self._placement, self._spec, self._keys, self._transport = placement, spec, keys, transport
         self._job = secrets.token_hex(4)
         # Where the coordinator keeps its journal.

@@ -43,7 +43,7 @@ class Recent:
 
     @property
     def clocks_per_second(self) -> float:
-        return len(self._rows.seconds) / self._seconds
+        return sum(map(len, self._tables)) / self._seconds
 
     @property
     def loss(self) -> float:
