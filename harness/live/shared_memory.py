@@ -142,14 +142,15 @@ class SharedMemory:
         """What others have to know to share with this process."""
         return f"{os.getpid()}.{self._card.file.fileno()}.{self._token.hex()}"
 
-    def connect(self, peer: str, identity: str) -> None:
-        """Share with that peer from now on, if it can be done."""
+    def connect(self, peer: str, identity: str) -> bool:
+        """Share with that peer from now on, if it can be done; whether it can."""
         self.forget(peer)
         with suppress(OSError, ValueError):
             process, file, token = identity.split(".")
             whose = int(process), bytes.fromhex(token)
             _opened(*whose, int(file), 0).close()
             self._peers[peer] = whose
+        return peer in self._peers
 
     def forget(self, peer: str) -> None:
         """That peer is gone: what it has not given back is given up."""

@@ -1,5 +1,6 @@
 """Frames over ZeroMQ: a socket that everybody pushes to, and one to each peer; encrypted for those who have the job's keys.
-Between processes of one machine that need no keys, large frames stay in memory that both share.
+Between processes of one machine that need no keys, large frames stay in memory that both share, and what is sent goes through
+Unix sockets, which have no names in the file system.
 
 Messages go one way, so sockets are PUSH and PULL, the plainest that keep order. With `Keys` (CurveZMQ,
 https://rfc.zeromq.org/spec/26), the listening end proves that it is of this job, and admits nobody else: whoever lacks the
@@ -61,6 +62,11 @@ def on_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _beside(identity: str) -> str:
+    """Where a process that shares its memory listens for those who do, too (an abstract name of unix(7))."""
+    return f"ipc://@{identity}"
+
+
 class _Outlets:
     """A socket to each peer, opened when something is sent to it."""
 
@@ -74,9 +80,9 @@ class _Outlets:
 
     def connect(self, peer: str, address: str) -> None:
         self.forget(peer)
-        self._addresses[peer], identity = urldefrag(address)
-        if self._memory is not None:
-            self._memory.connect(peer, identity)
+        place, identity = urldefrag(address)
+        shares = self._memory is not None and self._memory.connect(peer, identity)
+        self._addresses[peer] = _beside(identity) if shares else place
 
     def forget(self, peer: str) -> None:
         self._addresses.pop(peer, None)
@@ -144,6 +150,7 @@ class ZmqTransport:
             raise
         self._address = self._inlet.getsockopt_string(zmq.LAST_ENDPOINT)
         if self._memory is not None:
+            self._inlet.bind(_beside(self._memory.identity))
             self._address += f"#{self._memory.identity}"
         self._timeout_seconds = -1.0  # as the socket has it: for ever
 
@@ -187,11 +194,11 @@ class ZmqTransport:
         return np.empty(size, np.float32) if self._memory is None else self._memory.empty(size)
 
     def receive(self, timeout_seconds: float) -> Sequence[Buffer] | None:
-        if timeout_seconds != self._timeout_seconds:
+        if timeout_seconds and timeout_seconds != self._timeout_seconds:
             self._inlet.setsockopt(zmq.RCVTIMEO, round(timeout_seconds * 1000))
             self._timeout_seconds = timeout_seconds
         try:
-            frames: list[Buffer] = [self._inlet.recv()]
+            frames: list[Buffer] = [self._inlet.recv(0 if timeout_seconds else zmq.DONTWAIT)]
         except zmq.Again:
             return None
         while self._inlet.getsockopt(zmq.RCVMORE):

@@ -4,7 +4,8 @@ import gc
 import os
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from urllib.parse import urldefrag
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from harness.live import zmq_transport
 from harness.live.messages import Given, Message
 from harness.live.processes import Mail
+from harness.live.shared_memory import SharedMemory
 from harness.live.wire import Unreadable, encode
 from harness.live.zmq_transport import Keys, ZmqTransport
 from live.frames import FLOATS, floats_of, frame, in_use
@@ -56,6 +58,24 @@ def test_on_one_machine_and_without_keys_memory_is_shared(how):
         assert list(in_use() - before) == ([3, 2] if how == "shared" else [0, 0])
 
 
+@pytest.mark.parametrize("shares", [True, False])
+def test_those_who_share_memory_meet_at_a_unix_socket(shares):
+    def open_sockets(identity):
+        return sum(line.endswith(f"@{identity}") for line in Path("/proc/net/unix").read_text().splitlines())
+
+    with transports(2, share=shares) as (one, other):
+        place, identity = urldefrag(other.address)
+        for value in range(3):  # small ones and large ones keep their order
+            one.send("1", [b"small"])
+            one.send("1", [b"large", frame(value)])
+        came = [other.receive(SOON) for _ in range(6)]
+        assert [bytes(frames[0][:5]) for frames in came] == [b"small", b"large"] * 3
+        assert place.startswith("tcp://")
+        assert bool(identity) == shares
+        assert open_sockets(identity or "nobody") == 2 * shares  # one that listens, and one to `one`
+    assert open_sockets(identity or "nobody") == 0
+
+
 def test_when_all_is_closed_nothing_is_left_but_what_is_held():
     before = in_use()
     with transports(3) as (one, two, three):
@@ -71,9 +91,9 @@ def test_when_all_is_closed_nothing_is_left_but_what_is_held():
 
 def test_messages_that_do_not_fit_in_the_queue_take_no_room(monkeypatch):
     monkeypatch.setattr(zmq_transport, "_WAITING_MESSAGES", 3)
-    with transports(2) as (one, other):
+    with transports(2) as (one, other), closing(SharedMemory()) as beside:
         before = in_use()
-        one.connect("1", f"tcp://{HERE}:9#{urldefrag(other.address).fragment}")  # nobody listens there
+        one.connect("1", f"tcp://{HERE}:9#{beside.identity}")  # nobody listens there
         for value in range(9):
             one.send("1", [b"first", frame(value)])
         assert list(in_use() - before) == [2 * (3 + 1), 3 + 1]
