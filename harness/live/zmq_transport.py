@@ -62,9 +62,10 @@ def on_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _beside(identity: str) -> str:
-    """Where a process that shares its memory listens for those who do, too (an abstract name of unix(7))."""
-    return f"ipc://@{identity}"
+def _beside(place: str) -> str:
+    """Where a process that shares its memory listens for those who do, too: an abstract name of unix(7), which is that of the
+    port, for whoever comes after it at that port is to be found by those who were connected to it."""
+    return f"ipc://@harness/{urlsplit(place).netloc}"
 
 
 class _Outlets:
@@ -82,7 +83,7 @@ class _Outlets:
         self.forget(peer)
         place, identity = urldefrag(address)
         shares = self._memory is not None and self._memory.connect(peer, identity)
-        self._addresses[peer] = _beside(identity) if shares else place
+        self._addresses[peer] = _beside(place) if shares else place
 
     def forget(self, peer: str) -> None:
         self._addresses.pop(peer, None)
@@ -144,17 +145,15 @@ class ZmqTransport:
                 self._memory = SharedMemory()
         self._outlets = _Outlets(self._context, keys, self._memory)
         try:
-            self._inlet = self._listening(f"tcp://{host}:{port or '*'}")
+            self._inlet, self._address = self._listening(f"tcp://{host}:{port or '*'}")
         except BaseException:
             self.close()
             raise
-        self._address = self._inlet.getsockopt_string(zmq.LAST_ENDPOINT)
         if self._memory is not None:
-            self._inlet.bind(_beside(self._memory.identity))
             self._address += f"#{self._memory.identity}"
         self._timeout_seconds = -1.0  # as the socket has it: for ever
 
-    def _listening(self, place: str) -> zmq.Socket[bytes]:
+    def _listening(self, place: str) -> tuple[zmq.Socket[bytes], str]:
         inlet = self._context.socket(zmq.PULL)
         inlet.setsockopt(zmq.MAXMSGSIZE, LARGEST_BYTES)
         inlet.setsockopt(zmq.RCVHWM, _WAITING_MESSAGES)
@@ -168,11 +167,14 @@ class ZmqTransport:
             inlet.curve_server = True
         try:
             inlet.bind(place)
+            found = inlet.getsockopt_string(zmq.LAST_ENDPOINT)
+            if self._memory is not None:
+                inlet.bind(_beside(found))
         except zmq.ZMQError as error:
             raise ValueError(
                 f"Cannot listen on {place}: {os.strerror(error.errno or 0)}. Give a free port, or 0 for any."
             ) from None
-        return inlet
+        return inlet, found
 
     @property
     def address(self) -> str:

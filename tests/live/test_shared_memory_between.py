@@ -6,7 +6,7 @@ import subprocess
 import sys
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from urllib.parse import urldefrag
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -58,22 +58,34 @@ def test_on_one_machine_and_without_keys_memory_is_shared(how):
         assert list(in_use() - before) == ([3, 2] if how == "shared" else [0, 0])
 
 
+def unix_sockets(address):
+    """How many there are for that address: the one that listens, and one for each that sends to it."""
+    name = f"@harness/{urlsplit(address).netloc}"
+    return sum(line.endswith(name) for line in Path("/proc/net/unix").read_text().splitlines())
+
+
 @pytest.mark.parametrize("shares", [True, False])
 def test_those_who_share_memory_meet_at_a_unix_socket(shares):
-    def open_sockets(identity):
-        return sum(line.endswith(f"@{identity}") for line in Path("/proc/net/unix").read_text().splitlines())
-
     with transports(2, share=shares) as (one, other):
-        place, identity = urldefrag(other.address)
-        for value in range(3):  # small ones and large ones keep their order
+        for value in range(3):
             one.send("1", [b"small"])
             one.send("1", [b"large", frame(value)])
         came = [other.receive(SOON) for _ in range(6)]
-        assert [bytes(frames[0][:5]) for frames in came] == [b"small", b"large"] * 3
-        assert place.startswith("tcp://")
-        assert bool(identity) == shares
-        assert open_sockets(identity or "nobody") == 2 * shares  # one that listens, and one to `one`
-    assert open_sockets(identity or "nobody") == 0
+        assert [bytes(frames[0][:5]) for frames in came[::2]] == [b"small"] * 3
+        assert [set(floats_of(frames[1])) for frames in came[1::2]] == [{0}, {1}, {2}]
+        assert unix_sockets(other.address) == 2 * shares
+    assert unix_sockets(other.address) == 0
+
+
+def test_whoever_comes_next_at_that_port_is_found_by_those_who_were_connected():
+    with transports(1) as (one,):
+        with closing(ZmqTransport(HERE)) as before:
+            one.connect("other", before.address)
+            one.send("other", [b"first"])
+            assert [bytes(f) for f in before.receive(SOON)] == [b"first"]
+        with closing(ZmqTransport(HERE, urlsplit(before.address).port)) as after:
+            one.send("other", [b"next"])
+            assert [bytes(f) for f in after.receive(SOON)] == [b"next"]
 
 
 def test_when_all_is_closed_nothing_is_left_but_what_is_held():
