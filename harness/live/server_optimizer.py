@@ -15,7 +15,7 @@ from harness.live.messages import Array
 
 __all__ = ["Rates", "slots", "step"]
 
-_PIECE = 1 << 16  # numbers
+_PIECE = 1 << 17  # numbers
 
 
 class Rates(NamedTuple):

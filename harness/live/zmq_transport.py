@@ -1,5 +1,5 @@
 """Frames over ZeroMQ: a socket that everybody pushes to, and one to each peer; encrypted for those who have the job's keys.
-Between processes of one machine that need no keys, large frames stay in memory that both share, and what is sent goes through
+Between processes of one machine without keys, large frames stay in memory that both share, and what is left goes through
 Unix sockets, which have no names in the file system.
 
 Messages go one way, so sockets are PUSH and PULL, the plainest that keep order. With `Keys` (CurveZMQ,
@@ -30,6 +30,7 @@ __all__ = ["Keys", "ZmqTransport", "on_loopback"]
 _log = logging.getLogger(__name__)
 
 _DOMAIN = "job"
+_NO_WAIT = int(zmq.DONTWAIT)  # a plain number: with zmq's own, much of the time for a small message goes into its type
 _WAITING_MESSAGES = 10_000  # to one peer; a job's messages answer one another, so that a few dozen are many
 _LOOPBACK_BYTES = 2**18  # of what the kernel holds for a peer on this machine: more has left the cache when it is read
 _RECONNECT_MILLISECONDS = (50, 1000)  # first and longest pause before another attempt
@@ -63,8 +64,8 @@ def on_loopback(host: str) -> bool:
 
 
 def _beside(place: str) -> str:
-    """Where a process that shares its memory listens for those who do, too: an abstract name of unix(7), which is that of the
-    port, for whoever comes after it at that port is to be found by those who were connected to it."""
+    """Where a process that shares its memory listens for those who do, too: an abstract name of unix(7). It is that of the
+    port: whoever comes after it at that port is to be found by those who were connected to it."""
     return f"ipc://@harness/{urlsplit(place).netloc}"
 
 
@@ -102,7 +103,7 @@ class _Outlets:
             socket = self._sockets[peer] = self._calling(self._addresses[peer])
         sent = frames if self._memory is None else self._memory.lend(peer, frames)
         try:
-            socket.send_multipart(sent, zmq.DONTWAIT, copy=False)
+            socket.send_multipart(sent, _NO_WAIT, copy=False)
         except zmq.Again:
             if self._memory is not None:
                 self._memory.take_back()
@@ -200,11 +201,13 @@ class ZmqTransport:
             self._inlet.setsockopt(zmq.RCVTIMEO, round(timeout_seconds * 1000))
             self._timeout_seconds = timeout_seconds
         try:
-            frames: list[Buffer] = [self._inlet.recv(0 if timeout_seconds else zmq.DONTWAIT)]
+            frame = self._inlet.recv(0 if timeout_seconds else _NO_WAIT, copy=False)
         except zmq.Again:
             return None
-        while self._inlet.getsockopt(zmq.RCVMORE):
-            frames.append(self._inlet.recv(copy=False).buffer)
+        frames: list[Buffer] = [frame.bytes]
+        while frame.more:
+            frame = self._inlet.recv(copy=False)
+            frames.append(frame.buffer)
         return frames if self._memory is None else self._memory.borrow(frames)
 
     def close(self) -> None:
