@@ -100,20 +100,21 @@ def live_job(offers: tuple[launch.Offer, ...], size: int, **options: Any) -> Ite
 # ----------------------------------------------------------------------------------------------------- as many bytes, bare
 
 
-def _serve(told: Connection, floats: int) -> None:
+def _serve(told: Connection, place: str, floats: int) -> None:
     router = zmq.Context().socket(zmq.ROUTER)
-    told.send(router.bind_to_random_port("tcp://127.0.0.1"))
+    router.bind(place)
+    told.send(router.getsockopt_string(zmq.LAST_ENDPOINT))
     parameters = np.zeros(floats, np.float32)
     while True:
         caller, _ = router.recv_multipart(copy=False)
         router.send_multipart([caller, parameters], copy=False)
 
 
-def _work(told: Connection, ports: list[int], floats: int) -> None:
+def _work(told: Connection, places: list[str], floats: int) -> None:
     context = zmq.Context()
-    dealers = [context.socket(zmq.DEALER) for _ in ports]
-    for dealer, port in zip(dealers, ports, strict=True):
-        dealer.connect(f"tcp://127.0.0.1:{port}")
+    dealers = [context.socket(zmq.DEALER) for _ in places]
+    for dealer, place in zip(dealers, places, strict=True):
+        dealer.connect(place)
     gradient = np.zeros(floats, np.float32)
     while True:
         iterations = told.recv()
@@ -129,7 +130,7 @@ def _work(told: Connection, ports: list[int], floats: int) -> None:
 class PingPong:
     """Workers send a model's bytes to servers and get as many back, by pyzmq and nothing else."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, place: str = "tcp://127.0.0.1:*") -> None:
         spawn = multiprocessing.get_context("spawn")
         self._processes: list[Any] = []
 
@@ -140,8 +141,8 @@ class PingPong:
             self._processes.append(process)
             return mine
 
-        ports = [c.recv() for c in [started(_serve, size // SERVERS) for _ in range(SERVERS)]]
-        self._workers = [started(_work, ports, size // SERVERS) for _ in range(WORKERS)]
+        places = [c.recv() for c in [started(_serve, place, size // SERVERS) for _ in range(SERVERS)]]
+        self._workers = [started(_work, places, size // SERVERS) for _ in range(WORKERS)]
 
     def iteration_seconds(self, iterations: int) -> float:
         for worker in self._workers:
