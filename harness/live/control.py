@@ -70,6 +70,7 @@ class Control:
         if begun is not None:
             self.performed = begun.state["exchanges"]
             self.sights, self.running, self.runtime.taken = self._keeping.driver(begun)
+            self.losses.somebody_is_back = any(sight.before is not None for sight in self.sights.values())
         self._begin(begun)
         self._watcher = threading.Thread(target=self._watch, name="live job", daemon=True)
         self._watcher.start()

@@ -17,7 +17,7 @@ _TRIES = 6  # starts of a process that does not come, one after the other
 
 
 class Losses:
-    """Who is away, and what the branches' settings were before."""
+    """Who is away."""
 
     def __init__(self, runtime: Runtime, nodes: tuple[str, ...]) -> None:
         self.away: set[str] = set()  # nodes
@@ -28,7 +28,6 @@ class Losses:
         self._searched_seconds = 0.0  # when another place for one of them was looked for
         self.somebody_is_back = False  # for whom nothing has been done yet
         self._blocks_lost = False
-        self._before: dict[int, tuple[Setting, Setting]] = {}  # by branch: what it had, and what it has meanwhile
 
     @property
     def present(self) -> frozenset[str]:
@@ -47,10 +46,6 @@ class Losses:
         for node in sorted({node_of(n) for n in names if n != EVALUATOR} - self.away):
             self.away.add(node)
             self.events.append(NodeEvent(runtime.now, node, "failed"))
-
-    def forget(self, branch: int) -> None:
-        """That branch has another setting by the tuner's wish, or is gone."""
-        self._before.pop(branch, None)
 
     def start_missing(self) -> None:
         """Start what is lost where there is a place for it."""
@@ -85,14 +80,10 @@ class Losses:
         """Be ready to go on with branch `number` and those that are left; where nobody is left for a role, with those that
         take its place. Raises ModelLost where servers have died with all the copies there were."""
         runtime = self._runtime
-        for each, sight in sights.items():
+        for sight in sights.values():
             left = self._left(sight.setting)
-            if left is None:
-                continue  # nobody can take its place: the others wait until it is back
-            if left != sight.setting:
-                before = self._before.get(each, (sight.setting, left))[0]
-                self._before[each] = (before, left)
-                sight.setting = left
+            if left is not None and left != sight.setting:  # None: nobody can take its place, and others wait for it
+                sight.before, sight.setting = sight.before or sight.setting, left
         setting = sights[number].setting
         self.start_missing()
         runtime.start(peers(setting))
@@ -111,10 +102,9 @@ class Losses:
     def restore(self, sights: Mapping[int, Sight], running: int | None) -> Procedure:
         """Give the branches back what they had, as far as the nodes are there again."""
         runtime, self.somebody_is_back = self._runtime, False
-        for number, (before, meanwhile) in list(self._before.items()):
-            wanted = survivors(before, self.present, self._nodes)
-            if number not in sights or sights[number].setting != meanwhile or wanted is None:
-                self.forget(number)
+        for number, sight in sights.items():
+            wanted = survivors(sight.before, self.present, self._nodes) if sight.before is not None else None
+            if wanted is None:
                 continue
             if number == running:
                 runtime.start(peers(wanted))
@@ -122,11 +112,9 @@ class Losses:
                 yield from runtime.place(wanted)
                 yield from runtime.settled()
                 runtime.call("put", number, wanted)
-            sights[number].setting = wanted
-            if wanted == before:
-                self.forget(number)
-            else:
-                self._before[number] = (before, wanted)
+            sight.setting = wanted
+            if wanted == sight.before:
+                sight.before = None
 
     def _left(self, setting: Setting) -> Setting | None:
         """`setting` on the nodes present; where a role would be left without anybody, with those that had it and can be

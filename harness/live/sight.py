@@ -30,6 +30,7 @@ class Sight:
     ) -> None:
         """`ancestors` are the branches that it comes from, the nearest first; one that is `testing` applies nothing."""
         self.setting, self.policy, self.ancestors, self.testing = setting, policy, ancestors, testing
+        self.before: Setting | None = None  # that losses have taken from it, until the nodes are back
         self.status: Status = "running"
         self.clocks = 0  # pushes completed since the job began, those before the fork counted
         self.lost = 0  # of them; the model has not seen these, for it went back to a checkpoint
@@ -48,6 +49,7 @@ class Sight:
         """A branch that goes on from here, which is branch `number`."""
         made = Sight(setting, policy, now, ancestors=(number, *self.ancestors), testing=testing)
         made.clocks, made.lost, made.latest = self.clocks, self.lost, self.latest
+        made.before = self.before if setting == self.setting else None
         return made
 
     def window(

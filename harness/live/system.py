@@ -182,7 +182,7 @@ class LiveSystem:
         self._check_free(sight, f"reconfigure branch {number}")
         self._check(setting)
         policy = self._policy(sight, setting)
-        self._control.losses.forget(number)
+        sight.before = None
         if reconfigure.in_place(sight.setting, setting, method):
             self._put(number, setting, policy)
             return Cost(seconds=0.0, stall_seconds=0.0)
@@ -279,7 +279,6 @@ class LiveSystem:
             self._control.runtime.call("rest")
             self._control.running = None
         self._control.runtime.call("free", action.branch)
-        self._control.losses.forget(action.branch)
         del self._control.sights[action.branch]
 
     def _evaluate(self, action: Evaluate) -> Evaluation:

@@ -103,6 +103,30 @@ def test_servers_that_can_be_started_again_are_not_waited_for_with_a_worker_that
         assert live.glimpse().setting == replace(SPEC.job.start, workers=("n0",))
 
 
+def test_a_branch_that_is_forked_while_a_node_is_away_has_it_when_it_is_back():
+    pretend, start = Pretend(SPEC.job), SPEC.job.start
+    with LiveSystem(SPEC, pretend) as live:
+        pretend.kill("worker/n1", for_good=True)
+        until(live, lambda: idle(live, {"n1"}) and live.glimpse().setting.workers == ("n0",))
+        alike, other = live.perform(Fork(0)), live.perform(Fork(0, replace(start, workers=("n0", "n3"), servers=("n2",))))
+        pretend.nodes |= {"n1"}
+        until(live, lambda: idle(live) and live.glimpse().setting == start)
+        assert live.perform(Run(clocks=10, branch=alike)).setting == start
+        assert live.perform(Run(clocks=10, branch=other)).setting.workers == ("n0", "n3")
+
+
+def test_a_job_that_is_resumed_has_again_what_losses_had_taken_from_it(processes, tmp_path):
+    kept = []
+    with LiveSystem(SPEC, processes, keep=kept.append) as live:
+        processes.nodes -= {"n1"}
+        processes.kill("worker/n1")
+        until(live, lambda: idle(live, {"n1"}) and live.glimpse().setting.workers == ("n0",))
+        live.checkpoint()
+    with crew(SPEC, tmp_path / "next") as others, LiveSystem(SPEC, others, kept[-1]) as live:
+        until_whole(live)
+        assert assert_counts(live) == 0
+
+
 def test_nobody_trains_once_all_is_kept_whoever_is_lost_meanwhile():
     kept, pretend = [], Pretend(SPEC.job)
 
