@@ -99,7 +99,6 @@ def _settings() -> tuple[Setting, ...]:
 
 def _designs() -> dict[str, Design]:
     alike = _settings()
-    some = alike[::3]
     methods: tuple[Method, ...] = ("migrate", "relocate", "checkpoint")
     moved = [(alike[(7 * i) % len(alike)], method) for i, method in enumerate(methods * 4)]
     plain: tuple[float | None, ...] = (None,) * _NODES
@@ -109,14 +108,14 @@ def _designs() -> dict[str, Design]:
             "Links and CPUs differ.",
             (16.0, 8.0, 8.0, 4.0, 8.0),
             (None, 0.5, 0.3, 0.3, None),
-            tuple((s, "migrate") for s in some),
+            tuple((s, "migrate") for s in alike),
         ),
         "stragglers": Design(
-            "Five equal hosts, of which n1 has a tenth of a CPU for two seconds out of ten.",
+            "Five equal hosts, of which n1 has a twentieth of a CPU for two seconds out of ten.",
             (8.0,) * _NODES,
             plain,
-            tuple((s, "migrate") for s in some),
-            slow_cpus=0.1,
+            tuple((s, "migrate") for s in alike),
+            slow_cpus=0.05,
         ),
         "reconfigurations": Design(
             "Five equal hosts; settings come by migrating, relocating and from a checkpoint, in turn.",
