@@ -65,6 +65,7 @@ def assert_every_push_counted(job: Any) -> None:
         ("zmq", "shared memory / bare pyzmq, Unix", "ipc://*"),
         ("tcp", "TCP / bare pyzmq, TCP", "tcp://127.0.0.1:*"),
     ],
+    ids=["shared", "shared-unix", "tcp"],
 )
 def test_iteration_against_bare_ping_pong(
     benchmark: Any, offers: Any, size: int, iterations: int, reach: float, transport: str, how: str, place: str
