@@ -70,29 +70,12 @@ def test_rows_are_decided_before_they_are_scored(seed):
     assert np.array_equal(made.snap(rows), rows)
 
 
-@given(SEEDS)
-def test_emukits_own_rounding_agrees(seed):
-    """One-hot rows and whole numbers, decoded by us and by emukit's encodings."""
-    space = Space(
-        BASE, NODES, (Choice("policy", ("asp", "bsp", "ssp")), Integer("staleness", 0, 8), Real("momentum", 0, 0.9))
-    )
-    other, rng = space.to_emukit(), np.random.default_rng(seed)
-    row = np.concatenate([rng.random(3), rng.uniform(0, 8, 1), rng.uniform(0, 0.9, 1)])
-    rounded = other.round(row[None])[0]
-    values = space.from_emukit(row)
-    assert values["policy"] == other.parameters[0].encoding.get_category(rounded[:3])
-    assert values["staleness"] == rounded[3]
-    assert values["momentum"] == row[4]
-    assert other.check_points_in_domain(rounded[None]).all()
-    assert space.from_emukit(rounded) == values
-
-
-def test_rows_of_emukit_are_brought_into_range():
+def test_rows_are_brought_into_range():
     space = Space(
         BASE, NODES, (Integer("staleness", 0, 8), Integer("batch_size", 1, 64, log=True), Real("momentum", 0, 0.9))
     )
-    assert space.from_emukit([99.0, math.log(1000), -1.0]) == {"staleness": 8, "batch_size": 64, "momentum": 0.0}
-    assert space.from_emukit([2.4, math.log(7.6), 0.5]) == {"staleness": 2, "batch_size": 8, "momentum": 0.5}
+    assert space.values_of_row([99.0, math.log(1000), -1.0]) == {"staleness": 8, "batch_size": 64, "momentum": 0.0}
+    assert space.values_of_row([2.4, math.log(7.6), 0.5]) == {"staleness": 2, "batch_size": 8, "momentum": 0.5}
 
 
 def test_a_value_without_a_column_is_no_option():

@@ -8,10 +8,9 @@ from typing import Any
 
 import polars as pl
 import pytest
-from recordings import MADE, lay, parquet, tar
+from recordings import MADE, lay, parquet, phase_rates, tar
 
 from traces.importers import SOURCES, Imported, import_trace, read
-from traces.importers.sync_switch import phase_rates
 from traces.importers.uta_ec2_tokenbucket import token_bucket
 from traces.parts import check_trace, origin
 from traces.plausible import TraceError

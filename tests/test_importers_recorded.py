@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from recordings import phase_rates
 
 from traces.importers import SOURCES, Imported, read
-from traces.importers.sync_switch import phase_rates
 
 FOLDER = os.environ.get("HARNESS_RECORDINGS", "")
 

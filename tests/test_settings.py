@@ -230,29 +230,6 @@ def test_optuna_draws_what_the_space_admits(seed):
     assert s.values(setting) == trial.params
 
 
-def test_emukit_gets_one_hot_choices_and_logarithms():
-    s = space(*PLAIN)
-    other = s.to_emukit()
-    assert other.parameter_names == list(s.names)
-    bounds = np.array(other.get_bounds(), float)
-    assert bounds[:7].tolist() == [[0, 1]] * 7  # three policies, two widths, two of jit
-    assert bounds[7] == pytest.approx(np.log([1, 64]))
-    assert bounds[8:10].tolist() == [[0, 8], [1, 100]]
-    assert bounds[10] == pytest.approx(np.log([1e-4, 10]))
-    assert bounds[11].tolist() == [0, 0.9]
-    np.random.seed(0)  # noqa: NPY002 (emukit draws from the global generator)
-    points = other.sample_uniform(50)
-    assert (points[:, 0:3].sum(axis=1) == 1).all()
-    assert other.check_points_in_domain(points).all()
-
-
-def test_emukit_gives_back_the_option_that_a_one_hot_row_stands_for():
-    knob = Choice("transfer_bits", (32, 16))
-    encoding = space(knob).to_emukit().parameters[0].encoding
-    for option in knob.options:
-        assert encoding.get_category(encoding.round_row(np.array(encoding.get_encoding(option)) * 0.8)) == option
-
-
 def test_a_misspelt_knob_is_told_what_it_resembles():
     base = Setting(workers=("n0",), servers=("n1",))
     with pytest.raises(ValueError, match=r"Knob 'learnin_rate' sets nothing.* Did you mean learning_rate\?"):

@@ -33,7 +33,7 @@ _KERNELS = {"matern12": "Exponential", "matern32": "Matern32", "matern52": "Mate
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """Settings as rows in [0, 1], column by column those of `Space.to_emukit`."""
+    """Settings as rows in [0, 1], with the columns of `Space.values_of_row`."""
 
     space: Space
     threads: int | None = None  # what intra_threads and inter_threads add up to, where both are free; None: uncoupled
@@ -63,7 +63,7 @@ class Encoding:
                 low, high = _ends(k)
                 cells[at] = low + cells[at] * (high - low)
             at += _columns(k)
-        return self.space.from_emukit(cells)
+        return self.space.values_of_row(cells)
 
     def spread(self, shares: _Floats) -> _Floats:
         """Rows of values at these `shares` of the knobs' ranges, [n, knobs] in [0, 1): uniform ones give uniform values."""

@@ -16,7 +16,6 @@ import numpy as np
 from tuners.knobs import Choice, Integer, Knob, Real, Scalar
 
 if TYPE_CHECKING:
-    from emukit.core import ParameterSpace
     from numpy.typing import ArrayLike
     from optuna.distributions import BaseDistribution
 
@@ -257,29 +256,12 @@ class Space:
                 made[k.name] = FloatDistribution(k.low, k.high, log=k.log)
         return made
 
-    def to_emukit(self) -> ParameterSpace:
-        """The same space for emukit: one-hot choices, logarithmic knobs as their natural logarithm."""
-        from emukit.core import (
-            CategoricalParameter,
-            ContinuousParameter,
-            DiscreteParameter,
-            OneHotEncoding,
-            ParameterSpace,
-        )
+    def values_of_row(self, row: ArrayLike) -> dict[str, Scalar]:
+        """The knobs' values that are nearest to `row`, in range and of the knob's own type.
 
-        made: list[Any] = []
-        for k in self.knobs:
-            if isinstance(k, Choice):
-                made.append(CategoricalParameter(k.name, OneHotEncoding(list(k.options))))
-            elif isinstance(k, Integer) and not k.log:
-                made.append(DiscreteParameter(k.name, range(k.low, k.high + 1)))
-            else:
-                low, high = (np.log(k.low), np.log(k.high)) if k.log else (k.low, k.high)
-                made.append(ContinuousParameter(k.name, float(low), float(high)))
-        return ParameterSpace(made)
-
-    def from_emukit(self, row: ArrayLike) -> dict[str, Scalar]:
-        """The way back: the knobs' values nearest to one row of `to_emukit`'s space, in range and of the knob's own type."""
+        `row` has one column per option of a choice (the largest wins) and one per other knob; logarithmic knobs are given as
+        their natural logarithm.
+        """
         cells, values, at = np.asarray(row, float).ravel(), dict[str, Scalar](), 0
         for k in self.knobs:
             if isinstance(k, Choice):

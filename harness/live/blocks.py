@@ -15,7 +15,6 @@ __all__ = [
     "Owners",
     "Runs",
     "blocks_in",
-    "first_table",
     "members",
     "moves_to",
     "overlap",
@@ -106,13 +105,6 @@ def members(table: Mapping[int, str], blocks: Iterable[int]) -> dict[str, Blocks
     for block in blocks:
         found.setdefault(table[block], set()).add(block)
     return {owner: frozenset(those) for owner, those in found.items()}
-
-
-def first_table(servers: tuple[str, ...], shares: tuple[float, ...], count: int) -> dict[int, str]:
-    """So many blocks shared out, every server's in one run."""
-    counts = block_counts(servers, shares, count)
-    owners = [name for name in servers for _ in range(counts[name])]
-    return dict(enumerate(owners))
 
 
 def moves_to(table: Mapping[int, str], servers: tuple[str, ...], shares: tuple[float, ...]) -> list[tuple[Blocks, str, str]]:

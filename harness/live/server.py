@@ -1,7 +1,7 @@
 """A server: blocks of the model, changed by the coordinator's log and by nothing else.
 
 One log orders all changes at all servers, so that a push takes effect everywhere or nowhere without a second round of
-messages, which `simulators.elastic` needs: its servers order pushes among themselves.
+messages between servers.
 
 All blocks of a server are at the same entry of the log, but those that have just come: they catch up as a `_Cohort` of their
 own. What a server is told by peers who know a later entry than it does waits until the log is there.

@@ -21,7 +21,7 @@ from traces.foreign import read_csv, read_parquet
 from traces.importers.source import Imported, Source, as_text, found, nothing_known, table
 from traces.plausible import Column, Table, fault
 
-__all__ = ["SOURCE", "phase_rates", "read"]
+__all__ = ["SOURCE", "read"]
 
 _TEXT, _WHOLE, _FLOAT = pl.String(), pl.Int64(), pl.Float64()
 _NAME, _WORD, _NUMBER = Column(_TEXT), Column(_TEXT, required=False), Column(_FLOAT, required=False)
@@ -112,24 +112,6 @@ def read(path: Path) -> Imported:
         raise fault(paths[0], f"run {unknown['run_id'][0]!r} is not in runs.csv.", column="run_id")
     loss = loss.with_columns(policy=pl.col("phase").str.to_lowercase())
     return Imported(_tables(loss, accuracy, runs, phases), (*paths, *beside.values()))
-
-
-def phase_rates(progress: pl.DataFrame) -> pl.DataFrame:
-    """Steps per second of each run in each mode: columns run, policy, steps, steps_per_second.
-
-    Of `progress` (a trace's table) only intervals between records of loss wholly in one mode count, and those are left out
-    whose steps took over three times the median (in ASP, and over a minute): checkpoints, pauses, switches.
-    """
-    loss = progress.filter(pl.col("training_loss").is_not_null())
-    within = loss.with_columns(
-        took=pl.col("seconds").diff().over("run"),
-        done=pl.col("steps").diff().over("run"),
-        same=(pl.col("policy") == pl.col("policy").shift(1)).over("run"),
-    ).filter("same", pl.col("done") > 0)
-    each = pl.col("took") / pl.col("done")
-    long = (each > 3 * each.median().over("run", "policy")) & ((pl.col("policy") == "bsp") | (pl.col("took") > 60))
-    sums = within.filter(~long).group_by("run", "policy", maintain_order=True).agg(pl.col("done", "took").sum())
-    return sums.select("run", "policy", steps="done", steps_per_second=pl.col("done") / pl.col("took"))
 
 
 # -------------------------------------------------------------------------------------------------------------- exports
