@@ -2,7 +2,7 @@
 
 import sys
 
-from harness.cli import main
+from harness.cli.main import main
 
 __all__: list[str] = []
 

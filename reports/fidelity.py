@@ -16,7 +16,7 @@ from matplotlib.ticker import NullLocator
 from scipy.stats import kendalltau
 
 from reports.drawing import BLUE, GREEN, MUTED, ORANGE, Drawing, canvas, svg
-from simulators.calibrate_check import COMPLETION, Check, Prediction
+from simulators.calibration.validation import COMPLETION, Check, Prediction
 from traces.store import write_bytes
 
 __all__ = ["Errors", "errors", "page", "tables", "write"]

@@ -12,7 +12,7 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
 from numpy.typing import NDArray
 
-from harness.results import run_folder
+from harness.comparison.results import run_folder
 from reports.drawing import BLUE, MUTED, ORANGE, Drawing, canvas, svg
 from traces.exchanges import Exchange, read_log
 from tuners.actions import Pushes, Window

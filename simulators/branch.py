@@ -10,12 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators import engine, flight, jobs, learning, transitions
-from simulators.cluster import Cluster
-from simulators.conditions import Conditions
-from simulators.flight import WAIT
-from simulators.learning import Data
-from simulators.plant import (
+from simulators import jobs
+from simulators.cluster.conditions import Conditions
+from simulators.engine import edits, learning, loop, timing
+from simulators.engine.inputs import (
     NO_FACTORS,
     NOTHING_UNDER_WAY,
     Factors,
@@ -26,12 +24,15 @@ from simulators.plant import (
     loads,
     overlapping,
 )
-from simulators.workloads import Workload
+from simulators.engine.learning import Data
+from simulators.engine.timing import WAIT
+from simulators.reconfiguration.control_plane import Cluster
+from simulators.workloads.catalogue import Workload
 from tuners.actions import Cost, Evaluation, Job, Rejected, Setting, Status, SyncPolicy
 
 __all__ = ["NO_RECORDS", "Branch", "Ground", "first_branch"]
 
-NO_RECORDS = np.zeros((0, len(engine.Records._fields)))
+NO_RECORDS = np.zeros((0, len(loop.Records._fields)))
 _evaluate = jax.jit(learning.evaluate, static_argnames=("model",))
 
 
@@ -48,14 +49,14 @@ class Ground:
     seed: int
     factors: Factors = NO_FACTORS
 
-    def program(self, setting: Setting, policy: SyncPolicy) -> engine.Program:
+    def program(self, setting: Setting, policy: SyncPolicy) -> loop.Program:
         """What the engine must be compiled for. Raises Rejected for what it cannot run."""
         fifo, single = self.cluster.discipline == "fifo", each_nic_counts(setting, self.conditions)
         if fifo and single:
             where = "a node is worker and server" if overlapping(setting) else "a node has a token bucket"
             raise Rejected(f"Cannot queue transfers first come first served where {where}: use maxmin.")
         largest = max(sum(row) for row in loads(self.cluster.nodes, setting).values())
-        return engine.Program(
+        return loop.Program(
             model=jobs.model(self.workload, self.job.space, largest),
             decide=policy.decide,
             probes=policy.probes,
@@ -95,9 +96,9 @@ class Branch:
         ground: Ground,
         setting: Setting,
         policy: SyncPolicy,
-        program: engine.Program,
+        program: loop.Program,
         plant: Plant,
-        state: engine.State,
+        state: loop.State,
     ) -> None:
         self.ground, self.setting, self.policy = ground, setting, policy
         self.program, self.plant, self.state = program, plant, state
@@ -115,7 +116,7 @@ class Branch:
 
     @property
     def status(self) -> Status:
-        return cast(Status, engine.STATUSES[int(self.state.clock.status)])
+        return cast(Status, loop.STATUSES[int(self.state.clock.status)])
 
     @property
     def resting(self) -> frozenset[str]:
@@ -125,7 +126,7 @@ class Branch:
 
     def advance(self, clocks: int, until_seconds: float, rows: int) -> NDArray[np.float64]:
         """Train to so many more pushes, at most `rows`, or to the last event before `until_seconds`; records, [n, 11]."""
-        self.state, table, used = engine.advance(
+        self.state, table, used = loop.advance(
             self.program,
             self.ground.data,
             self.plant,
@@ -146,7 +147,7 @@ class Branch:
 
     def coast(self, now: float) -> None:
         """Bring everybody's progress to `now`, before the plant changes."""
-        self.state = transitions.coast(self.program, self.plant, self.state, np.float64(now))
+        self.state = edits.coast(self.program, self.plant, self.state, np.float64(now))
 
     def stand(self, until: float, latest: Branch) -> None:
         """Go on at `until` as if no time had passed since `until_seconds`; but buckets are the machines', and hold what
@@ -155,20 +156,20 @@ class Branch:
         if len(tokens) and latest is not self:
             tokens = latest.tokens(until)
         elif pause > 0:
-            tokens = flight.refilled(self.plant, tokens, pause)
+            tokens = timing.refilled(self.plant, tokens, pause)
         if pause > 0:
-            self.state = transitions.resumed(self.state, pause)
+            self.state = edits.resumed(self.state, pause)
             self.until_seconds = until
         self.hold(tokens)
 
     def tokens(self, now: float) -> jax.Array:
         """What buckets hold at `now`, [k], when nobody has sent since `until_seconds`."""
-        then = transitions.coast(self.program, self.plant, self.state, np.float64(self.until_seconds))
-        return flight.refilled(self.plant, then.clock.flight.tokens, now - self.until_seconds)
+        then = edits.coast(self.program, self.plant, self.state, np.float64(self.until_seconds))
+        return timing.refilled(self.plant, then.clock.flight.tokens, now - self.until_seconds)
 
     def hold(self, tokens: jax.Array) -> None:
         """Put so many tokens into the nodes' buckets, [k]."""
-        self.state = transitions.with_tokens(self.state, tokens)
+        self.state = edits.with_tokens(self.state, tokens)
 
     def slow(self, slowdown: NDArray[np.float64]) -> None:
         """Computing takes so many times as long from now on, [k]."""
@@ -176,17 +177,17 @@ class Branch:
 
     def give_up(self) -> None:
         """Nobody is left that could push."""
-        deadlock = jnp.asarray(engine.STATUSES.index("deadlock"), jnp.int32)
+        deadlock = jnp.asarray(loop.STATUSES.index("deadlock"), jnp.int32)
         self.state = self.state._replace(clock=self.state.clock._replace(status=deadlock))
 
     def halt(self, now: float) -> None:
         """Everybody stops; gradients under way are given up."""
-        self.hold(flight.refilled(self.plant, self.state.clock.flight.tokens, now - float(self.state.clock.seconds)))
-        self.state = transitions.halted(self.state, now)
+        self.hold(timing.refilled(self.plant, self.state.clock.flight.tokens, now - float(self.state.clock.seconds)))
+        self.state = edits.halted(self.state, now)
 
     def ground_nodes(self, nodes: frozenset[str], now: float) -> None:
         """These nodes are in no mini-batch from now on; a gradient under way there is lost."""
-        self.state = transitions.grounded_nodes(self.state, self._mask(nodes), now)
+        self.state = edits.grounded_nodes(self.state, self._mask(nodes), now)
 
     def bring_under(self, setting: Setting, policy: SyncPolicy, slowdown: NDArray[np.float64]) -> None:
         """Put a setting and a policy in force. Raises Rejected, and changes nothing, where they cannot be."""
@@ -203,7 +204,7 @@ class Branch:
         longer = jnp.zeros(len(self.ground.job.nodes)) if offsets is None else jnp.asarray(offsets)
         begun = self.policy.init(self.plant.active)
         args = (self.program, self.ground.data, self.plant, self.state, begun, release, longer)
-        launched: engine.State = transitions.launch(*args)
+        launched: loop.State = edits.launch(*args)
         self.state = launched
 
     def copy_bytes(self) -> float:
@@ -231,7 +232,7 @@ def first_branch(
     """The branch that a job begins with: its workers at random points of their first mini-batch, if conditions say so."""
     program = ground.program(setting, policy)
     plant = ground.plant(setting, policy, slowdown)
-    branch = Branch(ground, setting, policy, program, plant, transitions.blank(program, plant, parameters))
+    branch = Branch(ground, setting, policy, program, plant, edits.blank(program, plant, parameters))
     first_cycle = np.asarray(plant.compute_seconds + plant.sleep_probability * plant.sleep_mean_seconds)
     spread = np.random.default_rng([ground.seed, 2]).random(len(first_cycle)) * first_cycle
     branch.launch(plant.active, spread if ground.conditions.stagger else None)

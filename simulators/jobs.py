@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.cluster import Cluster
-from simulators.learning import Data, Model
-from simulators.optimizers import REVISING, slots
-from simulators.reconfigure import METHODS
-from simulators.workloads import Workload
+from simulators.engine.learning import Data, Model
+from simulators.engine.optimizers import REVISING, slots
+from simulators.reconfiguration.control_plane import Cluster
+from simulators.reconfiguration.plan import METHODS
+from simulators.workloads.catalogue import Workload
 from tuners.actions import Job, Rejected, Setting, Space, Target
 from tuners.settings import Choice, Knob, Node
 

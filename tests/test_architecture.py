@@ -1,8 +1,10 @@
-"""The house's own rules, read off the source: who imports whom, what is public, how long a file is, what no file names."""
+"""The rules of the house, who imports whom, what is public, how folders are filled, what no file names."""
 
 import ast
 import re
 import subprocess
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,9 +15,9 @@ ORDER = ("tuners", "traces", "simulators", "harness", "reports")
 """A module imports from its own package and from those before it."""
 
 LAZILY = {
-    ("harness/calibrate_command.py", "reports"),
-    ("harness/cli.py", "reports"),
-    ("harness/deploy_command.py", "reports"),
+    ("harness/cli/calibrate.py", "reports"),
+    ("harness/cli/main.py", "reports"),
+    ("harness/cli/deploy.py", "reports"),
 }
 """The one way back: commands ask for tables, pages and winners, inside the functions that need them."""
 
@@ -84,13 +86,13 @@ def test_imports_flow_one_way(name):
 @pytest.mark.parametrize(
     ("name", "source", "wrong"),
     [
-        ("tuners/a.py", "import simulators.engine", 1),
+        ("tuners/a.py", "import simulators.engine.loop", 1),
         ("tuners/a.py", "if TYPE_CHECKING:\n    from harness import drive", 1),
         ("tuners/a.py", "from tuners.actions import Run\nfrom . import policies\nimport numpy", 0),
         ("traces/a.py", "def f():\n    from simulators import engine", 1),
         ("simulators/a.py", "importlib.import_module('reports.page')", 1),
-        ("harness/cli.py", "def f():\n    from reports import page", 0),
-        ("harness/cli.py", "from reports import page", 1),
+        ("harness/cli/main.py", "def f():\n    from reports import page", 0),
+        ("harness/cli/main.py", "from reports import page", 1),
         ("harness/score.py", "def f():\n    from reports import page", 1),
         ("reports/a.py", "import harness, simulators, traces, tuners", 0),
     ],
@@ -163,9 +165,89 @@ def test_public_records_are_frozen(name):
             assert all("frozen=True" in m for m in marks), f"{name}: {node.name} can be changed"
 
 
-@pytest.mark.parametrize("path", tracked(".py"), ids=relative)
-def test_a_file_is_short_enough_to_read(path):
-    assert len(path.read_text().splitlines()) <= 400
+# ---------------------------------------------------------------------------------------------------------------- rooms
+
+
+def module_of(name: str) -> str:
+    return name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def graph() -> dict[str, set[str]]:
+    """Every module, and those of ours that it imports; imports inside functions count too, but for those in `LAZILY`."""
+    modules = {module_of(name): name for name in TREES}
+    found: dict[str, set[str]] = {}
+    for module, name in modules.items():
+        targets = set()
+        for node in ast.walk(TREES[name]):
+            if isinstance(node, ast.Import):
+                targets |= {a.name for a in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                named = {f"{node.module}.{a.name}" for a in node.names}
+                targets |= named & modules.keys()
+                targets |= {node.module} if named - modules.keys() else set()
+        found[module] = {t for t in targets & modules.keys() if t != module and (name, t.split(".")[0]) not in LAZILY}
+    return found
+
+
+def room_of(module: str) -> str:
+    """The folder of a module; a module that lies flat in one of the five packages is a room of its own."""
+    name = next(n for n in (module.replace(".", "/") + ".py", module.replace(".", "/") + "/__init__.py") if n in TREES)
+    parts = name.split("/")[:-1]
+    return ".".join(parts) if len(parts) > 1 else module
+
+
+def circle(edges: dict[str, set[str]]) -> list[str]:
+    """One circle of a directed graph, first node repeated at its end; [] without any."""
+    try:
+        tuple(TopologicalSorter(edges).static_order())
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_modules_import_in_no_circle():
+    assert circle(graph()) == []
+
+
+def test_rooms_import_in_no_circle():
+    rooms: dict[str, set[str]] = {}
+    for module, targets in graph().items():
+        here = room_of(module)
+        rooms.setdefault(here, set()).update(there for t in targets if (there := room_of(t)) != here)
+    assert circle(rooms) == []
+
+
+def test_a_circle_is_seen():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("folder", sorted({relative(f.parent) for f in tracked(".py")}))
+def test_a_folder_is_small_enough_to_see_at_once(folder):
+    files = [f.name for f in tracked(".py") if relative(f.parent) == folder and f.name != "__init__.py"]
+    assert len(files) <= 15, f"{folder} has {len(files)} Python files: make rooms"
+
+
+def test_one_name_means_one_class():
+    names = [
+        (node.name, name)
+        for name, tree in TREES.items()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    counts = Counter(class_name for class_name, _ in names)
+    assert [pair for pair in names if counts[pair[0]] > 1] == []
+
+
+NAMED_BY_ROLE = {"__init__", "__main__", "tuner"}
+"""File names that mean the same in every folder."""
+
+
+def test_one_name_means_one_file():
+    """Within each of the five packages; commands in `harness/cli` are named after the verbs of the command line."""
+    names = [n for n in TREES if Path(n).stem not in NAMED_BY_ROLE and not n.startswith("harness/cli/")]
+    counts = Counter((n.split("/")[0], Path(n).stem) for n in names)
+    assert [n for n in names if counts[(n.split("/")[0], Path(n).stem)] > 1] == []
 
 
 # Written apart, so that this file does not name what it forbids.

@@ -56,7 +56,7 @@ def test_the_wheel_holds_the_five_packages_their_data_and_nothing_else(wheel):
         names = {n for n in archive.namelist() if ".dist-info/" not in n}
     assert names == shipped()
     assert {f"{p}/py.typed" for p in PACKAGES} <= names
-    assert "simulators/profiles.toml" in names
+    assert "simulators/cluster/profiles.toml" in names
     assert any(n.startswith("harness/scenarios/") and n.endswith(".toml") for n in names)
     assert any(n.endswith(".css") for n in names)
 
@@ -71,7 +71,7 @@ def test_the_wheel_says_who_it_is(wheel):
     assert (said["Name"], said["Version"]) == (PROJECT["name"], PROJECT["version"])
     assert said["License-Expression"] == "Apache-2.0"
     assert any(n.endswith(".dist-info/licenses/LICENSE") for n in names)
-    assert "harness = harness.cli:main" in commands
+    assert "harness = harness.cli.main:main" in commands
     assert "harness = harness.pytest_plugin" in commands
 
 

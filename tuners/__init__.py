@@ -62,32 +62,58 @@ class Entry:
 _EMBEDDED = {
     e.name: e
     for e in (
-        Entry("fixed", "tuners.fixed:fixed", "leaves the job as it starts"),
-        Entry("bsp", "tuners.fixed:bsp", "bulk synchronous: everybody waits for everybody"),
-        Entry("asp", "tuners.fixed:asp", "asynchronous: nobody waits"),
-        Entry("ssp", "tuners.fixed:ssp", "stale synchronous: nobody runs more than 3 clocks ahead"),
-        Entry("dssp", "tuners.fixed:dssp", "dynamic stale synchronous: the bound moves between 3 and 15 clocks"),
-        Entry("k_sync", "tuners.fixed:k_sync", "K-sync: 70 % of the workers end a round, the others begin anew"),
-        Entry("k_batch_sync", "tuners.fixed:k_batch_sync", "K-batch-sync: a round of mini-batches, whoever's they are"),
-        Entry("k_async", "tuners.fixed:k_async", "K-async: who has pushed waits until 70 % of the workers have"),
-        Entry("backup_workers", "tuners.fixed:backup_workers", "backup workers: what comes after its round is dropped"),
-        Entry("sync_switch", "tuners.fixed:sync_switch", "Sync-Switch: BSP for 100 pushes, ASP from then on"),
+        Entry("fixed", "tuners.baselines.fixed:fixed", "leaves the job as it starts"),
+        Entry("bsp", "tuners.baselines.fixed:bsp", "bulk synchronous: everybody waits for everybody"),
+        Entry("asp", "tuners.baselines.fixed:asp", "asynchronous: nobody waits"),
+        Entry("ssp", "tuners.baselines.fixed:ssp", "stale synchronous: nobody runs more than 3 clocks ahead"),
+        Entry("dssp", "tuners.baselines.fixed:dssp", "dynamic stale synchronous: the bound moves between 3 and 15 clocks"),
+        Entry("k_sync", "tuners.baselines.fixed:k_sync", "K-sync: 70 % of the workers end a round, the others begin anew"),
+        Entry(
+            "k_batch_sync",
+            "tuners.baselines.fixed:k_batch_sync",
+            "K-batch-sync: a round of mini-batches, whoever's they are",
+        ),
+        Entry("k_async", "tuners.baselines.fixed:k_async", "K-async: who has pushed waits until 70 % of the workers have"),
+        Entry(
+            "backup_workers",
+            "tuners.baselines.fixed:backup_workers",
+            "backup workers: what comes after its round is dropped",
+        ),
+        Entry("sync_switch", "tuners.baselines.fixed:sync_switch", "Sync-Switch: BSP for 100 pushes, ASP from then on"),
         Entry("rlp", "tuners.rlp:rlp", "RLP: a policy trained by deep Q-learning says at every push who goes on"),
-        Entry("random_search", "tuners.random_search:random_search", "tries random settings online, stays with the best"),
-        Entry("tpe", "tuners.tpe:tpe", "Optuna's tree-structured Parzen estimator, online"),
+        Entry(
+            "random_search",
+            "tuners.baselines.random_search:random_search",
+            "tries random settings online, stays with the best",
+        ),
+        Entry("tpe", "tuners.baselines.tpe:tpe", "Optuna's tree-structured Parzen estimator, online"),
         Entry("cruise", "tuners.cruise:cruise", "Cruise: workers against servers, from a cost model of an epoch"),
         Entry("bo_online", "tuners.bo_online:bo_online", "TensorFlowOnline: Bayesian optimisation of the seconds left"),
         Entry("mltuner", "tuners.mltuner:mltuner", "MLtuner: tries training tunables in branches, again on a plateau"),
-        Entry("spearmint", "tuners.spearmint:spearmint", "Bayesian optimisation of whole trainings, as MLtuner measured it"),
-        Entry("hyperband", "tuners.hyperband:hyperband", "Hyperband with an infinite horizon, as MLtuner measured it"),
-        Entry("asha", "tuners.asha:asha", "random settings, those that fall behind stopped early by Optuna's pruners"),
+        Entry(
+            "spearmint",
+            "tuners.baselines.spearmint:spearmint",
+            "Bayesian optimisation of whole trainings, as MLtuner measured it",
+        ),
+        Entry(
+            "hyperband", "tuners.baselines.hyperband:hyperband", "Hyperband with an infinite horizon, as MLtuner measured it"
+        ),
+        Entry(
+            "asha", "tuners.baselines.asha:asha", "random settings, those that fall behind stopped early by Optuna's pruners"
+        ),
         Entry("bespoke_bo", "tuners.bespoke_bo:bespoke_bo", "Bespoke BO: a structured model schedules in ten evaluations"),
-        Entry("uniform_devices", "tuners.schedule_search:uniform_devices", "schedules the batch evenly on all devices"),
-        Entry("uniform_gpus", "tuners.schedule_search:uniform_gpus", "schedules the batch evenly on the GPUs"),
-        Entry("schedule_search", "tuners.schedule_search:schedule_search", "a bandit over techniques, as OpenTuner's"),
+        Entry(
+            "uniform_devices",
+            "tuners.baselines.schedule_search:uniform_devices",
+            "schedules the batch evenly on all devices",
+        ),
+        Entry("uniform_gpus", "tuners.baselines.schedule_search:uniform_gpus", "schedules the batch evenly on the GPUs"),
+        Entry(
+            "schedule_search", "tuners.baselines.schedule_search:schedule_search", "a bandit over techniques, as OpenTuner's"
+        ),
         Entry(
             "best_fixed",
-            "tuners.best_fixed:best_fixed",
+            "tuners.baselines.best_fixed:best_fixed",
             "the oracle: the best of 20 random fixed settings, known in hindsight",
             contestant=False,
         ),

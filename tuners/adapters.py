@@ -1,8 +1,8 @@
 """Optimisers and state machines of other shapes, as tuners.
 
 `from_ask_tell` takes what most optimiser libraries offer, an object that is asked for values and told their score; the
-trials are made by `tuners.search`, which knows what a trial on a running job costs. `from_pair` takes a tuner written as a
-pure (init, update) pair, for instance to keep its state in a pytree.
+trials are made by `tuners.search.online_search`, which knows what a trial on a running job costs. `from_pair` takes a tuner
+written as a pure (init, update) pair, for instance to keep its state in a pytree.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from tuners.actions import Action, Job, Rejected, Scalar, Tuner, TunerFactory
-from tuners.search import search
+from tuners.search.online_search import search
 
 __all__ = ["AskTell", "Step", "from_ask_tell", "from_pair"]
 

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import simpy
 
-from simulators import engine, learning, transitions
-from simulators.data import Dataset, classification
-from simulators.plant import Plant
-from simulators.proxies import make_proxy
-from simulators.workloads import Logistic, Mlp
+from simulators.engine import edits, learning, loop
+from simulators.engine.inputs import Plant
+from simulators.workloads.catalogue import Logistic, Mlp
+from simulators.workloads.datasets import Dataset, classification
+from simulators.workloads.models import make_proxy
 from tuners.actions import SyncPolicy
 
 RATE = 0.01
@@ -27,14 +27,14 @@ BATCH = 16
 class EngineJob:
     """A job ready to advance."""
 
-    program: engine.Program
+    program: loop.Program
     data: learning.Data
     plant: Plant
-    state: engine.State
+    state: loop.State
 
-    def advance(self, pushes: int) -> tuple[engine.State, jax.Array, jax.Array]:
+    def advance(self, pushes: int) -> tuple[loop.State, jax.Array, jax.Array]:
         many = jnp.asarray(pushes, jnp.int32)
-        return engine.advance(self.program, self.data, self.plant, self.state, many, jnp.asarray(jnp.inf), rows=pushes)
+        return loop.advance(self.program, self.data, self.plant, self.state, many, jnp.asarray(jnp.inf), rows=pushes)
 
 
 def dataset(features: int) -> Dataset:
@@ -46,11 +46,11 @@ def engine_job(features: int, hidden: tuple[int, ...], workers: int, policy: Syn
     proxy = make_proxy(Mlp(hidden=hidden) if hidden else Logistic(), dataset(features))
     data = learning.Data(tuple(map(jnp.asarray, proxy.train)), tuple(map(jnp.asarray, proxy.valid)))
     model = learning.Model(proxy.losses, proxy.correct, "sgd", "each", BATCH)
-    program = engine.Program(model, policy.decide, policy.probes, "maxmin", overlapping=False)
+    program = loop.Program(model, policy.decide, policy.probes, "maxmin", overlapping=False)
     plant = _plant(workers, len(proxy.train[0]))
-    blank = transitions.blank(program, plant, proxy.init(jax.random.key(0)))
+    blank = edits.blank(program, plant, proxy.init(jax.random.key(0)))
     begun = policy.init(plant.active)
-    state = transitions.launch(program, data, plant, blank, begun, plant.active, jnp.linspace(0.0, 4.0, workers))
+    state = edits.launch(program, data, plant, blank, begun, plant.active, jnp.linspace(0.0, 4.0, workers))
     return EngineJob(program, data, plant, state)
 
 

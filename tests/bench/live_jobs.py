@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zmq
-from live.ones import ONES
 from numpy.typing import NDArray
 
-from harness.live.blocks import Layout
-from harness.live.runtime import peers
-from harness.live.spec import Spec
-from harness.live.worker import Computed, Task
+from harness.live.processes.runtime import peers
+from harness.live.protocol.blocks import Layout
+from harness.live.worker.spec import Spec
+from harness.live.worker.worker import Computed, Task
+from tests.live.support.ones import ONES
 from tuners import policies
 
 if TYPE_CHECKING:
-    from harness.live import launch
+    from harness.live.processes import launch
 
 WORKERS = SERVERS = 2
 
@@ -90,7 +90,7 @@ class LiveJob:
 
 @contextmanager
 def live_job(offers: tuple[launch.Offer, ...], size: int, **options: Any) -> Iterator[LiveJob]:
-    from harness.live import launch  # which imports Ray, and tests set that up before
+    from harness.live.processes import launch  # which imports Ray, and tests set that up before
 
     spec = Idle(str(size), "bench.toml", ONES, 0)
     with launch.launch(launch.plan(spec.job.nodes, offers), spec, **options) as crew:

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bespoke_truth import Truth, TruthSystem
 
+from tests.support.bespoke_truth import Truth, TruthSystem
 from tuners.actions import Rejected, Setting
-from tuners.bespoke_bo import _Progress, bespoke_bo
-from tuners.bespoke_model import Cluster, IterationModel
-from tuners.bespoke_numeric import placements
+from tuners.bespoke_bo import bespoke_bo
+from tuners.bespoke_bo.model import Cluster, IterationModel
+from tuners.bespoke_bo.numeric import placements
+from tuners.bespoke_bo.tuner import _Progress
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600)]
 

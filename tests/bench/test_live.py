@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bench.live_jobs import PingPong, live_job
+from tests.bench.live_jobs import PingPong, live_job
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
 
@@ -24,10 +24,10 @@ ROUNDS = 11
 
 @pytest.fixture(scope="module")
 def offers() -> Iterator[tuple[Any, ...]]:
-    from harness.live import launch  # which imports Ray, and tests set that up before
+    from harness.live.processes import launch  # which imports Ray, and tests set that up before
 
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])  # whence Ray's processes import the job
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])  # whence Ray's processes import the job
     try:
         with launch.cluster(None) as found:
             yield found

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from live.ones import ONES
-
-from bench.live_jobs import Idle
 from bench.test_live import offers
-from harness.live.worker import Computed, Task
+
+from harness.live.worker.worker import Computed, Task
+from tests.bench.live_jobs import Idle
+from tests.live.support.ones import ONES
 from tuners.actions import Cost, Method, Reconfigure, Run
 
 __all__ = ["offers"]  # the fixture
@@ -41,8 +41,8 @@ class Steady(Idle):
 
 @pytest.fixture(scope="module")
 def live(offers: tuple[Any, ...]) -> Iterator[Any]:
-    from harness.live import launch
-    from harness.live.system import LiveSystem
+    from harness.live.driver.system import LiveSystem
+    from harness.live.processes import launch
 
     spec = Steady(str(PARAMETERS), "bench.toml", ONES, 0)
     placement = launch.plan(spec.job.nodes, offers)

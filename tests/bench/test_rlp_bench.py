@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from bench.jobs import engine_job
 from bench.test_speed import in_turn
-from harness.train import PRETRAINING, Plan, Told, train
-from simulators import engine
-from tuners import policies, rlp, rlp_dqn
+
+from harness.training.train import PRETRAINING, Plan, Told, train
+from simulators.engine import loop
+from tests.bench.jobs import engine_job
+from tuners import policies
 from tuners.actions import Decision, Push, SyncPolicy
+from tuners.rlp import dqn, tuner
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600)]
 
@@ -28,9 +29,9 @@ PAPER = Plan(depths=(1,), pretrain=100, episodes=1000)  # a thousand runs of abo
 
 def asp_by_network() -> SyncPolicy:
     """A whole network that always lets the pusher go on: the same pushes as ASP, so that only deciding differs."""
-    network = rlp.untrained(0)
+    network = tuner.untrained(0)
     biases = (*network.biases[:-1], np.array([-1e6, 1e6, 0.0], np.float32))
-    return rlp.policy(rlp.Trained(network._replace(biases=biases)), seconds=0.0)
+    return tuner.policy(tuner.Trained(network._replace(biases=biases)), seconds=0.0)
 
 
 def asp_that_looks() -> SyncPolicy:
@@ -63,25 +64,25 @@ def test_deciding_by_network(benchmark: Any, against: SyncPolicy, what: str, rea
 def test_minutes_of_the_papers_training(benchmark: Any) -> None:
     """From the seconds per push of a few runs, digits with one hidden layer; compiling is not counted."""
     options, most, instance = PAPER.options, 400, PAPER.instance(0)
-    learner = rlp_dqn.beginner(options, 0)
+    learner = dqn.beginner(options, 0)
 
-    def run(policy: SyncPolicy) -> tuple[engine.State, int]:
+    def run(policy: SyncPolicy) -> tuple[loop.State, int]:
         begun = instance.begin(policy)
         clocks, forever = jnp.asarray(most, jnp.int32), jnp.asarray(jnp.inf)
-        state, _, used = engine.advance(
+        state, _, used = loop.advance(
             begun.program, instance.ground.data, begun.plant, begun.state, clocks, forever, rows=most
         )
         return state, int(used)
 
     def pretraining() -> int:
-        state, used = run(rlp_dqn.recording(PRETRAINING[1], options, most))
-        record = rlp_dqn.recorded(state.clock.policy, lost_seconds=0.0, options=options)
-        jax.block_until_ready(rlp_dqn.pretrained(options, learner, record))
+        state, used = run(dqn.recording(PRETRAINING[1], options, most))
+        record = dqn.recorded(state.clock.policy, lost_seconds=0.0, options=options)
+        jax.block_until_ready(dqn.pretrained(options, learner, record))
         return used
 
     def episode() -> int:
-        state, used = run(rlp_dqn.learning(options, learner))
-        jax.block_until_ready(rlp_dqn.ended(state.clock.policy, final=True, lost_seconds=0.0, options=options))
+        state, used = run(dqn.learning(options, learner))
+        jax.block_until_ready(dqn.ended(state.clock.policy, final=True, lost_seconds=0.0, options=options))
         return used
 
     each = []

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tuners.cruise_milp import solve
-from tuners.cruise_placement import Kind, Problem, best_in_batches, best_split, place, placement_seconds, splits
-from tuners.cruise_split import best_worker_count, epoch_seconds
+from tuners.cruise.milp import solve
+from tuners.cruise.placement import Kind, Problem, best_in_batches, best_split, place, placement_seconds, splits
+from tuners.cruise.split import best_worker_count, epoch_seconds
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600)]
 

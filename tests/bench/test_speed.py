@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bench.jobs import bare_scan, engine_job, plain_simpy
 from harness import scenario
-from simulators import engine
+from simulators.engine import loop
+from tests.bench.jobs import bare_scan, engine_job, plain_simpy
 from tuners import policies
 from tuners.actions import Run
 
@@ -101,7 +101,7 @@ def test_lanes_against_single(benchmark: Any) -> None:
     many, forever = jnp.asarray(pushes, jnp.int32), jnp.asarray(jnp.inf)
 
     def all_lanes() -> Any:
-        return engine.advance_lanes(job.program, job.data, plants, states, many, forever, rows=pushes)
+        return loop.advance_lanes(job.program, job.data, plants, states, many, forever, rows=pushes)
 
     assert all_lanes()[2].tolist() == [pushes] * lanes
     ratio = in_turn(benchmark, all_lanes, partial(job.advance, pushes), rounds=5) / lanes

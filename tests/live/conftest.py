@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.live import shared_memory
-from live.clusters import loop_cluster
-from live.frames import ends
-from live.namespaces import namespace_cluster
+from harness.live.transport import shared_memory
+from tests.live.support.clusters import loop_cluster
+from tests.live.support.frames import ends
+from tests.live.support.namespaces import namespace_cluster
 
 __all__ = ["ends", "loop_cluster", "namespace_cluster"]
 
@@ -24,7 +24,7 @@ atexit.register(shutil.rmtree, _KEYS, ignore_errors=True)
 for name in [n for n in os.environ if n.startswith("RAY_")]:
     del os.environ[name]
 os.environ |= {
-    "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])),  # our jobs
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])),  # our jobs
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN_PATH": str(_KEYS / "token"),
     "RAY_USAGE_STATS_ENABLED": "0",

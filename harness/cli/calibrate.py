@@ -1,0 +1,192 @@
+"""The commands `harness calibrate` and `harness fidelity`: constants from recordings, and how far predictions are off."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simulators.calibration.fit import Constants
+    from simulators.calibration.output import Provenance
+    from simulators.calibration.recordings import Recording
+
+__all__ = ["add_calibrate", "add_fidelity", "given", "read"]
+
+_ABOUT = """\
+Fit what the simulator must know of machines and workloads to a recording, from the times of
+single iterations or of whole runs, and write them as TOML that scenarios load. A constant
+that the recording cannot tell keeps its default, and the file says which measurement would
+tell it. The same recording gives the same bytes."""
+
+_FIDELITY = """\
+Hold the simulator's predictions against recordings: constants are fitted to four fifths of
+the settings, and the others are predicted, in turn. Prints a table and writes a page."""
+
+_Adder = Callable[..., argparse.ArgumentParser]
+
+
+def add_calibrate(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> None:
+    """Add `harness calibrate` to a parser's commands."""
+    command = add_parser("calibrate", help="fit constants to a recording", description=_ABOUT, formatter_class=plain)
+    command.add_argument("trace", type=Path, nargs="?", metavar="TRACE", help="folder of a trace")
+    command.add_argument(
+        "--from",
+        nargs=2,
+        dest="source",
+        metavar=("SOURCE", "PATH"),
+        help="a recording to import on the fly, in place of TRACE",
+    )
+    command.add_argument("--out", type=Path, required=True, metavar="FILE", help="TOML file to write")
+    _add_given(command)
+    command.set_defaults(run=_calibrate)
+
+
+def add_fidelity(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> None:
+    """Add `harness fidelity` to a parser's commands."""
+    command = add_parser(
+        "fidelity", help="hold predictions against recordings", description=_FIDELITY, formatter_class=plain
+    )
+    command.add_argument("traces", type=Path, nargs="*", metavar="TRACE", help="folder of a trace")
+    command.add_argument(
+        "--from",
+        nargs=2,
+        dest="sources",
+        action="append",
+        default=[],
+        metavar=("SOURCE", "PATH"),
+        help="a recording to import on the fly; can be given more than once",
+    )
+    command.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="folder to write: fidelity.html and its table"
+    )
+    command.add_argument(
+        "--folds", type=int, default=5, metavar="N", help="that rows are held out in (default: 5; 2: halves)"
+    )
+    command.add_argument("--findings", type=Path, metavar="FILE", help="text for the page: why predictions are off")
+    _add_given(command)
+    command.set_defaults(run=_fidelity)
+
+
+def _add_given(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--model-bytes", type=float, default=0.0, metavar="N", help="one full pull (default: the workload's)"
+    )
+    command.add_argument(
+        "--nic", type=float, metavar="N", help="NIC, bytes per second (default: what the trace says, or 10 Gbit/s)"
+    )
+    command.add_argument(
+        "--discipline", choices=("maxmin", "uneven"), default="maxmin", help="how transfers share NICs (default: maxmin)"
+    )
+    command.add_argument("--cores", type=int, default=0, metavar="N", help="per machine (default: threads seen at most)")
+    command.add_argument(
+        "--jitter",
+        type=float,
+        default=0.1,
+        metavar="V",
+        help="of compute times that nobody recorded one by one (default: 0.1)",
+    )
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from simulators.calibration.fit import fit_all
+    from simulators.calibration.output import text
+    from traces.store import write_bytes
+
+    if (options.trace is None) == (options.source is None):
+        raise ValueError("Cannot calibrate: name a trace's folder, or a recording with --from SOURCE PATH.")
+    recording, origin = read(options.trace, options.source)
+    fits = fit_all(recording.rows, given(recording, options))
+    write_bytes(options.out, text(fits, recording, origin).encode())
+    for name, fit in fits.items():
+        _say(f"{name}: {fit.rows} rows, median error {fit.error:.1%}")
+        for constant, (low, high) in fit.intervals.items():
+            _say(f"  {constant:26}{getattr(fit.constants, constant):>12.4g}   95 % {low:.4g} to {high:.4g}")
+        for constant, value in fit.lent.items():
+            _say(f"  {constant:26}{value:>12.4g}   from the other workloads")
+        for constant, why in fit.refused.items():
+            _say(f"  {constant:26}{'-':>12}   {why}")
+    for why in recording.caveats:
+        _say(f"note: {why}")
+    _say(f"Written to {options.out}.")
+    return 0
+
+
+def _fidelity(options: argparse.Namespace) -> int:
+    from reports import fidelity
+    from simulators.calibration.validation import check
+
+    if not options.traces and not options.sources:
+        raise ValueError("Cannot check: name traces, or recordings with --from SOURCE PATH.")
+    findings = options.findings.read_text(encoding="utf-8") if options.findings else ""
+    named = [(path, None) for path in options.traces] + [(None, source) for source in options.sources]
+    checks = []
+    for path, source in named:
+        recording, origin = read(path, source)
+        checks.append(check(recording, given(recording, options), origin, options.folds))
+    for table in fidelity.tables(checks):
+        _say(table)
+    _say(f"The page: {fidelity.write(options.out, checks, findings)}")
+    return 0
+
+
+def read(trace: Path | None, source: list[str] | None) -> tuple[Recording, Provenance]:
+    """What calibration reads of a trace, or of a recording that is imported on the fly, and where it comes from."""
+    from harness.record import MADE_BY
+    from simulators.calibration.output import Provenance, digest
+    from simulators.calibration.recordings import recorded
+    from traces import importers
+    from traces.parts import origin, scan
+    from traces.schema import TRACE
+
+    if trace is not None:
+        said = origin(trace)
+        tables = {name: scan(trace, name).collect() for name in TRACE}
+        hashed = digest(list(trace.rglob("*.parquet")), trace)
+        return recorded(tables, said.source), Provenance(
+            said.source, said.of, said.licence, hashed, "harness calibrate TRACE", MADE_BY
+        )
+    name, path = (source or ["", ""])[0], Path((source or ["", ""])[1])
+    known = importers.SOURCES.get(name)
+    if known is None:
+        raise ValueError(f"No importer is called {name!r}: there are {', '.join(importers.SOURCES)}.")
+    made = importers.read(known, path)
+    hashed = digest(made.inputs, path)
+    command = f"harness calibrate --from {name} PATH"
+    return recorded(made.tables, name), Provenance(name, known.of, known.licence, hashed, command, MADE_BY)
+
+
+def given(recording: Recording, options: argparse.Namespace) -> dict[str, Constants]:
+    """What calibration begins with, by workload: what the command line says, and what is known of a workload by its name."""
+    from simulators.calibration.model import Constants
+
+    made = {}
+    for name in dict.fromkeys(row.workload for row in recording.rows):
+        threads = max((r.intra_threads + r.inter_threads for r in recording.rows if r.workload == name), default=0)
+        base = Constants(
+            cores=options.cores or max(threads, 1),
+            model_bytes=options.model_bytes or _model_bytes(name),
+            nic_bytes_per_second=options.nic or recording.nic_bytes_per_second or Constants().nic_bytes_per_second,
+            jitter=options.jitter,
+            discipline=options.discipline,
+        )
+        noise = recording.noise
+        made[name] = base if noise is None else replace(base, jitter=noise.jitter, sleeps=noise.sleeps)
+    return made
+
+
+def _model_bytes(name: str) -> float:
+    """The nominal size of the model, where a workload or a scenario of that name comes with the harness; else 0."""
+    from harness import scenario
+    from simulators.workloads.catalogue import workload, workloads
+
+    if name in workloads():
+        return workload(name).demand.model_bytes
+    return scenario.job(scenario.load(name)).model_bytes if name in scenario.embedded() else 0.0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stdout)  # noqa: T201 (what a command does)

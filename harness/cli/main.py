@@ -1,0 +1,378 @@
+"""The command `harness`. Everything heavy is imported by the command that needs it, so that help comes at once."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from harness import __version__
+from harness.cli.calibrate import add_calibrate, add_fidelity
+from harness.cli.deploy import add_deploy
+from harness.cli.trace import add_trace
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["main"]
+
+T = TypeVar("T")
+
+_ABOUT = """\
+Score tuners of distributed training on parameter servers: which of them finishes the
+job first, and what did its tuning cost? Every tuner plays the same scenarios with the
+same luck, in simulated time; real gradients are computed and are really stale. The winner
+can then drive a real parameter server."""
+
+_EXAMPLES = """\
+examples:
+  harness compare                              every tuner on the default scenario, `digits`
+  harness compare digits-svm --tuners fixed,tpe --seeds 10
+  harness compare my.toml --tuners all,my_package.my_module:my_tuner
+  harness show digits > my.toml                a scenario of your own starts here
+  harness list tuners
+  harness train rlp --instances 1000 --out my.npz     then --tuners 'rlp[policy=my.npz]'
+  harness deploy --live live-digits            the same job, on real processes
+
+exit status:
+  0    done; a run that missed its target is a result like any other
+  1    a run ended in an error, its row says why; or the disk is full, or processes cannot start
+  2    nothing was run: an unknown name, a mistake in a scenario, results that are there already
+  130  interrupted; the same command with --resume goes on from there"""
+
+_COMPARE = """\
+Run every tuner on every scenario, on the same seeds, in parallel processes, and write the
+results to a folder: tables as Parquet, the log of every exchange, one page to read. A run
+that fails is a row with a reason. The results do not depend on the number of processes,
+and a comparison that was interrupted ends with the same bytes once it is resumed."""
+
+_COMPARE_MORE = """\
+A scenario is a name that `harness list scenarios` knows, a pattern of such names, or a TOML
+file (see `harness show`). A tuner is a name that `harness list tuners` knows, or
+package.module:factory, where factory is a function of a Job that yields actions; modules are
+looked for in the current folder, too. Options of a tuner stand in brackets behind its name,
+as in 'cruise[gain=0.1,bandwidth=measured]'.
+`all` stands for every contestant and for `best_fixed`, which is no contestant but a yardstick:
+the best of 20 fixed settings, known in hindsight."""
+
+_TRAIN = """\
+Train RLP's synchronisation policy on drawn instances: ten workers, some of them stragglers,
+that train a perceptron. First it learns from what fixed policies do (BSP, ASP and SSP with
+s = 2, 5, 8, on the same instances), then from its own runs, an episode each. Interrupted, it
+leaves a checkpoint beside FILE; with --resume it ends with the same bytes as it would have."""
+
+_TRAIN_MORE = """\
+Options of the learning stand in brackets, as in 'rlp[gamma=1,replay=5000,optimizer=adam]':
+gamma, epsilon, rate, anneal, replay (N), batch, copy (c), optimizer (sgd, adam), steps, double,
+returns (of pre-training: undiscounted, discounted), unit_seconds of rewards, and as_printed=true,
+which takes the paper at its word where this is unsound. The policy plays as 'rlp[policy=FILE]'.
+
+The defaults are the paper's; the policy that ships was made by what does better:
+  harness train 'rlp[gamma=1,rate=0.0003,anneal=220000,replay=8000,steps=10,copy=200,double=true,
+    unit_seconds=10]' --depths 1,1,2,3 --rates 0.2,0.17,0.13,0.08 --sleeps 9.4,1.5,9.4,9.4
+    --instances 1300 --pushes 800 --out FILE"""
+
+_LISTS = ("tuners", "scenarios", "workloads", "profiles", "sources")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command with `arguments`, the process's own if None, and return its exit status."""
+    options = _parser().parse_args(arguments)
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        status: int = options.run(options)
+    except ValueError as error:
+        return _complain(error, 2)
+    except BrokenPipeError:
+        # Whoever read our output (`head`, say) has had enough; nothing may be flushed to it at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return _complain(_io_text(error), 1)
+    except RuntimeError as error:
+        return _complain(error, 1)
+    return status
+
+
+def _io_text(error: OSError) -> str:
+    """What happened, and to which file where the system names one."""
+    what = error.strerror or str(error)
+    return f"Cannot use {error.filename}: {what}." if error.filename else what
+
+
+def _complain(what: object, status: int) -> int:
+    print(f"harness: {what}", file=sys.stderr)  # noqa: T201 (what a command does)
+    return status
+
+
+# --------------------------------------------------------------------------------------------------------------- parser
+
+
+def _parser() -> argparse.ArgumentParser:
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="harness", description=_ABOUT, epilog=_EXAMPLES, formatter_class=plain)
+    parser.add_argument("--version", action="version", version=f"harness {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    compare = commands.add_parser(
+        "compare", help="score tuners on scenarios", description=_COMPARE, epilog=_COMPARE_MORE, formatter_class=plain
+    )
+    compare.add_argument(
+        "scenarios", nargs="*", metavar="SCENARIO", help="name, pattern such as 'cruise-*', or TOML file (default: digits)"
+    )
+    compare.add_argument("--tuners", default="all", metavar="all|NAME,...", help="who competes (default: all)")
+    compare.add_argument("--seeds", type=int, metavar="N", help="seeds per scenario (default: as the scenario says)")
+    who = compare.add_mutually_exclusive_group()
+    who.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per core)")
+    who.add_argument("--address", default="", metavar="ADDR", help="Ray cluster to spread the runs over: HOST:PORT, auto")
+    compare.add_argument("--out", type=Path, metavar="DIR", help="results folder (default: results/SCENARIO)")
+    compare.add_argument("--resume", action="store_true", help="go on with the comparison that is in DIR, if there is one")
+    compare.add_argument("--record", action="store_true", help="keep a trace beside the files of every run")
+    compare.set_defaults(run=_compare)
+
+    listing = commands.add_parser(
+        "list", help="what there is to choose from", description="List what there is to choose from, a line each."
+    )
+    listing.add_argument("what", choices=_LISTS, help="profiles are types of nodes, sources are public recordings")
+    listing.set_defaults(run=_list)
+
+    show = commands.add_parser(
+        "show",
+        help="print a scenario, explained; the output is a scenario file",
+        description="Print a scenario with a comment on top that explains it. The output is a scenario file itself: "
+        "`harness show digits > my.toml` is a good start for one of your own.",
+    )
+    show.add_argument("scenario", metavar="SCENARIO", help="name or TOML file")
+    show.set_defaults(run=_show)
+
+    report = commands.add_parser(
+        "report",
+        help="print the table of a comparison and write its page again",
+        description="Print the table of a comparison and write its page, report.html, again. Of one that was interrupted, "
+        "or is still under way, the runs that are finished are shown.",
+    )
+    report.add_argument("folder", type=Path, metavar="DIR", help="results folder, of a finished or interrupted comparison")
+    report.set_defaults(run=_report)
+    _add_train(commands.add_parser, plain)
+    add_deploy(commands.add_parser, plain)
+    add_trace(commands.add_parser, plain)
+    add_calibrate(commands.add_parser, plain)
+    add_fidelity(commands.add_parser, plain)
+    return parser
+
+
+def _add_train(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
+    train = add_parser("train", help="train RLP's policy", description=_TRAIN, epilog=_TRAIN_MORE, formatter_class=plain)
+    train.add_argument("tuner", metavar="rlp", help="with options of the learning in brackets, if any")
+    train.add_argument("--instances", type=int, default=1000, metavar="N", help="to learn on (default: 1000)")
+    train.add_argument("--out", type=Path, required=True, metavar="FILE", help="what is written: the policy, as npz")
+    train.add_argument("--episodes", type=int, metavar="N", help="runs to learn from (default: one per instance)")
+    train.add_argument("--pretrain", type=int, default=100, metavar="N", help="instances per fixed policy (default: 100)")
+    train.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is drawn (default: 0)")
+    train.add_argument("--workload", default="rlp-digits", metavar="NAME", help="see `harness list workloads`")
+    train.add_argument("--data", default="", metavar="DIR", help="folder of a workload that reads files")
+    train.add_argument("--depths", default="0,1,2,3", metavar="H,...", help="hidden layers to draw from (default: 0,1,2,3)")
+    train.add_argument("--rates", default="", metavar="R,...", help="learning rate for each depth (default: workload's)")
+    train.add_argument("--sleeps", default="", metavar="S,...", help="stragglers' seconds, for each depth (default: 9.4)")
+    train.add_argument("--skew", type=float, default=0.0, metavar="S", help="of workers' classes, 0 to 1 (default: 0)")
+    train.add_argument("--accuracy", type=float, default=0.88, metavar="A", help="that ends a run (default: 0.88)")
+    train.add_argument("--workers", type=int, default=10, metavar="K", help="of a cluster (default: 10)")
+    train.add_argument(
+        "--pushes", type=int, default=1500, metavar="N", help="after which a run is cut short (default: 1500)"
+    )
+    train.add_argument("--lanes", type=int, default=1, metavar="N", help="episodes at once, under vmap (default: 1)")
+    train.add_argument("--resume", action="store_true", help="go on with the training that was interrupted, if there is one")
+    train.set_defaults(run=_train)
+
+
+# ------------------------------------------------------------------------------------------------------------- commands
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from harness.cli.display import terminal, watching
+    from harness.comparison.compare import compare
+
+    scenarios = _scenarios(options.scenarios) or ["digits"]
+    stems = [re.sub(r"[-*?\[\]]+$", "", Path(s).stem) or "all" for s in options.scenarios or scenarios]
+    out = options.out or Path("results") / "+".join(stems)
+    console = terminal()
+    try:
+        with watching(console) as watch:
+            compare(
+                scenarios,
+                _tuners(options.tuners),
+                out=out,
+                seeds=options.seeds,
+                jobs=_cores() if options.jobs is None else options.jobs,
+                address=options.address,
+                resume=options.resume,
+                record=options.record,
+                watch=watch,
+            )
+    except KeyboardInterrupt:
+        print("\nharness: interrupted.", file=sys.stderr)  # noqa: T201
+        if (out / "manifest.json").is_file():
+            print(f"What is finished is in {out}; the same command with --resume goes on.", file=sys.stderr)  # noqa: T201
+        return 130
+    _conclude(out, console)
+    return 1 if _failed(out) else 0
+
+
+def _train(options: argparse.Namespace) -> int:
+    from harness.cli.display import terminal, training
+    from harness.training import train
+    from tuners import parse
+
+    name, learning = parse(options.tuner)
+    if name != "rlp":
+        raise ValueError(f"Cannot train {name!r}: rlp is the one tuner that is trained.")
+    plan = train.Plan(
+        workload=options.workload,
+        data=options.data,
+        depths=_numbers(int, "--depths", options.depths),
+        workers=options.workers,
+        rates=_numbers(float, "--rates", options.rates),
+        sleeps=_numbers(float, "--sleeps", options.sleeps),
+        skew=options.skew,
+        accuracy=options.accuracy,
+        instances=options.instances,
+        episodes=options.instances if options.episodes is None else options.episodes,
+        pretrain=options.pretrain,
+        most_pushes=options.pushes,
+        lanes=options.lanes,
+        seed=options.seed,
+        options=train.read_options(learning),
+    )
+    console = terminal()
+    try:
+        with training(console, plan.runs) as watch:
+            made = train.train(plan, options.out, resume=options.resume, watch=watch)
+    except KeyboardInterrupt:
+        print(f"\nharness: interrupted; {train.checkpoint(options.out)} keeps what is learned.", file=sys.stderr)  # noqa: T201
+        print("The same command with --resume goes on.", file=sys.stderr)  # noqa: T201
+        return 130
+    endings = ", ".join(f"{count} {how}" for how, count in made.about["endings"].items() if count)
+    console.print(f"{plan.runs} runs: {endings}.", highlight=False, soft_wrap=True)
+    console.print(
+        f"The policy: {options.out}; play it as --tuners 'rlp[policy={options.out}]'.", markup=False, soft_wrap=True
+    )
+    return 0
+
+
+def _numbers(kind: Callable[[str], T], option: str, text: str) -> tuple[T, ...]:
+    try:
+        return tuple(kind(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ValueError(f"Cannot read {option} {text!r}: write numbers with commas between.") from None
+
+
+def _scenarios(names: Sequence[str]) -> list[str]:
+    """The names, with those of embedded scenarios in place of patterns such as cruise-*."""
+    from harness.scenario import embedded
+
+    found: list[str] = []
+    for name in names:
+        if not set(name) & set("*?[") or "=" in name:
+            found.append(name)
+        elif matching := fnmatch.filter(embedded(), name):
+            found += [n for n in matching if n not in found]
+        else:
+            raise ValueError(f"No scenario is like {name!r}: there are {', '.join(embedded())}.")
+    return found
+
+
+def _tuners(text: str) -> list[str]:
+    """The names in "all,NAME,...". An empty one is left for the registry to complain about."""
+    from tuners import embedded
+
+    names: list[str] = []
+    for name in (part.strip() for part in re.split(r",(?![^\[]*\])", text)):  # not at commas within brackets
+        names += embedded() if name == "all" else [name]
+    return names
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _conclude(out: Path, console: Console) -> None:
+    """Print the tables and write the page."""
+    from reports import page, tables
+    from traces.store import load_results
+
+    for table in tables.render(tables.summary(load_results(out)), columns=max(80, console.width)):
+        console.print(table)
+    console.print(f"The page: {page.write(out)}", highlight=False, soft_wrap=True)
+
+
+def _failed(out: Path) -> bool:
+    from traces import schema, store
+
+    return "error" in store.read(out / "scores.parquet", schema.SCORES)["status"]
+
+
+def _list(options: argparse.Namespace) -> int:
+    rows = {"tuners": _list_tuners, "scenarios": _list_scenarios, "workloads": _list_workloads}
+    rows |= {"profiles": _list_profiles, "sources": _list_sources}
+    found = rows[options.what]()
+    width = max(map(len, found), default=0)
+    for name, summary in found.items():
+        print(f"{name:{width}}  {summary}".rstrip())  # noqa: T201
+    return 0
+
+
+def _list_tuners() -> dict[str, str]:
+    from tuners import registry
+
+    return {name: entry.summary + ("" if entry.contestant else " (no contestant)") for name, entry in registry().items()}
+
+
+def _list_scenarios() -> dict[str, str]:
+    from harness.scenario import embedded, load
+
+    return {name: load(name).summary for name in embedded()}
+
+
+def _list_workloads() -> dict[str, str]:
+    from simulators.workloads.catalogue import workloads
+
+    return dict(workloads())
+
+
+def _list_profiles() -> dict[str, str]:
+    from simulators.cluster.profiles import profiles
+
+    rows: dict[str, str] = {}
+    for name, kind in profiles().items():
+        cores = "1 core" if kind.cores == 1 else f"{kind.cores} cores"
+        rows[name] = f"{cores}, {'+'.join(d.kind for d in kind.devices)}, {kind.nic_bytes_per_second * 8 / 1e9:g} Gbit/s"
+    return rows
+
+
+def _list_sources() -> dict[str, str]:
+    from traces.importers import SOURCES
+
+    return {name: source.summary for name, source in SOURCES.items()}
+
+
+def _show(options: argparse.Namespace) -> int:
+    from harness.scenario import load, show
+
+    sys.stdout.write(show(load(options.scenario)))
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from harness.cli.display import terminal
+    from harness.comparison.results import assemble
+
+    if (options.folder / "runs").is_dir():
+        assemble(options.folder)
+    _conclude(options.folder, terminal())
+    return 0

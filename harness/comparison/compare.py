@@ -1,0 +1,286 @@
+"""A comparison: every tuner on every scenario on the same seeds, in parallel processes, one folder per run.
+
+A run's folder is renamed into place when it is whole, so a comparison can be interrupted anywhere and go on with
+`resume`; it ends with the same bytes as one that was not interrupted. What differs from host to host, thinking and wall
+seconds, stands in `host.csv` alone. A run that fails is a row with a reason; one whose process died is made again on resume.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import quote
+
+from harness import __version__
+from harness.comparison import pool, results
+from harness.comparison.run_process import Done, Progress, Task, save
+from harness.scenario import Scenario, job, load
+from harness.score import failed
+from traces import store
+from traces.schema import VERSION
+from tuners import Entry, resolve
+from tuners.baselines.best_fixed import candidates
+
+__all__ = ["Event", "Finished", "Planned", "Run", "Underway", "compare"]
+
+_CANDIDATES = 20
+"""Fixed settings among which the oracle chooses in hindsight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Which run of a comparison."""
+
+    scenario: str
+    tuner: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What there is to do."""
+
+    runs: int
+    made_before: int  # of these, found in the folder
+
+
+@dataclass(frozen=True, slots=True)
+class Underway:
+    """A run has come so far."""
+
+    run: Run
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A run is over, and its files are in place."""
+
+    run: Run
+    done: Done
+
+
+Event: TypeAlias = Planned | Underway | Finished
+_Work: TypeAlias = Callable[[Iterable[Task]], Iterator[tuple[Task, Progress | Done | pool.Died]]]
+
+
+def compare(
+    scenarios: Sequence[str | Path],
+    tuners: Sequence[str],
+    *,
+    out: Path,
+    seeds: int | None = None,
+    jobs: int = 1,
+    address: str = "",
+    resume: bool = False,
+    record: bool = False,
+    watch: Callable[[Event], None] = lambda _: None,
+    system: str = "harness.scenario:system",
+) -> None:
+    """Score `tuners` on `scenarios`, on each scenario's own number of seeds or on `seeds`, and write the results to `out`.
+
+    Runs are made `jobs` at a time on this machine, or, where `address` names a Ray cluster, one on each of its cores.
+    With `record`, a trace is kept beside the files of every run. `watch` is told how it goes. `system` names the function of
+    (scenario, seed, start) that makes whoever carries the actions out. Raises ValueError, before anything is run or written,
+    for a scenario, tuner or cluster that does not exist or fit, and for a folder that holds something else; OSError when
+    the disk is full. What was finished by then stays.
+    """
+    plan = _planned(scenarios, tuners, seeds, system, record=record)
+    if jobs < 1:
+        raise ValueError(f"Cannot use {jobs} jobs: give at least 1.")
+    manifest = _manifest(plan, tuners, seeds)
+    with _crew(jobs, address) as work, _claimed(out, manifest, plan, resume=resume):
+        left = [t for t in plan.tasks if not _made(out, t)]
+        watch(Planned(len(plan.tasks), len(plan.tasks) - len(left)))
+        try:
+            for task, heard in work([_in(out, t, i) for i, t in enumerate(left)]):
+                run = Run(task.scenario, task.tuner, task.seed)
+                if isinstance(heard, Progress):
+                    watch(Underway(run, heard))
+                    continue
+                done = heard if isinstance(heard, Done) else _bury(task, heard.reason, plan.budgets[task.scenario])
+                _keep(out, task, done)
+                watch(Finished(run, done))
+        finally:
+            _clean(out)
+            results.assemble(out)
+
+
+@contextmanager
+def _crew(jobs: int, address: str) -> Iterator[_Work]:
+    """Who makes the runs: processes of this machine, or a Ray cluster's."""
+    if not address:
+        yield partial(pool.work, jobs=jobs)
+        return
+    from harness import ray_cluster
+    from harness.comparison import ray_pool  # takes a second, which those without a cluster need not wait
+
+    with ray_cluster.joined(address):
+        yield ray_pool.work
+
+
+# ----------------------------------------------------------------------------------------------------------------- plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    scenarios: tuple[Scenario, ...]
+    entries: tuple[Entry, ...]
+    counts: dict[str, int]  # seeds of each scenario
+    tasks: tuple[Task, ...]
+
+    @property
+    def budgets(self) -> dict[str, float]:
+        return {s.name: s.budget.seconds for s in self.scenarios}
+
+
+def _planned(
+    scenarios: Sequence[str | Path], tuners: Sequence[str], seeds: int | None, system: str, *, record: bool
+) -> _Plan:
+    if not scenarios or not tuners:
+        raise ValueError("Cannot compare nothing: name at least one scenario and one tuner.")
+    if seeds is not None and seeds < 1:
+        raise ValueError(f"Cannot compare on {seeds} seeds: give at least 1.")
+    loaded = tuple(load(s) for s in scenarios)
+    for what, names in (("scenario", [s.name for s in loaded]), ("tuner", list(tuners))):
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise ValueError(
+                f"Cannot compare {what} {twice[0]!r} with itself: name each once, and files by different names."
+            )
+    entries = tuple(resolve(t) for t in tuners)
+    counts = {s.name: seeds or s.seeds.count for s in loaded}
+    tasks = [t for s in loaded for t in _tasks(s, entries, counts[s.name], system, record=record)]
+    # All scenarios and tuners get their first seed before any gets its second: what is interrupted can be compared, too.
+    return _Plan(loaded, entries, counts, tuple(sorted(tasks, key=lambda t: t.seed)))
+
+
+def _tasks(scenario: Scenario, entries: Sequence[Entry], seeds: int, system: str, *, record: bool) -> Iterator[Task]:
+    given: dict[str, Any] = {"scenario": scenario.name, "origin": str(scenario.origin), "text": scenario.text}
+    given |= {"system": system, "folder": "", "record": record}
+    seen = job(scenario)
+    for entry in entries:
+        for seed in range(seeds):
+            if entry.contestant:
+                yield Task(**given, seed=seed, tuner=entry.name, plays=entry.name)
+                continue
+            for index, start in enumerate(candidates(seen, count=_CANDIDATES)):
+                name = results.candidate_name(entry.name, index)
+                yield Task(**given, seed=seed, tuner=name, plays="fixed", start=start)
+
+
+def _manifest(plan: _Plan, tuners: Sequence[str], seeds: int | None) -> dict[str, Any]:
+    return {
+        "harness": __version__,
+        "schema": VERSION,
+        "scenarios": [s.name for s in plan.scenarios],
+        "tuners": list(tuners),
+        "oracles": [e.name for e in plan.entries if not e.contestant],
+        "seeds": seeds or max(plan.counts.values()),
+        "seeds_of": plan.counts,
+    }
+
+
+# --------------------------------------------------------------------------------------------------------------- folder
+
+
+@contextmanager
+def _claimed(out: Path, manifest: dict[str, Any], plan: _Plan, *, resume: bool) -> Iterator[None]:
+    """The folder `out`, made or found to fit, and nobody else's meanwhile."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"Cannot write results to {out}: it is a file. Name a folder with --out.")
+    # A comparison that was killed before it wrote its manifest has run nothing yet.
+    fresh = not out.is_dir() or {p.name for p in out.iterdir()} <= {"scenarios"}
+    if not fresh:
+        if not resume:
+            raise ValueError(
+                f"Cannot write results to {out}: it is there already. Go on with it by --resume, or name another with --out."
+            )
+        _check_same(out, manifest, plan)
+    try:
+        (out / "scenarios").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"Cannot write results to {out}: {error.strerror}. Name another folder with --out.") from None
+    lock = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise ValueError(f"Cannot write results to {out}: another comparison is writing there. Wait for its end.") from None
+    try:
+        if fresh:
+            for scenario in plan.scenarios:
+                store.write_bytes(out / "scenarios" / f"{scenario.name}.toml", scenario.text.encode())
+            store.write_bytes(out / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
+        _clean(out)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _check_same(out: Path, manifest: dict[str, Any], plan: _Plan) -> None:
+    """Raise ValueError unless the results in `out` are of this very comparison."""
+    found = store.read_manifest(out)
+    for key, wanted in manifest.items():
+        if found.get(key) != wanted:
+            same = "Use that version" if key == "harness" else "Give the same arguments"
+            raise ValueError(
+                f"Cannot go on with {out}: it was made with {key} {found.get(key)}, and this is {wanted}. "
+                f"{same}, or name another folder with --out."
+            )
+    for scenario in plan.scenarios:
+        kept = out / "scenarios" / f"{scenario.name}.toml"
+        if not kept.is_file() or kept.read_text("utf-8") != scenario.text:
+            raise ValueError(
+                f"Cannot go on with {out}: scenario {scenario.name!r} has changed since. Name another folder with --out, "
+                f"or go back to the scenario as it is in {kept}."
+            )
+
+
+def _place(out: Path, task: Task) -> Path:
+    return results.run_folder(out, task.scenario, task.tuner, task.seed)
+
+
+def _made(out: Path, task: Task) -> bool:
+    """Whether the run is there; one whose process died counts as not made."""
+    folder = _place(out, task)
+    if (folder / results.DIED).exists():
+        shutil.rmtree(folder)
+    return folder.is_dir()
+
+
+def _in(out: Path, task: Task, index: int) -> Task:
+    """The task with a folder to work in, beside the runs, from where the result can be renamed into place."""
+    name = f"{quote(task.tuner, safe='')}-{task.seed}-{index}"
+    return replace(task, folder=str(out.absolute() / "unfinished" / name))
+
+
+def _bury(task: Task, reason: str, budget_seconds: float) -> Done:
+    """A row for a run whose process is gone."""
+    folder = Path(task.folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    row = failed(reason, scenario=task.scenario, tuner=task.tuner, seed=task.seed, budget_seconds=budget_seconds)
+    save(folder, row)
+    store.write_bytes(folder / results.DIED, b"")
+    return Done("error", reason, budget_seconds, float("nan"), float("nan"))
+
+
+def _keep(out: Path, task: Task, done: Done) -> None:
+    """Put a finished run in place, the host's seconds first, so that no run is without them."""
+    results.add_host(out, task.scenario, task.tuner, task.seed, done.thinking_seconds, done.wall_seconds)
+    place = _place(out, task)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    Path(task.folder).rename(place)
+
+
+def _clean(out: Path) -> None:
+    shutil.rmtree(out / "unfinished", ignore_errors=True)

@@ -1,0 +1,143 @@
+"""The results folder: where each run lies, and how runs become tables.
+
+manifest.json                     what was compared
+scenarios/NAME.toml               as it was run
+runs/SCENARIO/TUNER/SEED/         score.json, evaluations.parquet, settings.parquet, exchanges.jsonl.gz
+                                  and, where there was any, error.txt and output.txt
+scores, evaluations, settings     .parquet, all runs together
+host.csv                          what the host measured
+report.html
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import polars as pl
+
+from traces import store
+from traces.schema import EVALUATIONS, HOST, KEYS, SCORES, SETTINGS
+from tuners.baselines.best_fixed import choose
+
+__all__ = ["DIED", "add_host", "assemble", "candidate_name", "run_folder"]
+
+DIED = "died"
+"""A file of this name marks a run whose process died: its row stands until it is made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One run of the tables: what it is called there, and where its files are."""
+
+    scenario: str
+    tuner: str
+    seed: int
+    source: str  # the name it was run under
+
+
+def run_folder(out: Path, scenario: str, tuner: str, seed: int) -> Path:
+    """Where the files of a run lie. Names of tuners of one's own may hold what a file name should not."""
+    return out / "runs" / scenario / quote(tuner, safe="+=,()") / str(seed)
+
+
+def candidate_name(oracle: str, index: int) -> str:
+    """What the runs of an oracle's candidate are called; the tables show the chosen one under the oracle's own name."""
+    return f"{oracle}+{index:02}"
+
+
+def add_host(out: Path, scenario: str, tuner: str, seed: int, thinking_seconds: float, wall_seconds: float) -> None:
+    """Add a row to `host.csv`."""
+    path = out / "host.csv"
+    line = io.StringIO()
+    if not path.exists():
+        csv.writer(line, lineterminator="\n").writerow(HOST)
+    csv.writer(line, lineterminator="\n").writerow([scenario, tuner, seed, thinking_seconds, wall_seconds])
+    before = path.read_bytes() if path.exists() else b""
+    store.write_bytes(path, before + line.getvalue().encode())
+
+
+def assemble(out: Path) -> None:
+    """Make the tables of all runs that are there, in order; the same runs give the same bytes."""
+    manifest = store.read_manifest(out)
+    try:
+        rows = sorted(_rows(out, manifest), key=lambda r: (r.scenario, r.tuner, r.seed))
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"Cannot read {out / 'manifest.json'}: it is damaged ({error}). Run the comparison again elsewhere."
+        ) from None
+    store.write(_scores(out, rows), out / "scores.parquet", SCORES)
+    for name, schema in (("evaluations", EVALUATIONS), ("settings", SETTINGS)):
+        parts = [_named(_read(_folder(out, r), f"{name}.parquet", schema), r) for r in rows]
+        store.write(pl.concat(parts) if parts else pl.DataFrame(schema=schema), out / f"{name}.parquet", schema)
+    _host(out, rows)
+
+
+def _rows(out: Path, manifest: dict[str, Any]) -> Iterator[_Row]:
+    for scenario in manifest["scenarios"]:
+        seeds = range(manifest["seeds_of"][scenario])
+        for tuner in manifest["tuners"]:
+            source = _chosen(out, scenario, tuner, len(seeds)) if tuner in manifest["oracles"] else tuner
+            for seed in seeds:
+                if source is not None and run_folder(out, scenario, source, seed).is_dir():
+                    yield _Row(scenario, tuner, seed, source)
+
+
+def _chosen(out: Path, scenario: str, oracle: str, seeds: int) -> str | None:
+    """The best candidate over all seeds; None while runs are missing."""
+    completions: dict[int, list[float]] = {}
+    for index in range(len(list((out / "runs" / scenario).glob(f"{quote(oracle)}+*")))):
+        folders = [run_folder(out, scenario, candidate_name(oracle, index), seed) for seed in range(seeds)]
+        if not all(f.is_dir() for f in folders):
+            return None
+        completions[index] = [float(_score(f)["completion_seconds"]) for f in folders]
+    return candidate_name(oracle, choose(completions)) if completions else None
+
+
+def _folder(out: Path, row: _Row) -> Path:
+    return run_folder(out, row.scenario, row.source, row.seed)
+
+
+def _score(folder: Path) -> dict[str, Any]:
+    path = folder / "score.json"
+    try:
+        read = json.loads(path.read_text("utf-8"))
+        return {name: float(read[name]) if kind == pl.Float64 else read[name] for name, kind in SCORES.items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"Cannot read {path}: it is damaged or of another version ({error}). Delete the folder {folder} and resume."
+        ) from None
+
+
+def _read(folder: Path, name: str, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
+    """A table of one run. What is damaged comes back with the whole run, and not if that file alone is deleted."""
+    path = folder / name
+    try:
+        return store.read(path, schema)
+    except ValueError as error:
+        why = str(error).removeprefix(f"Cannot read {path}: ").split(". ")[0].rstrip(".")
+        raise ValueError(f"Cannot read {path}: {why}. Delete the folder {folder} and resume.") from None
+
+
+def _scores(out: Path, rows: list[_Row]) -> pl.DataFrame:
+    return pl.DataFrame([_score(_folder(out, r)) | {"tuner": r.tuner} for r in rows], schema=SCORES)
+
+
+def _named(frame: pl.DataFrame, row: _Row) -> pl.DataFrame:
+    return frame.with_columns(tuner=pl.lit(row.tuner))
+
+
+def _host(out: Path, rows: list[_Row]) -> None:
+    """Sort `host.csv`, and give the chosen candidate's row to its oracle as well."""
+    path = out / "host.csv"
+    known = store.read_host(path) if path.exists() else pl.DataFrame(schema=HOST)
+    renamed = {(r.scenario, r.source, r.seed): r.tuner for r in rows if r.source != r.tuner}
+    extra = [row | {"tuner": renamed[key]} for row in known.to_dicts() if (key := tuple(row[k] for k in KEYS)) in renamed]
+    joined = pl.concat([known, pl.DataFrame(extra, schema=HOST)]).unique(KEYS, keep="last", maintain_order=True)
+    store.write_host(joined.sort(KEYS), path)

@@ -1,0 +1,204 @@
+"""One worker process of a comparison: takes runs from its parent one by one, and leaves a folder for each.
+
+Started by `harness.comparison.pool` as ``python -m harness.comparison.run_process FD`` in an environment of its own, so that
+numerical libraries start with one thread and results do not depend on how many cores the host has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harness.scenario import Scenario
+    from harness.score import Scored
+    from traces.exchanges import Exchange
+    from tuners.actions import Setting
+
+__all__ = ["Done", "Progress", "Task", "main", "save"]
+
+_PROGRESS_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One run to be made. Carries text and names only, so that it can be sent to another process."""
+
+    scenario: str
+    origin: str  # the file the text was read from, for its relative paths
+    text: str
+    tuner: str  # as the results call it
+    plays: str  # as the registry calls it, or package.module:factory
+    seed: int
+    folder: str  # where to leave the files
+    start: Setting | None = None  # in place of the scenario's own
+    system: str = "harness.scenario:system"  # who carries the actions out
+    record: bool = False  # whether to keep a trace of it
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come."""
+
+    seconds: float
+    budget_seconds: float
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A run is over and its folder is whole."""
+
+    status: str
+    reason: str
+    completion_seconds: float
+    thinking_seconds: float
+    wall_seconds: float
+
+
+def main(arguments: list[str]) -> int:
+    """Serve the parent at the other end of the given file descriptor until it hangs up."""
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    parent = Connection(int(arguments[0]))
+    parent.send("ready")
+    while True:
+        try:
+            task: Task = parent.recv()
+        except EOFError:
+            return 0
+        try:
+            with _output_in(Path(task.folder)):
+                done: Done | Exception = _run(task, parent.send)
+        except OSError as error:
+            done = error
+        parent.send(done)
+
+
+def _die_with_parent() -> None:
+    """The parent holds the other end of standard input; when that closes, nobody wants the results any more."""
+    os.read(0, 1)
+    os._exit(1)
+
+
+def _run(task: Task, send: Callable[[Any], None]) -> Done:
+    from harness.drive import play
+    from harness.record import play_recorded
+    from harness.score import failed, score
+
+    started = time.perf_counter()
+    names: dict[str, Any] = {"scenario": task.scenario, "tuner": task.tuner, "seed": task.seed}
+    scenario = _scenario(task.scenario, task.origin, task.text)
+    exchanges: tuple[Exchange, ...] = ()
+    thinking, trace = 0.0, ""
+    try:
+        factory, system = _factory(task.plays), _named(task.system)(scenario, task.seed, task.start)
+    except Exception as error:
+        reason = f"The run could not be set up: {' '.join(str(error).split()) or type(error).__name__}"
+        scored, trace = failed(reason, **names, budget_seconds=scenario.budget.seconds), traceback.format_exc()
+    else:
+        watch = _Watch(send, system.job.budget_seconds)
+        if task.record:
+            played = play_recorded(factory, system, Path(task.folder) / "trace", **names, watch=watch)
+        else:
+            played = play(factory, system, watch=watch)
+        scored, exchanges = score(played, **names), played.exchanges
+        thinking, trace = played.outcome.thinking_seconds, played.outcome.trace
+    save(Path(task.folder), scored, exchanges, trace)
+    row = scored.score
+    return Done(row.status, row.reason, row.completion_seconds, thinking, time.perf_counter() - started)
+
+
+def save(folder: Path, scored: Scored, exchanges: tuple[Exchange, ...] = (), trace: str = "") -> None:
+    """Write the files of one run: its row, its curves, its exchanges, and where it failed if it did."""
+    import polars as pl
+
+    from traces import store
+    from traces.exchanges import write_log
+    from traces.schema import EVALUATIONS, SETTINGS
+
+    rows = scored.rows()
+    plain = {k: repr(v) if isinstance(v, float) else v for k, v in rows["scores"][0].items()}
+    store.write_bytes(folder / "score.json", (json.dumps(plain, indent=1) + "\n").encode())
+    for name, schema in (("evaluations", EVALUATIONS), ("settings", SETTINGS)):
+        store.write(pl.DataFrame(rows[name], schema=schema), folder / f"{name}.parquet", schema)
+    write_log(folder / "exchanges.jsonl.gz", exchanges)
+    if trace:
+        store.write_bytes(folder / "error.txt", trace.encode())
+
+
+class _Watch:
+    """Tells the parent now and then how far the run has come."""
+
+    def __init__(self, send: Callable[[Any], None], budget_seconds: float) -> None:
+        self._send = send
+        self._budget_seconds = budget_seconds
+        self._told = 0.0
+        self._loss = self._accuracy = float("nan")
+
+    def __call__(self, exchange: Exchange) -> None:
+        evaluations = getattr(exchange.answer, "evaluations", ())
+        if evaluations:
+            self._loss, self._accuracy = float(evaluations[-1].loss), float(evaluations[-1].accuracy)
+        if time.monotonic() - self._told > _PROGRESS_SECONDS:
+            self._told = time.monotonic()
+            self._send(Progress(exchange.seconds, self._budget_seconds, self._loss, self._accuracy))
+
+
+@cache
+def _scenario(name: str, origin: str, text: str) -> Scenario:
+    from harness.scenario import parse
+
+    return parse(text, name=name, origin=Path(origin))
+
+
+@cache
+def _factory(name: str) -> Any:
+    from tuners import resolve
+
+    return resolve(name).factory
+
+
+@cache
+def _named(where: str) -> Callable[..., Any]:
+    module, _, attribute = where.partition(":")
+    made: Callable[..., Any] = getattr(import_module(module), attribute)
+    return made
+
+
+@contextmanager
+def _output_in(folder: Path) -> Iterator[None]:
+    """Keep what a tuner prints in `output.txt` beside its results, and no such file if it prints nothing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "output.txt"
+    kept = [os.dup(1), os.dup(2)]
+    with path.open("wb") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for target, saved in zip((1, 2), kept, strict=True):
+            os.dup2(saved, target)
+            os.close(saved)
+        if not path.stat().st_size:
+            path.unlink()
+
+
+if __name__ == "__main__":
+    # Under its own name, so that what it sends is of the classes that the parent knows.
+    sys.exit(import_module("harness.comparison.run_process").main(sys.argv[1:]))

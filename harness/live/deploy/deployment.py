@@ -1,0 +1,207 @@
+"""One job, deployed: brought up, driven by its tuner to the end, recorded, and put beside the same run simulated."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from harness.comparison.run_process import save
+from harness.drive import Played, play, replay
+from harness.live.deploy import job_folder
+from harness.live.deploy.beside_simulation import Run, measured
+from harness.live.deploy.progress_view import setting_words, watched
+from harness.live.driver import checkpoint_file
+from harness.live.driver.checkpoint_file import Checkpoint
+from harness.live.driver.system import LiveSystem
+from harness.live.processes import launch
+from harness.live.worker.spec import Spec
+from harness.record import MADE_BY
+from harness.scenario import Scenario, system
+from harness.score import score
+from traces.exchanges import Exchange
+from traces.parts import Origin, TraceWriter
+from traces.record import Recorder
+from tuners import Entry
+from tuners.actions import Action, Job, Rejected, Tuner, TunerFactory
+
+__all__ = ["Deployment", "Interrupted", "deploy", "described", "simulated"]
+
+_SIMULATED = ("sleeps", "stragglers", "episodes", "buckets", "nodes", "replay")
+"""Conditions that slow nodes or links down, or take nodes away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What is to be deployed, and where."""
+
+    scenario: Scenario
+    entry: Entry
+    seed: int
+    out: Path
+    address: str | None = None  # of a Ray cluster; None: on this machine
+    resume: bool = False
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """What the run is called in tables."""
+        return {"scenario": self.scenario.name, "tuner": self.entry.name, "seed": self.seed}
+
+
+class Interrupted(Exception):
+    """Somebody stopped the job, and it can go on. Takes the finished sentence."""
+
+
+def deploy(wanted: Deployment, console: Console) -> Played:
+    """Bring a job up, and drive it to its end; everything is down again afterwards, however it ends.
+
+    Raises ValueError, before anything is started, for what cannot be deployed; RuntimeError for a job that cannot be brought
+    up; Interrupted where it was stopped.
+    """
+    spec = _checked(wanted)
+    with job_folder.claimed(wanted.out, wanted.scenario, wanted.entry.name, wanted.seed, resume=wanted.resume):
+        begun = checkpoint_file.load(wanted.out / job_folder.CHECKPOINT) if wanted.resume else None
+        kept = job_folder.read_log(wanted.out, begun.state["exchanges"]) if begun is not None else []
+        factory = _resumed(wanted.entry.factory, spec.job, kept) if kept else wanted.entry.factory
+        with launch.cluster(wanted.address) as offers:
+            placement = launch.plan(spec.job.nodes, offers)
+            for said in _not_here(wanted.scenario):
+                console.print(said, highlight=False, soft_wrap=True)
+            console.print(f"Starting {setting_words(spec.job.start)}.", highlight=False, soft_wrap=True)
+            keep = partial(_keep, wanted, spec)
+            with launch.launch(placement, spec) as processes, LiveSystem(spec, processes, begun, keep) as live:
+                played = _driven(wanted, live, factory, kept, console)
+    scored = score(played, **wanted.run)
+    save(wanted.out, scored, played.exchanges, played.outcome.trace)
+    return played
+
+
+def described(wanted: Deployment) -> list[str]:
+    """Who would run where, and what would be done; nothing is started. Raises as `deploy` does."""
+    spec = _checked(wanted)
+    start = spec.job.start
+    address = wanted.address or os.environ.get("RAY_ADDRESS")
+    here = nullcontext((launch.Offer("here", "this machine", math.inf),))
+    with launch.cluster(address) if address else here as offers:
+        placement = launch.plan(spec.job.nodes, offers)
+        where = [f"  {line}" for line in str(placement).splitlines()]
+    target = spec.job.target
+    return [
+        f"{wanted.scenario.name}: {wanted.scenario.summary}",
+        f"tuner      {wanted.entry.name}, seed {wanted.seed}",
+        f"model      {spec.layout.size:,} parameters in {spec.layout.count} blocks, {spec.workload.optimizer}",
+        f"start      {setting_words(start)}",
+        f"target     {target.metric} {target.value:g}, within {spec.job.budget_seconds:g} s",
+        f"folder     {wanted.out}",
+        *_not_here(wanted.scenario),
+        "placement",
+        *where,
+        "Nothing was started.",
+    ]
+
+
+def _not_here(scenario: Scenario) -> list[str]:
+    """One line on the scenario's conditions that are simulated only; none where it has none."""
+    given = [name for name in _SIMULATED if getattr(scenario.conditions, name)]
+    return [f"Not here: {', '.join(given)} of [conditions]; live hosts have conditions of their own."] if given else []
+
+
+def simulated(wanted: Deployment) -> Run:
+    """The figures of the same run in the simulator."""
+    return measured(play(wanted.entry.factory, system(wanted.scenario, wanted.seed)))
+
+
+def _checked(wanted: Deployment) -> Spec:
+    spec = Spec.of(wanted.scenario, wanted.seed)
+    try:
+        spec.check(spec.job.start)
+    except Rejected as error:
+        raise ValueError(f"Cannot deploy {spec.name}: {error}") from None
+    return spec
+
+
+# --------------------------------------------------------------------------------------------------------------- driving
+
+
+def _driven(
+    wanted: Deployment, live: LiveSystem, factory: TunerFactory, kept: Sequence[Exchange], console: Console
+) -> Played:
+    exchanges = list(kept)
+    log = job_folder.Log(wanted.out, kept)
+    title = f"{wanted.scenario.name}, tuned by {wanted.entry.name}"
+    with _recording(wanted, live.job, kept) as recorder:
+
+        def note(exchange: Exchange) -> None:
+            exchanges.append(exchange)
+            log(exchange)
+            recorder(exchange)
+
+        stopped = False
+        with watched(console, title, live.glimpse):
+            try:
+                played = play(factory, live, watch=note)
+            except KeyboardInterrupt:
+                stopped = True
+        console.print("Saving a checkpoint.", highlight=False)
+        try:
+            live.checkpoint()
+        except RuntimeError as error:
+            console.print(f"It could not be saved. {error}", highlight=False, markup=False, soft_wrap=True)
+        if stopped:
+            raise Interrupted(
+                f"Stopped after {live.now:.1f} s; {wanted.out} has a checkpoint. The same command with --resume goes on."
+            )
+        ended = played.outcome
+        recorder.end(
+            status=ended.status, seconds=ended.seconds, workload=live.job.name, seed=wanted.seed, reason=ended.reason
+        )
+    return replace(played, exchanges=tuple(exchanges))
+
+
+@contextmanager
+def _recording(wanted: Deployment, job: Job, kept: Sequence[Exchange]) -> Iterator[Recorder]:
+    """A recorder of the whole run; what was recorded before it was interrupted is recorded anew."""
+    where = wanted.out / "trace"
+    shutil.rmtree(where, ignore_errors=True)
+    named = "{scenario}, {tuner}, seed {seed}, live".format(**wanted.run)
+    with TraceWriter(where, Origin("harness", MADE_BY, named)) as writer:
+        run = "{scenario}/{tuner}/{seed}".format(**wanted.run)
+        recorder = Recorder(writer, run, start=job.start, method=job.methods[0])
+        for exchange in kept:
+            recorder(exchange)
+        yield recorder
+
+
+def _keep(wanted: Deployment, spec: Spec, saved: Checkpoint) -> None:
+    """Write what the job can go on from, and the model."""
+    checkpoint_file.save(wanted.out / job_folder.CHECKPOINT, saved)
+    branch = saved.state["branch"]
+    job_folder.write_model(wanted.out / "model.safetensors", spec.tree(saved.tensors[f"{branch}/parameters"]))
+
+
+def _resumed(factory: TunerFactory, job: Job, kept: Sequence[Exchange]) -> TunerFactory:
+    """A tuner that stands where the one stood that was interrupted. Raises ValueError where it is another."""
+    tuner = factory(job)
+    action = replay(tuner, kept)
+
+    def going_on(_: Job) -> Tuner:
+        asked: Action[Any] | None = action
+        while asked is not None:
+            try:
+                answer: Any = yield asked
+            except Rejected as refusal:
+                answer = refusal
+            try:
+                asked = tuner.throw(answer) if isinstance(answer, Rejected) else tuner.send(answer)
+            except StopIteration:
+                return
+
+    return going_on

@@ -1,0 +1,70 @@
+"""The last seconds of a job, for whoever watches it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.live.deploy.progress_view import NodeGlimpse
+from simulators.engine.loop import Records
+from tuners.actions import Job, Setting
+
+__all__ = ["Recent"]
+
+_SECONDS = 3.0
+
+
+class Recent:
+    """Pushes of the last seconds."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._tables: deque[NDArray[np.float64]] = deque()  # [n, 11] each, the columns of `Records`; seconds of the job
+        self._seconds = 0.0  # that they are from
+
+    def take(self, rows: NDArray[np.float64]) -> None:
+        """These pushes have been completed."""
+        if len(rows):
+            self._tables.append(rows)
+
+    def forget(self, now: float) -> None:
+        """Keep what is recent."""
+        while self._tables and self._tables[0][-1, 0] < now - _SECONDS:
+            self._tables.popleft()
+        self._seconds = min(_SECONDS, max(now, 1e-9))
+
+    @property
+    def _rows(self) -> Records:
+        return Records(*np.concatenate([np.zeros((0, len(Records._fields))), *self._tables]).T)
+
+    @property
+    def clocks_per_second(self) -> float:
+        return sum(map(len, self._tables)) / self._seconds
+
+    @property
+    def loss(self) -> float:
+        """The mean; nan for none."""
+        return float(np.mean(self._rows.loss)) if self._tables else math.nan
+
+    def nodes(self, setting: Setting, away: Collection[str]) -> tuple[NodeGlimpse, ...]:
+        """What each node did."""
+        rows = self._rows
+        return tuple(self._node(i, setting, rows, away) for i in range(len(self._job.nodes)))
+
+    def _node(self, index: int, setting: Setting, rows: Records, away: Collection[str]) -> NodeGlimpse:
+        name = self._job.nodes[index].name
+        works, serves = name in setting.workers, name in setting.servers
+        role = "both" if works and serves else "worker" if works else "server" if serves else "idle"
+        mine, seconds = rows.worker == index, self._seconds
+        return NodeGlimpse(
+            name,
+            "lost" if name in away else role,
+            float(mine.sum()) / seconds,
+            min(float(rows.compute_seconds[mine].sum()) / seconds, 1.0),
+            min(float((rows.pull_seconds + rows.push_seconds)[mine].sum()) / seconds, 1.0),
+            min(float(rows.wait_seconds[mine].sum()) / seconds, 1.0),
+        )

@@ -1,0 +1,1 @@
+"""The processes of a live job: how they are placed, started, watched and ended."""

@@ -1,0 +1,120 @@
+"""Messages as frames of bytes, and back: one frame says what it is and what follows, then each array is a frame as it lies
+in memory, so that neither side copies it.
+
+The first frame is the mark, the version of this format (two bytes, little-endian), and a MessagePack row: sender, its
+generation, the view, (type, length) of every array, the head. Nothing of what arrives is believed before it is checked.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, TypeAlias, cast
+
+import msgspec
+import numpy as np
+
+from harness.live.protocol import messages
+from harness.live.protocol.messages import Array, Message
+
+__all__ = ["LARGEST_BYTES", "VERSION", "Beat", "Buffer", "Here", "Peers", "Unreadable", "decode", "encode", "signal"]
+
+VERSION = 2
+LARGEST_BYTES = 2**31
+"""Of one frame: half a billion parameters in one run of blocks. Larger ones are refused before memory is set aside."""
+
+Buffer: TypeAlias = bytes | memoryview
+
+_MARK = struct.Struct("<4sH")
+_PROGRAM = b"PSLV"
+_TYPES: dict[str, np.dtype[Any]] = {"f4": np.dtype("<f4"), "f2": np.dtype("<f2")}
+_NAMES = {kind: name for name, kind in _TYPES.items()}
+
+
+class Unreadable(ValueError):
+    """Frames that are no message of ours: what is wrong with them."""
+
+
+class Here(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """To the coordinator's process: messages reach me at this address. Comes before every `Hello`."""
+
+    address: str
+
+
+class Peers(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """From the coordinator's process: (name, address, generation) of everybody; those who are missing are gone."""
+
+    peers: tuple[tuple[str, str, int], ...]
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """To the coordinator's process: I live."""
+
+
+def signal(head: Here | Peers | Beat, generation: int) -> Message:
+    """A message for another process, whose core never sees it."""
+    return Message(cast(messages.Head, head), (), 0, generation)
+
+
+class _First(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    sender: str
+    generation: int
+    view: int
+    arrays: tuple[tuple[str, int], ...]  # (type, length)
+    head: messages.Head | Here | Peers | Beat
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_First)
+
+
+def encode(sender: str, message: Message) -> list[Buffer]:
+    """The frames of a message; arrays are passed on, not copied. Raises Unreadable for arrays that no wire carries."""
+    for array in message.arrays:
+        if array.dtype not in _NAMES or array.ndim != 1 or array.nbytes > LARGEST_BYTES:
+            raise Unreadable(
+                f"Cannot send an array of {array.dtype}, shape {array.shape}: give at most {LARGEST_BYTES} bytes "
+                "of float32 or float16, along one axis."
+            )
+    head: Any = message.head
+    kinds = tuple((_NAMES[a.dtype], a.size) for a in message.arrays)
+    first = _encoder.encode(_First(sender, message.generation, message.view, kinds, head))
+    return [_MARK.pack(_PROGRAM, VERSION) + first, *(np.ascontiguousarray(a).data for a in message.arrays)]
+
+
+def decode(frames: Sequence[Buffer]) -> tuple[str, Message]:
+    """(sender, message); its arrays are views on the frames, and cannot be written to.
+
+    Raises Unreadable for garbage, for another version, and for frames that are not as long as the first one says.
+    """
+    if not frames or len(first := memoryview(frames[0]).cast("B")) < _MARK.size:
+        raise Unreadable("Cannot read a message without its first frame: it was cut short, or is none of ours.")
+    name, version = _MARK.unpack_from(first)
+    if name != _PROGRAM:
+        raise Unreadable(f"Cannot read a message that begins with {name!r}: it is none of ours.")
+    if version != VERSION:
+        raise Unreadable(
+            f"Cannot read a message of version {version}: this is version {VERSION}; use one release everywhere."
+        )
+    try:
+        said = _decoder.decode(first[_MARK.size :])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Unreadable(f"Cannot read the head of a message: {error}.") from None
+    if len(said.arrays) != len(frames) - 1:
+        raise Unreadable(f"Cannot read a message with {len(frames) - 1} arrays: its head says {len(said.arrays)}.")
+    arrays = tuple(_array(kind, size, f) for (kind, size), f in zip(said.arrays, frames[1:], strict=True))
+    head: Any = said.head
+    return said.sender, Message(head, arrays, said.view, said.generation)
+
+
+def _array(kind: str, size: int, frame: Buffer) -> Array:
+    if kind not in _TYPES:
+        raise Unreadable(f"Cannot read an array of type {kind!r}: known are {', '.join(_TYPES)}.")
+    given = memoryview(frame).nbytes
+    if not 0 <= size * _TYPES[kind].itemsize == given:
+        raise Unreadable(
+            f"Cannot read an array of {size} numbers of {kind} from {given} bytes: it was cut short or damaged."
+        )
+    made: Array = np.frombuffer(frame, _TYPES[kind])
+    made.flags.writeable = False
+    return made

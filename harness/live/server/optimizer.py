@@ -1,0 +1,127 @@
+"""The servers' optimizers on NumPy: what `simulators.engine.optimizers` names, to float tolerance.
+
+A server steps runs of its blocks, whose lengths change with every move; compiled updates would be compiled for each length.
+Long runs are stepped piece by piece, so that what is in between stays in the processor's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from harness.live.protocol.messages import Array
+
+__all__ = ["Rates", "slots", "step"]
+
+_PIECE = 1 << 17  # numbers
+
+
+class Rates(NamedTuple):
+    """What a step depends on beside gradient and slots."""
+
+    learning_rate: float
+    momentum: float
+    steps: int  # so far, this one counted
+
+
+_Step: TypeAlias = Callable[[Array, Mapping[str, Array], Array, Rates], Array]
+"""(scratch, slots, gradient, rates): changes slots and leaves in `scratch` what is to be taken from the parameters."""
+
+
+def _sgd(scratch: Array, _: Mapping[str, Array], gradient: Array, rates: Rates) -> Array:
+    return np.multiply(gradient, np.float32(rates.learning_rate), out=scratch)
+
+
+def _heavy_ball(scratch: Array, slots: Mapping[str, Array], gradient: Array, rates: Rates) -> Array:
+    velocity = slots["velocity"]
+    velocity *= np.float32(rates.momentum)
+    velocity += gradient
+    return np.multiply(velocity, np.float32(rates.learning_rate), out=scratch)
+
+
+def _nesterov(scratch: Array, slots: Mapping[str, Array], gradient: Array, rates: Rates) -> Array:
+    _heavy_ball(scratch, slots, gradient, rates)
+    np.multiply(slots["velocity"], np.float32(rates.momentum), out=scratch)
+    scratch += gradient
+    scratch *= np.float32(rates.learning_rate)
+    return scratch
+
+
+def _adam(scratch: Array, slots: Mapping[str, Array], gradient: Array, rates: Rates) -> Array:
+    first, second = slots["first_moment"], slots["second_moment"]
+    _decay(first, 0.9, gradient, scratch)
+    _decay(second, 0.999, np.square(gradient), scratch)
+    np.multiply(second, np.float32(1 / (1 - 0.999**rates.steps)), out=scratch)
+    np.sqrt(scratch, out=scratch)
+    scratch += np.float32(1e-8)
+    np.divide(first, scratch, out=scratch)
+    scratch *= np.float32(rates.learning_rate / (1 - 0.9**rates.steps))
+    return scratch
+
+
+def _rmsprop(scratch: Array, slots: Mapping[str, Array], gradient: Array, rates: Rates) -> Array:
+    squares = slots["squares"]
+    _decay(squares, 0.9, np.square(gradient), scratch)
+    np.sqrt(squares + np.float32(1e-8), out=scratch)
+    np.divide(gradient, scratch, out=scratch)
+    scratch *= np.float32(rates.learning_rate)
+    return scratch
+
+
+def _adagrad(scratch: Array, slots: Mapping[str, Array], gradient: Array, rates: Rates) -> Array:
+    squares = slots["squares"]
+    squares += np.square(gradient)
+    np.sqrt(squares + np.float32(1e-7), out=scratch)
+    np.divide(gradient, scratch, out=scratch)
+    scratch *= np.float32(rates.learning_rate)
+    return scratch
+
+
+def _adadelta(scratch: Array, slots: Mapping[str, Array], gradient: Array, rates: Rates) -> Array:
+    squares, steps = slots["squares"], slots["squared_steps"]
+    _decay(squares, 0.9, np.square(gradient), scratch)
+    delta = gradient * np.sqrt(steps + np.float32(1e-6)) / np.sqrt(squares + np.float32(1e-6))
+    _decay(steps, 0.9, np.square(delta), scratch)
+    return np.multiply(delta, np.float32(rates.learning_rate), out=scratch)
+
+
+def _decay(average: Array, keep: float, new: Array, scratch: Array) -> None:
+    """An exponential moving average takes in `new`."""
+    average *= np.float32(keep)
+    average += np.multiply(new, np.float32(1 - keep), out=scratch)
+
+
+_STEPS: dict[str, tuple[tuple[str, ...], _Step]] = {
+    "sgd": ((), _sgd),
+    "momentum": (("velocity",), _heavy_ball),
+    "nesterov": (("velocity",), _nesterov),
+    "adam": (("first_moment", "second_moment"), _adam),
+    "rmsprop": (("squares",), _rmsprop),
+    "adagrad": (("squares",), _adagrad),
+    "adadelta": (("squares", "squared_steps"), _adadelta),
+}
+
+
+def slots(optimizer: str) -> tuple[str, ...]:
+    """The vectors that an optimizer keeps beside the parameters, all zero at first.
+
+    Raises ValueError for one that is not known, or cannot run live.
+    """
+    if optimizer not in _STEPS:
+        known = optimizer == "adarevision"
+        reason = "servers would have to keep what every worker pulled" if known else "it is not known"
+        raise ValueError(f"Cannot train live with {optimizer!r}: {reason}; choose one of {', '.join(_STEPS)}.")
+    return _STEPS[optimizer][0]
+
+
+def step(optimizer: str, parameters: Array, kept: Mapping[str, Array], gradient: Array, rates: Rates, made: Array) -> Array:
+    """What a gradient [n] makes of parameters [n] float32, in `made` [n]; slots [n] float32 change in place."""
+    compute = _STEPS[optimizer][1]
+    for start in range(0, len(parameters), _PIECE):
+        piece = slice(start, start + _PIECE)
+        part = made[piece]
+        change = compute(part, {name: v[piece] for name, v in kept.items()}, gradient[piece], rates)
+        np.subtract(parameters[piece], change, out=part)
+    return made

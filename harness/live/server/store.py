@@ -1,0 +1,112 @@
+"""What a server keeps: for every branch the parameters, the optimizer's slots and the sum of the group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.live.protocol.blocks import Blocks, Layout, Runs, blocks_in
+from harness.live.protocol.log import Commit
+from harness.live.protocol.messages import Array, Held
+from harness.live.server.optimizer import Rates, slots, step
+from harness.live.server.pieces import Gradients, Parts, Piece
+
+__all__ = ["PARAMETERS", "Store"]
+
+PARAMETERS = "parameters"
+_GROUP = "group"
+
+
+@dataclass
+class _Branch:
+    """Every step replaces the parameters, for those before it may still be on their way to workers. All else is changed in
+    place: vectors as long as the model, of which only the server's own blocks are ever touched and take memory."""
+
+    parameters: Parts
+    others: dict[str, Array]
+
+
+def _empty(size: int) -> Array:
+    return np.empty(size, np.float32)
+
+
+class Store:
+    """The server's blocks of every branch."""
+
+    def __init__(self, layout: Layout, optimizer: str, aggregation: str, empty: Callable[[int], Array] = _empty) -> None:
+        """`empty` makes the arrays of parameters."""
+        self._layout, self._optimizer, self._aggregation, self._empty = layout, optimizer, aggregation, empty
+        self._slots = slots(optimizer)
+        self.vectors = (PARAMETERS, *self._slots, *(() if aggregation == "each" else (_GROUP,)))
+        self.branches: dict[int, _Branch] = {}
+
+    def apply(self, commit: Commit, runs: Runs, pieces: Gradients) -> None:
+        """A push takes effect on the blocks `runs`; `pieces` are its gradients, nothing where it is not accepted."""
+        if self._aggregation == "each":
+            if commit.take:
+                for run, gradient in pieces:
+                    self._step(commit, run, gradient)
+            return
+        group = self.branches[commit.branch].others[_GROUP]
+        for run, gradient in pieces:
+            part = group[self._layout.span(run)]
+            part += gradient if self._aggregation == "sum" else np.float32(commit.weight) * gradient
+        if commit.take:
+            for run in runs:
+                part = group[self._layout.span(run)]
+                self._step(commit, run, part / np.float32(commit.grouped) if self._aggregation == "mean" else part)
+                part[:] = 0
+
+    def _step(self, commit: Commit, run: tuple[int, int], gradient: Array) -> None:
+        span, branch = self._layout.span(run), self.branches[commit.branch]
+        kept = {name: branch.others[name][span] for name in self._slots}
+        rates = Rates(commit.learning_rate, commit.momentum, commit.steps)
+        before, made = branch.parameters.get(run), self._empty(len(gradient))
+        branch.parameters.put(run, step(self._optimizer, before, kept, gradient, rates, made))
+
+    def fork(self, branch: int, parent: int, runs: Runs) -> None:
+        """These blocks of a branch are those of its parent."""
+        self._put(branch, runs, self.vectors, self._arrays(parent, runs))
+
+    def copied(self, runs: Runs, branches: list[int]) -> Piece:
+        """All that is kept of these blocks in these branches, but those that begin later for them than for other blocks."""
+        begun = [b for b in branches if blocks_in(runs) <= self.branches[b].parameters.blocks]
+        held = tuple(Held(branch, self.vectors) for branch in begun)
+        return Piece(runs, held, tuple(a for b in begun for a in self._arrays(b, runs)))
+
+    def parameters(self, branch: int, runs: Runs, dtype: str) -> tuple[Array, ...]:
+        """The parameters of these blocks as they are now, whatever comes."""
+        parts = self.branches[branch].parameters
+        return tuple(parts.get(run).astype(dtype, copy=False) for run in runs)
+
+    def install(self, piece: Piece) -> None:
+        """Blocks come: what `copied` has given somewhere."""
+        given = iter(piece.arrays)
+        for held in piece.held:
+            self._put(held.branch, piece.runs, held.vectors, given)
+
+    def drop(self, blocks: Blocks) -> None:
+        """Blocks have gone."""
+        for branch in self.branches.values():
+            branch.parameters.drop(blocks)
+
+    def _arrays(self, branch: int, runs: Runs) -> Iterator[Array]:
+        """For each vector, one array per run; copied where they change in place."""
+        of = self.branches[branch]
+        for name in self.vectors:
+            for run in runs:
+                yield of.parameters.get(run) if name == PARAMETERS else of.others[name][self._layout.span(run)].copy()
+
+    def _put(self, branch: int, runs: Runs, vectors: tuple[str, ...], arrays: Iterator[Array]) -> None:
+        if branch not in self.branches:
+            others = {name: np.zeros(self._layout.size, np.float32) for name in self.vectors if name != PARAMETERS}
+            self.branches[branch] = _Branch(Parts(self._layout), others)
+        of = self.branches[branch]
+        for name in vectors:
+            for run in runs:
+                if name == PARAMETERS:
+                    of.parameters.put(run, next(arrays))
+                else:
+                    of.others[name][self._layout.span(run)] = next(arrays)

@@ -1,0 +1,1 @@
+"""How frames travel between the processes of a live job."""

@@ -1,0 +1,68 @@
+"""Frames as calls of Ray actors, their arguments inlined: the reference that the other transport is measured against.
+
+An address is the name of an actor with a method `deliver(frames)`, whose calls Ray carries out in the order of each caller.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import ray
+
+from harness.live.protocol.messages import Array
+from harness.live.protocol.wire import Buffer
+
+__all__ = ["RayTransport"]
+
+
+class RayTransport:
+    """A `Transport` for the actor called `address`, which puts what is delivered to it into `inbox`."""
+
+    def __init__(self, address: str, inbox: queue.SimpleQueue[Sequence[Buffer]]) -> None:
+        self._address, self._inbox = address, inbox
+        self._peers: dict[str, str] = {}
+        self._handles: dict[str, Any] = {}
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def connect(self, peer: str, address: str) -> None:
+        self.forget(peer)
+        self._peers[peer] = address
+
+    def forget(self, peer: str) -> None:
+        self._peers.pop(peer, None)
+        self._handles.pop(peer, None)
+
+    def send(self, peer: str, frames: Sequence[Buffer]) -> None:
+        if peer not in self._handles:
+            if peer not in self._peers:
+                return
+            try:
+                self._handles[peer] = ray.get_actor(self._peers[peer])
+            except ValueError:  # it has died: nobody is there
+                return
+        # A memoryview cannot be pickled; an array on the same bytes can, without a copy.
+        sent = [np.frombuffer(f, np.uint8) if isinstance(f, memoryview) else f for f in frames]
+        self._handles[peer].deliver.remote(sent)
+
+    def empty(self, size: int) -> Array:
+        return np.empty(size, np.float32)
+
+    def receive(self, timeout_seconds: float) -> Sequence[Buffer] | None:
+        try:
+            frames = self._inbox.get(block=timeout_seconds > 0, timeout=timeout_seconds or None)
+        except queue.Empty:
+            return None
+        return [f if isinstance(f, bytes) else memoryview(f) for f in frames]
+
+    def beside(self) -> RayTransport:
+        return RayTransport(self._address, self._inbox)
+
+    def close(self) -> None:
+        self._peers.clear()
+        self._handles.clear()

@@ -1,0 +1,203 @@
+"""A job as every one of its processes makes it again: from the scenario's text and a seed come the same data, the same first
+parameters and the same gradients as in the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from numpy.typing import NDArray
+
+from harness.live.coordinator.branch import LiveJob, Shards
+from harness.live.protocol.blocks import Layout
+from harness.live.protocol.messages import Release
+from harness.live.worker.worker import Computed, Task
+from harness.scenario import Scenario, job, parse, workload_of
+from simulators import jobs
+from simulators.engine import inputs, learning
+from simulators.engine.optimizers import REVISING
+from simulators.workloads.catalogue import Workload
+from tuners.actions import Job, Rejected, Setting
+
+__all__ = ["ShardsOf", "Spec"]
+
+# As the simulator's engine has it, so that both compute alike.
+jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
+
+_BLOCKS = 64
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Small and plain, so that it can be sent; what is made of it is made once in each process.
+
+    Raises ValueError, when `live_job` or `job` is made, for a scenario that cannot be played live.
+    """
+
+    name: str
+    origin: str  # the file that the text was read from, for its relative paths
+    text: str
+    seed: int
+
+    @classmethod
+    def of(cls, scenario: Scenario, seed: int) -> Spec:
+        return cls(scenario.name, str(scenario.origin), scenario.text, seed)
+
+    @cached_property
+    def scenario(self) -> Scenario:
+        return parse(self.text, name=self.name, origin=Path(self.origin))
+
+    @cached_property
+    def job(self) -> Job:
+        """The job as tuners see it."""
+        return job(self.scenario, self.seed)
+
+    @cached_property
+    def workload(self) -> Workload:
+        made = workload_of(self.scenario)
+        if made.proxy is None:
+            raise ValueError(f"Cannot deploy {self.name}: its workload {made.name!r} is timing-only and learns nothing.")
+        if made.optimizer in REVISING:
+            raise ValueError(
+                f"Cannot deploy {self.name}: {made.optimizer!r} revises what it did before, which live servers cannot; "
+                "choose another optimizer."
+            )
+        return made
+
+    @cached_property
+    def live_job(self) -> LiveJob:
+        """What the coordinator must know of it."""
+        return LiveJob(
+            nodes=tuple(n.name for n in self.job.nodes),
+            size=self.layout.size,
+            blocks=self.layout.count,
+            optimizer=self.workload.optimizer,
+            aggregation=self.workload.aggregation,
+            target=self.job.target,
+            evaluate_clocks=self.scenario.check_clocks,
+            shards=ShardsOf(self),
+        )
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout(self.parameters.size, min(_BLOCKS, self.parameters.size))
+
+    @property
+    def parameters(self) -> NDArray[np.float32]:
+        """This seed's first parameters, [P]."""
+        return self._drawn[1]
+
+    def tree(self, parameters: NDArray[np.float32]) -> Any:
+        """The model's own pytree of a row of numbers."""
+        return self._drawn[2](parameters)
+
+    def compute(self, task: Task) -> Computed:
+        """Carry out a worker's task."""
+        started = perf_counter()
+        data, _, unravel = self._drawn
+        if task.work is None:
+            loss, accuracy = _evaluate(self._model(1), unravel, data, task.parameters)
+            return Computed(task.number, task.kind, float(loss), accuracy=float(accuracy), seconds=perf_counter() - started)
+        work = task.work
+        shard = _Shard(*(np.asarray([n], np.int32) for n in (work.samples, work.shard_start, work.shard_length)))
+        measure = _gradient if task.kind == "gradient" else _loss
+        found = measure(self._model(work.samples), unravel, data, shard, np.int32(work.clock), task.parameters)
+        gradient = np.asarray(found[1]) if task.kind == "gradient" else None
+        return Computed(task.number, task.kind, float(found[0]), gradient=gradient, seconds=perf_counter() - started)
+
+    def warm_up(self, *, validates: bool = False) -> None:
+        """Compile what a worker's first task needs, or that of the process that validates, which would cost the job time."""
+        largest = max(map(sum, inputs.loads(self.scenario.cluster.nodes, self.job.start).values()))
+        work = None if validates else Release(0, 0, 0, 0, 0, largest, 0, 1)
+        self.compute(Task("evaluate" if validates else "gradient", 0, work, self.parameters))
+
+    def check(self, setting: Setting) -> None:
+        """Raise Rejected, with the reason, for a setting that the job's space allows and a live job cannot run under."""
+        if setting.options:
+            names = ", ".join(name for name, _ in setting.options)
+            raise Rejected(f"Cannot set the graph's options {names} in a live job: its graph has none; leave them unset.")
+        for worker, row in zip(setting.workers, setting.loads, strict=False):
+            if any(row[1:]):
+                raise Rejected(f"Cannot use loads {row} on {worker!r}: a live worker computes on its first device only.")
+        ShardsOf(self)(setting)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in ("name", "origin", "text", "seed")}
+
+    def _model(self, samples: int) -> learning.Model:
+        made = jobs.model(self.workload, self.job.space, samples)
+        if made is None:
+            raise TypeError("A workload that learns has a model.")
+        return made
+
+    @cached_property
+    def _drawn(self) -> tuple[learning.Data, NDArray[np.float32], Callable[[Any], Any]]:
+        data, parameters = jobs.drawn(self.workload, self.seed, len(self.job.start.workers))
+        flat, unravel = ravel_pytree(parameters)
+        return data, np.asarray(flat, np.float32), unravel
+
+
+@dataclass(frozen=True)
+class ShardsOf:
+    """What a setting gives each node, as in the simulator. Raises Rejected where a worker would have nothing."""
+
+    spec: Spec
+
+    def __call__(self, setting: Setting) -> Shards:
+        spec = self.spec
+        nodes = spec.scenario.cluster.nodes
+        built = inputs.build(
+            nodes,
+            0.0,
+            spec.workload,
+            setting,
+            spec.scenario.conditions,
+            spec.job.target,
+            evaluate_clocks=1,
+            policy_seconds=0.0,
+            slowdown=np.ones(len(nodes)),
+            seed=spec.seed,
+        )
+        return Shards(*(np.asarray(a) for a in (built.samples, built.shard_start, built.shard_length)))
+
+
+# -------------------------------------------------------------------------------------------------------------- computing
+
+
+class _Shard(NamedTuple):
+    """One worker's part of the training data, as `learning.minibatch` asks a plant for it; [1] each."""
+
+    samples: Any
+    shard_start: Any
+    shard_length: Any
+
+
+@partial(jax.jit, static_argnames=("model", "unravel"))
+def _gradient(
+    model: learning.Model, unravel: Any, data: learning.Data, shard: Any, clock: Array, flat: Array
+) -> tuple[Array, Array]:
+    return jax.value_and_grad(partial(_mean_loss, model, unravel, data, shard, clock))(flat)
+
+
+@partial(jax.jit, static_argnames=("model", "unravel"))
+def _loss(model: learning.Model, unravel: Any, data: learning.Data, shard: Any, clock: Array, flat: Array) -> tuple[Array]:
+    return (_mean_loss(model, unravel, data, shard, clock, flat),)
+
+
+def _mean_loss(model: learning.Model, unravel: Any, data: learning.Data, shard: Any, clock: Array, flat: Array) -> Array:
+    rows, count = learning.minibatch(model, data, shard, jnp.asarray(0, jnp.int32), clock)
+    return learning.mean_loss(model, unravel(flat), rows, count)
+
+
+@partial(jax.jit, static_argnames=("model", "unravel"))
+def _evaluate(model: learning.Model, unravel: Any, data: learning.Data, flat: Array) -> tuple[Array, Array]:
+    return learning.evaluate(model, data, unravel(flat))

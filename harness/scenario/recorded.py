@@ -1,0 +1,75 @@
+"""Scenarios of recorded runs: a table answers in place of the simulator (`traces.replay`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from simulators.cluster.profiles import Device, NodeType
+from simulators.reconfiguration.control_plane import Cluster
+from tuners.actions import Job, Rejected, Setting
+
+if TYPE_CHECKING:
+    from harness.scenario import Scenario
+    from harness.scenario.tables import RecordedTable
+    from traces.replay import Recorded, RecordedSystem
+
+__all__ = ["CLUSTER", "job", "show", "system"]
+
+_STAND_IN = NodeType("recorded", 1, 1e9, 1e9, (Device("cpu", 1.0),), "stands for what was recorded")
+CLUSTER = Cluster((("workers", _STAND_IN), ("servers", _STAND_IN)))
+"""Of recorded runs, whose machines have no names."""
+
+
+def job(scenario: Scenario, table: RecordedTable, seed: int) -> Job:
+    """The job as tuners see it. Raises ValueError where there are no such runs, or none under the start."""
+    from traces.replay import recorded_job
+
+    try:
+        return recorded_job(
+            scenario.name,
+            list(_runs_of(scenario, table)),
+            target=scenario.target,
+            budget_seconds=scenario.budget.seconds,
+            seed=seed,
+            samples=table.samples,
+            start=table.start,
+        )
+    except Rejected as error:
+        raise ValueError(f"start: {error}") from None
+
+
+def system(scenario: Scenario, table: RecordedTable, seed: int, start: Setting | None) -> RecordedSystem:
+    """A fresh system of recorded runs. Raises ValueError where none was recorded under `start`."""
+    from traces.replay import RecordedSystem
+
+    made = job(scenario, table, seed)
+    try:
+        return RecordedSystem(made if start is None else replace(made, start=start), list(_runs_of(scenario, table)))
+    except Rejected as error:
+        raise ValueError(str(error)) from None
+
+
+def show(scenario: Scenario, table: RecordedTable) -> str:
+    """The scenario's file, with a comment above it that says what was recorded."""
+    seen, count = job(scenario, table, 0), len(_runs_of(scenario, table))
+    values = seen.space.values(seen.start)
+    said = [
+        f"{scenario.name}: {scenario.summary}",
+        f"{count} recorded runs; starts with {', '.join(f'{k} {v}' for k, v in values.items())}",
+        f"free: {', '.join(k.name for k in seen.space.knobs) or 'nothing'}",
+    ]
+    return "".join(f"# {line}\n" for line in said) + "\n" + scenario.text
+
+
+def _runs_of(scenario: Scenario, table: RecordedTable) -> tuple[Recorded, ...]:
+    return _runs(scenario.origin.parent / Path(table.trace).expanduser(), table.workload)
+
+
+@cache
+def _runs(folder: Path, workload: str) -> tuple[Recorded, ...]:
+    from traces.replay import recorded_runs
+
+    return tuple(recorded_runs(folder, workload))

@@ -1,0 +1,398 @@
+"""A scenario: one TOML file that a person can read, with cluster, job, free knobs, target, conditions, budget and seeds.
+
+Everything is checked when it is read, and an error names file, table and key. Numbers are in the unit that their key names.
+`harness show digits` prints a whole file to start one's own from; `harness.scenario.tables` says what it may hold.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+from harness.scenario import recorded as scenario_recorded
+from harness.scenario.tables import (
+    BudgetTable,
+    ClusterTable,
+    KnobTable,
+    RecordedTable,
+    RecordedTables,
+    SeedsTable,
+    StartTable,
+    TargetTable,
+    WorkloadTable,
+    near,
+    read,
+)
+from simulators.cluster.conditions import Conditions, placed
+from simulators.cluster.conditions import check as check_conditions
+from simulators.cluster.profiles import NodeType, load_profiles, profiles
+from simulators.reconfiguration.control_plane import Cluster
+from simulators.reconfiguration.plan import Costs
+from simulators.reconfiguration.plan import check as check_costs
+from simulators.workloads.catalogue import Workload, load_workloads, workload, workloads
+from tuners.actions import Job, Rejected, Setting, Space, System, Target
+from tuners.settings import Choice, Integer, Knob, Node, Real, shared_out
+
+__all__ = ["Scenario", "embedded", "job", "load", "parse", "show", "system", "workload_of"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A scenario as it was found."""
+
+    name: str
+    origin: Path  # the file, whether or not it is a file of the user's own
+    text: str
+    summary: str
+    cluster: Cluster
+    workload: WorkloadTable
+    start: StartTable
+    knobs: tuple[Knob, ...]
+    target: Target
+    check_clocks: int
+    budget: BudgetTable
+    conditions: Conditions
+    costs: Costs
+    seeds: SeedsTable
+    recorded: RecordedTable | None = None  # runs that answer in place of a simulator of all the above
+
+
+# -------------------------------------------------------------------------------------------------------------- finding
+
+
+def embedded() -> tuple[str, ...]:
+    """The names of the scenarios that come with the harness, the default first."""
+    found = [f.name.removesuffix(".toml") for f in (files("harness") / "scenarios").iterdir() if f.name.endswith(".toml")]
+    return tuple(sorted(found, key=lambda name: (name != "digits", name)))
+
+
+def load(name_or_path: str | Path) -> Scenario:
+    """The embedded scenario of that name, or the one in that file. Raises ValueError, saying what is wrong with it.
+
+    What stands in brackets behind it replaces lines of the file, as in ``boat-c-speechnet[global_batch_size=8192]``.
+    """
+    plain, bracket, changes = str(name_or_path).partition("[")
+    path = Path(plain)
+    if plain in embedded():
+        path = Path(str(files("harness") / "scenarios" / f"{plain}.toml"))
+    elif path.suffix != ".toml":
+        hint = near(plain, embedded())
+        raise ValueError(f"No scenario {plain!r}: {hint} A file of your own is named with its .toml.")
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise ValueError(f"Cannot read scenario {path}: {reason}.") from None
+    if bracket and not changes.endswith("]"):
+        raise ValueError(f"Cannot read {str(name_or_path)!r}: write {plain}[key=value,...].")
+    for change in changes[:-1].split(",") if bracket else ():
+        text = _replaced(text, change, path)
+    return parse(text, name=path.stem + bracket + changes, origin=path)
+
+
+def _replaced(text: str, change: str, origin: Path) -> str:
+    """The file with the value of its one line that begins with a key replaced, as the `change` "key=value" says."""
+    key, equals, value = (part.strip() for part in change.partition("="))
+    changed, found = re.subn(rf"(?m)^{re.escape(key)} *=.*$", lambda _: f"{key} = {value}", text)
+    if not (equals and value) or found != 1:
+        raise ValueError(f"{origin}: cannot change {change!r}: {found} lines begin with that key; name one, as key=value.")
+    return changed
+
+
+def parse(text: str, *, name: str, origin: Path) -> Scenario:
+    """The scenario that `text` describes. Raises ValueError: FILE: [table] key: what is wrong, what is expected."""
+    try:
+        found = read(text)
+    except ValueError as error:
+        raise ValueError(f"{origin}: {error}") from None
+    if isinstance(found, RecordedTables):
+        return _parsed(found, name=name, origin=origin, text=text)
+    cluster = _at(origin, "cluster", lambda: _cluster(found.cluster, origin))
+    made = Scenario(
+        name=name,
+        origin=origin,
+        text=text,
+        summary=" ".join(found.summary.split()),
+        cluster=cluster,
+        workload=_at(origin, "workload", lambda: _known(found.workload, origin)),
+        start=found.start,
+        knobs=_at(origin, "free", lambda: tuple(_knobs(found.free, cluster))),
+        target=_at(origin, "target", lambda: _target(found.target)),
+        check_clocks=found.target.check_clocks,
+        budget=_at(origin, "budget", lambda: _finite(found.budget)),
+        conditions=placed(found.conditions, origin.parent),
+        costs=found.costs,
+        seeds=found.seeds,
+    )
+    names = tuple(n for n, _ in made.cluster.nodes)
+    _at(origin, "conditions", lambda: check_conditions(made.conditions, names))
+    if made.conditions.replay is not None:
+        from simulators.cluster import trace_driven  # here, for it reads tables
+
+        _at(origin, "conditions", lambda: trace_driven.check_replay(made.conditions))
+    _at(origin, "costs", lambda: check_costs(made.costs))
+    _at(origin, "start", lambda: _start(made, None))
+    _at(origin, "free", lambda: _space(made, None))
+    return made
+
+
+def _parsed(found: RecordedTables, *, name: str, origin: Path, text: str) -> Scenario:
+    """The scenario of recorded runs, in which two nodes stand for all workers and all servers."""
+    made = Scenario(
+        name=name,
+        origin=origin,
+        text=text,
+        summary=" ".join(found.summary.split()),
+        cluster=scenario_recorded.CLUSTER,
+        workload=WorkloadTable(name=found.recorded.workload),
+        start=StartTable(workers=("workers",), servers=("servers",)),
+        knobs=(),
+        target=_at(origin, "target", lambda: _target(found.target)),
+        check_clocks=found.target.check_clocks,
+        budget=_at(origin, "budget", lambda: _finite(found.budget)),
+        conditions=Conditions(),
+        costs=Costs(),
+        seeds=found.seeds,
+        recorded=found.recorded,
+    )
+    _at(origin, "recorded", lambda: scenario_recorded.job(made, found.recorded, 0))
+    return made
+
+
+# -------------------------------------------------------------------------------------------------------------- playing
+
+
+def job(scenario: Scenario, seed: int = 0) -> Job:
+    """The job as tuners see it. Raises ValueError where the workload cannot be made or the start is not in the space."""
+    if scenario.recorded is not None:
+        return scenario_recorded.job(scenario, scenario.recorded, seed)
+    made = workload_of(scenario)
+    space = _space(scenario, made)
+    # Here, because they are JAX, which reading a scenario does without.
+    from simulators import jobs
+    from tuners import policies
+
+    try:
+        space.check(space.base)
+        policies.named(space.base.policy, space.base.staleness)
+    except Rejected as error:
+        raise ValueError(f"{scenario.origin}: [start]: {error}") from None
+    for knob in space.knobs:
+        for name in knob.options if knob.name == "policy" and isinstance(knob, Choice) else ():
+            try:
+                policies.named(str(name), space.base.staleness)
+            except Rejected as error:
+                raise ValueError(f"{scenario.origin}: [free] policy: {error}") from None
+    return jobs.job(
+        scenario.name,
+        scenario.cluster,
+        made,
+        space.base,
+        scenario.knobs,
+        scenario.target,
+        scenario.budget.seconds,
+        seed,
+    )
+
+
+def system(scenario: Scenario, seed: int, start: Setting | None = None) -> System:
+    """A fresh system for one run, simulated or recorded, beginning under `start` in place of the scenario's own if given."""
+    if scenario.recorded is not None:
+        return scenario_recorded.system(scenario, scenario.recorded, seed, start)
+    from simulators.system import SimulatedSystem
+
+    made = workload_of(scenario)
+    return SimulatedSystem(
+        scenario.name,
+        scenario.cluster,
+        made,
+        start or _start(scenario, made),
+        scenario.knobs,
+        scenario.target,
+        scenario.budget.seconds,
+        scenario.conditions,
+        scenario.costs,
+        scenario.check_clocks,
+        seed,
+    )
+
+
+def show(scenario: Scenario) -> str:
+    """The scenario's file, with a comment above it that says what its names stand for. It is a scenario file itself."""
+    if scenario.recorded is not None:
+        return scenario_recorded.show(scenario, scenario.recorded)
+    made = workload_of(scenario) if scenario.workload.data is None else None
+    types: dict[NodeType, list[str]] = {}
+    for name, kind in scenario.cluster.nodes:
+        types.setdefault(kind, []).append(name)
+    said = [f"{scenario.name}: {scenario.summary}", ""]
+    for kind, names in types.items():
+        where = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
+        rate = f"{kind.nic_bytes_per_second * 8 / 1e6:g} Mbit/s"
+        said.append(f"{len(names)} x {kind.name}: {kind.cores} cores, {rate} ({where})")
+    own = {name: table["summary"] for name, table in _own_workloads(scenario.workload, scenario.origin).items()}
+    said.append(f"{scenario.workload.name}: {(workloads() | own)[scenario.workload.name]}")
+    if made is not None:
+        start = _start(scenario, made)
+        training = f"batch size {start.batch_size}, learning rate {start.learning_rate:g}, momentum {start.momentum:g}"
+        said.append(f"starts with {len(start.workers)} workers and {len(start.servers)} servers, {start.policy}, {training}")
+    families = dict.fromkeys(k.name.partition("/")[0] + "/..." if "/" in k.name else k.name for k in scenario.knobs)
+    said.append(f"free: {', '.join(families) or 'nothing'}")
+    lines = [line for text in said for line in textwrap.wrap(text, 110, subsequent_indent="  ") or [""]]
+    return "".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n" + scenario.text
+
+
+# ------------------------------------------------------------------------------------------------------- from the tables
+
+
+def _cluster(table: ClusterTable, origin: Path) -> Cluster:
+    known = profiles()
+    if table.profiles is not None:
+        try:
+            known |= load_profiles(origin.parent / table.profiles)
+        except OSError as error:
+            raise ValueError(str(error)) from None
+    if not table.nodes:
+        raise ValueError("nodes: there are none; give at least one worker and one server.")
+    nodes: list[tuple[str, NodeType]] = []
+    counts: dict[str, int] = {}
+    for group in table.nodes:
+        if group.type not in known:
+            raise ValueError(f"nodes: no node type {group.type!r}; {near(group.type, known)}")
+        first = counts.get(group.prefix, 0)
+        counts[group.prefix] = first + group.count
+        nodes += [(f"{group.prefix}{i}", known[group.type]) for i in range(first, first + group.count)]
+    return Cluster(tuple(nodes), table.discipline, table.latency_seconds)
+
+
+def _known(table: WorkloadTable, origin: Path) -> WorkloadTable:
+    names = (*_own_workloads(table, origin), *workloads())
+    if table.name not in names:
+        raise ValueError(f"name: no workload {table.name!r}; {near(table.name, names)}")
+    return table
+
+
+def _own_workloads(table: WorkloadTable, origin: Path) -> dict[str, Any]:
+    """The workloads of the file that [workload] names, if it names one."""
+    try:
+        return {} if table.file is None else load_workloads(origin.parent / Path(table.file).expanduser())
+    except OSError as error:
+        raise ValueError(f"file: {error}") from None
+
+
+def workload_of(scenario: Scenario) -> Workload:
+    """The scenario's workload, with its data. Raises ValueError where it cannot be made."""
+    table = scenario.workload
+    data = None if table.data is None else scenario.origin.parent / Path(table.data).expanduser()
+    try:
+        return workload(table.name, table.overrides, data, _own_workloads(table, scenario.origin))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{scenario.origin}: [workload]: {error}") from None
+
+
+def _start(scenario: Scenario, made: Workload | None) -> Setting:
+    """The start setting; without the workload, its batch size and rate are stand-ins."""
+    table = scenario.start
+    names = tuple(n for n, _ in scenario.cluster.nodes)
+    workers, servers = table.workers, table.servers
+    if table.worker_count is not None:
+        if workers or servers:
+            raise ValueError("worker_count: it names workers and servers already; leave it out or them.")
+        workers, servers = names[: table.worker_count], names[table.worker_count :]
+    for role, members in (("workers", workers), ("servers", servers)):
+        if not members:
+            raise ValueError(f"{role}: there are none of {len(names)} nodes; set worker_count from 1 to {len(names) - 1}.")
+    plain = {f.name: getattr(table, f.name) for f in fields(Setting)}
+    default = Setting(workers=workers, servers=servers)
+    plain |= {"workers": workers, "servers": servers, "options": tuple(sorted(table.options.items()))}
+    for name in ("batch_size", "learning_rate"):
+        if plain[name] is None:
+            plain[name] = getattr(made or default, name)
+    start = replace(default, **plain)
+    return start if table.global_batch_size is None else _evenly(start, table.global_batch_size, scenario.cluster)
+
+
+def _evenly(start: Setting, batch: int, cluster: Cluster) -> Setting:
+    """The start with one mini-batch of all workers together shared out evenly among their devices that can compute."""
+    if start.loads:
+        raise ValueError("global_batch_size: loads say already how it is shared out; leave it out or them.")
+    kinds = dict(cluster.nodes)
+    devices = [(w, bool(device.speed)) for w in start.workers if w in kinds for device in kinds[w].devices]
+    if not any(able for _, able in devices):
+        return start  # what is wrong with such workers is said by the space's check
+    rows: dict[str, tuple[int, ...]] = {}
+    for (worker, _), samples in zip(devices, shared_out([able for _, able in devices], batch), strict=True):
+        rows[worker] = (*rows.get(worker, ()), samples)
+    rows = {worker: row for worker, row in rows.items() if any(row)}
+    return replace(start, workers=tuple(rows), loads=tuple(rows.values()))
+
+
+def _space(scenario: Scenario, made: Workload | None) -> Space:
+    nodes = tuple(
+        Node(n, t.name, t.cores, tuple(d.kind for d in t.devices), t.nic_bytes_per_second, t.memory_bytes)
+        for n, t in scenario.cluster.nodes
+    )
+    for knob in scenario.knobs:
+        if knob.name == "worker_count" and not (isinstance(knob, Integer) and 1 <= knob.low <= knob.high < len(nodes)):
+            raise ValueError(
+                f"worker_count: give integer = [low, high] within [1, {len(nodes) - 1}], so that one node serves."
+            )
+    return Space(_start(scenario, made), nodes, scenario.knobs)
+
+
+def _knobs(free: Mapping[str, KnobTable], cluster: Cluster) -> Iterator[Knob]:
+    """The knobs of [free]; one of a family that ends in "/*" stands for one knob per node, or per able device."""
+    for name, table in free.items():
+        family, _, star = name.rpartition("/")
+        members = [node for node, _ in cluster.nodes]
+        if family == "load":
+            members = [
+                f"{node}/{d}" for node, kind in cluster.nodes for d, device in enumerate(kind.devices) if device.speed
+            ]
+        for each in (f"{family}/{member}" for member in members) if star == "*" else (name,):
+            yield _knob(each, table)
+
+
+def _knob(name: str, table: KnobTable) -> Knob:
+    given = [k for k in ("real", "integer", "choice") if getattr(table, k) is not None]
+    if len(given) != 1:
+        raise ValueError(f"{name}: give exactly one of real, integer and choice, not {' and '.join(given) or 'none'}.")
+    if table.choice is not None:
+        return Choice(name, table.choice)
+    if table.integer is not None:
+        return Integer(name, table.integer[0], table.integer[1], table.log)
+    low, high = table.real or (0.0, 0.0)
+    return Real(name, low, high, table.log)
+
+
+def _target(table: TargetTable) -> Target:
+    if table.metric == "accuracy" and not 0 < table.value <= 1:
+        raise ValueError(f"value: accuracy {table.value:g} cannot be reached; it lies in (0, 1].")
+    target = Target(table.metric, table.value)
+    if not math.isfinite(table.value) or (target.counts and table.value < 1):
+        raise ValueError(
+            f"value: {table.metric} {table.value:g} is no target; give a finite number, at least 1 to count to."
+        )
+    return target
+
+
+def _finite(table: BudgetTable) -> BudgetTable:
+    if not math.isfinite(table.seconds):
+        raise ValueError(f"seconds: {table.seconds:g} never ends; give a finite number.")
+    return table
+
+
+def _at(origin: Path, table: str, make: Callable[[], T]) -> T:
+    """What `make` makes, or its complaint with file and table before it."""
+    try:
+        return make()
+    except ValueError as error:
+        raise ValueError(f"{origin}: [{table}] {error}") from None

@@ -1,0 +1,243 @@
+"""The tables of a scenario's file, and what is said about one that does not fit them: [table] key: what is wrong.
+
+These structs are the format: every key that a file may have is a field here, with its unit in its name.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+
+from simulators.cluster.conditions import Bucket, Conditions, Episode, NodeChange, Recording, Replay, Sleeps, Stragglers
+from simulators.reconfiguration.plan import Costs
+from tuners.actions import Scalar
+
+__all__ = [
+    "BudgetTable",
+    "ClusterTable",
+    "KnobTable",
+    "NodeGroup",
+    "RecordedTable",
+    "RecordedTables",
+    "SeedsTable",
+    "StartTable",
+    "Tables",
+    "TargetTable",
+    "WorkloadTable",
+    "near",
+    "read",
+]
+
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+_Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
+_Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class NodeGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Machines of one type, named prefix0, prefix1, ..."""
+
+    type: str  # a node type of `harness list profiles`, or of the file `cluster.profiles`
+    count: _Count = 1
+    prefix: str = "n"
+
+
+class ClusterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[cluster]"""
+
+    nodes: tuple[NodeGroup, ...]
+    discipline: Literal["maxmin", "fifo", "uneven"] = "maxmin"
+    latency_seconds: _Amount = 0.0
+    profiles: str | None = None  # a file of node types of one's own, relative to the scenario's
+
+
+class WorkloadTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[workload]"""
+
+    name: str
+    overrides: dict[str, Any] = {}
+    data: str | None = None  # relative to the scenario's file
+    file: str | None = None  # of workloads of one's own, likewise; one that `harness calibrate` wrote, say
+
+
+class StartTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[start]: the fields of a `Setting`; what is left out is the workload's own choice or the setting's default."""
+
+    worker_count: Annotated[int, msgspec.Meta(ge=0)] | None = None  # the first so many are workers, the others servers
+    workers: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ()
+    batch_size: int | None = None
+    global_batch_size: _Count | None = None  # of all workers together, shared out evenly among their devices
+    loads: tuple[tuple[int, ...], ...] = ()
+    data_shares: tuple[float, ...] = ()
+    model_shares: tuple[float, ...] = ()
+    policy: str = "asp"
+    staleness: int = 0
+    intra_threads: int = 0
+    inter_threads: int = 0
+    transfer_bits: int = 32
+    options: dict[str, Scalar] = {}
+    learning_rate: float | None = None
+    momentum: float = 0.0
+
+
+class KnobTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[free] NAME: exactly one of the three."""
+
+    real: tuple[float, float] | None = None
+    integer: tuple[int, int] | None = None
+    choice: tuple[Scalar, ...] | None = None
+    log: bool = False
+
+
+class TargetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[target]"""
+
+    metric: Literal["accuracy", "loss", "clocks", "samples"]
+    value: float
+    check_clocks: _Count = 50  # validate after every so many pushes
+
+
+class BudgetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[budget]"""
+
+    seconds: _Positive  # simulated
+
+
+class SeedsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[seeds]"""
+
+    count: _Count = 5
+
+
+class RecordedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[recorded]: recorded runs answer in place of the simulator; see `traces.replay`."""
+
+    trace: str  # a trace, or a folder that has some, relative to the scenario's file
+    workload: str  # of its runs, those of this one
+    start: dict[
+        str, Scalar
+    ] = {}  # by knob, as "option/workers": what the job begins under; what is left out is the first run's
+    samples: _Count = 1  # training data, for tuners that count epochs
+
+
+class RecordedTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file of a scenario of recorded runs: cluster, knobs and conditions are theirs."""
+
+    summary: str
+    recorded: RecordedTable
+    target: TargetTable
+    budget: BudgetTable
+    seeds: SeedsTable = SeedsTable()
+
+
+class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    summary: str
+    cluster: ClusterTable
+    workload: WorkloadTable
+    start: StartTable
+    target: TargetTable
+    budget: BudgetTable
+    free: dict[str, KnobTable] = {}
+    conditions: Conditions = Conditions()
+    costs: Costs = Costs()
+    seeds: SeedsTable = SeedsTable()
+
+
+_TABLES: dict[str, Any] = {
+    "": Tables,
+    "recorded": RecordedTable,
+    "cluster": ClusterTable,
+    "cluster.nodes": NodeGroup,
+    "workload": WorkloadTable,
+    "start": StartTable,
+    "free": KnobTable,
+    "target": TargetTable,
+    "budget": BudgetTable,
+    "seeds": SeedsTable,
+    "conditions": Conditions,
+    "conditions.sleeps": Sleeps,
+    "conditions.stragglers": Stragglers,
+    "conditions.episodes": Episode,
+    "conditions.buckets": Bucket,
+    "conditions.nodes": NodeChange,
+    "conditions.replay": Replay,
+    **{f"conditions.replay.{role}": Recording for role in Replay.__struct_fields__},
+    "costs": Costs,
+}
+
+
+def read(text: str) -> Tables | RecordedTables:
+    """The tables of a scenario's `text`. Raises ValueError, naming table and key, where they do not fit."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"it is no TOML: {error}.") from None
+    free = table.get("free", {})
+    for name, knob in free.items() if isinstance(free, dict) else ():
+        # One by one, because a complaint about a dictionary does not say which of its keys it is about.
+        try:
+            msgspec.convert(knob, KnobTable)
+        except msgspec.ValidationError as error:
+            said = _explained(str(error), knob, "free").removeprefix("[free]").lstrip(": ")
+            raise ValueError(f"[free] {name}: {said}") from None
+    kind: type[Tables | RecordedTables] = RecordedTables if "recorded" in table else Tables
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(_explained(str(error), table, kind=kind)) from None
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """Advice on a name that is not `known`: those it may have meant, or all there are."""
+    names = list(known)
+    close = get_close_matches(name, names, n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(close)}?" if close else f"choose one of {', '.join(names)}."
+
+
+def _explained(message: str, given: Any, root: str = "", kind: type[Any] = Tables) -> str:
+    """A complaint of msgspec's about what was `given` as the table `root`: "[table] key: expected, given, near matches"."""
+    said, _, path = message.partition(" - at `$")
+    value = _value(given, path.rstrip("`"))
+    path = re.sub(r"\[[^\]]*\]", "", path.rstrip("`"))
+    path = (root + path).strip(".")
+    unknown = re.search(r"unknown field `(.*)`", said)
+    if unknown and kind is RecordedTables and not path:
+        return f"{_place(path, unknown[1])}: recorded runs say that themselves; leave it out."
+    if unknown:
+        return f"{_place(path, unknown[1])}: there is no such key; {near(unknown[1], _TABLES[path].__struct_fields__)}"
+    missing = re.search(r"missing required field `(.*)`", said)
+    if missing:
+        return f"{_place(path, missing[1])}: it is missing; every scenario says this."
+    said = said[0].lower() + said[1:]
+    parent, _, key = path.rpartition(".")
+    if "enum value" in said:
+        choices = next(f.type.values for f in msgspec.inspect.type_info(_TABLES[parent]).fields if f.name == key)  # type: ignore[attr-defined]
+        return f"{_place(parent, key)}: {said}; choose one of {', '.join(map(str, choices))}."
+    note = "; numbers are written without quotes, in the unit that the key names" if "got `str`" in said else ""
+    said = said.replace(" | null", "")  # a file has no null: what is left out has its default
+    plain = ", not " + repr(value) if isinstance(value, int | float) and "got" not in said else ""
+    return f"{_place(parent, key)}: {said}{plain}{note}."
+
+
+def _value(given: Any, path: str) -> Any:
+    """What stands at msgspec's `path` (".cluster.nodes[0].count"), None where that cannot be told."""
+    for step in re.findall(r"[^.\[\]]+", path):
+        try:
+            given = given[int(step) if isinstance(given, list) else step]
+        except (KeyError, ValueError, IndexError, TypeError):
+            return None
+    return given
+
+
+def _place(path: str, key: str) -> str:
+    """ "[table] key"; a key at the top of the file may be a table itself."""
+    if path:
+        return f"[{path}] {key}".rstrip()
+    return f"[{key}]" if key in _TABLES else key

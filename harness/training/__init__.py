@@ -1,0 +1,1 @@
+"""Training the synchronisation policy of RLP on drawn instances of simulated jobs."""

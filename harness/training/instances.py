@@ -1,0 +1,120 @@
+"""Instances as RLP draws them: from one seed a cluster with its stragglers, a network of some depth, and half of the data.
+
+Zhu et al. 2020, Section 4, "Instance Generation Method": each of k workers sleeps with probability 0.3, for a normally
+distributed time; the network has h in {0, 1, 2, 3} hidden layers of 256; half of the data is drawn; batches of 16. Table 1's
+step times say what the text does not: workers that do not sleep take 4.8 s, and the four that do take 4.4, 5.3, 10.6 and
+17.4 s longer *on average over a run*, so each straggler has a mean of its own, drawn once (mean 9.4 s, deviation 6.0 s).
+
+Instances of equal depth and equally many workers have equal shapes: they share one compiled engine, and can be its lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import numpy as np
+
+from simulators import jobs
+from simulators.branch import Branch, Ground, first_branch
+from simulators.cluster.conditions import Conditions, Stragglers, straggling
+from simulators.cluster.profiles import profile
+from simulators.engine.inputs import Plant
+from simulators.engine.learning import Data
+from simulators.engine.loop import State
+from simulators.reconfiguration.control_plane import Cluster
+from simulators.workloads.catalogue import Workload, workload
+from tuners.actions import Setting, SyncPolicy, Target
+
+__all__ = ["STRAGGLERS", "Instance", "Kind", "draw", "stacked"]
+
+STRAGGLERS = Stragglers(mean_seconds=9.4, spread_seconds=6.0, sd_seconds=1.0, probability=0.3)
+_CONDITIONS = Conditions(jitter=0.1, stragglers=STRAGGLERS)
+_TARGET = Target("accuracy", 0.88)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What instances are drawn from. The defaults are the paper's where it gives a figure."""
+
+    workload: str = "rlp-digits"
+    overrides: Mapping[str, Any] = field(
+        default_factory=lambda: MappingProxyType({})
+    )  # as `simulators.workloads.catalogue.workload`
+    data: Path | None = None  # of a workload that reads files
+    depths: tuple[int, ...] = (0, 1, 2, 3)  # hidden layers, drawn uniformly; () leaves the workload's own model
+    units: int = 256  # of each
+    workers: int = 10
+    fraction: float = 0.5  # of the workload's training data that an instance draws
+    conditions: Conditions = _CONDITIONS
+    target: Target = _TARGET
+    evaluate_clocks: int = 10  # pushes between two looks at the target
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One instance: what does not depend on the policy. `begin` puts it under one."""
+
+    seed: int
+    depth: int  # -1: the workload's own model
+    straggles: tuple[bool, ...]  # per worker
+    ground: Ground
+    parameters: Any  # at the beginning
+
+    def begin(self, policy: SyncPolicy) -> Branch:
+        """The instance at time 0: `.program`, `.plant` and `.state` are what `engine.advance` takes, with `ground.data`."""
+        nobody_slowed = np.ones(len(self.ground.cluster.nodes))
+        return first_branch(self.ground, self.ground.job.start, policy, nobody_slowed, self.parameters)
+
+
+def draw(kind: Kind, seed: int, *, depth: int | None = None) -> Instance:
+    """The instance of that seed; with `depth`, one of that depth that is otherwise the same.
+
+    Raises ValueError where the workload cannot be made so.
+    """
+    if kind.workers < 1:
+        raise ValueError(f"Cannot draw an instance of {kind.workers} workers: give at least 1.")
+    if kind.depths:
+        drawn = int(np.random.default_rng([seed, 4]).choice(kind.depths))
+        depth = drawn if depth is None else depth
+    made = _half(_workload(kind, depth), kind.fraction, seed)
+    workers = tuple(f"w{i}" for i in range(kind.workers))
+    server = profile("rlp-node")
+    cluster = Cluster(tuple((name, server) for name in (*workers, "server")))
+    start = Setting(
+        workers=workers, servers=("server",), policy="bsp", batch_size=made.batch_size, learning_rate=made.learning_rate
+    )
+    job = jobs.job(f"{kind.workload}/{seed}", cluster, made, start, (), kind.target, float("inf"), seed)
+    data, parameters = jobs.drawn(made, seed, kind.workers)
+    ground = Ground(cluster, made, kind.conditions, job, data, kind.evaluate_clocks, seed)
+    slow = straggling(kind.conditions, (*workers, "server"), np.random.default_rng([seed, 1]))[:-1]
+    return Instance(seed, -1 if depth is None else depth, tuple(bool(s) for s in slow), ground, parameters)
+
+
+def stacked(branches: Sequence[Branch]) -> tuple[Data, Plant, State]:
+    """Branches of equal shapes as the lanes of one engine: every array with a leading lane axis, validation data shared."""
+    data = [b.ground.data for b in branches]
+    train, plants, states = (
+        jax.tree.map(lambda *leaves: np.stack(leaves), *rows)  # on the host, where no stack needs compiling
+        for rows in ([d.train for d in data], [b.plant for b in branches], [b.state for b in branches])
+    )
+    return Data(train, data[0].valid), plants, states
+
+
+def _workload(kind: Kind, depth: int | None) -> Workload:
+    hidden = {} if depth is None else {"model.hidden": (kind.units,) * depth}
+    return workload(kind.workload, {**hidden, **kind.overrides}, kind.data)
+
+
+def _half(made: Workload, fraction: float, seed: int) -> Workload:
+    """The workload with a random share of its training data."""
+    if made.proxy is None:
+        raise ValueError(f"Cannot draw instances of workload {made.name!r}: it is timing-only; name one that learns.")
+    rows = len(made.proxy.train[0])
+    kept = np.random.default_rng([seed, 5]).permutation(rows)[: max(1, round(fraction * rows))]
+    train = tuple(column[kept] for column in made.proxy.train)
+    return replace(made, proxy=made.proxy._replace(train=train), samples=len(kept))

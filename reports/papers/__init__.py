@@ -1,0 +1,1 @@
+"""What the five papers print, beside what comes out here: one module per paper, each a program."""

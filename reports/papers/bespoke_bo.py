@@ -1,0 +1,288 @@
+"""The bespoke optimiser's figures beside what its paper publishes. A script that prints Markdown:
+
+    python tests/published_bespoke.py optimum|table|convergence [--nics middle] [--nets ...] [--settings c] [--tuners ...]
+
+`optimum`: the best schedule there is for each of the 36 cases, which no tuner knows (`bespoke_optimum`). `table`: Fig. 1,
+time per input of uniform devices, uniform GPUs and of what a tuner has found in ten evaluations, over the best of the
+sub-graph, and how far it is from the optimum. `convergence`: Fig. 2, setting C and SpeechNet of batch 2^16, three runs of
+each tuner.
+
+The paper gives no speeds of NICs. Each of three assumptions has its own speeds of GPU and CPU, fitted so that uniform GPUs
+take 9.82 s and the best schedule 4.31 s in the case of Fig. 2: a description, two constants for two figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from matplotlib.figure import Figure
+
+from harness.drive import drive
+from harness.scenario import Scenario, scenario
+from reports.papers.bespoke_optimum import iteration_seconds, optimum
+from simulators.cluster.profiles import NodeType
+from simulators.workloads.catalogue import workload
+from tuners import resolve
+from tuners.actions import Run, Setting, Window
+from tuners.bespoke_bo.schedules import devices, evenly, setting
+
+__all__ = [
+    "ASSUMPTIONS",
+    "NETS",
+    "OTHERS",
+    "OURS",
+    "PEAKS",
+    "TYPES",
+    "Assumption",
+    "Case",
+    "Evaluated",
+    "assumed",
+    "best",
+    "cases",
+    "chosen",
+    "convergence_lines",
+    "draw_convergence",
+    "evaluated",
+    "main",
+    "optimum_lines",
+    "roles",
+    "subgraph",
+    "table_lines",
+    "uniform",
+]
+
+NETS = {"googlenet": range(6, 10), "alexnet": range(8, 12), "speechnet": range(13, 17)}  # Table 2: log2 of the batches
+TYPES = ("g2.2xlarge", "c4.2xlarge", "c4.4xlarge", "c4.8xlarge")
+PEAKS = 20.8 / 46  # of a hyperthread of g2, over one of c4
+
+OURS = ("bespoke_bo[evaluations=10]", 10)
+OTHERS = tuple((f"schedule_search[kind={kind},evaluations=30]", 30) for kind in ("bandit", "gp", "cmaes", "tpe", "random"))
+
+
+class Assumption(NamedTuple):
+    """Gbit/s of each type's NIC, and the speeds that go with them, in reference cores."""
+
+    nics: tuple[float, float, float, float]
+    gpu: float
+    hyperthread: float  # of c4
+
+
+ASSUMPTIONS = {
+    "low": Assumption((1.0, 1.0, 2.0, 8.5), 60.33, 1.199),
+    "middle": Assumption((1.5, 1.0, 2.0, 8.5), 57.20, 1.053),
+    "high": Assumption((2.5, 2.5, 5.0, 8.5), 54.92, 0.9245),
+}
+
+
+class Case(NamedTuple):
+    """One of the 36 experiments, under an assumption on NICs."""
+
+    setting: str  # a | b | c
+    net: str
+    log2: int
+    nics: str = "middle"
+
+    @property
+    def batch(self) -> int:
+        return 1 << self.log2
+
+    @property
+    def scenario(self) -> Scenario:
+        found = scenario.load(f"boat-{self.setting}-{self.net}[global_batch_size={self.batch}]")
+        nodes = tuple((name, assumed(kind, ASSUMPTIONS[self.nics])) for name, kind in found.cluster.nodes)
+        return replace(found, cluster=replace(found.cluster, nodes=nodes))
+
+    def seconds(self, under: Setting) -> float:
+        """Of an iteration, without noise."""
+        return iteration_seconds(self.scenario.cluster, workload(f"bespoke-{self.net}").demand, under)
+
+
+def assumed(kind: NodeType, given: Assumption) -> NodeType:
+    at = TYPES.index(kind.name)
+    cpu = given.hyperthread * (PEAKS if at == 0 else 1)
+    speeds = [msgspec.structs.replace(d, speed=given.gpu if d.kind == "gpu" else cpu) for d in kind.devices]
+    return msgspec.structs.replace(kind, nic_bytes_per_second=given.nics[at] * 125e6, devices=tuple(speeds))
+
+
+def cases(settings: Sequence[str], nets: Sequence[str], nics: str) -> list[Case]:
+    return [Case(s, net, log2, nics) for s in settings for net in nets for log2 in NETS[net]]
+
+
+@cache
+def best(case: Case) -> Setting:
+    """The best schedule there is."""
+    made = case.scenario
+    return optimum(made.cluster, workload(f"bespoke-{case.net}").demand, case.batch, scenario.job(made).start)
+
+
+def uniform(case: Case, kind: str = "") -> Setting | None:
+    """The batch evenly on all devices of that kind, or of any; None where there is none."""
+    job = scenario.job(case.scenario)
+    chosen = [(i, d) for i, d in devices(job) if kind in ("", job.nodes[i].devices[d])]
+    return setting(job, evenly(job, chosen)) if chosen else None
+
+
+# ---------------------------------------------------------------------------------------------------------------- tuning
+
+
+class Evaluated(NamedTuple):
+    """One evaluation of a tuner's: what it measured, and what it would have without noise."""
+
+    setting: Setting
+    measured: float
+    seconds: float
+
+
+def evaluated(case: Case, tuner: str, count: int, seed: int) -> list[Evaluated]:
+    """The first so many evaluations of a tuner: two runs of equal length under one setting, the latter of which counts."""
+    system = scenario.system(case.scenario, seed)
+    found: list[Evaluated] = []
+    before: Window | None = None
+    for exchange in drive(resolve(tuner).factory(system.job), system):
+        seen = exchange.answer if isinstance(exchange.action, Run) and isinstance(exchange.answer, Window) else None
+        if seen is None or seen.setting is None:
+            before = None
+        elif before is None or (before.setting, before.clocks) != (seen.setting, seen.clocks):
+            before = seen
+        else:
+            iterations = seen.clocks / len(seen.setting.workers)
+            found.append(Evaluated(seen.setting, seen.seconds / iterations, case.seconds(seen.setting)))
+            before = None
+        if len(found) == count:
+            break
+    return found
+
+
+def chosen(found: Sequence[Evaluated]) -> Evaluated:
+    """What a tuner would stay with."""
+    return min(found, key=lambda e: e.measured)
+
+
+# --------------------------------------------------------------------------------------------------------------- printed
+
+
+def roles(job_names: Sequence[str], under: Setting) -> str:
+    """Machines by first letter and role: g2 s4 means two of g and four of s."""
+    parts = []
+    for role, names in (
+        ("work", set(under.workers) - set(under.servers)),
+        ("serve", set(under.servers) - set(under.workers)),
+        ("both", set(under.workers) & set(under.servers)),
+    ):
+        counted = {p: sum(n[0] == p for n in names) for p in dict.fromkeys(n[0] for n in job_names)}
+        if names:
+            parts.append(f"{role} " + " ".join(f"{p}x{c}" for p, c in counted.items() if c))
+    return ", ".join(parts)
+
+
+def optimum_lines(options: argparse.Namespace) -> Iterator[str]:
+    yield "| NICs | case | uniform devices | uniform GPUs | optimum | workers | roles |\n|---|---|---|---|---|---|---|"
+    for nics in options.nics:
+        for case in cases(options.settings, options.nets, nics):
+            under, gpus, even = best(case), uniform(case, "gpu"), uniform(case)
+            names = [n for n, _ in case.scenario.cluster.nodes]
+            shown = "" if gpus is None else f"{case.seconds(gpus):.3f}"
+            yield (
+                f"| {nics} | {case.setting.upper()} {case.net} 2^{case.log2} | {case.seconds(even or under):.3f} | {shown} "
+                f"| {case.seconds(under):.3f} | {len(under.workers)} | {roles(names, under)} |"
+            )
+
+
+def table_lines(options: argparse.Namespace) -> Iterator[str]:
+    yield "| NICs | case | ms/input | uniform devices | uniform GPUs | found | workers | over the optimum | host s |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    over: dict[str, list[float]] = {}
+    for nics in options.nics:
+        for s in options.settings:
+            for net in options.nets:
+                yield from subgraph(cases([s], [net], nics), options, over.setdefault(nics, []))
+    for nics, found in over.items():
+        within = sum(x <= 1.1 for x in found)
+        yield f"\n{nics}: within 10 % of the optimum in {within} of {len(found)}; median {statistics.median(found):.3f}"
+
+
+def subgraph(four: Sequence[Case], options: argparse.Namespace, over: list[float]) -> Iterator[str]:
+    """The four batches of one network in one setting, over the least time per input that was found in them."""
+    started = [time.perf_counter()]
+    found = []
+    for case in four:
+        found.append(chosen(evaluated(case, options.tuner, options.evaluations, options.seed)))
+        started.append(time.perf_counter())
+    norm = min(e.seconds / c.batch for c, e in zip(four, found, strict=True))
+    for i, (case, end) in enumerate(zip(four, found, strict=True)):
+        even, gpus = uniform(case), uniform(case, "gpu")
+        over.append(end.seconds / case.seconds(best(case)))
+        shares = ["" if u is None else f"{case.seconds(u) / case.batch / norm:.2f}" for u in (even, gpus, end.setting)]
+        yield (
+            f"| {case.nics} | {case.setting.upper()} {case.net} 2^{case.log2} | {1e3 * norm:.3f} | {' | '.join(shares)} "
+            f"| {len(end.setting.workers)} | {over[-1]:.3f} | {started[i + 1] - started[i]:.0f} |"
+        )
+
+
+def convergence_lines(options: argparse.Namespace) -> Iterator[str]:
+    yield "| NICs | tuner | evaluations | best, three runs (s, without noise) | median | over the optimum | best so far |"
+    yield "|---|---|---|---|---|---|---|"
+    for nics in options.nics:
+        case = Case("c", "speechnet", 16, nics)
+        found: dict[str, list[list[float]]] = {}
+        least = case.seconds(best(case))
+        gpus = case.seconds(uniform(case, "gpu") or best(case))
+        yield f"| {nics} | optimum | | {least:.3f} | [4.31] | 1 | uniform GPUs {gpus:.3f} [9.82] |"
+        for tuner, count in options.tuners:
+            runs = [evaluated(case, tuner, count, seed) for seed in range(3)]
+            ends = [chosen(r).seconds for r in runs]
+            marks = [n for n in (1, 5, 10, 20, 30) if n <= count]
+            curves = "; ".join(
+                f"{n}: " + "/".join(f"{chosen(r[:n]).seconds:.2f}" for r in runs) for n in marks if all(len(r) for r in runs)
+            )
+            median = statistics.median(ends)
+            shown = "/".join(f"{e:.2f}" for e in ends)
+            yield f"| {nics} | {tuner} | {count} | {shown} | {median:.2f} | {median / least:.2f} | {curves} |"
+            found[tuner] = [[chosen(r[:n]).seconds for n in range(1, len(r) + 1)] for r in runs if r]
+        if options.picture:
+            draw_convergence(options.picture.with_stem(f"{options.picture.stem}-{nics}"), found, least)
+
+
+def draw_convergence(path: Path, found: Mapping[str, list[list[float]]], least: float) -> None:
+    """Fig. 2: the best schedule so far, in seconds without noise, over evaluations; a line per run."""
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    for number, (tuner, runs) in enumerate(found.items()):
+        for run, seconds in enumerate(runs):
+            label = tuner.replace("schedule_search[kind=", "").partition(",")[0].partition("[")[0] if run == 0 else None
+            axes.step(range(1, len(seconds) + 1), seconds, where="post", color=f"C{number}", label=label)
+    axes.axhline(least, color="0.5", linestyle=":", label="optimum")
+    axes.set(xlabel="evaluations", ylabel="seconds per iteration, best so far", ylim=(0, None))
+    figure.legend(loc="outside right upper", frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("what", choices=("optimum", "table", "convergence"))
+    parser.add_argument("--nics", nargs="+", default=["middle"], choices=tuple(ASSUMPTIONS))
+    parser.add_argument("--nets", nargs="+", default=list(NETS), choices=tuple(NETS))
+    parser.add_argument("--settings", nargs="+", default=["a", "b", "c"], choices=("a", "b", "c"))
+    parser.add_argument("--tuner", default=OURS[0], help="of the table")
+    parser.add_argument("--evaluations", type=int, default=OURS[1])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tuners", nargs="+", default=[OURS[0], *(name for name, _ in OTHERS)], help="of the convergence")
+    parser.add_argument("--picture", type=Path, help="PNG or SVG to draw the convergence in, one per assumption")
+    options = parser.parse_args()
+    counts = dict((OURS, *OTHERS))
+    options.tuners = [(name, counts.get(name, 10 if "bespoke" in name else 30)) for name in options.tuners]
+    lines = {"optimum": optimum_lines, "table": table_lines, "convergence": convergence_lines}[options.what]
+    for line in lines(options):
+        print(line, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

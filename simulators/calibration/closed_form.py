@@ -1,0 +1,131 @@
+"""How long a cycle takes when a job has settled, in closed form: a first answer, for whoever asks too often to simulate.
+
+A cycle is that of `simulators.engine.timing`. Without a barrier the cluster is a closed network: workers compute by
+themselves and meet at three stations, the servers' outgoing and incoming bandwidth and their queue of pushes to apply. Its
+mean values are found by the fixed point of Bard and Schweitzer, each worker a class of its own (Lazowska et al.,
+Quantitative System Performance, Section 7.4.2); a transfer that could not use all servers alone waits only for what they
+lack (Seidmann's approximation), and an apply, which takes the same time whenever, meets half of one in service. At a barrier
+all pull at once, the slowest computes longest, and all push at once. The engine is what counts: it is within some percent of
+this, and `simulators.calibration.fit` corrects for the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_ndtr
+
+from simulators.engine.inputs import Plant
+
+__all__ = ["Spans", "spans"]
+
+_ROUNDS = 60
+_GRID = np.linspace(-5.0, 9.0, 141)  # standard deviations of the logarithm at which a maximum is looked at
+
+
+class Spans(NamedTuple):
+    """Mean seconds of the parts of a cycle and of all of it, [n]; averaged over a job's workers as pushes are."""
+
+    compute: NDArray[np.float64]
+    pull: NDArray[np.float64]
+    push: NDArray[np.float64]
+    cycle: NDArray[np.float64]
+
+
+def spans(plants: Sequence[Plant], barrier: Sequence[bool]) -> Spans:
+    """The parts of a cycle under each of n `plants`; `barrier` says where all workers wait for each other."""
+    size = max(len(p.active) for p in plants)
+
+    def stacked(name: str) -> NDArray[np.float64]:
+        rows = [np.pad(np.asarray(getattr(p, name), float), (0, size - len(p.active))) for p in plants]
+        return np.stack(rows)
+
+    def each(name: str) -> NDArray[np.float64]:
+        return np.array([[float(getattr(p, name))] for p in plants])
+
+    active = stacked("active") > 0
+    sleeping = stacked("sleep_probability") * stacked("sleep_mean_seconds")
+    compute = np.where(active, stacked("compute_seconds") * np.maximum(stacked("slowdown"), 0) + sleeping, 0.0)
+    overhead = np.where(active, stacked("overhead_seconds"), 0.0)
+    nic = np.where(active, stacked("nic"), 1.0)
+    pull, push, apply = each("pull_bytes"), each("push_bytes"), each("apply_seconds")
+    alone = (pull / nic, push / nic)
+    shared = (pull / each("serve_out"), push / each("serve_in"))
+    held = np.array(barrier)[:, None]
+    free = _network(active, compute + overhead, alone, shared, apply)
+    together = _barrier(active, compute, overhead, each("jitter"), alone, shared, apply)
+    return Spans(*(np.where(held, a, b)[:, 0] for a, b in zip(together, free, strict=True)))
+
+
+_Parts = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
+_Pair = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+def _network(
+    active: NDArray[np.bool_], think: NDArray[np.float64], alone: _Pair, shared: _Pair, apply: NDArray[np.float64]
+) -> _Parts:
+    """Mean values of the closed network, each [n, 1]: compute, pull, push with apply, cycle."""
+
+    def others(of: NDArray[np.float64]) -> NDArray[np.float64]:
+        mine: NDArray[np.float64] = np.where(active, of, 0.0)
+        rest: NDArray[np.float64] = mine.sum(axis=1, keepdims=True) - mine
+        return rest
+
+    direct = [np.maximum(a - s, 0.0) for a, s in zip(alone, shared, strict=True)]
+    pull, push, queue = (np.broadcast_to(x, active.shape) for x in (*shared, apply))
+    for _ in range(_ROUNDS):
+        rate = 1.0 / (think + sum(direct) + pull + push + queue + 1e-300)
+        busy = np.minimum(others(rate * apply), 1.0)
+        # Half of the old, or it swings.
+        pull = 0.5 * pull + 0.5 * shared[0] * (1.0 + others(rate * pull))
+        push = 0.5 * push + 0.5 * shared[1] * (1.0 + others(rate * push))
+        queue = 0.5 * queue + 0.5 * apply * (1.0 + np.maximum(others(rate * queue) - busy / 2, 0.0))
+    pull, push = pull + direct[0], push + direct[1]
+    rate = np.where(active, 1.0 / (think + pull + push + queue + 1e-300), 0.0)
+    total = rate.sum(axis=1, keepdims=True)
+    mean = [(rate * x).sum(axis=1, keepdims=True) / total for x in (think, pull, push + queue)]
+    return mean[0], mean[1], mean[2], active.sum(axis=1, keepdims=True) / total
+
+
+def _barrier(
+    active: NDArray[np.bool_],
+    compute: NDArray[np.float64],
+    overhead: NDArray[np.float64],
+    jitter: NDArray[np.float64],
+    alone: _Pair,
+    shared: _Pair,
+    apply: NDArray[np.float64],
+) -> _Parts:
+    """The parts of a synchronous step, each [n, 1]."""
+    workers = active.sum(axis=1, keepdims=True)
+    transfers = [
+        np.maximum(np.where(active, a, 0.0).max(axis=1, keepdims=True), workers * s)
+        for a, s in zip(alone, shared, strict=True)
+    ]
+    constant = overhead.max(axis=1, keepdims=True)
+    slowest = _slowest(active, compute, jitter)
+    mean = np.where(active, compute, 0.0).sum(axis=1, keepdims=True) / workers
+    quickest = np.maximum(2 * mean - slowest, 0.0)
+    # Who is early pushes while others compute: the last has only itself to wait for, or the line of all.
+    alone_push = np.where(active, alone[1], 0.0).max(axis=1, keepdims=True)
+    ends = np.stack([slowest + alone_push + apply, quickest + alone_push + workers * apply, quickest + transfers[1] + apply])
+    end = ends.max(axis=0)
+    return mean + constant, transfers[0], end - mean, transfers[0] + constant + end
+
+
+def _slowest(active: NDArray[np.bool_], compute: NDArray[np.float64], jitter: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean of the largest of lognormal times with those means and the coefficient of variation `jitter`, [n, 1]."""
+    sigma = np.maximum(np.sqrt(np.log1p(jitter**2)), 1e-9)
+    center = np.log(np.where(active, np.maximum(compute, 1e-300), 1e-300)) - sigma**2 / 2
+    top = center.max(axis=1, keepdims=True)
+    at = top + sigma * _GRID  # [n, g]
+    # Everybody is below `at`: the product of the workers' distributions.
+    logs = log_ndtr((at[:, None, :] - center[:, :, None]) / sigma[:, :, None])
+    below = np.exp(np.where(active[:, :, None], logs, 0.0).sum(axis=1))
+    steps = np.diff(np.exp(at), axis=1)
+    above = 1.0 - (below[:, 1:] + below[:, :-1]) / 2
+    mean: NDArray[np.float64] = np.exp(at[:, :1]) + (steps * above).sum(axis=1, keepdims=True)
+    return mean

@@ -1,0 +1,148 @@
+"""What was calibrated as TOML: node types, workloads and costs that the simulator loads, and where every figure comes from.
+
+The same recording gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from simulators.calibration.fit import Fit, Row
+from simulators.calibration.model import demand, with_speeds
+from simulators.calibration.recordings import Recording
+from simulators.calibration.staleness import LEVEL, PROXY, Effort, fitted_rate, proxy_ratio, ratio
+from simulators.workloads.catalogue import Demand
+
+__all__ = ["Provenance", "digest", "text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where a calibration comes from."""
+
+    source: str
+    of: str
+    licence: str
+    digest: str  # SHA-256 of the recording, see `digest`
+    command: str
+    made_by: str
+
+
+def digest(paths: Sequence[Path], root: Path) -> str:
+    """SHA-256 of the names (below `root`) and the bytes of all `paths`."""
+    found = hashlib.sha256()
+    for path in sorted(paths):
+        name = path.relative_to(root).as_posix() if root.is_dir() else path.name
+        found.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return found.hexdigest()
+
+
+def text(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -> str:
+    """The whole file."""
+    lines = [
+        "# Written by `harness calibrate`. Node types: cluster.profiles = this file; workloads: workload.file = this file;",
+        "# what stands under cluster, costs and conditions belongs into a scenario's tables of those names.",
+        "",
+        *_table("calibration", {name: getattr(origin, name) for name in Provenance.__slots__}),
+        *_table("calibration.caveats", {str(i): why for i, why in enumerate(recording.caveats)}),
+    ]
+    costs = {}
+    if recording.switch_seconds:
+        costs["policy_restart_seconds"] = median(recording.switch_seconds)
+    if recording.restart_seconds:
+        costs |= _restarts(recording.restart_seconds)
+    # One for the whole file: constants are true of the discipline that they were fitted under, and of no other.
+    (discipline,) = {fit.constants.discipline for fit in fits.values()}
+    lines += _table("cluster", {"discipline": discipline})
+    lines += _table("costs", costs)
+    for name, fit in fits.items():
+        rows = with_speeds([r for r in recording.rows if r.workload == name], fit.alike_seconds)
+        lines += _workload(name, fit, rows, origin)
+    for name in dict.fromkeys(e.workload for e in recording.efforts):
+        lines += _staleness(name, [e for e in recording.efforts if e.workload == name])
+    if recording.noise is not None:
+        noise = {n: getattr(recording.noise, n) for n in ("times", "recorded_p99", "fitted_p99")}
+        lines += _table("calibration.noise", noise)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _staleness(name: str, found: Sequence[Effort]) -> list[str]:
+    """How many more mini-batches asynchronous training took, and the proxy that takes about as many more."""
+    wanted = ratio(found)
+    if not math.isfinite(wanted):
+        return []
+    rate = fitted_rate(wanted, found[0].workers)
+    said = {"recorded_ratio": wanted, "level": LEVEL, "proxy": PROXY, "learning_rate": rate}
+    return _table(f"calibration.staleness.{_key(name)}", said | {"proxy_ratio": proxy_ratio(rate, found[0].workers)})
+
+
+def _restarts(timed: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Seconds of a restart; where the bytes differ, what they take is apart from it."""
+    sizes = [size for _, size in timed]
+    if max(sizes) < 2 * max(min(sizes), 1.0):
+        return {"restart_seconds": median(seconds for seconds, _ in timed)}
+    low, high = (median(s for s, size in timed if (size > median(sizes)) == large) for large in (False, True))
+    moved = median(b for b in sizes if b > median(sizes)) - median(b for b in sizes if b <= median(sizes))
+    rate = moved / max(high - low, 1e-9)
+    rest = median(seconds - size / rate for seconds, size in timed)
+    # Half of the bytes are written, half of them read.
+    return {"restart_seconds": max(rest, 0.0), "checkpoint_bytes_per_second": rate, "restore_bytes_per_second": rate}
+
+
+def _workload(name: str, fit: Fit, rows: Sequence[Row], origin: Provenance) -> list[str]:
+    constants, said = fit.constants, f"calibrated to {origin.source}, {fit.rows} rows, SHA-256 {origin.digest[:12]}"
+    defaults = dict(zip(Demand.__struct_fields__[2:], Demand.__struct_defaults__, strict=True))
+    asked = demand(constants)
+    shown = {f: getattr(asked, f) for f in Demand.__struct_fields__ if f not in defaults or getattr(asked, f) != defaults[f]}
+    speeds = sorted({s for r in rows for s in r.speeds} | {1.0})
+    batches = sorted(r.batch_size for r in rows)
+    lines = []
+    for speed in speeds:
+        machine: dict[str, Any] = {"cores": constants.cores, "memory_bytes": 64e9}
+        machine["nic_bytes_per_second"] = constants.nic_bytes_per_second
+        if math.isfinite(constants.service_bytes_per_second):
+            machine["service_bytes_per_second"] = constants.service_bytes_per_second
+        machine |= {"devices": [{"kind": "cpu", "speed": speed}], "source": f"{said}; memory is an assumption"}
+        lines += _table(f"profiles.{_key(name if speed == 1.0 else f'{name}-{speed:g}')}", machine)
+    summary = f"{name}, as recorded: {min(r.workers for r in rows)} to {max(r.workers for r in rows)} workers"
+    job = {"summary": summary, "source": said, "batch_size": batches[len(batches) // 2]}
+    lines += _table(f"workloads.{_key(name)}", job)
+    lines += _table(f"workloads.{_key(name)}.demand", shown)
+    conditions: dict[str, Any] = {"jitter": constants.jitter}
+    if constants.sleeps is not None:
+        conditions["sleeps"] = {f: getattr(constants.sleeps, f) for f in constants.sleeps.__struct_fields__}
+    lines += _table(f"conditions.{_key(name)}", conditions | {"latency_seconds": constants.latency_seconds})
+    at = f"calibration.workloads.{_key(name)}"
+    lines += _table(
+        at, {"rows": fit.rows, "median_relative_error": fit.error, "messages_in_transfers": constants.in_transfers}
+    )
+    lines += _table(f"{at}.intervals", {n: list(ends) for n, ends in fit.intervals.items()})
+    lines += _table(f"{at}.from_other_workloads", dict(fit.lent))
+    return lines + _table(f"{at}.refused", dict(fit.refused))
+
+
+def _table(name: str, values: Mapping[str, Any]) -> list[str]:
+    return [f"[{name}]", *(f"{_key(key)} = {_value(value)}" for key, value in values.items()), ""] if values else []
+
+
+def _key(name: str) -> str:
+    return name if name.replace("-", "").replace("_", "").isalnum() and name.isascii() else json.dumps(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.6g}" if value != int(value) or abs(value) >= 1e15 else f"{value:.1f}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
+    return json.dumps(value)

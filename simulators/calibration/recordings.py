@@ -1,0 +1,297 @@
+"""What a trace says about time: one row per run and setting, the noise of single mini-batches, the cost of switches.
+
+Three kinds of recording are understood. With *iterations*, every push has a time, or the parts of a cycle have theirs; with
+*progress*, steps and seconds are read along the way; else the run's total counts. A step is one worker's mini-batch, and in
+a synchronous run without iterations one of every worker.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from simulators.calibration.model import Row, with_speeds
+from simulators.calibration.staleness import Effort, efforts
+from simulators.cluster.conditions import Sleeps
+
+__all__ = ["Noise", "Recording", "recorded"]
+
+_HELD = ("bsp",)
+_WARM_UP = 0.2  # share of a stretch that is left out while workers fall out of step
+_FEWEST = 3  # cycles of every worker that make a stretch worth a row
+_FAR = 4.0  # standard deviations of the logarithm beyond which a time is no jitter
+_RARE = 0.002
+_NO_RATES = {"trimtuner-tf-ps": "its counts of iterations are not those that took its seconds"}
+_PARTS = ("compute_seconds", "pull_seconds", "push_seconds", "wait_seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How the times of single mini-batches differ: most are lognormal, and some workers sleep now and then."""
+
+    jitter: float  # coefficient of variation
+    sleeps: Sleeps | None
+    times: int  # that were looked at
+    recorded_p99: float  # over the median
+    fitted_p99: float  # of the lognormal distribution, likewise
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A trace, as far as calibration reads it."""
+
+    rows: tuple[Row, ...]
+    noise: Noise | None  # None: single mini-batches were not timed
+    switch_seconds: tuple[float, ...]  # nobody trained while the policy was changed
+    restart_seconds: tuple[tuple[float, float], ...]  # other changes by restarting: seconds, bytes moved
+    efforts: tuple[Effort, ...]  # of runs that were synchronous, or asynchronous, all the time
+    caveats: tuple[str, ...]  # what was recorded and is not used, and why; what is biased
+    nic_bytes_per_second: float | None = None  # of the usual machine, where the trace says
+
+
+def recorded(tables: Mapping[str, pl.DataFrame], source: str = "") -> Recording:
+    """The rows of a trace's tables; `source` is its origin's name.
+
+    Raises ValueError for a source whose counts do not belong to its seconds.
+    """
+    if source in _NO_RATES:
+        raise ValueError(f"Cannot calibrate to {source}: {_NO_RATES[source]}.")
+    caveats: list[str] = []
+    settings = _settings(tables, caveats)
+    iterations, progress = tables.get("iterations"), tables.get("progress")
+    noise = None
+    if iterations is not None and iterations.height:
+        timed = _settled(iterations.filter(pl.col("seconds").is_not_null()), tables.get("reconfigurations"))
+        stretches = _stretches(timed, settings)
+        rows, noise = list(with_speeds(list(_of_iterations(stretches)))), _noise(stretches)
+    else:
+        rates = pl.DataFrame() if progress is None else _rates(progress, settings)
+        rows = list(_of_progress(rates)) if rates.height else list(_of_runs(tables, settings))
+        runs = tables["runs"].filter(pl.col("seconds").is_null(), pl.col("trimmed_seconds").is_not_null())
+        if not rates.height and runs.height:
+            names = ", ".join(sorted(set(runs["workload"].drop_nulls())))
+            caveats.append(
+                f"{runs.height} runs ({names}) have trimmed seconds only, but all their steps: too short by a part"
+            )
+    switches, restarts = _changes(tables, settings)
+    usual = next(iter(settings["usual_nic"].to_list()), None)
+    return Recording(tuple(rows), noise, switches, restarts, tuple(efforts(tables)), tuple(caveats), usual)
+
+
+def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.DataFrame:
+    """What runs were set to, with each run's workload, without those that the simulator cannot be set to."""
+    extras = pl.col("extras").fill_null("{}")
+    runs = tables["runs"].select("run", "workload", "extras").with_columns(extras)
+    slowed = [r["run"] for r in runs.to_dicts() if json.loads(r["extras"]).get("n_stragglers")]
+    if slowed:
+        caveats.append(f"{len(slowed)} runs with stragglers: what slowed them down is no constant of machines or workload")
+    made = tables["settings"].filter(pl.col("workers").is_not_null(), pl.col("servers").is_not_null())
+    if made.height < tables["settings"].height:
+        caveats.append(f"{tables['settings'].height - made.height} settings that do not tell workers and servers")
+    made = made.filter(~pl.col("run").is_in(slowed)).join(runs, on="run", how="left", maintain_order="left")
+    nominal = [_nics(setting) for setting in made.to_dicts()]
+    rates = [rate for nics in nominal for rate in nics.values()]
+    usual = median(rates) if rates else None
+    differ = sum(_shared(s) and not {*nics.values()} <= {usual} for s, nics in zip(made.to_dicts(), nominal, strict=True))
+    if differ:
+        caveats.append(f"{differ} settings have servers on workers' machines: all links are taken to be the usual one there")
+    made = made.sort("run", "branch", "seconds", maintain_order=True).with_row_index("stretch")
+    return made.with_columns(usual_nic=pl.lit(usual, pl.Float64))
+
+
+def _row(setting: Mapping[str, Any], cycle_seconds: float, **measured: Any) -> Row:
+    extras = json.loads(setting["extras"] or "{}")
+    whole = json.loads(setting["setting"]) if setting["setting"] else {}
+    shared, nics = _shared(setting), _nics(setting)
+    names = [*whole.get("workers", ()), *whole.get("servers", ())]
+    told = not shared and nics.keys() >= set(names) and not set(nics.values()) <= {setting["usual_nic"]}
+    batch = setting["batch_size"] or round(extras.get("total_batch_size", 1) / setting["workers"])
+    return Row(
+        run=setting["run"],
+        workload=setting["workload"] or "unnamed",
+        workers=setting["workers"],
+        servers=setting["servers"],
+        cycle_seconds=cycle_seconds,
+        batch_size=max(batch, 1),
+        intra_threads=setting["intra_threads"] or 0,
+        inter_threads=setting["inter_threads"] or 0,
+        transfer_bits=setting["transfer_bits"] or 32,
+        policy=setting["policy"] or "asp",
+        staleness=setting["staleness"] or 0,
+        shared=shared,
+        nics=tuple(nics[n] / setting["usual_nic"] for n in names) if told else (),
+        **measured,
+    )
+
+
+def _shared(setting: Mapping[str, Any]) -> bool:
+    """Whether servers are on the workers' machines."""
+    whole = json.loads(setting["setting"]) if setting["setting"] else {}
+    options = json.loads(setting["options"] or "{}")
+    return bool(options.get("servers_share_nodes") or set(whole.get("workers", ())) & set(whole.get("servers", ())))
+
+
+def _nics(setting: Mapping[str, Any]) -> dict[str, float]:
+    """Bytes per second of each node's NIC, where the run's extras say: {"nodes": {"n0": {"nic_bytes_per_second": 1e6}}}."""
+    nodes = json.loads(setting["extras"] or "{}").get("nodes", {})
+    return {name: float(said["nic_bytes_per_second"]) for name, said in nodes.items() if "nic_bytes_per_second" in said}
+
+
+# ---------------------------------------------------------------------------------------------------------- iterations
+
+
+def _settled(iterations: pl.DataFrame, changes: pl.DataFrame | None) -> pl.DataFrame:
+    """The pushes that were completed while no reconfiguration was under way, for those belong to no setting; `after` tells
+    after which they were."""
+    if changes is None or not changes.height:
+        return iterations.with_columns(after=pl.lit(None, pl.UInt32))
+    made = changes.sort("seconds").select("run", "branch", "seconds").with_row_index("after")
+    last_change = {"on": "seconds", "by": ["run", "branch"], "check_sortedness": False}
+    iterations = iterations.sort("seconds", maintain_order=True).join_asof(made, **last_change)  # type: ignore[arg-type]
+    timed = changes.filter(pl.col("total_seconds") > 0).sort("seconds")
+    over = timed.select("run", "branch", "seconds", over="seconds", begun=pl.col("seconds") - pl.col("total_seconds"))
+    next_change = {"on": "seconds", "by": ["run", "branch"], "strategy": "forward", "check_sortedness": False}
+    joined = iterations.join_asof(over, **next_change)  # type: ignore[arg-type]
+    kept = pl.col("begun").is_null() | (pl.col("seconds") <= pl.col("begun"))
+    return joined.filter(kept).select(iterations.columns)
+
+
+def _stretches(iterations: pl.DataFrame, settings: pl.DataFrame) -> list[tuple[dict[str, Any], pl.DataFrame]]:
+    """The pushes under each setting of each run, whole cycles of all workers, without those of its beginning. A change that
+    failed leaves the setting as it was, and yet parts what was before from what came after."""
+    known = settings.select("run", "branch", "seconds", "stretch").sort("seconds")
+    joined = iterations.sort("seconds", maintain_order=True).join_asof(
+        known, on="seconds", by=["run", "branch"], check_sortedness=False
+    )
+    described = {s["stretch"]: s for s in settings.to_dicts()}
+    branches = dict(iterations.group_by("run").agg(pl.col("branch").n_unique()).iter_rows())
+    found = []
+    apart = joined.filter(pl.col("stretch").is_not_null()).group_by("stretch", "after", maintain_order=True)
+    for (stretch, _), pushes in apart:
+        setting = described[stretch]
+        each = max(setting["workers"], 1)
+        cycles = pushes.height // each
+        if cycles >= _FEWEST:
+            first = max(1, int(_WARM_UP * cycles)) * each
+            kept = pushes.slice(first - 1, (cycles * each) - first + 1)  # one before, for its time
+            whole = {"all_pushes": pushes.height, "all_seconds": float(pushes["seconds"][-1] - pushes["seconds"][0])}
+            found.append((setting | whole | {"branches": branches[setting["run"]]}, kept))
+    return found
+
+
+def _of_iterations(stretches: list[tuple[dict[str, Any], pl.DataFrame]]) -> Iterator[Row]:
+    for setting, with_first in stretches:
+        pushes = with_first.slice(1)
+        times = {name: float(pushes[name].mean()) for name in _PARTS if pushes[name].null_count() < pushes.height}  # type: ignore[arg-type]
+        seconds = float(with_first["seconds"][-1] - with_first["seconds"][0])
+        cycle = setting["workers"] * seconds / pushes.height
+        if setting["branches"] > 1 and len(times) == len(_PARTS):  # other branches ran meanwhile
+            by_worker = pushes.group_by("worker").agg(pl.sum_horizontal(_PARTS).mean().alias("cycle"))["cycle"].to_numpy()
+            cycle = len(by_worker) / float((1 / by_worker).sum())
+        each = pushes.group_by("worker").agg(pl.col("compute_seconds").median()).drop_nulls().sort("worker")
+        parts = {name: times[name] for name in _PARTS[:3] if name in times}
+        if setting["branches"] == 1:
+            parts |= {name: setting[name] for name in ("all_seconds", "all_pushes")}
+        yield _row(setting, cycle, pushes=pushes.height, worker_seconds=tuple(each.iter_rows()), **parts)
+
+
+def _noise(stretches: list[tuple[dict[str, Any], pl.DataFrame]]) -> Noise | None:
+    """The distribution of a mini-batch's compute time around the median of its worker and setting."""
+    ratios, seconds = [], []
+    for _, pushes in stretches:
+        timed = pushes.filter(pl.col("compute_seconds") > 0)
+        middle = pl.col("compute_seconds").median().over("worker")
+        ratios.append(timed.select(pl.col("compute_seconds") / middle).to_series().to_numpy())
+        seconds.append(timed.select(pl.col("compute_seconds") - middle).to_series().to_numpy())
+    ratio, excess = (np.concatenate(x) if x else np.zeros(0) for x in (ratios, seconds))
+    if len(ratio) < 20:
+        return None
+    low, high = np.quantile(np.log(ratio), [0.16, 0.84])
+    sigma = max(float(high - low) / 2, 1e-4)
+    far = ratio > max(math.exp(_FAR * sigma), 1.2)
+    slept = None
+    if far.mean() > _RARE:
+        slept = Sleeps(float(far.mean()), float(excess[far].mean()), float(excess[far].std()))
+    p99 = float(np.quantile(ratio, 0.99))
+    return Noise(math.sqrt(math.expm1(sigma**2)), slept, len(ratio), p99, math.exp(2.3263 * sigma))
+
+
+# ---------------------------------------------------------------------------------------------- progress, and whole runs
+
+
+def _rates(progress: pl.DataFrame, settings: pl.DataFrame) -> pl.DataFrame:
+    """Steps per second under each setting, of intervals between records that are wholly under it.
+
+    Left out are those whose steps took over three times the median, in asynchronous runs only if they took a minute:
+    pauses and switches.
+    """
+    known = settings.select("run", "branch", "seconds", "stretch", mode="policy").sort("seconds")
+    loss = progress.filter(pl.col("training_loss").is_not_null(), pl.col("seconds").is_not_null())
+    joined = loss.sort("seconds", maintain_order=True).join_asof(
+        known, on="seconds", by=["run", "branch"], check_sortedness=False
+    )
+    within = (
+        joined.filter(pl.col("stretch").is_not_null())
+        .with_columns(
+            pl.col("seconds").diff().over("stretch").alias("took"), pl.col("steps").diff().over("stretch").alias("done")
+        )
+        .filter(pl.col("done") > 0, pl.col("took") > 0)
+    )
+    each = pl.col("took") / pl.col("done")
+    long = (each > 3 * each.median().over("stretch")) & (pl.col("mode").is_in(_HELD) | (pl.col("took") > 60))
+    sums = within.filter(~long).group_by("stretch", maintain_order=True).agg(pl.col("done", "took").sum(), pl.len())
+    return settings.join(sums, on="stretch", how="inner", maintain_order="left").filter(pl.col("len") >= _FEWEST)
+
+
+def _of_progress(rates: pl.DataFrame) -> Iterator[Row]:
+    for setting in rates.to_dicts():
+        yield _row(setting, _cycle(setting, setting["took"] / setting["done"]), pushes=setting["done"])
+
+
+def _of_runs(tables: Mapping[str, pl.DataFrame], settings: pl.DataFrame) -> Iterator[Row]:
+    runs = tables["runs"].drop("workload", "extras").rename({"seconds": "run_seconds"})
+    joined = settings.unique("run", keep="none", maintain_order=True).join(
+        runs, on="run", how="inner", maintain_order="left"
+    )
+    for made in joined.to_dicts():
+        seconds = made["run_seconds"] or made["trimmed_seconds"]
+        row = _row(made, 0.0, pushes=made["steps"] or 0)
+        if made["steps"] and seconds:
+            yield replace(row, cycle_seconds=_cycle(made, seconds / made["steps"]))
+        elif made["samples_per_second"]:
+            total = json.loads(made["extras"] or "{}").get("total_batch_size", row.batch_size * row.workers)
+            yield replace(row, cycle_seconds=total / made["samples_per_second"])
+
+
+def _cycle(setting: Mapping[str, Any], step_seconds: float) -> float:
+    return step_seconds if setting["policy"] in _HELD else setting["workers"] * step_seconds
+
+
+# --------------------------------------------------------------------------------------------------------------- changes
+
+
+def _changes(
+    tables: Mapping[str, pl.DataFrame], settings: pl.DataFrame
+) -> tuple[tuple[float, ...], tuple[tuple[float, float], ...]]:
+    """Seconds of changes of the policy, and seconds and bytes of other restarts."""
+    made = tables.get("reconfigurations")
+    if made is None or not made.height:
+        return (), ()
+    timed = made.filter(pl.col("total_seconds") > 0, pl.col("method") == "checkpoint", pl.col("done").fill_null(value=True))
+    switches, restarts = [], []
+    for change in timed.sort("run", "seconds").to_dicts():
+        mine = settings.filter(run=change["run"], branch=change["branch"])
+        before = mine.filter(pl.col("seconds") < change["seconds"] - 0.5 * change["total_seconds"]).tail(1)
+        after = mine.filter(pl.col("seconds") >= change["seconds"] - 0.5 * change["total_seconds"]).head(1)
+        if before.height and after.height and before["policy"][0] != after["policy"][0]:
+            switches.append(change["total_seconds"])
+        elif before.height and after.height:
+            restarts.append((change["total_seconds"], change["bytes_moved"] or 0.0))
+    return tuple(switches), tuple(restarts)

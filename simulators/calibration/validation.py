@@ -1,0 +1,205 @@
+"""How far the simulator is from a recording, on what it was fitted to and on what it was not.
+
+Every recorded row is held out once. A workload with ten settings or more is divided by settings, in order of policy,
+workers, servers, batch and threads: setting i is in fold i mod 5, with all its runs. One with fewer is divided by rows in
+that order, runs of a setting by name, for a setting held out whole could not be told from nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from simulators.calibration.fit import Fit, completed, fit_all, predicted
+from simulators.calibration.model import Constants, Row, with_speeds
+from simulators.calibration.output import Provenance
+from simulators.calibration.recordings import Recording
+from simulators.calibration.staleness import LEVEL, Effort, fitted_rate, proxy_ratio, ratio
+from simulators.reconfiguration import plan as reconfigure
+from simulators.reconfiguration.plan import Costs, Load
+from tuners.actions import Setting
+
+__all__ = ["COMPLETION", "FOLDS", "STALE", "Check", "Prediction", "check"]
+
+FOLDS = 5
+STALE = "mini-batches, asynchronous over synchronous"
+COMPLETION = ", completion"  # ends the names of groups of whole stretches of mini-batches
+_SETTINGS = 10  # of a workload that is divided by settings
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One recorded time and what was made of it: seconds, or a ratio of mini-batches."""
+
+    group: str  # workload and policy, or a kind of change
+    run: str
+    label: str  # the setting in words
+    recorded: float
+    fitted: float  # by the simulator, fitted to all
+    held_out: float  # by the simulator, fitted to the other folds; nan where these could not tell
+    plain_fitted: float  # by a plain closed form: sums of costs by least squares
+    plain_held_out: float
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A recording and its predictions."""
+
+    origin: Provenance
+    predictions: tuple[Prediction, ...]
+    fits: Mapping[str, Fit]
+    by_settings: tuple[str, ...]  # workloads that were divided by settings; the others by rows
+    folds: int
+    caveats: tuple[str, ...]
+
+
+def check(recording: Recording, given: Mapping[str, Constants], origin: Provenance, folds: int = FOLDS) -> Check:
+    """Fit to all rows, and to all but each fold; predict. Raises ValueError without rows, and for one fold."""
+    if folds < 2:
+        raise ValueError(f"Cannot hold out with {folds} folds: give at least 2, which are halves.")
+    fits = fit_all(recording.rows, given)
+    rows = sorted(recording.rows, key=lambda r: (r.workload, _order(r), r.run))
+    fold_of, by_settings = _folds(rows, folds)
+    held, plain = np.full((len(rows), 2), np.nan), np.full((len(rows), 2), np.nan)
+    for fold in range(folds):
+        out = [i for i, f in enumerate(fold_of) if f == fold]
+        kept = [r for r, f in zip(rows, fold_of, strict=True) if f != fold]
+        if not (out and kept):
+            continue
+        told = fit_all(kept, given, resamples=0)
+        held[out] = _predicted(told, rows, out)
+        plain[out] = _plain(kept, [rows[i] for i in out])
+    fitted = _predicted(fits, rows, range(len(rows)))
+    values = np.stack([fitted, held, _plain(rows, rows), plain])  # [4, n, 2]
+    groups = _groups(rows)
+    made = [_made(groups[i], r, r.cycle_seconds, values[:, i, 0]) for i, r in enumerate(rows)]
+    made += [_made(groups[i] + COMPLETION, r, r.all_seconds, values[:, i, 1]) for i, r in enumerate(rows) if _completes(r)]
+    others = (*_switches(recording.switch_seconds, folds), *_stale(recording.efforts))
+    return Check(origin, (*made, *others), fits, by_settings, folds, recording.caveats)
+
+
+def _made(group: str, row: Row, recorded: float, values: NDArray[np.float64]) -> Prediction:
+    return Prediction(group, row.run, _label(row), recorded, *map(float, values))
+
+
+def _completes(row: Row) -> bool:
+    """Whether it was recorded how long all pushes under the setting took."""
+    return row.all_pushes > 1
+
+
+def _order(row: Row) -> tuple[str, int, int, int, int, int]:
+    return (row.policy, row.workers, row.servers, row.batch_size, row.intra_threads, row.transfer_bits)
+
+
+def _folds(rows: Sequence[Row], count: int) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Each row's fold, and the workloads that were divided by settings."""
+    folds, by_settings = np.zeros(len(rows), int), []
+    for name in dict.fromkeys(r.workload for r in rows):
+        mine = [i for i, r in enumerate(rows) if r.workload == name]
+        settings = list(dict.fromkeys(_order(rows[i]) for i in mine))
+        if len(settings) >= _SETTINGS:
+            by_settings.append(name)
+            folds[mine] = [settings.index(_order(rows[i])) % count for i in mine]
+        else:
+            folds[mine] = np.arange(len(mine)) % count
+    return folds, tuple(by_settings)
+
+
+def _groups(rows: Sequence[Row]) -> list[str]:
+    """Each row's workload and policy; where most rows have one setting, the others are a group of their own."""
+    found = []
+    for row in rows:
+        alike = [_order(r) for r in rows if (r.workload, r.policy) == (row.workload, row.policy)]
+        usual, count = Counter(alike).most_common(1)[0]
+        other = count > len(alike) / 2 and _order(row) != usual
+        found.append(f"{row.workload}, {row.policy}{', other settings' if other else ''}")
+    return found
+
+
+def _predicted(fits: Mapping[str, Fit], rows: Sequence[Row], wanted: Sequence[int]) -> NDArray[np.float64]:
+    """Seconds of a cycle, and of all pushes from the first to the last, of the rows that are wanted, [n, 2]. How fast a
+    run's workers are is told by all its rows, given what the fit has found to take all of them alike."""
+    found = np.full((len(wanted), 2), np.nan)
+    for name, fit in fits.items():
+        ours = [i for i, r in enumerate(rows) if r.workload == name]
+        told = dict(zip(ours, with_speeds([rows[i] for i in ours], fit.alike_seconds), strict=True))
+        mine = [k for k, i in enumerate(wanted) if i in told]
+        if mine:
+            found[mine, 0] = predicted(fit.constants, [told[wanted[k]] for k in mine])
+        whole = [k for k in mine if _completes(rows[wanted[k]])]
+        if whole:
+            found[whole, 1] = completed(fit.constants, [told[wanted[k]] for k in whole])
+    return found
+
+
+def _plain(known: Sequence[Row], wanted: Sequence[Row]) -> NDArray[np.float64]:
+    """What a plain closed form says of a cycle, and of as many as there were, [n, 2]: a sum, with no constant below nothing,
+    of a fixed cost, one by samples and threads, one per server, and one by workers over servers; each workload and policy by
+    itself, least squares of relative errors."""
+
+    def terms(row: Row) -> list[float]:
+        return [1.0, row.batch_size / max(row.intra_threads, 1), row.servers, row.workers / row.servers]
+
+    found = np.full(len(wanted), np.nan)
+    for kind in {(r.workload, r.policy) for r in wanted}:
+        mine = [r for r in known if (r.workload, r.policy) == kind]
+        if mine:
+            table = np.array([[x / r.cycle_seconds for x in terms(r)] for r in mine])
+            costs, _ = nnls(table, np.ones(len(mine)))
+            at = [i for i, r in enumerate(wanted) if (r.workload, r.policy) == kind]
+            found[at] = np.array([terms(wanted[i]) for i in at]) @ costs
+    cycles = np.array([max(r.all_pushes - 1, 0) / r.workers for r in wanted])
+    return np.stack([found, found * cycles], axis=1)
+
+
+def _switches(recorded: Sequence[float], folds: int) -> tuple[Prediction, ...]:
+    """A change of the policy, by the simulator's own plan for it; the plain closed form is the mean."""
+    if not recorded:
+        return ()
+    before = Setting(workers=("a",), servers=("b",), policy="bsp")
+    after = replace(before, policy="asp")
+
+    def planned(known: Sequence[float]) -> float:
+        costs = Costs(policy_restart_seconds=median(known))
+        plan = reconfigure.plan(before, after, "checkpoint", Load(0.0, 0, 0.0), costs)
+        return sum(step.seconds for step in plan.steps)
+
+    made = []
+    for i, seconds in enumerate(recorded):
+        others = [s for j, s in enumerate(recorded) if j % folds != i % folds] or [float("nan")]
+        plain = (float(np.mean(recorded)), float(np.mean(others)))
+        made.append(Prediction("switch of policy", str(i), "switch", seconds, planned(recorded), planned(others), *plain))
+    return tuple(made)
+
+
+def _stale(recorded: Sequence[Effort]) -> tuple[Prediction, ...]:
+    """Mini-batches to an accuracy, asynchronous over synchronous, for every other run of each kind by the rest; the plain
+    closed form knows no staleness."""
+    made = []
+    for name in dict.fromkeys(e.workload for e in recorded):
+        mine = [e for e in recorded if e.workload == name]
+        halves: tuple[list[Effort], list[Effort]] = ([], [])
+        for policy in ("asp", "bsp"):
+            alike = [e for e in mine if e.policy == policy]
+            for half in (0, 1):
+                halves[half].extend(alike[half::2])
+        known = [(half, ratio(half), ratio(rest)) for half, rest in (halves, halves[::-1])]
+        if not all(np.isfinite(value) for _, *values in known for value in values):
+            continue
+        workers = mine[0].workers
+        fitted = proxy_ratio(fitted_rate(ratio(mine), workers), workers)
+        for i, (_, seen, told) in enumerate(known):
+            held = proxy_ratio(fitted_rate(told, workers), workers)
+            made.append(Prediction(STALE, str(i), f"{name}, {100 * LEVEL:g} % of the best", seen, fitted, held, 1.0, 1.0))
+    return tuple(made)
+
+
+def _label(row: Row) -> str:
+    threads = f", {row.intra_threads} threads" if row.intra_threads else ""
+    return f"{row.workers} workers, {row.servers} servers, batch {row.batch_size}{threads}"

@@ -1,0 +1,1 @@
+"""The simulated cluster: node types, and the conditions that a run meets."""

@@ -1,0 +1,232 @@
+"""What a run meets besides its cluster: noise, stragglers, sleeps, slow-downs, token buckets, nodes that come and go.
+
+Read straight from a scenario's TOML.
+
+Chance is drawn from the run's seed only, so that every tuner meets the same luck.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+__all__ = [
+    "Bucket",
+    "Conditions",
+    "Episode",
+    "NodeChange",
+    "Recording",
+    "Replay",
+    "Sleeps",
+    "Stragglers",
+    "absent_at_start",
+    "check",
+    "placed",
+    "straggling",
+]
+
+
+class Sleeps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Random sleeps: in every mini-batch, each worker sleeps with `probability` for max(0, N(mean, sd))."""
+
+    probability: float
+    mean_seconds: float
+    sd_seconds: float = 0.0
+
+
+class Stragglers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Persistent slow nodes: they sleep for max(0, N(mean, sd)) in every mini-batch (RLP, Section 4.1).
+
+    Which ones is said by name (`nodes`), or drawn once per seed, each node with `probability`. With `spread_seconds` the
+    mean is each one's own, drawn once per seed from N(mean, spread).
+    """
+
+    mean_seconds: float
+    sd_seconds: float = 0.0
+    probability: float = 0.0
+    nodes: tuple[str, ...] = ()
+    spread_seconds: float = 0.0
+
+
+class Episode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """For a while, computing on one node takes `factor` times as long; again and again with `every_seconds`."""
+
+    node: str
+    start_seconds: float
+    seconds: float
+    factor: float
+    every_seconds: float = 0.0  # from one beginning to the next; 0: once
+
+
+class Bucket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A token bucket on what each of `nodes` sends, as clouds shape their networks (Uta et al., NSDI'20).
+
+    Every byte sent takes a token. A node sends as fast as its NIC can while it has some, and then at the rate at which
+    they come back. All buckets are full at the start.
+    """
+
+    nodes: tuple[str, ...]
+    capacity_bytes: float
+    refill_bytes_per_second: float
+
+
+class NodeChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nodes come, go or fail. One whose first change is that it joins is absent at the start.
+
+    A node that leaves works on until its notice is over, and is gone then, in use or not; one that fails gives no notice.
+    """
+
+    nodes: tuple[str, ...]
+    seconds: float
+    event: Literal["joins", "leaves", "fails"]
+    notice_seconds: float = 0.0  # for "leaves" only
+
+
+class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A trace that drives `nodes`, and how it is dealt out to them; see `simulators.cluster.trace_driven`."""
+
+    trace: str  # folder; in a scenario's file, relative to it
+    runs: str = "*"  # those of its runs that may be replayed, as a pattern: "AR", "minibatch/*"
+    nodes: tuple[str, ...] = ()  # of ours that it drives; () is all
+    deal: Literal["lot", "order"] = "lot"  # who gets whose part: drawn for each seed; or the first the first, and so on
+    against: Literal["run", "worker"] = "run"  # what is usual, where only ratios count: the run's median, or each one's own
+
+
+class Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was recorded elsewhere and drives this run; a text is the folder of a trace."""
+
+    compute: Recording | str | None = None  # mini-batches' times, in place of `jitter`
+    stragglers: Recording | str | None = None  # standing differences between machines, and episodes of slowness
+    bandwidth: Recording | str | None = None  # token buckets
+    nodes: Recording | str | None = None  # that come and go
+
+    def recordings(self) -> dict[str, Recording]:
+        """What is given, by the name of its field."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {k: Recording(v) if isinstance(v, str) else v for k, v in given.items() if v is not None}
+
+
+class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that chance and circumstance add to a run."""
+
+    jitter: float = 0.2  # coefficient of variation of the compute time (lognormal)
+    stagger: bool = True  # workers begin at random points of their first cycle, not in lockstep
+    sleeps: Sleeps | None = None
+    stragglers: Stragglers | None = None
+    episodes: tuple[Episode, ...] = ()
+    buckets: tuple[Bucket, ...] = ()  # at most one for each node
+    nodes: tuple[NodeChange, ...] = ()  # those of one node in the order of time
+    replay: Replay | None = None
+    thinking_seconds: float = 0.0  # simulated time charged for every action that a tuner asks for
+
+
+def check(conditions: Conditions, nodes: tuple[str, ...]) -> None:
+    """Raise ValueError for conditions that cannot be, or that name a node the cluster lacks."""
+    _check_nodes(conditions)
+    named = (
+        [e.node for e in conditions.episodes]
+        + [n for c in conditions.nodes for n in c.nodes]
+        + [n for b in conditions.buckets for n in b.nodes]
+        + [n for r in (conditions.replay or Replay()).recordings().values() for n in r.nodes]
+        + list(conditions.stragglers.nodes if conditions.stragglers else ())
+    )
+    for name in named:
+        if name not in nodes:
+            raise ValueError(f"Cannot let anything happen to node {name!r}: this cluster has {', '.join(nodes)}.")
+    for label, value in _probabilities(conditions):
+        if not 0 <= value <= 1:
+            raise ValueError(f"Cannot use {label} = {value}: give a probability, from 0 to 1.")
+    for label, value in _amounts(conditions):
+        if not (value >= 0 and math.isfinite(value)):
+            raise ValueError(f"Cannot use {label} = {value}: it must be finite and not negative.")
+    for episode in conditions.episodes:
+        if not (episode.factor > 0 and math.isfinite(episode.factor)):
+            raise ValueError(f"Cannot slow {episode.node} down by {episode.factor}: the factor must be positive and finite.")
+        if 0 < episode.every_seconds < episode.seconds:
+            raise ValueError(f"Cannot slow {episode.node} down again after {episode.every_seconds:g} s: it is slow still.")
+    _check_buckets(conditions)
+
+
+def _check_buckets(conditions: Conditions) -> None:
+    """Raise ValueError for a node of two buckets, and for one that would never send again."""
+    held: set[str] = set()
+    for bucket in conditions.buckets:
+        if held & set(bucket.nodes):
+            raise ValueError(f"Cannot give {', '.join(sorted(held & set(bucket.nodes)))} two buckets: give each node one.")
+        held |= set(bucket.nodes)
+        if not bucket.refill_bytes_per_second > 0:
+            raise ValueError(f"Cannot refill a bucket by {bucket.refill_bytes_per_second}: it must be more than nothing.")
+
+
+def placed(conditions: Conditions, folder: Path) -> Conditions:
+    """The conditions with traces found relative to `folder`."""
+    if conditions.replay is None:
+        return conditions
+    given = conditions.replay.recordings()
+    found = {k: msgspec.structs.replace(r, trace=str(folder / Path(r.trace).expanduser())) for k, r in given.items()}
+    return msgspec.structs.replace(conditions, replay=Replay(**found))
+
+
+def absent_at_start(conditions: Conditions) -> frozenset[str]:
+    """The nodes that have yet to join."""
+    first: dict[str, str] = {}
+    for change in conditions.nodes:
+        for node in change.nodes:
+            first.setdefault(node, change.event)
+    return frozenset(node for node, event in first.items() if event == "joins")
+
+
+def _check_nodes(conditions: Conditions) -> None:
+    """Raise ValueError unless every node's changes follow from one another."""
+    absent = absent_at_start(conditions)
+    there: dict[str, tuple[bool, float]] = {}
+    for change, node in ((c, n) for c in conditions.nodes for n in c.nodes):
+        what = f"Cannot let node {node} be one that {change.event} at {change.seconds:g} s"
+        present, since = there.get(node, (node not in absent, 0.0))
+        if change.seconds < since:
+            raise ValueError(f"{what}: its change before ends at {since:g} s; give changes in the order of time.")
+        if present == (change.event == "joins"):
+            raise ValueError(f"{what}: it is {'there already' if present else 'not there'}.")
+        if change.notice_seconds and change.event != "leaves":
+            raise ValueError(f"{what} with notice: only a node that leaves gives any.")
+        there[node] = (change.event == "joins", change.seconds + change.notice_seconds)
+
+
+def _probabilities(conditions: Conditions) -> list[tuple[str, float]]:
+    found = []
+    if conditions.sleeps:
+        found.append(("sleeps.probability", conditions.sleeps.probability))
+    if conditions.stragglers:
+        found.append(("stragglers.probability", conditions.stragglers.probability))
+    return found
+
+
+def _amounts(conditions: Conditions) -> list[tuple[str, float]]:
+    found = [("jitter", conditions.jitter), ("thinking_seconds", conditions.thinking_seconds)]
+    for label, sleep in (("sleeps", conditions.sleeps), ("stragglers", conditions.stragglers)):
+        if sleep:
+            found += [(f"{label}.mean_seconds", sleep.mean_seconds), (f"{label}.sd_seconds", sleep.sd_seconds)]
+    if conditions.stragglers:
+        found.append(("stragglers.spread_seconds", conditions.stragglers.spread_seconds))
+    for episode in conditions.episodes:
+        found += [("episodes.start_seconds", episode.start_seconds), ("episodes.seconds", episode.seconds)]
+        found += [("episodes.every_seconds", episode.every_seconds)]
+    for bucket in conditions.buckets:
+        found += [("buckets.capacity_bytes", bucket.capacity_bytes)]
+        found += [("buckets.refill_bytes_per_second", bucket.refill_bytes_per_second)]
+    for change in conditions.nodes:
+        found += [("nodes.seconds", change.seconds), ("nodes.notice_seconds", change.notice_seconds)]
+    return found
+
+
+def straggling(conditions: Conditions, nodes: tuple[str, ...], rng: np.random.Generator) -> np.ndarray:
+    """Which nodes straggle in this run, bool [k]. Draws one number per node, whether it is needed or not."""
+    drawn = rng.random(len(nodes))
+    if conditions.stragglers is None:
+        return np.zeros(len(nodes), bool)
+    named = np.array([n in conditions.stragglers.nodes for n in nodes])
+    return named | (drawn < conditions.stragglers.probability)

@@ -1,0 +1,179 @@
+"""Node types: what a machine can compute and move, from `profiles.toml` or a file of the user's own.
+
+Speeds count in reference cores; `profiles.toml` says what that is and where each figure was published.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from simulators.workloads.catalogue import Demand
+    from tuners.settings import Scalar
+
+__all__ = ["Device", "NodeType", "device_seconds", "load_profiles", "node_seconds", "profile", "profiles"]
+
+
+class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Something that computes gradients. Raises ValueError for values that no device can have."""
+
+    kind: Literal["cpu", "gpu"]
+    speed: float  # of one core (cpu) or of the whole device (gpu), in reference cores; 0 cannot compute
+    saturation_samples: float = 0.0  # load at which half of the peak rate is reached
+
+    def __post_init__(self) -> None:
+        for name in ("speed", "saturation_samples"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ValueError(f"A device cannot have {name} {value}: give a finite number, 0 or more.")
+
+
+class NodeType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A machine type. `source` says where its figures are published. Raises ValueError for an impossible machine."""
+
+    name: str
+    cores: int
+    memory_bytes: float
+    nic_bytes_per_second: float  # each direction, full duplex
+    devices: tuple[Device, ...]
+    source: str
+    service_bytes_per_second: float = math.inf  # what a server process can serve, apart from its NIC
+
+    def __post_init__(self) -> None:
+        if self.cores < 1:
+            raise ValueError(f"Node type {self.name!r} cannot have {self.cores} cores: give at least 1.")
+        for name in ("memory_bytes", "nic_bytes_per_second"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"Node type {self.name!r} cannot have {name} {value}: give a positive, finite number.")
+        if not self.service_bytes_per_second > 0:
+            raise ValueError(
+                f"Node type {self.name!r} cannot have service_bytes_per_second {self.service_bytes_per_second}: "
+                "give a positive number, or leave it out where the NIC is the only limit."
+            )
+        if not self.devices:
+            raise ValueError(f"Node type {self.name!r} has no devices: give at least one; speed 0 cannot compute.")
+
+
+# ---------------------------------------------------------------------------------------------------------------- lookup
+
+
+def profile(name: str) -> NodeType:
+    """The embedded node type of that name. Raises ValueError for an unknown one."""
+    known = _embedded()
+    if name not in known:
+        near = get_close_matches(name, known, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(known)}."
+        raise ValueError(f"No node type {name!r}: {hint}")
+    return known[name]
+
+
+def profiles() -> dict[str, NodeType]:
+    """All embedded node types, by name."""
+    return dict(_embedded())
+
+
+def load_profiles(path: Path | str) -> dict[str, NodeType]:
+    """Node types from a file like `profiles.toml`, one table per type, or from one that `harness calibrate` wrote.
+
+    Raises FileNotFoundError for a missing file, and ValueError that names the file and the key for one that is no such
+    table of possible machines.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"Cannot read node types from {path}: there is no such file; give a TOML file.")
+    return _parse(path.read_bytes(), str(path))
+
+
+@cache
+def _embedded() -> dict[str, NodeType]:
+    return _parse((files("simulators.cluster") / "profiles.toml").read_bytes(), "profiles.toml")
+
+
+def _parse(content: bytes, origin: str) -> dict[str, NodeType]:
+    try:
+        tables = tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"Cannot read node types from {origin}: it is no TOML ({error}).") from error
+    if "calibration" in tables:
+        tables = tables.get("profiles", {})
+    return {name: _node_type(name, table, origin) for name, table in tables.items()}
+
+
+def _node_type(name: str, table: Any, origin: str) -> NodeType:
+    if isinstance(table, dict) and "name" in table:
+        raise ValueError(f"Cannot read {origin}: table {name!r} has a key `name`; the table's own name is its name.")
+    try:
+        table = msgspec.convert(table, dict[str, Any])
+        return msgspec.convert({"name": name, **table}, NodeType)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"Cannot read node type {name!r} from {origin}: {error}") from error
+
+
+# ------------------------------------------------------------------------------------------------------------- durations
+
+
+def device_seconds(device: Device, demand: Demand, samples: int, threads: int) -> float:
+    """Mean time in which `device` computes the gradient of so many samples, before noise; no samples take no time.
+
+    fixed + sample x (samples + saturation) / speed; a cpu's `threads` speed that up by Amdahl's law,
+    1 / (serial + (1 - serial) / threads). Raises ValueError where a device that cannot compute is given samples.
+    """
+    if samples == 0:
+        return 0.0
+    if samples < 0:
+        raise ValueError(f"Cannot compute {samples} samples: give 0 or more.")
+    if device.speed == 0:
+        raise ValueError(f"Cannot compute {samples} samples on a {device.kind} of speed 0: give this device no load.")
+    rate = device.speed
+    if device.kind == "cpu":
+        if threads < 1:
+            raise ValueError(f"Cannot compute on {threads} threads: give at least 1.")
+        rate /= demand.serial_fraction + (1.0 - demand.serial_fraction) / threads
+    return demand.fixed_seconds + demand.sample_seconds * (samples + device.saturation_samples) / rate
+
+
+def node_seconds(
+    node_type: NodeType,
+    demand: Demand,
+    loads: tuple[int, ...],
+    intra_threads: int = 0,
+    inter_threads: int = 0,
+    options: tuple[tuple[str, Scalar], ...] = (),
+) -> tuple[float, tuple[float, ...]]:
+    """Mean compute time of one mini-batch on a node with `loads` samples per device, and that of each device.
+
+    Devices work side by side, so the node takes as long as the slowest, plus `demand.aggregate_seconds` where more than one
+    takes part. `intra_threads` 0 is one per core; more than there are cores does not help. `inter_threads` and `options`
+    count as far as the demand says what they do. Raises ValueError for loads that do not match the devices or that a device
+    cannot compute.
+    """
+    if len(loads) != len(node_type.devices):
+        raise ValueError(
+            f"Cannot put loads {loads} on a {node_type.name}: give one count per device, {len(node_type.devices)} in all."
+        )
+    threads = min(intra_threads or node_type.cores, node_type.cores)
+    longer = _knob_factor(demand, node_type.cores, threads, inter_threads, options)
+    each = tuple(longer * device_seconds(d, demand, n, threads) for d, n in zip(node_type.devices, loads, strict=True))
+    together = demand.aggregate_seconds if sum(n > 0 for n in loads) > 1 else 0.0
+    return max(each) + together, each
+
+
+def _knob_factor(demand: Demand, cores: int, threads: int, inter: int, options: tuple[tuple[str, Scalar], ...]) -> float:
+    """So many times as long does compute take for threads that crowd the cores, and for graph options."""
+    # inter 0 is the framework's own choice, which is taken to leave no thread without a core.
+    crowd = max(1.0, (threads + inter) / cores) if inter else 1.0
+    factor: float = crowd**demand.crowding_exponent
+    for effect in demand.options:
+        # By type as well, for True == 1.
+        if any(n == effect.name and type(v) is type(effect.value) and v == effect.value for n, v in options):
+            factor *= effect.factor * threads**effect.thread_exponent
+    return factor

@@ -1,0 +1,195 @@
+"""Learning in the data plane: mini-batches, real gradients at the parameters that were pulled, updates at the servers.
+
+The gradient is computed when a worker pulls and kept until its push arrives: the same mathematics as computing it later,
+and no copy of old parameters. Kept gradients have a leading worker axis, so that XLA writes them in place, and workers
+that pull together are one batched call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from simulators.engine.inputs import Plant
+from simulators.engine.lanes import anywhere
+from simulators.engine.optimizers import REVISING, optimizer
+
+__all__ = [
+    "Data",
+    "Learned",
+    "Model",
+    "anywhere",
+    "apply_push",
+    "evaluate",
+    "mean_loss",
+    "minibatch",
+    "pull",
+    "untrained",
+]
+
+
+class Model(NamedTuple):
+    """What is learned and how it is applied; hashable, compiled in."""
+
+    losses: Callable[[Any, Any], Array]
+    correct: Callable[[Any, Any], Array]
+    optimizer: str
+    aggregation: str  # each | sum | mean
+    batch: int  # rows drawn per mini-batch, at least every worker's own number of samples
+
+
+class Data(NamedTuple):
+    """Training and validation sets; tuples of arrays, sample axis first."""
+
+    train: tuple[Array, ...]
+    valid: tuple[Array, ...]
+
+
+class Learned(NamedTuple):
+    """Parameters at the servers and gradients on their way to them."""
+
+    parameters: Any
+    slots: Any  # the optimizer's
+    gradients: Any  # pytree with a leading worker axis [k, ...]
+    group: Any  # sum of the gradients pushed since the last step (aggregation sum | mean)
+    pulled: Any  # with leading worker axis [k, ...]: sum of all gradients when each pulled, for optimizers that revise
+
+
+def untrained(model: Model, plant: Plant, parameters: Any) -> Learned:
+    """Fresh optimizer slots and no gradient under way."""
+    nodes = plant.active.shape[0]
+    nothing = jax.tree.map(lambda p: jnp.zeros((nodes, *p.shape), p.dtype), parameters)
+    return Learned(
+        parameters=parameters,
+        slots=_optimizer(model, plant).init(parameters),
+        gradients=nothing,
+        group=jax.tree.map(jnp.zeros_like, parameters) if model.aggregation != "each" else (),
+        pulled=nothing if model.optimizer in REVISING else (),
+    )
+
+
+def apply_push(
+    model: Model, plant: Plant, learned: Learned, worker: Array, accept: Array, take: Array, grouped: Array
+) -> Learned:
+    """Bring the gradient that `worker` has pushed into the group (if `accept`), and step the parameters (if `take`).
+
+    `grouped` is the size of the group, this push counted.
+    """
+    gradient = jax.tree.map(partial(_row, worker), learned.gradients)
+    if model.aggregation == "each":
+        group, total = (), gradient
+    else:
+        weight = _weight(plant, worker) if model.aggregation == "mean" else jnp.float32(1)
+        group = jax.tree.map(lambda s, g: s + jnp.where(accept, weight * g, 0.0), learned.group, gradient)
+        size = jnp.maximum(grouped, 1).astype(jnp.float32) if model.aggregation == "mean" else jnp.float32(1)
+        total = jax.tree.map(lambda s: s / size, group)
+    more = {}
+    if model.optimizer in REVISING:
+        more["unseen"] = jax.tree.map(lambda now, rows: now - _row(worker, rows), learned.slots.total, learned.pulled)
+    updates, slots = _optimizer(model, plant).update(total, learned.slots, learned.parameters, **more)
+    parameters = optax.apply_updates(learned.parameters, updates)
+    choose = partial(jax.tree.map, lambda new, old: jnp.where(take, new, old))
+    return Learned(
+        parameters=choose(parameters, learned.parameters),
+        slots=choose(slots, learned.slots),
+        gradients=learned.gradients,
+        group=jax.tree.map(lambda g: jnp.where(take, 0.0, g), group),
+        pulled=learned.pulled,
+    )
+
+
+def pull(
+    model: Model,
+    data: Data,
+    plant: Plant,
+    learned: Learned,
+    loss: Array,
+    release: Array,
+    clocks: Array,
+    *,
+    lanes: bool,
+) -> tuple[Learned, Array]:
+    """The workers in `release` [k] pull: their gradients, and losses [k], for mini-batches `clocks` [k] are made now."""
+    parameters = learned.parameters
+
+    def gradient(worker: Array) -> tuple[Array, Any]:
+        rows, count = minibatch(model, data, plant, worker, clocks[worker])
+        made: tuple[Array, Any] = jax.value_and_grad(partial(mean_loss, model))(parameters, rows, count)
+        return made
+
+    def together(carry: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
+        left, _, _ = carry
+        # Named through the carry: what a loop's body makes from constants alone, XLA makes before the loop, always.
+        workers = jnp.arange(left.shape[0], dtype=jnp.int32) + jnp.where(jnp.any(left), 0, 1).astype(jnp.int32)
+        losses, made = jax.vmap(gradient)(workers)
+        return jnp.zeros_like(left), losses.astype(jnp.float64), made
+
+    def one(carry: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
+        left, losses, kept = carry
+        worker = jnp.argmax(left)
+        loss, made = gradient(worker)
+        if lanes:  # one with nobody left waits for the others: its row is out of range, and what is written there dropped
+            worker = jnp.where(left[worker], worker, left.shape[0])
+            kept = jax.tree.map(lambda rows, new: rows.at[worker].set(new, mode="drop"), kept, made)
+        else:  # not `at[].set`, which reads the old row, too, to keep it where an index is out of range
+            kept = jax.tree.map(lambda rows, new: jax.lax.dynamic_update_index_in_dim(rows, new, worker, 0), kept, made)
+        done = jnp.arange(left.shape[0]) == worker
+        return left & ~done, jnp.where(done, loss.astype(jnp.float64), losses), kept
+
+    # Loops that run once or never, where others would write `cond`: XLA updates a loop's arrays in place, and copies
+    # every kept gradient through a conditional.
+    everybody = ~anywhere(jnp.any(release != plant.active) | (jnp.sum(release) < 2), lanes)
+    carry = (release, loss, learned.gradients)
+    carry = jax.lax.while_loop(lambda c: everybody & anywhere(jnp.any(c[0]), lanes), together, carry)
+    _, loss, gradients = jax.lax.while_loop(lambda c: anywhere(jnp.any(c[0]), lanes), one, carry)
+    pulled = learned.pulled
+    if model.optimizer in REVISING:
+        pulled = jax.tree.map(lambda rows, now: jnp.where(_columns(release, rows), now, rows), pulled, learned.slots.total)
+    return learned._replace(gradients=gradients, pulled=pulled), loss
+
+
+def _weight(plant: Plant, worker: Array) -> Array:
+    """Of one worker's gradient in a mean over workers, so that all samples count the same; 1 where loads are equal."""
+    workers = plant.active | (jnp.arange(plant.active.shape[0]) == worker)  # one that is about to stop is still counted
+    whole = jnp.sum(jnp.where(workers, plant.samples, 0))
+    return (plant.samples[worker] * jnp.sum(workers) / whole).astype(jnp.float32)
+
+
+def _row(worker: Array, rows: Array) -> Array:
+    row: Array = jax.lax.dynamic_index_in_dim(rows, worker, keepdims=False)
+    return row
+
+
+def _columns(flags: Array, rows: Array) -> Array:
+    """One flag per row, in the rank of `rows`."""
+    return flags.reshape(-1, *(1,) * (rows.ndim - 1))
+
+
+def minibatch(model: Model, data: Data, plant: Plant, worker: Array, clock: Array) -> tuple[Any, Array]:
+    """The rows of one mini-batch and how many of them count: the worker's shard, in order, round and round."""
+    at = (clock * plant.samples[worker] + jnp.arange(model.batch, dtype=jnp.int32)) % plant.shard_length[worker]
+    at = at + plant.shard_start[worker]
+    return jax.tree.map(lambda column: jnp.take(column, at, axis=0, mode="clip"), data.train), plant.samples[worker]
+
+
+def mean_loss(model: Model, parameters: Any, rows: Any, count: Array) -> Array:
+    """Mean loss over the first `count` rows."""
+    losses = model.losses(parameters, rows)
+    weights = (jnp.arange(model.batch) < count).astype(losses.dtype)
+    return jnp.sum(losses * weights) / jnp.maximum(count, 1).astype(losses.dtype)
+
+
+def evaluate(model: Model, data: Data, parameters: Any) -> tuple[Array, Array]:
+    """Mean loss and accuracy on the whole validation set."""
+    loss = jnp.mean(model.losses(parameters, data.valid).astype(jnp.float64))
+    return loss, jnp.mean(model.correct(parameters, data.valid).astype(jnp.float64))
+
+
+def _optimizer(model: Model, plant: Plant) -> optax.GradientTransformationExtraArgs:
+    return optimizer(model.optimizer, plant.learning_rate, plant.momentum)

@@ -1,0 +1,296 @@
+"""Time in the data plane: where every worker is in its cycle, and the events that move it on.
+
+A cycle is WAIT, PULL, COMPUTE, PUSH, APPLY. Transfers share the network (`simulators.engine.network`), computing and
+applying take their time, and a worker waits until the synchronisation policy releases it. Everything here is small arrays,
+one entry per node, [k].
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from simulators.engine import network
+from simulators.engine.inputs import Plant
+
+__all__ = [
+    "APPLY",
+    "COMPUTE",
+    "PULL",
+    "PUSH",
+    "WAIT",
+    "Flight",
+    "begin_cycles",
+    "coast",
+    "grounded",
+    "refilled",
+    "shifted",
+    "spans",
+    "to_next_push",
+]
+
+WAIT, PULL, COMPUTE, PUSH, APPLY = range(5)
+_ROUNDING = 1e-9
+_SHARES = 0x9D2C5680F1A3B7E5  # of the noise in who gets how much bandwidth, apart from that in computing
+
+
+class Flight(NamedTuple):
+    """Where every worker is in its cycle."""
+
+    phase: Array  # int32 [k]: WAIT, PULL, COMPUTE, PUSH or APPLY
+    remaining: Array  # [k] seconds, or bytes while transferring
+    since: Array  # [5, k]: when each worker last entered each phase
+    waited: Array  # [k] seconds that the policy held it back before this cycle
+    drawn: Array  # [k] seconds of compute drawn for this cycle
+    arrival: Array  # int32 [k]: order in which transfers began
+    arrivals: Array  # int32 scalar: how many did
+    server_free_seconds: Array  # scalar: when the apply queue will be empty
+    tokens: Array  # [k] in each node's bucket; [0] where nobody has one
+
+
+def grounded(nodes: int, tokens: Array, now: ArrayLike = 0.0) -> Flight:
+    """Nobody has begun anything; all wait since `now`."""
+    zeros, none = jnp.zeros(nodes), jnp.zeros(nodes, jnp.int32)
+    return Flight(
+        phase=none,
+        remaining=zeros,
+        since=jnp.full((5, nodes), now, jnp.float64),
+        waited=zeros,
+        drawn=zeros,
+        arrival=none,
+        arrivals=jnp.asarray(0, jnp.int32),
+        server_free_seconds=jnp.asarray(now, jnp.float64),
+        tokens=tokens,
+    )
+
+
+class _Turn(NamedTuple):
+    seconds: Array
+    flight: Flight
+    worker: Array  # int32: whose event was the last
+    pushed: Array  # bool: and it completed a push
+    halted: Array  # bool: the next event lies beyond the limit, or there is none
+
+
+def to_next_push(
+    plant: Plant, seconds: Array, flight: Flight, until_seconds: Array, *, discipline: str, overlapping: bool
+) -> tuple[Array, Flight, Array, Array]:
+    """Events up to and including the next completed push, none later than `until_seconds`.
+
+    That a bucket has run empty is an event, too, and nobody's.
+
+    Returns (seconds of the last event, flight after it, who pushed, whether anybody did).
+    """
+    rates_now = partial(_rates, plant, discipline=discipline, overlapping=overlapping)
+    limited = plant.bucket_bytes.shape[0] > 0
+
+    def event(turn: _Turn) -> _Turn:
+        seconds, flight = turn.seconds, turn.flight
+        rates, drains = rates_now(flight)
+        left = jnp.where(flight.remaining > 0, flight.remaining / rates, 0.0)
+        left = jnp.where(flight.phase == WAIT, jnp.inf, left)
+        worker = jnp.argmin(left).astype(jnp.int32)
+        elapsed = left[worker]
+        if limited:
+            lasting = jnp.where((flight.tokens > 0) & (drains > 0), flight.tokens / drains, jnp.inf)
+            emptied = jnp.min(lasting) < elapsed
+            elapsed = jnp.minimum(jnp.min(lasting), elapsed)
+        now = seconds + elapsed
+        due = (now <= until_seconds) & jnp.isfinite(now)  # where everybody waits, nothing is due, however long the run
+        # Who ends at the same moment has nothing left, exactly: sharing would make rounding grow from cycle to cycle.
+        remaining = jnp.where(seconds + left <= now, 0.0, jnp.maximum(flight.remaining - rates * elapsed, 0.0))
+        moved = flight._replace(remaining=remaining)
+        if limited:
+            kept = _filled(plant, flight.tokens, drains, elapsed)
+            moved = moved._replace(tokens=jnp.where(seconds + lasting <= now, 0.0, kept))
+        after, pushed = _next_phase(plant, moved, worker, now)
+        if limited:
+            after, pushed = jax.tree.map(partial(jnp.where, emptied), moved, after), pushed & ~emptied
+        flight = jax.tree.map(partial(jnp.where, due), after, flight)
+        return _Turn(jnp.where(due, now, seconds), flight, worker, due & pushed, ~due)
+
+    no = jnp.asarray(False)
+    turn = _Turn(seconds, flight, jnp.asarray(0, jnp.int32), no, no)
+    turn = jax.lax.while_loop(lambda t: ~(t.pushed | t.halted), event, turn)
+    return turn.seconds, turn.flight, turn.worker, turn.pushed
+
+
+def coast(plant: Plant, seconds: Array, flight: Flight, now: Array, *, discipline: str, overlapping: bool) -> Flight:
+    """Everybody's progress from the last event (at `seconds`) to `now`, with no event between: before a plant changes."""
+    rates, drains = _rates(plant, flight, discipline=discipline, overlapping=overlapping)
+    remaining = jnp.maximum(flight.remaining - rates * (now - seconds), 0.0)
+    tokens = _filled(plant, flight.tokens, drains, now - seconds) if len(plant.bucket_bytes) else flight.tokens
+    return flight._replace(remaining=remaining, tokens=tokens)
+
+
+def shifted(flight: Flight, seconds: ArrayLike) -> Flight:
+    """The same flight, so much later."""
+    return flight._replace(since=flight.since + seconds, server_free_seconds=flight.server_free_seconds + seconds)
+
+
+def refilled(plant: Plant, tokens: Array, seconds: ArrayLike) -> Array:
+    """What buckets hold, [k], after so many seconds in which nobody sends."""
+    return _filled(plant, tokens, -plant.bucket_refill, seconds) if len(plant.bucket_bytes) else tokens
+
+
+def _filled(plant: Plant, tokens: Array, drains: Array, seconds: ArrayLike) -> Array:
+    # An empty bucket stays so, exactly, while it drains; one without bottom is full, and infinity less infinity no number.
+    full = tokens >= plant.bucket_bytes
+    change = jnp.where(full & (drains <= 0), 0.0, drains * seconds)
+    return jnp.clip(tokens - change, 0.0, plant.bucket_bytes)
+
+
+def _rates(plant: Plant, flight: Flight, *, discipline: str, overlapping: bool) -> tuple[Array, Array]:
+    """Progress per second of every worker's present phase, [k], 0 while waiting; and tokens that every bucket loses, [k]."""
+    pulling, pushing = flight.phase == PULL, flight.phase == PUSH
+    nodes, drains = pulling.shape[0], plant.bucket_refill
+    weights = _weights(plant, flight) if discipline == "uneven" else jnp.ones(nodes)
+    if overlapping:
+        capacity = plant.capacity
+        if len(plant.bucket_bytes):
+            left = jnp.maximum(plant.bucket_refill - plant.bucket_taken, 1.0)
+            sending = jnp.where(flight.tokens > 0, capacity[:nodes], jnp.minimum(capacity[:nodes], left))
+            capacity = capacity.at[:nodes].set(sending)
+        both = network.maxmin(plant.usage, capacity, jnp.concatenate([pulling, pushing]), jnp.tile(weights, 2))
+        pull, push = both[:nodes], both[nodes:]
+        if len(plant.bucket_bytes):
+            drains = both @ plant.usage[:, :nodes] + plant.bucket_taken - plant.bucket_refill
+            # One that sends as fast as its bucket is refilled neither gains nor loses, whatever rounding says.
+            drains = jnp.where(jnp.abs(drains) <= _ROUNDING * plant.bucket_refill, 0.0, drains)
+    else:
+        both, capacity = jnp.stack([pulling, pushing]), jnp.stack([plant.serve_out, plant.serve_in])
+        served = {
+            "fifo": partial(network.fifo, arrival=flight.arrival),
+            "uneven": partial(network.uneven, weights=weights),
+            "maxmin": partial(network.waterfill, levels=plant.nic_levels),
+        }[discipline]
+        pull, push = jax.vmap(served, in_axes=(None, 0, 0))(plant.nic, capacity, both)
+    computing = jnp.where(flight.phase == COMPUTE, 1.0 / plant.slowdown, 0.0)
+    return pull + push + computing + (flight.phase == APPLY), drains
+
+
+def _weights(plant: Plant, flight: Flight) -> Array:
+    """Of every worker's present transfer, [k]: lognormal, of deviation 1, and its own from beginning to end.
+
+    Recordings on hosts with shaped links (`traces/data`) tell a deviation of 1 from none, and hardly from 0.7 or 1.5.
+    """
+    workers = jnp.arange(flight.phase.shape[0], dtype=jnp.int32)
+    uniform = _uniforms(plant.key ^ jnp.uint64(_SHARES), workers, flight.arrival)
+    return jnp.exp(jax.scipy.special.ndtri(uniform[..., 0]))
+
+
+def _next_phase(plant: Plant, flight: Flight, worker: Array, now: Array) -> tuple[Flight, Array]:
+    """`worker` has ended its phase at `now`: the flight after that, and whether it was the end of a push."""
+    phase = flight.phase[worker]
+    is_worker = jnp.arange(flight.phase.shape[0]) == worker
+    queued = jnp.maximum(flight.server_free_seconds - now, 0.0) + plant.apply_seconds
+    held = jnp.maximum(plant.blocked_until_seconds - now, 0.0)
+    applying = queued + jnp.where(plant.push_bytes > 0, held, 0.0)  # nobody waits for pushes that take no time
+    # A server that applies at once needs no event of its own.
+    pushed = (phase == APPLY) | ((phase == PUSH) & (applying <= 0))
+    after = jnp.where(pushed, WAIT, phase + 1)
+    # What the next phase has before it, in the order of the phases: nothing, a pull, computing, a push, applying. Waiting
+    # for blocks that move is counted with the phase after the transfer.
+    left = jnp.stack([jnp.zeros(()), plant.pull_bytes, flight.drawn[worker] + held, plant.push_bytes, applying])[after]
+    return flight._replace(
+        phase=jnp.where(is_worker, after, flight.phase),
+        remaining=jnp.where(is_worker, left, flight.remaining),
+        since=jnp.where(is_worker & (jnp.arange(5) == after)[:, None], now, flight.since),
+        arrival=jnp.where(is_worker & (after == PUSH), flight.arrivals, flight.arrival),
+        arrivals=flight.arrivals + (after == PUSH),
+        server_free_seconds=jnp.where(phase == PUSH, now + queued, flight.server_free_seconds),
+    ), pushed
+
+
+def begin_cycles(plant: Plant, flight: Flight, release: Array, clocks: Array, now: Array, *, lanes: bool) -> Flight:
+    """The workers in `release` [k] start to pull at `now`, each for its mini-batch number `clocks` [k].
+
+    One that was busy gives up what it did; it has not waited.
+    """
+
+    def begin(new: ArrayLike, old: Array) -> Array:
+        return jnp.where(release, new, old)
+
+    workers = jnp.arange(release.shape[0], dtype=jnp.int32)
+    waited = jnp.where(flight.phase == WAIT, now - flight.since[WAIT], 0.0)
+    return flight._replace(
+        phase=begin(PULL, flight.phase),
+        remaining=begin(plant.pull_bytes, flight.remaining),
+        since=jnp.where(release & (jnp.arange(5) == PULL)[:, None], now, flight.since),
+        waited=begin(waited, flight.waited),
+        drawn=begin(_draw(plant, release, clocks, lanes=lanes), flight.drawn),
+        arrival=begin(flight.arrivals + workers, flight.arrival),
+        arrivals=flight.arrivals + jnp.where(jnp.any(release), release.shape[0], 0).astype(jnp.int32),
+    )
+
+
+def spans(flight: Flight, worker: Array) -> tuple[Array, Array, Array, Array]:
+    """Seconds of the cycle whose push `worker` has just completed: computing, pulling, pushing, and waiting before it.
+
+    Pushing lasts from the first byte to the end of the apply.
+    """
+    since = flight.since[:, worker]
+    compute, pull, push = since[PUSH] - since[COMPUTE], since[COMPUTE] - since[PULL], since[WAIT] - since[PUSH]
+    return compute, pull, push, flight.waited[worker]
+
+
+def _draw(plant: Plant, release: Array, clocks: Array, *, lanes: bool) -> Array:
+    """Seconds [k] of compute for the workers in `release`; those of the others mean nothing.
+
+    One worker is the usual case, and the only one under ASP; drawing for all of them is kept for when there are more.
+    """
+    workers = jnp.arange(release.shape[0], dtype=jnp.int32)
+    if lanes:  # looking up one worker in every lane takes longer than drawing for all
+        return _compute_seconds(plant, workers, clocks)
+    first = jnp.argmax(release)
+    alone = _compute_seconds(plant._replace(**{f: getattr(plant, f)[first] for f in _NOISE}), first, clocks[first])
+
+    def everybody(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        many, _ = carry
+        # Through the carry, or XLA would draw before the loop, needed or not.
+        names = workers + jnp.where(many, 0, 1).astype(jnp.int32)
+        return jnp.zeros_like(many), _compute_seconds(plant, names, clocks)
+
+    start = (jnp.sum(release) > 1, jnp.full(release.shape, alone))
+    return jax.lax.while_loop(lambda carry: carry[0], everybody, start)[1]
+
+
+_NOISE = ("compute_seconds", "overhead_seconds", "sleep_probability", "sleep_mean_seconds", "sleep_sd_seconds")
+
+
+def _compute_seconds(plant: Plant, workers: Array, clocks: Array) -> Array:
+    """Seconds that each of `workers` computes in its mini-batch number `clocks`: whoever asks, and whenever.
+
+    The fields of `plant` in `_NOISE` are those workers', of the same shape as `workers`.
+    """
+    uniform = _uniforms(plant.key, workers, clocks)
+    noise = jax.scipy.special.ndtri(uniform[..., ::2])
+    sigma = jnp.sqrt(jnp.log1p(plant.jitter**2))
+    factor = jnp.exp(sigma * noise[..., 0] - sigma**2 / 2)
+    if len(plant.factors):
+        counts = plant.factor_counts[workers]
+        recorded = plant.factors[workers, clocks % jnp.maximum(counts, 1)]
+        factor = jnp.where(counts > 0, recorded, factor)
+    compute = plant.compute_seconds * factor
+    sleep = jnp.maximum(plant.sleep_mean_seconds + plant.sleep_sd_seconds * noise[..., 1], 0.0)
+    return compute + plant.overhead_seconds + jnp.where(uniform[..., 1] < plant.sleep_probability, sleep, 0.0)
+
+
+def _uniforms(key: Array, workers: Array, clocks: Array) -> Array:
+    """Three uniforms in (0, 1) for each of `workers`, [..., 3]: SplitMix64 (Steele et al. 2014) of key, worker, clock.
+
+    A hash of a counter, so that noise depends on nothing but its name. JAX's own generator runs as loops on CPU, which
+    would cost more than everything else in an event.
+    """
+    name = (workers.astype(jnp.uint64) << 40) + (clocks.astype(jnp.uint64) << 2)
+    x = key + (name[..., None] + jnp.arange(3, dtype=jnp.uint64)) * jnp.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> 30)) * jnp.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> 27)) * jnp.uint64(0x94D049BB133111EB)
+    x = x ^ (x >> 31)
+    uniform: Array = ((x >> 11).astype(jnp.float64) + 0.5) * 2.0**-53
+    return uniform

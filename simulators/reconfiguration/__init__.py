@@ -1,0 +1,1 @@
+"""Reconfigurations in simulated time: their plan, their progress and their cost."""

@@ -1,0 +1,316 @@
+"""From one setting to another: the plan, a DAG of steps, by each of three methods.
+
+* ``checkpoint``, the papers' baseline: everybody stops; save, restart under the new setting, restore.
+* ``migrate``, Cruise's (Section IV): blocks of model and training data move while training goes on; machines
+  are added, deleted, or switch roles (`_migration` has the edges of its DAG).
+* ``relocate``, TensorFlowOnline's (Section V): the graph is switched in place, and parameters move when they are pulled from
+  their old owner and pushed to the new one; training data comes from shared storage and need not move.
+
+What servers read anew at every push or pull (learning rate, momentum, policy, batch size, loads) changes in place. How plans
+are carried out is in `simulators.reconfiguration.execution`; what they cost is in `costs.toml`.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from heapq import heapify, heapreplace
+from importlib.resources import files
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from tuners.actions import Method, Setting
+
+__all__ = [
+    "METHODS",
+    "Costs",
+    "Load",
+    "Plan",
+    "Step",
+    "block_counts",
+    "check",
+    "in_place",
+    "moves",
+    "plan",
+    "recovery",
+    "survivors",
+]
+
+METHODS: tuple[Method, ...] = ("checkpoint", "migrate", "relocate")  # that a simulated system can reconfigure by
+_FITTED = tomllib.loads((files("simulators.reconfiguration") / "costs.toml").read_text("utf-8"))
+
+_IN_PLACE = ("learning_rate", "momentum", "policy", "staleness", "batch_size", "loads")
+_ROLES = ("workers", "servers", "model_shares", "data_shares")
+
+
+class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a reconfiguration costs. The defaults are in `costs.toml`, with what they are fitted to."""
+
+    restart_seconds: float = _FITTED["restart_seconds"]  # checkpoint: stop all processes and start them again
+    policy_restart_seconds: float = _FITTED["policy_restart_seconds"]  # the same for a change of policy; 0: that is in place
+    checkpoint_bytes_per_second: float = _FITTED["checkpoint_bytes_per_second"]  # writing the model
+    restore_bytes_per_second: float = _FITTED["restore_bytes_per_second"]  # and reading it back, placed anew
+    add_seconds: float = _FITTED["add_seconds"]  # a machine's container until it takes part
+    delete_seconds: float = _FITTED["delete_seconds"]
+    switch_seconds: float = _FITTED["switch_seconds"]  # a server becomes a worker, or the other way, in its container
+    start_seconds: float = _FITTED["start_seconds"]  # migrate: a worker begins when its training data is there
+    handshake_seconds: float = _FITTED["handshake_seconds"]  # a block changes its owner, before its bytes move
+    data_bytes_per_second: float = _FITTED["data_bytes_per_second"]  # what one worker can send of its training data
+    model_bytes_per_second: float = _FITTED["model_bytes_per_second"]  # what one server can send of the model
+    model_blocks: int = _FITTED["model_blocks"]  # that the model is divided into
+    blocks_in_flight: int = _FITTED["blocks_in_flight"]  # of one move at a time
+    graph_seconds: float = _FITTED["graph_seconds"]  # relocate: the graph is switched in place
+    sweep_bytes_per_second: float = _FITTED["sweep_bytes_per_second"]  # in the background, all old owners together
+    detection_seconds: float = _FITTED["detection_seconds"]  # until the runtime acts on the loss of a node
+    fork_bytes_per_second: float = _FITTED["fork_bytes_per_second"]  # what one server copies in its memory
+
+
+class Load(NamedTuple):
+    """What there is to move."""
+
+    model_bytes: float
+    data_blocks: int
+    data_block_bytes: float
+
+
+class Step(NamedTuple):
+    """One step of a plan, begun when those before it have ended."""
+
+    kind: Literal[
+        "checkpoint", "restart", "restore", "add", "delete", "switch", "stop", "start", "move", "sweep", "graph", "detect"
+    ]
+    node: str = ""  # whom it is about; the source of a move or sweep
+    to: str = ""  # the target of a move or sweep
+    blocks: int = 0
+    of: Literal["", "model", "data"] = ""  # what a move moves
+    seconds: float = 0.0  # that it takes, apart from moving
+    bytes_moved: float = 0.0
+    after: tuple[int, ...] = ()  # indices of steps in the plan
+
+    @property
+    def name(self) -> str:
+        if self.kind in ("move", "sweep"):
+            return f"{self.kind} {self.blocks} {self.of} block{'s' * (self.blocks != 1)} {self.node} -> {self.to}"
+        return f"{self.kind} {self.node}".rstrip()
+
+
+class Plan(NamedTuple):
+    """The steps of a change; none for one that happens in place."""
+
+    steps: tuple[Step, ...]
+    quiescent: bool  # nobody trains meanwhile
+    on_demand: bool = False  # the new setting is in force as soon as the graph is switched
+
+
+def check(costs: Costs) -> None:
+    """Raise ValueError for costs that cannot be."""
+    for name in costs.__struct_fields__:
+        value = getattr(costs, name)
+        if name.endswith("per_second") and not value > 0:
+            raise ValueError(f"Cannot use {name} = {value}: it must be positive.")
+        if name.endswith("_seconds") and not 0 <= value < math.inf:
+            raise ValueError(f"Cannot use {name} = {value}: it must be finite and not negative.")
+        if "blocks" in name and value < 1:
+            raise ValueError(f"Cannot use {name} = {value}: it must be at least 1.")
+
+
+def in_place(old: Setting, new: Setting, method: Method = "checkpoint") -> bool:
+    """Whether the change takes no steps. Training data that is stored with the workers moves under ``migrate`` only."""
+    free = _IN_PLACE if method == "migrate" else (*_IN_PLACE, "data_shares")
+    return all(getattr(old, f) == getattr(new, f) for f in Setting.__slots__ if f not in free)
+
+
+def plan(old: Setting, new: Setting, method: Method, load: Load, costs: Costs) -> Plan:
+    """The steps from `old` to `new`. Where a change of policy takes a restart, whatever else changes waits for that."""
+    restarts = costs.policy_restart_seconds > 0 and old.policy != new.policy
+    if in_place(old, new, method) and not restarts:
+        return Plan((), quiescent=False)
+    if method == "checkpoint" or restarts:
+        return Plan(_checkpoint(old, new, load, costs), quiescent=True)
+    steps = _migration(old, new, load, costs) if method == "migrate" else _relocation(old, new, load, costs)
+    return Plan(steps, quiescent=False, on_demand=method == "relocate")
+
+
+# ----------------------------------------------------------------------------------------------------------------- losses
+
+
+def survivors(setting: Setting, present: frozenset[str], nodes: tuple[str, ...]) -> Setting | None:
+    """`setting` without the nodes that are not `present`, shares in proportion; None where too few are left to go on.
+
+    A role that nobody is left for goes to the first of `nodes` that is present and idle, or that can be spared by the other.
+    """
+    workers = tuple(w for w in setting.workers if w in present)
+    servers = tuple(s for s in setting.servers if s in present)
+    idle = [n for n in nodes if n in present and n not in (*workers, *servers)]
+    if not (workers and servers) and len(idle) + len({*workers, *servers}) < 2:
+        return None
+    if not workers:
+        workers = (idle.pop(0) if idle else servers[1],)
+        servers = tuple(s for s in servers if s not in workers)
+    if not servers:
+        servers = (idle.pop(0) if idle else workers[1],)
+        workers = tuple(w for w in workers if w not in servers)
+    rows = dict(zip(setting.workers, setting.loads, strict=False))
+    return replace(
+        setting,
+        workers=workers,
+        servers=servers,
+        loads=tuple(rows[w] for w in workers) if all(w in rows for w in workers) else (),
+        data_shares=_rescaled(setting.workers, setting.data_shares, workers),
+        model_shares=_rescaled(setting.servers, setting.model_shares, servers),
+    )
+
+
+def recovery(old: Setting, lost: frozenset[str], half_way: bool, load: Load, costs: Costs) -> Plan:
+    """What the runtime does about `lost` nodes: it takes a while to notice, and reads back from replicas what they served.
+
+    One that only worked is dropped while the others go on. Where a reconfiguration was `half_way`, everybody stops, and the
+    whole model is placed anew.
+    """
+    share = sum(part for server, part in zip(old.servers, old.shares()[1], strict=True) if server in lost)
+    moved = load.model_bytes * (1.0 if half_way else share)
+    detect = Step("detect", seconds=costs.detection_seconds)
+    if moved == 0:
+        return Plan((detect,), quiescent=False)
+    restore = Step("restore", seconds=moved / costs.restore_bytes_per_second, bytes_moved=moved, after=(0,))
+    return Plan((detect, restore), quiescent=True)
+
+
+def _rescaled(members: tuple[str, ...], shares: tuple[float, ...], left: tuple[str, ...]) -> tuple[float, ...]:
+    kept = dict(zip(members, shares, strict=False))
+    total = sum(kept.get(n, 0.0) for n in left)
+    return tuple(kept[n] / total for n in left) if total > 0 and all(n in kept for n in left) else ()
+
+
+# ---------------------------------------------------------------------------------------------------------------- blocks
+
+
+def block_counts(members: tuple[str, ...], shares: tuple[float, ...], blocks: int) -> dict[str, int]:
+    """So many blocks shared out by largest remainder, the first of equals first."""
+    exact = [share * blocks for share in shares]
+    counts = [math.floor(x + 1e-9) for x in exact]
+    order = sorted(range(len(members)), key=lambda i: (counts[i] - exact[i], i))
+    for i in order[: blocks - sum(counts)]:
+        counts[i] += 1
+    return dict(zip(members, counts, strict=True))
+
+
+def moves(old: Mapping[str, int], new: Mapping[str, int]) -> list[tuple[str, str, int]]:
+    """(source, target, blocks) that turn the counts `old` into `new`: the largest surplus to the largest deficit, over two
+    heaps, until nothing is left (Cruise, Section IV-A.3)."""
+    names = sorted(old.keys() | new.keys())
+    difference = {n: old.get(n, 0) - new.get(n, 0) for n in names}
+    surplus = [(-d, n) for n, d in difference.items() if d > 0]
+    deficit = [(d, n) for n, d in difference.items() if d < 0]
+    heapify(surplus)
+    heapify(deficit)
+    found = []
+    while surplus and surplus[0][0] and deficit and deficit[0][0]:
+        (have, source), (lack, target) = surplus[0], deficit[0]
+        count = min(-have, -lack)
+        found.append((source, target, count))
+        heapreplace(surplus, (have + count, source))
+        heapreplace(deficit, (lack + count, target))
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------------- methods
+
+
+def _checkpoint(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[Step, ...]:
+    """CKP, SSR, MDR and TDR in TensorFlowOnline's terms. A model that stays where it is is neither written nor read."""
+    same = old.policy == new.policy or costs.policy_restart_seconds == 0
+    restart = Step("restart", seconds=costs.restart_seconds if same else costs.policy_restart_seconds)
+    if all(getattr(old, f) == getattr(new, f) for f in _ROLES if f != "data_shares"):
+        return (restart,)
+    moved = load.model_bytes
+    return (
+        Step("checkpoint", seconds=moved / costs.checkpoint_bytes_per_second, bytes_moved=moved),
+        restart._replace(after=(0,)),
+        Step("restore", seconds=moved / costs.restore_bytes_per_second, bytes_moved=moved, after=(1,)),
+    )
+
+
+class _Draft:
+    """A plan in the making, which finds steps again by what they do."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def add(self, step: Step, after: Iterable[int] = ()) -> None:
+        self.steps.append(step._replace(after=tuple(sorted(set(after)))))
+
+    def those(self, *kinds: str, node: str | None = None, to: str | None = None, of: str | None = None) -> list[int]:
+        return [
+            i
+            for i, s in enumerate(self.steps)
+            if s.kind in kinds and node in (None, s.node) and to in (None, s.to) and of in (None, s.of)
+        ]
+
+
+def _migration(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[Step, ...]:
+    """The DAG of Cruise's plans (Section IV-A.3; edges as in its public plan compiler).
+
+    A machine is added, or switched to its new role, before anything moves to it; a worker stops, after the mini-batch it is
+    at, before its training data leaves; a new worker starts when its data is there and, if it served, its part of the model
+    gone; a machine is deleted when nothing is left on it. The rest of the setting changes at the end.
+    """
+    draft = _Draft()
+    before, after = set(old.workers + old.servers), set(new.workers + new.servers)
+    for node in sorted(after - before):
+        draft.add(Step("add", node, seconds=costs.add_seconds))
+    for node in sorted(set(old.workers) - set(new.workers)):
+        draft.add(Step("stop", node))
+    for node in sorted(after & before):
+        if (node in old.workers, node in old.servers) != (node in new.workers, node in new.servers):
+            draft.add(Step("switch", node, seconds=costs.switch_seconds), draft.those("stop", node=node))
+    for of, was, now, blocks in (
+        ("model", (old.servers, old.shares()[1]), (new.servers, new.shares()[1]), costs.model_blocks),
+        ("data", (old.workers, old.shares()[0]), (new.workers, new.shares()[0]), load.data_blocks),
+    ):
+        size = load.model_bytes / blocks if of == "model" else load.data_block_bytes
+        for source, to, count in moves(block_counts(*was, blocks), block_counts(*now, blocks)):
+            needs = draft.those("add", "switch", node=to) + (draft.those("stop", node=source) if of == "data" else [])
+            draft.add(Step("move", source, to, count, "model" if of == "model" else "data", 0.0, count * size), needs)
+    for node in sorted(set(new.workers) - set(old.workers)):
+        needs = draft.those("add", "switch", node=node) + draft.those("move", to=node, of="data")
+        needs += draft.those("move", node=node, of="model")
+        draft.add(Step("start", node, seconds=costs.start_seconds), needs)
+    for node in sorted(before - after):
+        draft.add(Step("delete", node, seconds=costs.delete_seconds), draft.those("stop", "move", node=node))
+    if _graph(old, new):
+        draft.add(Step("graph", seconds=costs.graph_seconds), range(len(draft.steps)))
+    return tuple(draft.steps)
+
+
+def _relocation(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[Step, ...]:
+    """The graph is switched in place; from then on the new setting is in force, and what has a new owner moves on demand.
+
+    A worker that is to serve does so at once, beside its last mini-batch. A machine is deleted when nothing is left on it,
+    which for parameters that nobody pulls takes the background sweep.
+    """
+    draft = _Draft()
+    before, after = set(old.workers + old.servers), set(new.workers + new.servers)
+    for node in sorted(after - before):
+        draft.add(Step("add", node, seconds=costs.add_seconds))
+    draft.add(Step("graph", seconds=costs.graph_seconds), draft.those("add"))
+    switched = draft.those("graph")
+    for node in sorted(set(old.workers) - after):
+        draft.add(Step("stop", node), switched)
+    for node in sorted(set(new.workers) - set(old.workers)):
+        draft.add(Step("start", node), switched)
+    was, now = (old.servers, old.shares()[1]), (new.servers, new.shares()[1])
+    for source, to, count in moves(block_counts(*was, costs.model_blocks), block_counts(*now, costs.model_blocks)):
+        moved = count * load.model_bytes / costs.model_blocks
+        draft.add(Step("sweep", source, to, count, "model", bytes_moved=moved), switched)
+    for node in sorted(before - after):
+        draft.add(Step("delete", node, seconds=costs.delete_seconds), draft.those("stop", "sweep", node=node))
+    return tuple(draft.steps)
+
+
+def _graph(old: Setting, new: Setting) -> bool:
+    """Whether the change is more than roles and what changes in place: threads, transfer, graph options."""
+    return any(getattr(old, f) != getattr(new, f) for f in Setting.__slots__ if f not in (*_IN_PLACE, *_ROLES))

@@ -1,0 +1,396 @@
+"""Workloads: what a job asks of the hardware (`Demand`) and what it learns (`Proxy`, a JAX model that fits a laptop).
+
+Named ones are in `workloads.toml`, read into the structs below and those of `simulators.workloads.model_tables`.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, get_args, get_origin
+
+import msgspec
+
+from simulators.workloads.model_tables import Cnn, Factorisation, Logistic, Lstm, Mlp, Model, Svm
+from tuners.settings import Scalar
+
+if TYPE_CHECKING:
+    from jax import Array
+
+__all__ = [
+    "BreastCancer",
+    "Cifar10",
+    "Classification",
+    "Clicks",
+    "Cnn",
+    "Demand",
+    "Digits",
+    "Factorisation",
+    "Libsvm",
+    "Logistic",
+    "Lstm",
+    "Mlp",
+    "Mnist",
+    "Model",
+    "OptionEffect",
+    "Proxy",
+    "Ratings",
+    "Source",
+    "Svm",
+    "Workload",
+    "load_workloads",
+    "workload",
+    "workloads",
+]
+
+_Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+_Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class OptionEffect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one value of a graph option does to compute. Raises ValueError for a factor that no compute can have."""
+
+    name: str  # as in `Setting.options`
+    value: Scalar  # in force; any other has no effect
+    factor: float = 1.0  # a mini-batch's compute takes so many times as long ...
+    thread_exponent: float = 0.0  # ... times threads inside one operation, to this power
+
+    def __post_init__(self) -> None:
+        if not (0 < self.factor < math.inf and math.isfinite(self.thread_exponent)):
+            raise ValueError(
+                f"Option {self.name!r} cannot have factor {self.factor} and thread_exponent {self.thread_exponent}: "
+                "give a positive, finite factor and a finite exponent."
+            )
+
+
+class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one job asks of the hardware, at nominal size. Raises ValueError for what no job can ask."""
+
+    model_bytes: float  # one full pull at 32 bits
+    sample_seconds: float  # computing one sample's gradient on one reference core
+    push_bytes: float | None = None  # one full push at 32 bits; None is model_bytes
+    fixed_seconds: float = 0.0  # per mini-batch, whatever its size
+    serial_fraction: float = 0.0  # of the compute that threads do not speed up (Amdahl)
+    message_seconds: float = 0.0  # worker's cost per message; a pull and a push send one to every server
+    apply_seconds: float = 0.0  # one server applying a full push alone; divided by shares when servers divide the model
+    apply_exponent: float = 1.0  # a server with a share applies that in share^this of the time: below 1, division is uneven
+    master_seconds: float = 0.0  # per synchronous step, where a master drives all workers in step
+    master_sample_seconds: float = 0.0  # likewise, per sample of all workers' mini-batches: the master prepares them
+    aggregate_seconds: float = 0.0  # per mini-batch, where more than one device of a machine takes part
+    sample_bytes: float = 0.0  # of training data per sample: what moves when data blocks change workers
+    data_blocks: int = 0  # that training data is divided into, to move; 0: as many as there are mini-batches
+    touched_fraction: float = 1.0  # of the parameters that one mini-batch pulls and pushes (sparse models: less)
+    crowding_exponent: float = 0.0  # compute takes ((intra + inter threads) / cores)^this times as long where that is over 1
+    options: tuple[OptionEffect, ...] = ()  # of graph options; one that is not named here has none
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if name != "options" and value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"A job cannot ask {name} {value}: give a finite number, 0 or more.")
+        for name in ("serial_fraction", "touched_fraction", "apply_exponent"):
+            if getattr(self, name) > 1:
+                raise ValueError(f"A job cannot ask {name} {getattr(self, name)}: it lies in [0, 1].")
+
+
+class Proxy(NamedTuple):
+    """A model that really learns. All functions are pure and traceable; a batch is a tuple of arrays, sample axis first."""
+
+    init: Callable[[Array], Any]  # PRNG key -> parameters, a pytree of float32
+    losses: Callable[[Any, tuple[Array, ...]], Array]  # (parameters, batch of n) -> per-sample losses [n]
+    correct: Callable[[Any, tuple[Array, ...]], Array]  # same -> 1.0 / 0.0 per sample [n]; nan where there is no such thing
+    train: tuple[Array, ...]
+    valid: tuple[Array, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A job: hardware demand and, unless it is timing-only, a proxy that learns."""
+
+    name: str
+    demand: Demand
+    proxy: Proxy | None  # None: timing-only
+    optimizer: str = "sgd"  # sgd | momentum | nesterov | adam | rmsprop | adagrad | adadelta | adarevision
+    aggregation: str = "each"  # apply "each" push as it comes, or the "sum" or "mean" of a group at the barrier
+    samples: int = 0  # of training data; shared out among the workers
+    skew: float = 0.0  # share of the data that is handed out by class, see `simulators.jobs.drawn`
+    batch_size: int = 16  # that the job's authors use, for one worker
+    learning_rate: float = 0.01  # that works without any tuning
+    summary: str = ""  # one line
+    source: str = ""  # where the figures are published
+
+
+# ------------------------------------------------------------------------------------------------------------------ data
+
+
+class Digits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="digits"):
+    """`data.digits`, or a part of it."""
+
+    fraction: float = 1.0  # of the training data
+    valid_samples: int = 0  # 0: all
+    seed: int = 0
+
+
+class BreastCancer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="breast-cancer"):
+    """`data.breast_cancer`."""
+
+    seed: int = 0
+
+
+class Mnist(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="mnist"):
+    """`files.mnist`, or a part of it."""
+
+    fraction: float = 1.0
+    valid_samples: int = 0
+    seed: int = 0
+
+
+class Cifar10(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="cifar10"):
+    """`files.cifar10`, or a part of it."""
+
+    fraction: float = 1.0
+    valid_samples: int = 0
+    seed: int = 0
+
+
+class Libsvm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="libsvm"):
+    """`files.libsvm`."""
+
+    valid_share: float = 0.2
+    seed: int = 0
+
+
+class Classification(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="classification"):
+    """`data.classification`."""
+
+    samples: int = 10_000
+    features: int = 50
+    classes: int = 10
+    margin: float = 3.0
+    label_noise: float = 0.0
+    decay: float = 0.0
+    valid_samples: int = 2_000
+    seed: int = 0
+
+
+class Clicks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="clicks"):
+    """`data.clicks`."""
+
+    samples: int = 10_000
+    fields: int = 11
+    values: int = 20
+    popularity: float = 1.0
+    signal: float = 2.0
+    valid_samples: int = 2_000
+    seed: int = 0
+
+
+class Ratings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="ratings"):
+    """`data.ratings`."""
+
+    users: int = 2_000
+    items: int = 500
+    count: int = 60_000
+    rank: int = 8
+    noise: float = 0.3
+    popularity: float = 0.8
+    valid_share: float = 0.1
+    seed: int = 0
+
+
+Source: TypeAlias = Digits | BreastCancer | Mnist | Cifar10 | Libsvm | Classification | Clicks | Ratings
+
+
+class _Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One table of `workloads.toml`. With `model` and `data` it learns; else `samples` says how much data there is."""
+
+    summary: str
+    demand: Demand
+    source: str = ""
+    model: Model | None = None
+    data: Source | None = None
+    samples: Annotated[int, msgspec.Meta(ge=0)] = 0
+    batch_size: _Whole = 16
+    learning_rate: _Amount = 0.01
+    optimizer: Literal["sgd", "momentum", "nesterov", "adam", "rmsprop", "adagrad", "adadelta", "adarevision"] = "sgd"
+    aggregation: Literal["each", "sum", "mean"] = "each"
+    skew: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+
+    @classmethod
+    def choices(cls, field: str) -> tuple[str, ...]:
+        """What a field of few values allows; () for any other."""
+        found = next((f.type for f in msgspec.structs.fields(cls) if f.name == field), None)
+        return get_args(found) if get_origin(found) is Literal else ()
+
+
+_SECTIONS = ("demand", "model", "data")
+_PLAIN = ("samples", "batch_size", "learning_rate", "optimizer", "aggregation", "skew")
+
+# ---------------------------------------------------------------------------------------------------------------- lookup
+
+
+def workload(
+    name: str,
+    overrides: Mapping[str, Any] | None = None,
+    data: Path | str | None = None,
+    tables: Mapping[str, Any] | None = None,
+) -> Workload:
+    """The named workload, with `overrides` put in and, where it reads files, with its `data`.
+
+    `tables` are more workloads than the embedded ones, as `load_workloads` reads them.
+
+    An override is named as in `workloads.toml`, with its section where that is needed to tell it apart:
+    `{"hidden": [256, 256], "optimizer": "adam", "demand.model_bytes": 4e6}`; nested mappings do as well. Equal models on
+    equal data share one proxy, so systems of one process compile it once. Raises ValueError for a name or value that
+    does not fit, and what reading its files raises.
+    """
+    table = _table(name, tables or {})
+    job = _with(name, table, dict(_flat(overrides or {})))
+    proxy = _proxy_of(name, job, None if data is None else Path(data))
+    return Workload(
+        name=name,
+        demand=job.demand,
+        proxy=proxy,
+        optimizer=job.optimizer,
+        aggregation=job.aggregation,
+        samples=job.samples if proxy is None else len(proxy.train[0]),
+        skew=job.skew,
+        batch_size=job.batch_size,
+        learning_rate=job.learning_rate,
+        summary=job.summary,
+        source=job.source,
+    )
+
+
+def workloads() -> dict[str, str]:
+    """One line about each named workload, by name."""
+    return {name: str(table["summary"]) for name, table in _tables().items()}
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads((files("simulators.workloads") / "workloads.toml").read_text("utf-8"))
+
+
+def load_workloads(path: Path | str) -> dict[str, Any]:
+    """The tables of workloads in a file like `workloads.toml`, or in one that `harness calibrate` wrote.
+
+    Raises FileNotFoundError for a missing file, and ValueError that names it for one that holds no such tables.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"Cannot read workloads from {path}: there is no such file; give a TOML file.")
+    try:
+        tables = tomllib.loads(path.read_text("utf-8"))
+        tables = tables.get("workloads", {}) if "calibration" in tables else tables
+        for table in tables.values():
+            msgspec.convert(table, _Job)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise ValueError(f"Cannot read workloads from {path}: {error}.") from error
+    return tables
+
+
+def _table(name: str, more: Mapping[str, Any]) -> dict[str, Any]:
+    tables = _tables() | dict(more)
+    if name not in tables:
+        near = get_close_matches(name, tables, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(tables)}."
+        raise ValueError(f"No workload {name!r}: {hint}")
+    table: dict[str, Any] = tables[name]
+    return table
+
+
+# ------------------------------------------------------------------------------------------------------------- overrides
+
+
+def _flat(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in overrides.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _with(name: str, table: Mapping[str, Any], overrides: Mapping[str, Any]) -> _Job:
+    """The table with its overrides, checked."""
+    paths = _paths(msgspec.convert(table, _Job))
+    changed = {key: dict(value) if key in _SECTIONS else value for key, value in table.items()}
+    for key, value in overrides.items():
+        section, _, field = _resolve(name, key, paths).rpartition(".")
+        (changed[section] if section else changed)[field] = value
+        if (allowed := _Job.choices(field)) and value not in allowed:
+            raise ValueError(f"Cannot make workload {name!r} with {field} {value!r}: choose one of {', '.join(allowed)}.")
+    try:
+        job = msgspec.convert(changed, _Job)
+    except msgspec.ValidationError as error:
+        given = ", ".join(f"{key} = {value!r}" for key, value in overrides.items())
+        raise ValueError(f"Cannot make workload {name!r} with {given}: {error}") from error
+    if job.model is not None and "samples" in overrides:
+        raise ValueError(f"Cannot set samples of workload {name!r}: they are those of its data; override data.* instead.")
+    return job
+
+
+def _paths(job: _Job) -> tuple[str, ...]:
+    """Every name that can be overridden, in full."""
+    parts = ((s, getattr(job, s)) for s in _SECTIONS)
+    return _PLAIN + tuple(f"{s}.{f}" for s, part in parts if part is not None for f in part.__struct_fields__)
+
+
+def _resolve(name: str, key: str, paths: tuple[str, ...]) -> str:
+    if key in paths:
+        return key
+    meant = [p for p in paths if p.rpartition(".")[2] == key]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        raise ValueError(f"Cannot override {key!r} of workload {name!r}: say {' or '.join(meant)}.")
+    names = paths if "." in key else tuple(dict.fromkeys(p.rpartition(".")[2] for p in paths))
+    near = get_close_matches(key, names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(paths)}."
+    raise ValueError(f"Cannot override {key!r} of workload {name!r}: {hint}")
+
+
+# --------------------------------------------------------------------------------------------------------------- proxies
+
+
+def _proxy_of(name: str, job: _Job, path: Path | None) -> Proxy | None:
+    reads = isinstance(job.data, Mnist | Cifar10 | Libsvm)
+    if reads and path is None:
+        raise ValueError(f"Cannot make workload {name!r}: it reads files; point to them with its data path.")
+    if path is not None and not reads:
+        raise ValueError(f"Cannot use the data {path} in workload {name!r}: it reads no files; leave the data path out.")
+    if job.model is None or job.data is None:
+        return None
+    return _proxy(job.model, job.data, None if path is None else str(path.resolve()))
+
+
+@cache
+def _proxy(model: Model, source: Source, path: str | None) -> Proxy:
+    # Here, so that listing workloads imports no JAX.
+    from simulators.workloads import models
+
+    return models.make_proxy(model, _dataset(source, path or ""))
+
+
+@cache
+def _dataset(source: Source, path: str) -> Any:
+    from simulators.workloads import datasets, files
+
+    fields = msgspec.structs.asdict(source)
+    made: dict[type, Callable[[], Any]] = {
+        Digits: lambda: datasets.subset(datasets.digits(fields["seed"]), **fields),
+        BreastCancer: lambda: datasets.breast_cancer(**fields),
+        Mnist: lambda: datasets.subset(files.mnist(path), **fields),
+        Cifar10: lambda: datasets.subset(files.cifar10(path), **fields),
+        Libsvm: lambda: files.libsvm(path, **fields),
+        Classification: lambda: datasets.classification(**fields),
+        Clicks: lambda: datasets.clicks(**fields),
+        Ratings: lambda: datasets.ratings(**fields),
+    }
+    return made[type(source)]()

@@ -1,0 +1,205 @@
+"""Data for proxies: real where it ships with scikit-learn, files that a user points to, and documented generators.
+
+Numpy only; features float32, labels int32. Everything is deterministic: what is random is drawn from a seed.
+File formats are in `simulators.workloads.files`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Arrays", "Dataset", "breast_cancer", "classification", "clicks", "digits", "ratings", "split", "subset"]
+
+Arrays = tuple[NDArray[np.generic], ...]
+
+
+class Dataset(NamedTuple):
+    """Training and validation data: tuples of arrays, sample axis first; `(features [n, d], labels [n])` of a classifier."""
+
+    train: Arrays
+    valid: Arrays
+    classes: int  # 0 where there are no classes
+    shape: tuple[int, ...]  # of one sample: (height, width, channels) of images, (d,) of vectors, (users, items) of ratings
+
+
+# ------------------------------------------------------------------------------------------------------------- real data
+
+
+def digits(seed: int = 0) -> Dataset:
+    """1,797 handwritten digits of 8x8 pixels in [0, 1], 1,437 to train on and 360 to validate (scikit-learn's own copy)."""
+    from sklearn.datasets import load_digits
+
+    features, labels = load_digits(return_X_y=True)
+    return split(features / 16.0, labels, (8, 8, 1), valid_samples=360, seed=seed)
+
+
+def breast_cancer(seed: int = 0) -> Dataset:
+    """569 tumours, 30 standardised features, 2 classes, 455 to train on (scikit-learn's own copy)."""
+    from sklearn.datasets import load_breast_cancer
+
+    features, labels = load_breast_cancer(return_X_y=True)
+    made = split(features, labels, (30,), valid_samples=114, seed=seed)
+    mean, deviation = made.train[0].mean(0), made.train[0].std(0)  # of the training data alone
+    standard = [((x - mean) / deviation).astype(np.float32) for x in (made.train[0], made.valid[0])]
+    return made._replace(train=(standard[0], made.train[1]), valid=(standard[1], made.valid[1]))
+
+
+# ------------------------------------------------------------------------------------------------------------ generators
+
+
+def classification(
+    samples: int = 10_000,
+    features: int = 50,
+    classes: int = 10,
+    margin: float = 3.0,
+    label_noise: float = 0.0,
+    decay: float = 0.0,
+    valid_samples: int = 2_000,
+    seed: int = 0,
+) -> Dataset:
+    """Gaussian clouds of unit variance, one per class, with controllable difficulty.
+
+    Class centres are random directions of length `margin`, so a larger margin separates better. A share `label_noise` of the
+    training labels is replaced by another class, drawn uniformly; validation labels stay right. In the end feature j is
+    multiplied by (j + 1)^-`decay`, which separates no less but is learnt more slowly: the spectra of natural images fall
+    like that. `samples` are for training.
+    """
+    _check(samples=(samples, 1), features=(features, 1), classes=(classes, 2), valid_samples=(valid_samples, 1))
+    if not 0 <= label_noise <= 1:
+        raise ValueError(f"Cannot flip a share of {label_noise} of the labels: label_noise lies in [0, 1].")
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(classes, features))
+    centres *= margin / np.linalg.norm(centres, axis=1, keepdims=True)
+    labels = rng.integers(classes, size=samples + valid_samples)
+    x = centres[labels] + rng.normal(size=(len(labels), features))
+    x = (x * np.arange(1, features + 1) ** -decay).astype(np.float32)
+    given = labels.copy()
+    flipped = np.flatnonzero(rng.random(samples) < label_noise)
+    given[flipped] = (labels[flipped] + rng.integers(1, classes, size=len(flipped))) % classes
+    y = given.astype(np.int32)
+    return Dataset((x[:samples], y[:samples]), (x[samples:], y[samples:]), classes, (features,))
+
+
+def clicks(
+    samples: int = 10_000,
+    fields: int = 11,
+    values: int = 20,
+    popularity: float = 1.0,
+    signal: float = 2.0,
+    valid_samples: int = 2_000,
+    seed: int = 0,
+) -> Dataset:
+    """What was shown and whether it was clicked on: sparse, categorical data as that of advertisements, with two classes.
+
+    Every sample has one of `values` in each of `fields`, the k-th most popular in proportion to k^-popularity, one-hot and
+    scaled to unit length. A score per value, drawn once, sums up to `signal` times a standard normal deviate, about; clicks
+    follow by its logistic function, shifted so that about half of the samples are. A few directions are common and steep,
+    many are rare and flat.
+    """
+    _check(samples=(samples, 1), fields=(fields, 1), values=(values, 2), valid_samples=(valid_samples, 1))
+    if not (signal >= 0 and popularity >= 0):
+        raise ValueError(f"Cannot make clicks with popularity {popularity}, signal {signal}: neither may be negative.")
+    rng = np.random.default_rng(seed)
+    scores = rng.normal(size=(fields, values))
+    n = samples + valid_samples
+    shown = np.stack([rng.permutation(values)[_power_law(rng, values, popularity, n)] for _ in range(fields)], axis=1)
+    total = signal * scores[np.arange(fields), shown].sum(1) / np.sqrt(fields)
+    y = (rng.random(n) < 1 / (1 + np.exp(np.median(total) - total))).astype(np.int32)
+    x = np.zeros((n, fields * values), np.float32)
+    np.put_along_axis(x, shown + values * np.arange(fields), np.float32(1 / np.sqrt(fields)), axis=1)
+    return Dataset((x[:samples], y[:samples]), (x[samples:], y[samples:]), 2, (fields * values,))
+
+
+def ratings(
+    users: int = 2_000,
+    items: int = 500,
+    count: int = 60_000,
+    rank: int = 8,
+    noise: float = 0.3,
+    popularity: float = 0.8,
+    valid_share: float = 0.1,
+    seed: int = 0,
+) -> Dataset:
+    """Netflix-like ratings (user, item, stars) of low rank plus noise, each pair at most once.
+
+    stars = 3.6 + u_user . v_item + N(0, noise), where u . v has unit variance, clipped to 1..5. The k-th most popular item
+    is rated in proportion to k^-popularity, and so are users active; about `count` ratings are made (pairs drawn twice are
+    dropped). The best that a model can do is about noise^2 of squared error.
+    """
+    _check(users=(users, 1), items=(items, 1), count=(count, 2), rank=(rank, 1))
+    if not (0 < valid_share < 1 and noise >= 0 and popularity >= 0):
+        raise ValueError(
+            f"Cannot make ratings with noise {noise}, popularity {popularity}, valid_share {valid_share}: "
+            "none may be negative, and valid_share lies between 0 and 1."
+        )
+    rng = np.random.default_rng(seed)
+    user = rng.permutation(users)[_power_law(rng, users, popularity, count)]
+    item = rng.permutation(items)[_power_law(rng, items, popularity, count)]
+    pairs = rng.permutation(np.unique(user * items + item))  # unique sorts, so the order must be drawn anew
+    user, item = pairs // items, pairs % items
+    u, v = rng.normal(size=(users, rank)), rng.normal(size=(items, rank))
+    stars = 3.6 + (u[user] * v[item]).sum(1) / np.sqrt(rank) + noise * rng.normal(size=len(pairs))
+    made = (user.astype(np.int32), item.astype(np.int32), np.clip(stars, 1.0, 5.0).astype(np.float32))
+    held_out = max(1, int(valid_share * len(pairs)))
+    return Dataset(tuple(a[held_out:] for a in made), tuple(a[:held_out] for a in made), 0, (users, items))
+
+
+def _power_law(rng: np.random.Generator, n: int, exponent: float, count: int) -> NDArray[np.int64]:
+    weights = np.arange(1, n + 1) ** -exponent
+    return rng.choice(n, size=count, p=weights / weights.sum())
+
+
+def _check(**counts: tuple[int, int]) -> None:
+    for name, (value, least) in counts.items():
+        if value < least:
+            raise ValueError(f"Cannot make data with {name} {value}: it must be at least {least}.")
+
+
+# ---------------------------------------------------------------------------------------------------------------- splits
+
+
+def split(
+    features: NDArray[np.generic], labels: NDArray[np.generic], shape: tuple[int, ...], *, valid_samples: int, seed: int
+) -> Dataset:
+    """Shuffle by `seed` and hold out `valid_samples`, each class in its proportion. Labels must count from 0."""
+    n = len(labels)
+    if not 0 < valid_samples < n:
+        raise ValueError(f"Cannot hold out {valid_samples} of {n} samples: leave some to train on, and some to validate.")
+    rng = np.random.default_rng(seed)
+    held_out = np.sort(_stratified(labels, valid_samples, rng))
+    rest = np.setdiff1d(np.arange(n), held_out)
+    # Workers get contiguous shares of the training data, so its order must not be that of the classes.
+    x, y = features.astype(np.float32), labels.astype(np.int32)
+    train, valid = rng.permutation(rest), rng.permutation(held_out)
+    return Dataset((x[train], y[train]), (x[valid], y[valid]), int(labels.max()) + 1, shape)
+
+
+def subset(dataset: Dataset, *, fraction: float = 1.0, valid_samples: int = 0, seed: int = 0) -> Dataset:
+    """A random share of the training data, and so many validation samples (0: all), each class in its proportion."""
+    if not 0 < fraction <= 1:
+        raise ValueError(f"Cannot train on a fraction {fraction} of the data: it lies above 0, up to 1.")
+    if not 0 <= valid_samples <= len(dataset.valid[-1]):
+        raise ValueError(f"Cannot validate on {valid_samples} samples: there are {len(dataset.valid[-1])}; 0 takes all.")
+    rng = np.random.default_rng(seed)
+    train, valid = dataset.train, dataset.valid
+    if fraction < 1:
+        kept = rng.permutation(_stratified(train[-1], max(1, round(fraction * len(train[-1]))), rng))
+        train = tuple(a[kept] for a in train)
+    if valid_samples:
+        held = rng.permutation(_stratified(valid[-1], valid_samples, rng))
+        valid = tuple(a[held] for a in valid)
+    return dataset._replace(train=train, valid=valid)
+
+
+def _stratified(labels: NDArray[np.generic], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Indices of `count` samples, from each class its share by largest remainder."""
+    kinds, inverse, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    exact = sizes * count / len(labels)
+    quota = np.floor(exact).astype(int)
+    first = np.argsort(quota - exact, kind="stable")
+    quota[first[: count - quota.sum()]] += 1
+    chosen = [rng.permutation(np.flatnonzero(inverse == k))[: quota[k]] for k in range(len(kinds))]
+    return np.concatenate(chosen).astype(np.int64)

@@ -1,0 +1,54 @@
+"""The tables of models: structs that `workloads.toml` is read into. The functions are in `simulators.workloads.models`."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+__all__ = ["Cnn", "Factorisation", "Logistic", "Lstm", "Mlp", "Model", "Svm"]
+
+_Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+_Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Logistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="logistic"):
+    """Softmax regression with an l2 penalty."""
+
+    l2: _Amount = 0.0
+
+
+class Svm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="svm"):
+    """Linear multi-class support vector machine with an l2 penalty."""
+
+    l2: _Amount = 1e-4
+
+
+class Mlp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="mlp"):
+    """Perceptron with ReLU; () has no hidden layer."""
+
+    hidden: tuple[_Whole, ...] = (256,)  # width of each hidden layer
+
+
+class Cnn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="cnn"):
+    """Two convolutions with pooling, then dense layers."""
+
+    width: _Whole = 8  # channels of the first convolution; the second has twice as many
+    hidden: tuple[_Whole, ...] = ()  # width of each dense hidden layer
+
+
+class Lstm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lstm"):
+    """Long short-term memory over the rows of an image, as over the frames of a video; the last state is classified."""
+
+    width: _Whole = 16  # of the state
+
+
+class Factorisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="factorisation"):
+    """Matrix factorisation of ratings."""
+
+    rank: _Whole = 8
+    l2: _Amount = 0.0
+    offset: float = 3.6  # added to every prediction
+
+
+Model: TypeAlias = Logistic | Svm | Mlp | Cnn | Lstm | Factorisation

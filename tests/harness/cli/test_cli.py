@@ -1,0 +1,238 @@
+"""The command: what it prints, what it refuses, and the status it exits with."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import __version__
+from harness.cli.main import main
+from tests.support import arena
+from traces import schema, store
+
+ROOT = Path(__file__).parents[3]
+TIMING = arena.TINY.replace('metric = "loss"\nvalue = 0.1', 'metric = "clocks"\nvalue = 60\ncheck_clocks = 10').replace(
+    "seconds = 20", "seconds = 2000"
+)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, with a small scenario that the real simulator plays."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(TIMING)
+    return tmp_path
+
+
+def harness(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "harness", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=100)  # noqa: S603
+
+
+# ------------------------------------------------------------------------------------------------------------- what it says
+
+
+def test_scenarios_by_pattern_and_tuners_with_options(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "digits-l*", "--tuners", "fixed,cruise[gain=0.1,batches=4]", "--seeds", "1", "--jobs", "1"]) == 0
+    scores = store.read(here / "results" / "digits-l" / "scores.parquet", schema.SCORES)
+    assert scores["scenario"].unique().to_list() == ["digits-logistic"]
+    assert sorted(scores["tuner"]) == ["cruise[gain=0.1,batches=4]", "fixed"]
+    assert main(["compare", "nothing-*"]) == 2
+    assert "No scenario is like 'nothing-*': there are digits" in capsys.readouterr().err
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, expected in (
+        (["--version"], f"harness {__version__}\n"),
+        (["--help"], "exit status:"),
+        (["compare", "--help"], "--resume"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 0
+        assert expected in capsys.readouterr().out
+
+
+def test_help_fits_a_terminal_and_names_every_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    pages = []
+    for arguments in ([], ["compare"], ["list"], ["show"], ["report"], ["train"], ["deploy"]):
+        with pytest.raises(SystemExit):
+            main([*arguments, "--help"])
+        pages.append(capsys.readouterr().out)
+    assert all(word in pages[0] for word in ("compare", "list", "show", "report", "deploy", "130"))
+    assert max(len(line) for page in pages for line in page.splitlines()) <= 100
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\nfrom harness.cli.main import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "print([m for m in ('numpy', 'jax', 'polars', 'rich', 'msgspec', 'tuners') if m in sys.modules])"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)  # noqa: S603
+    assert made.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("tuners", ["fixed", "tpe", "cruise", "best_fixed"]),
+        ("scenarios", ["digits", "digits-svm"]),
+        ("workloads", ["digits-mlp"]),
+        ("profiles", ["edge-4core"]),
+    ],
+)
+def test_lists_have_a_line_for_each(what: str, names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", what]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
+    assert set(names) <= set(found)
+    assert all(len(summary) > 5 for summary in found.values())
+
+
+def test_what_show_prints_is_a_scenario(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "digits"]) == 0
+    shown = capsys.readouterr().out
+    (here / "mine.toml").write_text(shown)
+    assert main(["show", "mine.toml"]) == 0
+    assert "18 x edge-4core" in capsys.readouterr().out
+
+
+# --------------------------------------------------------------------------------------------------------- what it does
+
+
+def test_a_scenario_and_a_tuner_of_ones_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "mine.py").write_text(
+        "from tuners.actions import Run\n\n\ndef patient(job):\n    yield from Run(clocks=30)\n\n\n"
+        "def broken(job):\n    yield from Run(clocks=30)\n    raise RuntimeError('no luck')\n"
+    )
+    command = ["compare", "tiny.toml", "--tuners", "fixed,mine:patient,mine:broken", "--seeds", "1", "--jobs", "1"]
+    made = harness(*command)
+    assert made.returncode == 1, made.stderr
+    assert "3 runs." in made.stdout
+    assert "tiny mine:patient seed 0: target in" in made.stdout
+    assert "tiny mine:broken seed 0: The tuner raised RuntimeError: no luck (mine.py, line 10)" in made.stdout
+    assert "\x1b" not in made.stdout
+    page = Path(made.stdout.splitlines()[-1].removeprefix("The page: "))
+    assert page == Path("results/tiny/report.html")
+    assert "<html" in (here / page).read_text()
+    scores = store.load_results(here / "results" / "tiny").scores
+    assert scores["status"].to_list() == ["target", "error", "target"]
+    assert scores["clocks"].to_list() == [60, 30, 60]
+
+    assert main(command) == 2
+    assert "results/tiny: it is there already" in capsys.readouterr().err
+    assert main([*command, "--resume"]) == 1
+    assert "3 runs, 3 of them made before." in capsys.readouterr().out
+    (here / "results" / "tiny" / "scores.parquet").unlink()
+    assert main(["report", "results/tiny"]) == 0
+    assert store.load_results(here / "results" / "tiny").scores.equals(scores)
+
+
+def test_all_is_well_is_status_0(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "tiny.toml").write_text(TIMING.replace("value = 60", "value = 1e9").replace("seconds = 2000", "seconds = 200"))
+    assert main(["compare", "tiny.toml", "--tuners", "fixed", "--seeds", "1", "--jobs", "1"]) == 0
+    assert "tiny fixed seed 0: budget" in capsys.readouterr().out  # a target out of reach is a result
+
+
+def test_an_interruption_says_how_to_go_on(here: Path) -> None:
+    command = [sys.executable, "-m", "harness", "compare", "tiny.toml", "--tuners", "fixed,sleepy:tuner", "--jobs", "1"]
+    (here / "sleepy.py").write_text(
+        "import time\nfrom tuners.actions import Run\n\n\ndef tuner(job):\n    time.sleep(60)\n    yield Run(clocks=30)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(  # noqa: S603 (our own command)
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not list(here.glob("results/tiny/runs/tiny/fixed/0")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert "interrupted" in errors
+    assert "--resume goes on" in errors
+    assert "Traceback" not in errors
+    assert store.load_results(here / "results" / "tiny").scores.height == 1
+
+
+def test_a_reader_that_has_had_enough_is_no_error(here: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = f"{sys.executable} -m harness list workloads | true; echo ${{PIPESTATUS[0]}}"
+    made = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=True)  # noqa: S603, S607
+    assert made.stderr == ""
+    assert made.stdout.strip() == "0"
+
+
+# ------------------------------------------------------------------------------------------------------- what it refuses
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare", "digit"], r"No scenario 'digit': did you mean digits"),
+        (["compare", "my.toml"], r"Cannot read scenario my\.toml: No such file"),
+        (["compare", "tiny.toml", "--tuners", "fixt"], r"No tuner 'fixt'\. Did you mean 'fixed'"),
+        (["compare", "tiny.toml", "--tuners", ""], r"No tuner ''"),
+        (["compare", "tiny.toml", "--tuners", "nowhere:tuner"], r"Cannot import tuner 'nowhere:tuner'"),
+        (["compare", "tiny.toml", "--tuners", "tests.support.arena:tuner"], r"tests.support.arena has no 'tuner'"),
+        (["compare", "tiny.toml", "--tuners", "all,fixed"], r"Cannot compare tuner 'fixed' with itself"),
+        (["compare", "tiny.toml", "--seeds", "0"], r"Cannot compare on 0 seeds"),
+        (["compare", "tiny.toml", "--jobs", "-1"], r"Cannot use -1 jobs"),
+        (["compare", "tiny.toml", "--out", "tiny.toml"], r"Cannot write results to tiny\.toml: it is a file"),
+        (["compare", "tiny.toml", "--out", "tiny.toml/out"], r"Cannot write results to tiny\.toml/out: Not a directory"),
+        (["compare", "bad.toml"], r"bad\.toml: \[cluster\.nodes\] cuont: there is no such key; did you mean count"),
+        (["show", "digit"], r"No scenario 'digit'"),
+        (["report", "nowhere"], r"Cannot read results from nowhere: it has no manifest\.json"),
+    ],
+)
+def test_bad_input_is_refused_with_status_2(
+    here: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "bad.toml").write_text(TIMING.replace("count = 5", "cuont = 5"))
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("harness: ")
+    assert re.search(message, said), said
+    assert not (here / "results").exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["compare", "--seeds", "many"], ["list", "tunes"], ["frobnicate"]])
+def test_a_wrong_command_line_is_refused_with_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: harness" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_status_1(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, f"Cannot write {path}: the disk is full.")
+
+    monkeypatch.setattr(store, "write_bytes", full)
+    assert main(["compare", "tiny.toml", "--tuners", "fixed"]) == 1
+    assert re.search(r"^harness: Cannot write results/tiny/.*: the disk is full\.$", capsys.readouterr().err.strip())
+
+
+def test_what_cannot_be_written_is_named(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read_only(path: Path, data: bytes) -> None:
+        raise OSError(30, "Read-only file system", str(path))
+
+    monkeypatch.setattr(store, "write_bytes", read_only)
+    assert main(["compare", "tiny.toml", "--tuners", "fixed"]) == 1
+    assert re.search(r"^harness: Cannot use results/tiny/.*: Read-only file system\.$", capsys.readouterr().err.strip())

@@ -1,0 +1,375 @@
+"""Comparisons: the same bytes however they were made, nothing lost, and every failure a row or a clear error."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from harness.comparison import results
+from harness.comparison.compare import Event, Finished, Planned, Underway, compare
+from harness.drive import replay
+from harness.scenario import load
+from tests.support import arena
+from traces import store
+from traces.exchanges import read_log
+from traces.schema import HOST
+
+ROOT = Path(__file__).parents[3]
+MEASURED = {"host.csv"}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(arena.TINY)
+    return path
+
+
+def run(tiny: Path, out: Path, *tuners: str, **options: Any) -> store.Results:
+    given: dict[str, Any] = {"system": arena.SYSTEM, "jobs": 2} | options
+    compare([tiny], tuners, out=out, **given)
+    return store.load_results(out)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def without_host(folder: Path) -> dict[str, bytes]:
+    return {name: data for name, data in contents(folder).items() if name not in MEASURED}
+
+
+# -------------------------------------------------------------------------------------------------------- what is written
+
+
+def test_the_same_bytes_with_one_job_and_with_two(tiny: Path, tmp_path: Path) -> None:
+    tuners = ("fixed", "random_search", "tests.support.arena:faster")
+    one = run(tiny, tmp_path / "one", *tuners, jobs=1)
+    run(tiny, tmp_path / "two", *tuners, jobs=2)
+    assert without_host(tmp_path / "one") == without_host(tmp_path / "two")
+    assert one.scores.select("tuner", "seed").rows() == [
+        ("fixed", 0),
+        ("fixed", 1),
+        ("random_search", 0),
+        ("random_search", 1),
+        ("tests.support.arena:faster", 0),
+        ("tests.support.arena:faster", 1),
+    ]
+    assert one.scores["status"].to_list() == ["target"] * 6
+    assert one.settings.filter(pl.col("tuner") == "tests.support.arena:faster").height == 4
+    assert one.evaluations.height > 6
+    assert one.host.columns == list(HOST)
+    assert one.host.select("tuner", "seed").rows() == one.scores.select("tuner", "seed").rows()
+    assert one.manifest["seeds"] == 2
+    assert (tmp_path / "one" / "scenarios" / "tiny.toml").read_text() == arena.TINY
+
+
+def test_the_real_simulator_gives_the_same_bytes_with_one_job_and_with_two(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    text = (Path(load("digits-logistic").origin)).read_text()
+    path.write_text(text.replace("value = 0.92", "value = 0.8"))
+    for jobs in (1, 2):
+        compare([path], ["fixed", "asp"], out=tmp_path / str(jobs), seeds=2, jobs=jobs)
+    assert without_host(tmp_path / "1") == without_host(tmp_path / "2")
+    scores = store.load_results(tmp_path / "1").scores
+    assert scores["status"].to_list() == ["target"] * 4
+    assert scores["completion_seconds"].n_unique() == 4
+    assert (scores["final_accuracy"] >= 0.8).all()
+
+
+def test_a_run_can_be_replayed_from_its_log(tiny: Path, tmp_path: Path) -> None:
+    run(tiny, tmp_path / "out", "tests.support.arena:faster", seeds=1)
+    log = read_log(results.run_folder(tmp_path / "out", "tiny", "tests.support.arena:faster", 0) / "exchanges.jsonl.gz")
+    assert log
+    assert replay(arena.faster(arena.system(load(tiny), 0, None).job), log) is None
+
+
+def test_what_happens_is_told(tiny: Path, tmp_path: Path) -> None:
+    told: list[Event] = []
+    run(tiny, tmp_path / "out", "tests.support.arena:slow", seeds=1, watch=told.append)
+    assert told[0] == Planned(1, 0)
+    assert isinstance(told[-1], Finished)
+    assert told[-1].done.thinking_seconds > 0.5
+    underway = [e for e in told if isinstance(e, Underway)]
+    assert underway
+    assert underway[0].progress.budget_seconds == 20.0
+    again: list[Event] = []
+    run(tiny, tmp_path / "out", "tests.support.arena:slow", seeds=1, resume=True, watch=again.append)
+    assert again == [Planned(1, 1)]
+
+
+def test_the_oracle_is_the_best_candidate_over_all_seeds(tiny: Path, tmp_path: Path) -> None:
+    made = run(tiny, tmp_path / "out", "fixed", "best_fixed")
+    scores = {(r["tuner"], r["seed"]): r for r in made.scores.to_dicts()}
+    assert set(scores) == {("fixed", 0), ("fixed", 1), ("best_fixed", 0), ("best_fixed", 1)}
+    folders = sorted((tmp_path / "out" / "runs" / "tiny").glob("best_fixed+*"))
+    assert len(folders) == 20
+    means = [
+        sum(float(json.loads((f / s / "score.json").read_text())["completion_seconds"]) for s in "01") / 2 for f in folders
+    ]
+    ours = sum(scores["best_fixed", s]["completion_seconds"] for s in (0, 1)) / 2
+    assert ours == min(means)
+    assert scores["best_fixed", 0]["reconfigurations"] == 0
+    assert ours <= sum(scores["fixed", s]["completion_seconds"] for s in (0, 1)) / 2
+    assert made.manifest["oracles"] == ["best_fixed"]
+    assert made.host.filter(pl.col("tuner") == "best_fixed").height == 2
+
+
+# ------------------------------------------------------------------------------------------------------- interruptions
+
+
+def test_a_comparison_killed_half_way_resumes_to_the_same_bytes(tiny: Path, tmp_path: Path) -> None:
+    tuners = ("fixed", "tests.support.arena:slow", "random_search")
+    run(tiny, tmp_path / "whole", *tuners)
+    out = tmp_path / "cut"
+    script = (
+        "import pathlib\nfrom tests.support import arena\nfrom harness.comparison.compare import compare\n"
+        f"compare([{str(tiny)!r}], {tuners!r}, out=pathlib.Path({str(out)!r}), system=arena.SYSTEM)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-c", script], env=environment)  # noqa: S603 (our own script)
+    try:
+        deadline = time.monotonic() + 60
+        while not list(out.glob("runs/*/*/*")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+    made = len(list(out.glob("runs/*/*/*")))
+    assert 1 <= made < 6
+    assert not (out / "scores.parquet").exists()
+    for _ in range(100):  # its worker sees that nobody listens any more, and ends
+        try:
+            told: list[Event] = []
+            run(tiny, out, *tuners, resume=True, watch=told.append)
+            break
+        except ValueError:
+            time.sleep(0.1)
+    assert told[0] == Planned(6, made)
+    assert without_host(out) == without_host(tmp_path / "whole")
+
+
+def test_an_interruption_keeps_what_is_finished(tiny: Path, tmp_path: Path) -> None:
+    def stop(event: Event) -> None:
+        if isinstance(event, Finished):
+            raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny, out, "fixed", "tests.support.arena:slow", watch=stop, jobs=1)
+    partial = store.load_results(out)
+    assert partial.scores.height == 1
+    assert not (out / "unfinished").exists()
+    assert run(tiny, out, "fixed", "tests.support.arena:slow", resume=True).scores.height == 4
+
+
+def test_a_process_that_dies_is_a_row_until_it_is_made_again(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    made = run(tiny, out, "fixed", "tests.support.arena:dies", seeds=1)
+    rows = {r["tuner"]: r for r in made.scores.to_dicts()}
+    assert rows["fixed"]["status"] == "target"
+    assert rows["tests.support.arena:dies"]["status"] == "error"
+    assert "was killed by SIGKILL" in rows["tests.support.arena:dies"]["reason"]
+    assert "fewer --jobs" in rows["tests.support.arena:dies"]["reason"]
+    assert "goodbye" in rows["tests.support.arena:dies"]["reason"]
+    assert rows["tests.support.arena:dies"]["completion_seconds"] == 20.0
+    monkeypatch.setenv("LIVE", "1")
+    again = run(tiny, out, "fixed", "tests.support.arena:dies", seeds=1, resume=True)
+    assert again.scores["status"].to_list() == ["target", "target"]
+
+
+def test_a_full_disk_loses_nothing(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(OSError, match=r"the disk is full\. What was written before is whole"):
+        run(tiny, out, "fixed", seeds=1, system="tests.support.arena:full_system")
+    assert not list(out.glob("runs/*/*/*"))
+    assert not (out / "unfinished").exists()
+    assert run(tiny, out, "fixed", seeds=1, resume=True).scores["status"].to_list() == ["target"]
+
+
+# ------------------------------------------------------------------------------------------------------- bad plug-ins
+
+
+def test_bad_tuners_are_rows_with_reasons(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    made = run(
+        tiny,
+        out,
+        "fixed",
+        "tests.support.arena:raises",
+        "tests.support.arena:no_generator",
+        "tests.support.arena:made",
+        "tests.support.arena:chatty",
+        seeds=1,
+    )
+    rows = {r["tuner"]: r for r in made.scores.to_dicts()}
+    assert {t: r["status"] for t, r in rows.items()} == {
+        "fixed": "target",
+        "tests.support.arena:chatty": "target",
+        "tests.support.arena:raises": "error",
+        "tests.support.arena:no_generator": "error",
+        "tests.support.arena:made": "error",
+    }
+    assert "ZeroDivisionError: so it goes (arena.py, line" in rows["tests.support.arena:raises"]["reason"]
+    assert rows["tests.support.arena:raises"]["clocks"] == 20
+    assert rows["tests.support.arena:made"]["reason"].startswith(
+        "The tuner is no generator but <object object>:"
+    )  # the same in every run
+    assert "no generator but 7" in rows["tests.support.arena:no_generator"]["reason"]
+    assert "so it goes" in (results.run_folder(out, "tiny", "tests.support.arena:raises", 0) / "error.txt").read_text()
+    assert (
+        results.run_folder(out, "tiny", "tests.support.arena:chatty", 0) / "output.txt"
+    ).read_text() == "hello from tiny\n"
+    assert not (results.run_folder(out, "tiny", "fixed", 0) / "output.txt").exists()
+
+
+def test_a_job_that_cannot_be_set_up_is_a_row(tiny: Path, tmp_path: Path) -> None:
+    made = run(tiny, tmp_path / "out", "fixed", seeds=1, system="tests.support.arena:no_system")
+    row = made.scores.to_dicts()[0]
+    assert (row["status"], row["completion_seconds"]) == ("error", 20.0)
+    assert "could not be set up: Cannot read mnist/train" in row["reason"]
+
+
+def test_workers_that_cannot_start_are_an_error(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(RuntimeError, match="Cannot start a worker process: it ended at once"):
+        run(tiny, tmp_path / "out", "fixed")
+
+
+# --------------------------------------------------------------------------------------------------- before anything runs
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"tuners": ("fixd",)}, "fixed"),
+        ({"tuners": ("tests.support.arena:fastr",)}, "faster"),
+        ({"tuners": ("nowhere:tuner",)}, "nowhere"),
+        ({"tuners": ("fixed", "fixed")}, "'fixed' with itself"),
+        ({"tuners": ()}, "compare nothing"),
+        ({"scenarios": ()}, "compare nothing"),
+        ({"scenarios": ("digit",)}, "did you mean digits"),
+        ({"scenarios": ("nowhere.toml",)}, r"Cannot read scenario nowhere\.toml"),
+        ({"seeds": 0}, "0 seeds"),
+        ({"jobs": 0}, "0 jobs"),
+    ],
+)
+def test_nothing_is_written_for_what_cannot_be(tiny: Path, tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    given = {"scenarios": [tiny], "tuners": ("fixed",), "out": tmp_path / "out", "system": arena.SYSTEM} | changed
+    with pytest.raises(ValueError, match=message):
+        compare(**given)
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_files_of_one_name_are_refused(tiny: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other" / "tiny.toml"
+    other.parent.mkdir()
+    other.write_text(arena.TINY)
+    with pytest.raises(ValueError, match="scenario 'tiny' with itself"):
+        compare([tiny, other], ["fixed"], out=tmp_path / "out")
+
+
+def test_results_that_are_there_are_not_touched(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(tiny, out, "fixed", seeds=1)
+    before = contents(out)
+
+    def refused(message: str, **changed: Any) -> None:
+        given = {"tuners": ("fixed",), "seeds": 1, "resume": True} | changed
+        with pytest.raises(ValueError, match=message):
+            run(tiny, out, *given.pop("tuners"), **given)
+        assert contents(out) == before
+
+    refused("is there already. Go on with it by --resume", resume=False)
+    refused("was made with tuners", tuners=("fixed", "tpe"))
+    refused("was made with seeds 1, and this is 2", seeds=2)
+    tiny.write_text(arena.TINY.replace("seconds = 20", "seconds = 21"))
+    refused("scenario 'tiny' has changed since")
+    tiny.write_text(arena.TINY)
+    manifest = json.loads((out / "manifest.json").read_text())
+    (out / "manifest.json").write_text(json.dumps(manifest | {"harness": "0.0.1"}))
+    before = contents(out)
+    refused(r"made with harness 0\.0\.1")
+    (out / "manifest.json").write_text(json.dumps(manifest | {"schema": 99}))
+    before = contents(out)
+    refused("format 99")
+
+
+def test_a_folder_of_something_else_is_refused(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("precious")
+    with pytest.raises(ValueError, match="there already"):
+        run(tiny, out, "fixed")
+    with pytest.raises(ValueError, match=r"no manifest\.json"):
+        run(tiny, out, "fixed", resume=True)
+    with pytest.raises(ValueError, match="it is a file"):
+        run(tiny, out / "thesis.tex", "fixed")
+    assert contents(out) == {"thesis.tex": b"precious"}
+
+
+def test_two_comparisons_do_not_share_a_folder(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    lock = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="another comparison is writing there"):
+            run(tiny, out, "fixed", seeds=1)
+    finally:
+        os.close(lock)
+
+
+def test_a_damaged_run_is_named(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(tiny, out, "fixed", seeds=1)
+    folder = results.run_folder(out, "tiny", "fixed", 0)
+    (folder / "score.json").write_text("{")
+    with pytest.raises(ValueError, match=r"score\.json: it is damaged.*Delete the folder"):
+        results.assemble(out)
+
+
+def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
+    from harness.comparison.pool import Hand
+
+    hand = Hand()
+    try:
+        assert hand._process.stdin is not None
+        hand._process.stdin.close()
+        assert hand._process.wait(timeout=10) == 1
+    finally:
+        hand._process.stdin = None
+        hand.dismiss()
+
+
+def test_damaged_files_are_told_with_what_to_delete(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(tiny, out, "fixed", seeds=1)
+    before = without_host(out)
+    folder = results.run_folder(out, "tiny", "fixed", 0)
+    (folder / "settings.parquet").write_bytes(b"junk")
+    with pytest.raises(ValueError, match=rf"settings\.parquet: it is damaged .*\. Delete the folder {folder} and resume\."):
+        results.assemble(out)
+    (folder / "settings.parquet").unlink()
+    with pytest.raises(ValueError, match=rf"there is no such file\. Delete the folder {folder} and resume\."):
+        results.assemble(out)
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    run(tiny, out, "fixed", seeds=1, resume=True)
+    assert without_host(out) == before
+    manifest = json.loads((out / "manifest.json").read_text())
+    (out / "manifest.json").write_text(json.dumps({k: v for k, v in manifest.items() if k != "seeds_of"}))
+    with pytest.raises(ValueError, match=r"manifest\.json: it is damaged \('seeds_of'\)"):
+        results.assemble(out)

@@ -1,0 +1,251 @@
+"""Scenarios: what a file says is what is played, and what is wrong with it is said with file, table and key."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import scenario
+from harness.scenario.tables import _TABLES, RecordedTables, Tables
+from tests.support import arena
+from tuners.actions import Setting, Target
+from tuners.settings import Choice, Integer, Real
+
+HERE = Path("my.toml")
+
+
+def parsed(text: str = arena.TINY) -> scenario.Scenario:
+    return scenario.parse(text, name="my", origin=HERE)
+
+
+def changed(old: str, new: str) -> str:
+    assert old in arena.TINY
+    return arena.TINY.replace(old, new, 1)
+
+
+# ---------------------------------------------------------------------------------------------------------- what is said
+
+
+def test_a_file_is_what_it_says() -> None:
+    made = parsed()
+    assert made.summary == "Five machines and a quadratic."
+    assert [n for n, _ in made.cluster.nodes] == ["n0", "n1", "n2", "n3", "n4"]
+    assert {t.name for _, t in made.cluster.nodes} == {"edge-4core"}
+    assert made.knobs == (Real("learning_rate", 0.01, 1.0, log=True), Choice("batch_size", (2, 4)))
+    assert made.target == Target("loss", 0.1)
+    assert (made.budget.seconds, made.seeds.count, made.check_clocks) == (20.0, 2, 50)
+
+
+def test_the_job_is_what_tuners_see() -> None:
+    seen = scenario.job(parsed(), seed=3)
+    assert seen.start.workers == ("n0", "n1", "n2")
+    assert seen.start.servers == ("n3", "n4")
+    assert (seen.start.batch_size, seen.start.learning_rate, seen.seed) == (4, 0.05, 3)
+    assert seen.model_bytes == 2e4
+    assert seen.space.names == ("learning_rate", "batch_size")
+    assert seen.nodes[0].devices == ("cpu",)
+
+
+def test_what_the_start_leaves_out_is_the_workloads_own_choice() -> None:
+    from simulators.workloads.catalogue import workload
+
+    made = parsed(changed("batch_size = 4\nlearning_rate = 0.05\n", "").replace("batch_size = { choice = [2, 4] }", ""))
+    own = workload("cruise-nmf")
+    start = scenario.job(parsed(made.text.replace("real = [0.01", "real = [0.001"))).start
+    assert (start.batch_size, start.learning_rate) == (own.batch_size, own.learning_rate)
+    assert (start.policy, start.transfer_bits) == ("asp", 32)
+
+
+def test_groups_of_one_prefix_are_counted_on_and_nodes_can_be_named() -> None:
+    groups = (
+        '[{ type = "edge-4core" }, { type = "edge-2core", count = 2, prefix = "m" }, { type = "edge-4core", count = 2 }]'
+    )
+    text = changed('[{ type = "edge-4core", count = 5 }]', groups)
+    text = text.replace("worker_count = 3", 'workers = ["n0", "m0"]\nservers = ["n2"]\noptions = { xla = true }')
+    made = parsed(text)
+    assert [n for n, _ in made.cluster.nodes] == ["n0", "m0", "m1", "n1", "n2"]
+    start = scenario.job(made).start
+    assert (start.workers, start.servers, start.options) == (("n0", "m0"), ("n2",), (("xla", True),))
+
+
+def test_knobs_are_of_three_kinds() -> None:
+    text = changed(
+        "batch_size = { choice = [2, 4] }", 'batch_size = { integer = [2, 8] }\npolicy = { choice = ["asp", "bsp"] }'
+    )
+    assert parsed(text).knobs[1:] == (Integer("batch_size", 2, 8), Choice("policy", ("asp", "bsp")))
+
+
+def test_profiles_of_ones_own_lie_beside_the_scenario(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(
+        "[pi]\ncores = 4\nmemory_bytes = 1e9\nnic_bytes_per_second = 1e7\n"
+        'devices = [{ kind = "cpu", speed = 0.2 }]\nsource = "my desk"\n'
+    )
+    text = changed("[cluster]\n", '[cluster]\nprofiles = "mine.toml"\n').replace("edge-4core", "pi")
+    made = scenario.parse(text, name="my", origin=tmp_path / "my.toml")
+    assert made.cluster.nodes[0][1].name == "pi"
+    with pytest.raises(ValueError, match=r"my\.toml: \[cluster\] Cannot read node types from .*mine\.toml"):
+        parsed(text)
+
+
+def test_a_simulated_system_begins_as_the_scenario_says() -> None:
+    text = changed('metric = "loss"\nvalue = 0.1', 'metric = "clocks"\nvalue = 100')
+    made = parsed(text)
+    playing = scenario.system(made, seed=1)
+    assert playing.job == scenario.job(made, seed=1)
+    other = Setting(workers=("n0",), servers=("n1",), batch_size=2, learning_rate=0.5)
+    assert scenario.system(made, seed=1, start=other).job.start == other
+
+
+@pytest.mark.parametrize("name", scenario.embedded())
+def test_embedded_scenarios_can_be_played_and_shown(name: str) -> None:
+    made = scenario.load(name)
+    seen = scenario.job(made)
+    seen.space.check(seen.start)
+    assert seen.space.knobs
+    assert made.seeds.count >= 3
+    shown = scenario.show(made)
+    assert scenario.parse(shown, name=name, origin=HERE).cluster == made.cluster
+    assert shown.startswith(f"# {name}: ")
+    assert max(map(len, shown.splitlines())) <= 125
+
+
+def test_the_default_frees_every_kind_of_knob() -> None:
+    assert scenario.embedded()[0] == "digits"
+    made = scenario.load("digits")
+    seen = scenario.job(made)
+    assert len(seen.start.workers) == 10
+    assert made.conditions.stragglers is not None
+    assert len(made.conditions.stragglers.nodes) == 3
+    assert set(made.conditions.stragglers.nodes) <= set(seen.start.workers)
+    free = {
+        "worker_count",
+        "policy",
+        "staleness",
+        "batch_size",
+        "learning_rate",
+        "momentum",
+        "transfer_bits",
+        "intra_threads",
+    }
+    assert set(seen.space.names) == free
+
+
+# ----------------------------------------------------------------------------------------------------- what is wrong
+
+BATCH = "batch_size = { choice = [2, 4] }"
+TARGET = 'metric = "loss"\nvalue = 0.1'
+RATE = "real = [0.01, 1.0]"
+NODES = '[{ type = "edge-4core", count = 5 }]'
+SLEEPS = "[conditions.sleeps]\nprobability = 2.0\nmean_seconds = 1\n[budget]"
+STRAGGLERS = "[conditions.stragglers]\nmean_seconds = 1\nnodes = ['n7']\n[budget]"
+
+WRONG: list[tuple[str, str, str]] = [
+    ("[cluster]", "[clutser]", r"my\.toml: clutser: there is no such key; did you mean cluster"),
+    (
+        "[cluster]",
+        "[cluster]\nlatency_ms = 2",
+        r"\[cluster\] latency_ms: there is no such key; did you mean latency_s",
+    ),
+    (
+        "[cluster]",
+        '[cluster]\nlatency_seconds = "2 ms"',
+        r"\[cluster\] latency_seconds: expected `float`, got `str`; num",
+    ),
+    ("[cluster]", "[cluster]\nlatency_seconds = -1", r"\[cluster\] latency_seconds: expected `float` >= 0"),
+    ("[free]", '[free]\npolicy = { choice = ["asp", "sssp"] }', r"\[free\] policy: .*'sssp'"),
+    ("[cluster]", "[cluster]\nlatency_seconds = inf", r"\[cluster\] .*latency_seconds = inf"),
+    ("[cluster]", '[cluster]\ndiscipline = "fair"', r"\[cluster\] discipline: invalid enum value 'fair'; .*fifo.*maxmin"),
+    ("count = 5", "count = 0", r"\[cluster\.nodes\] count: expected `int` >= 1, not 0\."),
+    ("count = 5", "cuont = 5", r"\[cluster\.nodes\] cuont: there is no such key; did you mean count"),
+    (NODES, "[]", r"\[cluster\] nodes: there are none"),
+    ("edge-4core", "edge-4cores", r"\[cluster\] nodes: no node type 'edge-4cores'; did you mean edge-4core"),
+    ("cruise-nmf", "cruise-nfm", r"\[workload\] name: no workload 'cruise-nfm'; did you mean cruise-nmf"),
+    ("worker_count = 3", "worker_count = 0", r"\[start\] workers: there are none of 5 nodes; set worker_count from 1 to 4"),
+    ("worker_count = 3", "worker_count = 5", r"\[start\] servers: there are none of 5 nodes"),
+    ("worker_count = 3", 'workers = ["n0"]', r"\[start\] servers: there are none"),
+    ("worker_count = 3", 'worker_count = 3\nworkers = ["n0"]', r"\[start\] worker_count: it names workers and servers"),
+    ("worker_count = 3", 'workers = ["n0"]\nservers = ["n9"]', r"\[start\].* 'n9' as a server"),
+    ("batch_size = 4", "batch_size = 3", r"\[start\].*batch_size to 3: this scenario allows"),
+    ("batch_size = 4", "batch_size = 4.5", r"\[start\] batch_size: expected `int`, got `float`"),
+    ("batch_size = 4", 'batch_size = 4\npolicy = "bps"', r"\[start\].*'bps'.*bsp"),
+    (RATE, "real = [1.0, 0.01]", r"\[free\] Knob 'learning_rate' runs from 1.0 to 0.01"),
+    (RATE, "real = [0.0, 1.0]", r"\[free\] Knob 'learning_rate' is logarithmic from 0.0"),
+    (RATE, "real = [0.01]", r"\[free\] learning_rate: real: expected `array` of length 2"),
+    (RATE, "reel = [0.01, 1.0]", r"\[free\] learning_rate: reel: there is no such key; did you mean real"),
+    (RATE, "real = [0.01, 1.0], integer = [1, 2]", r"\[free\] learning_rate: give exactly one of real, integer"),
+    ("choice = [2, 4]", "choice = []", r"\[free\] Knob 'batch_size' has options"),
+    (BATCH, "batchsize = { choice = [2, 4] }", r"\[free\] Knob 'batchsize' sets nothing"),
+    (BATCH, "worker_count = { integer = [1, 5] }", r"\[free\] worker_count: .* within \[1, 4\]"),
+    (BATCH, "batch_size = 4", r"\[free\] batch_size: expected `object`, got `int`"),
+    ('metric = "loss"', 'metric = "los"', r"\[target\] metric: invalid enum value 'los'; choose one of .*loss"),
+    ("value = 0.1", "", r"\[target\] value: it is missing"),
+    ("value = 0.1", "value = nan", r"\[target\] value: loss nan is no target"),
+    (TARGET, 'metric = "accuracy"\nvalue = 93', r"\[target\] value: accuracy 93 .*lies in \(0, 1\]"),
+    (TARGET, 'metric = "clocks"\nvalue = 0', r"\[target\] value: clocks 0 is no target"),
+    ("value = 0.1", "value = 0.1\ncheck_clocks = 0", r"\[target\] check_clocks: expected `int` >= 1"),
+    ("seconds = 20", "seconds = 0", r"\[budget\] seconds: expected `float` > 0"),
+    ("seconds = 20", "seconds = inf", r"\[budget\] seconds: inf never ends"),
+    ("seconds = 20", "minutes = 20", r"\[budget\] minutes: there is no such key; choose one of seconds"),
+    ("count = 2", "count = 0", r"\[seeds\] count: expected `int` >= 1"),
+    ("[budget]", "[conditions]\njiter = 0.1\n[budget]", r"\[conditions\] jiter: there is no such key; did you mean jitter"),
+    ("[budget]", "[conditions]\njitter = -0.1\n[budget]", r"\[conditions\] .*jitter = -0.1"),
+    ("[budget]", SLEEPS, r"\[conditions\] .*sleeps\.probability = 2\.0"),
+    ("[budget]", STRAGGLERS, r"\[conditions\] .*node 'n7': this cluster has n0"),
+    ("[budget]", "[costs]\nrestart_seconds = -1\n[budget]", r"\[costs\] .*restart_seconds = -1"),
+    ("[budget]", "budget]", r"my\.toml: it is no TOML: .*line"),
+    ('summary = "Five machines and a quadratic."', "", r"my\.toml: summary: it is missing"),
+    ("[budget]\nseconds = 20", "", r"my\.toml: \[budget\]: it is missing"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), WRONG, ids=[str(i) for i in range(len(WRONG))])
+def test_what_is_wrong_is_said_with_file_table_and_key(old: str, new: str, message: str) -> None:
+    with pytest.raises(ValueError, match="my\\.toml: ") as caught:
+        scenario.job(parsed(changed(old, new)))
+    assert re.search(message, str(caught.value)), str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "data", "message"),
+    [
+        ("{ demand = { model_byte = 1 } }", None, r"\[workload\].*did you mean .*model_bytes"),
+        ("{}", "nowhere", r"\[workload\].*reads no files"),
+    ],
+)
+def test_a_workload_that_cannot_be_made_is_named(overrides: str, data: str | None, message: str) -> None:
+    text = changed("overrides = { demand = { model_bytes = 2e4 } }", f"overrides = {overrides}")
+    text = text if data is None else text.replace("[start]", f'data = "{data}"\n[start]')
+    with pytest.raises(ValueError, match=r"my\.toml: " + message):
+        scenario.job(parsed(text))
+
+
+def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
+    text = changed(
+        'name = "cruise-nmf"\noverrides = { demand = { model_bytes = 2e4 } }', 'name = "mnist-mlp"\ndata = "mnist"'
+    )
+    with pytest.raises(ValueError, match=r"\[workload\].*mnist"):
+        scenario.job(scenario.parse(text, name="my", origin=tmp_path / "my.toml"))
+
+
+def test_a_scenario_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match="No scenario 'digit': did you mean digits"):
+        scenario.load("digit")
+    with pytest.raises(ValueError, match=r"Cannot read scenario no/where\.toml: No such file"):
+        scenario.load("no/where.toml")
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="it is no UTF-8 text"):
+        scenario.load(path)
+
+
+def test_every_table_is_known_to_what_explains_it() -> None:
+    known: dict[str, Any] = _TABLES
+    tables = {*Tables.__struct_fields__, *RecordedTables.__struct_fields__} - {"summary"}
+    assert tables == {k for k in known if k and "." not in k}

@@ -1,0 +1,129 @@
+"""Scenarios of recorded runs: read, checked, shown and compared on as others are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.comparison.compare import compare
+from harness.drive import play
+from harness.record import play_recorded
+from harness.scenario import job, load, show, system
+from simulators.cluster.conditions import Conditions
+from tests.support.recordings import MADE, lay
+from tests.support.small_jobs import SMALL, start
+from tests.support.small_jobs import cluster as small_cluster
+from tests.support.small_jobs import job as small_job
+from tests.support.small_jobs import system as small_system
+from traces.importers import import_trace
+from traces.store import load_results
+from tuners import registry
+from tuners.actions import Target
+from tuners.baselines.best_fixed import fixed_at
+
+CLOCKS = Target("clocks", 60)
+TEXT = """summary = "Six runs of our own"
+
+[recorded]
+trace = "t"
+workload = "cnn"
+samples = 1000
+start = { policy = "bsp", "option/workers" = 8 }
+
+[target]
+metric = "accuracy"
+value = 0.6
+
+[budget]
+seconds = 200
+
+[seeds]
+count = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recorded")
+    import_trace("trimtuner-tf-ps", lay(folder / "in", MADE["trimtuner-tf-ps"]()), folder / "t", made_by="test")
+    return folder
+
+
+def scenario(folder: Path, text: str = TEXT, name: str = "six") -> Path:
+    path = folder / f"{name}.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_table_is_a_scenario(folder):
+    made = load(scenario(folder))
+    seen = job(made, 1)
+    assert {k.name for k in seen.space.knobs} == {"policy", "option/workers"}
+    assert (seen.start.policy, dict(seen.start.options)["workers"]) == ("bsp", 8)
+    assert (seen.seed, seen.samples, seen.budget_seconds, seen.name) == (1, 1000, 200.0, "six")
+    assert "# 6 recorded runs; starts with policy bsp, option/workers 8" in show(made)
+    assert show(made).endswith(TEXT)
+
+
+def test_it_is_played_under_its_start_or_another(folder):
+    made = load(scenario(folder))
+    other = job(made).space.setting({"policy": "asp", "option/workers": 24})
+    assert system(made, 0).job.start == job(made).start
+    begun = system(made, 0, other)
+    assert begun.job.start == other
+    assert play(fixed_at(other), begun).outcome.status == "target"
+    nowhere = job(made).space.setting({"policy": "asp", "option/workers": 17})
+    with pytest.raises(ValueError, match=r"no such run was recorded\. Nearest are"):
+        system(made, 0, nowhere)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('"t"', '"nowhere"', r"\[recorded\] Cannot read a trace from .*nowhere"),
+        ('"cnn"', '"vgg"', r"\[recorded\] Cannot replay 'vgg' from .*t: it has no run"),
+        (
+            "= 8",
+            "= 9",
+            r"\[recorded\] start: Cannot start with policy bsp, option/workers 9: no such run was recorded; runs have",
+        ),
+        ("samples", "sample", r"\[recorded\] sample: there is no such key; did you mean samples"),
+        (
+            "[seeds]",
+            "[conditions]\njitter = 0.1\n[seeds]",
+            r"\[conditions\]: recorded runs say that themselves; leave it out",
+        ),
+        ("200", "-1", r"\[budget\] seconds"),
+    ],
+)
+def test_what_is_wrong_is_told(old, new, reason, folder):
+    with pytest.raises(ValueError, match=reason):
+        load(scenario(folder, TEXT.replace(old, new), "wrong"))
+
+
+def test_tuners_are_compared_on_a_table(folder, tmp_path):
+    """The whole way, oracle included; what was not recorded is a row with its reason."""
+    compare([scenario(folder)], ["fixed", "random_search", "best_fixed"], out=tmp_path / "out", seeds=2)
+    scores = load_results(tmp_path / "out").scores
+    fixed = scores.filter(tuner="fixed")
+    assert fixed["status"].to_list() == ["budget"] * 2
+    assert scores.filter(tuner="best_fixed")["reached"].all()
+    assert scores["completion_seconds"].min() in (12.0, 18.0, 36.0)
+
+
+def test_runs_that_were_recorded_each_for_itself_are_a_table(tmp_path):
+    """Of the simulator, under one setting each, below one folder: what they took is what the table tells."""
+    took = {}
+    for batch in (4, 8):
+        simulated = small_system(small_cluster(), small_job(SMALL), start(batch_size=batch), Conditions(), target=CLOCKS)
+        names = {"scenario": "made", "tuner": f"fixed {batch}", "seed": 0}
+        played = play_recorded(registry()["fixed"].factory, simulated, tmp_path / "runs" / str(batch) / "trace", **names)
+        took[batch] = played.outcome.seconds
+    head = TEXT.split("samples")[0].replace('"t"', '"runs"').replace('"cnn"', '"judged"')
+    made = load(scenario(tmp_path, head + '[target]\nmetric = "clocks"\nvalue = 60\n[budget]\nseconds = 1e6\n'))
+    assert {k.name: k.options for k in job(made).space.knobs} == {"batch_size": (4, 8)}
+    for batch, seconds in took.items():
+        begun = job(made).space.setting({"batch_size": batch})
+        outcome = play(fixed_at(begun), system(made, 0, begun)).outcome
+        assert (outcome.status, outcome.seconds) == ("target", pytest.approx(seconds))

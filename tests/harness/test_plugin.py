@@ -1,0 +1,118 @@
+"""The `contest` fixture: scores stand in pytest-benchmark's report, and loading the plug-in costs nothing."""
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.pytest_plugin import Contest
+
+pytest_plugins = ["pytester"]
+
+SCENARIO = """
+summary = "Three machines that count pushes."
+[cluster]
+nodes = [{ type = "edge-4core", count = 3, prefix = "n" }]
+[workload]
+name = "mltuner-mf"
+[start]
+worker_count = 2
+[free]
+worker_count = { integer = [1, 2] }
+[target]
+metric = "clocks"
+value = 40
+check_clocks = 10
+[budget]
+seconds = 10000
+"""
+
+TEST = """
+from tuners.actions import Reconfigure, Run
+
+def mine(job):
+    yield from Run(clocks=10)
+    yield from Reconfigure(job.space.setting({"worker_count": 1}))
+
+def test_contest(contest):
+    mine_on_two = contest(mine, "small.toml", seeds=(3, 4))
+    fixed = contest("fixed", "small.toml")
+    assert [s.seed for s in mine_on_two.scores] == [3, 4]
+    assert mine_on_two.reached == 2
+    assert mine_on_two.reconfigurations == 1
+    assert fixed.completion_seconds < mine_on_two.completion_seconds
+    assert fixed.overhead_seconds == 0 < mine_on_two.overhead_seconds
+"""
+
+
+@pytest.fixture
+def run_pytest(pytester):
+    """Run pytest in a process of its own, as somebody who has the harness installed, whether or not this environment has."""
+    installed = {p.value for p in importlib.metadata.entry_points(group="pytest11")}
+    plugins = () if "harness.pytest_plugin" in installed else ("-p", "harness.pytest_plugin")
+    pytester.path.joinpath("small.toml").write_text(SCENARIO)
+
+    def run(*arguments):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+            # Or pytest-benchmark takes that process for one of ours, and measures nothing.
+            patch.delenv("PYTEST_XDIST_WORKER", raising=False)
+            return pytester.runpytest_subprocess(*plugins, *arguments)
+
+    return run
+
+
+def test_scores_stand_in_the_benchmarks_report(pytester, run_pytest):
+    pytester.makepyfile(TEST)
+    run_pytest("--benchmark-json=report.json").assert_outcomes(passed=1)
+    (benchmark,) = json.loads((pytester.path / "report.json").read_text())["benchmarks"]
+    assert benchmark["stats"]["rounds"] == 1
+    info = benchmark["extra_info"]
+    assert set(info) == {"mine on small.toml", "fixed on small.toml"}
+    assert info["mine on small.toml"]["reconfigurations"] == 1
+    assert info["mine on small.toml"]["overhead_seconds"] > 0
+    assert 0 < info["fixed on small.toml"]["completion_seconds"] < 10000
+    assert info["fixed on small.toml"]["reached"] == "1/1"
+
+
+class Immediate:
+    """In place of pytest-benchmark's fixture."""
+
+    def __init__(self):
+        self.extra_info = {}
+
+    def pedantic(self, work, **_):
+        return work()
+
+
+def test_a_tuner_that_fails_fails_the_test(tmp_path):
+    def broken(job):
+        yield "train"
+
+    (tmp_path / "small.toml").write_text(SCENARIO)
+    with pytest.raises(RuntimeError, match="Cannot score broken on small, seed 0: The tuner yielded 'train'"):
+        Contest(Immediate())(broken, tmp_path / "small.toml")
+
+
+@pytest.mark.parametrize(
+    ("tuner", "scenario", "seeds", "reason"),
+    [
+        ("cruize", "digits", 1, "Did you mean 'cruise'"),
+        ("fixed", "digitz", 1, "No scenario 'digitz'"),
+        ("fixed", "digits", 0, "with no seeds"),
+        ("fixed", "digits", [], "with no seeds"),
+    ],
+)
+def test_what_cannot_be_found_is_named(tuner, scenario, seeds, reason):
+    with pytest.raises(ValueError, match=reason):
+        Contest(Immediate())(tuner, scenario, seeds=seeds)
+
+
+def test_loading_the_plug_in_imports_nothing_heavy():
+    heavy = {"jax", "numpy", "polars", "simulators", "harness.drive", "tuners.actions"}
+    code = f"import sys, harness.pytest_plugin; sys.exit(', '.join({heavy!r} & set(sys.modules)) or 0)"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)  # noqa: S603
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,188 @@
+"""The cores of a live job in memory: a coordinator that goes back to what was saved, or goes on from its journal;
+and evaluations whose branch goes, or that overlap."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from harness.live.coordinator.coordinator import Coordinator
+from harness.live.protocol import messages
+from tests.live.support.memory import COORDINATOR, EVALUATOR, NODES, start
+from tuners import policies
+
+
+def saved(memory):
+    """What `begin_from` is given; training goes on."""
+    index = memory.coordinator.snapshot(save=True)
+    while memory.coordinator.durable < index:
+        memory.step()
+    return memory.coordinator.checkpoint(index), memory.coordinator.saved(index)
+
+
+def lose_servers(memory, *others):
+    """All of them die, with these others, and a new one comes."""
+    dead = [*(n for n in memory.cores if n.startswith("server/")), *others]
+    for name in dead:
+        memory.kill(name)
+    memory.coordinator.lose(dead)
+    memory.start(messages.server(NODES[0]))
+    memory.drain()
+
+
+@pytest.mark.parametrize("was", ["busy", "due"])
+def test_who_is_gone_has_no_mini_batch_after_a_job_went_back(was):
+    memory = start()
+    coordinator = memory.coordinator
+    memory.steps(300)
+    if was == "due":
+        coordinator.finish()
+        memory.drain()
+    begun = saved(memory)
+    lose_servers(memory, messages.worker(NODES[0]))
+    coordinator.begin_from(*begun)
+    line = coordinator._cycles.lines[0]
+    assert 0 in getattr(line, was)
+    coordinator.put(0, replace(memory.setting, workers=NODES[1:3]))
+    memory.recover()
+    coordinator.run(0)
+    assert (sorted(line.busy), line.due) == ([1, 2], set())
+    memory.steps(100)
+    memory.start(messages.worker(NODES[0]))
+    memory.drain_until_idle(COORDINATOR)
+    coordinator.put(0, memory.setting)
+    assert sorted(line.busy) == [0, 1, 2]
+    memory.steps(200)
+    assert line.clocks[0] > 0
+    coordinator.finish()
+    memory.drain()
+    assert coordinator.finish()
+    memory.settle()
+    np.testing.assert_array_equal(memory.model(), np.full(12, memory.pushes[0], np.float32))
+
+
+class Killed(Exception):
+    """Here the coordinator dies."""
+
+
+def test_a_coordinator_killed_while_it_goes_back_leaves_a_journal_that_can_be_read(monkeypatch):
+    memory = start(policy=policies.asp()._replace(probes=True), workers=2)
+    while not memory.coordinator._cycles.probing:
+        memory.step()
+    begun = saved(memory)
+    while memory.coordinator._cycles.probing:
+        memory.step()
+    lose_servers(memory)
+    pushes = memory.pushes
+
+    def killed(record):
+        raise Killed
+
+    monkeypatch.setattr(memory.journal, "restart", killed)
+    with pytest.raises(Killed):
+        memory.coordinator.begin_from(*begun)
+    monkeypatch.undo()
+    restored = Coordinator.restored(memory.job, memory.sender(COORDINATOR, None), memory.now, memory.journal)
+    assert {n: line.pushes for n, line in restored._cycles.lines.items()} == pushes
+    restored.begin_from(*begun)
+    assert restored._cycles.lines[0].pushes < pushes[0]
+
+
+# --------------------------------------------------------------------------------------------------------- evaluations
+
+
+def evaluations(memory):
+    """All that the coordinator tells of, when nothing is under way any more."""
+    memory.seconds += 1e7
+    memory.coordinator.tick()
+    memory.steps(400)
+    memory.settle()
+    return memory.coordinator.poll().reports[0].evaluations
+
+
+def test_nobody_is_told_of_a_model_from_before_a_job_went_back():
+    memory = start(evaluate_clocks=5)
+    memory.start(EVALUATOR)
+    memory.steps(200)
+    begun = saved(memory)
+    memory.steps(600)
+    memory.coordinator.evaluate(0)
+    while not memory.coordinator._evaluations._found:
+        memory.step()
+    early = memory.coordinator.evaluate(0)
+    before = memory.pushes[0]
+    lose_servers(memory)
+    assert memory.coordinator.poll().forgotten < early
+    assert memory.coordinator.evaluate(0) > early
+    late = memory.coordinator.evaluate(0)
+    memory.coordinator.begin_from(*begun)
+    assert memory.coordinator.poll().forgotten == late
+    again = memory.coordinator.evaluate(0)
+    memory.recover()
+    memory.coordinator.run(0)
+    told = evaluations(memory)
+    assert {number for number, _ in told} == {0, again}
+    assert again > late
+    assert all(e.clocks <= e.accuracy <= memory.pushes[0] < before for _, e in told)  # which says how often was pushed
+
+
+def test_a_coordinator_from_a_journal_says_what_it_does_not_know_to_be_asked():
+    memory = start()
+    memory.start(EVALUATOR)
+    memory.steps(300)
+    numbers = []
+    for _ in range(3):
+        numbers.append(memory.coordinator.evaluate(0))
+        assert memory.coordinator.poll().forgotten < numbers[-1]
+        memory.coordinator = Coordinator.restored(memory.job, memory.sender(COORDINATOR, None), memory.now, memory.journal)
+        assert memory.coordinator.poll().forgotten >= numbers[-1]
+    assert sorted(set(numbers)) == numbers
+    memory.restart_coordinator()
+    numbers.append(memory.coordinator.evaluate(0))
+    assert [number for number, _ in evaluations(memory)] == numbers[-1:]
+
+
+def told(memory):
+    """Evaluations of branch 0 that somebody asked for, with all the patience there is."""
+    found = []
+    for _ in range(10):
+        memory.steps(200)
+        memory.seconds += 1e7
+        memory.coordinator.tick()
+        for name in [n for n in memory.cores if n.startswith("worker/")]:
+            memory.cores[name].tick()
+        found += [number for number, _ in memory.coordinator.poll().reports[0].evaluations]
+    return found
+
+
+def test_an_evaluation_that_is_asked_for_while_another_is_computed_comes_after_it():
+    memory, held = start(), []
+    memory.start(EVALUATOR)
+    evaluator = memory.cores[EVALUATOR]
+    computing, evaluator._start = evaluator._start, held.append
+    memory.drain_until_idle(COORDINATOR)
+    first = memory.coordinator.evaluate(0)
+    memory.steps(400)
+    second = memory.coordinator.evaluate(0)
+    memory.drain_until_idle(EVALUATOR)
+    evaluator._start = computing
+    assert len(held) == 1
+    computing(held[0])
+    assert told(memory) == [first, second]
+
+
+def test_an_evaluator_does_not_wait_for_a_branch_that_was_freed():
+    memory = start()
+    memory.start(EVALUATOR)
+    memory.drain_until_idle(COORDINATOR)
+    child = memory.coordinator.fork(0, memory.setting)
+    memory.coordinator.run(child)
+    memory.steps(100)
+    memory.coordinator.evaluate(child)
+    memory.coordinator.free(child)
+    memory.coordinator.run(0)
+    for name in [n for n in memory.cores if n.startswith("server/")]:
+        memory.drain_until_idle(name)
+    memory.steps(300)
+    asked = memory.coordinator.evaluate(0)
+    assert told(memory) == [asked]

@@ -1,0 +1,398 @@
+"""The cores of a live job in memory: what is of the past, what is saved, and what is done about losses."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from harness.live.coordinator.branch import Shards
+from harness.live.coordinator.journal import FileJournal
+from harness.live.protocol import messages
+from harness.live.protocol.log import Commit
+from harness.live.protocol.messages import Done, Message, Pull, Stage, Staged
+from tests.live.support.memory import COORDINATOR, EVALUATOR, NODES, start
+from tuners import policies
+from tuners.actions import Decision, SyncPolicy, Target
+
+# ------------------------------------------------------------------------------------------------- what is of the past
+
+
+def test_what_is_staged_again_is_acknowledged_again_and_counts_once():
+    memory = start(policy="bsp", workers=2)
+    name, slow = messages.worker(NODES[0]), messages.worker(NODES[1])
+    while not memory.cores[name]._told:
+        memory.deliver(memory.rng.choice([p for p in memory.pending() if p[0] != slow]))
+    stages = [m for (s, r), queue in memory.channels.items() for m in queue if s == name and isinstance(m.head, Stage)]
+    assert stages
+    for _ in range(2):
+        for pair in [p for p in memory.pending() if p[0] == name and p[1] != COORDINATOR]:
+            repeated = list(memory.channels[pair])
+            while memory.channels[pair]:
+                memory.deliver(pair)
+            memory.channels[pair].extend(repeated)
+    acknowledged = [m.head for q in memory.channels.values() for m in q if isinstance(m.head, Staged)]
+    assert len(acknowledged) >= 4
+    memory.steps(300)
+    memory.settle()
+    np.testing.assert_array_equal(memory.model(), np.full(12, memory.pushes[0], np.float32))
+
+
+@pytest.mark.parametrize("age", ["view", "generation"])
+def test_messages_of_the_past_are_refused(age):
+    memory = start()
+    memory.steps(200)
+    view = memory.coordinator._ledger.view
+    name = messages.server(NODES[-1])
+    core, refused = memory.cores[name], memory.cores[name].refused
+    core._members[messages.worker("n0")] = 2
+    core.receive(messages.worker("n0"), Message(Pull(1, 0, 0, ((0, 1),)), (), view - (age == "view"), 1))
+    assert core.refused == refused + 1
+    refused = memory.coordinator.refused
+    given = (view - 1, 1) if age == "view" else (view, 0)
+    memory.coordinator.receive(name, Message(Staged("worker/n0", 1, ((0, 1),)), (), *given))
+    assert memory.coordinator.refused == refused + 1
+
+
+def test_a_coordinator_believes_no_worker_that_was_replaced():
+    memory = start(policy="bsp")
+    name = messages.worker(NODES[0])
+    memory.coordinator.expect(name, 2)
+    assert name not in memory.coordinator.members
+    cycle = memory.coordinator._cycles.last
+    memory.coordinator.receive(name, Message(Done(cycle, 0.0, 0.0, 0.0, 0), (), 1, 1))
+    assert memory.coordinator.refused == 1
+
+
+@pytest.mark.parametrize(
+    ("lost", "probes"), [(Stage, False), (Staged, False), (Done, True)], ids=["stage", "staged", "done"]
+)
+def test_what_is_lost_of_a_push_comes_again(lost, probes):
+    memory = start(policy=policies.asp()._replace(probes=probes), workers=1, retry_seconds=1.0)
+    while pending := memory.pending():
+        if isinstance(memory.channels[pending[0]][0].head, lost):
+            memory.channels[pending[0]].popleft()
+        else:
+            memory.deliver(pending[0])
+    assert memory.pushes[0] == 0
+    memory.seconds += 10
+    memory.coordinator.tick()
+    memory.steps(50)
+    assert memory.pushes[0] > 0
+
+
+def test_a_journal_leaves_out_what_was_cut_short(tmp_path):
+    path = tmp_path / "journal"
+    journal = FileJournal(path)
+    for record in (b"one", b"two", b""):
+        journal.append(record)
+    assert list(journal) == [b"one", b"two", b""]
+    journal.append(b"cut short")
+    journal.close()
+    path.write_bytes(path.read_bytes()[:-1])
+    journal = FileJournal(path)
+    journal.append(b"three")
+    assert list(journal) == [b"one", b"two", b"", b"three"]
+    journal.restart(b"anew")
+    journal.append(b"and on")
+    assert list(journal) == [b"anew", b"and on"]
+    journal.close()
+
+
+# ---------------------------------------------------------------------------------------- evaluations, branches, saving
+
+
+def test_an_evaluator_measures_while_training_goes_on():
+    memory = start(evaluate_clocks=10, target=Target("accuracy", 30))  # the accuracy of `ones` is how often was pushed
+    memory.start(EVALUATOR)
+    number = memory.coordinator.evaluate(0)
+    memory.drain()
+    poll = memory.coordinator.poll()
+    assert poll.statuses == {0: "target"}
+    numbers = [n for n, _ in poll.reports[0].evaluations]
+    assert number in numbers
+    assert 0 in numbers
+    assert all(e.accuracy >= e.clocks for _, e in poll.reports[0].evaluations)
+
+
+def test_a_branch_goes_its_own_way_and_the_other_stands_still():
+    memory = start(policy="bsp")
+    memory.steps(300)
+    fork = memory.coordinator.fork(0, replace(memory.setting, learning_rate=-2.0), policies.asp())
+    memory.coordinator.run(fork)
+    begun, busy = memory.pushes[0], memory.coordinator._cycles.lines[0].busy.keys()
+    memory.steps(600)
+    assert memory.pushes[0] == begun
+    memory.coordinator.run(0)
+    assert memory.coordinator._cycles.lines[0].busy.keys() >= busy
+    memory.steps(200)
+    memory.settle()
+    more = memory.pushes[fork] - begun
+    assert more > 10
+    np.testing.assert_array_equal(memory.model(0), np.full(12, memory.pushes[0], np.float32))
+    np.testing.assert_array_equal(memory.model(fork), np.full(12, begun + 2 * more, np.float32))
+    memory.coordinator.free(fork)
+    memory.drain()
+    assert all(list(c._store.branches) == [0] for n, c in memory.cores.items() if n.startswith("server"))
+
+
+def test_a_testing_branch_applies_nothing():
+    memory = start()
+    memory.steps(200)
+    fork = memory.coordinator.fork(0, memory.setting, testing=True)
+    memory.coordinator.run(fork)
+    memory.steps(400)
+    memory.settle()
+    assert memory.pushes[fork] > memory.pushes[0]
+    np.testing.assert_array_equal(memory.model(fork), np.full(12, memory.pushes[0], np.float32))
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_what_was_saved_begins_another_job(servers):
+    memory = start(random.Random(5), servers=servers, optimizer="momentum", momentum=1.0)
+    memory.steps(400)
+    index = memory.coordinator.snapshot(save=True)
+    counted = memory.counted()[0]
+    memory.steps(600)
+    assert memory.coordinator.durable >= index
+    vectors = memory.coordinator.saved(index)
+    assert vectors[0]["velocity"].tolist() == [counted] * 12
+    assert vectors[0]["parameters"].tolist() == [memory.value(counted)] * 12
+    begun = memory.coordinator.checkpoint(index), vectors
+    again = start(random.Random(6), servers=2, optimizer="momentum", momentum=1.0, begun=begun)
+    assert again.pushes[0] == counted
+    again.steps(300)
+    again.settle()
+    np.testing.assert_array_equal(again.model(), np.full(12, again.value(again.pushes[0]), np.float32))
+
+
+def within_a_round(memory, pushes=40):
+    """Two thirds of a BSP round are under way; rows so far."""
+    while memory.pushes[0] < pushes or memory.pushes[0] % 3 != 1:
+        memory.step()
+    return memory.coordinator.poll().reports[0].rows
+
+
+def test_rows_are_told_until_a_driver_has_taken_them():
+    """The answer to the second poll is lost with the coordinator that gave it."""
+    memory = start()
+    memory.steps(300)
+    first = memory.coordinator.poll({}).reports[0]
+    taken = {0: len(first.rows)}
+    memory.steps(100)
+    lost = memory.coordinator.poll(taken).reports[0]
+    assert (first.first, lost.first) == (0, len(first.rows))
+    memory.restart_coordinator()
+    again = memory.coordinator.poll(taken).reports[0]
+    assert again.first == lost.first
+    assert len(lost.rows) > 0
+    np.testing.assert_array_equal(again.rows[: len(lost.rows)], lost.rows)
+    taken = {0: again.first + len(again.rows)}
+    assert len(memory.coordinator.poll(taken).reports[0].rows) == 0
+
+
+def saved(memory):
+    """What another job can begin with."""
+    index = memory.coordinator.snapshot(save=True)
+    while memory.coordinator.durable < index:
+        memory.step()
+    return memory.coordinator.checkpoint(index), memory.coordinator.saved(index)
+
+
+@pytest.mark.parametrize("aggregation", ["each", "mean"])
+def test_bsp_goes_on_from_within_a_round_as_if_nothing_had_happened(aggregation):
+    memory = start(policy="bsp", workers=3, aggregation=aggregation)
+    rows = [within_a_round(memory)]
+    if aggregation == "each":  # where gradients are grouped, nobody need finish
+        assert not memory.coordinator.finish()
+        memory.drain()
+        assert memory.coordinator.finish()
+        rows.append(memory.coordinator.poll().reports[0].rows)
+        assert len(rows[1]) == 2
+        memory.coordinator.rest()
+    again = start(random.Random(6), policy="bsp", workers=3, aggregation=aggregation, begun=saved(memory))
+    again.steps(1000)
+    rows.append(again.coordinator.poll().reports[0].rows)
+    clock, staleness, loss = np.concatenate(rows).T[[2, 7, 8]]
+    count = np.arange(len(loss))
+    assert len(count) > 60
+    each = aggregation == "each"
+    np.testing.assert_array_equal(clock, count // 3)
+    np.testing.assert_array_equal(loss, count // 3 * (3 if each else 1))  # the loss of `ones` is what it pulled
+    np.testing.assert_array_equal(staleness, count % 3 if each else 0 * count)
+
+
+def test_who_waits_for_others_waits_on_when_a_job_goes_on():
+    memory = start(policy="ssp", staleness=1, workers=3)
+    slow = messages.worker(NODES[0])
+    while others := [p for p in memory.pending() if slow not in p]:
+        memory.deliver(memory.rng.choice(others))
+    again = start(random.Random(6), policy="ssp", staleness=1, workers=3, begun=saved(memory))
+    line = again.coordinator._cycles.lines[0]
+    assert (line.clocks[:3].tolist(), list(line.busy)) == ([0, 2, 2], [0])
+    again.steps(400)
+    again.settle()
+    np.testing.assert_array_equal(again.model(), np.full(12, again.pushes[0], np.float32))
+
+
+def test_a_push_that_was_saved_before_its_policy_decided_counts_once():
+    def decide(state, push):
+        return state, Decision(release=push.waiting)
+
+    probing = SyncPolicy("probing", lambda active: (), decide, probes=True)
+    memory = start(policy=probing, workers=2)
+    while memory.pushes[0] < 20 or not memory.coordinator._cycles.probing:
+        memory.step()
+    again = start(random.Random(6), policy=probing, workers=2, begun=saved(memory))
+    again.steps(800)
+    again.settle()
+    assert again.pushes[0] > 40
+    np.testing.assert_array_equal(again.model(), np.full(12, again.pushes[0], np.float32))
+
+
+def test_everybody_can_be_replaced_from_what_the_coordinator_saved():
+    memory = start(servers=2)
+    memory.steps(300)
+    memory.coordinator.halt(0)
+    index = memory.coordinator.snapshot(save=True)
+    memory.drain()
+    assert memory.coordinator.durable >= index
+    old = list(memory.cores)
+    for name in old:
+        memory.kill(name)
+    memory.coordinator.lose(old)
+    for name in [messages.server(NODES[2]), *map(messages.worker, NODES[:2])]:
+        memory.start(name)
+    memory.drain()
+    memory.recover()
+    pushes = memory.pushes[0]
+    memory.coordinator.put(0, replace(memory.setting, workers=NODES[:2], servers=NODES[2:3]))
+    memory.coordinator.launch(0)
+    memory.steps(300)
+    memory.settle()
+    assert memory.pushes[0] > pushes > 0
+    np.testing.assert_array_equal(memory.model(), np.full(12, memory.pushes[0], np.float32))
+
+
+# -------------------------------------------------------------------------------------------------------------- losses
+
+
+def test_what_a_worker_and_a_server_take_with_them_is_counted():
+    memory = start(random.Random(3), workers=2, servers=2, policy="bsp", snapshot_commits=1000)
+    memory.steps(400)
+    worker, server = messages.worker(NODES[0]), messages.server(NODES[-1])
+    durable = memory.coordinator.durable
+    mine = [e for i, e in memory.history.items() if isinstance(e, Commit) and e.worker == worker and i > durable]
+    memory.kill(worker)
+    memory.kill(server)
+    memory.coordinator.lose([worker, server])
+    memory.recover()
+    memory.steps(200)
+    memory.settle()
+    assert memory.coordinator.poll().lost_pushes == len(mine) > 5
+    np.testing.assert_array_equal(memory.model(), np.full(12, memory.pushes[0] - len(mine), np.float32))
+
+
+def test_groups_are_smaller_by_all_that_is_withdrawn():
+    policy = policies.k_batch_sync(2)
+    memory = start(workers=2, servers=2, policy=policy, aggregation="sum", snapshot_commits=1000)
+    memory.drain_until_idle(messages.server(NODES[-1]))
+    worker, server = messages.worker(NODES[0]), messages.server(NODES[-1])
+    for _ in range(3):  # two are a group, and one is left
+        memory.push(worker)
+    fork = memory.coordinator.fork(0, memory.setting)
+    memory.kill(worker)
+    memory.kill(server)
+    memory.coordinator.lose([worker, server])
+    memory.recover()
+    assert memory.coordinator.poll().lost_pushes == 3
+    assert [line.grouped for line in memory.coordinator._cycles.lines.values()] == [0, 0]
+    memory.settle()
+    assert memory.model(0).tolist() == memory.model(fork).tolist() == [0] * 12
+    memory.coordinator.run(fork)
+    memory.push(messages.worker(NODES[1]))
+    memory.push(messages.worker(NODES[1]))
+    memory.settle()
+    assert memory.model(fork).tolist() == [2] * 12
+
+
+def test_nobody_who_has_a_copy_means_an_error_that_says_so():
+    memory = start(servers=2)
+    memory.steps(300)
+    for name in [n for n in memory.cores if n.startswith("server")]:
+        memory.kill(name)
+        memory.coordinator.lose([name])
+    memory.start(messages.server(NODES[0]))
+    memory.drain()
+    with pytest.raises(RuntimeError, match="go back to a checkpoint"):
+        memory.recover()
+
+
+def test_a_server_that_is_started_anew_keeps_no_more_than_its_share():
+    memory = start(servers=2)
+    new, old = (messages.server(n) for n in NODES[-2:])
+    memory.coordinator.place((old,), (1.0,))
+    memory.steps(400)
+    assert set(memory.coordinator._ledger.table.values()) == {old}
+    memory.coordinator.finish()
+    memory.settle()
+    memory.coordinator.snapshot(save=True)
+    memory.drain()
+    memory.kill(old)
+    memory.kill(new)
+    memory.coordinator.lose([old, new])
+    for name in (old, new):
+        memory.start(name)
+    memory.drain()
+    memory.coordinator.recover((new, old), (0.5, 0.5))
+    memory.drain()
+    owners = list(memory.coordinator._ledger.table.values())
+    assert owners.count(old) == owners.count(new)
+
+
+def test_a_job_of_which_nobody_has_a_copy_goes_back_to_what_was_saved():
+    memory = start(servers=2)
+    memory.steps(300)
+    index = memory.coordinator.snapshot(save=True)
+    memory.steps(300)
+    state, saved = memory.coordinator.checkpoint(index), memory.coordinator.saved(index)
+    for name in [n for n in memory.cores if n.startswith("server")]:
+        memory.kill(name)
+        memory.coordinator.lose([name])
+    memory.start(messages.server(NODES[0]))
+    memory.drain()
+    before = memory.pushes[0]
+    memory.coordinator.begin_from(state, saved)
+    memory.recover()
+    memory.coordinator.run(0)
+    counted = memory.pushes[0]
+    assert memory.coordinator.poll().lost_pushes == before - counted > 0
+    assert saved[0]["parameters"].tolist() == [counted] * 12
+    memory.steps(300)
+    memory.settle()
+    assert memory.pushes[0] > counted + 10
+    np.testing.assert_array_equal(memory.model(), np.full(12, memory.pushes[0], np.float32))
+
+
+def test_workers_keep_few_pushes():
+    memory = start(snapshot_commits=10, checks=False)
+    for _ in range(40):
+        memory.steps(50)
+        assert all(len(c._kept) < 40 for n, c in memory.cores.items() if n.startswith("worker"))
+    assert memory.pushes[0] > 100
+    assert all(len(c._log) < 5 for n, c in memory.cores.items() if n.startswith("server"))
+    assert len(memory.coordinator._ledger.entries) < 60
+
+
+def uneven(setting):
+    return Shards(np.array([1, 3, 4, 4, 4, 4], np.int32), np.zeros(6, np.int32), np.full(6, 100, np.int32))
+
+
+def test_a_mean_weighs_workers_by_their_samples():
+    memory = start(workers=2, policy="bsp", aggregation="mean", shards=uneven)
+    memory.push(messages.worker(NODES[0]))
+    memory.push(messages.worker(NODES[1]))
+    memory.settle()
+    weights = [e.weight for e in memory.history.values() if isinstance(e, Commit)]
+    assert weights == [0.5, 1.5]
+    np.testing.assert_array_equal(memory.model(), np.ones(12, np.float32))

@@ -1,0 +1,255 @@
+"""Live cores under arbitrary interleavings: what was pushed is in the model exactly once, whoever died when."""
+
+import random
+from functools import partial
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from harness.live.coordinator.branch import Line
+from harness.live.coordinator.cycles import Cycles
+from harness.live.coordinator.ledger import Ledger
+from harness.live.coordinator.membership import Membership
+from harness.live.server import server as server_core
+from harness.live.server.pieces import Parts, Piece, Staging
+from harness.live.server.server import Server
+from harness.live.server.store import Store
+from harness.live.worker.worker import Worker
+from tests.live.support.interleavings import ACTIONS, play
+
+thoroughly = partial(settings, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@thoroughly(max_examples=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking takes for ever
+@given(st.randoms(use_true_random=False))
+def test_whatever_happens_every_push_counts_once(rng):
+    play(rng, steps=20)
+
+
+KINDS = (
+    *("move", "relocate", "worker dies,worker comes", "server dies,server comes", "coordinator dies", "finish"),
+    "message lost,message lost,move,tick",
+)
+
+
+@pytest.mark.parametrize("change", KINDS)
+def test_one_kind_of_change_at_a_time(change):
+    for seed in range(4):
+        play(random.Random(f"{change} {seed}"), actions=change.split(","))
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("seed", range(20))
+def test_a_thousand_reconfigurations_and_deaths(seed):
+    changes = 0
+    rng = random.Random(f"large {seed}")
+    while changes < 50:
+        changes += play(rng, steps=60, check=False).changes
+
+
+# Variants that are broken on purpose: the checks must notice.
+
+
+def repeated_parts_count_again(monkeypatch):
+    add = Staging.add
+
+    def broken(self, worker, cycle, runs, arrays, blocks):
+        have = self.blocks(worker, cycle)
+        add(self, worker, cycle, runs, arrays, blocks)
+        new = self._pushes[worker][cycle][0]
+        more = [p for g in zip(runs, arrays, strict=True) for p in self._cut(g, have & blocks)]
+        self._pushes[worker][cycle] = new, self._pushes[worker][cycle][1] + more
+
+    monkeypatch.setattr(Staging, "add", broken)
+
+
+def applied_before_all_is_staged(monkeypatch):
+    def broken(self, cohort, commit):
+        pieces = self._staging.take(commit.worker, commit.cycle, cohort.blocks)
+        self._store.apply(commit, cohort.runs, pieces if commit.accept else [])
+        return True
+
+    monkeypatch.setattr(Server, "_commit", broken)
+
+
+def committed_before_all_is_staged(monkeypatch):
+    staged = Cycles.staged
+
+    def broken(self, head):
+        worker = self._of(head.worker, head.cycle)
+        if worker is not None:
+            self._staged[worker] = frozenset(range(self._job.blocks))
+        staged(self, head)
+
+    monkeypatch.setattr(Cycles, "staged", broken)
+    applied_before_all_is_staged(monkeypatch)
+
+
+def messages_of_an_old_view_count(monkeypatch):
+    receive = Server.receive
+
+    def broken(self, sender, message):
+        receive(self, sender, message._replace(view=max(message.view, self.view)))
+
+    monkeypatch.setattr(Server, "receive", broken)
+
+
+def the_log_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(Server, "_ahead", lambda self, head: False)
+
+
+def pulls_do_not_wait(monkeypatch):
+    answer = Server._answer
+
+    def broken(self):
+        self._pulls = [(s, server_core.Pull(p.number, p.branch, 0, p.runs, p.bits), b) for s, p, b in self._pulls]
+        answer(self)
+
+    monkeypatch.setattr(Server, "_answer", broken)
+    the_log_is_not_waited_for(monkeypatch)
+
+
+def staged_pushes_stay_behind(monkeypatch):
+    monkeypatch.setattr(Staging, "depart", lambda self, blocks: ((), ()))
+    learn = Worker._learn
+
+    def broken(self, index, table):
+        work, self._work = self._work, None
+        learn(self, index, table)
+        self._work = work
+        return frozenset()
+
+    monkeypatch.setattr(Worker, "_learn", broken)
+
+
+def slots_stay_behind(monkeypatch):
+    copied = Store.copied
+
+    def broken(self, runs, branches):
+        vectors, self.vectors = self.vectors, self.vectors[:1]
+        try:
+            return copied(self, runs, branches)
+        finally:
+            self.vectors = vectors
+
+    monkeypatch.setattr(Store, "copied", broken)
+
+
+def steps_change_what_was_sent(monkeypatch):
+    put = Parts.put
+
+    def broken(self, run, array):
+        if run in self._arrays and len(self._arrays[run]) == len(array):
+            before = self._arrays[run]
+            before.flags.writeable = True
+            before[:], array = array, before
+        put(self, run, array)
+
+    monkeypatch.setattr(Parts, "put", broken)
+
+
+def snapshots_are_no_copies(monkeypatch):
+    copied = Store.copied
+
+    def broken(self, runs, branches):
+        piece = copied(self, runs, branches)
+        spans = [self._layout.span(run) for run in piece.runs]
+        others = (self.branches[b].others.get(name) for b in branches for name in self.vectors)
+        views = (vector if vector is None else vector[span] for vector in others for span in spans)
+        return Piece(piece.runs, piece.held, tuple(a if v is None else v for a, v in zip(piece.arrays, views, strict=True)))
+
+    monkeypatch.setattr(Store, "copied", broken)
+
+
+def a_source_goes_on_serving(monkeypatch):
+    depart = Server._depart
+
+    def broken(self, cohort, move):
+        blocks = cohort.blocks
+        depart(self, cohort, move)
+        cohort.blocks = blocks
+
+    monkeypatch.setattr(Server, "_depart", broken)
+    monkeypatch.setattr(Store, "drop", lambda self, blocks: None)
+
+
+def pushes_are_forgotten_when_committed(monkeypatch):
+    monkeypatch.setattr(Ledger, "commits", lambda self, worker: [])
+
+
+def pushes_of_the_dead_are_not_withdrawn(monkeypatch):
+    monkeypatch.setattr(Membership, "_withdraw", lambda self: [])
+
+
+def groups_do_not_shrink(monkeypatch):
+    monkeypatch.setattr(Membership, "_shrink", lambda self, branch, index: [])
+
+
+def forks_take_parameters_only(monkeypatch):
+    fork = Store.fork
+
+    def broken(self, branch, parent, runs):
+        fork(self, branch, parent, runs)
+        for vector in self.branches[branch].others.values():
+            vector[:] = 0
+
+    monkeypatch.setattr(Store, "fork", broken)
+
+
+def given_up_cycles_count(monkeypatch):
+    monkeypatch.setattr(Cycles, "_of", lambda self, name, cycle: self._index(name))
+
+
+def a_bound_is_not_kept(monkeypatch):
+    waiting = Line._decide
+
+    def broken(self, facts, staleness):
+        decision, released = waiting(self, facts, staleness)
+        return decision, sorted({*released, facts.worker})
+
+    monkeypatch.setattr(Line, "_decide", broken)
+
+
+def dead_servers_keep_copies(monkeypatch):
+    monkeypatch.setattr("harness.live.coordinator.snapshots.Snapshots.lose", lambda self, name: None)
+
+
+BROKEN = [
+    repeated_parts_count_again,
+    committed_before_all_is_staged,
+    messages_of_an_old_view_count,
+    the_log_is_not_waited_for,
+    pulls_do_not_wait,
+    staged_pushes_stay_behind,
+    slots_stay_behind,
+    steps_change_what_was_sent,
+    snapshots_are_no_copies,
+    a_source_goes_on_serving,
+    pushes_are_forgotten_when_committed,
+    pushes_of_the_dead_are_not_withdrawn,
+    groups_do_not_shrink,
+    forks_take_parameters_only,
+    given_up_cycles_count,
+    a_bound_is_not_kept,
+    dead_servers_keep_copies,
+]
+
+
+SHOWS = {
+    messages_of_an_old_view_count: ("server dies", "server comes", "move"),
+    forks_take_parameters_only: ("fork", "switch", "put"),
+    dead_servers_keep_copies: ("server dies", "server comes", "move"),
+}
+"""What brings a fault to light that is seldom seen else."""
+
+
+@pytest.mark.parametrize("breakage", BROKEN, ids=lambda f: f.__name__)
+def test_the_checks_notice_a_core_that_is_broken(breakage, monkeypatch):
+    breakage(monkeypatch)
+    for seed in range(100):
+        try:
+            play(random.Random(seed), actions=SHOWS.get(breakage, ACTIONS))
+        except (AssertionError, RuntimeError, KeyError, ValueError, IndexError, RecursionError):
+            return
+    pytest.fail("Nothing was noticed.")

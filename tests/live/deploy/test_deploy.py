@@ -1,0 +1,355 @@
+"""`harness deploy`: what it refuses, what it says beforehand, and one job on Ray from its start to its end."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import safetensors.numpy
+
+from harness.cli.main import main
+from harness.live.deploy import job_folder
+from harness.live.deploy.deployment import Deployment, described
+from harness.live.driver import checkpoint_file
+from harness.live.driver.checkpoint_file import Checkpoint
+from harness.live.worker.spec import Spec
+from harness.live.worker.worker import Task
+from harness.scenario import load
+from tests.live.support.clusters import alone
+from tests.support.made_up import score_row
+from traces import schema, store
+from traces.exchanges import read_log
+from traces.parts import check_trace
+from tuners import resolve
+from tuners.actions import Reconfigure
+
+ROOT = Path(__file__).parents[3]
+
+SMALL = """
+summary = "Digits on four processes."
+[cluster]
+nodes = [{ type = "process", count = 4 }]
+[workload]
+name = "digits-logistic"
+[workload.overrides.demand]
+sample_seconds = 1e-5
+fixed_seconds = 1e-3
+[start]
+worker_count = 2
+policy = "bsp"
+learning_rate = 1e-5
+[free]
+policy = { choice = ["bsp", "asp"] }
+learning_rate = { real = [1e-5, 1.0], log = true }
+"model_share/n2" = { real = [0.0, 1.0] }
+"model_share/n3" = { real = [0.0, 1.0] }
+[target]
+metric = "loss"
+value = 1.2
+check_clocks = 25
+[budget]
+seconds = 100
+[conditions]
+jitter = 0.0
+"""
+
+TUNER = '''
+"""A tuner and a policy of one's own."""
+from dataclasses import replace
+from pathlib import Path
+from tuners.actions import Decision, Install, Reconfigure, Run, SyncPolicy
+
+
+def free(state, push):
+    return state, Decision(release=push.waiting)
+
+
+def mover(job):
+    """Too slow for the target, until as many runs are over as the file `go` says."""
+    yield from Run(clocks=20)
+    yield from Install(SyncPolicy("free", lambda active: (), free))
+    setting = job.space.setting({"model_share/n2": 0.75, "model_share/n3": 0.25})
+    yield from Reconfigure(setting, method="migrate")
+    go, runs = Path("go"), 0
+    while not go.exists() or runs < int(go.read_text()):
+        yield from Run(clocks=20)
+        runs += 1
+    yield from Reconfigure(replace(setting, learning_rate=0.2))
+'''
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in, with a small scenario and a tuner."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "movers.py").write_text(TUNER)
+    return tmp_path
+
+
+def refused(capsys, *arguments):
+    assert main(["deploy", *arguments]) == 2
+    return capsys.readouterr().err
+
+
+# ----------------------------------------------------------------------------------------------------- before it starts
+
+
+def test_without_live_it_says_what_is_lacking(here, capsys):
+    assert "say that it may start real processes, with --live" in refused(capsys, "small.toml")
+
+
+def test_a_dry_run_says_who_would_be_where_and_starts_nothing(here, capsys):
+    assert main(["deploy", "--live", "small.toml", "--dry-run", "--tuner", "movers:mover"]) == 0
+    said = capsys.readouterr().out
+    for words in ("tuner      movers:mover, seed 0", "650 parameters", "2 workers, 2 servers, bsp", "loss 1.2, within"):
+        assert words in said
+    assert [line.split()[0] for line in said.splitlines() if " on this machine" in line] == ["n0", "n1", "n2", "n3"]
+    assert said.endswith("Nothing was started.\n")
+    assert not (here / "deployed").exists()
+    wanted = Deployment(load("small.toml"), resolve("fixed"), 0, here / "out")
+    assert described(wanted)[-1] == "Nothing was started."
+
+
+def test_conditions_that_are_only_simulated_are_named_beforehand(here, capsys):
+    sleeps, episode = (
+        "probability = 0.5, mean_seconds = 1.0",
+        'node = "n0", start_seconds = 1.0, seconds = 1.0, factor = 2.0',
+    )
+    (here / "small.toml").write_text(f"{SMALL}sleeps = {{ {sleeps} }}\nepisodes = [{{ {episode} }}]\n")
+    assert main(["deploy", "--live", "small.toml", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "\nNot here: sleeps, episodes of [conditions]; live hosts have conditions of their own.\n" in said
+    (here / "small.toml").write_text(SMALL)
+    assert main(["deploy", "--live", "small.toml", "--dry-run"]) == 0
+    assert "Not here" not in capsys.readouterr().out
+
+
+def test_there_is_nobody_at_that_address(here, capsys):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+    assert f"Cannot join a Ray cluster at {address}: nobody answers" in refused(
+        capsys, "--live", "small.toml", "--address", address
+    )
+    assert not (here / "deployed" / "small" / "checkpoint.safetensors").exists()
+
+
+def test_what_cannot_be_deployed_is_told(here, capsys):
+    assert "'cruise-nmf' is timing-only" in refused(capsys, "--live", "cruise-nmf-32")
+    assert "No scenario 'smal'" in refused(capsys, "--live", "smal")
+    assert "No tuner 'nobody'" in refused(capsys, "--live", "small.toml", "--tuner", "nobody")
+    assert not (here / "deployed").exists()
+
+
+# ------------------------------------------------------------------------------------------------------------- the winner
+
+
+def results(folder, rows):
+    """A results folder with these scores."""
+    scenario = load("small.toml")
+    names = list(dict.fromkeys(r["tuner"] for r in rows))
+    manifest = {"schema": schema.VERSION, "scenarios": ["small"], "tuners": names, "oracles": [], "seeds": 3}
+    (job_folder / "scenarios").mkdir(parents=True)
+    (job_folder / "scenarios" / "small.toml").write_text(scenario.text)
+    (job_folder / "manifest.json").write_text(json.dumps(manifest))
+    store.write(pl.DataFrame(rows, schema=schema.SCORES), job_folder / "scores.parquet", schema.SCORES)
+    for name, table in (("evaluations", schema.EVALUATIONS), ("settings", schema.SETTINGS)):
+        store.write(pl.DataFrame(schema=table), job_folder / f"{name}.parquet", table)
+    store.write_host(pl.DataFrame(schema=schema.HOST), job_folder / "host.csv")
+    return job_folder
+
+
+def test_the_winner_of_a_comparison_is_deployed(here, capsys):
+    speeds = {"fixed": 50, "cruise[gain=0.1]": 20, "tpe": 30}
+    rows = [score_row("small", tuner, seed, speed + seed) for tuner, speed in speeds.items() for seed in range(3)]
+    results(here / "won", rows)
+    assert main(["deploy", "--live", "small.toml", "--dry-run", "--from", "won"]) == 0
+    assert "tuner      cruise[gain=0.1], seed 0" in capsys.readouterr().out
+    (here / "small.toml").write_text(SMALL.replace("1.2", "1.3"))
+    assert "scenario 'small' has changed since" in refused(capsys, "--live", "small.toml", "--from", "won")
+
+
+def test_without_a_winner_nothing_is_deployed(here, capsys):
+    rows = [score_row("small", "fixed", seed, float("inf")) for seed in range(3)]
+    results(here / "lost", rows)
+    assert "Nobody won on 'small'" in refused(capsys, "--live", "small.toml", "--from", "lost")
+    assert "it has no manifest.json" in refused(capsys, "--live", "small.toml", "--from", "nowhere")
+
+
+# --------------------------------------------------------------------------------------------------------- folder, resume
+
+
+def begun(out, *, tuner="fixed", seed=0):
+    """A folder as an interrupted job leaves it."""
+    with job_folder.claimed(out, load("small.toml"), tuner, seed, resume=False):
+        job_folder.Log(out, ())
+        state = {"seconds": 1.0, "branch": 0, "exchanges": 0}
+        checkpoint_file.save(out / job_folder.CHECKPOINT, Checkpoint({"0/parameters": np.ones(650, np.float32)}, state))
+
+
+def test_a_folder_is_written_once_and_resumed_as_it_was(here, capsys):
+    live = ("--live", "small.toml", "--out", "out")
+    assert "it has no checkpoint of a job" in refused(capsys, *live, "--resume")
+    begun(here / "out")
+    (here / "out" / job_folder.CHECKPOINT).unlink()  # stopped before there was one: it can begin anew, and only that
+    assert "it has no checkpoint of a job" in refused(capsys, *live, "--resume")
+    begun(here / "out")
+    assert "it is there already. Go on with it by --resume" in refused(capsys, *live)
+    assert "it was deployed with tuner fixed, and this is tpe" in refused(capsys, *live, "--resume", "--tuner", "tpe")
+    assert "it was deployed with seed 0, and this is 1" in refused(capsys, *live, "--resume", "--seed", "1")
+    (here / "small.toml").write_text(SMALL.replace("1.2", "1.3"))
+    assert "scenario 'small' has changed since" in refused(capsys, *live, "--resume")
+    (here / "file").write_text("")
+    assert "it is a file" in refused(capsys, "--live", "small.toml", "--out", "file")
+    with job_folder.claimed(here / "busy", load("small.toml"), "fixed", 0, resume=False):
+        assert "another job is running there" in refused(capsys, "--live", "small.toml", "--out", "busy")
+
+
+@pytest.mark.parametrize("harm", ["a bit", "cut", "other"])
+def test_a_corrupt_checkpoint_is_not_resumed(here, capsys, harm):
+    begun(here / "out")
+    path = here / "out" / job_folder.CHECKPOINT
+    whole = path.read_bytes()
+    if harm == "a bit":
+        path.write_bytes(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
+    elif harm == "cut":
+        path.write_bytes(whole[: len(whole) // 2])
+    else:
+        path.write_bytes(safetensors.numpy.save({"x": np.ones(3)}))
+    said = refused(capsys, "--live", "small.toml", "--out", "out", "--resume")
+    assert f"Cannot resume from {Path('out') / job_folder.CHECKPOINT}" in said
+    assert "without --resume" in said
+
+
+# ------------------------------------------------------------------------------------------------------------- on Ray
+
+
+class Job:
+    """The command in a process of its own, in a session of its own, as in a terminal of its own."""
+
+    def __init__(self, *arguments):
+        self.mark = uuid.uuid4().hex
+        paths = os.pathsep.join([str(ROOT), str(Path.cwd())])
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        environment |= {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", "OF_TEST": self.mark}
+        self.process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "harness", "deploy", "--live", *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.said = ""
+
+    def read(self, words=None):
+        """What is said until some words are, or to the end."""
+        for line in self.process.stdout:
+            self.said += line
+            if words is not None and words in line:
+                return
+        assert words is None, self.said
+
+    def ended(self):
+        self.read()
+        self.process.stdout.close()
+        return self.process.wait()
+
+    def left(self):
+        """Processes that it started and that are still there."""
+        found = []
+        for place in Path("/proc").glob("[0-9]*"):
+            try:
+                if self.mark.encode() in (place / "environ").read_bytes():
+                    found.append((place / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:100])
+            except OSError:
+                continue
+        return found
+
+    def nothing_left(self):
+        until = time.monotonic() + 10
+        while self.left() and time.monotonic() < until:
+            time.sleep(0.1)
+        return self.left() == []
+
+
+COMMAND = ("small.toml", "--tuner", "movers:mover", "--out", "out")
+
+
+@pytest.fixture
+def ray_alone():
+    with alone():
+        yield
+
+
+@pytest.mark.timeout(300)
+def test_a_job_on_ray_is_changed_and_comes_to_its_target(here, ray_alone):
+    (here / "go").write_text("1")
+    job = Job(*COMMAND)
+    assert job.ended() == 0, job.said
+    assert job.nothing_left()
+    check_reached(job, here / "out")
+
+
+@pytest.mark.live
+@pytest.mark.timeout(300)
+def test_a_job_on_ray_is_interrupted_and_resumed_to_its_target(here, ray_alone):
+    job = Job(*COMMAND)
+    job.read("migrate (")  # the model has moved while it trained
+    job.read("clocks (")
+    os.killpg(job.process.pid, signal.SIGINT)  # as a terminal does it
+    assert job.ended() == 130, job.said
+    assert "The same command with --resume goes on." in job.said
+    assert job.nothing_left()
+    out = here / "out"
+    kept = checkpoint_file.load(out / job_folder.CHECKPOINT)
+    runs = kept.state["exchanges"] - 3
+    assert runs > 0
+
+    (here / "go").write_text(str(runs))
+    job = Job(*COMMAND, "--resume")
+    assert job.ended() == 0, job.said
+    assert job.nothing_left()
+    score, exchanges = check_reached(job, out)
+    assert float(score["completion_seconds"]) > kept.state["seconds"]
+    assert len(exchanges) > kept.state["exchanges"]
+
+
+def check_reached(job, out):
+    """What is said and left at the target; the score and the exchanges."""
+    assert "target after" in job.said
+    assert "live / simulated" in job.said
+    score = json.loads((out / "score.json").read_text())
+    assert (score["status"], score["reconfigurations"]) == ("target", 2)
+    exchanges = read_log(out / "exchanges.jsonl.gz")
+    seconds = [e.seconds for e in exchanges]
+    assert seconds == sorted(seconds)
+    moved = next(e.answer for e in exchanges if isinstance(e.action, Reconfigure))
+    assert moved.steps == ("move 16 model blocks n3 -> n2",)
+    assert moved.done
+
+    rows = check_trace(out / "trace")
+    assert rows["iterations"] == score["clocks"]
+    assert rows["reconfigurations"] >= 1
+    model = safetensors.numpy.load_file(out / "model.safetensors")
+    assert sorted(a.shape for a in model.values()) == [(10,), (64, 10)]
+    assert float(score["final_loss"]) <= 1.2
+    assert evaluated(out).loss == pytest.approx(float(score["final_loss"]), abs=0.1)  # pushes came while it was measured
+    return score, exchanges
+
+
+def evaluated(out):
+    """The model in the checkpoint, on the validation set."""
+    spec = Spec.of(load("small.toml"), 0)
+    kept = checkpoint_file.load(out / job_folder.CHECKPOINT)
+    return spec.compute(Task("evaluate", 0, None, kept.tensors["0/parameters"]))

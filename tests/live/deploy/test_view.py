@@ -1,0 +1,91 @@
+"""What whoever deploys a job sees: a picture on a terminal, lines elsewhere, and the run simulated beside it."""
+
+import io
+import math
+import time
+from dataclasses import replace
+
+from rich.console import Console
+
+from harness.live.deploy.beside_simulation import Run, beside
+from harness.live.deploy.progress_view import Glimpse, NodeGlimpse, drawn, line, watched
+from tuners.actions import Setting
+
+SETTING = Setting(workers=("n0", "n1"), servers=("n2",), policy="ssp", staleness=2, momentum=0.9, transfer_bits=16)
+GLIMPSE = Glimpse(
+    seconds=12.34,
+    budget_seconds=60.0,
+    status="running",
+    clocks=2400,
+    clocks_per_second=310.2,
+    loss=0.4123,
+    accuracy=math.nan,
+    setting=SETTING,
+    nodes=(
+        NodeGlimpse("n0", "worker", 100.0, 0.5, 0.25, 0.25),
+        NodeGlimpse("n1", "lost"),
+        NodeGlimpse("n2", "server"),
+    ),
+    happenings=((3.2, "set: something else"), (5.0, "worker/n1 is lost: its process died")),
+)
+RUN = Run(
+    completion_seconds=20.0,
+    reached=True,
+    clocks=4000,
+    iteration_seconds=0.01,
+    part_seconds=(0.002, 0.003, 0.004, 0.001),
+    changes=1,
+    change_seconds=0.5,
+    stall_seconds=0.01,
+    bytes_moved=26_400.0,
+    final_accuracy=0.95,
+    final_loss=0.2,
+)
+
+
+def shown(what, width=100):
+    console = Console(width=width, color_system=None, file=io.StringIO())
+    console.print(what)
+    return console.file.getvalue()
+
+
+def test_the_picture_shows_who_is_busy_what_is_set_and_what_happened():
+    for width in (80, 100, 160):
+        said = shown(drawn("mine, tuned by cruise", GLIMPSE, width), width)
+        for words in (
+            "mine, tuned by cruise",
+            "12.3 of 60 s (21%)",
+            "loss 0.412",
+            "accuracy -",
+            "2,400 clocks",
+            "2 workers, 1 server, ssp(2), batch 16, rate 0.01, momentum 0.9, 16 bits",
+            "worker/n1 is lost: its process died",
+        ):
+            assert words in " ".join(said.replace("│", " ").split())
+        assert max(map(len, said.splitlines())) <= width
+        busy = next(text for text in said.splitlines() if "│ n0 " in text)
+        columns = 24 if width >= 80 else 12
+        assert (busy.count("█"), busy.count("░")) == (columns * 3 // 4, columns // 4)
+        assert "75%" in busy
+    assert " · target" in shown(drawn("mine", replace(GLIMPSE, status="target")))
+
+
+def test_where_no_terminal_is_there_are_lines():
+    console = Console(width=120, color_system=None, file=io.StringIO())
+    with watched(console, "mine", lambda: GLIMPSE):
+        time.sleep(0.01)
+    lines = console.file.getvalue().splitlines()
+    assert lines[0] == "     3.2 s  set: something else"
+    assert lines[2] == line(GLIMPSE)
+    assert lines[2].startswith("    12.3 s  2400 clocks (310 per second)  loss 0.412  accuracy -  2 workers")
+    assert len(lines) == 3
+
+
+def test_live_stands_beside_simulated():
+    other = replace(RUN, completion_seconds=10.0, reached=False, changes=0, change_seconds=math.nan, stall_seconds=math.nan)
+    said = shown(beside(RUN, other))
+    rows = {text.split("  ")[0].strip(): text.split() for text in said.splitlines() if text.strip()}
+    assert rows["completion time"][-5:] == ["20", "s", "10", "s", "2.00"]
+    assert rows["iteration time"][-5:] == ["10", "ms", "10", "ms", "1.00"]
+    assert rows["reconfigurations"][-3:] == ["1", "0", "-"]
+    assert "The target was not reached in simulation; completion time is the budget then." in " ".join(said.split())

@@ -1,0 +1,380 @@
+"""What a driver makes of a live job: actions are carried out, windows cut, losses made good; BSP learns as in simulation."""
+
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from harness.drive import play
+from harness.live.driver import control
+from harness.live.driver.system import LiveSystem
+from harness.live.worker.spec import Spec
+from harness.scenario import load, system
+from tests.live.support.pretend import Pretend
+from tests.live.support.threads import crew
+from tuners import resolve
+from tuners.actions import (
+    Decision,
+    Evaluate,
+    Fork,
+    Free,
+    Install,
+    Reconfigure,
+    Rejected,
+    Run,
+    SyncPolicy,
+)
+
+ENDLESS = 'live-digits[metric="loss",value=1e-200]'
+
+
+@pytest.fixture(scope="module")
+def spec():
+    made = Spec.of(load(ENDLESS), 0)
+    made.warm_up()
+    made.warm_up(validates=True)
+    return made
+
+
+def losses(*windows):
+    """By worker and mini-batch."""
+    return {
+        (int(w), int(c)): loss
+        for seen in windows
+        for w, c, loss in zip(seen.pushes.worker, seen.pushes.clock, seen.pushes.loss, strict=True)
+    }
+
+
+def assert_alike(live, simulated):
+    common = live.keys() & simulated.keys()
+    assert len(common) >= len(live) - 2  # of the last barrier, others may have come first
+    assert max(abs(live[k] - simulated[k]) for k in common) < 1e-5
+
+
+# ------------------------------------------------------------------------------------------------ real gradients, on threads
+
+
+def test_bsp_live_is_bsp_simulated(spec, tmp_path):
+    with crew(spec, tmp_path) as processes, LiveSystem(spec, processes) as live:
+        seen = live.perform(Run(clocks=120))
+    assert_alike(losses(seen), losses(system(load(ENDLESS), 0).perform(Run(clocks=123))))
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """One worker: a mini-batch that is begun again after a restart finds what it found before."""
+    text = load(ENDLESS).text.replace("worker_count = 3", "worker_count = 1")
+    return Spec("alone", "alone.toml", text, 0)
+
+
+def test_a_job_goes_on_from_a_checkpoint_as_if_nothing_had_happened(spec, tmp_path):
+    kept = []
+    with crew(spec, tmp_path / "one") as processes, LiveSystem(spec, processes, keep=kept.append) as live:
+        first = live.perform(Run(clocks=40))  # and somewhere in the fourteenth round or later:
+        before = live.now
+        live.checkpoint()
+    with crew(spec, tmp_path / "two") as processes, LiveSystem(spec, processes, kept[-1]) as live:
+        assert live.now >= before
+        second = live.perform(Run(clocks=40))
+    assert first.clocks == 40
+    assert second.clocks >= 40  # those that came before the checkpoint and that nobody had seen are among them
+    count = first.clocks + second.clocks
+    assert_alike(losses(first, second), losses(system(spec.scenario, 0).perform(Run(clocks=count + 3))))
+
+
+def test_a_job_whose_driver_died_goes_on_from_what_was_kept_meanwhile(alone, tmp_path, monkeypatch):
+    monkeypatch.setattr(control, "_KEEP_SECONDS", 0.2)
+    kept = []
+    with crew(alone, tmp_path / "one") as processes, LiveSystem(alone, processes, keep=kept.append) as live:
+        seen = [live.perform(Run(clocks=10))]
+        while not kept:
+            seen.append(live.perform(Run(clocks=10)))
+    assert 0.2 <= kept[0].state["seconds"] <= seen[-1].end_seconds
+    answered = kept[0].state["exchanges"]  # the tuner is brought to where it stood by so many
+    assert answered <= sum(w.end_seconds < kept[0].state["seconds"] for w in seen) <= answered + 1
+    with crew(alone, tmp_path / "two") as processes, LiveSystem(alone, processes, kept[0]) as live:
+        second = live.perform(Run(clocks=40))
+    count = int(max(second.pushes.clock)) + 1
+    assert_alike(losses(*seen[:answered], second), losses(system(alone.scenario, 0).perform(Run(clocks=count))))
+
+
+def test_every_action_on_real_servers(spec, tmp_path):
+    start = spec.job.start
+    fewer = spec.job.space.setting({"worker_count": 2})
+    with crew(spec, tmp_path) as processes, LiveSystem(spec, processes) as live:
+        for method, setting in (("migrate", fewer), ("relocate", start), ("checkpoint", fewer)):
+            cost = live.perform(Reconfigure(setting, method=method))
+            assert cost.done
+            assert 0 <= cost.stall_seconds <= cost.seconds
+            assert cost.bytes_moved > 0
+            assert live.perform(Run(clocks=20)).setting == setting
+        live.perform(Install(_probing()))
+        assert live.perform(Run(clocks=20)).clocks >= 20
+        child = live.perform(Fork(0, replace(start, learning_rate=0.1)))
+        tester = live.perform(Fork(0, testing=True))
+        learned = live.perform(Run(clocks=60, branch=child))
+        assert learned.setting.workers == start.workers
+        at_rest = live.perform(Evaluate(tester))
+        live.perform(Run(clocks=20, branch=tester))
+        assert live.perform(Evaluate(tester)).loss == pytest.approx(at_rest.loss, rel=1e-6)  # it applies nothing
+        assert live.perform(Evaluate(child)).loss < at_rest.loss
+        live.perform(Free(tester))
+        with pytest.raises(Rejected, match="never forked, or was freed"):
+            live.perform(Run(clocks=1, branch=tester))
+
+
+def _probing():
+    """A policy that must be shown losses around its pushes, and lets go only who made it better."""
+
+    def decide(state, push):
+        seen = jnp.isfinite(push.loss_before) & jnp.isfinite(push.loss_after) & (push.loss_before > 0)
+        return state, Decision(release=push.waiting & seen)
+
+    return SyncPolicy("probing", lambda active: jnp.zeros(()), decide, probes=True)
+
+
+# ---------------------------------------------------------------------------------------- a coordinator that only pretends
+
+
+@pytest.fixture
+def pretend(spec):
+    return Pretend(spec.job, join_seconds=0.03, move_seconds=0.02)
+
+
+@pytest.fixture
+def live(spec, pretend):
+    with LiveSystem(spec, pretend) as made:
+        yield made
+
+
+def test_a_mini_batch_that_is_never_completed_holds_no_checkpoint_up(spec, pretend, monkeypatch):
+    monkeypatch.setattr(control, "_FINISH_SECONDS", 0.1)
+    pretend.do_finish = lambda: False
+    kept = []
+    with LiveSystem(spec, pretend, keep=kept.append) as live:
+        seen = live.perform(Run(clocks=10))
+        live.checkpoint()
+    assert kept[0].state["seconds"] >= seen.end_seconds + 0.1
+    assert pretend.asked[-4:] == ["rest", "snapshot", "checkpoint", "saved"]
+
+
+def test_windows_follow_one_another_and_lose_nothing(live):
+    seen = [live.perform(Run(clocks=25))]
+    time.sleep(0.1)  # the tuner thinks, training goes on, and the next window tells of it
+    seen.append(live.perform(Run(clocks=10)))
+    seen.append(live.perform(Run(seconds=0.15)))
+    assert [w.clocks for w in seen[:1]] == [25]
+    assert seen[1].clocks > 10
+    assert seen[2].seconds == pytest.approx(seen[2].end_seconds - seen[1].end_seconds, abs=1e-9)
+    moments = np.concatenate([w.pushes.seconds for w in seen])
+    assert (np.diff(moments) >= 0).all()
+    for worker in range(3):  # every mini-batch once
+        clocks = np.concatenate([w.pushes.clock[w.pushes.worker == worker] for w in seen])
+        np.testing.assert_array_equal(clocks, np.arange(len(clocks)))
+    for before, after in pairwise(seen):
+        assert after.start_seconds == before.end_seconds
+    told = [e.clocks for w in seen for e in w.evaluations]
+    assert told == sorted(set(told))
+    assert told[0] == 20
+    assert seen[0].workers[0].node == "n0"
+    assert sum(w.pushes for w in seen[2].workers) == seen[2].clocks
+
+
+def test_a_change_nobody_waits_for_is_told_by_a_window(live, spec):
+    wider = spec.job.space.setting({"worker_count": 4})
+    assert live.perform(Reconfigure(wider, method="relocate", wait=False)).seconds == 0
+    with pytest.raises(Rejected, match="under way; run on until"):
+        live.perform(Reconfigure(spec.job.start))
+    with pytest.raises(Rejected, match="under way"):
+        live.perform(Fork(0))
+    told, until = (), live.now + 60
+    while not told and live.now < until:
+        seen = live.perform(Run(seconds=0.05))
+        told = seen.changes
+    (cost,) = told
+    assert (cost.done, seen.setting, cost.slow_seconds > 0) == (True, wider, True)
+    assert cost.steps == ("switch n3", "start n3", "sweep 32 model blocks n3 -> n4")
+    assert cost.bytes_moved == pytest.approx(32 / 64 * 4 * 19_210)
+
+
+def test_what_takes_no_steps_happens_in_place(live, spec, pretend):
+    quick = replace(spec.job.start, learning_rate=0.1, policy="ssp", staleness=2, batch_size=8)
+    cost = live.perform(Reconfigure(quick))
+    assert (cost.seconds, cost.steps) == (0.0, ())
+    assert live.perform(Run(clocks=5)).setting == quick
+    assert pretend.branches[0].policy.name == "ssp(2)"
+    held = pretend.branches[0].policy
+    live.perform(Reconfigure(replace(quick, learning_rate=0.2)))
+    assert pretend.branches[0].policy is held
+
+
+def test_another_branch_finds_the_model_where_its_setting_has_it(live, spec, pretend):
+    wider = spec.job.space.setting({"worker_count": 4})
+    child = live.perform(Fork(0, wider))
+    before = live.now
+    seen = live.perform(Run(clocks=8, branch=child))
+    assert pretend.owners == ("server/n4",)
+    assert {int(w) for w in seen.pushes.worker} == {0, 1, 2, 3}
+    assert seen.start_seconds - before > 0.02  # the model moved, and nobody trained
+    assert live.perform(Run(clocks=8)).setting == spec.job.start
+    assert pretend.owners == ("server/n3", "server/n4")
+    live.perform(Free(0))
+    with pytest.raises(Rejected, match="it is the last one"):
+        live.perform(Free(child))
+    assert live.perform(Run(clocks=8, branch=child)).clocks >= 8
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"options": (("jit", True),)}, "this scenario holds it at"),
+        ({"workers": ("n0", "n9")}, "this job has n0"),
+        ({"batch_size": 64}, "this scenario allows"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_reason(live, spec, changed, why):
+    with pytest.raises(Rejected, match=why):
+        live.perform(Reconfigure(replace(spec.job.start, **changed)))
+    with pytest.raises(Rejected, match="this system can checkpoint, migrate, relocate"):
+        live.perform(Reconfigure(spec.job.start, method="teleport"))
+    assert live.perform(Run(clocks=3)).setting == spec.job.start
+
+
+def test_a_live_job_has_no_graph_options_and_no_second_device(spec):
+    with pytest.raises(Rejected, match="its graph has none; leave them unset"):
+        spec.check(replace(spec.job.start, options=(("jit", True),)))
+    with pytest.raises(Rejected, match="on its first device only"):
+        spec.check(replace(spec.job.start, loads=((8,), (8, 8), (16,))))
+
+
+DEMAND = "[workload.overrides.demand]"
+REVISING = load("live-digits").text.replace(DEMAND, f'[workload.overrides]\noptimizer = "adarevision"\n{DEMAND}')
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (load("cruise-nmf-32").text, "is timing-only and learns nothing"),
+        (REVISING, "'adarevision' revises what it did before"),
+    ],
+)
+def test_some_jobs_cannot_be_deployed(text, why):
+    job = Spec("mine", "mine.toml", text, 0)
+    with pytest.raises(ValueError, match=why):
+        job.check(job.job.start)
+
+
+# --------------------------------------------------------------------------------------------------------------- losses
+
+
+def until(live, so, branch=0, seconds=60.0):
+    """The windows until something is so."""
+    windows, end = [], live.now + seconds
+    while not (windows and so(windows[-1])):
+        assert live.now < end, f"not within {seconds} s"
+        windows.append(live.perform(Run(seconds=0.05, branch=branch)))
+    return windows
+
+
+def events(windows):
+    return [(e.node, e.event) for w in windows for e in w.events]
+
+
+@pytest.mark.parametrize(
+    ("name", "meanwhile"),
+    [("worker/n1", {"workers": ("n0", "n2")}), ("server/n4", {"servers": ("n3",)})],
+)
+def test_a_lost_process_is_replaced_and_gets_its_part_back(live, spec, pretend, name, meanwhile):
+    node = name.partition("/")[2]
+    live.perform(Run(clocks=10))
+    pretend.join_seconds = 1e6  # until we say so
+    pretend.kill(name)
+    windows = until(live, lambda w: w.setting != spec.job.start and w.clocks)  # the others go on
+    assert windows[-1].setting == replace(spec.job.start, **meanwhile)
+    assert node not in [n.name for n in windows[-1].nodes]
+    with pytest.raises(Rejected, match=f"Cannot use node '{node}': it is not there"):
+        live.perform(Reconfigure(spec.job.space.setting({"worker_count": 2})))
+    with live._control.news:
+        pretend.join_seconds, pretend.coming = 0.0, dict.fromkeys(pretend.coming, 0.0)
+    windows += until(live, lambda w: w.setting == spec.job.start)
+    assert events(windows) == [(node, "failed"), (node, "joined")]
+    assert live.perform(Run(clocks=10)).clocks >= 10
+    assert any("killed by the test" in what for _, what in live.glimpse().happenings)
+
+
+def test_a_loss_is_made_good_for_the_branch_that_trains_whatever_others_have(live, spec, pretend):
+    live.perform(Fork(0, spec.job.space.setting({"worker_count": 4})))  # with one server
+    live.perform(Run(clocks=5))
+    pretend.kill("worker/n1", for_good=True)
+    windows = until(live, lambda w: w.setting.workers == ("n0", "n2") and w.clocks)
+    with live._control.news:
+        live._control.wait_for_hands()
+    assert pretend.branches[0].setting == windows[-1].setting
+    assert pretend.owners == ("server/n3", "server/n4")
+
+
+def test_another_branch_runs_with_what_losses_have_left_of_its_setting(live, pretend):
+    child = live.perform(Fork(0))
+    live.perform(Run(clocks=5, branch=child))
+    pretend.kill("worker/n1", for_good=True)
+    until(live, lambda w: w.setting.workers == ("n0", "n2") and w.clocks, branch=child)
+    assert live.perform(Run(clocks=5)).setting == pretend.branches[0].setting
+
+
+@pytest.mark.parametrize(("name", "work"), [("server/n4", "_bridged"), ("worker/n1", "restore")])
+def test_what_is_done_about_a_loss_is_done_before_branches_come_and_go(live, pretend, name, work):
+    child = live.perform(Fork(0))
+    live.perform(Run(clocks=5, branch=child))
+    pretend.move_seconds = 0.2
+    pretend.kill(name)
+    end = time.monotonic() + 30
+    while getattr(live._control._work, "__name__", "") != work:
+        assert time.monotonic() < end, live.glimpse().happenings
+    late = live.perform(Fork(child)) if work == "restore" else 0
+    live.perform(Free(child))
+    assert live.perform(Run(clocks=5, branch=late)).setting.workers == live.job.start.workers
+
+
+def test_without_a_place_for_it_the_job_goes_on_with_what_is_left(live, spec, pretend):
+    pretend.kill("server/n4", for_good=True)
+    windows = until(live, lambda w: w.setting.servers == ("n3",) and w.clocks)
+    assert events(windows) == [("n4", "failed")]
+    pretend.kill("server/n3", for_good=True)
+    windows = until(live, lambda w: w.setting.servers == ("n1",) and w.clocks)
+    assert windows[-1].setting.workers == ("n0", "n2")
+
+
+def test_a_change_that_counts_on_a_lost_node_is_given_up(live, spec, pretend):
+    pretend.join_seconds, wider = 0.2, spec.job.space.setting({"worker_count": 4})
+    live.perform(Reconfigure(wider, method="migrate", wait=False))
+    pretend.kill("worker/n0")
+    windows = until(live, lambda w: bool(w.changes))
+    assert not windows[-1].changes[0].done
+    windows += until(live, lambda w: w.setting == spec.job.start)
+    assert live.perform(Reconfigure(wider, method="migrate")).done
+
+
+def test_a_broken_job_ends_in_an_error(live, pretend):
+    pretend.do_poll = lambda _: 1 / 0
+    with pytest.raises(RuntimeError, match="The job is broken: division by zero"):
+        live.perform(Run(seconds=30))
+
+
+# --------------------------------------------------------------------------------------------------------------- tuners
+
+
+ASKS = {"cruise": {"Run"}, "mltuner": {"Run", "Fork", "Free"}, "bo_online": {"Run", "Reconfigure"}, "rlp": {"Install"}}
+"""What each does for certain in the little time that it has."""
+
+
+@pytest.mark.parametrize("name", ["cruise", "mltuner", "bo_online", "rlp"])
+def test_tuners_drive_a_live_job_unchanged(name):
+    spec = Spec.of(load("live-digits[seconds=1.2]"), 0)
+    with LiveSystem(spec, Pretend(spec.job, cycle_seconds=0.002, learning=0.05)) as live:
+        played = play(resolve(name).factory, live)
+    assert played.outcome.status in ("target", "budget"), played.outcome.trace
+    kinds = {type(e.action).__name__ for e in played.exchanges if e.asked}
+    assert ASKS[name] <= kinds

@@ -1,0 +1,53 @@
+"""Frames that are large enough to be lent, those who lend them to one another, and what that takes of this process."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.live.transport.shared_memory import SharedMemory
+
+__all__ = ["FLOATS", "ends", "floats_of", "frame", "in_use", "passed", "slots_of"]
+
+FLOATS = 2**15  # in a frame
+
+
+def frame(value, floats=FLOATS):
+    return np.full(floats, value, np.float32).data
+
+
+def floats_of(view):
+    return np.frombuffer(view, np.float32)
+
+
+def in_use():
+    """How many descriptors of this process are of slots, two of each of its own and one of each that it borrows; and how
+    often it maps one."""
+    files = sum("harness-slot" in str(f.readlink()) for f in Path("/proc/self/fd").iterdir() if f.is_symlink())
+    return np.array([files, Path("/proc/self/maps").read_text().count("harness-slot")])
+
+
+def slots_of(end):
+    return len(end._slots)
+
+
+def passed(lender, peer, borrower, *frames):
+    """What arrives of a message."""
+    return borrower.borrow(lender.lend(peer, [b"first", *frames]))[1:]
+
+
+@pytest.fixture
+def ends():
+    """Makes `SharedMemory`s that know one another by their number."""
+    made = []
+
+    def end():
+        made.append(SharedMemory())
+        for i, each in enumerate(made):
+            each.connect(str(len(made) - 1), made[-1].identity)
+            made[-1].connect(str(i), each.identity)
+        return made[-1]
+
+    yield end
+    for each in made:
+        each.close()

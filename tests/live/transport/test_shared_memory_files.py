@@ -1,0 +1,66 @@
+"""File descriptors, of which a process has so many: each slot that it maps takes one."""
+
+import gc
+import os
+import resource
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import pytest
+
+from harness.live.protocol.wire import Unreadable
+from harness.live.transport import shared_memory
+from tests.live.support.frames import FLOATS, floats_of, frame, in_use, passed, slots_of
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files")
+
+
+@contextmanager
+def no_files_left():
+    """Nor any to be had."""
+    limits, taken = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[0], 1000), limits[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for file in taken:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_what_nobody_reads_gives_its_files_for_what_comes(ends):
+    one, other = ends(), ends()
+    passed(one, "1", other, frame(1), frame(2), frame(3))
+    sent = one.lend("1", [b"first", frame(4, 2 * FLOATS)])  # in a slot that the reader has not mapped
+    with no_files_left():
+        assert floats_of(other.borrow(sent)[1])[-1] == 4
+
+
+def test_a_reader_without_files_gives_back_what_it_could_not_read(ends):
+    one, other = ends(), ends()
+    array = np.ones(FLOATS, np.float32)
+    sent = [one.lend("1", [b"first", array.data, frame(2)]) for _ in range(3)]
+    with no_files_left():
+        for each in sent:
+            with pytest.raises(Unreadable, match="no file descriptor is left"):
+                other.borrow(each)
+    assert floats_of(passed(one, "1", other, frame(5))[0])[-1] == 5
+    assert not any(slot.busy for slot in one._slots)
+
+
+def test_of_many_lenders_so_many_slots_stay_mapped(ends, monkeypatch):
+    monkeypatch.setattr(shared_memory, "BORROWED", 4)
+    other, lenders = ends(), [ends() for _ in range(3)]
+    gc.collect()  # what tests before have left
+    before = in_use()
+    held = []
+    for value in range(9):
+        one = lenders[value % 3]
+        held += [(passed(one, "0", other, frame(value), frame(value + 1))[0], value)]
+        assert in_use()[0] - before[0] <= 2 * sum(map(slots_of, lenders)) + 4 + len(held)
+    assert [floats_of(view)[0] for view, _ in held] == [value for _, value in held]
+    held.clear()
+    assert in_use()[0] - before[0] <= 2 * sum(map(slots_of, lenders)) + 4

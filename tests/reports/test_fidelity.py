@@ -1,0 +1,100 @@
+"""The page of `harness fidelity`, and the commands against recordings where these are at hand."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from harness.cli import main
+from reports import fidelity
+from simulators.calibration.fit import Constants, Fit
+from simulators.calibration.output import Provenance
+from simulators.calibration.validation import COMPLETION, Check, Prediction
+
+FOLDER = os.environ.get("HARNESS_RECORDINGS", "")
+
+MADE = Check(
+    Provenance("a <b>", "someone @ 1", "none", "0" * 64, "harness", "harness"),
+    tuple(
+        Prediction("job, asp", f"r{i}", f"{i} workers", recorded, recorded * 1.1, held, recorded, recorded * 0.5)
+        for i, (recorded, held) in enumerate([(1.0, 1.2), (2.0, 1.8), (4.0, 4.4), (8.0, math.nan)])
+    ),
+    {"job": Fit(Constants(), {"fixed_seconds": (0.1, 0.2)}, {"sample_seconds": "record <more>"}, {}, 4, 0.1)},
+    ("job",),
+    5,
+    ("1 run was left out",),
+)
+
+
+def test_errors_are_of_what_could_be_predicted():
+    found = fidelity.errors(MADE.predictions, lambda p: p.held_out)
+    assert found.rows == 3
+    assert found.median == pytest.approx(0.1)
+    assert found.p95 == pytest.approx(0.19)
+    assert found.tau == 1.0
+    assert math.isnan(fidelity.errors(MADE.predictions[:2], lambda p: p.held_out).tau)
+    assert fidelity.errors((), lambda p: p.fitted).rows == 0
+
+
+def test_the_page_says_all_and_is_safe(tmp_path):
+    path = fidelity.write(tmp_path, [MADE])
+    text = path.read_text()
+    assert text == fidelity.page([MADE])
+    assert "a &lt;b&gt;" in text
+    assert "record &lt;more&gt;" in text
+    assert "<script" not in text
+    assert "10.0% / 19.0%" in text
+    assert "setting i is in fold i mod 5" in text
+    assert pl.read_csv(tmp_path / "predictions.csv").height == 4
+
+
+def test_groups_that_could_not_be_predicted_are_not_among_those_that_were():
+    lost = tuple(replace(p, group="job, bsp", held_out=math.nan) for p in MADE.predictions)
+    text = fidelity.page([replace(MADE, predictions=MADE.predictions + lost)])
+    assert "at most 10.0% in every group but 1, of which the other folds tell nothing." in text
+    assert "at most 10.0% in every group." in fidelity.page([MADE])
+    assert "the median error is at most" not in fidelity.page([replace(MADE, predictions=lost)])
+
+
+def test_findings_are_paragraphs_of_the_page():
+    text = fidelity.page([MADE], "Links are <shared>\nunevenly.\n\nNobody waits.\n")
+    assert "<p>Links are &lt;shared&gt; unevenly.</p>\n<p>Nobody waits.</p>" in text
+    assert "Where they part" not in fidelity.page([MADE])
+
+
+def test_completion_is_explained_where_it_is_told():
+    told = replace(MADE, predictions=tuple(replace(p, group=p.group + COMPLETION) for p in MADE.predictions))
+    assert "<dt>Completion</dt>" in fidelity.page([told])
+    assert "<dt>Completion</dt>" not in fidelity.page([MADE])
+
+
+def test_the_table_of_a_terminal():
+    (table,) = fidelity.tables([MADE])
+    assert "simulator, held out" in table
+    assert "note: 1 run was left out" in table
+
+
+def test_the_command_wants_a_recording(tmp_path, capsys):
+    assert main.main(["fidelity", "--out", str(tmp_path)]) == 2
+    assert "name traces" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not FOLDER, reason="HARNESS_RECORDINGS does not say where recordings are")
+def test_switches_and_steps_of_sync_switch_are_within_reach(tmp_path):
+    from harness.cli.calibrate import read
+    from simulators.calibration.fit import fit_all, predicted
+
+    recording, _ = read(None, ["sync-switch", str(Path(FOLDER) / "sync-switch")])
+    rows = recording.rows
+    fitted = fit_all(rows[::2], dict.fromkeys({r.workload for r in rows}, Constants(cores=1)), resamples=0)
+    off = []
+    for name, found in fitted.items():
+        mine = [r for r in rows[1::2] if r.workload == name]
+        off += [abs(p / r.cycle_seconds - 1) for p, r in zip(predicted(found.constants, mine), mine, strict=True)]
+    assert sorted(off)[len(off) // 2] < 0.05
+    assert max(recording.switch_seconds) / min(recording.switch_seconds) < 1.1

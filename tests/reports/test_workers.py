@@ -1,0 +1,93 @@
+"""The drawing of who worked and who waited, from pushes and from a results folder."""
+
+import re
+import xml.etree.ElementTree as ET
+from functools import partial
+
+import numpy as np
+import pytest
+
+from harness.comparison.results import run_folder
+from reports import workers
+from reports.page import page
+from reports.workers import pushes_of, workers_of_run, workers_over_time
+from tests.support.made_up import contest
+from traces.exchanges import Exchange, write_log
+from tuners.actions import Evaluate, Evaluation, Pushes, Run, Window
+
+
+def rounds(count, nodes=3, slow=2.0):
+    """BSP: everybody computes 1 s, the last node `slow` s; pulls and pushes take 0.1 s each, and all wait for the last."""
+    rows = []
+    length = slow + 0.2
+    for n in range(count):
+        for node in range(nodes):
+            took = slow if node == nodes - 1 else 1.0
+            wait = 0.0 if n == 0 or node == nodes - 1 else slow - 1.0
+            rows.append((n * length + took + 0.2, node, n, took, 0.1, 0.1, wait, 0, 1.0))
+    rows.sort()
+    return Pushes(*(np.array(column) for column in zip(*rows, strict=True)))
+
+
+def window(pushes):
+    return Window(start_seconds=0.0, end_seconds=1.0, clocks=len(pushes.seconds), pushes=pushes, workers=())
+
+
+def log(pushes):
+    """The same pushes in two windows, with an evaluation between."""
+    half = len(pushes.seconds) // 2
+    parts = [Pushes(*(c[:half] for c in pushes)), Pushes(*(c[half:] for c in pushes))]
+    said = Exchange(1.0, Evaluate(), Evaluation(1.0, 1, 0.5, 0.5))
+    return [Exchange(1.0, Run(clocks=half), window(parts[0])), said, Exchange(2.0, Run(clocks=half), window(parts[1]))]
+
+
+def bars(drawing, color):
+    """Widths of the bars of a colour, in points."""
+    paths = re.findall(r'<path d="([^"]*)" clip-path[^>]*stroke: (#\w+)', drawing.svg)
+    ends = [float(x) for path, stroke in paths if stroke == color for x in re.findall(r"[ML] ([-.0-9]+)", path)]
+    return np.array(ends[1::2]) - np.array(ends[::2])
+
+
+def test_public_names_exist():
+    assert all(hasattr(workers, name) for name in workers.__all__)
+
+
+def test_bars_are_as_long_as_what_they_stand_for():
+    drawn = workers_over_time(rounds(10), "a")
+    assert ET.fromstring(drawn.svg).get("aria-label") == drawn.caption  # noqa: S314 - our own text
+    computing, waiting, moving = (bars(drawn, color) for color in (workers.BLUE, workers.MUTED, workers.ORANGE))
+    assert (len(computing), len(waiting), len(moving)) == (30, 18, 60)
+    assert waiting.max() == pytest.approx(waiting.min(), abs=0.02)
+    # A node of 1 s computes as long as it waits, but for the gap that tells steps apart.
+    assert np.median(computing) == pytest.approx(waiting[0], abs=1.0)
+    assert computing.max() == pytest.approx(2 * waiting[0], abs=1.0)
+    assert drawn.caption == "30 pushes; by node: 10, 10, 10. Held back by the policy: 27.3% of the workers' time."
+
+
+def test_of_a_long_run_the_beginning_is_drawn():
+    drawn = workers_over_time(rounds(600), "a")
+    assert drawn.caption.startswith("The first 1500 of 1800 pushes; by node: 500, 500, 500.")
+    assert len(bars(drawn, workers.BLUE)) == 1500
+    assert len(drawn.svg) < 120_000
+
+
+def test_a_log_tells_of_the_same_pushes():
+    found = pushes_of(log(rounds(4)))
+    for a, b in zip(found, rounds(4), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert pushes_of([]) is None
+    assert workers_over_time(None, "a") is None
+
+
+def test_a_page_shows_one_seed_under_every_tuner_that_left_a_log(tmp_path):
+    results = contest(tuners=("fixed", "cruise"), seeds=3)
+    name = results.scores["scenario"][0]
+    for seed in range(3):
+        folder = run_folder(tmp_path, name, "fixed", seed)
+        folder.mkdir(parents=True)
+        write_log(folder / "exchanges.jsonl.gz", log(rounds(4 + seed)))
+    made = page(results, {}, partial(workers_of_run, tmp_path))
+    section = made[made.index("<h3>Workers over time") :].split("</section>")[0].split("<h3>Runs")[0]
+    assert section.count("<figure>") == 1
+    assert "<summary>fixed" in section
+    assert "cruise" not in section

@@ -1,0 +1,395 @@
+"""Calibration: constants that made a recording are found in it, and what it cannot tell is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.cli import main
+from simulators.calibration import closed_form, model, validation
+from simulators.calibration import fit as calibrate
+from simulators.calibration.fit import Constants, Row, fit, fit_all, predicted
+from simulators.calibration.model import plant, simulated, with_speeds
+from simulators.calibration.output import Provenance, text
+from simulators.calibration.recordings import Recording, recorded
+from simulators.calibration.validation import check
+from simulators.cluster.profiles import load_profiles
+from simulators.reconfiguration import plan
+from simulators.reconfiguration.plan import Costs, Load
+from simulators.workloads.catalogue import load_workloads, workload
+from traces.importers.source import table
+from traces.schema import setting_text
+from tuners.actions import Setting
+
+TRUE = Constants(
+    cores=8,
+    fixed_seconds=0.2,
+    sample_seconds=0.02,
+    message_seconds=0.01,
+    apply_seconds=0.04,
+    jitter=0.1,
+    nic_bytes_per_second=1e9,
+)
+ORIGIN = Provenance("made up", "tests", "ours", "0" * 64, "harness calibrate TRACE", "harness")
+
+
+def row(workers, servers, batch=16, threads=1, policy="asp", **more):
+    return Row("run", "toy", workers, servers, 1.0, batch, threads, policy=policy, machines=10, **more)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Fewer pushes say the same, a little less exactly, and so does a search that ends earlier."""
+    for name, value in (("_PUSHES", 240), ("_CYCLES", 10), ("_WARM_UP", 5)):
+        monkeypatch.setattr(model, name, value)
+    monkeypatch.setattr(calibrate, "_ROUNDS", 1)
+    monkeypatch.setattr(closed_form, "_ROUNDS", 20)
+    monkeypatch.setattr(calibrate, "least_squares", partial(_roughly, calibrate.least_squares))
+
+
+def _roughly(least_squares, *given, **named):
+    return least_squares(*given, **named | {"max_nfev": 15, "ftol": 1e-4, "xtol": 1e-4})
+
+
+def timed(rows, constants=TRUE, noise=0.0, seed=0):
+    """The rows as the engine times them, off by some noise."""
+    off = np.exp(noise * np.random.default_rng(seed).standard_normal(len(rows)))
+    return [replace(r, cycle_seconds=float(c)) for r, c in zip(rows, predicted(constants, rows) * off, strict=True)]
+
+
+GRID = [row(w, s, b, t) for w, s in ((3, 7), (8, 2), (9, 1)) for b, t in ((8, 1), (32, 4), (32, 1), (8, 8))]
+
+# ----------------------------------------------------------------------------------------------- the simulator's own time
+
+
+def test_the_closed_form_is_the_engines_time():
+    rows = [row(3, 2), row(9, 1), row(6, 4, 32, 4), row(4, 2, policy="bsp")]
+    constants = replace(TRUE, model_bytes=2e7)
+    closed = closed_form.spans([plant(constants, r) for r in rows], [r.held for r in rows])
+    engine = [simulated(constants, r) for r in rows]
+    assert closed.cycle == pytest.approx([e.cycle for e in engine], rel=0.04)
+    assert closed.compute == pytest.approx([e.compute for e in engine], rel=0.03)
+
+
+def test_with_uneven_shares_some_push_while_others_pull():
+    """Four workers at a barrier, and nothing but transfers: fair shares end together, and a step takes eight of them."""
+    alone = Constants(cores=1, model_bytes=1e6, nic_bytes_per_second=1e6, jitter=0.0)
+    fair, uneven = (simulated(replace(alone, discipline=d), row(4, 1, policy="bsp")).cycle for d in ("maxmin", "uneven"))
+    assert fair == pytest.approx(8.0, rel=0.01)
+    assert 5.5 < uneven < 7.0  # five if they came one by one
+
+
+def test_a_master_drives_synchronous_steps_only():
+    slow = replace(TRUE, jitter=0.0, apply_seconds=0.0, master_seconds=0.5, master_sample_seconds=0.01)
+    fast = replace(slow, master_seconds=0.0, master_sample_seconds=0.0)
+    each = [(simulated(c, row(4, 2, policy=p)).cycle) for p in ("bsp", "asp") for c in (slow, fast)]
+    assert each[0] - each[1] == pytest.approx(0.5 + 0.01 * 4 * 16)
+    assert each[2] == pytest.approx(each[3])
+
+
+def test_servers_divide_what_they_apply_unevenly():
+    assert float(plant(replace(TRUE, apply_exponent=0.5), row(2, 4)).apply_seconds) == pytest.approx(0.04 / 2)
+    assert float(plant(TRUE, row(2, 4)).apply_seconds) == pytest.approx(0.04 / 4)
+
+
+def test_a_change_of_policy_takes_a_restart_where_costs_say_so():
+    before = Setting(workers=("a",), servers=("b",), policy="bsp")
+    after = replace(before, policy="asp")
+    load = Load(100.0, 1, 1.0)
+    assert plan.plan(before, after, "migrate", load, Costs()).steps == ()
+    made = plan.plan(before, after, "migrate", load, Costs(policy_restart_seconds=90.0))
+    assert made.quiescent
+    assert [(s.kind, s.seconds) for s in made.steps] == [("restart", 90.0)]
+    assert plan.plan(before, before, "migrate", load, Costs(policy_restart_seconds=90.0)).steps == ()
+
+
+# --------------------------------------------------------------------------------------------------------------- fitting
+
+
+def test_known_constants_are_found_again():
+    true = replace(TRUE, serial_fraction=0.2, apply_exponent=0.7, apply_seconds=0.15)
+    found = fit(timed(GRID, true, noise=0.005), Constants(cores=8, jitter=0.1, model_bytes=1.0), resamples=100)
+    for name in ("fixed_seconds", "sample_seconds", "serial_fraction", "apply_seconds", "apply_exponent", "message_seconds"):
+        low, high = found.intervals[name]
+        assert getattr(found.constants, name) == pytest.approx(getattr(true, name), rel=0.2), name
+        assert 0.9 * low < getattr(true, name) < 1.1 * high, name
+    assert found.error < 0.01
+
+
+@pytest.mark.parametrize(
+    ("rows", "constant", "why"),
+    [
+        ([row(w, 2) for w in (2, 4, 8)], "message_seconds", "number of servers never varied.* few and on many servers"),
+        ([row(w, 10 - w) for w in (2, 4, 8)], "fixed_seconds", "neither batch size nor threads ever varied"),
+        ([row(w, 10 - w, 8 * w) for w in (2, 4, 8)], "serial_fraction", "did not both vary: record two batch sizes"),
+        ([row(w, 10 - w) for w in (2, 4, 8)], "master_seconds", "not both synchronous and asynchronous"),
+        ([row(2, s, b) for s in (6, 7, 8) for b in (8, 32)], "apply_seconds", "anywhere from .* one server with few and"),
+    ],
+    ids=["servers", "batch", "threads", "policy", "idle"],
+)
+def test_what_was_not_recorded_is_refused(rows, constant, why):
+    found = fit(timed(rows, replace(TRUE, apply_seconds=1e-5)), Constants(cores=8, model_bytes=1.0), resamples=0)
+    assert pytest.approx(getattr(Constants(), constant)) == getattr(found.constants, constant)
+    assert re.search(why, found.refused[constant])
+    assert constant not in found.intervals
+
+
+def test_nothing_recorded_is_an_error():
+    with pytest.raises(ValueError, match="no run has both a setting and times"):
+        fit_all([], {})
+
+
+def test_other_workloads_of_the_machines_tell_what_one_leaves_open():
+    true = replace(TRUE, apply_exponent=0.6, apply_seconds=0.2)
+    busy = [replace(r, workload="busy") for r in timed([r for r in GRID if r.intra_threads == 1], true)]
+    idle = timed([row(2, s, b) for s in (1, 8) for b in (8, 32)], true)
+    given = dict.fromkeys(("busy", "toy"), Constants(cores=8, model_bytes=1.0))
+    found = fit_all(busy + idle, given, resamples=0)
+    assert found["toy"].lent["apply_exponent"] == pytest.approx(0.6, rel=0.1)
+
+
+def test_workers_speeds_are_told_by_what_takes_them_longer():
+    one = row(3, 1, worker_seconds=((0, 1.2), (1, 1.2), (2, 2.2)), pushes=10)
+    assert with_speeds([one])[0].speeds == pytest.approx((1.0, 1.0, 0.545))
+    assert with_speeds([one], 0.2)[0].speeds == pytest.approx((1.0, 1.0, 0.5))
+    assert with_speeds([replace(one, worker_seconds=((0, 1.2), (1, 1.21), (2, 1.2)))])[0].speeds == ()
+
+
+def test_predictions_have_the_speeds_that_the_fit_had(monkeypatch):
+    """Two workers of three are faster, the more so as much of their time takes all alike."""
+    apart = tuple(enumerate((0.8, 0.8, 1.1)))
+    rows = with_speeds([row(3, 1, batch, worker_seconds=apart, pushes=10) for batch in (8, 32)])
+    found = fit(rows[:1], TRUE, resamples=0)
+    assert found.alike_seconds == pytest.approx(0.2 + 2 * 0.01)
+    monkeypatch.setattr(validation, "fit_all", lambda *_, **__: {"toy": found})
+    made = check(Recording(rows, None, (), (), (), ()), {"toy": TRUE}, ORIGIN, 2)
+    told = predicted(found.constants, with_speeds(rows, 0.22))
+    assert not np.allclose(told, predicted(found.constants, rows), rtol=0.01)
+    assert [p.fitted for p in made.predictions] == pytest.approx(told)
+    assert [p.held_out for p in made.predictions] == pytest.approx(told)
+
+
+# ------------------------------------------------------------------------------------------------------------ recordings
+
+
+def tables(runs, settings, **others):
+    return {"runs": table("runs", runs), "settings": table("settings", settings)} | {
+        name: table(name, rows) for name, rows in others.items()
+    }
+
+
+def test_rows_of_whole_runs():
+    runs = [
+        {"run": "a", "workload": "x", "seconds": 100.0, "steps": 1000},
+        {"run": "b", "workload": "x", "samples_per_second": 64.0, "extras": '{"total_batch_size": 128}'},
+        {"run": "c", "workload": "x", "trimmed_seconds": 50.0, "steps": 100},
+    ]
+    settings = [
+        {"run": "a", "seconds": 0.0, "workers": 4, "servers": 2, "policy": "asp", "batch_size": 8, "intra_threads": 2},
+        {"run": "b", "seconds": 0.0, "workers": 4, "servers": 2, "policy": "bsp"},
+        {"run": "c", "seconds": 0.0, "workers": 4, "servers": 2, "policy": "bsp", "batch_size": 8},
+    ]
+    found = recorded(tables(runs, settings))
+    assert [r.cycle_seconds for r in found.rows] == pytest.approx([0.4, 2.0, 0.5])
+    assert [r.batch_size for r in found.rows] == [8, 32, 8]
+    assert "1 runs (x) have trimmed seconds only" in found.caveats[0]
+
+
+def test_rows_of_progress_leave_out_pauses_and_what_is_between_settings():
+    settings = [
+        {"run": "a", "seconds": 0.0, "workers": 4, "servers": 4, "policy": "bsp", "batch_size": 8},
+        {"run": "a", "seconds": 1000.0, "workers": 4, "servers": 4, "policy": "asp", "batch_size": 8},
+    ]
+    seconds = [0.0, 10.0, 20.0, 90.0, 100.0, 1000.0, 1010.0, 1020.0, 1030.0]
+    steps = [0, 10, 20, 30, 40, 50, 90, 130, 170]
+    progress = [{"run": "a", "seconds": t, "steps": s, "training_loss": 1.0} for t, s in zip(seconds, steps, strict=True)]
+    changes = [{"run": "a", "seconds": 1000.0, "method": "checkpoint", "total_seconds": 180.0, "done": True}]
+    runs = [{"run": "a", "workload": "x"}, {"run": "b", "workload": "x", "extras": '{"n_stragglers": 1}'}]
+    found = recorded(tables(runs, settings, progress=progress, reconfigurations=changes))
+    assert [(r.policy, r.cycle_seconds) for r in found.rows] == [("bsp", pytest.approx(1.0)), ("asp", pytest.approx(1.0))]
+    assert found.switch_seconds == (180.0,)
+    assert "stragglers" in found.caveats[0]
+
+
+def iterations(workers=3, cycles=60, sleepy=False):
+    """Pushes of a worker that computes for half a second, more or less, and pulls and pushes for a tenth each."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for worker in range(workers):
+        compute = 0.5 * np.exp(0.1 * rng.standard_normal(cycles))
+        compute[::20] += 5.0 * sleepy
+        ends = np.cumsum(compute + 0.2)
+        for clock, (c, end) in enumerate(zip(compute, ends, strict=True)):
+            rows.append({"run": "a", "seconds": end, "worker": worker, "clock": clock, "compute_seconds": c})
+            rows[-1] |= {"pull_seconds": 0.1, "push_seconds": 0.1, "wait_seconds": 0.0}
+    return sorted(rows, key=lambda r: r["seconds"])
+
+
+@pytest.mark.parametrize("sleepy", [False, True])
+def test_rows_and_noise_of_iterations(sleepy):
+    settings = [{"run": "a", "seconds": 0.0, "workers": 3, "servers": 1, "policy": "asp", "batch_size": 8}]
+    made = tables([{"run": "a", "workload": "x"}], settings, iterations=iterations(sleepy=sleepy))
+    found = recorded(made)
+    assert found.rows[0].cycle_seconds == pytest.approx(0.7 + 0.25 * sleepy, rel=0.1)
+    assert found.rows[0].pull_seconds == pytest.approx(0.1)
+    assert found.noise.jitter == pytest.approx(0.1, rel=0.25)
+    assert (found.noise.sleeps is not None) == sleepy
+    if sleepy:
+        assert found.noise.sleeps.probability == pytest.approx(0.05, rel=0.5)
+        assert found.noise.sleeps.mean_seconds == pytest.approx(5.0, rel=0.1)
+
+
+def test_rows_leave_out_what_was_pushed_while_a_change_was_under_way():
+    settings = [
+        {"run": "a", "seconds": at, "workers": 3, "servers": 1, "policy": "asp", "batch_size": batch}
+        for at, batch in ((0.0, 8), (30.0, 16))
+    ]
+    slow = [r | {"compute_seconds": 5.0} if 20.0 < r["seconds"] <= 30.0 else r for r in iterations()]
+    changes = [{"run": "a", "seconds": 30.0, "method": "migrate", "total_seconds": 10.0}]
+    found = recorded(tables([{"run": "a", "workload": "x"}], settings, iterations=slow, reconfigurations=changes))
+    assert [r.batch_size for r in found.rows] == [8, 16]
+    assert max(r.compute_seconds for r in found.rows) < 0.6
+
+
+def test_a_change_that_failed_parts_the_rows_of_its_setting():
+    settings = [{"run": "a", "seconds": 0.0, "workers": 3, "servers": 1, "policy": "asp", "batch_size": 8}]
+    changes = [{"run": "a", "seconds": 30.0, "method": "migrate", "total_seconds": 10.0, "done": False}]
+    found = recorded(tables([{"run": "a", "workload": "x"}], settings, iterations=iterations(), reconfigurations=changes))
+    assert [r.cycle_seconds for r in found.rows] == pytest.approx([0.7, 0.7], rel=0.1)
+    assert [r.all_seconds for r in found.rows] == pytest.approx([20.0, 12.0], rel=0.1)
+
+
+def test_rows_have_the_machines_that_their_nodes_were_given():
+    """Links of two rates: a row's NICs are those of its workers, then of its servers, over the usual one."""
+    nodes = {f"n{i}": {"nic_bytes_per_second": rate} for i, rate in enumerate((1e6, 2e6, 1e6, 5e5))}
+    names = setting_text(Setting(workers=("n0", "n1", "n2"), servers=("n3",)))
+    set_to = [{"run": "a", "seconds": 0.0, "workers": 3, "servers": 1, "policy": "asp", "batch_size": 8, "setting": names}]
+    runs = [{"run": "a", "workload": "x", "extras": json.dumps({"nodes": nodes})}]
+    found = recorded(tables(runs, set_to, iterations=iterations()))
+    (one,) = found.rows
+    assert found.nic_bytes_per_second == 1e6
+    assert one.nics == (1.0, 2.0, 1.0, 0.5)
+    assert one.all_pushes == 180
+    assert one.all_seconds == pytest.approx(60 * 0.7, rel=0.1)
+    made = model.cluster(replace(TRUE, nic_bytes_per_second=1e6), one.shape())
+    assert [kind.nic_bytes_per_second for _, kind in made.nodes] == [1e6, 2e6, 1e6, 5e5]
+
+
+def linked(run, *rates, servers=("n3",)):
+    """A run of one setting on hosts of such links, in bytes per second, and what it was set to."""
+    names = setting_text(Setting(workers=("n0", "n1", "n2"), servers=servers))
+    nodes = {f"n{i}": {"nic_bytes_per_second": rate} for i, rate in enumerate(rates)}
+    setting = {"run": run, "seconds": 0.0, "workers": 3, "servers": 1, "policy": "asp", "batch_size": 8, "setting": names}
+    return {"run": run, "workload": "x", "seconds": 10.0, "steps": 30, "extras": json.dumps({"nodes": nodes})}, setting
+
+
+def test_runs_of_other_links_differ():
+    """Whichever run's links they are, they are told by what is usual in the whole recording."""
+    runs, settings = zip(linked("a", *[1e6] * 4), linked("b", *[5e5] * 4), linked("c", *[1e6] * 4), strict=True)
+    found = recorded(tables(runs, settings))
+    assert found.nic_bytes_per_second == 1e6
+    assert [r.nics for r in found.rows] == [(), (0.5,) * 4, ()]
+    assert found.caveats == ()
+
+
+def test_links_that_are_not_used_are_told():
+    runs, settings = zip(linked("a", 1e6, 1e6, 2e6, servers=("n0",)), linked("b", *[1e6] * 3, servers=("n0",)), strict=True)
+    found = recorded(tables(runs, settings))
+    assert [r.nics for r in found.rows] == [(), ()]
+    (caveat,) = found.caveats
+    assert caveat.startswith("1 settings have servers on workers' machines: all links")
+
+
+def test_completion_is_the_engines_time_for_as_many_pushes():
+    rows = [replace(row(2, 1, batch, policy="bsp"), all_pushes=20) for batch in (8, 32)]
+    still = replace(TRUE, jitter=0.0)
+    # Two workers push in each step, one right after the other.
+    assert calibrate.completed(still, rows) == pytest.approx(9.5 * predicted(still, rows), rel=0.06)
+
+
+def test_counts_that_do_not_belong_to_their_seconds_are_refused():
+    with pytest.raises(ValueError, match="trimtuner-tf-ps: its counts"):
+        recorded({}, "trimtuner-tf-ps")
+
+
+# ------------------------------------------------------------------------------------------------------------------ files
+
+
+def test_what_is_written_loads_and_is_always_the_same(tmp_path):
+    rows = timed([row(w, 10 - w, b) for w in (2, 4, 8) for b in (8, 32)])
+    made = Recording(tuple(rows), None, (180.0, 190.0), (), (), ("some were left out",))
+    fits = fit_all(rows, {"toy": Constants(cores=8, model_bytes=100.0)}, resamples=20)
+    path = tmp_path / "made.toml"
+    path.write_text(text(fits, made, ORIGIN))
+    again = fit_all(rows, {"toy": Constants(cores=8, model_bytes=100.0)}, resamples=20)
+    assert path.read_text() == text(again, made, ORIGIN)
+    assert load_profiles(path)["toy"].cores == 8
+    demand = workload("toy", tables=load_workloads(path)).demand
+    assert demand.sample_seconds == pytest.approx(fits["toy"].constants.sample_seconds, rel=1e-4)
+    said = tomllib.loads(path.read_text())
+    assert said["calibration"]["digest"] == "0" * 64
+    assert said["costs"]["policy_restart_seconds"] == 185.0
+    assert "serial_fraction" in said["calibration"]["workloads"]["toy"]["refused"]
+    assert said["cluster"] == {"discipline": "maxmin"}
+    uneven = {"toy": replace(fits["toy"], constants=replace(fits["toy"].constants, discipline="uneven"))}
+    assert '[cluster]\ndiscipline = "uneven"' in text(uneven, made, ORIGIN)
+
+
+def dl2_file(path: Path, noise=0.02) -> None:
+    """Speeds in the source's format by a known law: a mini-batch computes, and servers take turns to apply."""
+    rng = np.random.default_rng(1)
+    lines = []
+    for servers in (1, 2, 4):
+        for workers in (1, 2, 4, 6):
+            step = 0.3 + 0.004 * (64 // workers) + 0.1 * workers / servers + 0.01 * servers
+            speed = 64 / workers / (step * math.exp(noise * rng.standard_normal()))
+            lines.append(
+                f"('resnet-50', 'dist_sync', 64, {servers}, {workers}, {[round(speed, 3)] * workers}, [0.5], [0.5])"
+            )
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_the_command_calibrates_to_speeds_of_dl2(tmp_path, capsys):
+    dl2_file(tmp_path / "config_speed.txt")
+    out = tmp_path / "made.toml"
+    command = ["calibrate", "--from", "dl2-config-speed", str(tmp_path / "config_speed.txt"), "--out", str(out)]
+    assert main.main(command) == 0
+    said = tomllib.loads(out.read_text())
+    assert said["calibration"]["workloads"]["resnet-50"]["median_relative_error"] < 0.08
+    assert "median error" in capsys.readouterr().out
+
+
+def test_the_command_wants_one_recording(tmp_path, capsys):
+    assert main.main(["calibrate", "--out", str(tmp_path / "x.toml")]) == 2
+    assert main.main(["calibrate", "--from", "nobody", ".", "--out", str(tmp_path / "x.toml")]) == 2
+    assert "No importer is called 'nobody'" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------------------------------- held out
+
+
+def test_every_row_is_held_out_once_and_settings_stay_together():
+    rows = [row(w, 10 - w, b) for w in (2, 4, 6, 8, 9) for b in (8, 32)]
+    rows = tuple(timed([*rows, rows[0]], noise=0.01))
+    recording = Recording(rows, None, (100.0, 110.0), (), (), ())
+    known = {"toy": Constants(cores=8, model_bytes=1.0)}
+    with pytest.raises(ValueError, match="give at least 2, which are halves"):
+        check(recording, known, ORIGIN, 1)
+    made = check(recording, known, ORIGIN, 3)
+    assert made.by_settings == ("toy",)
+    off = [abs(p.held_out / p.recorded - 1) for p in made.predictions if p.group == "toy, asp"]
+    assert len(off) == 11
+    assert len({p.held_out for p in made.predictions if p.group == "toy, asp"}) == 10  # two runs of one setting, one fold
+    assert np.median(off) < 0.05
+    switch = [p for p in made.predictions if p.group == "switch of policy"]
+    assert [p.held_out for p in switch] == [110.0, 100.0]
+    assert predicted(TRUE, rows) == pytest.approx([r.cycle_seconds for r in rows], rel=0.06)
+    assert len(made.predictions) == 13

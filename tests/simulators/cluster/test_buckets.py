@@ -1,0 +1,118 @@
+"""Token buckets on what machines send: as slow as they should be, as the judge says, and the machines' own."""
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from simulators.cluster.conditions import Bucket, Conditions, Episode, check
+from simulators.reconfiguration.control_plane import Cluster
+from simulators.workloads.catalogue import Demand
+from tests.support.oracle import Bounded, Oracle
+from tests.support.small_jobs import CHEAP, KNOBS, NAMES, SMALL, branch, cluster, job, machine, start, system
+from tuners.actions import Fork, Reconfigure, Run
+
+CALM = Conditions(jitter=0.0, stagger=False)
+
+
+def timed(conditions, seed=0, setting=None, **changed):
+    """Five nodes, three of them workers; nothing is learned."""
+    rules = {"knobs": KNOBS, "costs": CHEAP} | changed
+    return system(cluster(), job(SMALL), setting or start(), conditions, seed, **rules)
+
+
+def alone(conditions, **demand):
+    """One worker on a NIC of 100 bytes/s, two servers: pulls of 100 bytes, computes for two seconds, pushes 100."""
+    kinds = Cluster(tuple((n, machine(100.0)) for n in NAMES))
+    one = start(workers=("a",), servers=("b", "c"))
+    return system(kinds, job(Demand(**({"model_bytes": 100.0, "sample_seconds": 0.25} | demand))), one, conditions)
+
+
+def test_an_empty_bucket_throttles_exactly_as_said():
+    """The worker sends 100 in a second, and gains 10 in each: of 150 the first push leaves 60, of 90 the second none, and
+    the third has 30."""
+    seen = alone(msgspec.structs.replace(CALM, buckets=(Bucket(("a",), 150.0, 10.0),))).perform(Run(clocks=3))
+    assert seen.pushes.push_seconds.tolist() == pytest.approx([1.0, 1.0, 1 / 3 + (100 - 100 / 3) / 10])
+    assert seen.pushes.pull_seconds.tolist() == pytest.approx([1.0] * 3)
+
+
+def test_servers_throttle_pulls():
+    """Each server sends half a pull, for which there are tokens at first; in the other 3 s not all of them come back."""
+    throttled = (Bucket(("b", "c"), 50.0, 50.0 / 4.5),)
+    seen = alone(msgspec.structs.replace(CALM, buckets=throttled)).perform(Run(clocks=6)).pushes
+    assert seen.push_seconds.tolist() == pytest.approx([1.0] * 6)
+    # At full rate a pull takes a second and 50 - 50/4.5 tokens; between two of them 3 s bring 33.3.
+    tokens, expected = 50.0, []
+    for _ in range(6):
+        seconds = min(1.0, tokens / (50 - 50 / 4.5))
+        left = 50 - 50 * seconds
+        expected.append(seconds + left / (50 / 4.5))
+        tokens = 50 / 4.5 * 3 + (tokens - (50 - 50 / 4.5) if left == 0 else 0.0)
+    assert seen.pull_seconds.tolist() == pytest.approx(expected)
+    assert max(expected) > 1.01
+
+
+def test_a_bucket_that_is_never_empty_changes_nothing():
+    full = msgspec.structs.replace(CALM, buckets=(Bucket(NAMES, 1e9, 1.0),))
+    one, other = (timed(c, seed=1).perform(Run(clocks=60)).pushes for c in (CALM, full))
+    for name in one._fields:
+        np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-9)
+
+
+TIGHT = (Bucket(("a", "d"), 150.0, 20.0), Bucket(("e",), 400.0, 35.0))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"policy": "bsp"}, {"workers": NAMES[:4], "servers": NAMES[2:], "batch_size": 4}],
+    ids=["asp", "bsp", "both roles"],
+)
+def test_the_judge_agrees_on_buckets(changed):
+    """Throttled workers and servers, slow-downs, noise: event by event as the plain simulation has it."""
+    conditions = Conditions(buckets=TIGHT, episodes=(Episode("b", 10.0, 25.0, 2.0),))
+    setting = start(**changed)
+    seen = timed(conditions, seed=4, setting=setting).perform(Run(clocks=150)).pushes
+    bound = 0 if setting.policy == "bsp" else np.inf
+    judge = Oracle(cluster(), job(SMALL), setting, conditions, Bounded(bound), 4).run(150)
+    np.testing.assert_array_equal(seen.worker, judge.column("worker"))
+    np.testing.assert_allclose(seen.seconds, judge.column("seconds"), rtol=1e-9)
+    free = timed(Conditions(episodes=conditions.episodes), seed=4, setting=setting).perform(Run(clocks=150)).pushes
+    assert seen.seconds[-1] > 1.1 * free.seconds[-1]
+
+
+def test_buckets_are_the_machines_whatever_branch_trains():
+    """What one branch has sent is missing to the next; while nobody trains, tokens come back."""
+    simulated = timed(Conditions(buckets=(Bucket(NAMES, 300.0, 1.0),)), setting=start(policy="bsp"))
+    simulated.perform(Run(clocks=30))
+    spent, then = np.asarray(branch(simulated).clock.flight.tokens), simulated.now
+    assert (spent < 50).any()
+    child = simulated.perform(Fork())
+    simulated.perform(Run(clocks=1, branch=child))
+    now = np.asarray(branch(simulated, child).clock.flight.tokens)
+    assert (now <= spent + (simulated.now - then) + 1e-9).all()
+    before = simulated.now
+    simulated.perform(Reconfigure(start(policy="bsp", intra_threads=1), method="checkpoint", branch=child))
+    restarted = np.asarray(branch(simulated, child).clock.flight.tokens)
+    assert simulated.now >= before + CHEAP.restart_seconds
+    assert (restarted > CHEAP.restart_seconds - 1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("buckets", "reason"),
+    [
+        ((Bucket(("z",), 1.0, 1.0),), "'z'"),
+        ((Bucket(("a", "b"), 1.0, 1.0), Bucket(("b",), 1.0, 1.0)), "Cannot give b two buckets"),
+        ((Bucket(("a",), -1.0, 1.0),), "buckets.capacity_bytes = -1.0"),
+        ((Bucket(("a",), math.inf, 1.0),), "buckets.capacity_bytes = inf"),
+        ((Bucket(("a",), 1.0, 0.0),), "Cannot refill a bucket by 0.0"),
+    ],
+)
+def test_buckets_that_cannot_be_are_refused(buckets, reason):
+    with pytest.raises(ValueError, match=reason):
+        check(Conditions(buckets=buckets), NAMES)
+
+
+def test_a_queue_knows_no_buckets():
+    with pytest.raises(ValueError, match="first come first served where a node has a token bucket"):
+        system(cluster("fifo"), job(), start(), Conditions(buckets=TIGHT))

@@ -1,0 +1,226 @@
+"""What a run meets: read from TOML, checked, drawn from its seed alone, and felt as it says."""
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulators.cluster.conditions import Conditions, Episode, Sleeps, Stragglers, check, straggling
+from simulators.reconfiguration.control_plane import Cluster
+from simulators.workloads.catalogue import Demand
+from tests.support.oracle import Bounded, Oracle
+from tests.support.small_jobs import (
+    CHEAP,
+    KNOBS,
+    MODEL,
+    NAMES,
+    SMALL,
+    assert_same_bytes,
+    cluster,
+    job,
+    learning,
+    machine,
+    start,
+    system,
+    together,
+)
+from tuners.actions import Evaluate, Fork, Reconfigure, Rejected, Run, Target
+
+NODES = ("a", "b", "c", "d")
+TEXT = """
+jitter = 0.3
+stagger = false
+thinking_seconds = 1.5
+sleeps = { probability = 0.1, mean_seconds = 2.0 }
+stragglers = { mean_seconds = 5.0, sd_seconds = 1.0, nodes = ["b"] }
+[[episodes]]
+node = "c"
+start_seconds = 10.0
+seconds = 60.0
+factor = 4.0
+"""
+
+
+def test_conditions_are_read_from_toml():
+    assert msgspec.toml.decode(TEXT.encode(), type=Conditions) == Conditions(
+        jitter=0.3,
+        stagger=False,
+        thinking_seconds=1.5,
+        sleeps=Sleeps(0.1, 2.0),
+        stragglers=Stragglers(5.0, 1.0, nodes=("b",)),
+        episodes=(Episode("c", 10.0, 60.0, 4.0),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("jiter = 0.3", "jiter"),
+        ('jitter = "much"', "jitter"),
+        ("sleeps = { probability = 0.1 }", "mean_seconds"),
+        ("[[episodes]]\nnode = 3\nstart_seconds = 0.0\nseconds = 1.0\nfactor = 2.0", "node"),
+    ],
+)
+def test_wrong_keys_and_types_are_named(text, reason):
+    with pytest.raises(msgspec.ValidationError, match=reason):
+        msgspec.toml.decode(text.encode(), type=Conditions)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "reason"),
+    [
+        (Conditions(episodes=(Episode("z", 0.0, 1.0, 2.0),)), "'z'.*a, b, c, d"),
+        (Conditions(stragglers=Stragglers(1.0, nodes=("a", "y"))), "'y'"),
+        (Conditions(sleeps=Sleeps(1.1, 1.0)), r"sleeps.probability = 1.1.*from 0 to 1"),
+        (Conditions(stragglers=Stragglers(1.0, probability=-0.1)), "stragglers.probability = -0.1"),
+        (Conditions(sleeps=Sleeps(math.nan, 1.0)), "sleeps.probability = nan"),
+        (Conditions(jitter=-0.2), "jitter = -0.2"),
+        (Conditions(jitter=math.inf), "jitter = inf"),
+        (Conditions(thinking_seconds=math.nan), "thinking_seconds = nan"),
+        (Conditions(sleeps=Sleeps(0.5, -1.0)), "sleeps.mean_seconds = -1.0"),
+        (Conditions(stragglers=Stragglers(1.0, -1.0)), "stragglers.sd_seconds = -1.0"),
+        (Conditions(episodes=(Episode("a", -1.0, 1.0, 2.0),)), "episodes.start_seconds = -1.0"),
+        (Conditions(episodes=(Episode("a", 1.0, math.inf, 2.0),)), "episodes.seconds = inf"),
+        (Conditions(episodes=(Episode("a", 1.0, 1.0, 0.0),)), "slow a down by 0.0"),
+    ],
+)
+def test_conditions_that_cannot_be_are_refused(conditions, reason):
+    with pytest.raises(ValueError, match=reason):
+        check(conditions, NODES)
+
+
+def test_usual_conditions_pass():
+    check(Conditions(), NODES)
+    check(msgspec.toml.decode(TEXT.encode(), type=Conditions), NODES)
+
+
+def drawn(conditions, seed, nodes=NODES):
+    return straggling(conditions, nodes, np.random.default_rng(seed)).tolist()
+
+
+@given(st.integers(0, 2**31), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_a_higher_probability_adds_stragglers_and_takes_none(seed, one, other):
+    low, high = (drawn(Conditions(stragglers=Stragglers(1.0, probability=p)), seed) for p in sorted((one, other)))
+    assert all(b or not a for a, b in zip(low, high, strict=True))
+
+
+@given(st.integers(0, 2**31))
+def test_named_nodes_straggle_and_chance_is_drawn_whether_needed_or_not(seed):
+    chance = drawn(Conditions(stragglers=Stragglers(1.0, probability=0.5)), seed)
+    both = drawn(Conditions(stragglers=Stragglers(1.0, probability=0.5, nodes=("c",))), seed)
+    assert both == [c or n == "c" for c, n in zip(chance, NODES, strict=True)]
+    rng, again = np.random.default_rng(seed), np.random.default_rng(seed)
+    straggling(Conditions(), NODES, rng)
+    straggling(Conditions(stragglers=Stragglers(1.0, nodes=("a",))), NODES, again)
+    assert rng.random() == again.random()
+
+
+def test_nobody_straggles_unless_asked_and_everybody_at_one():
+    assert drawn(Conditions(), 0) == [False] * 4
+    assert drawn(Conditions(stragglers=Stragglers(1.0, probability=1.0)), 0) == [True] * 4
+
+
+def test_so_many_straggle_as_the_probability_says():
+    nodes = tuple(str(i) for i in range(4000))
+    count = sum(drawn(Conditions(stragglers=Stragglers(1.0, probability=0.3)), 1, nodes))
+    assert count == pytest.approx(0.3 * 4000, abs=4 * math.sqrt(4000 * 0.3 * 0.7))
+
+
+# ------------------------------------------------------------------------------------------------------ what it meets
+
+
+def test_thinking_takes_its_time_and_training_goes_on_meanwhile():
+    slow, quick = (learning(Conditions(thinking_seconds=s), seed=2) for s in (5.0, 0.0))
+    windows = [slow.perform(Run(clocks=10))]
+    assert windows[0].start_seconds == 0.0
+    before = slow.now
+    slow.perform(Evaluate())
+    assert slow.now == before + 5.0
+    windows += [slow.perform(Run(clocks=10)) for _ in range(5)]
+    assert windows[1].start_seconds == before
+    assert windows[1].clocks > 10
+    assert [w.start_seconds for w in windows[1:]] == [w.end_seconds for w in windows[:-1]]
+    pushes = together(windows)
+    assert_same_bytes(pushes, quick.perform(Run(clocks=len(pushes.seconds))).pushes)
+
+
+def test_a_fork_does_not_tell_again_what_its_parent_did_during_thought():
+    simulated = learning(Conditions(thinking_seconds=5.0))
+    simulated.perform(Run(clocks=10))
+    child = simulated.perform(Fork(0))
+    window = simulated.perform(Run(clocks=10, branch=child))
+    assert window.pushes.seconds[0] >= window.start_seconds
+    assert simulated.perform(Run(clocks=1)).pushes.seconds[0] < window.start_seconds
+
+
+def test_a_target_reached_in_thought_is_told():
+    simulated = learning(Conditions(thinking_seconds=50.0), target=Target("clocks", 20))
+    window = simulated.perform(Run(clocks=1))
+    assert (window.status, window.clocks, simulated.status) == ("target", 20, "target")
+    with pytest.raises(Rejected, match="it has target"):
+        simulated.perform(Run(clocks=1))
+
+
+def test_an_episode_slows_exactly_as_said():
+    """One worker: a second to pull, two to compute, one to push. From 5 to 11 computing takes three times as long."""
+    demand = Demand(model_bytes=100.0, sample_seconds=0.25)
+    conditions = Conditions(jitter=0.0, stagger=False, episodes=(Episode("a", 5.0, 6.0, 3.0), Episode("a", 14.0, 0.5, 2.0)))
+    one = start(workers=("a",), servers=("b", "c"))
+    kinds = Cluster(tuple((n, machine(100.0)) for n in NAMES))
+    window = system(kinds, job(demand), one, conditions).perform(Run(clocks=4))
+    assert window.pushes.compute_seconds.tolist() == pytest.approx([2.0, 6.0, 2.25, 2.0])
+    assert window.pushes.seconds.tolist() == pytest.approx([4.0, 12.0, 16.25, 20.25])
+
+
+def test_episodes_go_on_while_nobody_trains():
+    """An episode that begins and ends during a restart leaves no trace; one that begins there does."""
+    conditions = Conditions(jitter=0.0, stagger=False, episodes=(Episode("a", 1.0, 2.0, 9.0), Episode("a", 2.5, 1e6, 2.0)))
+    demand = Demand(model_bytes=0.0, sample_seconds=0.25)
+    simulated = system(cluster(), job(demand), start(workers=("a",)), conditions, knobs=KNOBS, costs=CHEAP)
+    simulated.perform(Run(seconds=0.5))
+    simulated.perform(Reconfigure(start(workers=("a",), intra_threads=1)))
+    assert simulated.perform(Run(clocks=3)).pushes.compute_seconds.tolist() == pytest.approx([4.0] * 3)
+
+
+def test_stragglers_stay_the_same_within_a_seed():
+    slow = Conditions(jitter=0.0, stagger=False, stragglers=Stragglers(3.0, 0.0, 0.5))
+    found = []
+    for seed in range(4):
+        simulated = learning(slow, seed, setting=start(policy="bsp"))
+        straggles = [w.compute_seconds / w.pushes > 3.0 for w in simulated.perform(Run(clocks=30)).workers]
+        simulated.perform(Reconfigure(start(policy="bsp", intra_threads=1)))
+        again = simulated.perform(Run(clocks=30))
+        assert straggles == [w.compute_seconds / w.pushes > 3.0 for w in again.workers]
+        found.append(tuple(straggles))
+    assert len(set(found)) > 1
+
+
+def test_workers_begin_at_points_of_their_first_cycle():
+    """Later by up to one mini-batch, each by its own share, in the first cycle only."""
+    even, staggered = (
+        learning(Conditions(jitter=0.0, stagger=s), setting=start(policy="bsp")).perform(Run(clocks=30)).pushes
+        for s in (False, True)
+    )
+
+    def computed(pushes):
+        return {(w, c): s for w, c, s in zip(pushes.worker, pushes.clock, pushes.compute_seconds, strict=True)}
+
+    one, other = computed(even), computed(staggered)
+    later = {k: other[k] - one[k] for k in one}
+    first = [later[w, 0] / one[w, 0] for w in range(3)]
+    assert all(0 < share < 1 for share in first)
+    assert len({round(share, 6) for share in first}) == 3
+    assert [v for (_, c), v in later.items() if c > 0] == pytest.approx([0.0] * 27, abs=1e-9)
+
+
+def test_the_judge_agrees_across_a_slow_down_of_everything():
+    """With episodes on every node and sleepers, through the whole stack."""
+    episodes = tuple(Episode(n, 10.0 * i, 25.0, 1.0 + i) for i, n in enumerate(NAMES, 1))
+    rough = Conditions(episodes=episodes, sleeps=Sleeps(0.3, 1.0, 1.0), stragglers=Stragglers(1.0, 0.2, nodes=("b",)))
+    window = learning(rough, seed=6).perform(Run(clocks=120))
+    judge = Oracle(cluster(), job(SMALL, MODEL), start(), rough, Bounded(np.inf), 6, MODEL).run(120)
+    np.testing.assert_array_equal(window.pushes.worker, judge.column("worker"))
+    np.testing.assert_allclose(window.pushes.seconds, judge.column("seconds"), rtol=1e-9)

@@ -1,0 +1,391 @@
+"""What was recorded elsewhere drives a run: who gets what, when, and that the engine does as the judge says."""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import polars as pl
+import pytest
+
+from harness.scenario import load, parse
+from harness.training.instances import stacked
+from simulators.cluster.conditions import Bucket, Conditions, NodeChange, Recording, Replay, check
+from simulators.cluster.trace_driven import check_replay, unfolded
+from simulators.cluster.trace_driven_nodes import places
+from simulators.engine import loop
+from simulators.workloads.catalogue import Demand
+from tests.support.oracle import Bounded, Oracle
+from tests.support.recordings import MADE, lay
+from tests.support.small_jobs import (
+    CHEAP,
+    KNOBS,
+    NAMES,
+    SMALL,
+    assert_same_bytes,
+    cluster,
+    job,
+    start,
+    system,
+    together,
+)
+from traces.importers import import_trace
+from traces.parts import Origin, TraceWriter
+from tuners.actions import Reconfigure, Rejected, Run
+
+CALM = Conditions(jitter=0.0, stagger=False)
+ORDER = {"deal": "order"}
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    """Imported files of our own making, by source."""
+    folder = tmp_path_factory.mktemp("traces")
+    sources = ("alibaba-pai-minibatch", "azure-vm-noise", "bamboo-spot", "bytedance-straggler", "uta-ec2-tokenbucket")
+    for source in sources:
+        import_trace(source, lay(folder / "in" / source, MADE[source]()), folder / source, made_by="test")
+    return {source: str(folder / source) for source in sources}
+
+
+def written(folder, **tables):
+    """A trace of these rows, by table."""
+    with TraceWriter(folder, Origin("test", "test")) as writer:
+        for table, rows in tables.items():
+            writer.add(table, pl.DataFrame(rows))
+    return str(folder)
+
+
+def replaying(conditions=CALM, **recordings):
+    return msgspec.structs.replace(conditions, replay=Replay(**recordings))
+
+
+def timed(conditions, seed=0, setting=None, **changed):
+    """Five nodes, three of them workers; nothing is learned."""
+    rules = {"knobs": KNOBS, "costs": CHEAP} | changed
+    return system(cluster(), job(SMALL), setting or start(), conditions, seed, **rules)
+
+
+TIGHT = (Bucket(("a", "d"), 150.0, 20.0), Bucket(("e",), 400.0, 35.0))
+
+
+def drawn(conditions, seed=0, budget=1e4, kinds=None):
+    return unfolded(conditions, (kinds or cluster()).nodes, budget, seed)
+
+
+def test_windows_may_be_cut_anywhere_with_buckets_and_recordings(traces):
+    recorded = replaying(Conditions(buckets=TIGHT), compute=traces["bytedance-straggler"])
+    whole = timed(recorded, seed=2).perform(Run(clocks=60)).pushes
+    cut = timed(recorded, seed=2)
+    assert_same_bytes(whole, together([cut.perform(Run(clocks=1)) for _ in range(60)]))
+    other = timed(recorded, seed=2)
+    windows = [other.perform(Run(seconds=1.7))]
+    while sum(w.clocks for w in windows) < 60:
+        windows.append(other.perform(Run(seconds=1.7)))
+    pushes = together(windows)
+    assert_same_bytes(whole, type(pushes)(*(column[:60] for column in pushes)))
+
+
+def test_lanes_meet_buckets_and_recordings_as_jobs_do_alone(traces):
+    conditions = replaying(Conditions(buckets=TIGHT), compute=traces["bytedance-straggler"])
+    jobs = [timed(conditions, seed=s) for s in (0, 1)]
+    lanes = [j._branches[0] for j in jobs]
+    alone = [j.perform(Run(clocks=30)).pushes.seconds for j in (timed(conditions, seed=s) for s in (0, 1))]
+    data, plants, states = stacked(lanes)
+    args = (data, plants, states, jnp.int32(30), jnp.float64(1e9))
+    _, table, used = loop.advance_lanes(lanes[0].program, *args, rows=30, own_data=True)
+    assert used.tolist() == [30, 30]
+    np.testing.assert_allclose(np.asarray(table)[:, :, 0], alone, rtol=1e-12)
+
+
+# ------------------------------------------------------------------------------------------------------ compute times
+
+
+def spells(folder, by_worker, **settings):
+    rows = [
+        {"run": "r", "branch": 0, "seconds": None, "worker": w, "clock": c, "compute_seconds": s}
+        for w, times in by_worker.items()
+        for c, s in enumerate(times)
+    ]
+    rows = {k: [row[k] for row in rows] for k in rows[0]}
+    columns = pl.DataFrame(
+        rows, schema_overrides={"seconds": pl.Float64, "worker": pl.Int32, "clock": pl.Int32, "branch": pl.Int32}
+    )
+    with TraceWriter(folder, Origin("test", "test")) as writer:
+        writer.add("iterations", columns)
+        writer.add(
+            "settings", pl.DataFrame({"run": ["r"], "branch": pl.Series([0], dtype=pl.Int32), "seconds": [0.0]} | settings)
+        )
+    return str(folder)
+
+
+def test_mini_batches_take_what_was_recorded_and_begin_again(tmp_path):
+    """Medians: 2 of the run. Machines a and b get workers 0 and 1 in order; c gets worker 0 from half-way on."""
+    trace = spells(tmp_path / "t", {0: [2.0, 4.0, 1.0, 2.0], 1: [2.0, 3.0, 2.0]})
+    conditions = replaying(Conditions(stagger=False), compute=Recording(trace, nodes=("a", "b", "c"), **ORDER))
+    seen = system(cluster(), job(Demand(model_bytes=0.0, sample_seconds=1.0)), start(workers=("a", "b", "c")), conditions)
+    pushes = seen.perform(Run(clocks=60)).pushes
+    factors = {0: [1, 2, 0.5, 1], 1: [1, 1.5, 1], 2: [0.5, 1, 1, 2]}
+    for worker, expected in factors.items():
+        took = pushes.compute_seconds[pushes.worker == worker] / (8 / (1.0 + worker / 3) / 2)
+        assert took[:8] == pytest.approx((expected * 3)[:8])
+    judge = Oracle(
+        cluster(),
+        job(Demand(model_bytes=0.0, sample_seconds=1.0)),
+        start(workers=("a", "b", "c")),
+        conditions,
+        Bounded(np.inf),
+        0,
+        factors={NAMES[w]: f for w, f in factors.items()},
+    ).run(60)
+    np.testing.assert_allclose(pushes.seconds, judge.column("seconds"), rtol=1e-9)
+
+
+def test_what_is_usual_is_the_median_of_the_run_of_the_stage_or_of_the_worker(tmp_path):
+    times = {0: [1.0, 1.0], 1: [3.0, 3.0], 2: [1.0, 1.0]}
+    trace = spells(tmp_path / "t", times)
+    staged = spells(tmp_path / "s", times, options=['{"stage_of_worker": {"0": 0, "1": 1, "2": 0}}'])
+    found = {}
+    for name, recording in {
+        "run": Recording(trace, deal="order"),
+        "worker": Recording(trace, deal="order", against="worker"),
+        "stage": Recording(staged, deal="order"),
+    }.items():
+        found[name] = np.asarray(drawn(replaying(compute=recording))[1].values)[:3, 0].tolist()
+    assert found == {"run": [1, 3, 1], "worker": [1, 1, 1], "stage": [1, 1, 1]}
+
+
+def test_only_named_nodes_are_driven_and_others_keep_their_noise(tmp_path):
+    trace = spells(tmp_path / "t", {0: [1.0, 1.0, 1.0]})
+    noisy = Conditions(stagger=False, jitter=0.5)
+    some = replaying(noisy, compute=Recording(trace, nodes=("b",)))
+    plain, driven = (timed(c).perform(Run(clocks=60)).pushes for c in (noisy, some))
+    by = [{w: p.compute_seconds[p.worker == w][:10] for w in (0, 1)} for p in (plain, driven)]
+    np.testing.assert_allclose(by[0][0], by[1][0], rtol=1e-9)
+    assert np.ptp(by[0][1]) > 0
+    assert np.ptp(by[1][1]) < 1e-9
+
+
+def test_seeds_deal_anew_and_a_seed_always_the_same(traces):
+    conditions = replaying(compute=traces["bytedance-straggler"], stragglers=traces["alibaba-pai-minibatch"])
+    found = [
+        msgspec.json.encode(drawn(conditions, s)[0]) + np.asarray(drawn(conditions, s)[1].values).tobytes() for s in range(6)
+    ]
+    assert found == [
+        msgspec.json.encode(drawn(conditions, s)[0]) + np.asarray(drawn(conditions, s)[1].values).tobytes() for s in range(6)
+    ]
+    assert len(set(found)) > 3
+
+
+# --------------------------------------------------------------------------------------------------------- stragglers
+
+
+def test_recorded_episodes_come_when_they_came_and_again(traces):
+    """Of ours: job_7 has workers at 400, 401, 402; the third is at 800 from second 31 to 51 of 1 to 81."""
+    conditions = replaying(stragglers=Recording(traces["alibaba-pai-minibatch"], "minibatch/*", ("a", "b", "c"), "order"))
+    made, _ = drawn(conditions, budget=1000.0)
+    (episode,) = [e for e in made.episodes if e.every_seconds]
+    assert (episode.node, episode.start_seconds, episode.seconds, episode.every_seconds) == ("c", 30.0, 20.0, 80.0)
+    assert episode.factor == pytest.approx(800 / 402)
+    always = {e.node: e.factor for e in made.episodes if not e.every_seconds}
+    assert always == pytest.approx({"a": 400 / 401, "c": 402 / 401})
+    simulated = system(cluster(), job(Demand(model_bytes=0.0, sample_seconds=0.25)), start(workers=("c",)), conditions)
+    pushes = simulated.perform(Run(seconds=300.0)).pushes
+    slow = pushes.seconds[pushes.compute_seconds > 1.5 * np.median(pushes.compute_seconds)]
+    assert {int((s - 30) // 80) for s in slow} == {0, 1, 2, 3}
+    assert all(30 < s % 80 < 52 for s in slow)
+
+
+def test_an_episode_under_way_when_the_recording_is_entered_is_met(traces):
+    recording = Recording(traces["alibaba-pai-minibatch"], "minibatch/*", ("a", "b", "c"))
+    for seed in range(40):
+        made, _ = drawn(replaying(stragglers=recording), seed, budget=80.0)
+        slow = [e for e in made.episodes if e.factor > 1.5]
+        share = sum(min(e.start_seconds + e.seconds, 80.0) - e.start_seconds for e in slow)
+        assert share == pytest.approx(20.0)  # in any 80 s, whenever they begin
+
+
+def test_speeds_are_the_other_way_round(tmp_path):
+    rows = {"run": ["r"] * 3, "node": ["x", "y", "z"], "seconds": [0.0, 5.0, 9.0], "relative_speed": [100.0, 50.0, 100.0]}
+    trace = written(tmp_path / "t", probes=rows)
+    made, _ = drawn(replaying(stragglers=Recording(trace, **ORDER)))
+    assert {e.node: e.factor for e in made.episodes} == {"b": 2.0, "e": 2.0}
+
+
+# ---------------------------------------------------------------------------------------------------------- bandwidth
+
+
+def test_buckets_last_as_long_and_throttle_as_far_as_recorded(traces):
+    """Of ours: 60 s at 5 Gbit/s, then a quarter of it, on any NIC."""
+    made, _ = drawn(replaying(bandwidth=traces["uta-ec2-tokenbucket"]))
+    assert [b.nodes for b in made.buckets] == [(n,) for n in NAMES]
+    for bucket, (_, kind) in zip(made.buckets, cluster().nodes, strict=True):
+        nic = kind.nic_bytes_per_second
+        assert bucket.refill_bytes_per_second == pytest.approx(nic / 4)
+        assert bucket.capacity_bytes / (nic - nic / 4) == pytest.approx(60.0)
+
+
+# ------------------------------------------------------------------------------------------------ nodes come and go
+
+
+EVENTS = [
+    (0.0, "m1", "joined"),
+    (0.0, "m2", "joined"),
+    (10.0, "m3", "joined"),
+    (20.0, "m1", "left"),
+    (30.0, "m2", "leaving"),
+    (35.0, "m2", "left"),
+    (40.0, "m4", "joined"),
+    (50.0, "m5", "joined"),
+    (60.0, "m3", "failed"),
+]
+
+
+def test_machines_take_the_place_that_was_free_for_longest():
+    found = places(EVENTS)
+    assert found.first == frozenset()
+    assert [(h.seconds, h.place, h.event, h.notice_seconds) for h in found.happened] == [
+        (0.0, 0, "joins", 0.0),
+        (0.0, 1, "joins", 0.0),
+        (10.0, 2, "joins", 0.0),
+        (20.0, 0, "leaves", 0.0),
+        (30.0, 1, "leaves", 5.0),
+        (40.0, 0, "joins", 0.0),
+        (50.0, 1, "joins", 0.0),
+        (60.0, 2, "fails", 0.0),
+    ]
+    assert found.changes(("a", "b", "c", "d"), 1e4, None) == [
+        NodeChange(("a",), 10.0, "leaves"),
+        NodeChange(("b",), 20.0, "leaves", 5.0),
+        NodeChange(("a",), 30.0, "joins"),
+        NodeChange(("b",), 40.0, "joins"),
+        NodeChange(("c",), 50.0, "fails"),
+    ]
+
+
+def test_machines_that_were_there_before_have_places_from_the_start():
+    assert places([(5.0, "m1", "left"), (9.0, "m2", "joined")]).first == {0}
+
+
+def test_all_are_there_at_the_beginning_and_changes_follow_from_one_another():
+    """Property: whatever moment is drawn, the conditions can be, and never is one of the nodes absent at the start."""
+    rng, alive, events, number = np.random.default_rng(0), [], [], 0
+    for second in np.sort(rng.random(400)) * 1e4:
+        if alive and rng.random() < len(alive) / 12:
+            events.append((float(second), alive.pop(int(rng.integers(len(alive)))), "left"))
+        else:
+            alive.append(f"m{number}")
+            number += 1
+            events.append((float(second), alive[-1], "joined"))
+    recorded = places(events)
+    for seed in range(50):
+        made = recorded.changes(NAMES, 3000.0, np.random.default_rng(seed))
+        check(Conditions(nodes=tuple(made)), NAMES)
+        assert all(c.event == "leaves" for c in {c.nodes: c for c in reversed(made)}.values())
+        assert made[-1].seconds >= 3000.0 * 0.9
+
+
+def test_nodes_come_and_go_as_recorded(tmp_path):
+    columns = ("seconds", "node", "event")
+    rows = {"run": ["r"] * len(EVENTS)} | {c: [e[i] for e in EVENTS] for i, c in enumerate(columns)}
+    trace = written(tmp_path / "t", node_events=rows)
+    conditions = replaying(nodes=Recording(trace, nodes=("a", "b", "c"), **ORDER))
+    simulated = system(cluster(), job(), start(servers=("d", "e")), conditions, knobs=KNOBS, costs=CHEAP)
+    seen = simulated.perform(Run(seconds=100.0))
+    assert [(e.seconds, e.node, e.event) for e in seen.events] == [
+        (10.0, "a", "leaving"),
+        (10.0, "a", "left"),
+        (20.0, "b", "leaving"),
+        (25.0, "b", "left"),
+        (30.0, "a", "joined"),
+        (40.0, "b", "joined"),
+        (50.0, "c", "failed"),
+    ]
+    assert seen.status == "running"
+    assert "c" not in seen.setting.workers
+    with pytest.raises(Rejected, match="Cannot use node 'c'"):
+        simulated.perform(Reconfigure(start(servers=("d", "e"))))
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("role", "source", "reason"),
+    [
+        ("compute", "alibaba-pai-minibatch", "no iterations with compute times; it has cov/job_00, .*minibatch/job_7"),
+        ("stragglers", "bamboo-spot", "no probes"),
+        ("bandwidth", "bamboo-spot", "no runs that were throttled; it has p9"),
+        ("nodes", "azure-vm-noise", "no events of nodes"),
+    ],
+)
+def test_a_trace_that_has_nothing_to_say_is_refused(role, source, reason, traces):
+    with pytest.raises(ValueError, match=rf"replay.{role}: Cannot replay runs '\*' of .*{source}: {reason}"):
+        check_replay(replaying(**{role: traces[source]}))
+
+
+def test_runs_and_folders_that_are_not_there(traces, tmp_path):
+    with pytest.raises(ValueError, match=r"Cannot replay runs 'ZZ'.*it has XY"):
+        check_replay(replaying(compute=Recording(traces["bytedance-straggler"], "ZZ")))
+    with pytest.raises(ValueError, match=r"replay.nodes: Cannot read a trace from"):
+        check_replay(replaying(nodes=str(tmp_path)))
+    with pytest.raises(ValueError, match="'z'"):
+        check(replaying(compute=Recording("t", nodes=("z",))), NAMES)
+
+
+def test_our_own_recordings_drive_runs(tmp_path):
+    """A recorded run, replayed in order, has the recorded times up to one common factor: that of its median."""
+    from harness.record import play_recorded
+    from tuners import resolve
+
+    def twin(conditions, budget):
+        return timed(conditions, seed=5, knobs=(), budget_seconds=budget)
+
+    noisy = Conditions(jitter=0.4, stagger=False)
+    play_recorded(resolve("fixed").factory, twin(noisy, 60.0), tmp_path / "t", scenario="s", tuner="fixed", seed=5)
+    first = twin(noisy, 60.0).perform(Run(clocks=40)).pushes
+    conditions = replaying(noisy, compute=Recording(str(tmp_path / "t"), against="worker", **ORDER))
+    again = twin(conditions, 60.0).perform(Run(clocks=40)).pushes
+    for worker in range(3):
+        one, other = (p.compute_seconds[p.worker == worker][:8] for p in (first, again))
+        assert np.ptp(other / one) < 1e-9
+
+
+# ------------------------------------------------------------------------------------------------------- in a scenario
+
+
+def scenario(replay, folder):
+    text = load("digits").text.replace("[seeds]", f"[conditions.replay]\n{replay}\n\n[seeds]")
+    return parse(text, name="driven", origin=folder / "driven.toml")
+
+
+def test_a_scenario_names_traces_relative_to_its_file(traces):
+    folder = Path(traces["bamboo-spot"]).parent
+    made = scenario('nodes = "bamboo-spot"\ncompute = { trace = "bytedance-straggler", runs = "XY" }', folder)
+    recordings = made.conditions.replay.recordings()
+    assert {role: r.trace for role, r in recordings.items()} == {
+        "compute": traces["bytedance-straggler"],
+        "nodes": traces["bamboo-spot"],
+    }
+    assert (recordings["nodes"].runs, recordings["compute"].runs) == ("*", "XY")
+
+
+@pytest.mark.parametrize(
+    ("replay", "reason"),
+    [
+        ('nodes = "nowhere"', r"driven.toml: \[conditions\] replay.nodes: Cannot read a trace from .*nowhere"),
+        ('node = "bamboo-spot"', r"\[conditions.replay\] node: there is no such key; did you mean nodes"),
+        (
+            'nodes = { trace = "bamboo-spot", run = "p3" }',
+            r"\[conditions.replay.nodes\] run: there is no such key; did you mean",
+        ),
+        ('nodes = { runs = "p3" }', r"\[conditions.replay.nodes\] trace: it is missing"),
+        (
+            'nodes = { trace = "bamboo-spot", deal = "fair" }',
+            r"\[conditions.replay.nodes\] deal: .*choose one of lot, order",
+        ),
+        ('compute = { trace = "bytedance-straggler", nodes = ["x"] }', r"node 'x': this cluster has n0"),
+    ],
+)
+def test_what_is_wrong_with_a_scenario_is_told(replay, reason, traces):
+    with pytest.raises(ValueError, match=reason):
+        scenario(replay, Path(traces["bamboo-spot"]).parent)

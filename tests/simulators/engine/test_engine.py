@@ -1,0 +1,360 @@
+"""The engine against the judge over random clusters; bounds and ends of policies; windows; lanes."""
+
+import math
+from functools import partial
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from simulators.cluster.conditions import Conditions, Episode, Sleeps, Stragglers
+from simulators.engine import loop
+from simulators.reconfiguration.control_plane import Cluster
+from simulators.workloads.catalogue import Demand
+from tests.support.oracle import Backup, Bounded, Dynamic, Oracle
+from tests.support.small_jobs import MODEL, NAMES, branch, job, machine, plain_job, system, together
+from tuners.actions import Decision, Install, Pushes, Rejected, Run, Setting, SyncPolicy, Target
+
+# An example is a simulation: some dozens are soon run, the hundreds that shrinking takes are not.
+slow_to_compile = settings(
+    max_examples=12, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.explicit, Phase.reuse, Phase.generate]
+)
+
+
+# ------------------------------------------------------------------------------------------------------ random clusters
+
+
+@st.composite
+def machines(draw, overlap):
+    speeds, nics = st.floats(0.5, 3.0), st.floats(20.0, 200.0)
+    # Where roles overlap, a server process without a limit is no resource, and changes the shape that is compiled.
+    service = st.one_of(st.just(1e6 if overlap else math.inf), st.floats(10.0, 300.0))
+    return tuple((n, machine(draw(nics), draw(service), draw(speeds))) for n in NAMES)
+
+
+@st.composite
+def roles(draw, overlap):
+    """Workers and servers; with `overlap`, some node is both."""
+    order = draw(st.permutations(NAMES))
+    count = draw(st.integers(1, 4))
+    workers = sorted(order[:count])
+    if not overlap:
+        return tuple(workers), tuple(order[count:])
+    return tuple(workers), tuple(draw(st.lists(st.sampled_from(NAMES), unique=True).map(lambda more: {*more, workers[0]})))
+
+
+@st.composite
+def shares(draw, members):
+    weights = [draw(st.floats(0.2, 1.0)) for _ in members]
+    return draw(st.sampled_from([(), tuple(w / sum(weights) for w in weights)]))
+
+
+@st.composite
+def demands(draw, queue):
+    sizes = st.one_of(st.just(0.0), st.floats(10.0, 200.0))
+    return Demand(
+        model_bytes=draw(sizes),
+        push_bytes=draw(st.one_of(st.none(), sizes)),
+        sample_seconds=draw(st.floats(0.01, 0.5)),
+        fixed_seconds=draw(st.sampled_from([0.0, 0.3])),
+        message_seconds=draw(st.sampled_from([0.0, 0.02])),
+        apply_seconds=draw(st.floats(0.01, 1.0)) if queue and draw(st.booleans()) else 0.0,
+        apply_exponent=draw(st.sampled_from([1.0, 0.7])),
+        master_seconds=draw(st.sampled_from([0.0, 0.2])),
+        master_sample_seconds=draw(st.sampled_from([0.0, 0.01])),
+    )
+
+
+@st.composite
+def conditions(draw):
+    nodes = st.sampled_from(NAMES)
+    sleeps = st.builds(Sleeps, st.floats(0.1, 0.6), st.floats(0.0, 3.0), st.floats(0.0, 2.0))
+    slow = st.builds(Stragglers, st.floats(0.0, 3.0), st.floats(0.0, 1.0), st.floats(0.0, 0.7))
+    episodes = st.lists(
+        st.builds(Episode, nodes, st.floats(0.0, 30.0), st.floats(0.1, 40.0), st.floats(0.3, 4.0)), max_size=3
+    )
+    return Conditions(
+        jitter=draw(st.floats(0.05, 1.0)),
+        stagger=draw(st.booleans()),
+        sleeps=draw(st.one_of(st.none(), sleeps)),
+        stragglers=draw(st.one_of(st.none(), slow)),
+        episodes=tuple(draw(episodes)),
+    )
+
+
+@st.composite
+def jobs(draw, overlap=False, queue=True, **fixed):
+    """All that `Oracle` and `system` need but the policy."""
+    workers, servers = draw(roles(overlap))
+    setting = Setting(
+        workers=workers,
+        servers=servers,
+        batch_size=draw(st.integers(5, 8)),  # one compiled size
+        data_shares=draw(shares(workers)),
+        model_shares=draw(shares(servers)),
+        transfer_bits=draw(st.sampled_from([16, 32])),
+        learning_rate=draw(st.floats(0.01, 0.3)),
+        momentum=0.5,
+    )
+    cluster = Cluster(draw(machines(overlap)), fixed.pop("discipline", "maxmin"), draw(st.sampled_from([0.0, 0.05])))
+    return cluster, (draw(demands(queue)), fixed), setting, draw(conditions()), draw(st.integers(0, 2**31))
+
+
+def whole_job(made):
+    """With the data put in, which would drown a failing example."""
+    cluster, (demand, rules), *rest = made
+    return cluster, job(demand, MODEL, **rules), *rest
+
+
+def named(setting, policy, staleness):
+    plain = {
+        "bsp": Bounded(0),
+        "asp": Bounded(math.inf),
+        "ssp": Bounded(staleness),
+        "dssp": Dynamic(staleness, staleness + 12),
+    }
+    changes = {f: getattr(setting, f) for f in Setting.__slots__} | {"policy": policy, "staleness": staleness}
+    return Setting(**changes), plain[policy]
+
+
+def assert_agree(window, simulated, judge):
+    """Same order, same durations, same staleness, same learning."""
+    for name in ("worker", "clock", "staleness"):
+        np.testing.assert_array_equal(getattr(window.pushes, name), judge.column(name), err_msg=name)
+    for name in ("seconds", "compute_seconds", "pull_seconds", "push_seconds", "wait_seconds"):
+        mine, theirs = getattr(window.pushes, name), judge.column(name)
+        # Whoever is first to transfer is served faster, so what differs by rounding grows with every shared transfer.
+        for part, tolerance in ((slice(20), 1e-9), (slice(20, None), 1e-6)):
+            np.testing.assert_allclose(mine[part], theirs[part], rtol=tolerance, atol=tolerance, err_msg=name)
+    np.testing.assert_allclose(window.pushes.loss, judge.column("loss"), rtol=2e-4, atol=2e-5)
+    parameters = branch(simulated).learned.parameters
+    for name, value in judge.parameters.items():
+        np.testing.assert_allclose(np.asarray(parameters[name]), value, rtol=2e-4, atol=2e-4, err_msg=name)
+
+
+def judged(made, policy, staleness, pushes=50):
+    cluster, workload, setting, around, seed = whole_job(made)
+    setting, plain = named(setting, policy, staleness)
+    simulated = system(cluster, workload, setting, around, seed)
+    window = simulated.perform(Run(clocks=pushes))
+    assert_agree(window, simulated, Oracle(cluster, workload, setting, around, plain, seed, MODEL).run(pushes))
+
+
+BOUNDED = st.sampled_from([("bsp", 0), ("asp", 0), ("ssp", 1), ("ssp", 3)])
+
+
+@slow_to_compile
+@given(jobs(), BOUNDED)
+def test_max_min_sharing_with_every_push_applied(made, policy):
+    judged(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(discipline="fifo", aggregation="sum"), BOUNDED)
+def test_first_come_first_served_with_sums(made, policy):
+    judged(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(overlap=True, aggregation="mean", optimizer="momentum"), BOUNDED)
+def test_workers_that_serve_with_means_and_momentum(made, policy):
+    judged(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(queue=False, optimizer="adarevision"), st.integers(0, 3))
+def test_dynamic_bounds_with_revised_rates(made, low):
+    """Without an apply queue: where it is full, pushes come at equal distances, and predictions tie up to rounding."""
+    judged(made, "dssp", low)
+
+
+def _all_but_one(state, push):
+    done = jnp.sum(push.waiting) >= jnp.sum(push.active) - 1
+    return state, Decision(release=push.active & done, step=done)
+
+
+@slow_to_compile
+@given(jobs(aggregation="mean"))
+def test_workers_that_are_told_to_give_up(made):
+    """Backup workers (Chen et al. 2016): a new cycle begins for those that compute, transfer or queue, too."""
+    cluster, workload, setting, around, seed = whole_job(made)
+    setting, _ = named(setting, "bsp", 0)
+    simulated = system(cluster, workload, setting, around, seed)
+    simulated.perform(Install(SyncPolicy("backup", lambda active: (), _all_but_one)))
+    window = simulated.perform(Run(clocks=50))
+    assert_agree(window, simulated, Oracle(cluster, workload, setting, around, Backup(), seed, MODEL).run(50))
+
+
+# ------------------------------------------------------------------------------------------------------- bounds and ends
+
+
+@settings(slow_to_compile, max_examples=25)
+@given(jobs(), st.integers(0, 5))
+def test_ssp_never_exceeds_its_bound_and_never_deadlocks(made, bound):
+    cluster, workload, setting, around, seed = whole_job(made)
+    setting, _ = named(setting, "ssp", bound)
+    window = system(cluster, workload, setting, around, seed).perform(Run(clocks=150))
+    assert (window.status, window.clocks) == ("running", 150)
+    workers = [NAMES.index(w) for w in setting.workers]
+    clocks = np.cumsum(window.pushes.worker[:, None] == np.array(workers), axis=0)
+    # Released at most `bound` ahead of the slowest, so after its push nobody is further than one more.
+    assert (clocks.max(axis=1) - clocks.min(axis=1) <= bound + 1).all()
+    # From c - s at a pull, another worker comes at most to c + s + 1 before the push: Ho et al.'s bound on staleness.
+    assert window.pushes.staleness.max() <= (2 * bound + 1) * (len(workers) - 1)
+
+
+def _nobody(state, push):
+    return state, Decision(release=push.waiting & False)
+
+
+def test_a_policy_that_releases_nobody_ends_in_deadlock():
+    simulated = system(*plain_job())
+    simulated.perform(Install(SyncPolicy("nobody", lambda active: (), _nobody)))
+    window = simulated.perform(Run(clocks=100))
+    assert (window.status, window.clocks, simulated.status) == ("deadlock", 3, "deadlock")
+    assert window.end_seconds == window.pushes.seconds[-1]
+    with pytest.raises(Rejected, match="deadlock"):
+        simulated.perform(Run(clocks=1))
+
+
+def test_a_loss_that_is_no_number_ends_the_job_as_diverged():
+    simulated = system(*plain_job(learning_rate=1e38))
+    window = simulated.perform(Run(clocks=100))
+    assert (window.status, simulated.status) == ("diverged", "diverged")
+    assert not np.isfinite(window.pushes.loss[-1])
+    assert np.isfinite(window.pushes.loss[:-1]).all()
+    with pytest.raises(Rejected, match="diverged"):
+        simulated.perform(Run(seconds=1.0))
+
+
+def test_a_target_of_clocks_ends_the_job_with_that_push():
+    simulated = system(*plain_job(), target=Target("clocks", 37))
+    window = simulated.perform(Run(seconds=1e6))
+    assert (window.status, window.clocks, window.end_seconds) == ("target", 37, window.pushes.seconds[-1])
+
+
+@pytest.mark.parametrize(("metric", "value"), [("loss", 0.7), ("accuracy", 0.8)])
+def test_a_target_of_validation_ends_the_job_with_the_first_evaluation_that_reaches_it(metric, value):
+    simulated = system(*plain_job(), target=Target(metric, value))
+    window = simulated.perform(Run(clocks=5000))
+    reached = [Target(metric, value).reached(e.loss, e.accuracy) for e in window.evaluations]
+    assert window.status == "target"
+    assert reached == [False] * (len(reached) - 1) + [True]
+    assert [e.clocks for e in window.evaluations] == list(range(10, window.clocks + 1, 10))
+    assert window.evaluations[-1].seconds == simulated.now
+
+
+def test_evaluations_are_those_of_the_judge():
+    cluster, workload, setting, around = plain_job()
+    window = system(cluster, workload, setting, around, seed=3).perform(Run(clocks=60))
+    for seen in window.evaluations:
+        judge = Oracle(cluster, workload, setting, around, Bounded(math.inf), 3, MODEL).run(seen.clocks)
+        loss, _ = MODEL.gradient(judge.parameters, MODEL.valid)
+        scores = MODEL.valid[0] @ judge.parameters["w"] + judge.parameters["b"]
+        assert seen.seconds == pytest.approx(judge.now, rel=1e-9)
+        assert seen.loss == pytest.approx(loss, rel=1e-5)
+        assert seen.accuracy == pytest.approx(np.mean(np.argmax(scores, axis=1) == MODEL.valid[1]), rel=1e-12)
+
+
+# --------------------------------------------------------------------------------------------------------------- windows
+
+EPISODES = tuple(Episode(n, start, seconds, factor) for n, start, seconds, factor in (
+    ("a", 13.0, 200.0, 3.0), ("b", 50.0, 20.5, 0.5), ("a", 100.0, 400.0, 2.0), ("c", 500.0, 1e5, 1.5)
+))  # fmt: skip
+
+
+def cut_job():
+    cluster, workload, setting, _ = plain_job(policy="ssp", staleness=2)
+    return system(cluster, workload, setting, Conditions(episodes=EPISODES, sleeps=Sleeps(0.1, 2.0)), seed=11)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """A thousand pushes in one window: two calls of the engine, several episodes."""
+    simulated = cut_job()
+    return simulated.perform(Run(clocks=1000)), branch(simulated)
+
+
+def assert_same(windows, simulated, whole):
+    window, state = whole
+    columns, evaluations = together(windows), [e for w in windows for e in w.evaluations]
+    for name, mine, theirs in zip(Pushes._fields, columns, window.pushes, strict=True):
+        np.testing.assert_array_equal(mine, theirs[: len(mine)], err_msg=name)
+    assert evaluations == list(window.evaluations)[: len(evaluations)]
+    if len(columns.seconds) == window.clocks:
+        jax.tree.map(np.testing.assert_array_equal, branch(simulated), state)
+    for before, after in pairwise(windows):
+        assert before.end_seconds == after.start_seconds
+
+
+def test_a_thousand_windows_of_one_push_are_one_window_of_a_thousand(whole):
+    simulated = cut_job()
+    assert_same([simulated.perform(Run(clocks=1)) for _ in range(1000)], simulated, whole)
+
+
+CUTS = st.lists(
+    st.one_of(st.integers(1, 400), st.floats(1e-6, 200.0), st.sampled_from([13.0, 50.0, 100.0, 500.0])),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(slow_to_compile, max_examples=15)
+@given(cuts=CUTS)
+def test_windows_cut_anywhere_change_nothing(whole, cuts):
+    simulated, windows, left = cut_job(), [], 1000
+    for cut in cuts:
+        if isinstance(cut, int):
+            cut = min(cut, left)
+            run = Run(clocks=cut)
+        else:
+            run = Run(seconds=cut)
+            if simulated.now + cut > whole[0].end_seconds:
+                continue
+        windows.append(simulated.perform(run))
+        left -= windows[-1].clocks
+        if isinstance(cut, float):
+            assert windows[-1].end_seconds == windows[-1].start_seconds + cut
+        if left == 0:
+            break
+    if left:
+        windows.append(simulated.perform(Run(clocks=left)))
+    assert_same(windows, simulated, whole)
+
+
+# ----------------------------------------------------------------------------------------------------------------- lanes
+
+
+def test_many_lanes_are_many_jobs():
+    """Seeds, data, rates, bounds and clusters differ between lanes; each lane is what it would be alone."""
+    rates, bounds, states, plants, data = (0.05, 0.1, 0.2, 1e38), (0, 1, 3, 2**30), [], [], []
+    for lane, (rate, bound) in enumerate(zip(rates, bounds, strict=True)):
+        cluster, workload, setting, around = plain_job(
+            policy="ssp", staleness=bound, learning_rate=rate, workers=NAMES[: 2 + lane % 2]
+        )
+        made = system(cluster, workload, setting, around, seed=lane, target=Target("clocks", 30 if lane == 2 else 1e9))
+        lone = made._branches[0]
+        states.append(lone.state)
+        plants.append(lone.plant)
+        program = lone.program
+        data.append(made._ground.data)
+    stacked = [jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows) for rows in (data, plants, states)]
+    together_data = stacked[0]._replace(valid=data[0].valid)
+    for clocks, seconds in ((40, np.inf), (512, 25.0)):
+        args = (jnp.asarray(clocks, jnp.int32), jnp.asarray(seconds))
+        lanes = (together_data, *stacked[1:], *args)
+        together, tables, used = loop.advance_lanes(program, *lanes, rows=512, own_data=True)
+        for lane, (own, plant, state) in enumerate(zip(data, plants, states, strict=True)):
+            alone, table, count = loop.advance(program, own, plant, state, *args, rows=512)
+            assert int(used[lane]) == int(count)
+            np.testing.assert_allclose(tables[lane][:count], table[:count], rtol=1e-5, atol=1e-6)
+            mine = jax.tree.map(lambda leaf, lane=lane: leaf[lane], together)
+            # What stands at nodes that are no workers means nothing.
+            clocks_of = [c._replace(loss=c.loss * plant.active) for c in (mine.clock, alone.clock)]
+            learned = [m.parameters for m in (mine.learned, alone.learned)]
+            jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *clocks_of)
+            jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), *learned)

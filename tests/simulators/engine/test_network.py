@@ -1,0 +1,140 @@
+"""Bandwidth shared by the engine's functions against brute force, against what fairness means, and against two papers."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulators.engine import network
+from tests.support.oracle import first_come, progressive_filling
+
+F, R = 5, 4  # transfers and resources; fixed, so that each function compiles once
+waterfill, fifo, maxmin = jax.jit(network.waterfill), jax.jit(network.fifo), jax.jit(network.maxmin)
+uneven = jax.jit(network.uneven)
+
+BANDWIDTHS = st.floats(0.1, 1e9)
+LIMITS = st.lists(BANDWIDTHS, min_size=F, max_size=F).map(np.array)
+MASKS = st.lists(st.booleans(), min_size=F, max_size=F).map(np.array)
+SHARES = st.one_of(st.just(0.0), st.floats(0.01, 1.0))
+USAGES = st.lists(st.lists(SHARES, min_size=R, max_size=R), min_size=F, max_size=F).map(np.array)
+CAPACITIES = st.lists(BANDWIDTHS, min_size=R, max_size=R).map(np.array)
+ORDERS = st.permutations(range(F)).map(np.array)
+
+
+def one_resource(limits, capacity, active):
+    """The same transfers in words that the judge understands: everybody's own limit, and the shared resource."""
+    flows = {f: {("own", f): 1.0, "shared": 1.0} for f in range(F) if active[f]}
+    return flows, {("own", f): limits[f] for f in range(F)} | {"shared": capacity}
+
+
+def full(loads, capacity):
+    return loads >= capacity * (1 - 1e-9)
+
+
+@given(LIMITS, BANDWIDTHS, MASKS)
+def test_waterfill_fills_progressively(limits, capacity, active):
+    expected = progressive_filling(*one_resource(limits, capacity, active))
+    rates = np.asarray(waterfill(limits, capacity, active))
+    np.testing.assert_allclose(rates, [expected.get(f, 0.0) for f in range(F)], rtol=1e-9)
+
+
+@given(LIMITS, MASKS)
+def test_waterfill_without_a_shared_limit_gives_everybody_its_own(limits, active):
+    np.testing.assert_array_equal(np.asarray(waterfill(limits, np.inf, active)), np.where(active, limits, 0.0))
+
+
+@given(LIMITS, BANDWIDTHS, MASKS)
+def test_maxmin_over_one_shared_resource_is_waterfill(limits, capacity, active):
+    usage = np.concatenate([np.eye(F), np.ones((F, 1))], axis=1)
+    rates = np.asarray(maxmin(usage, np.append(limits, capacity), active))
+    np.testing.assert_allclose(rates, np.asarray(waterfill(limits, capacity, active)), rtol=1e-9)
+
+
+@given(USAGES, CAPACITIES, MASKS)
+def test_maxmin_fills_progressively(usage, capacity, active):
+    flows = {f: dict(enumerate(usage[f])) for f in range(F) if active[f]}
+    expected = progressive_filling(flows, dict(enumerate(capacity)))
+    rates = np.asarray(maxmin(usage, capacity, active))
+    np.testing.assert_allclose(rates, [min(expected.get(f, 0.0), 1e30) for f in range(F)], rtol=1e-9)
+
+
+@given(USAGES, CAPACITIES, MASKS)
+def test_maxmin_is_feasible_and_everybody_has_a_bottleneck(usage, capacity, active):
+    """Bertsekas and Gallager, 6.5.2: rates are max-min fair if and only if every transfer has a full resource on which
+    no other is faster."""
+    rates = np.asarray(maxmin(usage, capacity, active))
+    uses = active & (usage > 0).any(axis=1)
+    loads = np.where(uses, rates, 0.0) @ usage
+    assert (loads <= capacity * (1 + 1e-9)).all()
+    assert (rates[~active] == 0).all()
+    assert (rates[active & ~uses] == 1e30).all()
+    for f in np.flatnonzero(uses):
+        bottlenecks = np.flatnonzero((usage[f] > 0) & full(loads, capacity))
+        fastest = [max(rates[g] for g in np.flatnonzero(uses) if usage[g, r] > 0) for r in bottlenecks]
+        assert any(rates[f] >= other * (1 - 1e-9) for other in fastest)
+
+
+@given(LIMITS, BANDWIDTHS, MASKS, ORDERS)
+def test_first_come_first_served_gives_each_what_its_elders_leave(limits, capacity, active, arrival):
+    flows, resources = one_resource(limits, capacity, active)
+    in_order = {f: flows[f] for f in np.argsort(arrival) if active[f]}
+    expected = first_come(in_order, resources)
+    rates = np.asarray(fifo(limits, capacity, active, arrival))
+    # What is left is a difference of sums as large as the limits.
+    np.testing.assert_allclose(rates, [expected.get(f, 0.0) for f in range(F)], rtol=1e-9, atol=1e-14 * limits.sum())
+
+
+@given(LIMITS, BANDWIDTHS, MASKS, ORDERS)
+def test_first_come_first_served_never_lets_the_young_slow_the_old(limits, capacity, active, arrival):
+    rates = np.asarray(fifo(limits, capacity, active, arrival))
+    assert rates.sum() <= capacity * (1 + 1e-9)
+    for young in np.flatnonzero(active):
+        without = active.copy()
+        without[young] = False
+        elders = arrival < arrival[young]
+        np.testing.assert_array_equal(rates[elders], np.asarray(fifo(limits, capacity, without, arrival))[elders])
+
+
+@settings(max_examples=40)
+@given(LIMITS, BANDWIDTHS, MASKS, LIMITS)
+def test_weights_divide_what_all_want(limits, capacity, active, weights):
+    """Everybody has all it can use, or the largest rate for its weight; progressive filling at those paces says the same."""
+    rates = np.asarray(uneven(limits, capacity, active, weights))
+    for f in np.flatnonzero(active & (rates < limits * (1 - 1e-9))):
+        assert rates[f] / weights[f] >= (rates / weights).max() * (1 - 1e-9)
+    np.testing.assert_allclose(rates.sum(), min(capacity, limits[active].sum()), rtol=1e-9, atol=1e-14 * limits.sum())
+    usage = np.concatenate([np.eye(F), np.ones((F, 1))], axis=1)
+    filled = np.asarray(maxmin(usage, np.append(limits, capacity), active, weights))
+    np.testing.assert_allclose(filled, rates, rtol=1e-6, atol=1e-9 * rates.max())
+    np.testing.assert_allclose(
+        np.asarray(uneven(limits, capacity, active, np.ones(F))), np.asarray(waterfill(limits, capacity, active)), rtol=1e-9
+    )
+
+
+@given(LIMITS, BANDWIDTHS, MASKS, ORDERS)
+def test_no_discipline_leaves_bandwidth_idle_that_somebody_could_use(limits, capacity, active, arrival):
+    possible = min(capacity, limits[active].sum())
+    for rates in (waterfill(limits, capacity, active), fifo(limits, capacity, active, arrival)):
+        np.testing.assert_allclose(np.asarray(rates).sum(), possible, rtol=1e-9, atol=1e-14 * limits.sum())
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 8), st.integers(1, 8), st.floats(1.0, 1e9), st.floats(1e3, 1e9))
+def test_two_papers_cost_models_are_the_transfer_times_of_equal_disjoint_shards(workers, servers, model_bytes, speed):
+    """Cruise (Lee et al. 2019): max(w m_j / b, sum m_j / b). BOAT (Dalibard et al. 2017): max over machines of what it
+    transfers / its connection's speed. With w workers and s servers, disjoint, equal shards, both are
+    max(P, w P / s) / speed; `papers/notes.md` asks for the equality."""
+    shards = [model_bytes / servers] * servers
+    cruise = max(workers * shards[0] / speed, sum(shards) / speed)
+    moved = [model_bytes] * workers + [workers * shard for shard in shards]
+    boat = max(m / speed for m in moved)
+    limits, capacity = np.full(8, speed), speed / (1 / servers)
+    rates = np.asarray(waterfill(limits, capacity, np.arange(8) < workers))
+    usage = np.zeros((8, 16))
+    usage[np.arange(8), np.arange(8)] = 1.0
+    usage[:, 8 : 8 + servers] = 1 / servers
+    over_nics = np.asarray(maxmin(usage, np.full(16, speed), np.arange(8) < workers))
+    times = model_bytes / np.stack([rates, over_nics])[:, :workers]
+    assert cruise == pytest.approx(boat, rel=1e-12)
+    np.testing.assert_allclose(times, boat, rtol=1e-9)

@@ -1,0 +1,97 @@
+"""What branches cost: time for copies and for caches that are cleared, and servers' memory (MLtuner, Section 4.6)."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from harness.drive import play
+from harness.score import score
+from simulators.cluster.conditions import Conditions
+from simulators.reconfiguration.control_plane import Cluster
+from tests.support.small_jobs import KNOBS, job, machine, system
+from tuners.actions import Fork, Free, Reconfigure, Rejected, Run, Setting, Target
+
+WORKS = Setting(workers=("a", "b", "c"), servers=("d", "e"), batch_size=4, learning_rate=0.1)
+MEETS = replace(WORKS, workers=("a", "b"), servers=("a", "b"))
+
+
+def timing_only(setting=WORKS, *, nic=100.0, memory=1e9, optimizer="momentum", **changed):
+    """Models of 100 bytes, NICs of 100 bytes per second."""
+    kind = msgspec.structs.replace(machine(nic), memory_bytes=memory)
+    cluster = Cluster(tuple((n, kind) for n in "abcde"))
+    return system(cluster, job(optimizer=optimizer), setting, Conditions(), **changed)
+
+
+def gap(simulated, **run):
+    """Seconds before a window in which nobody trains."""
+    before = simulated.now
+    return simulated.perform(Run(**run)).start_seconds - before
+
+
+@pytest.mark.parametrize(
+    ("setting", "seconds"),
+    [
+        (WORKS, 300 / 200),  # three pulls from two servers
+        (replace(WORKS, workers=("a",)), 100 / 100),  # one pull, as fast as the worker takes it
+        (replace(WORKS, model_shares=(0.8, 0.2)), 300 * 0.8 / 100),  # the larger server is the last
+        (replace(WORKS, transfer_bits=16), 150 / 200),
+        (MEETS, 50 / 100),  # half of the model is where the worker is
+    ],
+    ids=["two servers", "one worker", "unequal shares", "16 bits", "roles that overlap"],
+)
+def test_training_another_branch_pulls_the_model_anew(setting, seconds):
+    simulated = timing_only(setting)
+    assert gap(simulated, clocks=10) == 0.0
+    child = simulated.perform(Fork(0))
+    assert gap(simulated, clocks=5) == 0.0  # a fork leaves the caches alone
+    assert gap(simulated, clocks=5, branch=child) == pytest.approx(seconds)
+    assert gap(simulated, seconds=3.0, branch=child) == 0.0
+    assert gap(simulated, clocks=5) == pytest.approx(seconds)
+    other = simulated.perform(Fork(0))
+    simulated.perform(Free(0))
+    assert gap(simulated, clocks=5, branch=other) == pytest.approx(seconds)
+
+
+def test_a_reconfiguration_that_takes_steps_is_a_switch_and_one_in_place_is_none():
+    simulated = timing_only(knobs=KNOBS)
+    child = simulated.perform(Fork(0))
+    before = simulated.now
+    simulated.perform(Reconfigure(replace(WORKS, batch_size=8), branch=child))
+    assert simulated.now == before
+    assert gap(simulated, clocks=5) == 0.0
+    fewer = simulated.perform(Reconfigure(replace(WORKS, workers=("a", "b"), servers=("c", "d", "e")), branch=child))
+    assert simulated.now - before > fewer.seconds + 300 / 200
+    assert gap(simulated, clocks=5, branch=child) == 0.0
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_servers_refuse_a_branch_that_they_have_no_memory_for(optimizer):
+    size = {"sgd": 100, "momentum": 200, "adam": 300}[optimizer]
+    simulated = timing_only(memory=1.6 * size, optimizer=optimizer)
+    assert simulated.job.branch_bytes == size
+    branches = [simulated.perform(Fork(0)) for _ in range(2)]
+    before = simulated.now
+    with pytest.raises(Rejected, match=f"d would keep {2 * size} bytes .* has {1.6 * size:.0f}; free a branch"):
+        simulated.perform(Fork(0))
+    assert simulated.now == before
+    simulated.perform(Free(branches[0]))
+    assert simulated.perform(Fork(0)) == 3
+
+
+def test_the_score_tells_of_branches_and_what_they_cost():
+    def forks(job):
+        for _ in range(2):
+            child = yield from Fork(0)
+            yield from Fork(0)
+            yield from Run(clocks=5, branch=child)
+            yield from Run(clocks=5)
+            yield from Free(child)
+        yield from Fork(9)  # refused
+
+    simulated = timing_only(target=Target("clocks", 100))
+    played = play(forks, simulated)
+    row = score(played, scenario="s", tuner="t", seed=0).score
+    assert (row.branches_peak, row.branch_bytes_peak) == (4, 4 * 200)
+    copies = 4 * 200 / 2 / 5e9
+    assert row.overhead_seconds == pytest.approx(4 * 300 / 200 + copies, rel=1e-9)

@@ -1,0 +1,54 @@
+"""Policies that look at the loss around an update (`SyncPolicy.probes`), as learned ones do."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support.small_jobs import MODEL, NAMES, branch, plain_job, system
+from tuners.actions import Decision, Install, Run, SyncPolicy
+
+
+def _nothing_seen(active):
+    return jnp.zeros(3)
+
+
+def _note_losses(state, push):
+    return jnp.stack([push.loss, push.loss_before, push.loss_after]), Decision(release=push.waiting)
+
+
+PROBE = SyncPolicy("probe", _nothing_seen, _note_losses, probes=True)
+
+
+def test_a_policy_that_probes_sees_the_mini_batch_around_the_update():
+    cluster, workload, setting, around = plain_job(workers=NAMES[:1], batch_size=len(MODEL.train[0]))
+    simulated = system(cluster, workload, setting, around)
+    simulated.perform(Install(PROBE))
+    for _ in range(4):
+        before = {k: np.asarray(v, np.float64) for k, v in branch(simulated).learned.parameters.items()}
+        seen = simulated.perform(Run(clocks=1))
+        after = {k: np.asarray(v, np.float64) for k, v in branch(simulated).learned.parameters.items()}
+        pulled_loss, loss_before, loss_after = np.asarray(branch(simulated).clock.policy)
+        assert pulled_loss == seen.pushes.loss[0]
+        assert loss_before == pytest.approx(MODEL.gradient(before, MODEL.train)[0], rel=1e-5)
+        assert loss_after == pytest.approx(MODEL.gradient(after, MODEL.train)[0], rel=1e-5)
+        assert loss_after < loss_before
+
+
+def test_probing_sees_the_servers_parameters_not_those_that_were_pulled():
+    cluster, workload, setting, around = plain_job()
+    simulated = system(cluster, workload, setting, around)
+    simulated.perform(Install(PROBE))
+    stale = simulated.perform(Run(clocks=40)).pushes.staleness[-1]
+    pulled_loss, loss_before, _ = np.asarray(branch(simulated).clock.policy)
+    assert stale > 0
+    assert pulled_loss != loss_before
+
+
+def test_probing_changes_nothing_else():
+    cluster, workload, setting, around = plain_job()
+    plain, probed = (system(cluster, workload, setting, around) for _ in range(2))
+    plain.perform(Install(SyncPolicy("blind", _nothing_seen, lambda s, p: (s, Decision(release=p.waiting)))))
+    probed.perform(Install(PROBE))
+    one, two = (s.perform(Run(clocks=60)).pushes for s in (plain, probed))
+    np.testing.assert_array_equal(one.seconds, two.seconds)
+    np.testing.assert_allclose(one.loss, two.loss, rtol=1e-5)

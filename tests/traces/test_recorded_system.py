@@ -1,0 +1,195 @@
+"""A System of recorded runs: what was recorded is told, what was not is refused and the nearest offered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.drive import play
+from tests.support.recordings import MADE, lay
+from tests.traces.importers.test_importers_recorded import FOLDER, recorded
+from traces.importers import import_trace
+from traces.replay import Recorded, RecordedSystem, recorded_job, recorded_runs
+from tuners import registry
+from tuners.actions import Action, Evaluate, Fork, Free, Install, Job, Reconfigure, Rejected, Run, Setting, Target
+from tuners.baselines.best_fixed import fixed_at
+from tuners.policies import asp
+from tuners.settings import Choice
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Recorded]:
+    """Six runs of our own: 8, 16 or 24 workers take 36, 18 or 12 s; bsp ends at 0.5, asp at 0.6."""
+    folder = tmp_path_factory.mktemp("trace")
+    import_trace("trimtuner-tf-ps", lay(folder / "in", MADE["trimtuner-tf-ps"]()), folder / "t", made_by="test")
+    return recorded_runs(folder / "t", "cnn")
+
+
+@pytest.fixture
+def system(runs: list[Recorded]) -> RecordedSystem:
+    job = recorded_job("cnn", runs, target=Target("accuracy", 0.6), budget_seconds=200.0, samples=1000)
+    return RecordedSystem(job, runs)
+
+
+def setting(system: RecordedSystem, **values: Any) -> Setting:
+    space = system.job.space
+    named = {("option/workers" if k == "workers" else k): v for k, v in values.items()}
+    return space.setting(space.values(system.job.start) | named)
+
+
+def test_what_differs_between_runs_is_free(system):
+    assert {k.name: k.options for k in system.job.space.knobs} == {"policy": ("asp", "bsp"), "option/workers": (8, 16, 24)}
+    assert dict(system.job.start.options)["vm_flavor"] == "t2.small"
+
+
+def test_a_run_takes_its_recorded_time_and_ends_as_recorded(system):
+    system.perform(Reconfigure(setting(system, workers=16, policy="bsp")))
+    first = system.perform(Run(clocks=5))
+    assert (first.clocks, first.evaluations, first.status) == (5, (), "running")
+    assert first.seconds == pytest.approx(5 * 18 / 17)
+    assert np.diff(first.pushes.seconds) == pytest.approx(18 / 17)
+    with pytest.raises(Rejected, match="nothing was recorded before 18 s"):
+        system.perform(Evaluate())
+    rest = system.perform(Run(clocks=100))
+    assert (rest.clocks, system.now) == (12, 18.0)
+    assert [e.accuracy for e in rest.evaluations] == [0.5]
+    assert system.perform(Evaluate()).accuracy == 0.5
+    idle = system.perform(Run(seconds=2.0))
+    assert (idle.clocks, idle.seconds, system.now) == (0, 2.0, 20.0)
+    more = system.perform(Run(clocks=17))  # what is not recorded takes as long, and brings nothing
+    assert (more.clocks, more.status, system.now) == (0, "running", 38.0)
+
+
+@given(st.floats(1.0, 1e4), st.floats(0.01, 1e3))
+def test_the_budget_ends_exactly(budget, seconds):
+    run = Recorded(Setting(workers=("workers",), servers=("servers",)), seconds, 17, ())
+    system = RecordedSystem(recorded_job("one", [run], target=Target("accuracy", 1.0), budget_seconds=budget), [run])
+    system.perform(Run(seconds=budget / 3))
+    system.perform(Run(clocks=1))
+    while system.now < 0.99 * budget:
+        system.perform(Run(seconds=budget / 7))
+    system.perform(Run(clocks=10**7))
+    assert system.now == budget
+
+
+def test_windows_may_be_cut_anywhere(runs, system):
+    whole = RecordedSystem(system.job, runs).perform(Run(seconds=10.0))
+    parts = [system.perform(Run(seconds=0.5)) for _ in range(20)]
+    assert np.concatenate([p.pushes.seconds for p in parts]) == pytest.approx(whole.pushes.seconds)
+    assert np.concatenate([p.pushes.clock for p in parts]).tolist() == whole.pushes.clock.tolist()
+
+
+def test_the_target_is_reached_when_that_was_recorded(system):
+    system.perform(Reconfigure(setting(system, workers=24, policy="asp")))
+    seen = system.perform(Run(seconds=100.0))
+    assert (seen.status, system.status, system.now) == ("target", "target", 12.0)
+
+
+@pytest.mark.parametrize(
+    ("target", "seconds"), [(Target("clocks", 10), 10 * 36 / 17), (Target("samples", 100), 7 * 36 / 17)]
+)
+def test_a_target_that_counts(runs, target, seconds):
+    job = recorded_job("cnn", runs, target=target, budget_seconds=200.0)
+    system = RecordedSystem(replace(job, start=runs[0].setting), runs)
+    begin = replace(runs[0], seconds=36.0)
+    system = RecordedSystem(job, [begin, *runs[1:]])
+    assert system.perform(Run(seconds=100.0)).status == "target"
+    assert system.now == pytest.approx(seconds)
+
+
+def test_what_was_not_recorded_is_refused_and_the_nearest_offered(system):
+    for action in (Reconfigure, lambda s: Fork(0, s)):
+        with pytest.raises(
+            Rejected, match=r"workers 17: no such run was recorded. Nearest are policy asp, option/workers 16;"
+        ):
+            system.perform(action(setting(system, workers=17, policy="asp")))
+    with pytest.raises(Rejected, match="no such run was recorded"):
+        system.perform(Reconfigure(replace(system.job.start, learning_rate=0.5)))
+    assert system.now == 0.0
+    with pytest.raises(Rejected, match="what they did cannot be changed"):
+        system.perform(Install(asp()))
+    with pytest.raises(Rejected, match="all of them trained"):
+        system.perform(Fork(0, testing=True))
+
+
+def test_branches_are_runs_of_their_own(system):
+    system.perform(Run(seconds=4.0))
+    copy, fresh = system.perform(Fork()), system.perform(Fork(0, setting(system, workers=24, policy="bsp")))
+    at = {b: system.perform(Run(clocks=1, branch=b)).pushes.clock[0] for b in (copy, fresh)}
+    assert at == {copy: at[copy], fresh: 0}
+    assert at[copy] > 0
+    system.perform(Free(0))
+    system.perform(Free(copy))
+    with pytest.raises(Rejected, match="it is the last one"):
+        system.perform(Free(fresh))
+    with pytest.raises(Rejected, match="Cannot use branch 0"):
+        system.perform(Run(clocks=1))
+
+
+def test_two_runs_under_one_setting_are_refused(system, runs):
+    with pytest.raises(ValueError, match="Cannot replay two runs under one setting"):
+        RecordedSystem(system.job, [*runs, runs[0]])
+
+
+def every_other(job: Job) -> Generator[Action[Any], Any, None]:
+    """Tries a dozen random settings to their recorded ends, as long as the target is not reached."""
+    rng = np.random.default_rng(job.seed)
+    for _ in range(12):
+        with suppress(Rejected):
+            yield from Reconfigure(job.space.setting(job.space.sample(rng)))
+            yield from Run(clocks=10**9)
+
+
+def test_a_tuner_plays_until_the_target(runs, system):
+    played = play(every_other, system)
+    assert played.outcome.status == "target"
+    assert played.outcome.seconds > 12
+
+
+@pytest.mark.parametrize("name", [n for n, entry in registry().items() if entry.contestant])
+def test_tuners_of_ours_survive_a_table(name, system):
+    assert play(registry()[name].factory, system).outcome.status in ("target", "budget")
+
+
+def test_a_trace_without_such_runs(tmp_path):
+    import_trace("bamboo-spot", lay(tmp_path / "in", MADE["bamboo-spot"]()), tmp_path / "t", made_by="test")
+    with pytest.raises(ValueError, match="Cannot replay 'cnn'"):
+        recorded_runs(tmp_path / "t", "cnn")
+
+
+# ------------------------------------------------------------------------------------------ the table of real machines
+
+
+@pytest.mark.parametrize("workload", ["cnn", "rnn"])
+def test_real_configurations(workload, tmp_path):
+    tables = recorded("trimtuner-tf-ps")
+    import_trace("trimtuner-tf-ps", Path(FOLDER) / "trimtuner-tf-ps", tmp_path / "t", made_by="test")
+    found = recorded_runs(tmp_path / "t", workload)
+    assert len(found) == 1440
+    job = recorded_job(workload, found, target=Target("accuracy", 0.95), budget_seconds=3600.0)
+    good = tables["runs"].filter(pl.col("workload") == workload, pl.col("accuracy") >= 0.95)["seconds"]
+    reaching = [run for run in found if run.evaluations[-1].accuracy >= 0.95]
+    assert len(reaching) == good.len() > 0
+    fastest = min(reaching, key=lambda run: run.seconds)
+    played = play(fixed_at(fastest.setting), RecordedSystem(job, found))
+    assert (played.outcome.status, played.outcome.seconds) == ("target", good.min())
+    # 1,440 of 3,600 combinations of knobs were recorded: sizes of clusters go with types of machines.
+    assert math.prod(len(k.options) for k in job.space.knobs if isinstance(k, Choice)) == 3600
+    system, rng, refused = RecordedSystem(job, found), np.random.default_rng(1), 0
+    for _ in range(300):
+        try:
+            system.perform(Reconfigure(job.space.setting(job.space.sample(rng))))
+        except Rejected as why:
+            refused += 1
+            assert "Nearest are" in str(why)  # noqa: PT017
+    assert refused / 300 == pytest.approx(0.6, abs=5 * math.sqrt(0.6 * 0.4 / 300))

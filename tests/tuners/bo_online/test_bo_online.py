@@ -1,0 +1,367 @@
+"""TensorFlowOnline, scripted: its phases, what it remembers, its gate, and what it does when the job does not go along."""
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from tests.support.toy import job, toys, window
+from tests.tuners.bo_online.test_convergence import hogwild_losses
+from tuners.actions import Cost, Job, NodeEvent, Reconfigure, Rejected, Run, Setting, Space, Target
+from tuners.bo_online import bo_online
+from tuners.bo_online.convergence import Estimator
+from tuners.bo_online.surrogate import Surrogate
+from tuners.bo_online.tuner import _Progress, _Proposal
+from tuners.settings import Choice, Integer, Node, Real
+from tuners.testing import check_tuner, exchanges
+
+NODES = tuple(Node(f"n{i}", "toy", 8, ("cpu",), 1e9, 1e9) for i in range(6))
+NAMES = tuple(n.name for n in NODES)
+START = Setting(workers=("n0", "n1"), servers=("n2", "n3", "n4", "n5"), intra_threads=4, inter_threads=4)
+KNOBS = (Integer("worker_count", 1, 5), Integer("intra_threads", 1, 7), Integer("inter_threads", 1, 7))
+GOAL = Job(
+    name="scripted",
+    nodes=NODES,
+    start=START,
+    space=Space(START, NODES, (*KNOBS, Real("learning_rate", 0.001, 1.0, log=True))),
+    target=Target("loss", 0.2),
+    budget_seconds=1e6,
+    model_bytes=1e6,
+    samples=1000,
+    seed=3,
+    methods=("checkpoint", "migrate", "relocate"),
+)
+REFUSED = Rejected("Cannot do that: the test refuses it.")
+
+
+@dataclass
+class Line:
+    """A job whose loss follows Eq. 3 from 1 on, whatever the setting, and whose clocks take what the setting says."""
+
+    job: Job = GOAL
+    change_seconds: float = 0.01
+    hidden: float = 2000.0
+    now: float = 0.0
+    status: str = "running"
+    clocks: int = 0
+    setting: Setting = START
+    asked: list = field(default_factory=list)
+    under: list = field(default_factory=list)  # workers and threads of each window
+
+    def per_clock(self, setting):
+        """Least for four workers and six threads within operations."""
+        return 0.1 * (1 + (len(setting.workers) - 4) ** 2 + 0.3 * (setting.intra_threads - 6) ** 2)
+
+    def perform(self, action):
+        self.asked.append(action)
+        if isinstance(action, Reconfigure):
+            self.job.space.check(action.setting)
+            self.setting, self.now = action.setting, self.now + self.change_seconds
+            return Cost(seconds=self.change_seconds, stall_seconds=self.change_seconds)
+        self.under.append((len(self.setting.workers), self.setting.intra_threads))
+        steps = np.arange(self.clocks, self.clocks + action.clocks)
+        losses = hogwild_losses(self.hidden, 1.0, steps)
+        seconds = self.now + self.per_clock(self.setting) * np.arange(1, action.clocks + 1)
+        seen = window(self.job, losses, seconds, start=self.now, workers=self.setting.workers)
+        self.clocks, self.now = self.clocks + action.clocks, float(seconds[-1])
+        return replace(seen, setting=self.setting, nodes=self.job.nodes)
+
+
+def played(factory=bo_online, most=60, **system):
+    line = Line(**system)
+    exchanges(factory, line, most=most)
+    return line
+
+
+def changes(line):
+    return [a.setting for a in line.asked if isinstance(a, Reconfigure)]
+
+
+# ------------------------------------------------------------------------------------------------------------------ phases
+
+
+def test_the_initial_phase_tries_ten_settings_for_three_clocks_per_worker_each():
+    line = played(partial(bo_online, apart=False), most=21)
+    assert line.asked[0] == Run(clocks=6)
+    tried = line.asked[1::2]
+    assert all(isinstance(a, Reconfigure) and a.method == "relocate" for a in tried)
+    assert len({a.setting for a in tried} | {START}) == 11
+    assert line.asked[2::2] == [Run(clocks=3 * len(a.setting.workers)) for a in tried]
+
+
+def test_one_change_is_made_in_parts_so_that_costs_can_be_told_apart():
+    whole, parts = (changes(played(partial(bo_online, apart=a), most=23)) for a in (False, True))
+    extra = next(i for i, setting in enumerate(parts) if setting != whole[i])
+    before, after = [START, *whole][extra], parts[extra + 1]
+    assert parts[extra] == replace(after, workers=before.workers, servers=before.servers)
+    assert parts[:extra] + parts[extra + 1 : 11] == whole[:10]
+
+
+def test_threads_are_coupled_and_rates_left_alone():
+    for setting in changes(played()):
+        assert setting.intra_threads + setting.inter_threads == 8
+        assert setting.learning_rate == START.learning_rate
+    apart = changes(played(partial(bo_online, couple_threads=False), most=21))
+    assert len({s.intra_threads + s.inter_threads for s in apart}) > 1
+    everything = changes(played(partial(bo_online, knobs="all"), most=21))
+    assert len({s.learning_rate for s in everything}) == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "clocks"), [({"per": "nodes"}, 18), ({"clocks": 7}, 7), ({"clocks_per_worker": 5}, 10)], ids=str
+)
+def test_how_long_a_setting_is_tried(options, clocks):
+    assert next(bo_online(GOAL, **options)) == Run(clocks=clocks)
+    if "clocks_per_worker" not in options:
+        line = played(partial(bo_online, **options), most=21)
+        assert {a for a in line.asked if isinstance(a, Run)} == {Run(clocks=clocks)}
+
+
+@pytest.mark.parametrize(("options", "each"), [({}, 10), ({"clocks_per_worker": 3}, 3)], ids=str)
+def test_where_all_wait_for_all_a_setting_is_tried_for_ten_rounds_or_as_the_paper_says_for_three(options, each):
+    start = replace(START, policy="bsp")
+    waiting = replace(GOAL, start=start, space=Space(start, NODES, GOAL.space.knobs))
+    assert next(bo_online(waiting, **options)) == Run(clocks=each * len(start.workers))
+
+
+def test_the_code_counts_the_start_among_the_initial_settings():
+    """Too dear to change anything afterwards, so that only initial settings are changed to: b, and b - 1."""
+    one_knob = replace(GOAL, space=Space(START, NODES, KNOBS[:1]))
+    for counting, count in (("paper", 4), ("code", 3)):
+        line = played(partial(bo_online, settings=4, counting=counting), most=20, job=one_knob, change_seconds=1e9)
+        assert len(changes(line)) == count
+
+
+@pytest.mark.parametrize("options", [{"settings": 0}, {"clocks_per_worker": 0}, {"clocks": 0}], ids=str)
+def test_hyper_parameters_that_make_no_sense_are_refused(options):
+    with pytest.raises(ValueError, match="give at least 1 of each"):
+        next(bo_online(GOAL, **options))
+
+
+def test_a_job_without_system_knobs_just_runs():
+    with pytest.raises(StopIteration):
+        next(bo_online(replace(GOAL, space=Space(START, NODES, (Real("learning_rate", 0.1, 1.0),)))))
+
+
+def test_the_baseline_changes_by_checkpoint_and_others_by_what_they_have():
+    assert {a.method for a in played(partial(bo_online, method="checkpoint")).asked if isinstance(a, Reconfigure)} == {
+        "checkpoint"
+    }
+    line = played(job=replace(GOAL, methods=("migrate",)), most=3)
+    assert line.asked[1].method is None
+
+
+# ---------------------------------------------------------------------------------------------------------------- the gate
+
+
+@pytest.mark.parametrize("acquisition", ["ei", "pi", "lcb"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_job_mostly_runs_under_what_finishes_it_soonest(acquisition, seed):
+    """Of 35 settings, the worst of which takes 18 times as long, the best has more of the online phase than all others."""
+    line = played(partial(bo_online, acquisition=acquisition), most=90, job=replace(GOAL, seed=seed), change_seconds=20.0)
+    online = line.under[11:]
+    assert online.count((4, 6)) > len(online) / 2
+
+
+def test_a_change_has_to_gain_more_than_it_costs():
+    """2,000 log(5) / 0.2 = 16,000 clocks of 0.1 s and more: hours may be gained, but no year."""
+    dear, cheap = (played(change_seconds=c) for c in (1e9, 1.0))
+    assert len(changes(dear)) == 11  # 10 initial settings, one of them in two parts
+    assert len(changes(cheap)) > 11
+
+
+def test_the_public_code_has_no_gate():
+    line = played(partial(bo_online, gate=False, apart=False), most=61, change_seconds=1e9)
+    assert len(changes(line)) == 30  # 10 to begin with, then one every a clocks
+
+
+@pytest.mark.parametrize(
+    ("change", "gain", "costs", "taken"),
+    [
+        ({"inter_threads": 5}, 1.0, "technique", True),
+        ({"inter_threads": 5}, 1.0, "mean", False),
+        ({"workers": ("n5",), "servers": NAMES[:5]}, 1.0, "technique", False),
+        ({"workers": ("n5",), "servers": NAMES[:5]}, 2000.0, "technique", True),
+        ({"workers": ("n5",), "servers": NAMES[:5]}, 2000.0, "mean", True),
+    ],
+)
+def test_the_gate_knows_costs_by_technique(monkeypatch, change, gain, costs, taken):
+    """Threads cost nothing here and roles a thousand seconds, which the initial phase has shown."""
+
+    class Apart(Line):
+        def perform(self, action):
+            same = isinstance(action, Reconfigure) and action.setting.workers == self.setting.workers
+            self.change_seconds = 0.0 if same else 1000.0
+            return super().perform(action)
+
+    def proposal(at, *_):
+        return _Proposal(replace(at.setting, **change), gain)
+
+    monkeypatch.setattr("tuners.bo_online.tuner._proposal", proposal)
+    line = Apart()
+    exchanges(partial(bo_online, costs=costs), line, most=24)
+    begun = [i for i, a in enumerate(line.asked) if isinstance(a, Run)][10]
+    assert isinstance(line.asked[begun + 1], Reconfigure) == taken
+
+
+@pytest.mark.parametrize("incumbent", ["current", "min", "last"])
+def test_every_incumbent_leads_to_proposals(incumbent):
+    line = played(partial(bo_online, incumbent=incumbent), change_seconds=0.0)
+    assert len(changes(line)) > 10
+
+
+def test_the_current_setting_is_never_proposed():
+    line = Line(change_seconds=0.0)
+    for exchange in exchanges(partial(bo_online, gate=False), line, most=60):
+        if isinstance(exchange.action, Reconfigure):
+            before = line.asked[: line.asked.index(exchange.action)]
+            last = next((a.setting for a in reversed(before) if isinstance(a, Reconfigure)), START)
+            assert exchange.action.setting != last
+
+
+# ---------------------------------------------------------------------------------------------------- what does not go along
+
+
+def test_a_setting_that_was_refused_is_not_asked_for_again():
+    refused = []
+
+    class Fussy(Line):
+        def perform(self, action):
+            if isinstance(action, Reconfigure) and len(action.setting.workers) > 2:
+                refused.append(action.setting)
+                raise REFUSED
+            return super().perform(action)
+
+    line = Fussy()
+    exchanges(bo_online, line, most=80)
+    assert len(refused) == len(set(refused)) > 3
+    assert len(line.setting.workers) <= 2
+    assert line.now > 0
+
+
+def test_lost_nodes_are_not_proposed_and_their_stretch_does_not_count():
+    left = NODES[1:]
+
+    class Losing(Line):
+        def perform(self, action):
+            seen = super().perform(action)
+            if isinstance(action, Run) and self.clocks > 60:
+                if "n0" in self.setting.workers + self.setting.servers:
+                    workers = tuple(n for n in self.setting.workers if n != "n0") or ("n1",)
+                    servers = tuple(n.name for n in left if n.name not in workers)
+                    self.setting = replace(self.setting, workers=workers, servers=servers)
+                seen = replace(seen, nodes=left, setting=self.setting)
+            return seen
+
+    line = Losing(change_seconds=0.0)
+    exchanges(partial(bo_online, gate=False), line, most=80)
+    runs = [i for i, a in enumerate(line.asked) if isinstance(a, Run)]
+    done = np.cumsum([line.asked[i].clocks for i in runs])
+    after = line.asked[runs[int(np.argmax(done > 60))] + 1 :]
+    proposed = [a.setting for a in after if isinstance(a, Reconfigure)]
+    assert len(proposed) > 5
+    assert not any("n0" in s.workers + s.servers for s in proposed)
+
+
+def progress(of=GOAL, **options):
+    return _Progress(of, "system", True, Estimator(**options))
+
+
+def test_what_is_pushed_during_a_change_belongs_to_no_setting():
+    at = progress(smoothing=1)
+    at.take(window(GOAL, [1.0, 0.9], [1.0, 2.0]))
+    at.since += 2.5  # a change that was complete at 4.5, while training went on
+    at.take(window(GOAL, [0.8, 0.7, 0.6, 0.5], [3.0, 4.0, 5.0, 6.0], start=2.0))
+    first, second = at.stretches
+    assert first.segment.losses.tolist() == [1.0, 0.9]
+    assert (first.segment.loss_before, first.seconds, first.segment.clocks_before) == (1.0, 2.0, 0)
+    assert second.segment.losses.tolist() == [0.6, 0.5]
+    assert (second.segment.loss_before, second.seconds, second.segment.clocks_before) == (0.9, 1.5, 4)
+    assert (at.loss, at.clocks) == (0.5, 6)
+
+
+def test_windows_without_a_setting_of_their_own_do_not_count():
+    at = progress()
+    at.take(window(GOAL, [], start=0.0))
+    at.take(replace(window(GOAL, [1.0] * 4), setting=replace(START, intra_threads=1)))  # the runtime changed it
+    assert at.setting.intra_threads == 1
+    at.take(replace(window(GOAL, [1.0] * 4, start=4.0), events=(NodeEvent(5.0, "n1", "failed"),)))
+    at.take(replace(window(GOAL, [1.0] * 4, start=8.0), events=(NodeEvent(9.0, "n9", "left"),)))  # not in use
+    assert [s.segment.clocks_before for s in at.stretches] == [8]
+
+
+def test_refusals_are_forgotten_when_nodes_come():
+    at = progress()
+    at.refused.add(START)
+    at.take(window(GOAL, [1.0]))
+    assert at.refused == {START}
+    at.take(replace(window(GOAL, [1.0], start=1.0), nodes=NODES[:5]))
+    assert not at.refused
+
+
+def test_a_change_that_was_rolled_back_leaves_the_setting_as_it_was():
+    tuner = bo_online(GOAL)
+    next(tuner)
+    first = tuner.send(window(GOAL, [1.0] * 6))
+    assert isinstance(first, Reconfigure)
+    asked = tuner.send(Cost(seconds=3.0, stall_seconds=3.0, done=False))
+    assert isinstance(asked, Reconfigure)
+    assert asked.setting != first.setting
+    # That failed, too, and a third time: on to the next, and after all of them on with the job under X_0.
+    while isinstance(asked, Reconfigure):
+        asked = tuner.send(Cost(seconds=3.0, stall_seconds=3.0, done=False))
+    assert asked == Run(clocks=6)
+
+
+# ------------------------------------------------------------------------------------------------------------- conformance
+
+FORKS = {
+    "the public code": partial(
+        bo_online,
+        per="nodes",
+        counting="code",
+        design="centred",
+        estimator=Estimator(d_rule="max", origin="first", smoothing=1, falls=None),
+        repeats="contiguous",
+        state="last",
+        surrogate=Surrogate(kernel="matern12", fitted=False, scaling="standard"),
+        incumbent="last",
+        gate=False,
+        costs="mean",
+        method="checkpoint",
+    ),
+    "all knobs, at random": partial(bo_online, settings=2, knobs="all", design="random", acquisition="lcb", repeats="all"),
+}
+
+
+@pytest.mark.parametrize("system", ["no forks", "timing only"])
+@pytest.mark.parametrize("fork", FORKS)
+def test_every_fork_keeps_the_contract(fork, system):
+    check_tuner(FORKS[fork], systems={system: toys()[system]}, most=30)
+
+
+def test_the_job_of_the_toys_is_another_with_another_seed():
+    logs = [[str(e) for e in exchanges(bo_online, toys()["no forks"](seed), most=20)] for seed in (1, 2)]
+    assert logs[0] != logs[1]
+
+
+def test_nothing_heavy_is_imported_before_it_is_needed():
+    tuner = bo_online(job("every knob"))
+    assert next(tuner) == Run(clocks=9)
+
+
+def test_choices_among_options_are_learnt():
+    """A graph option that doubles the time of a clock is switched off."""
+    space = Space(START, NODES, (Choice("option/jit", ("off", "on", "more")), Integer("worker_count", 1, 5)))
+    base = replace(GOAL, start=replace(START, options=(("jit", "on"),)))
+    of = replace(base, space=replace(space, base=base.start))
+
+    class Optional(Line):
+        def per_clock(self, setting):
+            return 0.1 * {"off": 1, "on": 2, "more": 4}[dict(setting.options)["jit"]] * (1 + abs(len(setting.workers) - 3))
+
+    line = Optional(job=of, setting=of.start)
+    exchanges(bo_online, line, most=80)
+    assert dict(line.setting.options)["jit"] == "off"
+    assert len(line.setting.workers) == 3

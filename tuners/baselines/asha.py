@@ -1,0 +1,91 @@
+"""Random settings, of which those that fall behind are stopped early, through Optuna's pruners.
+
+One setting after the other trains a fresh copy of the model by the epoch, until its plateau, or until the pruner has seen
+enough of it: asynchronous successive halving (``pruner="asha"``, Li et al. 2018: a setting goes on from each rung, 1, 4,
+16, ... epochs, only if it is in the best quarter of those that came so far) or the median rule (``pruner="median"``,
+Golovin et al. 2017: it stops where its best quality is below the median of the others' after as many epochs). The best
+model so far is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import optuna
+
+from tuners.actions import Job, Tuner
+from tuners.search.epochs import Course, Line, drop, fork, train_on
+from tuners.search.tunables import Convention, Which, tunables
+
+__all__ = ["asha"]
+
+_REFUSALS = 3  # of forks in a row, before it gives up
+
+
+def asha(
+    job: Job,
+    *,
+    tuned: Which = "all",
+    momentum: Convention = "heavy_ball",
+    pruner: Literal["asha", "median"] = "asha",
+    plateau_epochs: int = 5,
+) -> Tuner:
+    """Train settings, and prune them, for ever. A job without a tunable to tune, or without losses, just runs."""
+    if plateau_epochs < 1:
+        raise ValueError(f"Cannot train to a plateau of {plateau_epochs} epochs: give at least 1.")
+    what = tunables(job, tuned, convention=momentum)
+    if not what.space.knobs or job.target.counts:
+        return
+    study, distributions = _study(job, pruner), what.space.to_optuna()
+    best: Course | None = None
+    refusals = 0
+    while refusals < _REFUSALS:
+        trial = study.ask(distributions)
+        setting = what.setting(dict(trial.params), job.start)
+        branch = yield from fork(0, setting)
+        if branch is None:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            refusals += 1
+            continue
+        refusals = 0
+        course = yield from train_on(
+            job, Course(Line(branch, setting)), plateau_epochs=plateau_epochs, enough=_Behind(trial)
+        )
+        _tell(study, trial, course)
+        worse = course
+        if not course.lost and (best is None or course.peak > best.peak):
+            best, worse = course, best or course
+        if worse is not best:
+            yield from drop(worse.line.branch)
+
+
+def _study(job: Job, pruner: str) -> optuna.Study:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    rules: dict[str, Any] = {
+        "asha": lambda: optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=4),
+        "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1),
+    }
+    if pruner not in rules:
+        raise ValueError(f"Cannot prune by {pruner!r}: choose one of {', '.join(rules)}.")
+    sampler = optuna.samplers.RandomSampler(seed=job.seed)
+    return optuna.create_study(direction="maximize", sampler=sampler, pruner=rules[pruner]())
+
+
+class _Behind:
+    """Whether a course is to be stopped, by the pruner."""
+
+    def __init__(self, trial: optuna.Trial) -> None:
+        self._trial = trial
+
+    def __call__(self, course: Course) -> bool:
+        if math.isfinite(course.qualities[-1]):
+            self._trial.report(course.qualities[-1], len(course.qualities))
+        return bool(self._trial.should_prune())
+
+
+def _tell(study: optuna.Study, trial: optuna.Trial, course: Course) -> None:
+    if course.lost or not math.isfinite(course.peak):
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    else:
+        study.tell(trial, course.peak)

@@ -1,0 +1,103 @@
+"""Hyperband with an infinite horizon, as MLtuner measured it (Li et al. 2016, first version; MLtuner, Section 5.2).
+
+Nobody knows how many epochs a model needs, so budgets are doubled for ever, and each is spent in several ways: on many
+settings that are halved early, or on few that train long. Settings are drawn at random; after each stage the half whose
+peak of validation quality is lower is dropped. A setting that has reached its plateau trains no further.
+
+``schedule="measured"`` is that of MLtuner's public code: budgets of B = 2^(K+1) epochs for K = 1, 2, ..., and for L = 1, 2,
+4, ... as long as K - L >= log2 L a bracket of 2^(L+1) settings and L stages, at whose end a setting has been trained for
+B / (settings left) / L epochs in all. Two settings are left in the end. ``schedule="paper"`` is Hyperband's own: for
+l = 1, 2, ... as long as K - l >= log2 l a bracket of 2^l settings and B = 2^K epochs, where each stage *adds* so many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from itertools import count
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from tuners.actions import Action, Job, Tuner
+from tuners.search.epochs import Course, Line, drop, fork, train_on
+from tuners.search.tunables import Convention, Tunables, Which, tunables
+
+__all__ = ["Bracket", "Schedule", "brackets", "hyperband"]
+
+Schedule = Literal["measured", "paper"]
+
+
+class Bracket(NamedTuple):
+    """One successive halving."""
+
+    settings: int
+    epochs: tuple[int, ...]  # that a setting has been trained for in all, when each stage ends
+
+
+def hyperband(
+    job: Job,
+    *,
+    tuned: Which = "all",
+    momentum: Convention = "heavy_ball",
+    schedule: Schedule = "measured",
+    plateau_epochs: int = 5,
+) -> Tuner:
+    """Halve random settings, for ever. A job without a tunable to tune, or without losses, just runs."""
+    if plateau_epochs < 1:
+        raise ValueError(f"Cannot train to a plateau of {plateau_epochs} epochs: give at least 1.")
+    what = tunables(job, tuned, convention=momentum)
+    if not what.space.knobs or job.target.counts:
+        return
+    rng = np.random.default_rng(job.seed)
+    for bracket in brackets(schedule):
+        courses = yield from _drawn(job, what, bracket.settings, rng)
+        if not courses:
+            return
+        for epochs in bracket.epochs:
+            courses = yield from _stage(job, courses, epochs, plateau_epochs)
+        for course in courses:
+            yield from drop(course.line.branch)
+
+
+def brackets(schedule: Schedule) -> Iterator[Bracket]:
+    """All brackets in order, without end. Raises ValueError for an unknown schedule."""
+    if schedule not in ("measured", "paper"):
+        raise ValueError(f'Cannot schedule by {schedule!r}: choose "measured" or "paper".')
+    for k in count(1):
+        if schedule == "paper":
+            yield from (_added(2**k, stages) for stages in range(1, k + 1) if 2 ** (k - stages) >= stages)
+        else:
+            powers = ((power, 2**power) for power in range(k) if k - 2**power >= power)
+            yield from (_in_all(2 ** (k + 1), stages) for _, stages in powers)
+
+
+def _in_all(budget: int, stages: int) -> Bracket:
+    return Bracket(2 ** (stages + 1), tuple(budget // 2 ** (stages + 1 - i) // stages for i in range(stages)))
+
+
+def _added(budget: int, stages: int) -> Bracket:
+    more = [budget // (2 ** (stages - i) * stages) for i in range(stages)]
+    return Bracket(2**stages, tuple(int(x) for x in np.cumsum(more)))
+
+
+def _drawn(job: Job, what: Tunables, settings: int, rng: np.random.Generator) -> Generator[Action[Any], Any, list[Course]]:
+    """Fresh copies of the model under settings drawn at random, without those that the system refuses."""
+    made = []
+    for _ in range(settings):
+        setting = what.setting(what.space.sample(rng), job.start)
+        branch = yield from fork(0, setting)
+        if branch is not None:
+            made.append(Course(Line(branch, setting)))
+    return made
+
+
+def _stage(job: Job, courses: list[Course], epochs: int, plateau_epochs: int) -> Generator[Action[Any], Any, list[Course]]:
+    """Train each course for so many epochs in all, and keep the better half, the earlier of equals."""
+    trained = []
+    for course in courses:
+        trained.append((yield from train_on(job, course, plateau_epochs=plateau_epochs, epochs=epochs)))
+    ranked = sorted(trained, key=lambda c: -c.peak)
+    kept = len(ranked) - len(ranked) // 2
+    for course in ranked[kept:]:
+        yield from drop(course.line.branch)
+    return ranked[:kept]

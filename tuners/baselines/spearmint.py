@@ -1,0 +1,55 @@
+"""Spearmint as MLtuner measured it: Bayesian optimisation of whole trainings (Snoek, Larochelle & Adams 2012; MLtuner,
+Section 5.2).
+
+Every setting trains a fresh copy of the model until the validation quality has reached its plateau; the Gaussian process
+learns the peak of that and proposes the next setting by expected improvement. The first one sets every tunable to its
+minimum, as the authors of MLtuner always saw it do. It has no rule of its own when to stop: with ``stops=True`` it stops
+when the best five peaks differ by less than 10 %, as in the paper's second comparison, and the job goes on with the best.
+"""
+
+from __future__ import annotations
+
+from tuners.actions import Job, Tuner
+from tuners.search.epochs import Course, Line, drop, fork, score, train_on
+from tuners.search.searchers import searcher
+from tuners.search.tunables import Convention, Which, tunables
+
+__all__ = ["spearmint"]
+
+_REFUSALS = 3  # of forks in a row, before it gives up
+
+
+def spearmint(
+    job: Job,
+    *,
+    tuned: Which = "all",
+    momentum: Convention = "heavy_ball",
+    plateau_epochs: int = 5,
+    stops: bool = False,
+) -> Tuner:
+    """Train one setting after the other to completion. A job without a tunable to tune, or without losses, just runs."""
+    if plateau_epochs < 1:
+        raise ValueError(f"Cannot train to a plateau of {plateau_epochs} epochs: give at least 1.")
+    what = tunables(job, tuned, convention=momentum)
+    if not what.space.knobs or job.target.counts:
+        return
+    search = searcher("gp", what.space, (job.seed,), stops=stops)
+    best: Course | None = None
+    refusals = 0
+    while refusals < _REFUSALS and (values := search.propose()) is not None:
+        setting = what.setting(values, job.start)
+        branch = yield from fork(0, setting)
+        if branch is None:
+            search.tell(values, 0.0)
+            refusals += 1
+            continue
+        refusals = 0
+        course = yield from train_on(job, Course(Line(branch, setting)), plateau_epochs=plateau_epochs)
+        search.tell(values, score(job, course.peak))
+        worse = course
+        if not course.lost and (best is None or course.peak > best.peak):
+            best, worse = course, best or course
+        if worse is not best:
+            yield from drop(worse.line.branch)
+    if best is not None:
+        yield from drop(0)

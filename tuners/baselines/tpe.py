@@ -1,0 +1,50 @@
+"""TPE online: Optuna's tree-structured Parzen estimator (Bergstra et al. 2011) proposes what to try next.
+
+The ask/tell adapter at work: this file says how to ask Optuna, `tuners.search.online_search` how trials are made on a
+running job. MLtuner's default searcher (HyperOpt) is the same estimator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import optuna
+
+from tuners.actions import Job, Scalar, Tuner
+from tuners.adapters import from_ask_tell
+
+__all__ = ["tpe"]
+
+
+def tpe(job: Job, *, trials: int = 12, share: float = 0.1, clocks: int | None = None, startup: int = 5) -> Tuner:
+    """Try up to `trials` settings, the first `startup` of them at random, on `share` of the job's budget.
+
+    Each trial gets the same time, or so many `clocks` where that is given.
+    """
+    return from_ask_tell(lambda j: _Study(j, startup), trials=trials, share=share, clocks=clocks)(job)
+
+
+class _Study:
+    """One Optuna study over the job's space. Settings without a score rank below every setting with one."""
+
+    def __init__(self, job: Job, startup: int) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        sampler = optuna.samplers.TPESampler(seed=job.seed, n_startup_trials=startup)
+        self._distributions = job.space.to_optuna()
+        self._study = optuna.create_study(direction="maximize", sampler=sampler)
+        self._asked: optuna.Trial | None = None
+
+    def ask(self) -> Mapping[str, Scalar]:
+        self._asked = self._study.ask(self._distributions)
+        return self._asked.params
+
+    def tell(self, values: Mapping[str, Scalar], score: float) -> None:
+        del values
+        if self._asked is None:
+            raise ValueError("Cannot tell a score that was not asked for: ask first.")
+        if math.isfinite(score):
+            self._study.tell(self._asked, score)
+        else:
+            self._study.tell(self._asked, state=optuna.trial.TrialState.PRUNED)
+        self._asked = None

@@ -1,0 +1,124 @@
+"""What `tuners.bo_online` remembers of a job: stretches under one setting each, and the triples that a model learns from.
+
+A triple <X, l, Y> says: with the loss at l, the job was Y seconds from its end if it went on under X (III-B, Fig. 4).
+Triples are made anew from the stretches whenever they are wanted, since where the end lies may be known better by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuners.actions import Evaluation, Target
+from tuners.bo_online.convergence import Estimator, Remaining, Segment
+
+__all__ = ["Repeats", "Stretch", "Triple", "contiguous", "threshold", "triples"]
+
+_Floats = NDArray[np.float64]
+
+Repeats = Literal["latest", "all", "contiguous"]
+
+_EVALUATIONS = 10
+_SHARE = 0.1
+_MOST_TRIPLES = 100  # the latest, for a Gaussian process slows down with their cube
+
+
+class Stretch(NamedTuple):
+    """Some clocks of the job under one setting."""
+
+    row: _Floats  # the setting, encoded
+    segment: Segment
+    seconds: float  # that all its clocks took together
+    loss_after: float  # the height of the loss at its end
+
+
+class Triple(NamedTuple):
+    """One observation of the remaining seconds."""
+
+    row: _Floats  # X, encoded
+    state: float  # l: the loss just before X was used; of a job that counts clocks, the clocks that were left
+    seconds: float  # Y, from then on
+    progress: bool = True  # False: Y is no estimate but stands for "as bad as the worst"
+    remaining: Remaining | None = None  # what Y was made of, unless clocks were counted
+
+
+def triples(
+    stretches: Sequence[Stretch],
+    target: Target,
+    budget_seconds: float,
+    epsilon: float,
+    estimator: Estimator,
+    repeats: Repeats = "latest",
+    state: Literal["before", "last"] = "before",
+) -> list[Triple]:
+    """Every stretch as a triple, the latest last, under the names of `bo_online`'s options.
+
+    Of a setting seen more than once the latest stretch counts, or, with "contiguous", the latest run of stretches without
+    another setting between them; with "all", each. None where nothing can be said of how far it is to go.
+    """
+    counts = target.metric == "clocks"
+    if not counts and not 0 < epsilon < np.inf:
+        return []
+    used = contiguous(stretches) if repeats == "contiguous" else list(stretches)
+    if repeats != "all":
+        latest = {s.row.tobytes(): i for i, s in enumerate(used)}
+        used = [used[i] for i in sorted(latest.values())]
+    used = used[-_MOST_TRIPLES:]
+    made = [_counted(s, target, state) if counts else _estimated(s, epsilon, estimator, state) for s in used]
+    known = [t.seconds for t in made if t.progress]
+    worst = max(known, default=budget_seconds)
+    return [t if t.progress else t._replace(seconds=worst) for t in made if np.isfinite(t.state)]
+
+
+def _counted(stretch: Stretch, target: Target, state: Literal["before", "last"]) -> Triple:
+    left = target.value - stretch.segment.clocks_before
+    done = len(stretch.segment.losses)
+    return Triple(stretch.row, left if state == "before" else left - done, stretch.seconds / done * left)
+
+
+def _estimated(stretch: Stretch, epsilon: float, estimator: Estimator, state: Literal["before", "last"]) -> Triple:
+    remaining = estimator.remaining(stretch.segment, epsilon)
+    per_clock = stretch.seconds / len(stretch.segment.losses)
+    loss = stretch.segment.loss_before if state == "before" else stretch.loss_after
+    return Triple(stretch.row, loss, per_clock * remaining.iterations, remaining.progress, remaining)
+
+
+def contiguous(stretches: Sequence[Stretch]) -> list[Stretch]:
+    """The stretches, those joined that follow each other under one setting without a clock between them."""
+    joined: list[Stretch] = []
+    for s in stretches:
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and np.array_equal(last.row, s.row)
+            and last.segment.clocks_before + len(last.segment.losses) == s.segment.clocks_before
+        ):
+            losses = np.concatenate([last.segment.losses, s.segment.losses])
+            joined[-1] = Stretch(s.row, last.segment._replace(losses=losses), last.seconds + s.seconds, s.loss_after)
+        else:
+            joined.append(s)
+    return joined
+
+
+def threshold(target: Target, evaluations: Sequence[Evaluation], first_loss: float, epsilon: float | None = None) -> float:
+    """The loss at which the job counts as done, nan where it counts clocks: `epsilon` if given, the target if it is a loss.
+
+    For a target on accuracy, the loss that goes with it by a least-squares line through the latest evaluations, but no
+    higher than the lowest of these losses and no lower than half of it; without two of them, a tenth of the first loss.
+    """
+    if epsilon is not None:
+        return epsilon
+    if target.metric == "clocks":
+        return np.nan
+    if target.metric == "loss" and target.value > 0:
+        return target.value
+    seen = [(e.accuracy, e.loss) for e in evaluations if np.isfinite(e.accuracy) and np.isfinite(e.loss)]
+    accuracy, loss = np.array(seen[-_EVALUATIONS:], float).reshape(-1, 2).T
+    spread = accuracy - accuracy.mean() if len(accuracy) else accuracy
+    if not spread.any():
+        return _SHARE * first_loss
+    line = loss.mean() + (spread @ loss) / (spread @ spread) * (target.value - accuracy.mean())
+    return float(np.clip(line, loss.min() / 2, loss.min()))

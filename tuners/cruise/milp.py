@@ -1,0 +1,268 @@
+"""Cruise's optimisation problem (Lee et al., ICDCS 2019, Fig. 3) as a pure mixed-integer linear programme, for HiGHS.
+
+The paper hands products of variables to a commercial solver. They can be written linearly, without approximation:
+
+* the number of workers W = ||w|| is a constant: one programme for each W that a bound does not rule out, so that a server's
+  term W m_j / b_ij is linear. The public code's, m_j sum_i w_i / b_ij, takes q_ij >= m_j - (1 - w_i), q >= 0 for w_i m_j;
+* n_i = sum_k 2^k beta_ik counts worker i's mini-batches, and z_ik >= tau_i - U_i (1 - beta_ik), z >= 0 stands for
+  beta_ik tau_i, so that C >= C_w.proc^i d_i + sum_k 2^k z_ik is Eqs. 1-4 with the mini-batches rounded up;
+* w_i + s_i = 1 for every machine (||w|| + ||s|| = N alone would admit both or none), and d_i, m_j vanish with the role;
+* alike machines are put in order: those with most data first, those with most of the model last.
+
+The gap is zero: what is returned is optimal within HiGHS's tolerances, or, where time ran out, said not to be proven. This
+is slow, and is here to check the method of `tuners.cruise.placement` and for what that cannot do: Fig. 3's own rounding of
+samples to mini-batches (`data="samples"`), and models that come in whole blocks (`model_blocks`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from tuners.cruise.placement import Placement, Problem, placement_seconds
+
+__all__ = ["Solved", "solve"]
+
+
+class Solved(NamedTuple):
+    """The best placement found, its epoch time by Eqs. 1-4 rounding mini-batches up, and whether none can be better."""
+
+    placement: Placement
+    seconds: float
+    proven: bool
+
+
+def solve(
+    problem: Problem,
+    *,
+    data: Literal["batches", "samples"] = "batches",
+    model_blocks: int | None = None,
+    limit_seconds: float = np.inf,
+) -> Solved | None:
+    """The placement of least epoch time; None where machines are too few for both roles, or time ran out before any.
+
+    Raises ValueError for a problem whose pulls overlap.
+
+    Args:
+        problem: its samples count as whole mini-batches where `data` is "batches".
+        data: what a worker can hold: whole mini-batches, or any part of the samples (then ceil(d_i / B) pulls).
+        model_blocks: how many equal blocks the model has; None divides it anyhow.
+        limit_seconds: of wall time for each W.
+    """
+    if problem.overlap:
+        raise ValueError("Cannot put overlapping pulls into this programme: it is the paper's; use best_in_batches.")
+    best: Solved | None = None
+    proven = True
+    bounds = {w: _bound(problem, w, data) for w in range(1, problem.machines)}
+    for workers in sorted(bounds, key=bounds.__getitem__):
+        if best is not None and bounds[workers] >= best.seconds:
+            break
+        # HiGHS has called a worse placement optimal where the epoch had no bound (SciPy 1.17.1, four machines).
+        cap = best.seconds if best is not None else _even(problem, workers, data, model_blocks) * (1 + 1e-6)
+        found, complete = _Programme(problem, workers, data, model_blocks, cap).solved(limit_seconds)
+        proven = proven and complete
+        if found is not None:
+            seconds = placement_seconds(problem, found, round_up=True)
+            best = min(filter(None, (best, Solved(found, seconds, False))), key=lambda s: s.seconds)
+    return best._replace(proven=proven) if best is not None else None
+
+
+def _whole_pulls(problem: Problem) -> NDArray[np.float64]:
+    """M / b_ij: seconds in which server j alone would give machine i the whole model, [N, N]."""
+    rate = np.array([k.bytes_per_second for k in problem.kinds])[problem.kind_of()]
+    seconds: NDArray[np.float64] = problem.model_bytes / np.minimum(rate[:, None], rate[None, :])
+    return seconds
+
+
+def _least_pulls(problem: Problem, workers: int) -> NDArray[np.float64]:
+    """A lower bound of tau_i with so many workers, whoever they are, [N]."""
+    whole, servers = _whole_pulls(problem), problem.machines - workers
+    served = np.broadcast_to(whole.min(axis=0), whole.shape) if problem.server_term == "sum" else whole
+    widest = np.sort(1 / served, axis=1)[:, -servers:].sum(axis=1)
+    least: NDArray[np.float64] = np.maximum(workers / widest, whole.min(axis=1))
+    return least
+
+
+def _compute(problem: Problem) -> NDArray[np.float64]:
+    """Seconds that each machine computes for a mini-batch, [N]."""
+    return problem.batch_size * np.array([k.compute_seconds for k in problem.kinds])[problem.kind_of()]
+
+
+def _bound(problem: Problem, workers: int, data: str) -> float:
+    """A lower bound of the epoch with so many workers: the fastest ones with the least pulls."""
+    rate = np.sort(1 / (_compute(problem) + _least_pulls(problem, workers)))[-workers:].sum()
+    need = problem.batches if data == "batches" else problem.samples / problem.batch_size
+    return float(need / rate)
+
+
+def _even(problem: Problem, workers: int, data: str, model_blocks: int | None) -> float:
+    """The epoch when the first so many machines work and all is shared out evenly: an upper bound of the best."""
+    servers = problem.machines - workers
+    held = np.full(workers, problem.samples / workers)
+    if data == "batches":
+        held = _evenly(problem.batches, workers) * problem.batch_size
+    parts = np.full(servers, 1 / servers) if model_blocks is None else _evenly(model_blocks, servers) / model_blocks
+    placement = Placement(
+        tuple(range(workers)),
+        tuple(range(workers, problem.machines)),
+        tuple(held.tolist()),
+        tuple((parts * problem.model_bytes).tolist()),
+    )
+    return placement_seconds(problem, placement, round_up=True)
+
+
+def _evenly(count: int, parts: int) -> NDArray[np.float64]:
+    return np.array([len(part) for part in np.array_split(np.arange(count), parts)], float)
+
+
+class _Programme:
+    """Fig. 3 for one number of workers. Time is counted in units of the lower bound, the model in wholes."""
+
+    def __init__(self, problem: Problem, workers: int, data: str, model_blocks: int | None, cap: float) -> None:
+        self.problem, self.workers, self.model_blocks = problem, workers, model_blocks
+        self.in_samples = data == "samples"
+        self.n = problem.machines
+        self.unit = _bound(problem, workers, data)
+        self.pull = _whole_pulls(problem) / self.unit
+        self.compute = _compute(problem) / self.unit
+        self.least = _least_pulls(problem, workers) / self.unit
+        self.cap = cap / self.unit
+        # No more mini-batches than there are, nor than fit into what is known to be possible.
+        fit = self.cap / (self.least + (0 if self.in_samples else self.compute))
+        self.most = np.minimum(problem.batches, np.floor(np.minimum(fit, 1e9) * (1 + 1e-9))).astype(int)
+        self.bits = max(1, int(self.most.max()).bit_length())
+        self.low, self.high, self.whole = list[float](), list[float](), list[int]()
+        self.rows, self.columns, self.values = list[int](), list[int](), list[float]()
+        self.least_sum, self.most_sum = list[float](), list[float]()
+        self._variables()
+        self._roles_and_shares()
+        self._pulls()
+        self._epochs()
+        self._order()
+
+    def _new(self, shape: tuple[int, ...], low: float, high: float, whole: bool = False) -> NDArray[np.int64]:
+        """Numbers of new variables."""
+        size = int(np.prod(shape))
+        first = len(self.low)
+        self.low += [low] * size
+        self.high += [high] * size
+        self.whole += [int(whole)] * size
+        return np.arange(first, first + size).reshape(shape)
+
+    def _add(self, low: float, high: float, *terms: tuple[float, int]) -> None:
+        """low <= sum of factor x variable <= high."""
+        self.rows += [len(self.least_sum)] * len(terms)
+        self.columns += [int(v) for _, v in terms]
+        self.values += [float(f) for f, _ in terms]
+        self.least_sum.append(low)
+        self.most_sum.append(high)
+
+    def _variables(self) -> None:
+        n = self.n
+        self.epoch = self._new((1,), 0.0, self.cap)[0]  # C
+        self.works = self._new((n,), 0, 1, whole=True)  # w_i, and s_i = 1 - w_i
+        self.share = self._new((n,), 0.0, 1.0)  # m_j
+        self.tau = self._new((n,), 0.0, np.inf)
+        self.bit = self._new((n, self.bits), 0, 1, whole=True)  # beta_ik
+        self.paid = self._new((n, self.bits), 0.0, np.inf)  # z_ik
+        self.data = self._new((n,), 0.0, np.inf)  # d_i / B
+
+    def _batches(self, i: int, factor: float = 1.0) -> list[tuple[float, int]]:
+        """n_i as terms."""
+        return [(factor * 2**k, self.bit[i, k]) for k in range(self.bits)]
+
+    def _roles_and_shares(self) -> None:
+        self._add(self.workers, self.workers, *((1, w) for w in self.works))
+        self._add(1.0, 1.0, *((1, m) for m in self.share))
+        need = self.problem.samples / self.problem.batch_size if self.in_samples else self.problem.batches
+        self._add(need, need, *((1, d) for d in self.data))
+        for i in range(self.n):
+            self._add(-np.inf, 1.0, (1, self.share[i]), (1, self.works[i]))
+            self._add(-np.inf, 0.0, *self._batches(i), (-float(self.most[i]), self.works[i]))
+            # d_i <= B n_i; in whole mini-batches the two are one.
+            self._add(0.0, np.inf if self.in_samples else 0.0, *self._batches(i), (-1, self.data[i]))
+        if self.model_blocks is not None:
+            for m, blocks in zip(self.share, self._new((self.n,), 0, self.model_blocks, whole=True), strict=True):
+                self._add(0.0, 0.0, (self.model_blocks, m), (-1, blocks))
+
+    def _pulls(self) -> None:
+        """tau_i is at least each server's term and the worker's own; for a machine that does not work it costs nothing."""
+        n, served = self.n, None
+        if self.problem.server_term == "sum":
+            served = self._new((1,), 0.0, np.inf)[0]
+            both = self._new((n, n), 0.0, 1.0)  # w_i m_j
+            for j in range(n):
+                self._add(0.0, np.inf, (1, served), *((-self.pull[i, j], both[i, j]) for i in range(n)))
+                for i in range(n):
+                    self._add(-1.0, np.inf, (1, both[i, j]), (-1, self.share[j]), (-1, self.works[i]))
+        for i in range(n):
+            self._add(0.0, np.inf, (1, self.tau[i]), *((-self.pull[i, j], self.share[j]) for j in range(n)))
+            if served is not None:
+                self._add(0.0, np.inf, (1, self.tau[i]), (-1, served))
+                continue
+            for j in range(n):
+                self._add(0.0, np.inf, (1, self.tau[i]), (-self.workers * self.pull[i, j], self.share[j]))
+
+    def _epochs(self) -> None:
+        for i in range(self.n):
+            limit = float(self.workers * self.pull[:, :].max())  # U_i: no pull takes longer
+            self._add(-np.inf, limit, (1, self.tau[i]))
+            for k in range(self.bits):
+                self._add(-limit, np.inf, (1, self.paid[i, k]), (-1, self.tau[i]), (-limit, self.bit[i, k]))
+                # Not needed, but it tells the relaxation what a pull takes at least.
+                self._add(0.0, np.inf, (1, self.paid[i, k]), (-self.least[i], self.bit[i, k]))
+            paid = [(-(2.0**k), self.paid[i, k]) for k in range(self.bits)]
+            self._add(0.0, np.inf, (1, self.epoch), (-self.compute[i], self.data[i]), *paid)
+
+    def _order(self) -> None:
+        kind = self.problem.kind_of()
+        for i in range(self.n - 1):
+            if kind[i] == kind[i + 1]:
+                self._add(0.0, np.inf, (1, self.works[i]), (-1, self.works[i + 1]))
+                self._add(0.0, np.inf, (1, self.data[i]), (-1, self.data[i + 1]))
+                self._add(0.0, np.inf, (1, self.share[i + 1]), (-1, self.share[i]))
+
+    def solved(self, limit_seconds: float) -> tuple[Placement | None, bool]:
+        """The best placement, if there is one within the cap; and whether the search was completed."""
+        size = len(self.low)
+        matrix = csr_array((self.values, (self.rows, self.columns)), shape=(len(self.least_sum), size))
+        options: dict[str, Any] = {"mip_rel_gap": 0.0}
+        if np.isfinite(limit_seconds):
+            options["time_limit"] = limit_seconds
+        answer = milp(
+            np.eye(1, size, self.epoch)[0],
+            integrality=self.whole,
+            bounds=Bounds(self.low, self.high),
+            constraints=LinearConstraint(matrix, self.least_sum, self.most_sum),
+            options=options,
+        )
+        if answer.x is None:
+            return None, answer.status == 2  # infeasible: nothing better with so many workers
+        return self._placement(answer.x), answer.status == 0
+
+    def _placement(self, x: NDArray[np.float64]) -> Placement:
+        """Whole numbers rounded, shares brought to their sum: as exact as floats are, whatever the solver's tolerance."""
+        problem = self.problem
+        roles = np.round(x[self.works]) > 0
+        workers, servers = np.flatnonzero(roles), np.flatnonzero(~roles)
+        share = np.where(roles, 0.0, np.clip(x[self.share], 0.0, 1.0))
+        if self.model_blocks is not None:
+            share = np.round(share * self.model_blocks)
+        share = share / share.sum()
+        held = np.where(roles, np.round(x[self.bit]) @ 2.0 ** np.arange(self.bits), 0.0)
+        data = held * problem.samples / problem.batch_size / held.sum()
+        if self.in_samples:
+            data = np.clip(np.where(roles, x[self.data], 0.0), 0.0, held)
+            # A sliver that tolerances leave over goes where mini-batches have room for it.
+            missing = problem.samples / problem.batch_size - data.sum()
+            data += missing * ((held - data) / max((held - data).sum(), 1e-300) if missing > 0 else data / data.sum())
+        return Placement(
+            tuple(workers.tolist()),
+            tuple(servers.tolist()),
+            tuple((data[workers] * problem.batch_size).tolist()),
+            tuple((share[servers] * problem.model_bytes).tolist()),
+        )

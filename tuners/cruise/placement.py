@@ -1,0 +1,360 @@
+"""Cruise's heterogeneous optimum (Lee et al., ICDCS 2019, Fig. 3): roles, data and model shares of machines of a few kinds.
+
+The paper's letters: D samples in an epoch, B in a mini-batch, M bytes of model; machine i computes for C_w.proc^i seconds
+per sample and has bandwidth b_i, b_ij = min(b_i, b_j); worker i holds d_i samples, server j holds m_j bytes (in parts of
+any size; `tuners.cruise.milp` can keep to whole blocks). `placement_seconds` is Eqs. 1-4 for any placement.
+
+**Exact without a solver.** Let y_i = B C_w.proc^i + tau_i(m) be what a mini-batch takes worker i, tau_i being the larger of
+the server's and the worker's own term in Eq. 4. For given roles and m the slowest worker is fastest when all end together,
+d_i ~ 1 / y_i: an epoch takes D / B / sum_i(1 / y_i) seconds. tau_i is convex in m and blind to which of two alike servers
+holds what, so alike servers hold alike: what is left is how much each *kind* holds. Within a region where every tau_i is
+one linear piece the epoch is a concave function of that (a harmonic mean), so its minimum lies at a corner of the regions:
+where pieces are equal or a kind holds nothing. We try all corners for all numbers of workers per kind: the optimum, proven.
+
+Where we differ or had to choose:
+
+* Fig. 3's ||w|| + ||s|| = N leaves a machine both roles or none; here each has exactly one, and both roles occur. A server
+  may come out with nothing to hold: then it is better left out.
+* `server_term` "paper" is m_j w / b_ij, as if all workers were as wide as the one that asks; "sum", the default, is
+  m_j sum_i 1 / b_ij as in the public code, what serving each worker in turn takes. Alike workers make them equal.
+* The paper adds what a server takes to serve everybody to what a worker computes, as if all pulled at one moment.
+  Asynchronous workers come to pull while others compute: with `overlap`, y_i = max(B C_w.proc^i + the worker's own term,
+  the server's term), which is what a busy server allows. All of the above holds for that, too.
+* Eq. 4 rounds mini-batches up, Eq. 5 does not. `best_split` does not round. `best_in_batches` gives data away in whole
+  mini-batches, as the public code does, where rounding up changes nothing; it is exact, too. The relaxed optimum is a lower
+  bound of Fig. 3's, and the optimum in whole mini-batches an upper bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations, product
+from math import ceil
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "Kind",
+    "Placement",
+    "Problem",
+    "ServerTerm",
+    "Split",
+    "best_in_batches",
+    "best_split",
+    "place",
+    "placement_seconds",
+    "pull_seconds",
+    "splits",
+]
+
+_Array: TypeAlias = NDArray[np.float64]
+
+ServerTerm: TypeAlias = Literal["paper", "sum"]
+"""What a server's bandwidth costs a pull: m_j w / b_ij, or m_j sum_i 1 / b_ij."""
+
+_MOST_KINDS = 3
+_ROUNDING = 1e-12  # a share this far below nothing is nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """So many machines that are alike."""
+
+    count: int
+    compute_seconds: float  # C_w.proc, per sample
+    bytes_per_second: float  # b
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What Fig. 3 is given. Machines are numbered through, kind after kind."""
+
+    kinds: tuple[Kind, ...]
+    samples: float  # D, in an epoch
+    batch_size: float  # B, samples in a mini-batch
+    model_bytes: float  # M, moved by one pull
+    server_term: ServerTerm = "sum"
+    overlap: bool = False  # a server serves some while others compute
+
+    @property
+    def machines(self) -> int:
+        """N."""
+        return sum(k.count for k in self.kinds)
+
+    @property
+    def batches(self) -> int:
+        """Mini-batches in an epoch, rounded up."""
+        return ceil(self.samples / self.batch_size * (1 - _ROUNDING))
+
+    def kind_of(self) -> NDArray[np.int64]:
+        """Each machine's kind, [N]."""
+        return np.repeat(np.arange(len(self.kinds)), [k.count for k in self.kinds])
+
+
+class Placement(NamedTuple):
+    """Who does what. Workers and servers by the number of their machine; a machine may be both, or neither."""
+
+    workers: tuple[int, ...]
+    servers: tuple[int, ...]
+    data: tuple[float, ...]  # d_i, samples of each worker
+    model: tuple[float, ...]  # m_j, bytes of each server
+
+
+class Split(NamedTuple):
+    """An optimum by kind, and the epoch time that Eqs. 1-4 give it. All but the last have one entry per kind."""
+
+    workers: tuple[int, ...]
+    servers: tuple[int, ...]
+    data: tuple[float, ...]  # d_i, samples of one worker of the kind
+    model: tuple[float, ...]  # m_j, bytes of one server of the kind
+    seconds: float
+
+
+# ------------------------------------------------------------------------------------------------- the cost of a placement
+
+
+def pull_seconds(problem: Problem, placement: Placement) -> tuple[_Array, _Array]:
+    """The two terms of Eq. 4, [workers]: a pull if the slowest server is the bottleneck, and if the worker's own NIC is."""
+    kind, model = problem.kind_of(), np.array(placement.model)
+    rate = np.array([k.bytes_per_second for k in problem.kinds])[kind]
+    seconds = 1 / np.minimum(rate[list(placement.workers), None], rate[None, list(placement.servers)])  # per byte, [w, s]
+    per_byte = len(placement.workers) * seconds if problem.server_term == "paper" else seconds.sum(axis=0)
+    served = np.broadcast_to((model * per_byte).max(axis=-1), len(placement.workers))
+    return served, (model * seconds).sum(axis=1)
+
+
+def placement_seconds(problem: Problem, placement: Placement, *, round_up: bool = False) -> float:
+    """Epoch time C of any placement by Eqs. 1-4, with ceil(d_i / B) mini-batches as in Eq. 4 or d_i / B as in Eq. 5.
+
+    Infinite where nobody works or nobody serves.
+    """
+    if not placement.workers or not placement.servers:
+        return np.inf
+    data, kind = np.array(placement.data), problem.kind_of()
+    batches = data / problem.batch_size
+    if round_up:
+        batches = np.ceil(batches * (1 - _ROUNDING))
+    compute = np.array([k.compute_seconds for k in problem.kinds])[kind[list(placement.workers)]]
+    served, alone = pull_seconds(problem, placement)
+    busy = 0.0 if problem.overlap else compute * data
+    return float(np.max(np.maximum(busy + batches * served, compute * data + batches * alone)))
+
+
+def place(problem: Problem, split: Split) -> Placement:
+    """`split` machine by machine: the first ones of each kind work, the others serve."""
+    workers, servers = list[tuple[int, float]](), list[tuple[int, float]]()
+    first = 0
+    for kind, w, d, m in zip(problem.kinds, split.workers, split.data, split.model, strict=True):
+        workers += [(first + i, d) for i in range(w)]
+        servers += [(first + i, m) for i in range(w, kind.count)]
+        first += kind.count
+    (who, data), (where, model) = zip(*workers, strict=True), zip(*servers, strict=True)
+    return Placement(who, where, data, model)
+
+
+# ------------------------------------------------------------------------------------------------------ the relaxed optimum
+
+
+def best_split(problem: Problem) -> Split | None:
+    """The placement of least epoch time, not rounding mini-batches; None where machines are too few for both roles.
+
+    Raises ValueError for more than three kinds: treat the most similar ones as one, or use `tuners.cruise.milp`.
+    """
+    return next(splits(problem), None)
+
+
+def splits(problem: Problem) -> Iterator[Split]:
+    """For every number of workers per kind the best data and model shares, from the fastest to the slowest."""
+    found = _relaxed(problem)
+    seconds = problem.samples / problem.batch_size / found.rate
+    for row in np.argsort(seconds, kind="stable"):
+        share = np.divide(1.0, found.cycle[row], out=np.zeros(len(problem.kinds)), where=found.workers[row] > 0)
+        servers = found.servers[row]
+        yield Split(
+            workers=tuple(found.workers[row].tolist()),
+            servers=tuple(servers.tolist()),
+            data=tuple((problem.samples * share / found.rate[row]).tolist()),
+            model=tuple((problem.model_bytes * found.held[row] / np.maximum(servers, 1)).tolist()),
+            seconds=float(seconds[row]),
+        )
+
+
+class _Relaxed(NamedTuple):
+    """The relaxed optimum of every number of workers per kind: a row each, [v, kinds] or [v]."""
+
+    workers: NDArray[np.int64]
+    servers: NDArray[np.int64]
+    held: _Array  # share of the model that all servers of a kind hold together
+    cycle: _Array  # y, seconds of a mini-batch at a worker of the kind
+    rate: _Array  # [v] mini-batches per second, all workers together
+
+
+def _relaxed(problem: Problem) -> _Relaxed:
+    count = np.array([k.count for k in problem.kinds])
+    if len(count) > _MOST_KINDS:
+        raise ValueError(f"Cannot place machines of {len(count)} kinds: give at most {_MOST_KINDS}, or use the MILP.")
+    workers = np.array(list(product(*(range(c + 1) for c in count))))
+    workers = workers[(workers.sum(axis=1) > 0) & (workers.sum(axis=1) < count.sum())]
+    serves = workers < count
+    size = (len(workers), len(count))
+    found = _Relaxed(workers, count - workers, np.zeros(size), np.ones(size), np.ones(len(workers)))
+    for kinds in _subsets(len(count)):  # those that have servers
+        rows = np.flatnonzero((serves == np.isin(np.arange(len(count)), kinds)).all(axis=1))
+        pieces = _pieces(problem, workers[rows], list(kinds))
+        equal = [pieces[:, :, p] - pieces[:, :, q] for p, q in combinations(range(pieces.shape[2]), 2)]
+        corners = _corners(np.concatenate(equal, axis=1) if equal else np.zeros((len(rows), 0, len(kinds))))
+        cycle = np.einsum("vupt,vct->vcup", pieces, corners).max(axis=3)
+        rate = (workers[rows, None] / cycle).sum(axis=2)
+        best = rate.argmax(axis=1)
+        at = np.arange(len(rows))
+        found.held[rows[:, None], list(kinds)] = corners[at, best]
+        found.cycle[rows], found.rate[rows] = cycle[at, best], rate[at, best]
+    return found
+
+
+def _compute(problem: Problem) -> _Array:
+    """Seconds that a mini-batch computes on a machine of each kind, [kinds]."""
+    return problem.batch_size * np.array([k.compute_seconds for k in problem.kinds])
+
+
+def _pieces(problem: Problem, workers: NDArray[np.int64], kinds: list[int]) -> _Array:
+    """The linear pieces whose largest is y: seconds as a function of what share of the model each of `kinds` holds.
+
+    [v, u, p, t]: v numbers of workers, a worker of kind u, pieces p (a server of each kind, then the worker), t in `kinds`.
+    """
+    rate = np.array([k.bytes_per_second for k in problem.kinds])
+    whole = problem.model_bytes / np.minimum(rate[:, None], rate[None, kinds])  # [u, t]
+    servers = np.array([k.count for k in problem.kinds])[kinds] - workers[:, kinds]  # [v, t]
+    if problem.server_term == "paper":
+        served = workers.sum(axis=1)[:, None, None] * whole[None] / servers[:, None]
+    else:
+        served = np.broadcast_to((workers @ whole / servers)[:, None], (len(workers), *whole.shape))
+    # The shares' sum is 1, so that a constant is as much for each of them.
+    compute = _compute(problem)[:, None, None]
+    alone = np.broadcast_to(whole, served.shape)[:, :, None] + compute
+    return np.concatenate([served[..., None] * np.eye(len(kinds)) + (0.0 if problem.overlap else compute), alone], axis=2)
+
+
+def _corners(equal: _Array) -> _Array:
+    """Shares [v, c, t] of t kinds, none negative, sum 1, where t - 1 of the planes x . `equal`[v, h] = 0 or x_t = 0 meet.
+
+    What meets nowhere, or outside, gives way to even shares, which do no harm.
+    """
+    rows, _, kinds = equal.shape
+    planes = np.concatenate([np.broadcast_to(np.eye(kinds), (rows, kinds, kinds)), equal], axis=1)
+    meeting = np.array(list(combinations(range(planes.shape[1]), kinds - 1)), dtype=int)
+    if kinds == 1:
+        return np.ones((rows, 1, 1))
+    if kinds == 2:
+        plane = planes[:, meeting[:, 0]]
+        x = np.stack([-plane[..., 1], plane[..., 0]], axis=2)
+    else:
+        x = np.cross(planes[:, meeting[:, 0]], planes[:, meeting[:, 1]])
+    total = x.sum(axis=2, keepdims=True)
+    x = np.divide(x, total, out=np.full_like(x, -1.0), where=np.abs(total) > 0)
+    inside = (x >= -_ROUNDING).all(axis=2, keepdims=True)
+    x = np.clip(np.where(inside, x, 1 / kinds), 0.0, 1.0)
+    corners: _Array = x / x.sum(axis=2, keepdims=True)
+    return corners
+
+
+def _subsets(n: int) -> Iterator[tuple[int, ...]]:
+    for size in range(1, n + 1):
+        yield from combinations(range(n), size)
+
+
+# ----------------------------------------------------------------------------------------------- data in whole mini-batches
+
+
+def best_in_batches(problem: Problem) -> Placement | None:
+    """The placement of least epoch time when every worker holds whole mini-batches; None where machines are too few.
+
+    Exact: the relaxed optimum of the same roles is a lower bound, so that most of them need no closer look. For the others,
+    every share k_u of mini-batches per kind whose slowest worker could still win is tried, and for given k the best model
+    shares are again a corner, now of the planes on which any two workers' pieces are equal.
+    """
+    found = _relaxed(problem)
+    bounds = problem.batches / found.rate
+    best, chosen = np.inf, None
+    for row in np.argsort(bounds, kind="stable"):
+        if bounds[row] >= best * (1 - _ROUNDING):
+            break
+        seconds, batches, held = _whole(problem, found, int(row), best)
+        if seconds < best:
+            best, chosen = seconds, (row, batches, held)
+    if chosen is None:
+        return None
+    row, batches, held = chosen
+    workers, servers = found.workers[row], found.servers[row]
+    split = Split(
+        tuple(workers.tolist()),
+        tuple(servers.tolist()),
+        tuple((batches * problem.batch_size).tolist()),
+        tuple((problem.model_bytes * held / np.maximum(servers, 1)).tolist()),
+        best,
+    )
+    return _exactly(problem, place(problem, split))
+
+
+def _whole(problem: Problem, found: _Relaxed, row: int, limit: float) -> tuple[float, NDArray[np.int64], _Array]:
+    """Least seconds, mini-batches per worker and shares per kind for one number of workers per kind, if below `limit`."""
+    workers, servers, need = found.workers[row], found.servers[row], problem.batches
+    at_once = _handed_out(need, workers, found.cycle[row])
+    best = float((at_once * found.cycle[row]).max()), at_once, found.held[row]
+    limit = min(limit, best[0])
+    kinds = np.flatnonzero(servers > 0).tolist()
+    pieces = _pieces(problem, workers[None], kinds)[0]
+    # What a mini-batch takes at the very least, were all shares to this worker's liking.
+    least = np.array([(_corners(_differences(p))[0] @ p.T).max(axis=1).min() for p in pieces])
+    most = np.where(workers > 0, np.floor(limit / least * (1 + _ROUNDING)), 0).astype(int)
+    fewest = [max(0, ceil((need - (workers @ most - w * k)) / w)) if w else 0 for w, k in zip(workers, most, strict=True)]
+    for batches in _minimal(need, workers, fewest, most.tolist()):
+        some = np.flatnonzero(batches > 0)
+        # Seconds of each kind's whole epoch: linear in the shares, whose sum is 1.
+        epoch = (batches[some, None, None] * pieces[some]).reshape(-1, len(kinds))
+        corners = _corners(_differences(epoch))[0]
+        seconds = (corners @ epoch.T).max(axis=1)
+        if seconds.min() < best[0]:
+            held = np.zeros(len(workers))
+            held[kinds] = corners[seconds.argmin()]
+            best = float(seconds.min()), batches, held
+    return best
+
+
+def _differences(pieces: _Array) -> _Array:
+    """Planes [1, h, t] on which two of `pieces` [p, t] are equal."""
+    first, second = np.triu_indices(len(pieces), 1)
+    return (pieces[first] - pieces[second])[None]
+
+
+def _handed_out(need: int, workers: NDArray[np.int64], cycle: _Array) -> NDArray[np.int64]:
+    """Mini-batches per worker of each kind, `need` in all, whose slowest worker is fastest for given seconds of one."""
+    rate = float((workers / cycle).sum())
+    batches = np.where(workers > 0, np.floor(need / rate / cycle), 0).astype(int)
+    while workers @ batches < need:
+        batches[np.argmin(np.where(workers > 0, (batches + 1) * cycle, np.inf))] += 1
+    return batches
+
+
+def _minimal(need: int, workers: NDArray[np.int64], fewest: list[int], most: list[int]) -> Iterator[NDArray[np.int64]]:
+    """All k within the bounds with `workers` . k at least `need`, as small as can be in the last kind that works."""
+    last = int(np.flatnonzero(workers)[-1])
+    free = [range(f, m + 1) if i != last else range(1) for i, (f, m) in enumerate(zip(fewest, most, strict=True))]
+    for chosen in product(*free):
+        batches = np.array(chosen)
+        batches[last] = max(0, -(-(need - int(workers @ batches)) // int(workers[last])))
+        if batches[last] <= most[last]:
+            yield batches
+
+
+def _exactly(problem: Problem, placement: Placement) -> Placement:
+    """`placement` with the mini-batches handed out beyond what there is taken away again, from the first workers on."""
+    data, surplus = list(placement.data), sum(placement.data) - problem.samples
+    for i in range(len(data)):
+        taken = min(surplus, data[i])
+        data[i] -= taken
+        surplus -= taken
+    return placement._replace(data=tuple(data))

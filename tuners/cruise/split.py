@@ -1,0 +1,252 @@
+"""The best split for a job: the cost model of Cruise (Lee et al., ICDCS 2019, Section III) applied to what was measured.
+
+Machines of one type share evenly, and Eq. 5 finds the best number of workers in O(N); machines of several types get the
+optimum of Fig. 3 (`tuners.cruise.placement`). How a split becomes a setting: with as few changes of role as can be, so that
+workers stay workers first, idle machines come next and servers, which hold the model, last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from tuners.actions import Job, Rejected, Setting
+from tuners.cruise.monitor import Group, Reading, groups
+from tuners.cruise.placement import (
+    Placement,
+    Problem,
+    ServerTerm,
+    best_in_batches,
+    place,
+    placement_seconds,
+    pull_seconds,
+    splits,
+)
+from tuners.settings import Node
+
+__all__ = ["TIE", "Model", "Roles", "Wanted", "best_worker_count", "epoch_seconds", "roles"]
+
+TIE = 1e-9
+"""Relative difference of epoch times below which they are equal."""
+
+Roles: TypeAlias = tuple[frozenset[str], frozenset[str]]
+"""Workers and servers."""
+
+
+# ------------------------------------------------------------------------------------------- alike machines (III-C, Eq. 5)
+
+
+def epoch_seconds(workers: int, servers: int, problem: Problem, *, round_up: bool = False) -> float:
+    """Time of an epoch on machines of one kind under an even split, Eqs. 1-4: what Eq. 5 minimises.
+
+    Eq. 4 rounds up what each worker pulls, Eq. 5 does not. Infinite where either is missing.
+    """
+    if workers < 1 or servers < 1:
+        return np.inf
+    (kind,) = problem.kinds
+    data = problem.samples / workers
+    pulls = ceil(data / problem.batch_size) if round_up else data / problem.batch_size
+    compute = data * kind.compute_seconds
+    pull = pulls * problem.model_bytes / kind.bytes_per_second
+    if problem.overlap:
+        return max(compute + pull, pull * workers / servers)
+    return compute + pull * max(1.0, workers / servers)
+
+
+def best_worker_count(problem: Problem, allowed: Iterable[int] | None = None, *, round_up: bool = False) -> int | None:
+    """The number of workers of least epoch time in O(N), among 1 .. N - 1 or those `allowed`; the fewest of equals.
+
+    None where no split is possible.
+    """
+    n = problem.machines
+    counts = [w for w in (allowed if allowed is not None else range(1, n)) if 1 <= w < n]
+    return min(sorted(counts), key=lambda w: epoch_seconds(w, n - w, problem, round_up=round_up), default=None)
+
+
+# ------------------------------------------------------------------------------------------------------ the model of a job
+
+
+class Wanted(NamedTuple):
+    """The best split of some machines, and what it saves of the current epoch time."""
+
+    setting: Setting
+    seconds: float
+    gain: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The cost model of a job. What can be chosen is explained in `tuners.cruise.cruise`."""
+
+    job: Job
+    server_term: ServerTerm
+    overlap: bool
+    round_up: bool
+    bandwidth: Literal["nic", "measured"]
+    against: Literal["predicted", "measured"]
+
+    def best(
+        self,
+        current: Setting,
+        available: tuple[Node, ...],
+        readings: Mapping[str, Reading],
+        known: Mapping[str, float],
+        refused: Set[Roles],
+    ) -> Wanted | None:
+        """The best split of the machines that are there; of those in use, unless others make it strictly better."""
+        in_use = set(current.workers + current.servers)
+        gone = in_use - {n.name for n in available}
+        everyone = groups([*available, *(n for n in self.job.nodes if n.name in gone)], readings, known)
+        share = self._achieved(current, everyone, readings) if self.bandwidth == "measured" else 1.0
+        now = np.inf if gone else self._seconds(current, everyone, readings, share)
+        best = None
+        for nodes in dict.fromkeys((tuple(n for n in available if n.name in in_use), tuple(available))):
+            if len(nodes) < 2:
+                continue
+            found = [_ordered(g, current) for g in groups(nodes, readings, known)]
+            problem = self._problem(current, found, readings, share)
+            names = [n for g in found for n in g.nodes]
+            setting, seconds = next(self._ranked(current, problem, names, refused), (None, np.inf))
+            if setting is not None and (best is None or seconds < best.seconds * (1 - TIE)):
+                best = Wanted(setting, seconds, 1 - seconds / now)
+        return best
+
+    def _ranked(
+        self, current: Setting, problem: Problem, names: list[str], refused: Set[Roles]
+    ) -> Iterator[tuple[Setting, float]]:
+        """Settings that the job admits and their epoch times, the fastest first (of alike machines, only that one)."""
+
+        def admitted(setting: Setting) -> bool:
+            return roles(setting) not in refused and _admits(self.job, setting)
+
+        if len(problem.kinds) == 1:
+            even = {w: s for w in range(1, len(names)) if admitted(s := _even_split(current, w, names))}
+            w = best_worker_count(problem, even, round_up=self.round_up)
+            if w is not None:
+                yield even[w], epoch_seconds(w, len(names) - w, problem, round_up=self.round_up)
+            return
+        for placement in _placements(problem, self.round_up):
+            seconds = placement_seconds(problem, placement, round_up=self.round_up)
+            for setting in _settings(current, names, placement):
+                if admitted(setting):
+                    yield setting, seconds
+
+    def _problem(self, current: Setting, found: list[Group], readings: Mapping[str, Reading], share: float) -> Problem:
+        return Problem(
+            kinds=tuple(g.kind(share) for g in found),
+            samples=self.job.samples,
+            batch_size=float(np.mean([r.samples for r in readings.values()])),
+            model_bytes=self.job.model_bytes * current.transfer_bits / 32,
+            server_term=self.server_term,
+            overlap=self.overlap and current.policy != "bsp",
+        )
+
+    def _achieved(self, current: Setting, everyone: list[Group], readings: Mapping[str, Reading]) -> float:
+        """The share of the stated bandwidth that the pulls achieve: what they should take over what they took.
+
+        With overlap a pull that waits for a busy server ends when the server has been round all workers.
+        """
+        problem = self._problem(current, everyone, readings, 1.0)
+        served, alone = pull_seconds(problem, _placed(current, problem, everyone))
+        measured = [current.workers.index(w) for w in readings]
+        served, alone = served[measured], alone[measured]
+        took = sum(r.pull_seconds for r in readings.values())
+        if not took > 0:
+            return 1.0
+        if not problem.overlap:
+            return float(np.maximum(served, alone).sum() / took)
+        busy = sum(r.compute_seconds for r in readings.values())
+        return float(max(served.sum() / (took + busy), alone.sum() / took))
+
+    def _seconds(self, current: Setting, everyone: list[Group], readings: Mapping[str, Reading], share: float) -> float:
+        """What an epoch takes under the current split, in which no machine is missing."""
+        problem = self._problem(current, everyone, readings, share)
+        placement = _placed(current, problem, everyone)
+        if self.against == "measured":
+            batches = np.array(placement.data) / [readings[w].samples for w in current.workers]
+            each = [readings[w].compute_seconds + readings[w].pull_seconds for w in current.workers]
+            return float(np.max(batches * each))
+        return placement_seconds(problem, placement, round_up=self.round_up)
+
+
+def _placements(problem: Problem, round_up: bool) -> Iterator[Placement]:
+    """The optimum first, then the best of every number of workers per kind."""
+    whole = best_in_batches(problem) if round_up else None
+    if whole is not None:
+        yield whole
+    yield from (place(problem, split) for split in splits(problem))
+
+
+# --------------------------------------------------------------------------------------------------- settings and machines
+
+
+def roles(setting: Setting) -> Roles:
+    """Workers and servers of `setting`."""
+    return frozenset(setting.workers), frozenset(setting.servers)
+
+
+def _admits(job: Job, setting: Setting) -> bool:
+    try:
+        job.space.check(setting)
+    except Rejected:
+        return False
+    return True
+
+
+def _in_order(current: Setting, nodes: Iterable[str]) -> list[str]:
+    """In the order in which machines should be made workers: workers are that already, and servers hold the model."""
+    rank = dict.fromkeys(current.servers, 2) | dict.fromkeys(current.workers, 0)
+    order = {n: i for i, n in enumerate(current.workers)}
+    return sorted(nodes, key=lambda n: (rank.get(n, 1), order.get(n, 0)))
+
+
+def _ordered(group: Group, current: Setting) -> Group:
+    return group._replace(nodes=tuple(_in_order(current, group.nodes)))
+
+
+def _even_split(current: Setting, workers: int, nodes: Iterable[str]) -> Setting:
+    """So many workers, all other machines servers, even shares, and as few changes of role from `current` as can be."""
+    order = _in_order(current, nodes)
+    return replace(
+        current, workers=tuple(order[:workers]), servers=tuple(order[workers:]), loads=(), data_shares=(), model_shares=()
+    )
+
+
+def _placed(setting: Setting, problem: Problem, found: list[Group]) -> Placement:
+    """`setting` on the machines of `found`."""
+    number = {n: i for i, n in enumerate(n for g in found for n in g.nodes)}
+    data, model = setting.shares()
+    return Placement(
+        tuple(number[w] for w in setting.workers),
+        tuple(number[s] for s in setting.servers),
+        tuple(d * problem.samples for d in data),
+        tuple(m * problem.model_bytes for m in model),
+    )
+
+
+def _settings(current: Setting, names: list[str], placement: Placement) -> Iterator[Setting]:
+    """`placement` as a setting: without the servers that hold nothing, then with them."""
+    data = {names[i]: d for i, d in zip(placement.workers, placement.data, strict=True)}
+    model = {names[j]: m for j, m in zip(placement.servers, placement.model, strict=True)}
+    for held in ({s: m for s, m in model.items() if m > 0}, model):
+        workers, servers = _in_order(current, data), _in_order(current, held)
+        yield replace(
+            current,
+            workers=tuple(workers),
+            servers=tuple(servers),
+            loads=(),
+            data_shares=_shares([data[w] for w in workers]),
+            model_shares=_shares([held[s] for s in servers]),
+        )
+        if held.keys() == model.keys():
+            return
+
+
+def _shares(parts: list[float]) -> tuple[float, ...]:
+    """Parts of their sum; () where they are even."""
+    total = sum(parts)
+    return () if max(parts) - min(parts) <= TIE * total else tuple(p / total for p in parts)

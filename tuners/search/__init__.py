@@ -1,0 +1,1 @@
+"""Search on a running job: trials, searchers, and how fast a job learns."""

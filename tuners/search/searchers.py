@@ -1,0 +1,211 @@
+"""What to try next: searchers of a space, behind one small interface (MLtuner, Section 4.3).
+
+A searcher proposes a point, and is told how it scored, larger is better, zero for one that is worthless; it may be told
+again when a point was tried for longer. It proposes nothing once it has seen enough: when the best five scores that are not
+zero differ by less than 10 % of the best, and when every point has been tried. The paper exempts the grid from the former
+and its public code the random searcher, too; here only the grid is, for it ends anyway. Everything is drawn from the seed.
+
+* "random" draws every knob by itself.
+* "grid" goes through a grid of 11 values per continuous knob, in random order.
+* "gp" is Bayesian optimisation: a Gaussian process (GPy, through emukit) and expected improvement, as in Spearmint, whose
+  first point is the corner where every knob is at its minimum (Section 5.2), with two random ones after it.
+* "tpe" is the tree-structured Parzen estimator that HyperOpt made known, through Optuna: MLtuner's default.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+
+from tuners.bo_online.surrogate import Encoding, Surrogate, best_rows, expected_improvement
+from tuners.settings import Choice, Integer, Knob, Scalar, Space
+
+__all__ = ["Kind", "Point", "Propose", "Result", "Search", "Searcher", "corner", "grid", "points", "searcher", "settled"]
+
+Kind = Literal["tpe", "gp", "random", "grid"]
+Point: TypeAlias = dict[str, Scalar]
+
+_DRAWS = 100  # for a point that has not been tried
+_GRID = 11  # values of a continuous knob
+_STARTUP = 10  # random points before the Parzen estimator has something to estimate from
+_CORNER = 3  # points before the Gaussian process has
+_SURROGATE = Surrogate()
+
+
+class Result(NamedTuple):
+    """A point that was tried."""
+
+    values: Point
+    score: float
+
+
+class Searcher(Protocol):
+    """What a tuner asks of a searcher."""
+
+    def propose(self) -> Point | None:
+        """What to try next; None: nothing, the search is over."""
+        ...
+
+    def tell(self, values: Mapping[str, Scalar], score: float) -> None:
+        """How a point scored; again, if it was tried for longer."""
+        ...
+
+
+Propose: TypeAlias = Callable[[Space, Sequence[Result], int], Point | None]
+"""A way of searching: from the space, the results so far and a seed of this proposal's own to the next point."""
+
+
+class Search:
+    """The searcher that proposes as `propose` says, never a point twice, and stops by the rule above."""
+
+    def __init__(self, space: Space, propose: Propose, seed: Sequence[int], *, stops: bool = True) -> None:
+        self._space = space
+        self._propose = propose
+        self._seed = tuple(seed)
+        self._stops = stops
+        self._tried: dict[tuple[Scalar, ...], Result] = {}
+        self._proposed = 0
+
+    def propose(self) -> Point | None:
+        results = list(self._tried.values())
+        if len(results) >= points(self._space) or (self._stops and settled([r.score for r in results])):
+            return None
+        for draw in range(_DRAWS):
+            # A way that insists on what is known already is helped out by chance.
+            way = self._propose if draw < _DRAWS // 10 else _random
+            found = way(self._space, results, self._next_seed())
+            if found is None or self._key(found) not in self._tried:
+                return found
+        return None
+
+    def tell(self, values: Mapping[str, Scalar], score: float) -> None:
+        plain = {k: values[k] for k in self._space.names}
+        self._tried[self._key(plain)] = Result(plain, score if math.isfinite(score) else 0.0)
+
+    def _key(self, values: Mapping[str, Scalar]) -> tuple[Scalar, ...]:
+        return tuple(values[k] for k in self._space.names)
+
+    def _next_seed(self) -> int:
+        self._proposed += 1
+        return int(np.random.SeedSequence([*self._seed, self._proposed]).generate_state(1)[0])
+
+
+def searcher(kind: Kind, space: Space, seed: Sequence[int], *, stops: bool = True) -> Search:
+    """The searcher of that kind; the grid never `stops` before its end. Raises ValueError for one that is not known."""
+    if kind == "grid":
+        return Search(space, _through(grid(space, seed)), seed, stops=False)
+    ways: dict[str, Propose] = {"tpe": _parzen, "gp": _gaussian, "random": _random}
+    if kind not in ways:
+        raise ValueError(f"Cannot search by {kind!r}: choose one of {', '.join((*ways, 'grid'))}.")
+    return Search(space, ways[kind], seed, stops=stops)
+
+
+def settled(scores: Sequence[float], *, best: int = 5, spread: float = 0.1) -> bool:
+    """Whether the `best` best scores above zero differ by less than `spread` of the best."""
+    ranked = sorted((s for s in scores if s > 0), reverse=True)[:best]
+    return len(ranked) == best and 1 - ranked[-1] / ranked[0] < spread
+
+
+def points(space: Space) -> float:
+    """How many points a space has; infinite where a knob is continuous."""
+    return math.prod(_count(k) for k in space.knobs)
+
+
+def _count(knob: Knob) -> float:
+    if isinstance(knob, Choice):
+        return len(knob.options)
+    if isinstance(knob, Integer):
+        return knob.high - knob.low + 1
+    return math.inf if knob.low < knob.high else 1
+
+
+def corner(space: Space) -> Point:
+    """Every knob at its minimum; of a choice, the least option or, among words, the first."""
+    return {k.name: _least(k) for k in space.knobs}
+
+
+def _least(knob: Knob) -> Scalar:
+    if not isinstance(knob, Choice):
+        return knob.low
+    numbers = [o for o in knob.options if isinstance(o, int | float)]
+    return min(numbers) if len(numbers) == len(knob.options) else knob.options[0]
+
+
+def grid(space: Space, seed: Sequence[int]) -> list[Point]:
+    """A grid over the space in random order."""
+    axes = [_axis(k) for k in space.knobs]
+    made = [dict(zip(space.names, row, strict=True)) for row in itertools.product(*axes)]
+    order = np.random.default_rng([*seed]).permutation(len(made))
+    return [made[i] for i in order]
+
+
+def _axis(knob: Knob) -> list[Scalar]:
+    """The values of one knob: all of few, evenly spread ones of many, ends included."""
+    if isinstance(knob, Choice):
+        return list(knob.options)
+    low, high = (np.log(knob.low), np.log(knob.high)) if knob.log else (knob.low, knob.high)
+    spread = np.linspace(float(low), float(high), _GRID)
+    spread = np.clip(np.exp(spread) if knob.log else spread, knob.low, knob.high)
+    if isinstance(knob, Integer):
+        return [int(x) for x in np.unique(np.rint(spread).astype(int))]
+    return [float(x) for x in np.unique(spread)]
+
+
+# ------------------------------------------------------------------------------------------------------ ways of searching
+
+
+def _random(space: Space, results: Sequence[Result], seed: int) -> Point | None:
+    del results
+    return space.sample(np.random.default_rng(seed))
+
+
+def _through(listed: list[Point]) -> Propose:
+    """One after the other."""
+
+    def propose(space: Space, results: Sequence[Result], seed: int) -> Point | None:
+        del space, seed
+        tried = [r.values for r in results]
+        return next((p for p in listed if p not in tried), None)
+
+    return propose
+
+
+def _parzen(space: Space, results: Sequence[Result], seed: int) -> Point | None:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    distributions = space.to_optuna()
+    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    # Made anew for each proposal, because Optuna takes no second score for a point.
+    study.add_trials(
+        [optuna.trial.create_trial(params=r.values, distributions=distributions, value=r.score) for r in results]
+    )
+    return dict(study.ask(distributions).params)
+
+
+def _gaussian(space: Space, results: Sequence[Result], seed: int) -> Point | None:
+    if not results:
+        return corner(space)
+    if len(results) < _CORNER:
+        return _random(space, results, seed)
+    encoding, rng = Encoding(space), np.random.default_rng(seed)
+    known = np.array([encoding.row(r.values) for r in results])
+    costs = np.array([-r.score for r in results])  # the surrogate's are to be small
+    posterior = _SURROGATE.posterior(_with_state(known), costs, seed)
+    best = float(costs.min())
+    rows, _ = best_rows(lambda r: expected_improvement(*posterior(_with_state(r)), best), encoding, known, rng)
+    fresh = (row for row in rows if not (np.abs(known - row).max(axis=1) < 1e-12).any())
+    row = next(fresh, None)
+    return None if row is None else encoding.values(row)
+
+
+def _with_state(
+    rows: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """Rows with the surrogate's last column, the state of the job, which makes no difference here."""
+    return np.column_stack([rows, np.zeros(len(rows))])
