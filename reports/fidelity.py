@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Callable, Sequence
-from importlib import resources
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,28 +15,11 @@ from matplotlib.ticker import NullLocator
 from scipy.stats import kendalltau
 
 from reports.drawing import BLUE, GREEN, MUTED, ORANGE, Drawing, canvas, svg
+from reports.rendering import fill
 from simulators.calibration.validation import COMPLETION, Check, Prediction
 from traces.store import write_bytes
 
 __all__ = ["Errors", "errors", "page", "tables", "write"]
-
-_RULE = (
-    "Every row is held out once, in {0} folds. A workload with ten settings or more is divided by settings, in order "
-    "of policy, workers, servers, batch and threads: setting i is in fold i mod {0}, with all its runs. One with "
-    "fewer is divided by rows in that order, runs of a setting by name. A row's prediction comes from constants that were "
-    "fitted without its fold; only how compute times vary, how fast workers are beside one another, and the usual link "
-    "where the trace tells it are of the whole recording. Nothing is drawn by chance."
-)
-_PLAIN = (
-    "The plain closed form is a sum, with no constant below nothing, of a fixed cost, one by samples over threads, one per "
-    "server and one by workers over servers, fitted to the same rows; for switches it is the mean."
-)
-
-
-_COMPLETION = (
-    "Seconds from the first mini-batch under a setting to the last before the next change, for as many mini-batches as "
-    "were recorded: the simulator begins with that setting and does as many. Changes themselves are not in it."
-)
 
 
 class Errors(NamedTuple):
@@ -60,9 +42,10 @@ def errors(made: Sequence[Prediction], which: Callable[[Prediction], float]) -> 
     return Errors(len(pairs), float(np.median(off)), float(np.quantile(off, 0.95)), tau)
 
 
+_HELD_OUT = "simulator, held out"
 _KINDS: tuple[tuple[str, Callable[[Prediction], float]], ...] = (
     ("simulator, fitted", lambda p: p.fitted),
-    ("simulator, held out", lambda p: p.held_out),
+    (_HELD_OUT, lambda p: p.held_out),
     ("plain closed form, fitted", lambda p: p.plain_fitted),
     ("plain closed form, held out", lambda p: p.plain_held_out),
 )
@@ -81,7 +64,11 @@ def tables(checks: Sequence[Check]) -> list[str]:
 
 
 def _cells(e: Errors) -> str:
-    return f"{e.rows:>6}{_percent(e.median):>9}{_percent(e.p95):>9}{'-' if math.isnan(e.tau) else f'{e.tau:.2f}':>7}"
+    return f"{e.rows:>6}{_percent(e.median):>9}{_percent(e.p95):>9}{_tau(e):>7}"
+
+
+def _tau(e: Errors) -> str:
+    return "-" if math.isnan(e.tau) else f"{e.tau:.2f}"
 
 
 def _percent(value: float) -> str:
@@ -115,38 +102,16 @@ def write(folder: Path, checks: Sequence[Check], findings: str = "") -> Path:
 
 def page(checks: Sequence[Check], findings: str = "") -> str:
     """The page: what was found, a section per recording, with a table and a drawing, and how it was made."""
-    css = resources.files("reports").joinpath("page.css").read_text(encoding="utf-8")
-    title = "How far the simulator is from recorded clusters"
-    folds = " or ".join(sorted({str(made.folds) for made in checks}))
-    body = [
-        f"<h1>{title}</h1>",
-        f'<p class="lead">{_text(_lead(checks))}</p>',
-        _found(findings),
-        *(_section(i, made) for i, made in enumerate(checks)),
-        '<section aria-labelledby="how"><h2 id="how">How to read this page</h2><dl>',
-        f"<dt>Held out</dt><dd>{_text(_RULE.format(folds))}</dd><dt>Plain closed form</dt><dd>{_text(_PLAIN)}</dd>",
-        "<dt>Error</dt><dd>|predicted / recorded - 1| of a worker's cycle (of a step, in a synchronous run), one push to "
-        "the next: its median and 95th percentile over rows.</dd>",
-        f"<dt>Completion</dt><dd>{_text(_COMPLETION)}</dd>" if _completes(checks) else "",
-        "<dt>tau</dt><dd>Kendall's rank correlation of predicted and recorded: 1 says that settings are ranked as they were "
-        "recorded. It is left out where fewer than three settings differ.</dd></dl></section>",
-    ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>\n{css}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(body)
-        + "\n</main>\n</body>\n</html>\n"
+    return fill(
+        "fidelity.html.j2",
+        title="How far the simulator is from recorded clusters",
+        lead=_lead(checks),
+        findings=[" ".join(paragraph.split()) for paragraph in findings.split("\n\n") if paragraph.strip()],
+        recordings=[_section(made, f"r{i}") for i, made in enumerate(checks)],
+        kinds=[kind for kind, _ in _KINDS],
+        folds=" or ".join(sorted({str(made.folds) for made in checks})),
+        has_completions=any(p.group.endswith(COMPLETION) for made in checks for p in made.predictions),
     )
-
-
-def _completes(checks: Sequence[Check]) -> bool:
-    return any(p.group.endswith(COMPLETION) for c in checks for p in c.predictions)
-
-
-def _title(made: Check) -> str:
-    """What it is a recording of, where it is one of our own; else its source."""
-    return made.origin.of.partition(",")[0] if made.origin.source == "harness" else made.origin.source
 
 
 def _lead(checks: Sequence[Check]) -> str:
@@ -155,27 +120,58 @@ def _lead(checks: Sequence[Check]) -> str:
     return f"{count}; predicted by the simulator, and by a plain closed form."
 
 
-def _found(findings: str) -> str:
-    paragraphs = [f"<p>{_text(' '.join(p.split()))}</p>" for p in findings.split("\n\n") if p.strip()]
-    head = '<section aria-labelledby="why"><h2 id="why">Where they part, and why</h2>'
-    return "\n".join([head, *paragraphs, "</section>"]) if paragraphs else ""
+@dataclass(frozen=True, slots=True)
+class _RecordingSection:
+    """What the page shows of one recording, in the order of the template `recording`."""
+
+    title: str
+    finding: str  # about the largest error; "" where nothing was predicted
+    divided: str
+    groups: list[_GroupRow]
+    drawing: Drawing
+    constants: list[_ConstantRow]
+    refused: list[str]  # constants that this recording cannot tell, and why
+    caveats: tuple[str, ...]
+    origin: str
 
 
-def _section(index: int, made: Check) -> str:
+class _GroupRow(NamedTuple):
+    """Errors of one group of predictions, as text."""
+
+    name: str
+    rows: int
+    errors: list[str]  # median and 95th percentile, a text per kind of prediction
+    tau: str
+
+
+class _ConstantRow(NamedTuple):
+    """A fitted constant of a workload, as text."""
+
+    workload: str
+    name: str
+    value: str
+    interval: str
+
+
+def _section(made: Check, name: str) -> _RecordingSection:
+    """`name` starts the ids of the drawing."""
     groups = _groups(made)
-    divided = f"Divided by settings: {', '.join(made.by_settings) or 'none'}; the others by rows."
-    left = "".join(f"<li>{_text(why)}</li>" for why in made.caveats)
-    origin = f"{made.origin.of}. Licence: {made.origin.licence or 'none stated'}. SHA-256 {made.origin.digest}."
-    parts = [
-        f'<section aria-labelledby="r{index}"><h2 id="r{index}">{_text(_title(made))}</h2>',
-        f'<div class="finding"><p>{_text(_worst(groups))}</p><p>{_text(divided)}</p></div>',
-        _table(groups),
-        _figure(_drawn(groups, f"r{index}")),
-        _constants(made),
-        f'<p class="note">To be read with care:</p><ul class="note">{left}</ul>' if left else "",
-        f'<p class="note">{_text(origin)}</p></section>',
-    ]
-    return "\n".join(part for part in parts if part)
+    return _RecordingSection(
+        title=_title(made),
+        finding=_worst(groups),
+        divided=f"Divided by settings: {', '.join(made.by_settings) or 'none'}; the others by rows.",
+        groups=[_group_row(group, rows) for group, rows in groups],
+        drawing=_drawn(groups, name),
+        constants=_constants(made),
+        refused=[f"{job}, {constant}: {why}" for job, fit in made.fits.items() for constant, why in fit.refused.items()],
+        caveats=made.caveats,
+        origin=f"{made.origin.of}. Licence: {made.origin.licence or 'none stated'}. SHA-256 {made.origin.digest}.",
+    )
+
+
+def _title(made: Check) -> str:
+    """What it is a recording of, where it is one of our own; else its source."""
+    return made.origin.of.partition(",")[0] if made.origin.source == "harness" else made.origin.source
 
 
 def _worst(groups: Sequence[tuple[str, list[Prediction]]]) -> str:
@@ -188,42 +184,21 @@ def _worst(groups: Sequence[tuple[str, list[Prediction]]]) -> str:
     return f"Held out, the median error is at most {_percent(max(told))} in every group{but}."
 
 
-def _table(groups: Sequence[tuple[str, list[Prediction]]]) -> str:
-    heads = "".join(
-        f'<th scope="col">{name}</th>'
-        for name in (
-            "group",
-            "rows",
-            *(f"{k}<br><small>median / 95th</small>" for k, _ in _KINDS),
-            "tau<br><small>held out</small>",
-        )
-    )
-    body = []
-    for name, rows in groups:
-        found = [errors(rows, which) for _, which in _KINDS]
-        cells = "".join(f"<td>{_percent(e.median)} / {_percent(e.p95)}</td>" for e in found)
-        tau = "-" if math.isnan(found[1].tau) else f"{found[1].tau:.2f}"
-        body.append(f'<tr><th scope="row">{_text(name)}</th><td>{len(rows)}</td>{cells}<td>{tau}</td></tr>')
-    return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+def _group_row(name: str, rows: list[Prediction]) -> _GroupRow:
+    found = {kind: errors(rows, which) for kind, which in _KINDS}
+    texts = [f"{_percent(e.median)} / {_percent(e.p95)}" for e in found.values()]
+    return _GroupRow(name, len(rows), texts, _tau(found[_HELD_OUT]))
 
 
-def _constants(made: Check) -> str:
-    body = []
-    for name, fit in made.fits.items():
-        told = [(c, getattr(fit.constants, c), f"{low:.3g} to {high:.3g}") for c, (low, high) in fit.intervals.items()]
-        told += [(c, value, "from other workloads") for c, value in fit.lent.items()]
-        for constant, value, interval in told:
-            cells = f'<td class="text">{constant}</td><td>{value:.4g}</td><td>{interval}</td>'
-            body.append(f'<tr><th scope="row">{_text(name)}</th>{cells}</tr>')
-    said = [f"{name}, {constant}: {why}" for name, fit in made.fits.items() for constant, why in fit.refused.items()]
-    refused = "".join(f"<li>{_text(why)}</li>" for why in said)
-    head = '<th scope="col">workload</th><th scope="col" class="text">constant</th>'
-    head += '<th scope="col">value</th><th scope="col">95 % interval</th>'
-    return (
-        '<details><summary>Constants fitted to all rows</summary><div class="wide"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div></details>"
-        f'<details><summary>Constants that this recording cannot tell</summary><ul class="note">{refused}</ul></details>'
-    )
+def _constants(made: Check) -> list[_ConstantRow]:
+    """Those fitted to all rows of a workload, then those it takes from other workloads."""
+    rows = []
+    for workload, fit in made.fits.items():
+        for name, (low, high) in fit.intervals.items():
+            value = f"{getattr(fit.constants, name):.4g}"
+            rows.append(_ConstantRow(workload, name, value, f"{low:.3g} to {high:.3g}"))
+        rows += [_ConstantRow(workload, name, f"{value:.4g}", "from other workloads") for name, value in fit.lent.items()]
+    return rows
 
 
 def _panel(axes: Axes, title: str, rows: Sequence[Prediction]) -> None:
@@ -270,11 +245,3 @@ def _drawn(groups: Sequence[tuple[str, list[Prediction]]], name: str) -> Drawing
             "they differ by at most 10 %."
         )
         return Drawing(svg(figure, name, caption), caption)
-
-
-def _figure(drawing: Drawing) -> str:
-    return f"<figure>{drawing.svg}<figcaption>{_text(drawing.caption)}</figcaption></figure>"
-
-
-def _text(value: str) -> str:
-    return html.escape("".join(c if c.isprintable() else " " for c in value), quote=True)
