@@ -1,4 +1,4 @@
-"""What may be said of a comparison, in sentences: as much as its intervals and ranks carry, and where they stop."""
+"""The conclusions of a comparison, in sentences: no more than its intervals and ranks support, and what they cannot show."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from reports.statistics import LEVEL, coverage_limit
-from reports.tables import REFERENCE, against, interval_text
+from reports.tables import REFERENCE, faster_or_slower, interval_text
 
 __all__ = ["against_reference", "headline", "limits", "tally"]
 
@@ -18,82 +18,82 @@ def headline(rows: pl.DataFrame) -> str:
     """The one sentence for a scenario's rows of `tables.summary`."""
     contestants = rows.filter(pl.col("role") != "oracle")
     if contestants.height < 2:
-        return "One tuner was run, so nothing is compared."
+        return "Only one tuner was run, so nothing is compared."
     groups = [(str(t), str(g)) for t, g in contestants.select("tuner", "group").iter_rows()]
     if len({g for _, g in groups}) < 2:
-        return f"These runs do not tell the tuners apart. {contestants['verdict'][0]}"
+        return f"These runs do not show which tuner is faster. {contestants['verdict'][0]}"
     first = [t for t, g in groups if g.startswith("a")]
     behind = [t for t, g in groups if not g.startswith("a")]
     p_value = float(contestants["p_value"][0])
     shown = "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
-    lead = f"{first[0]} ranks first" if len(first) == 1 else f"By ranks nothing separates {_listed(first)}, which lead"
+    lead = f"{first[0]} ranks first" if len(first) == 1 else f"{_listed(first)} lead and are not ranked against each other"
     return f"{lead}; {_listed(behind)} {'ranks' if len(behind) == 1 else 'rank'} behind {first[0]} ({shown})."
 
 
 def against_reference(rows: pl.DataFrame) -> list[str]:
-    """Who is faster or slower than the reference with the whole interval on one side, and who is neither."""
+    """Which tuners are faster or slower than the reference with their whole interval, and which are neither."""
     if REFERENCE not in rows["tuner"]:
         return [f"The reference {REFERENCE} was not run, so there are no ratios."]
     others = [r for r in rows.iter_rows(named=True) if r["role"] == "contestant"]
-    faster = [r for r in others if against(r) == "faster"]
-    slower = [r for r in others if against(r) == "slower"]
+    faster = [r for r in others if faster_or_slower(r) == "faster"]
+    slower = [r for r in others if faster_or_slower(r) == "slower"]
     untimed = [r for r in others if r["failed"] == r["runs"]]
     unclear = [r for r in others if r not in faster and r not in slower and r not in untimed]
-    said = []
-    for found, word in ((faster, "Faster"), (slower, "Slower")):
+    sentences = []
+    for found, word, side in ((faster, "Faster", "below"), (slower, "Slower", "above")):
         if found:
-            said.append(
-                f"{word} than {REFERENCE}, with the whole interval on that side: {_listed(map(_with_ratio, found))}."
-            )
+            sentences.append(f"{word} than {REFERENCE} (whole interval {side} 1): {_listed(map(_with_ratio, found))}.")
     if unclear:
-        few = " (with fewer than five seeds nobody is)" if all(r["runs"] - r["failed"] < 5 for r in unclear) else ""
-        said.append(f"Not separable from {REFERENCE}{few}: {_listed(r['tuner'] for r in unclear)}.")
+        few = " (fewer than five seeds cannot show one)" if all(r["runs"] - r["failed"] < 5 for r in unclear) else ""
+        sentences.append(f"No clear difference from {REFERENCE}{few}: {_listed(r['tuner'] for r in unclear)}.")
     if untimed:
-        said.append(f"Every run failed: {_listed(r['tuner'] for r in untimed)}.")
-    return said
+        sentences.append(f"Every run failed: {_listed(r['tuner'] for r in untimed)}.")
+    return sentences
 
 
 def tally(rows: pl.DataFrame) -> str:
     """How many runs there were and how they ended."""
     runs, reached, failed = (int(rows[c].sum()) for c in ("runs", "reached", "failed"))
     rest = runs - reached - failed
-    said = [f"{reached} of {runs} runs reached the target"]
+    sentences = [f"{reached} of {runs} runs reached the target"]
     if rest:
-        said.append(f"{rest} did not within the budget")
+        sentences.append(f"{rest} ended without reaching it")
     if failed:
-        said.append(f"{failed} failed")
-    return f"{_listed(said)}."
+        sentences.append(f"{failed} failed")
+    return f"{_listed(sentences)}."
 
 
 def limits(rows: pl.DataFrame) -> list[str]:
-    """What these runs cannot show."""
+    """Sentences on what these runs cannot show."""
     runs = int(rows["runs"].to_numpy().max())
-    said = []
+    sentences = []
     if runs == 1:
-        said.append("With one seed there are no intervals, and a difference may be luck.")
+        sentences.append("With one seed there are no intervals, and a difference may be due to random draws alone.")
     elif coverage_limit(runs) < LEVEL:
         best = 100 * coverage_limit(runs)
-        said.append(
-            f"With {runs} seeds even the range from the lowest to the highest run covers the true median only {best:.3g} % "
-            "of the time; six seeds are the fewest for a 95 % interval."
+        sentences.append(
+            f"With {runs} seeds, the range from the lowest to the highest run covers the true median only {best:.3g} % of "
+            "the time; a 95 % interval needs at least six seeds."
         )
     if rows["ratio_high"].is_not_nan().any() and rows["role"].to_list().count("contestant") > 1:
-        said.append(
-            f"Each interval against {REFERENCE} stands by itself; ranks guard against error among all pairs, so they need "
-            "more seeds. Where the two seem to disagree, the seeds are too few for the stricter one."
+        sentences.append(
+            f"Each interval against {REFERENCE} holds by itself; ranks limit the error over all pairs of tuners, so they "
+            "need more seeds. Where intervals and ranks seem to disagree, there are too few seeds for the ranks."
         )
     blocks = int(rows["blocks"].to_numpy().max())
     if 0 < blocks < runs:
-        said.append(f"Only {blocks} of {runs} seeds were run with every tuner; ranks rest on those.")
-    said.append("Seeds vary the luck within this scenario: nothing here speaks of other clusters, jobs or targets.")
-    return said
+        sentences.append(f"Only {blocks} of {runs} seeds were run with every tuner; ranks use only those.")
+    sentences.append(
+        "Seeds vary the random draws within this scenario: these runs say nothing about other clusters, jobs or targets."
+    )
+    return sentences
 
 
 def _with_ratio(row: dict[str, Any]) -> str:
     shown, interval = interval_text(row, "ratio", "ratio")
     if math.isnan(row["ratio"]):
         return str(row["tuner"])
-    return f"{row['tuner']} ({shown} of its time{'; ' + interval if interval else ''})"
+    return f"{row['tuner']} (ratio {shown}{', ' + interval if interval else ''})"
 
 
 def _listed(words: Iterable[str]) -> str:

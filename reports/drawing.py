@@ -1,7 +1,7 @@
-"""What every drawing is made on: a canvas with its colours, and SVG that stands inside a page.
+"""The common part of all drawings: a canvas with its colours, and its SVG for a page.
 
-Text is text, ink takes the page's colour (so dark and light both work), nothing is fetched, and equal input gives equal
-bytes. Colours are Okabe and Ito's blue, orange and green, slightly lightened.
+Text stays text, ink takes the page's colour (so the drawing fits a dark and a light page), nothing is fetched, and equal
+input gives equal bytes. Colours are Okabe and Ito's blue, orange and green, slightly lightened.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Drawing(NamedTuple):
     """A figure for a page."""
 
     svg: str
-    caption: str  # what is drawn and how to read it; also its text alternative
+    caption: str  # what the drawing shows and how to read it; also its text alternative
 
 
 @contextmanager
 def canvas(height: float, *, left: float, bottom: float = 0.45, top: float = 0.3, gaps: float = 0.25) -> Iterator[Figure]:
-    """A figure with these margins in inches; laid out by hand, which is an order of magnitude faster than by solver."""
+    """A figure with these margins in inches; fixed margins are ten times faster than a layout solver."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(WIDTH, height))
         figure.subplots_adjust(
@@ -67,7 +67,7 @@ def canvas(height: float, *, left: float, bottom: float = 0.45, top: float = 0.3
 
 
 def label_inches(labels: Sequence[str]) -> float:
-    """Room for the longest of `labels` at the size of ticks."""
+    """Width of the longest of `labels` at the size of tick labels."""
     return 0.25 + 0.082 * max((len(line) for label in labels for line in label.split("\n")), default=0)
 
 
@@ -83,10 +83,10 @@ def svg(figure: Figure, name: str, alternative: str) -> str:
     """The figure as an SVG element whose ids start with `name`."""
     out = io.StringIO()
     with warnings.catch_warnings():
-        # Text stays text, so what the drawing font lacks is the reader's browser's to find.
+        # Text stays text, so the reader's browser supplies the characters that the drawing font lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", " ", out.getvalue())  # no XML may hold these
+    text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", " ", out.getvalue())  # XML allows no control characters
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", text, flags=re.DOTALL)
     used = set(re.findall(r'(?:url\(|href=")#([^")]+)', text))
@@ -102,5 +102,5 @@ def svg(figure: Figure, name: str, alternative: str) -> str:
 
 
 def _shorter(path: str) -> str:
-    """A path to a hundredth of a point."""
+    """A path with coordinates cut to a hundredth of a point."""
     return re.sub(r"(\.\d\d)\d+", r"\1", " ".join(path.split()))

@@ -1,4 +1,4 @@
-"""What a scenario's text says, as terms and definitions for a page; lenient, since the text may be of another version."""
+"""A scenario's text as terms and definitions for a page. Lenient: the text may come from another version of the format."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any
 
 __all__ = ["facts", "target_of"]
 
-_MANY = 6  # names, of which only some are written out
+_MANY = 6  # a longer list of names is abbreviated
 
 
 def facts(text: str) -> list[tuple[str, str]]:
-    """The summary first (empty where there is none), then what is known of the cluster, job, knobs and rules."""
-    told = _parsed(text)
-    cluster, target, budget = (_table(told, name) for name in ("cluster", "target", "budget"))
-    found = [("summary", " ".join(str(told.get("summary", "")).split()))]
+    """The summary first ("" where the text has none), then cluster, job, target, budget, setting, knobs, conditions."""
+    scenario = _parsed(text)
+    cluster, target, budget = (_table(scenario, name) for name in ("cluster", "target", "budget"))
+    found = [("summary", " ".join(str(scenario.get("summary", "")).split()))]
     nodes = cluster.get("nodes")
     if isinstance(nodes, list):
         found.append(("cluster", ", ".join(_nodes(group) for group in nodes)))
-    work = dict(_table(told, "workload"))
+    work = dict(_table(scenario, "workload"))
     found.append(("job", "; ".join(filter(None, (str(work.pop("name", "")), _listed(work))))))
     if {"metric", "value"} <= set(target):
         found.append(("target", _target(str(target["metric"]), target["value"])))
     if "seconds" in budget:
         found.append(("budget", f"{budget['seconds']} simulated seconds"))
-    found.append(("start", _listed(_table(told, "start"))))
-    found.append(("free knobs", _listed(_table(told, "free"), mark=" ")))
-    found.append(("conditions", _listed(_table(told, "conditions"))))
+    found.append(("start", _listed(_table(scenario, "start"))))
+    found.append(("free knobs", _listed(_table(scenario, "free"), mark=" ")))
+    found.append(("conditions", _listed(_table(scenario, "conditions"))))
     return found[:1] + [(term, value) for term, value in found[1:] if value]
 
 
@@ -37,7 +37,7 @@ def _target(metric: str, value: Any) -> str:
 
 
 def target_of(text: str) -> tuple[str, float] | None:
-    """Metric and value of the target, where the text states them."""
+    """Metric and value of the target; None where it is no accuracy or loss."""
     target = _table(_parsed(text), "target")
     metric, value = target.get("metric"), target.get("value")
     if metric in ("accuracy", "loss") and isinstance(value, int | float):
@@ -52,8 +52,8 @@ def _parsed(text: str) -> dict[str, Any]:
         return {}
 
 
-def _table(told: dict[str, Any], name: str) -> dict[str, Any]:
-    found = told.get(name)
+def _table(scenario: dict[str, Any], name: str) -> dict[str, Any]:
+    found = scenario.get(name)
     return found if isinstance(found, dict) else {}
 
 

@@ -1,4 +1,4 @@
-"""The page of `harness fidelity`: predicted against recorded, per recording, on rows fitted and on rows held out."""
+"""The page of `harness fidelity`: predicted against recorded times, per recording, on fitted rows and on held-out rows."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ __all__ = ["Errors", "errors", "page", "tables", "write"]
 
 
 class Errors(NamedTuple):
-    """How far predictions of one group are from what was recorded, relative."""
+    """Relative errors of the predictions of one group."""
 
     rows: int
     median: float
     p95: float
-    tau: float  # Kendall's, of predicted and recorded; nan where fewer than three settings differ
+    tau: float  # Kendall's, of predicted and recorded; nan with fewer than three settings
 
 
 def errors(made: Sequence[Prediction], which: Callable[[Prediction], float]) -> Errors:
-    """Of the predictions that `which` picks; those that could not be made do not count."""
+    """Errors of the predictions that `which` picks; predictions that could not be made (nan) do not count."""
     pairs = [(which(p), p.recorded, p.label) for p in made if math.isfinite(which(p))]
     if not pairs:
         return Errors(0, math.nan, math.nan, math.nan)
     off = np.array([abs(a / b - 1) for a, b, _ in pairs])
-    told = len({label for *_, label in pairs}) >= 3
-    tau = float(kendalltau([a for a, *_ in pairs], [b for _, b, _ in pairs]).statistic) if told else math.nan
+    ranked = len({label for *_, label in pairs}) >= 3
+    tau = float(kendalltau([a for a, *_ in pairs], [b for _, b, _ in pairs]).statistic) if ranked else math.nan
     return Errors(len(pairs), float(np.median(off)), float(np.quantile(off, 0.95)), tau)
 
 
@@ -52,7 +52,7 @@ _KINDS: tuple[tuple[str, Callable[[Prediction], float]], ...] = (
 
 
 def tables(checks: Sequence[Check]) -> list[str]:
-    """The same as plain text for a terminal, a table per recording."""
+    """The errors as plain text for a terminal, one table per recording."""
     found = []
     for made in checks:
         lines = [f"{made.origin.source} ({made.origin.of})", f"{'':34}{'rows':>6}{'median':>9}{'95th %':>9}{'tau':>7}"]
@@ -86,7 +86,7 @@ def _groups(made: Check) -> list[tuple[str, list[Prediction]]]:
 def write(folder: Path, checks: Sequence[Check], findings: str = "") -> Path:
     """Write `fidelity.html` and every prediction, `predictions.csv`, into a folder; the page's path.
 
-    `findings` are what whoever looked into the differences found: paragraphs, with empty lines between them.
+    `findings` explain the differences, in paragraphs with empty lines between them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
@@ -117,7 +117,7 @@ def page(checks: Sequence[Check], findings: str = "") -> str:
 def _lead(checks: Sequence[Check]) -> str:
     rows = sum(len(c.predictions) for c in checks)
     count = f"{len(checks)} recording{'s' * (len(checks) != 1)}, {rows} rows"
-    return f"{count}; predicted by the simulator, and by a plain closed form."
+    return f"{count}; predicted by the simulator and by a plain closed form."
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class _RecordingSection:
     groups: list[_GroupRow]
     drawing: Drawing
     constants: list[_ConstantRow]
-    refused: list[str]  # constants that this recording cannot tell, and why
+    refused: list[str]  # constants that this recording cannot determine, and why
     caveats: tuple[str, ...]
     origin: str
 
@@ -170,18 +170,19 @@ def _section(made: Check, name: str) -> _RecordingSection:
 
 
 def _title(made: Check) -> str:
-    """What it is a recording of, where it is one of our own; else its source."""
+    """The recorded job for one of our own recordings, else the source."""
     return made.origin.of.partition(",")[0] if made.origin.source == "harness" else made.origin.source
 
 
 def _worst(groups: Sequence[tuple[str, list[Prediction]]]) -> str:
-    """What is said of the largest error of a group, and of groups that the other folds could not tell."""
+    """A sentence about the largest error of a group, and about groups that the other folds could not predict."""
     medians = [errors(rows, lambda p: p.held_out).median for _, rows in groups]
-    told = [median for median in medians if math.isfinite(median)]
-    if not told:
+    known = [median for median in medians if math.isfinite(median)]
+    if not known:
         return ""
-    but = f" but {len(medians) - len(told)}, of which the other folds tell nothing" if len(told) < len(medians) else ""
-    return f"Held out, the median error is at most {_percent(max(told))} in every group{but}."
+    lost = len(medians) - len(known)
+    but = f", except in {lost} that the other folds could not predict" if lost else ""
+    return f"Held out, the median error is at most {_percent(max(known))} in every group{but}."
 
 
 def _group_row(name: str, rows: list[Prediction]) -> _GroupRow:
@@ -225,9 +226,9 @@ def _panel(axes: Axes, title: str, rows: Sequence[Prediction]) -> None:
 
 
 def _drawn(groups: Sequence[tuple[str, list[Prediction]]], name: str) -> Drawing:
-    """Predicted against recorded, a panel per group."""
+    """Predicted against recorded seconds, one panel per group."""
     jobs = {group.partition(", ")[0] for group, _ in groups if ", " in group}
-    common = f"{jobs.pop()}, " if len(jobs) == 1 else ""  # which the section is about
+    common = f"{jobs.pop()}, " if len(jobs) == 1 else ""  # the job that the section is about, so panels need not name it
     columns = min(4, len(groups))
     lines = -(-len(groups) // columns)
     with canvas(0.7 + 2.3 * lines, left=0.75, gaps=0.42, bottom=0.5) as figure:
@@ -240,8 +241,8 @@ def _drawn(groups: Sequence[tuple[str, list[Prediction]]], name: str) -> Drawing
         figure.supxlabel("recorded, seconds", fontsize=9)
         figure.supylabel("predicted, seconds", fontsize=9, x=0.01)
         caption = (
-            "Predicted against recorded seconds, a panel per group. Blue rings: simulator, held out; green dots: simulator, "
-            "fitted to all rows; orange crosses: plain closed form, held out. On the line both are equal; in the grey band "
-            "they differ by at most 10 %."
+            "Predicted against recorded seconds, one panel per group. Blue rings: simulator, held out; green dots: "
+            "simulator, fitted to all rows; orange crosses: plain closed form, held out. On the line both are equal; in "
+            "the grey band they differ by at most 10 %."
         )
         return Drawing(svg(figure, name, caption), caption)

@@ -1,12 +1,11 @@
-"""What happened, drawn: completion times, learning curves, settings over time, and who differs from whom.
+"""The figures of a page: completion times, learning curves, settings over time, and mean ranks with their differences.
 
-What colours tell apart is also told by shape or label. Captions say what is drawn in words.
+Where colours differ, shapes or labels differ too. A caption says in words what the figure shows.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from reports.drawing import BLUE, GREEN, INK, MUTED, ORANGE, WIDTH, Drawing, canvas, label_inches, logarithmic, svg
 from reports.knobs import Lane, lanes
-from reports.statistics import Ranking
+from reports.statistics import Ranking, spans
 from reports.tables import ORACLE, REFERENCE, quantity
 
 __all__ = [
@@ -26,11 +25,12 @@ __all__ = [
     "completion_times",
     "critical_differences",
     "learning_curves",
+    "median_curve",
     "settings_over_time",
     "typical_seed",
 ]
 
-_POINTS = 120  # a line is thinned to so many
+_POINTS = 120  # of a line, at the most; more would only make the page larger
 _Floats = NDArray[np.float64]
 
 
@@ -44,9 +44,9 @@ def completion_times(rows: pl.DataFrame, scores: pl.DataFrame, name: str) -> Dra
     with canvas(0.8 + 0.36 * len(tuners), left=label_inches(tuners)) as figure:
         axes = figure.add_subplot()
         for y, row in enumerate(rows.iter_rows(named=True)):
-            _runs(axes, y, scores.filter(pl.col("tuner") == row["tuner"]))
-            _whisker(axes, y, row, budget)
-        _landmarks(axes, rows)
+            _draw_runs(axes, y, scores.filter(pl.col("tuner") == row["tuner"]))
+            _draw_interval(axes, y, row, budget)
+        _draw_medians(axes, rows)
         if not bool((rows["reached"] == rows["runs"]).all()):
             axes.axvline(budget, color=MUTED, linewidth=1, linestyle=":")
             axes.text(budget, -0.75, "budget", color=MUTED, ha="center", va="bottom", fontsize=8)
@@ -57,14 +57,14 @@ def completion_times(rows: pl.DataFrame, scores: pl.DataFrame, name: str) -> Dra
         axes.grid(axis="x", color=MUTED, alpha=0.25, linewidth=0.6)
         axes.set_xlabel("completion time, simulated seconds")
         caption = (
-            "Completion time to the target: large dot and bar are the median and its 95 % interval over seeds, small dots "
-            "the single runs; triangles stand at the budget for runs that had not reached the target. A bar with an arrow "
-            f"has no upper end. Vertical lines: medians of {REFERENCE} (dashed, orange) and of the oracle {ORACLE} (green)."
+            "Completion time to the target. The large dot and the bar are the median and its 95 % interval over seeds; "
+            "small dots are single runs. A triangle at the budget is a run that did not reach the target. A bar with "
+            f"an arrow is open at its end. Vertical lines: medians of {REFERENCE} (dashed, orange) and {ORACLE} (green)."
         )
         return Drawing(svg(figure, name, caption), caption)
 
 
-def _runs(axes: Axes, y: int, scores: pl.DataFrame) -> None:
+def _draw_runs(axes: Axes, y: int, scores: pl.DataFrame) -> None:
     ran = scores.filter(pl.col("status") != "error")
     for reached, marker, size in ((True, "o", 9), (False, ">", 22)):
         x = ran.filter(pl.col("reached") == reached)["completion_seconds"].to_numpy()
@@ -72,7 +72,7 @@ def _runs(axes: Axes, y: int, scores: pl.DataFrame) -> None:
         axes.scatter(x, np.full(x.size, y + 0.25), s=size, marker=marker, facecolor=face, edgecolor=MUTED, linewidth=0.9)
 
 
-def _whisker(axes: Axes, y: int, row: dict[str, Any], budget: float) -> None:
+def _draw_interval(axes: Axes, y: int, row: dict[str, Any], budget: float) -> None:
     color = {"reference": ORANGE, "oracle": GREEN}.get(row["role"], BLUE)
     low, high, middle = row["completion_low"], row["completion_high"], row["completion_seconds"]
     if math.isnan(middle):
@@ -86,8 +86,8 @@ def _whisker(axes: Axes, y: int, row: dict[str, Any], budget: float) -> None:
     axes.plot([middle], [y], "o", color=color, markersize=7, fillstyle="none" if open_median else "full", zorder=3)
 
 
-def _landmarks(axes: Axes, rows: pl.DataFrame) -> None:
-    """Lines at the medians of reference and oracle, the label of the earlier to its left, of the later to its right."""
+def _draw_medians(axes: Axes, rows: pl.DataFrame) -> None:
+    """Lines at the medians of reference and oracle; the earlier has its label to the left, the later to the right."""
     lines = []
     for tuner, color, style in ((REFERENCE, ORANGE, "--"), (ORACLE, GREEN, "-")):
         medians = rows.filter((pl.col("tuner") == tuner) & (pl.col("completion_bound") == "="))["completion_seconds"]
@@ -104,23 +104,23 @@ def _landmarks(axes: Axes, rows: pl.DataFrame) -> None:
 def learning_curves(
     evaluations: pl.DataFrame, tuners: Sequence[str], metric: str, name: str, target: float | None = None
 ) -> Drawing | None:
-    """`metric` ("accuracy" or "loss") over time, a panel per tuner; None where no tuner has a finite value."""
+    """`metric` ("accuracy" or "loss") over time, one panel per tuner; None where no tuner has a finite value."""
     finite = evaluations.filter(pl.col(metric).is_finite())
     curves = {t: _curves(finite.filter(pl.col("tuner") == t), metric) for t in tuners}
     if not any(curves.values()):
         return None
-    medians = {tuner: _median_curve(lines) for tuner, lines in curves.items() if lines}
+    medians = {tuner: median_curve(lines) for tuner, lines in curves.items() if lines}
     columns = min(3, len(tuners))
     rows = -(-len(tuners) // columns)
     with canvas(0.75 + 1.6 * rows, left=0.8, gaps=0.3) as figure:
         grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
         for axes, tuner in zip(grid.flat, tuners, strict=False):
-            _panel(axes, tuner, curves[tuner], medians)
+            _draw_panel(axes, tuner, curves[tuner], medians)
             if target is not None:
                 axes.axhline(target, color=INK, linewidth=0.8, linestyle=":")
         for axes in grid.flat[len(tuners) :]:
             axes.set_visible(False)
-            # The panel above is the last of its column: it carries the numbers that this one would have carried.
+        # The lowest visible panel of a column carries the numbers of the shared axis, also where a hidden one is below it.
         for column in range(columns):
             grid[(len(tuners) - 1 - column) // columns, column].tick_params(labelbottom=True)
         values = finite[metric].to_numpy()
@@ -130,15 +130,15 @@ def learning_curves(
         figure.supxlabel("simulated seconds", fontsize=9)
         figure.supylabel(f"validation {metric}", fontsize=9, x=0.02)
         caption = (
-            f"Validation {metric} over simulated time, a panel per tuner: thin blue lines are single runs, the thick line "
-            "is their median for as long as at least half of them run (a run that has ended keeps its last value). "
-            f"Grey: the medians of all other tuners; orange, dashed: {REFERENCE}."
+            f"Validation {metric} over simulated time, one panel per tuner. Thin blue lines are single runs. The thick line "
+            "is their median for as long as at least half of them go on (a run that has ended keeps its last value). "
+            f"Grey: the medians of all other tuners. Orange, dashed: {REFERENCE}."
             + ("" if target is None else " Dotted: the target.")
         )
         return Drawing(svg(figure, name, caption), caption)
 
 
-def _panel(
+def _draw_panel(
     axes: Axes, tuner: str, lines: list[tuple[_Floats, _Floats]], medians: dict[str, tuple[_Floats, _Floats]]
 ) -> None:
     axes.set_title(tuner, loc="left", fontsize=9, fontweight="bold")
@@ -157,7 +157,7 @@ def _panel(
 
 
 def _curves(mine: pl.DataFrame, metric: str) -> list[tuple[_Floats, _Floats]]:
-    """A thinned line per seed."""
+    """A curve per seed, thinned to `_POINTS`."""
     lines = []
     for _, run in mine.sort("seed", "seconds").group_by(["seed"], maintain_order=True):
         x, y = run["seconds"].to_numpy(), run[metric].to_numpy()
@@ -166,28 +166,27 @@ def _curves(mine: pl.DataFrame, metric: str) -> list[tuple[_Floats, _Floats]]:
     return lines
 
 
-def _median_curve(lines: Sequence[tuple[_Floats, _Floats]]) -> tuple[_Floats, _Floats]:
-    """The median over runs from when all have a value until half have ended."""
-    start = max(float(x[0]) for x, _ in lines)
-    end = max(start, float(np.median([x[-1] for x, _ in lines])))
+def median_curve(curves: Sequence[tuple[_Floats, _Floats]]) -> tuple[_Floats, _Floats]:
+    """The median of curves (seconds, values), from when all have a value until half of them have ended."""
+    start = max(float(x[0]) for x, _ in curves)
+    end = max(start, float(np.median([x[-1] for x, _ in curves])))
     at = np.linspace(start, end, _POINTS // 2)
-    return at, np.median([np.interp(at, x, y) for x, y in lines], axis=0)
+    return at, np.median([np.interp(at, x, y) for x, y in curves], axis=0)
 
 
 # --------------------------------------------------------------------------------------------------- settings over time
 
 
 SETTINGS_NOTE = (
-    "Every knob that was changed, over simulated time: a line per seed, the thick one for the run with the median "
-    "completion time. A line ends when its run reached the target or the budget, or at the last change of a run that "
-    "broke off."
+    "Every knob that changed, over simulated time: one line per seed; the thick line is the run with the median completion "
+    "time. A line ends when its run reached the target or the budget; where a run ended otherwise, at its last change."
 )
 """How to read the drawings of `settings_over_time`."""
 
 
 def settings_over_time(settings: pl.DataFrame, scores: pl.DataFrame, name: str) -> Drawing | None:
-    """What one tuner changed in one scenario, a panel per knob; None where it changed nothing."""
-    ended = scores.filter(pl.col("status").is_in(["target", "budget"]))  # when others ended is not in the table
+    """The settings of one tuner on one scenario, one panel per knob that changed; None where none changed."""
+    ended = scores.filter(pl.col("status").is_in(["target", "budget"]))  # the end of other runs is not in the table
     until = dict(ended.select("seed", "completion_seconds").iter_rows())
     found = lanes(settings, until)
     if not found:
@@ -198,7 +197,7 @@ def settings_over_time(settings: pl.DataFrame, scores: pl.DataFrame, name: str) 
     with canvas(0.7 + sum(heights), left=left, top=0.1) as figure:
         grid = figure.subplots(len(found), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         for axes, lane in zip(grid, found, strict=True):
-            _lane(axes, lane, typical)
+            _draw_lane(axes, lane, typical)
         grid[-1].set_xlim(left=0)
         grid[-1].set_xlabel("simulated seconds")
         caption = (
@@ -214,7 +213,7 @@ def typical_seed(scores: pl.DataFrame) -> int:
     return int(ordered["seed"][(ordered.height - 1) // 2])
 
 
-def _lane(axes: Axes, lane: Lane, typical: int) -> None:
+def _draw_lane(axes: Axes, lane: Lane, typical: int) -> None:
     for seed, (x, y) in sorted(lane.steps.items(), key=lambda item: item[0] == typical):
         bold = seed == typical
         axes.step(x, y, where="post", color=BLUE, linewidth=2.2 if bold else 0.8, alpha=1 if bold else 0.45)
@@ -232,7 +231,7 @@ def _lane(axes: Axes, lane: Lane, typical: int) -> None:
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
 
 
-# ------------------------------------------------------------------------------------------------------------ who differs
+# ------------------------------------------------------------------------------------------------------------ mean ranks
 
 
 def critical_differences(ranking: Ranking, name: str) -> Drawing | None:
@@ -241,7 +240,7 @@ def critical_differences(ranking: Ranking, name: str) -> Drawing | None:
     if k < 3 or not all(ranking.groups):
         return None
     means = [i.estimate for i in ranking.ranks]
-    bars = _bars(ranking.groups) if ranking.p_value < 0.05 else [(0, k - 1)]
+    bars = spans(ranking.groups) if ranking.p_value < 0.05 else [(0, k - 1)]
     half = -(-k // 2)
     first = 0.5 + 0.36 * len(bars)  # depth of the first label, below the axis at 0
     with canvas(0.3 * (1.9 + first + half), left=0.15, bottom=0, top=0) as figure:
@@ -251,7 +250,7 @@ def critical_differences(ranking: Ranking, name: str) -> Drawing | None:
         margin = 0.2 + label * (k - 1) / (WIDTH - 0.3 - 2 * label)
         axes.set_xlim(1 - margin, k + margin)
         axes.set_ylim(first + half, -1.9)
-        _scale(axes, k, ranking.critical_difference)
+        _draw_scale(axes, k, ranking.critical_difference)
         for i, (tuner, mean) in enumerate(zip(ranking.tuners, means, strict=True)):
             left = i < half
             depth, edge = first + (i if left else k - 1 - i), 0.9 if left else k + 0.1
@@ -262,21 +261,14 @@ def critical_differences(ranking: Ranking, name: str) -> Drawing | None:
             y = 0.36 + 0.36 * level
             axes.plot([means[a] - 0.04, means[b] + 0.04], [y, y], color=BLUE, linewidth=4, solid_capstyle="butt")
         caption = (
-            "Mean ranks, 1 is best. Tuners that a blue bar joins are not ranked against each other: their mean ranks differ "
+            "Mean ranks; 1 is best. Tuners joined by a blue bar are not ranked against each other: their mean ranks differ "
             f"by less than the critical difference CD = {quantity(ranking.critical_difference)} (Nemenyi, 5 %, "
             f"{ranking.blocks} paired runs){'' if ranking.p_value < 0.05 else ', or the Friedman test found no difference'}."
         )
         return Drawing(svg(figure, name, caption), caption)
 
 
-def _bars(groups: Sequence[str]) -> list[tuple[int, int]]:
-    """First and last place of every letter that at least two tuners share."""
-    letters = [re.findall(r"\[\d+\]|.", group) for group in groups]
-    places = {x: [i for i, mine in enumerate(letters) if x in mine] for x in sorted({x for mine in letters for x in mine})}
-    return [(p[0], p[-1]) for p in places.values() if len(p) > 1]
-
-
-def _scale(axes: Axes, k: int, difference: float) -> None:
+def _draw_scale(axes: Axes, k: int, difference: float) -> None:
     axes.plot([1, k], [0, 0], color=INK, linewidth=1.2)
     for tick in range(1, k + 1):
         axes.plot([tick, tick], [0, -0.18], color=INK, linewidth=1)

@@ -1,4 +1,4 @@
-"""Which knobs a tuner turned: from settings over time to lanes that can be drawn."""
+"""The knobs that a tuner changed: from settings over time to lanes that can be drawn."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Lane:
 
 
 def knob_values(setting: Setting) -> dict[str, float | str]:
-    """A setting as numbers and words that can be drawn; shares and placement by what stands out."""
+    """A setting as numbers and words that can be drawn; of shares, only the largest."""
     data, model = setting.shares()
     found: dict[str, float | str] = {name: float(getattr(setting, name)) for name in _PLAIN}
     found["policy"] = setting.policy
@@ -52,7 +52,7 @@ def knob_values(setting: Setting) -> dict[str, float | str]:
     found["placement"] = f"{' '.join(setting.workers)} | {' '.join(setting.servers)}"
     loads = sum(map(sum, setting.loads)) if setting.loads else setting.batch_size * len(setting.workers)
     found["samples_per_round"] = float(loads)
-    # Equal shares stand out by nothing, however many share.
+    # Equal shares are no knob: their size changes only with the number of nodes.
     found["data_share"] = max(data) if setting.data_shares else math.nan
     found["model_share"] = max(model) if setting.model_shares else math.nan
     for name, value in setting.options:
@@ -71,25 +71,25 @@ def lanes(settings: pl.DataFrame, until: Mapping[int, float]) -> list[Lane]:
         times.append(seconds)
         values.append(knob_values(setting_from(text)))
     names = dict.fromkeys(name for _, values in runs.values() for v in values for name in v)
-    turned = [n for n in names if any(_turned(n, values) for _, values in runs.values())]
-    return [_lane(name, runs, until) for name in turned if name not in _implied(turned)]
+    changed = [n for n in names if any(_changed(n, values) for _, values in runs.values())]
+    return [_lane(name, runs, until) for name in changed if name not in _redundant(changed)]
 
 
-def _turned(name: str, values: Sequence[Mapping[str, float | str]]) -> bool:
+def _changed(name: str, values: Sequence[Mapping[str, float | str]]) -> bool:
     seen = {str(v.get(name, math.nan)) for v in values}  # as text, where NaN equals itself
     if name == "staleness":
-        seen.discard("nan")  # coming and going of SSP is the policy's to show
+        seen.discard("nan")  # that SSP starts or ends is in the lane of the policy
     return len(seen) > 1
 
 
-def _implied(turned: list[str]) -> set[str]:
-    """Knobs that say nothing beyond others that changed too."""
-    implied = set()
-    if "worker_count" in turned or "server_count" in turned:
-        implied.add("placement")
-    if "batch_size" in turned or "worker_count" in turned:
-        implied.add("samples_per_round")
-    return implied
+def _redundant(changed: list[str]) -> set[str]:
+    """Knobs that changed only because others did."""
+    redundant = set()
+    if "worker_count" in changed or "server_count" in changed:
+        redundant.add("placement")
+    if "batch_size" in changed or "worker_count" in changed:
+        redundant.add("samples_per_round")
+    return redundant
 
 
 def _lane(

@@ -72,8 +72,8 @@ def _lead(table: pl.DataFrame) -> str:
     counts = sorted(set(table.group_by("scenario").agg(pl.col("runs").max())["runs"])) if table.height else [0]
     seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     return (
-        f"{seeds} paired seed{'' if seeds == '1' else 's'} per scenario: every tuner meets the same luck. "
-        "Times are simulated seconds unless a column says host."
+        f"{seeds} paired seed{'' if seeds == '1' else 's'} per scenario: with the same seed, every tuner meets the same "
+        "random draws. Times are simulated seconds unless a column says host."
     )
 
 

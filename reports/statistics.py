@@ -1,25 +1,25 @@
 """Intervals and ranks over paired seeds, and when to refuse to rank.
 
-What is compared. Every tuner meets the same seeds, hence the same luck, so everything is paired: a *block* is one
-(scenario, seed), a run is one tuner in one block. A run that has not reached its target is *censored*: its completion
-time is known to be at least the budget and no more is claimed (`Bounds`). Ratios and medians carry what is known as
-interval arithmetic does, so a median is reported as "> budget" as soon as censored runs decide it. A failed run (status
-"error") says nothing about the job: it is counted, takes no part in times, and ranks last in its block.
+What is compared. Every tuner meets the same seeds, and so the same random draws: everything is paired. A *block* is one
+(scenario, seed); a run is one tuner in one block. A run that has not reached its target is *censored*: its completion
+time is known to be at least the budget, and no more is known (`Bounds`). Ratios and medians are computed on these bounds
+by interval arithmetic, so a median is reported as "> budget" as soon as censored runs decide it. A failed run (status
+"error") says nothing about the job: it is counted, left out of times, and ranks last in its block.
 
 Intervals. Percentile bootstrap over seeds (Efron and Tibshirani 1993, chapter 13), 9,999 resamples of one fixed random
 stream, so equal input gives equal output, and tuners with equally many seeds are resampled alike. The statistic is the
-median: of completion times, and of the ratios to the reference seed by seed. The ratio is a median too, no geometric
-mean, because it stays defined under censoring and its interval keeps its level with few seeds. For n seeds no such interval
-can cover the true median more often than 1 - 2^(1-n), the coverage of (lowest, highest): 75 % for 3 seeds, 93.8 % for 5,
-and 95 % from 6 on (`coverage_limit`).
+median: of completion times, and of the ratios to the reference with the same seed. The ratio is a median and no geometric
+mean, because a median is defined under censoring and its interval keeps its level with few seeds. For n seeds no such
+interval can cover the true median more often than 1 - 2^(1-n), the coverage of (lowest, highest): 75 % for 3 seeds, 93.8 %
+for 5, and 95 % from 6 on (`coverage_limit`).
 
-Ranks. Friedman's test on ranks within blocks, ties averaged; after it Nemenyi's: two tuners differ when their mean
+Ranks. Friedman's test on ranks within blocks, ties averaged; then Nemenyi's: two tuners differ when their mean
 ranks are more than the critical difference q sqrt(k (k + 1) / (6 N)) apart, with q the studentised range at infinite
 degrees of freedom over sqrt(2), which bounds the chance of any false difference among all pairs (Demsar 2006, Section
-3.2.2). Friedman's needs three tuners; two are compared by the exact sign test, the same question without the approximation.
-Tuners within the critical difference share a letter and are not ranked among each other. Nothing is ranked where
-Friedman's test finds no difference, nor where the critical difference exceeds the largest difference that mean ranks
-can show (k - 1). Blocks of one scenario are that scenario's luck only: no result speaks of scenarios that were not run.
+3.2.2). Friedman's test needs three tuners; two are compared by the exact sign test, which asks the same without an
+approximation. Tuners within the critical difference share a letter and are not ranked among each other. Nothing is ranked
+where Friedman's test finds no difference, or where the critical difference exceeds the largest possible difference of mean
+ranks (k - 1). Blocks of one scenario differ in random draws only: no result holds for scenarios that were not run.
 
 Sources: M. Friedman, JASA 32 (1937) 675-701. P. Nemenyi, PhD thesis, Princeton (1963). J. Demsar, "Statistical
 comparisons of classifiers over multiple data sets", JMLR 7 (2006) 1-30. B. Efron and R. Tibshirani, "An introduction to
@@ -29,6 +29,7 @@ the bootstrap", Chapman & Hall (1993).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -51,42 +52,44 @@ __all__ = [
     "rank",
     "rank_keys",
     "ratios",
+    "spans",
 ]
 
 LEVEL = 0.95
 _RESAMPLES = 9_999
 _STREAM = 20_240_607
-# Quantiles cannot interpolate infinities: open ends are a huge number while resampling, and turned back after it.
+# Quantiles cannot interpolate infinities (inf - inf is nan). An open end is this huge number while resampling, and becomes
+# infinite again after it.
 _HUGE = 1e100  # its square is finite too
-_OPEN = 1e50
+_OPEN = 1e50  # above any time: a larger result was interpolated towards `_HUGE`
 
 _Floats: TypeAlias = NDArray[np.float64]
 
 
 class Bounds(NamedTuple):
-    """What is known of n values: each is at least `least` and at most `most`, equal where it was measured."""
+    """Bounds of n values: each is at least `least` and at most `most`; the two are equal where it was measured."""
 
     least: _Floats
     most: _Floats
 
 
 class Interval(NamedTuple):
-    """An estimate with its confidence interval; `low` and `high` are NaN where there are too few values for one."""
+    """An estimate with its confidence interval; `low` and `high` are NaN where there are too few values."""
 
     estimate: float  # NaN where there are no values
     low: float
     high: float  # infinite where censored values leave it open
-    bound: Literal["=", ">", "<", "?"] = "="  # the true estimate is this, more, less, or not known at all
+    bound: Literal["=", ">", "<", "?"] = "="  # the true estimate is `estimate`, more, less, or unknown
 
 
 def censored(seconds: Sequence[float] | _Floats, reached: Sequence[bool] | NDArray[np.bool_]) -> Bounds:
-    """Completion times of which those not `reached` are known to be at least `seconds`."""
+    """Completion times; of a run that has not `reached` its target, `seconds` is only a lower bound."""
     least = np.asarray(seconds, dtype=np.float64)
     return Bounds(least, np.where(np.asarray(reached, dtype=bool), least, np.inf))
 
 
 def ratios(ours: Bounds, theirs: Bounds) -> Bounds:
-    """`ours` over `theirs`, pair by pair; nothing is known of a ratio to zero, nor of two censored values."""
+    """`ours` over `theirs`, pair by pair; unbounded where `theirs` may be zero or both are censored."""
     with np.errstate(divide="ignore", invalid="ignore"):
         least, most = ours.least / theirs.most, ours.most / theirs.least
     unknown = theirs.least <= 0
@@ -115,7 +118,7 @@ def mean_interval(values: Sequence[float] | _Floats, *, level: float = LEVEL, re
     x = np.asarray(values, dtype=np.float64)
     if x.size == 0:
         return Interval(math.nan, math.nan, math.nan, "?")
-    mean = float(x[0] if np.all(x == x[0]) else x.mean())  # sums of equal values may differ from them in the last place
+    mean = float(x[0] if np.all(x == x[0]) else x.mean())  # rounding may give equal values another mean
     return Interval(mean, *_bootstrap(x, np.mean, level, resamples))
 
 
@@ -132,7 +135,7 @@ def _bootstrap(x: _Floats, statistic: Any, level: float, resamples: int) -> tupl
 
 
 def coverage_limit(values: int) -> float:
-    """How often at most an interval from order statistics of so many values covers the true median."""
+    """The highest possible coverage of the true median by an interval from order statistics of so many values."""
     return 1.0 - 2.0 ** (1 - values) if values > 0 else 0.0
 
 
@@ -141,7 +144,7 @@ def coverage_limit(values: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Mean ranks of tuners, best first, and what they allow to be said."""
+    """Mean ranks of tuners, best first, and what they show."""
 
     tuners: tuple[str, ...]
     ranks: tuple[Interval, ...]  # mean rank over blocks, 1 is best
@@ -150,25 +153,25 @@ class Ranking:
     p_value: float  # of Friedman's test (two tuners: sign test); NaN where it was not run
     critical_difference: float  # NaN with fewer than two tuners or no blocks
     separates: bool  # whether any two tuners differ
-    verdict: str  # all this as one sentence
+    verdict: str  # one sentence for the reader
 
 
 def rank_keys(seconds: Sequence[float], reached: Sequence[bool], failed: Sequence[bool]) -> _Floats:
-    """What to rank runs by: time where reached, then all censored ones alike, then all failed ones alike."""
+    """Keys to rank runs by: reached runs by time, then all censored runs as equal, then all failed runs as equal."""
     key = np.where(np.asarray(reached, dtype=bool), np.asarray(seconds, dtype=np.float64), _HUGE)
     return np.where(np.asarray(failed, dtype=bool), np.inf, key)
 
 
 def critical_difference(tuners: int, blocks: int, *, level: float = LEVEL) -> float:
-    """Nemenyi's: the difference of mean ranks beyond which two of so many tuners differ (Demsar 2006, Section 3.2.2)."""
+    """Nemenyi's critical difference: two tuners differ if their mean ranks differ by more (Demsar 2006, Section 3.2.2)."""
     return _nemenyi_q(tuners, level) * math.sqrt(tuners * (tuners + 1) / (6.0 * blocks))
 
 
 def least_blocks(tuners: int, *, level: float = LEVEL) -> int:
-    """The fewest blocks with which any two of so many tuners could be told apart."""
+    """The fewest blocks with which a ranking of so many tuners can separate any two."""
     if tuners == 2:
-        return math.ceil(1 - math.log2(1 - level))  # all blocks one way: 2^(1-N) must not exceed 1 - level
-    most = tuners - 1  # first in every block against last in every block
+        return math.ceil(1 - math.log2(1 - level))  # the same tuner first in all blocks: 2^(1-N) must not exceed 1 - level
+    most = tuners - 1  # the difference between always first and always last
     return math.floor(_nemenyi_q(tuners, level) ** 2 * tuners * (tuners + 1) / (6.0 * most**2)) + 1
 
 
@@ -179,13 +182,20 @@ def _nemenyi_q(tuners: int, level: float) -> float:
 
 
 def letters(mean_ranks: Sequence[float], difference: float) -> tuple[str, ...]:
-    """Group letters for ascending `mean_ranks`: a letter spans the longest stretches within `difference`."""
-    spans: list[tuple[int, int]] = []
+    """Group letters for ascending `mean_ranks`: a letter for each longest series of ranks within `difference`."""
+    series: list[tuple[int, int]] = []
     for i, first in enumerate(mean_ranks):
         last = max(j for j, other in enumerate(mean_ranks) if other - first <= difference + 1e-12)
-        if not spans or last > spans[-1][1]:
-            spans.append((i, last))
-    return tuple("".join(_letter(g) for g, (a, b) in enumerate(spans) if a <= i <= b) for i in range(len(mean_ranks)))
+        if not series or last > series[-1][1]:
+            series.append((i, last))
+    return tuple("".join(_letter(g) for g, (a, b) in enumerate(series) if a <= i <= b) for i in range(len(mean_ranks)))
+
+
+def spans(groups: Sequence[str]) -> list[tuple[int, int]]:
+    """First and last place of every letter of `letters` that at least two tuners share."""
+    names = [re.findall(r"\[\d+\]|.", group) for group in groups]
+    places = {x: [i for i, mine in enumerate(names) if x in mine] for x in sorted({x for mine in names for x in mine})}
+    return [(p[0], p[-1]) for p in places.values() if len(p) > 1]
 
 
 def _letter(index: int) -> str:
@@ -223,7 +233,7 @@ def _judge(ranks: _Floats, cd: float, level: float) -> tuple[tuple[str, ...], fl
     """Groups, p-value and verdict for `ranks` [blocks, tuners] whose columns are in order of their means."""
     blocks, k = ranks.shape
     if k < 2:
-        return ("",) * k, math.nan, "Not ranked: one tuner has nobody to be ranked against."
+        return ("",) * k, math.nan, "Not ranked: there is only one tuner."
     seen = f"{blocks} paired run{'s' if blocks > 1 else ''}"
     needed = least_blocks(k, level=level)
     if blocks < needed:
@@ -236,9 +246,9 @@ def _judge(ranks: _Floats, cd: float, level: float) -> tuple[tuple[str, ...], fl
         return ("a", "b"), p_value, f"The two tuners differ ({found})."
     groups = letters(ranks.mean(axis=0).tolist(), cd)
     if len(set(groups)) == 1:
-        verdict = f"Not ranked: tuners differ ({found}), but no pair by more than the critical difference {cd:.2f}."
+        verdict = f"Not ranked: the tuners differ ({found}), but no two by more than the critical difference {cd:.2f}."
     else:
-        verdict = f"Tuners differ ({found}); those that share a letter are not ranked (critical difference {cd:.2f})."
+        verdict = f"The tuners differ ({found}). Those that share a letter are not ranked (critical difference {cd:.2f})."
     return groups, p_value, verdict
 
 
@@ -250,7 +260,7 @@ def _test(ranks: _Floats) -> tuple[str, float]:
         wins, losses = int((ranks[:, 0] < ranks[:, 1]).sum()), int((ranks[:, 0] > ranks[:, 1]).sum())
         return "sign test", float(binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
     if np.all(ranks == ranks[:, :1]):
-        return "Friedman", 1.0  # all tied in every block, where the statistic is 0 / 0
+        return "Friedman", 1.0  # all tied in every block: the statistic would be 0 / 0
     return "Friedman", float(friedmanchisquare(*ranks.T).pvalue)
 
 

@@ -1,9 +1,9 @@
-"""From runs to one row per scenario and tuner, and from those to a table for the terminal.
+"""One row per scenario and tuner from the runs of a comparison, and from these rows a table for the terminal and the winner.
 
 The method, with its sources, is in `reports.statistics`. Times and ratios are medians with 95 % intervals; what a tuner
-spent (reconfigurations, overhead, trials, thinking) and where it ended are means over its runs that did not fail. The
-oracle `best_fixed` knows in hindsight what no contestant can, so it is not ranked and stands apart: *regret* is
-completion time over the oracle's, seed by seed, less 1.
+spent (reconfigurations, overhead, trials, thinking) and its final loss and accuracy are means over its runs that did not
+fail. The oracle `best_fixed` is chosen in hindsight, so it is not ranked. *Regret* is the completion time divided by the
+oracle's with the same seed, minus 1.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = [
     "ORACLE",
     "REFERENCE",
     "SUMMARY",
-    "against",
     "blocks_of",
+    "faster_or_slower",
     "interval_text",
     "notes",
     "quantity",
@@ -51,10 +51,10 @@ __all__ = [
 ]
 
 REFERENCE = "fixed"
-"""The tuner that changes nothing: ratios are to it."""
+"""The tuner that never changes the setting: ratios are relative to it."""
 
 ORACLE = "best_fixed"
-"""The best fixed setting in hindsight: regret is against it."""
+"""The best fixed setting in hindsight: regret is relative to it."""
 
 
 def _interval_columns(name: str, kind: str) -> dict[str, pl.DataType]:
@@ -67,13 +67,13 @@ SUMMARY: dict[str, pl.DataType] = {
     "tuner": pl.String(),
     "role": pl.String(),  # contestant | reference | oracle
     "runs": pl.Int64(),
-    "reached": pl.Int64(),  # runs that came to the target within the budget
+    "reached": pl.Int64(),  # runs that reached the target within the budget
     "failed": pl.Int64(),  # runs with status "error"
     "budget_seconds": pl.Float64(),
     # *_low, *_high: 95 % interval, nan where there is none, high infinite where open; *_bound: `Interval.bound`
     **_interval_columns("completion_seconds", "completion"),
     **_interval_columns("ratio", "ratio"),  # to `fixed`
-    **_interval_columns("regret", "regret"),  # ratio to `best_fixed`, less 1
+    **_interval_columns("regret", "regret"),  # ratio to `best_fixed`, minus 1
     **_interval_columns("mean_rank", "rank"),
     "group": pl.String(),  # tuners that share a letter are not ranked against each other; "" where nothing is ranked
     "reconfigurations": pl.Float64(),
@@ -92,9 +92,9 @@ SUMMARY: dict[str, pl.DataType] = {
 }
 """Columns of `summary`."""
 
-_ENOUGH = 0.9  # coverage below which an interval supports no conclusion
-_DASH = "\u2013"  # from - to
-_GLUE = "\u00a0"  # a space at which no line is broken
+_LEAST_COVERAGE = 0.9  # an interval with less coverage supports no conclusion
+_DASH = "\u2013"  # between the ends of an interval
+_NO_BREAK = "\u00a0"  # a space that stays on its line
 _SPENT = (
     "reconfigurations",
     "overhead_seconds",
@@ -110,7 +110,7 @@ _SPENT = (
 
 
 def summary(results: Results) -> pl.DataFrame:
-    """One row per scenario and tuner, by mean rank, the oracle last. Units and meanings: `SUMMARY`."""
+    """One row per scenario and tuner, in order of mean rank, the oracle last. Columns: `SUMMARY`."""
     host = results.host.select("scenario", "tuner", "seed", "thinking_seconds")
     scores = results.scores.join(host, on=["scenario", "tuner", "seed"], how="left")
     rows: list[dict[str, Any]] = []
@@ -131,8 +131,8 @@ def _row(name: str, mine: pl.DataFrame, by_tuner: dict[str, pl.DataFrame], ranki
     place = ranking.tuners.index(name) if name in ranking.tuners else None
     placed = Interval(math.nan, math.nan, math.nan, "?") if place is None else ranking.ranks[place]
     ratio = Interval(1.0, 1.0, 1.0) if name == REFERENCE and ran.height else _ratio(ran, by_tuner.get(REFERENCE))
-    against = Interval(1.0, 1.0, 1.0) if name == ORACLE and ran.height else _ratio(ran, by_tuner.get(ORACLE))
-    regret = Interval(against.estimate - 1, against.low - 1, against.high - 1, against.bound)
+    to_oracle = Interval(1.0, 1.0, 1.0) if name == ORACLE and ran.height else _ratio(ran, by_tuner.get(ORACLE))
+    regret = Interval(to_oracle.estimate - 1, to_oracle.low - 1, to_oracle.high - 1, to_oracle.bound)
     return {
         "scenario": mine["scenario"][0],
         "tuner": name,
@@ -141,10 +141,10 @@ def _row(name: str, mine: pl.DataFrame, by_tuner: dict[str, pl.DataFrame], ranki
         "reached": int(ran["reached"].sum()),
         "failed": mine.height - ran.height,
         "budget_seconds": float(mine["budget_seconds"].to_numpy().max()),
-        **_ends("completion_seconds", "completion", median_interval(_times(ran))),
-        **_ends("ratio", "ratio", ratio),
-        **_ends("regret", "regret", regret),
-        **_ends("mean_rank", "rank", placed),
+        **_interval_values("completion_seconds", "completion", median_interval(_times(ran))),
+        **_interval_values("ratio", "ratio", ratio),
+        **_interval_values("regret", "regret", regret),
+        **_interval_values("mean_rank", "rank", placed),
         "group": "" if place is None else ranking.groups[place],
         **{column: _mean(ran[column]) for column in (*_SPENT, "final_accuracy", "final_loss")},
         "blocks": ranking.blocks,
@@ -154,7 +154,7 @@ def _row(name: str, mine: pl.DataFrame, by_tuner: dict[str, pl.DataFrame], ranki
     }
 
 
-def _ends(name: str, kind: str, found: Interval) -> dict[str, Any]:
+def _interval_values(name: str, kind: str, found: Interval) -> dict[str, Any]:
     return {name: found.estimate, f"{kind}_low": found.low, f"{kind}_high": found.high, f"{kind}_bound": found.bound}
 
 
@@ -163,7 +163,7 @@ def _times(ran: pl.DataFrame) -> Bounds:
 
 
 def _ratio(ran: pl.DataFrame, base: pl.DataFrame | None) -> Interval:
-    """Median of completion times over the base's, by seeds that failed for neither."""
+    """Median of the ratios of completion times to those of `base`, over seeds with which neither run failed."""
     if base is None:
         return Interval(math.nan, math.nan, math.nan, "?")
     theirs = base.filter(pl.col("status") != "error").select("seed", "completion_seconds", "reached")
@@ -173,14 +173,14 @@ def _ratio(ran: pl.DataFrame, base: pl.DataFrame | None) -> Interval:
 
 
 def _mean(column: pl.Series) -> float:
-    """Of the finite values, nan where there is none."""
+    """Mean of the finite values; nan where there is none."""
     values = column.cast(pl.Float64).drop_nulls().to_numpy()
     finite = values[abs(values) < math.inf]
     return float(finite.mean()) if finite.size else math.nan
 
 
 def blocks_of(scores: pl.DataFrame, tuners: Sequence[str]) -> pl.DataFrame:
-    """Rank keys, a row per (scenario, seed) that all `tuners` were run with, a column per tuner."""
+    """Rank keys: a row per (scenario, seed) with a run of every one of `tuners`, a column per tuner."""
     keyed = scores.with_columns(
         key=pl.Series(rank_keys(scores["completion_seconds"].to_list(), scores["reached"].to_list(), _failed(scores)))
     )
@@ -195,32 +195,36 @@ def _failed(scores: pl.DataFrame) -> list[bool]:
 
 
 def ranking_of(scores: pl.DataFrame) -> Ranking:
-    """The contestants (all but the oracle) ranked over every (scenario, seed) in `scores`.
+    """The contestants (every tuner but the oracle) ranked over every (scenario, seed) in `scores`.
 
-    With several scenarios, only those contestants are ranked that were run in all of them.
+    With several scenarios, only the contestants that were run on all of them are ranked.
     """
     scenarios = scores["scenario"].n_unique()
-    played = scores.group_by("tuner").agg(pl.col("scenario").n_unique())
-    everywhere = played.filter((pl.col("scenario") == scenarios) & (pl.col("tuner") != ORACLE))
+    counts = scores.group_by("tuner").agg(pl.col("scenario").n_unique())
+    everywhere = counts.filter((pl.col("scenario") == scenarios) & (pl.col("tuner") != ORACLE))
     tuners = sorted(everywhere["tuner"].to_list())
     keys = blocks_of(scores, tuners)
     return rank(tuners, keys.select(tuners).to_numpy().reshape(keys.height, len(tuners)))
 
 
 def winner(summary: pl.DataFrame, scenario: str) -> str:
-    """Who won on a scenario: of those in `summary` that can play again (no oracle) and that came to the target in some run
-    and failed in none, the one with the lowest mean rank. Raises ValueError where there is nobody.
+    """The tuner with the lowest mean rank on a scenario that reached the target in some run and failed in none.
+
+    The oracle cannot win, because it cannot be run on its own. Raises ValueError where no tuner can win.
     """
     rows = summary.filter(pl.col("scenario") == scenario)
     if rows.is_empty():
-        played = ", ".join(summary["scenario"].unique(maintain_order=True)) or "none"
-        raise ValueError(f"Nobody won on {scenario!r}: these results have no finished run of it; scenarios: {played}.")
+        known = ", ".join(summary["scenario"].unique(maintain_order=True)) or "none"
+        raise ValueError(
+            f"Cannot name the winner on {scenario!r}: these results have no finished run of it; scenarios: {known}."
+        )
     able = rows.filter((pl.col("role") != "oracle") & (pl.col("reached") > 0) & (pl.col("failed") == 0))
     if able.is_empty():
         raise ValueError(
-            f"Nobody won on {scenario!r}: no tuner came to the target without a failed run. Name one with --tuner."
+            f"Cannot name the winner on {scenario!r}: no tuner reached the target without a failed run. Name one with "
+            "--tuner."
         )
-    return str(able["tuner"][0])  # rows are in the order of ranks
+    return str(able["tuner"][0])  # rows are in order of mean ranks
 
 
 # --------------------------------------------------------------------------------------------------------------- render
@@ -238,39 +242,39 @@ def quantity(value: float) -> str:
 
 
 def relative(value: float) -> str:
-    """A ratio, a regret or a mean rank: two digits after the point, fewer from 10 on, more below 0.1."""
+    """A ratio, a regret or a mean rank: two digits after the point; `quantity` from 10 on and below 0.1."""
     return f"{value:.2f}" if 0.095 <= abs(value) < 9.995 else quantity(value)
 
 
 def interval_text(row: dict[str, Any], name: str, kind: str) -> tuple[str, str]:
-    """An estimate of a row of `summary` and its interval, as two texts, the second empty where there is no interval."""
+    """An estimate of a row of `summary` and its interval, as two texts; the second is "" where there is no interval."""
     text = quantity if kind == "completion" else relative
     estimate, low, high, bound = row[name], row[f"{kind}_low"], row[f"{kind}_high"], row[f"{kind}_bound"]
     if math.isnan(estimate):
         return ("unknown" if bound == "?" and not math.isnan(low) else "-"), ""
-    shown = text(estimate) if bound == "=" else f"{bound}{_GLUE}{text(estimate)}"
+    shown = text(estimate) if bound == "=" else f"{bound}{_NO_BREAK}{text(estimate)}"
     if math.isnan(low) or (low == high and bound == "=") or (math.isinf(high) and low == estimate and bound == ">"):
         return shown, ""
-    return shown, f"≥{_GLUE}{text(low)}" if math.isinf(high) else f"{text(low)}{_DASH}{text(high)}"
+    return shown, f"≥{_NO_BREAK}{text(low)}" if math.isinf(high) else f"{text(low)}{_DASH}{text(high)}"
 
 
-def against(row: dict[str, Any]) -> str:
-    """Whether a row of `summary` is "faster" or "slower" than the reference with its whole interval; else "".
+def faster_or_slower(row: dict[str, Any]) -> str:
+    """ "faster" or "slower" where the whole interval of a row of `summary` is on that side of the reference; else "".
 
-    Never with so few seeds that an interval holds the true median less than nine times in ten (fewer than five).
+    With fewer than five seeds always "": an interval then contains the true median less than nine times in ten.
     """
-    if coverage_limit(row["runs"] - row["failed"]) < _ENOUGH:
+    if coverage_limit(row["runs"] - row["failed"]) < _LEAST_COVERAGE:
         return ""
     return "faster" if row["ratio_high"] < 1 else "slower" if row["ratio_low"] > 1 else ""
 
 
 def shows_accuracy(rows: pl.DataFrame) -> bool:
-    """Whether these rows of `summary` have accuracies to show; where not, losses are shown."""
+    """Whether these rows of `summary` have accuracies; tables and pages show losses where not."""
     return bool(rows["final_accuracy"].is_not_nan().any())
 
 
 def render(summary: pl.DataFrame, *, columns: int = 100) -> list[Table]:
-    """A table per scenario for a terminal of so many columns, 80 or more."""
+    """A table per scenario for a terminal with `columns` characters per line, 80 or more."""
     return [_table(rows, columns) for _, rows in summary.group_by(["scenario"], maintain_order=True)]
 
 
@@ -314,7 +318,7 @@ def _cells(row: dict[str, Any], accuracy: bool, regret: bool) -> list[Text]:
         shown, interval = interval_text(row, name, kind)
         return Text.assemble((shown, style), (f" ({interval})" if interval else "", "dim"))
 
-    style = {"faster": "green", "slower": "red"}.get(against(row), "")
+    style = {"faster": "green", "slower": "red"}.get(faster_or_slower(row), "")
     oracle = row["role"] == "oracle"
     changes = row["reconfigurations"]
     final = row["final_accuracy"] if accuracy else row["final_loss"]
@@ -332,23 +336,23 @@ def _cells(row: dict[str, Any], accuracy: bool, regret: bool) -> list[Text]:
 
 
 def notes(rows: pl.DataFrame) -> list[str]:
-    """What a reader of one scenario's rows must know: seeds, censoring, reference, oracle, failures, verdict."""
+    """What a reader of one scenario's rows must know: seeds, censoring, reference, oracle, failed runs, verdict."""
     present = set(rows["tuner"])
     runs = int(rows["runs"].to_numpy().max())
     if runs == 1:
-        said = ["One seed: no intervals, and no telling tuners from luck. Run more."]
+        sentences = ["One seed: no intervals; a difference may be due to random draws alone. Run more seeds."]
     else:
-        said = [f"Times and ratios: medians over {runs} paired seeds (95 % intervals); else means. Done: target reached."]
+        sentences = [f"Times, ratios: medians over {runs} paired seeds (95 % intervals); else means. Done: target reached."]
     if runs > 1 and coverage_limit(runs) < LEVEL:
         best = 100 * coverage_limit(runs)
-        said.append(f"{runs} seeds: an interval covers the true median {best:.3g} % of the time at best, not 95 %.")
+        sentences.append(f"{runs} seeds: an interval covers the true median {best:.3g} % of the time at best, not 95 %.")
     if ">" in rows["completion_bound"]:
-        said.append("> means: most runs had not reached the target when the budget ended.")
+        sentences.append("> means: most runs did not reach the target within the budget.")
     if REFERENCE in present:
-        said.append(f"Ratio: seed by seed to {REFERENCE}, the setting that the job starts with; below 1 is faster.")
+        sentences.append(f"Ratio: time over that of {REFERENCE}, which keeps the start setting, by seed; below 1 is faster.")
     if ORACLE in present:
-        said.append(f"Regret: time over that of {ORACLE} (best fixed setting in hindsight, no contestant), less 1.")
-    lost = [f"{n} ({f} of {r})" for n, f, r in rows.select("tuner", "failed", "runs").iter_rows() if f]
-    if lost:
-        said.append(f"Failed runs, ranked last and left out of times: {', '.join(lost)}.")
-    return [*said, str(rows["verdict"][0])]
+        sentences.append(f"Regret: time over that of {ORACLE} (best fixed setting in hindsight, not ranked), minus 1.")
+    failed = [f"{n} ({f} of {r})" for n, f, r in rows.select("tuner", "failed", "runs").iter_rows() if f]
+    if failed:
+        sentences.append(f"Failed runs, ranked last and left out of times: {', '.join(failed)}.")
+    return [*sentences, str(rows["verdict"][0])]

@@ -1,4 +1,4 @@
-"""Who worked and who waited: every worker's time through a run, as RLP draws it (Zhu et al. 2020, Fig. 4)."""
+"""A drawing of when every worker computes, transfers and waits during a run, as in RLP (Zhu et al. 2020, Fig. 4)."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from tuners.actions import Pushes, Window
 
 __all__ = ["WORKERS_NOTE", "pushes_of", "workers_of_run", "workers_over_time"]
 
-_MOST = 1500  # pushes in one drawing
-_ROW = 0.17  # inches for a worker
+_MOST = 1500  # pushes in one drawing, at the most: later ones would be too narrow to see
+_ROW = 0.17  # inches per worker
 _VISIBLE = 0.0005  # share of the width, about a third of a point
 
 WORKERS_NOTE = (
-    "A row per node, numbered in the scenario's order. Blue: computing; orange, thinner: pulling and pushing, with waiting "
-    "for servers and network; grey, thin: held back by the synchronisation policy. Empty: no worker just then, or a "
-    "mini-batch that was given up, or has not ended."
+    "One row per node, numbered in the scenario's order. Blue: computing. Orange, thinner: pulling and pushing, with "
+    "waiting for servers and network. Grey, thin: held back by the synchronisation policy. Empty: the node is no worker at "
+    "that time, or its mini-batch was cancelled or has not ended."
 )
 """How to read the drawings of `workers_over_time`."""
 
 
 def workers_of_run(folder: Path, scenario: str, tuner: str, seed: int, name: str) -> Drawing | None:
-    """The drawing of one run in a results folder; None where its log is not there, or holds no push."""
+    """The drawing of one run in a results folder; None where its log is missing or holds no push."""
     path = run_folder(folder, scenario, tuner, seed) / "exchanges.jsonl.gz"
     return workers_over_time(pushes_of(read_log(path)), name) if path.is_file() else None
 
 
 def pushes_of(exchanges: Iterable[Exchange]) -> Pushes | None:
-    """Every push that a log tells of, in its order; None where it tells of none."""
-    told = [e.answer.pushes for e in exchanges if isinstance(e.answer, Window) and len(e.answer.pushes.seconds)]
-    return Pushes(*(np.concatenate(columns) for columns in zip(*told, strict=True))) if told else None
+    """All pushes in a log, in its order; None where it holds none."""
+    windows = [e.answer.pushes for e in exchanges if isinstance(e.answer, Window) and len(e.answer.pushes.seconds)]
+    return Pushes(*(np.concatenate(columns) for columns in zip(*windows, strict=True))) if windows else None
 
 
 def workers_over_time(pushes: Pushes | None, name: str) -> Drawing | None:
-    """Every worker's cycles, from their first to their last push; of a long run, the beginning. None for no pushes."""
+    """Every worker's completed cycles; of a long run, only the beginning. None without pushes."""
     if pushes is None or not len(pushes.seconds):
         return None
     columns: Any = [column[:_MOST] for column in pushes]
@@ -59,7 +59,7 @@ def workers_over_time(pushes: Pushes | None, name: str) -> Drawing | None:
         _bars(axes, rows, since_pull - shown.wait_seconds, since_pull, MUTED, 3)
         _bars(axes, rows, since_pull, since_compute, ORANGE, 5)
         _bars(axes, rows, since_push, end, ORANGE, 5)
-        # A gap behind every bar, so that steps can be counted.
+        # A gap behind every bar, so that a reader can count the steps.
         gap = np.minimum(2 * _VISIBLE * end[-1], 0.2 * shown.compute_seconds)
         _bars(axes, rows, since_compute, since_push - gap, BLUE, 8)
         axes.set_yticks(range(len(nodes)), [str(n) for n in nodes])
@@ -81,7 +81,7 @@ def _caption(pushes: Pushes, shown: Pushes, nodes: NDArray[Any]) -> str:
 
 
 def _bars(axes: Axes, rows: NDArray[Any], start: NDArray[Any], end: NDArray[Any], color: str, width: float) -> None:
-    """One path for all bars of a colour that can be seen: a tenth of the bytes that a shape for each would take."""
+    """All visible bars of one colour as one path: a shape per bar would take ten times the bytes."""
     some = end - start > _VISIBLE * end[-1]
     if not some.any():
         return

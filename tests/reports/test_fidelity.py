@@ -56,7 +56,7 @@ def test_the_page_says_all_and_is_safe(tmp_path):
 def test_groups_that_could_not_be_predicted_are_not_among_those_that_were():
     lost = tuple(replace(p, group="job, bsp", held_out=math.nan) for p in MADE.predictions)
     text = fidelity.page([replace(MADE, predictions=MADE.predictions + lost)])
-    assert "at most 10.0% in every group but 1, of which the other folds tell nothing." in text
+    assert "at most 10.0% in every group, except in 1 that the other folds could not predict." in text
     assert "at most 10.0% in every group." in fidelity.page([MADE])
     assert "the median error is at most" not in fidelity.page([replace(MADE, predictions=lost)])
 
@@ -64,7 +64,7 @@ def test_groups_that_could_not_be_predicted_are_not_among_those_that_were():
 def test_findings_are_paragraphs_of_the_page():
     text = fidelity.page([MADE], "Links are <shared>\nunevenly.\n\nNobody waits.\n")
     assert "<p>Links are &lt;shared&gt; unevenly.</p>\n<p>Nobody waits.</p>" in text
-    assert "Where they part" not in fidelity.page([MADE])
+    assert "Where prediction and recording differ" not in fidelity.page([MADE])
 
 
 def test_completion_is_explained_where_it_is_told():

@@ -133,7 +133,7 @@ def test_a_tuner_without_evaluations_says_so(results):
 def test_median_curve_is_the_median_while_half_of_the_runs_go_on():
     lines = [(np.array([0.0, 10.0]), np.array([1.0, 1.0]) * k) for k in (1, 2)]
     lines.append((np.array([0.0, 50.0]), np.array([9.0, 9.0])))
-    at, middle = figures._median_curve(lines)
+    at, middle = figures.median_curve(lines)
     assert (at[0], at[-1]) == (0.0, 10.0)
     assert set(middle) == {2.0}
 
@@ -209,12 +209,6 @@ def test_a_failed_run_ends_at_its_last_change():
 
 
 # ---------------------------------------------------------------------------------------------------------------- ranks
-
-
-def test_bars_join_exactly_what_shares_a_letter():
-    assert figures._bars(("a", "ab", "b", "c")) == [(0, 1), (1, 2)]
-    assert figures._bars(("a", "b")) == []
-    assert figures._bars(("[27]", "[27][28]", "[28]")) == [(0, 1), (1, 2)]
 
 
 def test_nothing_tested_is_nothing_drawn():

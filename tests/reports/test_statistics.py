@@ -21,6 +21,7 @@ from reports.statistics import (
     rank,
     rank_keys,
     ratios,
+    spans,
 )
 
 
@@ -153,8 +154,8 @@ def test_an_estimate_lies_in_its_interval(rows):
 def test_pairing_narrows_the_ratio():
     """Luck that all tuners share cancels in paired ratios, and does not in unpaired ones."""
     rng = np.random.default_rng(5)
-    luck = rng.lognormal(sigma=1.0, size=12)
-    ours, theirs = 0.5 * luck * rng.lognormal(sigma=0.01, size=12), luck * rng.lognormal(sigma=0.01, size=12)
+    shared = rng.lognormal(sigma=1.0, size=12)
+    ours, theirs = 0.5 * shared * rng.lognormal(sigma=0.01, size=12), shared * rng.lognormal(sigma=0.01, size=12)
     paired = median_interval(ratios(exact(ours), exact(theirs)))
     shuffled = median_interval(ratios(exact(ours), exact(np.roll(theirs, 1))))
     assert paired.high - paired.low < 0.1 * (shuffled.high - shuffled.low)
@@ -247,6 +248,12 @@ def test_a_letter_is_shared_exactly_within_the_difference(means, difference):
                 assert bool(a & b) == (abs(means[i] - means[j]) <= difference + 1e-12)
 
 
+def test_spans_join_exactly_what_shares_a_letter():
+    assert spans(("a", "ab", "b", "c")) == [(0, 1), (1, 2)]
+    assert spans(("a", "b")) == []
+    assert spans(("[27]", "[27][28]", "[28]")) == [(0, 1), (1, 2)]
+
+
 @pytest.mark.parametrize("tuners", range(2, 11))
 def test_least_blocks_is_where_the_largest_difference_first_shows(tuners):
     n = least_blocks(tuners)
@@ -267,7 +274,7 @@ def test_two_tuners_take_the_sign_test():
 
 
 def test_one_tuner_no_tuner_and_no_block_are_not_ranked():
-    assert rank(["x"], np.ones((5, 1))).verdict.startswith("Not ranked: one tuner")
+    assert rank(["x"], np.ones((5, 1))).verdict.startswith("Not ranked: there is only one tuner")
     assert rank(["x", "y"], np.ones((0, 2))).groups == ("", "")
     assert rank([], np.ones((0, 0))).tuners == ()
 

@@ -1,4 +1,4 @@
-"""The drawing of who worked and who waited, from pushes and from a results folder."""
+"""The drawing of when workers compute, transfer and wait, from pushes and from a results folder."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -37,8 +37,8 @@ def log(pushes):
     """The same pushes in two windows, with an evaluation between."""
     half = len(pushes.seconds) // 2
     parts = [Pushes(*(c[:half] for c in pushes)), Pushes(*(c[half:] for c in pushes))]
-    said = Exchange(1.0, Evaluate(), Evaluation(1.0, 1, 0.5, 0.5))
-    return [Exchange(1.0, Run(clocks=half), window(parts[0])), said, Exchange(2.0, Run(clocks=half), window(parts[1]))]
+    evaluated = Exchange(1.0, Evaluate(), Evaluation(1.0, 1, 0.5, 0.5))
+    return [Exchange(1.0, Run(clocks=half), window(parts[0])), evaluated, Exchange(2.0, Run(clocks=half), window(parts[1]))]
 
 
 def bars(drawing, color):
@@ -58,7 +58,7 @@ def test_bars_are_as_long_as_what_they_stand_for():
     computing, waiting, moving = (bars(drawn, color) for color in (workers.BLUE, workers.MUTED, workers.ORANGE))
     assert (len(computing), len(waiting), len(moving)) == (30, 18, 60)
     assert waiting.max() == pytest.approx(waiting.min(), abs=0.02)
-    # A node of 1 s computes as long as it waits, but for the gap that tells steps apart.
+    # A node that computes for 1 s waits for 1 s too, except for the gap between steps.
     assert np.median(computing) == pytest.approx(waiting[0], abs=1.0)
     assert computing.max() == pytest.approx(2 * waiting[0], abs=1.0)
     assert drawn.caption == "30 pushes; by node: 10, 10, 10. Held back by the policy: 27.3% of the workers' time."

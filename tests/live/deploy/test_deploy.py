@@ -182,7 +182,7 @@ def test_the_winner_of_a_comparison_is_deployed(here, capsys):
 def test_without_a_winner_nothing_is_deployed(here, capsys):
     rows = [score_row("small", "fixed", seed, float("inf")) for seed in range(3)]
     results(here / "lost", rows)
-    assert "Nobody won on 'small'" in refused(capsys, "--live", "small.toml", "--from", "lost")
+    assert "Cannot name the winner on 'small'" in refused(capsys, "--live", "small.toml", "--from", "lost")
     assert "it has no manifest.json" in refused(capsys, "--live", "small.toml", "--from", "nowhere")
 
 
