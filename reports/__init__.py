@@ -1,1 +1,1 @@
-"""What the scores mean: tables, figures, pages."""
+"""From the scores of a comparison to tables, figures and pages."""

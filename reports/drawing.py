@@ -90,6 +90,7 @@ def svg(figure: Figure, name: str, alternative: str) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", text, flags=re.DOTALL)
     used = set(re.findall(r'(?:url\(|href=")#([^")]+)', text))
+    # All drawings of a page share one space of ids: keep those that are referred to, under a name of their own.
     text = re.sub(r' id="([^"]*)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", text)
     text = re.sub(r'(url\(|href=")#', rf"\g<1>#{name}-", text)
     head, body = text.split(">", 1)

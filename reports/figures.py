@@ -52,14 +52,16 @@ def completion_times(rows: pl.DataFrame, scores: pl.DataFrame, name: str) -> Dra
             axes.text(budget, -0.75, "budget", color=MUTED, ha="center", va="bottom", fontsize=8)
         axes.set_yticks(range(len(tuners)), tuners)
         axes.set_ylim(len(tuners) - 0.4, -0.75)
+        # Room beyond the budget for the arrows of open intervals.
         axes.set_xlim(0, 1.1 * budget if bool(rows["completion_high"].is_infinite().any()) else None)
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="x", color=MUTED, alpha=0.25, linewidth=0.6)
         axes.set_xlabel("completion time, simulated seconds")
         caption = (
             "Completion time to the target. The large dot and the bar are the median and its 95 % interval over seeds; "
-            "small dots are single runs. A triangle at the budget is a run that did not reach the target. A bar with "
-            f"an arrow is open at its end. Vertical lines: medians of {REFERENCE} (dashed, orange) and {ORACLE} (green)."
+            "small dots are single runs. A triangle at the budget is a run that did not reach the target. A bar with an "
+            "arrow is open at its end. Vertical lines: medians of "
+            f"{REFERENCE} (dashed, orange) and of the oracle {ORACLE} (green)."
         )
         return Drawing(svg(figure, name, caption), caption)
 

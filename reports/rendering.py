@@ -24,7 +24,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("reports"),
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=StrictUndefined,  # a misspelt name is an error and no empty text
         finalize=_safe,
         trim_blocks=True,
         lstrip_blocks=True,

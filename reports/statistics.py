@@ -185,6 +185,7 @@ def letters(mean_ranks: Sequence[float], difference: float) -> tuple[str, ...]:
     """Group letters for ascending `mean_ranks`: a letter for each longest series of ranks within `difference`."""
     series: list[tuple[int, int]] = []
     for i, first in enumerate(mean_ranks):
+        # The tolerance keeps tuners together whose difference equals the critical one but for rounding.
         last = max(j for j, other in enumerate(mean_ranks) if other - first <= difference + 1e-12)
         if not series or last > series[-1][1]:
             series.append((i, last))

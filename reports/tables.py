@@ -127,6 +127,7 @@ def _scenario_rows(runs: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def _row(name: str, mine: pl.DataFrame, by_tuner: dict[str, pl.DataFrame], ranking: Ranking) -> dict[str, Any]:
+    # A failed run says nothing about time, nor does what it spent until it failed.
     ran = mine.filter(pl.col("status") != "error")
     place = ranking.tuners.index(name) if name in ranking.tuners else None
     placed = Interval(math.nan, math.nan, math.nan, "?") if place is None else ranking.ranks[place]
