@@ -260,7 +260,7 @@ def interval_text(row: dict[str, Any], name: str, kind: str) -> tuple[str, str]:
 
 
 def faster_or_slower(row: dict[str, Any]) -> str:
-    """ "faster" or "slower" where the whole interval of a row of `summary` is on that side of the reference; else "".
+    """The side of the reference on which a row of `summary` has its whole interval: "faster" or "slower", else "".
 
     With fewer than five seeds always "": an interval then contains the true median less than nine times in ten.
     """

@@ -175,6 +175,12 @@ def test_clear_differences_are_named():
     assert against_reference(rows)[0].startswith("Faster than fixed (whole interval below 1): x (")
 
 
+def test_tuners_that_share_the_lead_are_named_together():
+    times = {"fixed": [30 + i for i in range(12)], "x": [1 + i for i in range(12)], "y": [1 + (i ^ 1) for i in range(12)]}
+    said = headline(summary(from_times(times)))
+    assert said.startswith("x and y lead and are not ranked against each other; fixed ranks behind x (p ")
+
+
 def test_one_tuner_is_no_comparison():
     assert "nothing is compared" in headline(summary(from_times({"fixed": [1.0, 2.0]})))
 
