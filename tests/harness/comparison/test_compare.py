@@ -340,17 +340,31 @@ def test_a_damaged_run_is_named(tiny: Path, tmp_path: Path) -> None:
         results.assemble(out)
 
 
-def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
-    from harness.comparison.pool import Hand
+def test_a_worker_ends_with_its_parent() -> None:
+    """A parent that is killed cannot stop its worker; the worker sees that its standard input closes."""
+    script = (
+        "import time\nfrom harness.comparison.pool import WorkerProcess\n"
+        "print(WorkerProcess().pid, flush=True)\ntime.sleep(60)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:  # noqa: S603
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        assert alive(worker)
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while alive(worker) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(worker)
 
-    hand = Hand()
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody has waited for does not count."""
     try:
-        assert hand._process.stdin is not None
-        hand._process.stdin.close()
-        assert hand._process.wait(timeout=10) == 1
-    finally:
-        hand._process.stdin = None
-        hand.dismiss()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_damaged_files_are_told_with_what_to_delete(tiny: Path, tmp_path: Path) -> None:
