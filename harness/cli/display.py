@@ -14,17 +14,17 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from harness.comparison.compare import Event, Finished, Planned, Run, Underway
+from harness.comparison.compare import Event, Finished, Planned, RunKey, Underway
 
 if TYPE_CHECKING:
-    from harness.training.train import Told
+    from harness.training.train import TrainingProgress
 
-__all__ = ["Watcher", "terminal", "training", "watching"]
+__all__ = ["ProgressDisplay", "terminal", "training", "watching"]
 
 _LINE_RUNS = 50
 
 
-class Watcher(Protocol):
+class ProgressDisplay(Protocol):
     """Is told what happens, and remembers how many runs ended in an error."""
 
     errors: int
@@ -41,7 +41,7 @@ def terminal() -> Console:
 
 
 @contextmanager
-def watching(console: Console) -> Iterator[Watcher]:
+def watching(console: Console) -> Iterator[ProgressDisplay]:
     """A watcher that suits the console, for as long as the comparison lasts."""
     if not console.is_terminal:
         yield _Lines(console)
@@ -60,7 +60,7 @@ def watching(console: Console) -> Iterator[Watcher]:
 
 
 @contextmanager
-def training(console: Console, runs: int) -> Iterator[Callable[[Told], None]]:
+def training(console: Console, runs: int) -> Iterator[Callable[[TrainingProgress], None]]:
     """Is told of every run of a training, and shows a bar, or a line now and then where nobody watches a terminal."""
     if not console.is_terminal:
         yield lambda told: _line(console, told)
@@ -77,12 +77,12 @@ def training(console: Console, runs: int) -> Iterator[Callable[[Told], None]]:
         yield lambda told: bars.update(task, completed=told.run, note=escape(_what(told)))
 
 
-def _line(console: Console, told: Told) -> None:
+def _line(console: Console, told: TrainingProgress) -> None:
     if told.run % _LINE_RUNS == 0 or told.run == told.runs:
         console.print(escape(f"{told.run}/{told.runs}  {_what(told)}"), highlight=False, soft_wrap=True)
 
 
-def _what(told: Told) -> str:
+def _what(told: TrainingProgress) -> str:
     return f"{told.policy}: {told.status} after {told.pushes} pushes, {told.seconds:.0f} s"
 
 
@@ -114,7 +114,7 @@ class _Bars:
         self._bars = bars
         self._total = bars.add_task("[bold]all runs", total=None, count="", note="starting")
         self._over = self._all = 0
-        self._runs: dict[Run, TaskID] = {}
+        self._runs: dict[RunKey, TaskID] = {}
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Planned):
@@ -148,7 +148,7 @@ class _Bars:
         self._bars.update(self._runs[event.run], completed=at.seconds, count=share, note=note)
 
 
-def _name(run: Run) -> str:
+def _name(run: RunKey) -> str:
     return f"{run.scenario} {run.tuner} seed {run.seed}"
 
 

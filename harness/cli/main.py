@@ -232,7 +232,7 @@ def _train(options: argparse.Namespace) -> int:
     name, learning = parse(options.tuner)
     if name != "rlp":
         raise ValueError(f"Cannot train {name!r}: rlp is the one tuner that is trained.")
-    plan = train.Plan(
+    plan = train.TrainingPlan(
         workload=options.workload,
         data=options.data,
         depths=_numbers(int, "--depths", options.depths),

@@ -30,7 +30,7 @@ from simulators.reconfiguration.control_plane import Cluster
 from simulators.workloads.catalogue import Workload, workload
 from tuners.actions import Setting, SyncPolicy, Target
 
-__all__ = ["STRAGGLERS", "Instance", "Kind", "draw", "stacked"]
+__all__ = ["STRAGGLERS", "Instance", "InstanceKind", "draw", "stacked"]
 
 STRAGGLERS = Stragglers(mean_seconds=9.4, spread_seconds=6.0, sd_seconds=1.0, probability=0.3)
 _CONDITIONS = Conditions(jitter=0.1, stragglers=STRAGGLERS)
@@ -38,7 +38,7 @@ _TARGET = Target("accuracy", 0.88)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class InstanceKind:
     """What instances are drawn from. The defaults are the paper's where it gives a figure."""
 
     workload: str = "rlp-digits"
@@ -71,7 +71,7 @@ class Instance:
         return first_branch(self.ground, self.ground.job.start, policy, nobody_slowed, self.parameters)
 
 
-def draw(kind: Kind, seed: int, *, depth: int | None = None) -> Instance:
+def draw(kind: InstanceKind, seed: int, *, depth: int | None = None) -> Instance:
     """The instance of that seed; with `depth`, one of that depth that is otherwise the same.
 
     Raises ValueError where the workload cannot be made so.
@@ -105,7 +105,7 @@ def stacked(branches: Sequence[Branch]) -> tuple[Data, Plant, State]:
     return Data(train, data[0].valid), plants, states
 
 
-def _workload(kind: Kind, depth: int | None) -> Workload:
+def _workload(kind: InstanceKind, depth: int | None) -> Workload:
     hidden = {} if depth is None else {"model.hidden": (kind.units,) * depth}
     return workload(kind.workload, {**hidden, **kind.overrides}, kind.data)
 

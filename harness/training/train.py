@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from harness.training.instances import STRAGGLERS, Instance, Kind, draw, stacked
+from harness.training.instances import STRAGGLERS, Instance, InstanceKind, draw, stacked
 from simulators.engine import loop
 from tuners import policies
 from tuners.actions import Scalar, SyncPolicy, Target
@@ -33,7 +33,7 @@ from tuners.rlp.dqn import Learner
 from tuners.rlp.options import Options
 from tuners.rlp.tuner import Trained
 
-__all__ = ["PRETRAINING", "Plan", "Told", "checkpoint", "read_options", "train"]
+__all__ = ["PRETRAINING", "TrainingPlan", "TrainingProgress", "checkpoint", "read_options", "train"]
 
 PRETRAINING = (policies.bsp(), policies.asp(), *(policies.ssp_as_printed(s) for s in (2, 5, 8)))
 _SCHEMA, _VERSION = "rlp-training", 1
@@ -42,7 +42,7 @@ _FIRST_SEED = 10**6  # of instances to train on; those below are left for tests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     """What is learned from, how, and for how long. Raises ValueError for what makes no sense."""
 
     workload: str = "rlp-digits"
@@ -105,7 +105,7 @@ class Plan:
         first = _FIRST_SEED * (self.seed + 1)
         seed, drawing = first + number, first + (number if like is None else like)
         at = int(np.random.default_rng([drawing, 6]).integers(len(self.depths)))
-        kind = Kind(
+        kind = InstanceKind(
             workload=self.workload,
             data=Path(self.data) if self.data else None,
             depths=(self.depths[at],),
@@ -116,7 +116,7 @@ class Plan:
         return draw(_sleeping(kind, self.sleeps[at]) if self.sleeps else kind, seed)
 
 
-def _sleeping(kind: Kind, mean_seconds: float) -> Kind:
+def _sleeping(kind: InstanceKind, mean_seconds: float) -> InstanceKind:
     """The kind with stragglers that sleep so long on average, their deviations in proportion to the paper's."""
     factor = mean_seconds / STRAGGLERS.mean_seconds
     deviations = {name: getattr(STRAGGLERS, name) * factor for name in ("spread_seconds", "sd_seconds")}
@@ -149,7 +149,7 @@ def _word(value: object) -> str:
 _KINDS = {float: "a number", int: "a whole number", str: "a word", bool: "true or false"}
 
 
-class Told(NamedTuple):
+class TrainingProgress(NamedTuple):
     """Of a run that is over."""
 
     run: int  # its number, from 1
@@ -179,7 +179,9 @@ def checkpoint(out: Path) -> Path:
     return out.with_name(out.name + ".checkpoint")
 
 
-def train(plan: Plan, out: Path, *, resume: bool = False, watch: Callable[[Told], None] = lambda _: None) -> Trained:
+def train(
+    plan: TrainingPlan, out: Path, *, resume: bool = False, watch: Callable[[TrainingProgress], None] = lambda _: None
+) -> Trained:
     """Carry out `plan` and write the policy to `out`, on from its checkpoint if there is one and it is wanted.
 
     Raises ValueError where `out` is there already, or the checkpoint is of another plan, and RuntimeError for a training
@@ -216,7 +218,7 @@ class _Round(NamedTuple):
     size: int
 
 
-def _round(plan: Plan, runs: int) -> _Round:
+def _round(plan: TrainingPlan, runs: int) -> _Round:
     """What comes after so many: the fixed policies in turn as long as that lasts, then episodes."""
     episode = runs - plan.pretrain * len(PRETRAINING)
     if episode < 0:
@@ -228,7 +230,7 @@ def _round(plan: Plan, runs: int) -> _Round:
     return _Round(None, first, min(plan.lanes, plan.instances - first, plan.episodes - episode))
 
 
-def _next(plan: Plan, at: _Training, watch: Callable[[Told], None]) -> _Training:
+def _next(plan: TrainingPlan, at: _Training, watch: Callable[[TrainingProgress], None]) -> _Training:
     """One more round, and what there is to learn from it, run by run."""
     upcoming = _round(plan, at.runs)
     policies = [_policy(plan, upcoming, at, lane) for lane in range(upcoming.size)]
@@ -241,11 +243,11 @@ def _next(plan: Plan, at: _Training, watch: Callable[[Told], None]) -> _Training
             )
         status = int(clock.status)
         at = _Training(learner, tuple(n + (i == status) for i, n in enumerate(at.endings)))
-        watch(Told(at.runs, plan.runs, policy.name, int(clock.pushes), float(clock.seconds), _ENDINGS[status]))
+        watch(TrainingProgress(at.runs, plan.runs, policy.name, int(clock.pushes), float(clock.seconds), _ENDINGS[status]))
     return at
 
 
-def _policy(plan: Plan, upcoming: _Round, at: _Training, lane: int) -> SyncPolicy:
+def _policy(plan: TrainingPlan, upcoming: _Round, at: _Training, lane: int) -> SyncPolicy:
     if upcoming.fixed is not None:
         return dqn.recording(upcoming.fixed, plan.options, plan.most_pushes)
     if plan.lanes == 1:
@@ -253,7 +255,7 @@ def _policy(plan: Plan, upcoming: _Round, at: _Training, lane: int) -> SyncPolic
     return dqn.exploring(plan.options, at.learner, at.runs + lane, plan.most_pushes)
 
 
-def _learned(plan: Plan, upcoming: _Round, learner: Learner, clock: loop.Clock) -> Learner:
+def _learned(plan: TrainingPlan, upcoming: _Round, learner: Learner, clock: loop.Clock) -> Learner:
     """What the learner has come to when such a run is over."""
     options, final, lost = plan.options, int(clock.status) != 0, _lost_seconds(plan, clock)
     if upcoming.fixed is not None:
@@ -265,7 +267,7 @@ def _learned(plan: Plan, upcoming: _Round, learner: Learner, clock: loop.Clock) 
     return learner
 
 
-def _played(plan: Plan, upcoming: _Round, policies: Sequence[SyncPolicy]) -> list[loop.Clock]:
+def _played(plan: TrainingPlan, upcoming: _Round, policies: Sequence[SyncPolicy]) -> list[loop.Clock]:
     """A round's instances run under the policies to their ends."""
     instances = [plan.instance(upcoming.first + i, like=upcoming.first) for i in range(upcoming.size)]
     runs = [instance.begin(policy) for instance, policy in zip(instances, policies, strict=True)]
@@ -280,7 +282,7 @@ def _played(plan: Plan, upcoming: _Round, policies: Sequence[SyncPolicy]) -> lis
     return [jax.tree.map(itemgetter(lane), clocks) for lane in range(upcoming.size)]
 
 
-def _lost_seconds(plan: Plan, clock: loop.Clock) -> float:
+def _lost_seconds(plan: TrainingPlan, clock: loop.Clock) -> float:
     """Those that a run would still have had where it broke down."""
     pushes, seconds = max(int(clock.pushes), 1), float(clock.seconds)
     lost = loop.STATUSES[int(clock.status)] not in ("running", "target")
@@ -294,12 +296,12 @@ def _finite(tree: Any) -> bool:
 # ---------------------------------------------------------------------------------------------------------- checkpoints
 
 
-def _frozen(plan: Plan, at: _Training) -> bytes:
+def _frozen(plan: TrainingPlan, at: _Training) -> bytes:
     leaves = {f"leaf{i:03}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(at.learner))}
     return policy_file.pack(_SCHEMA, _VERSION, {"plan": plan.about(), "endings": at.endings}, leaves)
 
 
-def _restored(plan: Plan, path: Path, nothing: _Training) -> _Training:
+def _restored(plan: TrainingPlan, path: Path, nothing: _Training) -> _Training:
     """Where the training stood that began with `nothing`.
 
     Raises ValueError for a checkpoint that is damaged, or of another plan.

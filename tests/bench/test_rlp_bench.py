@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from bench.test_speed import in_turn
 
-from harness.training.train import PRETRAINING, Plan, Told, train
+from harness.training.train import PRETRAINING, TrainingPlan, TrainingProgress, train
 from simulators.engine import loop
 from tests.bench.jobs import engine_job
 from tuners import policies
@@ -24,7 +24,7 @@ from tuners.rlp import dqn, tuner
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600)]
 
 PUSHES, WORKERS = 320, 10
-PAPER = Plan(depths=(1,), pretrain=100, episodes=1000)  # a thousand runs of about 400 pushes, after 500 of fixed policies
+PAPER = TrainingPlan(depths=(1,), pretrain=100, episodes=1000)  # 500 runs of fixed policies, then 1,000 of about 400 pushes
 
 
 def asp_by_network() -> SyncPolicy:
@@ -106,7 +106,7 @@ def test_microseconds_per_push_of_training_in_lanes(benchmark: Any, lanes: int, 
     plan = replace(PAPER, rates=(0.2,), instances=48, episodes=48, pretrain=0, most_pushes=800, lanes=lanes)
     told: list[tuple[float, float, int]] = []
 
-    def watch(run: Told) -> None:
+    def watch(run: TrainingProgress) -> None:
         told.append((time.perf_counter(), time.process_time(), run.pushes))
 
     benchmark.pedantic(train, (plan, tmp_path / "p.npz"), {"watch": watch}, rounds=1)

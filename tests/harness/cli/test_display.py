@@ -8,18 +8,18 @@ import pytest
 from rich.console import Console
 
 from harness.cli.display import watching
-from harness.comparison.compare import Finished, Planned, Run, Underway
+from harness.comparison.compare import Finished, Planned, RunKey, Underway
 from harness.comparison.run_process import Done, Progress
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_bars_keep_their_counts(width: int) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=20, color_system=None)
-    last = Run("digits-logistic", "my_package.my_module:factory", 0)
+    last = RunKey("digits-logistic", "my_package.my_module:factory", 0)
     with watching(console) as watch:
         watch(Planned(8, 2))
         watch(Finished(last, Done("error", "so it goes [bold] " * 20, 1.0, 0.0, 0.0)))
-        watch(Underway(Run("digits-logistic", "random_search", 0), Progress(900.0, 3600.0, 0.5, 0.875)))
+        watch(Underway(RunKey("digits-logistic", "random_search", 0), Progress(900.0, 3600.0, 0.5, 0.875)))
         watch(Underway(last, Progress(0.0, 3600.0, float("nan"), float("nan"))))
         bars = watch._bars  # type: ignore[attr-defined] (what it shows at this moment)
         paper = Console(file=io.StringIO(), width=width, color_system=None)

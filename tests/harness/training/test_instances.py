@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from harness.training.instances import Kind, draw, stacked
+from harness.training.instances import InstanceKind, draw, stacked
 from simulators import jobs
 from simulators.cluster.conditions import Conditions, Stragglers
 from simulators.workloads.catalogue import workload
@@ -14,7 +14,7 @@ from tests.simulators.workloads.test_datasets import mnist_folder  # noqa: F401
 from tuners import policies
 from tuners.actions import Target
 
-KIND = Kind(depths=(0,), workers=4, target=Target("clocks", 40))
+KIND = InstanceKind(depths=(0,), workers=4, target=Target("clocks", 40))
 
 
 def plant(instance):
@@ -39,7 +39,7 @@ def test_half_of_the_data_is_drawn_without_repetition():
 
 
 def test_depths_are_drawn_and_can_be_given():
-    kind = Kind(units=4, depths=(0, 1))
+    kind = InstanceKind(units=4, depths=(0, 1))
     found = [draw(kind, seed) for seed in range(12)]
     assert {i.depth for i in found} == {0, 1}
     again = draw(kind, 0, depth=1)
@@ -54,7 +54,7 @@ def test_depths_are_drawn_and_can_be_given():
 
 def test_stragglers_take_as_much_longer_as_in_table_1():
     """Zhu et al. 2020: 4.4, 5.3, 10.6 and 17.4 s more than the 4.8 s of the others, each in every step of its own."""
-    kind = Kind(depths=(0,), conditions=Conditions(jitter=0.0, stragglers=Kind().conditions.stragglers))
+    kind = InstanceKind(depths=(0,), conditions=Conditions(jitter=0.0, stragglers=InstanceKind().conditions.stragglers))
     found = [draw(kind, seed) for seed in range(60)]
     slow = np.array([i.straggles for i in found])
     mean = np.array([plant(i).sleep_mean_seconds[:-1] for i in found])
@@ -83,7 +83,7 @@ def test_instances_of_one_depth_share_one_engine_and_can_be_lanes():
 
 
 def test_instances_of_mnists_files(mnist_folder):  # noqa: F811
-    kind = Kind(workload="rlp-mnist", overrides={"valid_samples": 0}, data=mnist_folder, workers=2)
+    kind = InstanceKind(workload="rlp-mnist", overrides={"valid_samples": 0}, data=mnist_folder, workers=2)
     found = draw(kind, 0, depth=0)
     assert [layer["w"].shape for layer in found.parameters] == [(784, 10)]
     assert [len(column) for column in found.ground.data.train] == [15, 15]
@@ -97,7 +97,7 @@ def test_what_no_instance_can_be_is_refused():
     with pytest.raises(ValueError, match="instance of 0 workers"):
         draw(replace(KIND, workers=0), 0)
     with pytest.raises(ValueError, match="timing-only"):
-        draw(Kind(workload="cruise-nmf", depths=()), 0)
+        draw(InstanceKind(workload="cruise-nmf", depths=()), 0)
 
 
 # ------------------------------------------------------------------------------------------------------------------ skew

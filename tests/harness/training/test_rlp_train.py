@@ -12,7 +12,7 @@ import pytest
 from harness.cli.main import main
 from harness.training import train
 from harness.training.instances import STRAGGLERS
-from harness.training.train import PRETRAINING, Plan, checkpoint
+from harness.training.train import PRETRAINING, TrainingPlan, checkpoint
 from simulators.cluster.conditions import Stragglers
 from simulators.engine import loop
 from tests.tuners.rlp.test_rlp import RAW, plain_states, push
@@ -22,7 +22,7 @@ from tuners.rlp.options import Options
 from tuners.rlp.tuner import Scaling
 
 LEARNING = Options(replay=20, batch=8, rate=0.001, unit_seconds=10.0)
-PLAN = Plan(
+PLAN = TrainingPlan(
     depths=(0,),
     rates=(0.5,),
     sleeps=(4.7,),
@@ -44,9 +44,9 @@ class _Enough:
     """Watches, and has had enough after so many runs."""
 
     def __init__(self, runs: int = 10**9) -> None:
-        self.left, self.told = runs, list[train.Told]()
+        self.left, self.told = runs, list[train.TrainingProgress]()
 
-    def __call__(self, told: train.Told) -> None:
+    def __call__(self, told: train.TrainingProgress) -> None:
         self.told.append(told)
         self.left -= 1
         if self.left == 0:
