@@ -302,7 +302,7 @@ def _start(scenario: Scenario, made: Workload | None) -> Setting:
 def _evenly(start: Setting, batch: int, cluster: Cluster) -> Setting:
     """The start with the global mini-batch divided evenly among those devices of the workers that can compute."""
     if start.loads:
-        raise ValueError("global_batch_size: loads divide the batch already; leave out one of the two.")
+        raise ValueError("global_batch_size: loads say already how the batch is divided; leave out one of the two.")
     kinds = dict(cluster.nodes)
     devices = [(w, bool(device.speed)) for w in start.workers if w in kinds for device in kinds[w].devices]
     if not any(able for _, able in devices):

@@ -18,6 +18,7 @@ from simulators.reconfiguration.plan import Costs
 from tuners.actions import Scalar
 
 __all__ = [
+    "TABLES",
     "BudgetTable",
     "ClusterTable",
     "KnobTable",
@@ -149,7 +150,7 @@ class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seeds: SeedsTable = SeedsTable()
 
 
-_TABLES: dict[str, Any] = {
+TABLES: dict[str, Any] = {
     "": Tables,
     "recorded": RecordedTable,
     "cluster": ClusterTable,
@@ -170,6 +171,7 @@ _TABLES: dict[str, Any] = {
     **{f"conditions.replay.{role}": Recording for role in Replay.__struct_fields__},
     "costs": Costs,
 }
+"""The struct of every table, by the table's name in messages; "" is the whole file."""
 
 
 def read(text: str) -> Tables | RecordedTables:
@@ -210,14 +212,14 @@ def _explained(message: str, given: Any, root: str = "", kind: type[Any] = Table
     if unknown and kind is RecordedTables and not path:
         return f"{_place(path, unknown[1])}: recorded runs say that themselves; leave it out."
     if unknown:
-        return f"{_place(path, unknown[1])}: there is no such key; {near(unknown[1], _TABLES[path].__struct_fields__)}"
+        return f"{_place(path, unknown[1])}: there is no such key; {near(unknown[1], TABLES[path].__struct_fields__)}"
     missing = re.search(r"missing required field `(.*)`", said)
     if missing:
         return f"{_place(path, missing[1])}: it is missing; every scenario says this."
     said = said[0].lower() + said[1:]
     parent, _, key = path.rpartition(".")
     if "enum value" in said:
-        choices = next(f.type.values for f in msgspec.inspect.type_info(_TABLES[parent]).fields if f.name == key)  # type: ignore[attr-defined]
+        choices = next(f.type.values for f in msgspec.inspect.type_info(TABLES[parent]).fields if f.name == key)  # type: ignore[attr-defined]
         return f"{_place(parent, key)}: {said}; choose one of {', '.join(map(str, choices))}."
     note = "; numbers are written without quotes, in the unit that the key names" if "got `str`" in said else ""
     said = said.replace(" | null", "")  # a file has no null: what is left out has its default
@@ -239,4 +241,4 @@ def _place(path: str, key: str) -> str:
     """Format as "[table] key"; a key at the top of the file may be a table itself."""
     if path:
         return f"[{path}] {key}".rstrip()
-    return f"[{key}]" if key in _TABLES else key
+    return f"[{key}]" if key in TABLES else key

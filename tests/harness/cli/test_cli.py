@@ -46,7 +46,7 @@ def test_scenarios_by_pattern_and_tuners_with_options(here: Path, capsys: pytest
     assert scores["scenario"].unique().to_list() == ["digits-logistic"]
     assert sorted(scores["tuner"]) == ["cruise[gain=0.1,batches=4]", "fixed"]
     assert main(["compare", "nothing-*"]) == 2
-    assert "No scenario is like 'nothing-*': there are digits" in capsys.readouterr().err
+    assert "No scenario matches 'nothing-*': there are digits" in capsys.readouterr().err
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +66,18 @@ def test_help_fits_a_terminal_and_names_every_command(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     pages = []
-    for arguments in ([], ["compare"], ["list"], ["show"], ["report"], ["train"], ["deploy"]):
+    for arguments in (
+        [],
+        ["compare"],
+        ["list"],
+        ["show"],
+        ["report"],
+        ["train"],
+        ["deploy"],
+        ["trace"],
+        ["calibrate"],
+        ["fidelity"],
+    ):
         with pytest.raises(SystemExit):
             main([*arguments, "--help"])
         pages.append(capsys.readouterr().out)

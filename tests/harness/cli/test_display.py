@@ -21,10 +21,9 @@ def test_bars_keep_their_counts(width: int) -> None:
         watch(Finished(last, Done("error", "so it goes [bold] " * 20, 1.0, 0.0, 0.0)))
         watch(Underway(RunKey("digits-logistic", "random_search", 0), Progress(900.0, 3600.0, 0.5, 0.875)))
         watch(Underway(last, Progress(0.0, 3600.0, float("nan"), float("nan"))))
-        bars = watch._bars  # type: ignore[attr-defined] (what it shows at this moment)
         paper = Console(file=io.StringIO(), width=width, color_system=None)
         with paper.capture() as shown:
-            paper.print(bars.get_renderable())
+            paper.print(watch)
     lines = [line.rstrip() for line in shown.get().splitlines() if line.strip()]
     assert len(lines) == 3
     assert all(len(line) <= width for line in lines)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness import scenario
-from harness.scenario.tables import _TABLES, RecordedTables, Tables
+from harness.scenario.tables import TABLES, RecordedTables, Tables
 from tests.support import arena
 from tuners.actions import Setting, Target
 from tuners.settings import Choice, Integer, Real
@@ -246,6 +246,6 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
 
 
 def test_every_table_is_known_to_what_explains_it() -> None:
-    known: dict[str, Any] = _TABLES
+    known: dict[str, Any] = TABLES
     tables = {*Tables.__struct_fields__, *RecordedTables.__struct_fields__} - {"summary"}
     assert tables == {k for k in known if k and "." not in k}

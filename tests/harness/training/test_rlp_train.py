@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from harness.cli import display
 from harness.cli.main import main
 from harness.training import train
 from harness.training.instances import STRAGGLERS
@@ -41,7 +43,7 @@ COMMAND = ["train", TRAINING, *OPTIONS.split(" ")]
 
 
 class _Enough:
-    """Watches, and has had enough after so many runs."""
+    """Keeps what it is called with, and interrupts the training after so many runs."""
 
     def __init__(self, runs: int = 10**9) -> None:
         self.left, self.told = runs, list[train.TrainingProgress]()
@@ -109,9 +111,10 @@ def test_an_interrupted_training_ends_with_the_same_bytes(
     assert parts.read_bytes() == whole.read_bytes()
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "_finite", _Once(train._finite))
-    assert main([*COMMAND, "--out", "command.npz"]) == 130
-    assert "command.npz.checkpoint keeps what is learned" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(display, "training", lambda console, runs: nullcontext(_Enough(3)))  # as Ctrl-C would in the third run
+        assert main([*COMMAND, "--out", "command.npz"]) == 130
+    assert "command.npz.checkpoint keeps the training so far" in capsys.readouterr().err
     assert main([*COMMAND, "--out", "command.npz", "--resume"]) == 0
     assert f"9/{PLAN.runs}  rlp, learning: " in capsys.readouterr().out
     assert by_command.read_bytes() == whole.read_bytes()
@@ -121,7 +124,7 @@ def test_an_interrupted_training_ends_with_the_same_bytes(
 
 
 def test_an_interrupted_training_in_lanes_ends_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "_EVERY", 4)
+    monkeypatch.setattr(train, "CHECKPOINT_RUNS", 4)
     plan = replace(PLAN, lanes=2, pretrain=0, episodes=5)
     watch, drawn, draw = _Enough(), list[int](), train.draw
     monkeypatch.setattr(train, "draw", lambda kind, seed: drawn.append(seed - 10**6) or draw(kind, seed))
@@ -147,7 +150,7 @@ def test_rounds_come_to_every_run_once(lanes: int) -> None:
     plan = replace(PLAN, lanes=lanes, instances=7, episodes=17, pretrain=8)
     seen: list[tuple[str, int]] = []
     while len(seen) < plan.runs:
-        upcoming = train._round(plan, len(seen))
+        upcoming = train.next_round(plan, len(seen))
         assert 0 < upcoming.size <= lanes
         seen += [(upcoming.fixed.name if upcoming.fixed else "", upcoming.first + i) for i in range(upcoming.size)]
     before = [(p.name, number) for number in range(7, 15) for p in PRETRAINING]
@@ -167,19 +170,6 @@ def test_an_instance_can_be_of_the_depth_of_another() -> None:
     assert (like.seed, like.straggles) == (mixed.instance(other).seed, mixed.instance(other).straggles)
 
 
-class _Once:
-    """Interrupts the third call, as Ctrl-C would between two runs."""
-
-    def __init__(self, plain: object) -> None:
-        self.plain, self.calls = plain, 0
-
-    def __call__(self, tree: object) -> bool:
-        self.calls += 1
-        if self.calls == 3:
-            raise KeyboardInterrupt
-        return True
-
-
 def test_a_training_that_diverges_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wild = ["train", TRAINING.replace("0.001", "1e30"), *COMMAND[2:]]
     assert main([*wild, "--out", str(tmp_path / "p.npz")]) == 1
@@ -192,7 +182,7 @@ def test_a_training_that_diverges_says_what_to_do(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["cruise"], "Cannot train 'cruise': rlp is the one tuner that is trained."),
+        (["cruise"], "Cannot train 'cruise': rlp is the only tuner that is trained."),
         (["rlp[gama=1]"], "Training RLP has no option 'gama': choose from gamma."),
         (["rlp[gamma=much]"], "Cannot train RLP with gamma 'much': give a number."),
         (["rlp[replay=1.5]"], "Cannot train RLP with replay 1.5: give a whole number."),
@@ -201,7 +191,7 @@ def test_a_training_that_diverges_says_what_to_do(tmp_path: Path, capsys: pytest
         (["rlp", "--instances", "0"], "Cannot train with instances 0: give at least 1."),
         (["rlp", "--lanes", "0"], "Cannot train with lanes 0: give at least 1."),
         (["rlp", "--workers", "0"], "Cannot train with workers 0: give at least 1."),
-        (["rlp", "--depths", "1,x"], "Cannot read --depths '1,x': write numbers with commas between."),
+        (["rlp", "--depths", "1,x"], "Cannot read --depths '1,x': write numbers with commas between them."),
         (
             ["rlp", "--depths", "1,2", "--rates", "0.1"],
             "Cannot train on depths '1,2' with rates '0.1' and sleeps '': give one depth",
