@@ -33,4 +33,4 @@ def test_bars_keep_their_counts(width: int) -> None:
     assert "25%" in lines[1]
     assert "accuracy 0.875" in lines[1]
     assert "0%" in lines[2]
-    assert all("\u2501\u2501" in line for line in lines[:2])  # without colours, what is left of a bar is blank
+    assert all("\u2501\u2501" in line for line in lines[:2])  # without colours, the unfinished part of a bar is blank

@@ -63,7 +63,7 @@ def test_a_recording_is_imported(here, capsys):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_done_is_told_and_leaves_nothing(words, said, here, capsys):
+def test_refusals_have_a_reason_and_write_nothing(words, said, here, capsys):
     (here / "bad-trace.csv").write_text("0,appear,node1\n")
     assert main(["trace", *words]) == 2
     assert said in capsys.readouterr().err

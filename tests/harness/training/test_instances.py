@@ -1,4 +1,4 @@
-"""Instances as RLP draws them, and data that is dealt out by class."""
+"""RLP's random instances, and data that is distributed by class."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def test_depths_are_drawn_and_can_be_given():
     again = draw(kind, 0, depth=1)
     assert [layer["w"].shape for layer in again.parameters] == [(64, 4), (4, 10)]
     assert again.straggles == found[0].straggles
-    # First parameters are the seed's, too.
+    # The seed also determines the first parameters.
     one, other, *_ = [i.parameters for i in found if i.depth == 1]
     assert not np.array_equal(one[0]["w"], other[0]["w"])
     same = draw(kind, next(i.seed for i in found if i.depth == 1)).parameters
@@ -53,7 +53,7 @@ def test_depths_are_drawn_and_can_be_given():
 
 
 def test_stragglers_take_as_much_longer_as_in_table_1():
-    """Zhu et al. 2020: 4.4, 5.3, 10.6 and 17.4 s more than the 4.8 s of the others, each in every step of its own."""
+    """Zhu et al. 2020: 4.4, 5.3, 10.6 and 17.4 s more than the 4.8 s of the others, each in all of its steps."""
     kind = InstanceKind(depths=(0,), conditions=Conditions(jitter=0.0, stragglers=InstanceKind().conditions.stragglers))
     found = [draw(kind, seed) for seed in range(60)]
     slow = np.array([i.straggles for i in found])
@@ -93,7 +93,7 @@ def test_one_worker_is_a_cluster():
     assert plant(draw(replace(KIND, workers=1), 0)).active.tolist() == [True, False]
 
 
-def test_what_no_instance_can_be_is_refused():
+def test_impossible_instances_are_refused():
     with pytest.raises(ValueError, match="instance of 0 workers"):
         draw(replace(KIND, workers=0), 0)
     with pytest.raises(ValueError, match="timing-only"):
@@ -123,14 +123,14 @@ def test_each_of_ten_workers_holds_mostly_one_of_ten_classes():
     assert np.mean([held.max() for held in classes_held(0.0, 10)]) < 0.25
 
 
-def test_fewer_workers_hold_more_classes_each_and_meet_them_mixed():
+def test_fewer_workers_hold_more_classes_each_in_mixed_order():
     assert all((held > 0.1).sum() in (5, 6) for held in classes_held(1.0, 2))
     labels = np.asarray(jobs.drawn(replace(workload("digits-logistic"), skew=1.0), 0, 2)[0].train[1])
     assert len(set(labels[:100].tolist())) >= 5
 
 
 def test_an_order_without_skew_is_that_of_the_seed():
-    """What was recorded before skew existed stays as it was."""
+    """Runs that were recorded before there was skew stay the same."""
     made = workload("digits-logistic")
     order = np.random.default_rng([5, 3]).permutation(len(made.proxy.train[0]))
     np.testing.assert_array_equal(jobs.drawn(made, 5, 4)[0].train[1], np.asarray(made.proxy.train[1])[order])

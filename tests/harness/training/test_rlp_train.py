@@ -1,4 +1,4 @@
-"""`harness train rlp`: the same bytes however often it is interrupted, endings that are told, and clear refusals."""
+"""`harness train rlp`: the same bytes after interruptions, endings of runs, and clear refusals."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_state_is_the_papers_on_the_pushes_of_a_real_run() -> None:
             np.testing.assert_allclose(tuner.encoded(scaling, history), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_stragglers_sleep_as_long_as_goes_with_the_depth_and_rate_of_their_instance() -> None:
+def test_stragglers_sleep_as_the_plan_says_for_the_depth_of_their_instance() -> None:
     plan = replace(PLAN, depths=(0, 0), rates=(0.5, 0.4), sleeps=(4.7, 0.0))
     by_rate = {0.5: Stragglers(4.7, 0.5, probability=0.3, spread_seconds=3.0), 0.4: Stragglers(0.0, 0.0, probability=0.3)}
     grounds = [plan.instance(number).ground for number in range(8)]
@@ -92,7 +92,7 @@ def test_an_interrupted_training_ends_with_the_same_bytes(
     made = train.train(PLAN, whole, watch=watch)
     assert [t.policy for t in watch.told] == [p.name for p in PRETRAINING] + ["rlp, learning"] * 4
     assert [t.run for t in watch.told] == list(range(1, PLAN.runs + 1))
-    # What did not come to its target within 40 pushes says so, and counts as such.
+    # A run that has not reached its target within 40 pushes is cut short, and is counted as such.
     assert {t.status for t in watch.told} == {"target", "cut short"}
     assert all(t.pushes == 40 for t in watch.told if t.status == "cut short")
     endings = made.about["endings"]
@@ -129,7 +129,7 @@ def test_an_interrupted_training_in_lanes_ends_with_the_same_bytes(tmp_path: Pat
     watch, drawn, draw = _Enough(), list[int](), train.draw
     monkeypatch.setattr(train, "draw", lambda kind, seed: drawn.append(seed - 10**6) or draw(kind, seed))
     made = train.train(plan, tmp_path / "whole.npz", watch=watch)
-    assert drawn == [0, 1, 2, 0, 1]  # in rounds of 2, of 1, as there is no fourth, and of 2
+    assert drawn == [0, 1, 2, 0, 1]  # rounds of 2, of 1 (there is no fourth instance), and of 2
     assert [t.policy for t in watch.told] == ["rlp, exploring"] * 5
     assert [t.run for t in watch.told] == [1, 2, 3, 4, 5]
     assert len({(t.pushes, t.seconds) for t in watch.told}) == 5
@@ -146,7 +146,7 @@ def test_an_interrupted_training_in_lanes_ends_with_the_same_bytes(tmp_path: Pat
 
 
 @pytest.mark.parametrize("lanes", [1, 3, 4, 9])
-def test_rounds_come_to_every_run_once(lanes: int) -> None:
+def test_rounds_contain_every_run_once(lanes: int) -> None:
     plan = replace(PLAN, lanes=lanes, instances=7, episodes=17, pretrain=8)
     seen: list[tuple[str, int]] = []
     while len(seen) < plan.runs:
@@ -158,10 +158,10 @@ def test_rounds_come_to_every_run_once(lanes: int) -> None:
     assert sorted(seen[: len(before)]) == sorted(before)
     assert seen[: len(before)] == before or lanes > 1
     turns = [name for name, _ in seen[: lanes * len(PRETRAINING) : lanes]] if lanes < plan.pretrain else []
-    assert turns in ([], [p.name for p in PRETRAINING])  # none is learned last
+    assert turns in ([], [p.name for p in PRETRAINING])  # the policies take turns
 
 
-def test_an_instance_can_be_of_the_depth_of_another() -> None:
+def test_an_instance_can_have_the_depth_of_another() -> None:
     mixed = replace(PLAN, sleeps=(), depths=(0, 1), rates=(0.5, 0.25))
     first = next(n for n in range(9) if mixed.instance(n).depth == 0)
     other = next(n for n in range(9) if mixed.instance(n).depth == 1)
@@ -216,7 +216,7 @@ def test_a_checkpoint_that_is_damaged_is_refused(tmp_path: Path, capsys: pytest.
     assert "it is no such file, or it is damaged" in capsys.readouterr().err
 
 
-def test_instances_come_again_and_none_is_one_to_test_on() -> None:
+def test_instances_can_be_made_again_and_their_seeds_are_not_for_evaluation() -> None:
     assert PLAN.instance(0).seed == PLAN.instance(0).seed >= 10**6
     assert replace(PLAN, seed=1).instance(0).seed != PLAN.instance(0).seed
     mixed = replace(PLAN, sleeps=(), depths=(0, 1), rates=(0.5, 0.25))
