@@ -45,7 +45,7 @@ _LEAST_PROGRESS = 1e-9
 """Share of the budget. An exchange that takes less counts as taking no time: a tuner cannot run for ever in tiny steps."""
 
 _PIECES = 50
-"""After the tuner has returned, the job runs on in windows of this fraction of the budget; their number changes nothing."""
+"""After the tuner has returned, the job continues in windows of a fiftieth of the budget; their size changes no result."""
 
 
 @dataclass(frozen=True, slots=True)

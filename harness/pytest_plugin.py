@@ -30,7 +30,7 @@ __all__ = ["Contest", "Result", "contest"]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The scores of one tuner on one scenario, one per seed."""
+    """The scores of one tuner on one scenario, over paired seeds."""
 
     scores: tuple[Score, ...]  # one per seed
 
