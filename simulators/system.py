@@ -17,7 +17,7 @@ from simulators.reconfiguration import plan as reconfigure
 from simulators.reconfiguration.control_plane import Cluster, ControlPlane
 from simulators.reconfiguration.in_training import Transition
 from simulators.reconfiguration.plan import Costs, Load
-from simulators.workloads.catalogue import Workload
+from simulators.workloads.workload import Workload
 from tuners import policies
 from tuners.actions import (
     Action,

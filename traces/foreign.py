@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 import polars as pl
 
-from traces.plausible import Table, TraceError, check, check_columns, fault
+from traces.plausible import TableRules, TraceError, check, check_columns, fault
 
 __all__ = ["bytes_of", "json_of", "lines_of", "read_csv", "read_parquet", "text_of", "typed"]
 
@@ -71,7 +71,7 @@ def json_of(path: Path, kind: type[T]) -> T:
 # ------------------------------------------------------------------------------------------------------------------ CSV
 
 
-def read_csv(path: Path, table: Table, *, header: bool = True, ends: bool = True, index: str = "") -> pl.DataFrame:
+def read_csv(path: Path, table: TableRules, *, header: bool = True, ends: bool = True, index: str = "") -> pl.DataFrame:
     """The columns that `table` names, typed and checked. Without `header` these are the columns in their order.
 
     If `ends`, the file's last line must have its end: the program that makes such files writes one. `index` is the name to
@@ -98,10 +98,10 @@ def read_csv(path: Path, table: Table, *, header: bool = True, ends: bool = True
     return typed(frame, table, path)
 
 
-def typed(frame: pl.DataFrame, table: Table, path: Path) -> pl.DataFrame:
+def typed(frame: pl.DataFrame, table: TableRules, path: Path) -> pl.DataFrame:
     """A frame of texts with the columns of `table`, cast and checked."""
     names = list(table.columns)
-    check_columns(frame, Table({n: c._replace(kind=pl.String()) for n, c in table.columns.items()}), path)
+    check_columns(frame, TableRules({n: c._replace(kind=pl.String()) for n, c in table.columns.items()}), path)
     texts = frame.select(pl.col(names).str.strip_chars().replace("", None))
     others = [name for name in names if table.columns[name].kind != pl.String]
     cast = texts.with_columns(pl.col(name).cast(table.columns[name].kind, strict=False) for name in others)
@@ -142,7 +142,7 @@ def _ragged(data: bytes, path: Path, header: bool, why: str) -> TraceError:
 # -------------------------------------------------------------------------------------------------------------- Parquet
 
 
-def read_parquet(path: Path, table: Table) -> pl.DataFrame:
+def read_parquet(path: Path, table: TableRules) -> pl.DataFrame:
     """The columns that `table` names, of any type that can be cast to theirs, checked.
 
     A damaged Parquet file can bring down the process that reads it, or ask for more memory than there is; so it is read in
@@ -162,7 +162,7 @@ def read_parquet(path: Path, table: Table) -> pl.DataFrame:
     return frame
 
 
-def _cast(frame: pl.DataFrame, table: Table, path: Path) -> pl.DataFrame:
+def _cast(frame: pl.DataFrame, table: TableRules, path: Path) -> pl.DataFrame:
     columns: list[Any] = []
     for name, column in table.columns.items():
         values = frame[name]

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from traces.plausible import Table, TraceError, check_columns, check_values, disorder, fault
+from traces.plausible import TableRules, TraceError, check_columns, check_values, disorder, fault
 from traces.schema import TRACE, TRACE_VERSION
 from traces.store import write_bytes
 
@@ -217,7 +217,7 @@ def _check_table(folder: Path, table: str) -> int:
     return rows
 
 
-def _check_units(folder: Path, table: str, rule: Table) -> None:
+def _check_units(folder: Path, table: str, rule: TableRules) -> None:
     """Raise TraceError where the parts of iterations take much longer than the time in which they happened."""
     spells = [c for c in rule.columns if c in ("compute_seconds", "pull_seconds", "push_seconds", "wait_seconds")]
     if not spells or not rule.time:

@@ -16,7 +16,7 @@ import polars as pl
 __all__ = [
     "Column",
     "Disorder",
-    "Table",
+    "TableRules",
     "TraceError",
     "check",
     "check_columns",
@@ -41,7 +41,7 @@ class Column(NamedTuple):
     among: tuple[str, ...] = ()  # the words it may hold; () is any
 
 
-class Table(NamedTuple):
+class TableRules(NamedTuple):
     """What a table holds, beyond the columns one by one."""
 
     columns: Mapping[str, Column]
@@ -62,14 +62,14 @@ def fault(where: Path | str, why: str, *, row: int | None = None, column: str | 
     return TraceError(f"Cannot use {where}{at}: {why}")
 
 
-def check(frame: pl.DataFrame, table: Table, where: Path | str) -> None:
+def check(frame: pl.DataFrame, table: TableRules, where: Path | str) -> None:
     """Raise TraceError at the first thing about `frame` that `table` does not allow."""
     check_columns(frame, table, where)
     check_values(frame, table, where)
     check_order(frame, table, where)
 
 
-def check_columns(frame: pl.DataFrame, table: Table, where: Path | str) -> None:
+def check_columns(frame: pl.DataFrame, table: TableRules, where: Path | str) -> None:
     """Raise TraceError unless the columns are there, each of its type."""
     has = dict(frame.schema)  # asked for once: with thousands of columns it takes its time
     for name, kind in table.schema.items():
@@ -80,7 +80,7 @@ def check_columns(frame: pl.DataFrame, table: Table, where: Path | str) -> None:
             raise fault(where, f"it holds {has[name]}, not {kind}.", column=name)
 
 
-def check_values(frame: pl.DataFrame, table: Table, where: Path | str) -> None:
+def check_values(frame: pl.DataFrame, table: TableRules, where: Path | str) -> None:
     """Raise TraceError at the first value that is missing, no number, out of range, or no word of its column."""
     wrongs = [(name, wrong, why) for name, column in table.columns.items() for wrong, why in _wrongs(name, column)]
     # All at once, for there may be thousands of columns; which row it is matters only where there is one.
@@ -108,7 +108,7 @@ def _wrongs(name: str, column: Column) -> Iterator[tuple[pl.Expr, str]]:
         yield ~values.is_in(column.among), f"and only {', '.join(column.among)} are known."
 
 
-def check_order(frame: pl.DataFrame, table: Table, where: Path | str) -> None:
+def check_order(frame: pl.DataFrame, table: TableRules, where: Path | str) -> None:
     """Raise TraceError where two rows are the same, or time runs backwards."""
     found = disorder(frame, table)
     if found is not None:
@@ -123,7 +123,7 @@ class Disorder(NamedTuple):
     why: str
 
 
-def disorder(frame: pl.DataFrame, table: Table) -> Disorder | None:
+def disorder(frame: pl.DataFrame, table: TableRules) -> Disorder | None:
     """The first row that is there twice, or that comes after later ones; None where there is none."""
     if table.key:
         twice = ~frame.select(pl.struct(table.key).is_first_distinct()).to_series()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 import polars as pl
 
-from traces.plausible import Column, Table
+from traces.plausible import Column, TableRules
 from tuners.actions import Setting
 
 __all__ = [
@@ -87,9 +87,9 @@ _MOMENT = Column(_FLOAT, low=-3600.0, high=3.2e8)  # ten years; a Unix time in m
 _DURATION = Column(_FLOAT, required=False, low=0, high=3.2e8)
 _SPELL = Column(_FLOAT, required=False, low=0, high=86_400.0)  # no part of one iteration takes a day
 
-TRACE: dict[str, Table] = {
+TRACE: dict[str, TableRules] = {
     # One row per run.
-    "runs": Table(
+    "runs": TableRules(
         {
             "run": _NAME,  # what other tables call it
             "workload": _WORDS,
@@ -113,7 +113,7 @@ TRACE: dict[str, Table] = {
         key=("run",),
     ),
     # What a run was set to: a row where it begins, and one per change, when the change is in force.
-    "settings": Table(
+    "settings": TableRules(
         {
             "run": _NAME,
             "branch": _BRANCH,
@@ -135,7 +135,7 @@ TRACE: dict[str, Table] = {
         by=("run", "branch"),
     ),
     # One row per completed push, or per worker and step where all push together.
-    "iterations": Table(
+    "iterations": TableRules(
         {
             "run": _NAME,
             "branch": _BRANCH,
@@ -155,7 +155,7 @@ TRACE: dict[str, Table] = {
         by=("run", "branch"),
     ),
     # How far a run had come. A tuner may hear of an earlier validation after a later one, so time is not held to order.
-    "progress": Table(
+    "progress": TableRules(
         {
             "run": _NAME,
             "branch": _BRANCH,
@@ -169,7 +169,7 @@ TRACE: dict[str, Table] = {
         },
         key=("run", "branch", "seconds", "steps", "training_loss", "validation_loss", "accuracy"),
     ),
-    "node_events": Table(
+    "node_events": TableRules(
         {
             "run": _NAME,
             "seconds": _MOMENT,
@@ -180,7 +180,7 @@ TRACE: dict[str, Table] = {
         time="seconds",
         by=("run",),
     ),
-    "reconfigurations": Table(
+    "reconfigurations": TableRules(
         {
             "run": _NAME,
             "branch": _BRANCH,
@@ -197,7 +197,7 @@ TRACE: dict[str, Table] = {
         by=("run", "branch"),
     ),
     # What nodes and networks did, measured beside training or without any.
-    "probes": Table(
+    "probes": TableRules(
         {
             "run": _NAME,
             "node": _NAME,

@@ -10,11 +10,11 @@ import polars as pl
 from traces.parts import Origin, manifest, origin, scan
 from traces.schema import TRACE
 
-__all__ = ["Summary", "summarise"]
+__all__ = ["TraceSummary", "summarise"]
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class TraceSummary:
     """One trace."""
 
     origin: Origin
@@ -24,7 +24,7 @@ class Summary:
     iterations: pl.DataFrame  # a row per run: workers, iterations, seconds, per_second, means in seconds, staleness
 
 
-def summarise(folder: Path) -> Summary:
+def summarise(folder: Path) -> TraceSummary:
     """The summary of the trace in `folder`. Raises as `traces.parts.scan` does."""
     rows, runs = {}, {}
     for table in TRACE:
@@ -34,7 +34,7 @@ def summarise(folder: Path) -> Summary:
     iterations = _iterations(folder)
     if iterations.height:
         rows["iterations"], runs["iterations"] = int(iterations["iterations"].sum()), iterations.height
-    return Summary(origin(folder), manifest(folder) is not None, rows, runs, iterations)
+    return TraceSummary(origin(folder), manifest(folder) is not None, rows, runs, iterations)
 
 
 def _iterations(folder: Path) -> pl.DataFrame:

@@ -35,7 +35,8 @@ from simulators.cluster.profiles import NodeType, load_profiles, profiles
 from simulators.reconfiguration.control_plane import Cluster
 from simulators.reconfiguration.plan import Costs
 from simulators.reconfiguration.plan import check as check_costs
-from simulators.workloads.catalogue import Workload, load_workloads, workload, workloads
+from simulators.workloads.catalogue import load_workloads, workload, workloads
+from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Space, System, Target
 from tuners.settings import Choice, Integer, Knob, Node, Real, shared_out
 

@@ -17,7 +17,7 @@ from simulators.engine.inputs import Plant, build
 from simulators.reconfiguration.control_plane import Cluster
 from simulators.reconfiguration.plan import Costs
 from simulators.system import SimulatedSystem
-from simulators.workloads.catalogue import Demand, Workload
+from simulators.workloads.workload import Demand, Workload
 from tuners import policies
 from tuners.actions import Run, Setting, Target
 

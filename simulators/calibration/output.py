@@ -18,7 +18,7 @@ from simulators.calibration.fit import Fit, Row
 from simulators.calibration.model import demand, with_speeds
 from simulators.calibration.recordings import Recording
 from simulators.calibration.staleness import LEVEL, PROXY, Effort, fitted_rate, proxy_ratio, ratio
-from simulators.workloads.catalogue import Demand
+from simulators.workloads.workload import Demand
 
 __all__ = ["Provenance", "digest", "text"]
 

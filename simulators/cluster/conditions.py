@@ -19,8 +19,8 @@ __all__ = [
     "Conditions",
     "Episode",
     "NodeChange",
-    "Recording",
     "Replay",
+    "ReplayedTrace",
     "Sleeps",
     "Stragglers",
     "absent_at_start",
@@ -86,7 +86,7 @@ class NodeChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     notice_seconds: float = 0.0  # for "leaves" only
 
 
-class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ReplayedTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A trace that drives `nodes`, and how it is dealt out to them; see `simulators.cluster.trace_driven`."""
 
     trace: str  # folder; in a scenario's file, relative to it
@@ -99,15 +99,15 @@ class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was recorded elsewhere and drives this run; a text is the folder of a trace."""
 
-    compute: Recording | str | None = None  # mini-batches' times, in place of `jitter`
-    stragglers: Recording | str | None = None  # standing differences between machines, and episodes of slowness
-    bandwidth: Recording | str | None = None  # token buckets
-    nodes: Recording | str | None = None  # that come and go
+    compute: ReplayedTrace | str | None = None  # mini-batches' times, in place of `jitter`
+    stragglers: ReplayedTrace | str | None = None  # standing differences between machines, and episodes of slowness
+    bandwidth: ReplayedTrace | str | None = None  # token buckets
+    nodes: ReplayedTrace | str | None = None  # that come and go
 
-    def recordings(self) -> dict[str, Recording]:
+    def traces(self) -> dict[str, ReplayedTrace]:
         """What is given, by the name of its field."""
         given = {name: getattr(self, name) for name in self.__struct_fields__}
-        return {k: Recording(v) if isinstance(v, str) else v for k, v in given.items() if v is not None}
+        return {k: ReplayedTrace(v) if isinstance(v, str) else v for k, v in given.items() if v is not None}
 
 
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,7 +131,7 @@ def check(conditions: Conditions, nodes: tuple[str, ...]) -> None:
         [e.node for e in conditions.episodes]
         + [n for c in conditions.nodes for n in c.nodes]
         + [n for b in conditions.buckets for n in b.nodes]
-        + [n for r in (conditions.replay or Replay()).recordings().values() for n in r.nodes]
+        + [n for r in (conditions.replay or Replay()).traces().values() for n in r.nodes]
         + list(conditions.stragglers.nodes if conditions.stragglers else ())
     )
     for name in named:
@@ -166,7 +166,7 @@ def placed(conditions: Conditions, folder: Path) -> Conditions:
     """The conditions with traces found relative to `folder`."""
     if conditions.replay is None:
         return conditions
-    given = conditions.replay.recordings()
+    given = conditions.replay.traces()
     found = {k: msgspec.structs.replace(r, trace=str(folder / Path(r.trace).expanduser())) for k, r in given.items()}
     return msgspec.structs.replace(conditions, replay=Replay(**found))
 

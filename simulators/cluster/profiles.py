@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 if TYPE_CHECKING:
-    from simulators.workloads.catalogue import Demand
+    from simulators.workloads.workload import Demand
     from tuners.settings import Scalar
 
 __all__ = ["Device", "NodeType", "device_seconds", "load_profiles", "node_seconds", "profile", "profiles"]

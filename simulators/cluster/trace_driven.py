@@ -37,7 +37,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from simulators.cluster.conditions import Bucket, Conditions, Episode, Recording, Replay, check
+from simulators.cluster.conditions import Bucket, Conditions, Episode, Replay, ReplayedTrace, check
 from simulators.cluster.profiles import NodeType
 from simulators.cluster.trace_driven_nodes import Places, places
 from simulators.engine.inputs import NO_FACTORS, Factors
@@ -58,7 +58,7 @@ _Floats = NDArray[np.float64]
 
 def check_replay(conditions: Conditions) -> None:
     """Raise ValueError where a trace is none, or has nothing for what it is to drive."""
-    for role, recording in (conditions.replay or Replay()).recordings().items():
+    for role, recording in (conditions.replay or Replay()).traces().items():
         try:
             _READ[role](recording)
         except ValueError as error:
@@ -77,7 +77,7 @@ def unfolded(
         return conditions, NO_FACTORS
     names, factors = tuple(n for n, _ in nodes), NO_FACTORS
     episodes, buckets, changes = list(conditions.episodes), list(conditions.buckets), list(conditions.nodes)
-    for role, recording in replay.recordings().items():
+    for role, recording in replay.traces().items():
         stream = Replay.__struct_fields__.index(role)
         rng = np.random.default_rng([seed, _STREAM, stream]) if recording.deal == "lot" else None
         driven = tuple(n for n in names if not recording.nodes or n in recording.nodes)
@@ -121,7 +121,9 @@ def _one_of(runs: dict[str, Any], rng: np.random.Generator | None) -> Any:
 # --------------------------------------------------------------------------------------------------------- compute times
 
 
-def _factors(recording: Recording, names: Sequence[str], driven: Sequence[str], rng: np.random.Generator | None) -> Factors:
+def _factors(
+    recording: ReplayedTrace, names: Sequence[str], driven: Sequence[str], rng: np.random.Generator | None
+) -> Factors:
     recorded: tuple[_Floats, ...] = _one_of(_spells(recording), rng)
     most = max(map(len, recorded))
     first = 0.0 if rng is None else rng.random()
@@ -134,7 +136,7 @@ def _factors(recording: Recording, names: Sequence[str], driven: Sequence[str], 
 
 
 @cache
-def _spells(recording: Recording) -> dict[str, tuple[_Floats, ...]]:
+def _spells(recording: ReplayedTrace) -> dict[str, tuple[_Floats, ...]]:
     """By run, the times of every worker's mini-batches in order, over the usual one."""
     timed = _rows(recording, "iterations", "run", "worker", "clock", "seconds", "compute_seconds")
     timed = timed.filter(pl.col("compute_seconds") > 0)
@@ -150,7 +152,7 @@ def _spells(recording: Recording) -> dict[str, tuple[_Floats, ...]]:
     }
 
 
-def _stages(recording: Recording) -> pl.DataFrame:
+def _stages(recording: ReplayedTrace) -> pl.DataFrame:
     """The stage of every worker whose run tells stages of a pipeline."""
     told: list[tuple[str, int, int]] = []
     for run, text in _rows(recording, "settings", "run", "options").iter_rows():
@@ -176,7 +178,7 @@ class _Courses(NamedTuple):
 
 
 def _episodes(
-    recording: Recording, driven: Sequence[str], budget_seconds: float, rng: np.random.Generator | None
+    recording: ReplayedTrace, driven: Sequence[str], budget_seconds: float, rng: np.random.Generator | None
 ) -> list[Episode]:
     run: _Courses = _one_of(_courses(recording), rng)
     first = 0.0 if rng is None else rng.random()
@@ -194,7 +196,7 @@ def _episodes(
 
 
 @cache
-def _courses(recording: Recording) -> dict[str, _Courses]:
+def _courses(recording: ReplayedTrace) -> dict[str, _Courses]:
     """By run, how slow every machine was."""
     columns = ("run", "node", "seconds", "relative_seconds", "relative_speed")
     slowness = pl.coalesce("relative_seconds", 1.0 / pl.col("relative_speed"))
@@ -226,7 +228,9 @@ def _course(probes: pl.DataFrame, against: str) -> _Courses:
 # ------------------------------------------------------------------------------------------------------- bandwidth, nodes
 
 
-def _buckets(recording: Recording, driven: Sequence[tuple[str, NodeType]], rng: np.random.Generator | None) -> list[Bucket]:
+def _buckets(
+    recording: ReplayedTrace, driven: Sequence[tuple[str, NodeType]], rng: np.random.Generator | None
+) -> list[Bucket]:
     recorded = _throttled(recording)
     made = []
     for (node, kind), deal in zip(driven, _dealt(len(recorded), len(driven), rng), strict=True):
@@ -246,7 +250,7 @@ class _Throttled(NamedTuple):
 
 
 @cache
-def _throttled(recording: Recording) -> tuple[_Throttled | None, ...]:
+def _throttled(recording: ReplayedTrace) -> tuple[_Throttled | None, ...]:
     """Of every run; None where it was not."""
     said = [json.loads(text or "{}") for text in _rows(recording, "runs", "run", "extras").sort("run")["extras"]]
     found = []
@@ -259,7 +263,7 @@ def _throttled(recording: Recording) -> tuple[_Throttled | None, ...]:
 
 
 @cache
-def _places(recording: Recording) -> dict[str, Places]:
+def _places(recording: ReplayedTrace) -> dict[str, Places]:
     """By run, the places of its machines."""
     events = _rows(recording, "node_events", "run", "seconds", "node", "event").sort("seconds", maintain_order=True)
     if not events.height:
@@ -270,20 +274,20 @@ def _places(recording: Recording) -> dict[str, Places]:
 # ------------------------------------------------------------------------------------------------------------ the traces
 
 
-def _rows(recording: Recording, table: str, *columns: str) -> pl.DataFrame:
+def _rows(recording: ReplayedTrace, table: str, *columns: str) -> pl.DataFrame:
     """These columns of a table, of the runs that may be replayed."""
     rows = scan(Path(recording.trace), table).select(*columns).collect()
     kept = [run for run in rows["run"].unique() if fnmatchcase(run, recording.runs)]
     return rows.filter(pl.col("run").is_in(kept))
 
 
-def _nothing(recording: Recording, what: str) -> ValueError:
+def _nothing(recording: ReplayedTrace, what: str) -> ValueError:
     runs = sorted(set(scan(Path(recording.trace), "runs").select("run").collect()["run"]))
     known = ", ".join(runs[:8]) + (", ..." if len(runs) > 8 else "")
     return ValueError(f"Cannot replay runs {recording.runs!r} of {recording.trace}: no {what}; it has {known or 'none'}.")
 
 
-_READ: dict[str, Callable[[Recording], Any]] = {
+_READ: dict[str, Callable[[ReplayedTrace], Any]] = {
     "compute": _spells,
     "stragglers": _courses,
     "bandwidth": _throttled,

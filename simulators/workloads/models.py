@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from simulators.workloads.catalogue import Proxy
 from simulators.workloads.datasets import Dataset
 from simulators.workloads.model_tables import Cnn, Factorisation, Logistic, Lstm, Mlp, Model, Svm
+from simulators.workloads.workload import Proxy
 
 __all__ = ["make_proxy"]
 

@@ -16,7 +16,7 @@ import polars as pl
 
 from traces.foreign import bytes_of, read_csv, read_parquet
 from traces.importers.source import Imported, Source, as_text, found, nothing_known, once, table
-from traces.plausible import Column, Table, fault
+from traces.plausible import Column, TableRules, fault
 
 __all__ = ["SOURCE", "read"]
 
@@ -26,15 +26,15 @@ _WORKER = Column(_WHOLE, low=0, high=100_000)
 _SHARE = Column(_FLOAT, low=0, high=100_000)
 _TIME = Column(_FLOAT, low=0, high=3.2e7)
 _NORM = Column(_FLOAT, low=0, high=1000)
-_RAW = Table({"worker": _WORKER, "gpu": _SHARE, "time": _TIME, "batch_time_norm": _NORM}, time="time", by=("worker",))
-_TABLED = Table(
+_RAW = TableRules({"worker": _WORKER, "gpu": _SHARE, "time": _TIME, "batch_time_norm": _NORM}, time="time", by=("worker",))
+_TABLED = TableRules(
     {"job": _WORKER, "worker": _WORKER, "gpu_share_pct": _SHARE, "t_s": _TIME, "batch_time_norm": _NORM},
     key=("job", "worker", "t_s"),
     time="t_s",
     by=("job", "worker"),
 )
 _VARIATION = Column(_FLOAT, low=0, high=100)
-_COV = Table(
+_COV = TableRules(
     {"job": _WORKER, "iteration": _WORKER, "cov": _VARIATION}, key=("job", "iteration"), time="iteration", by=("job",)
 )
 _KINDS = ("job_*_norm.csv", "minibatch.parquet"), ("coefficient_variation*.csv", "cov.parquet")
@@ -116,7 +116,7 @@ def _wide(path: Path) -> pl.DataFrame:
         if step != str(column):
             raise fault(path, f"the header has {step[:40]!r} where iteration {column} should be.")
     columns = {"job": Column(pl.String())} | {step: _VARIATION._replace(required=False) for step in steps}
-    frame = read_csv(path, Table(columns, key=("job",)), ends=False, index="job")
+    frame = read_csv(path, TableRules(columns, key=("job",)), ends=False, index="job")
     long = frame.unpivot(index="job", variable_name="iteration", value_name="cov").with_columns(
         pl.col("iteration").cast(_WHOLE)
     )

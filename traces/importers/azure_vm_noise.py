@@ -16,14 +16,14 @@ import polars as pl
 
 from traces.foreign import read_csv, read_parquet
 from traces.importers.source import Imported, Source, as_text, found, nothing_known, once, table
-from traces.plausible import Column, Table, fault
+from traces.plausible import Column, TableRules, fault
 
 __all__ = ["SOURCE", "read"]
 
 _FIRST, _LAST = 1.2e9, 4.1e9  # Unix seconds, 2008 to 2099
 _VALUE = Column(pl.Float64(), low=0, high=1e12)
 _ID = Column(pl.Int64(), low=0)
-_RAW = Table(
+_RAW = TableRules(
     {
         "value": _VALUE,
         "runtime": Column(pl.Float64(), low=0, high=10_000),  # a test takes a minute or two
@@ -32,7 +32,7 @@ _RAW = Table(
     }
 )
 _WORD = Column(pl.String())
-_TABLED = Table(
+_TABLED = TableRules(
     {
         "metric": _WORD,
         "vm_sku": _WORD,

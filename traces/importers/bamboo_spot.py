@@ -14,12 +14,12 @@ import polars as pl
 
 from traces.foreign import read_csv
 from traces.importers.source import Imported, Source, found, nothing_known, table
-from traces.plausible import Column, Table, fault
+from traces.plausible import Column, TableRules, fault
 
 __all__ = ["SOURCE", "read"]
 
 _POLLED_MS = 60_000
-_RAW = Table(
+_RAW = TableRules(
     {
         "ms": Column(pl.Int64(), low=0, high=3.2e10),
         "event": Column(pl.String(), among=("add", "remove")),
@@ -28,7 +28,7 @@ _RAW = Table(
     key=("event", "node"),
     time="ms",
 )
-_TABLED = Table(
+_TABLED = TableRules(
     {
         "trace": Column(pl.String()),
         "t_s": Column(pl.Float64(), low=0, high=3.2e7),

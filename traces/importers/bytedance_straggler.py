@@ -18,7 +18,7 @@ import polars as pl
 
 from traces.foreign import json_of, lines_of, read_parquet
 from traces.importers.source import Imported, Source, as_text, found, nothing_known, table
-from traces.plausible import Column, Table, fault
+from traces.plausible import Column, TableRules, fault
 
 __all__ = ["SOURCE", "read"]
 
@@ -41,7 +41,7 @@ _OPERATIONS = (
 )
 _WHOLE = Column(pl.Int64(), low=0, high=2**31 - 1)
 _SPELL = Column(pl.Float64(), low=0, high=_LONGEST_SECONDS)
-_RAW = Table(
+_RAW = TableRules(
     {
         "dp_rank": _WHOLE,
         "stage": _WHOLE,
@@ -56,7 +56,7 @@ _RAW = Table(
     },
     key=("rank", "step", "optype", "seq_id", "mc", "mb_id"),
 )
-_TABLED = Table(
+_TABLED = TableRules(
     {
         "job": Column(pl.String()),
         "step": _WHOLE,

@@ -16,7 +16,7 @@ import polars as pl
 
 from traces.foreign import read_csv
 from traces.importers.source import Imported, Source, found, nothing_known, table
-from traces.plausible import Column, Table, fault
+from traces.plausible import Column, TableRules, fault
 
 __all__ = ["SOURCE", "read"]
 
@@ -25,7 +25,7 @@ _LONGEST_STEP_SECONDS = 200.0  # one real run takes 74 s
 _WORKLOADS = {"CNN": "cifar_cnn", "LR": "kdd12_lr", "SVM": "criteo_svm"}
 _TEXT, _WHOLE, _FLOAT = pl.String(), pl.Int64(), pl.Float64()
 _SECONDS = Column(_FLOAT, low=1e-3, high=3.2e7)
-_RAW = Table(
+_RAW = TableRules(
     {
         "N_iterations": Column(_WHOLE, low=1),
         "N_workers": Column(_WHOLE, low=1, high=_NODES - 1),
@@ -41,7 +41,7 @@ _RAW = Table(
     },
     key=("job_id",),
 )
-_TABLED = Table(
+_TABLED = TableRules(
     {
         "workload": Column(_TEXT),
         "run": Column(_WHOLE, low=0),

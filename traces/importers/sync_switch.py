@@ -19,7 +19,7 @@ import polars as pl
 
 from traces.foreign import read_csv, read_parquet
 from traces.importers.source import Imported, Source, as_text, found, nothing_known, table
-from traces.plausible import Column, Table, fault
+from traces.plausible import Column, TableRules, fault
 
 __all__ = ["SOURCE", "read"]
 
@@ -29,21 +29,21 @@ _STEP = Column(_WHOLE, low=0, high=10_000_000)
 _WALL = Column(_FLOAT, low=-3600, high=3.2e6)
 _RUN = ("run_id",)
 _EXPORT = {"Wall time": Column(_FLOAT, required=False, low=1.2e9, high=4.1e9), "Step": _STEP._replace(required=False)}
-_LOSS_EXPORT = Table(_EXPORT | {"Value": _NUMBER}, time="Wall time")
-_ACCURACY_EXPORT = Table(_EXPORT | {"Value": _NUMBER._replace(low=0, high=1)}, time="Wall time")
-_LOSS = Table(
+_LOSS_EXPORT = TableRules(_EXPORT | {"Value": _NUMBER}, time="Wall time")
+_ACCURACY_EXPORT = TableRules(_EXPORT | {"Value": _NUMBER._replace(low=0, high=1)}, time="Wall time")
+_LOSS = TableRules(
     {"run_id": _NAME, "wall_s": _WALL, "step": _STEP, "phase": _NAME._replace(among=("BSP", "ASP")), "loss": Column(_FLOAT)},
     key=("run_id", "wall_s", "step"),
     time="wall_s",
     by=_RUN,
 )
-_ACCURACY = Table(
+_ACCURACY = TableRules(
     {"run_id": _NAME, "wall_s": _WALL, "step": _STEP, "accuracy": Column(_FLOAT, low=0, high=1)},
     key=("run_id", "wall_s", "step"),
     time="wall_s",
     by=_RUN,
 )
-_RUNS = Table(
+_RUNS = TableRules(
     {
         "run_id": _NAME,
         "dataset": _NAME,
@@ -66,7 +66,7 @@ _RUNS = Table(
     },
     key=_RUN,
 )
-_PHASES = Table(
+_PHASES = TableRules(
     {
         "run_id": _NAME,
         "phase_index": Column(_WHOLE, low=0),
@@ -143,7 +143,7 @@ def _from_exports(paths: list[Path], root: Path) -> Imported:
     )
 
 
-def _export(path: Path, rule: Table, name: str) -> pl.DataFrame:
+def _export(path: Path, rule: TableRules, name: str) -> pl.DataFrame:
     """The records of one file, without the blank lines that some have."""
     columns = pl.col(list(rule.columns))
     filled = read_csv(path, rule, ends=False).with_row_index("row").filter(pl.any_horizontal(columns.is_not_null()))

@@ -14,7 +14,7 @@ import polars as pl
 
 from traces.foreign import read_csv, read_parquet
 from traces.importers.source import Imported, Source, found, nothing_known, table
-from traces.plausible import Column, Table
+from traces.plausible import Column, TableRules
 
 __all__ = ["SOURCE", "read"]
 
@@ -34,7 +34,7 @@ _SETTING = {
     "learning_rate": Column(_FLOAT, low=0, high=1e3),
     "training_set_size": _COUNT,
 }
-_RAW = Table(
+_RAW = TableRules(
     _SETTING
     | {
         "training_time": _SECONDS,
@@ -53,7 +53,7 @@ _OURS = {
     "standard deviation accuarcy": "acc_std",
     "standard deviation iteration": "total_iterations_std",
 }
-_TABLED = Table({"job": Column(_TEXT)} | {_OURS.get(n, n): c for n, c in _RAW.columns.items()}, key=("job", *_SETTING))
+_TABLED = TableRules({"job": Column(_TEXT)} | {_OURS.get(n, n): c for n, c in _RAW.columns.items()}, key=("job", *_SETTING))
 
 
 def read(path: Path) -> Imported:

@@ -20,9 +20,9 @@ from numpy.typing import ArrayLike
 
 from traces.foreign import read_parquet, text_of
 from traces.importers.source import Imported, Source, as_text, found, nothing_known, table
-from traces.plausible import Column, Table, fault
+from traces.plausible import Column, TableRules, fault
 
-__all__ = ["SOURCE", "Bucket", "read", "token_bucket"]
+__all__ = ["SOURCE", "MeasuredBucket", "read", "token_bucket"]
 
 _NAME = re.compile(r"([a-z0-9]+\.[a-z0-9]+)-([a-z]+-[a-z]+-\d)-(\d{1,12})")
 _LINE = re.compile(r"crnt bw = (\d{1,9}\.\d{3})")
@@ -33,7 +33,7 @@ _HIGH = 0.75
 
 _GBIT_BYTES = 1e9 / 8
 _MOST_MEMBERS, _MOST_MEMBER_BYTES = 10_000, 16 << 20
-_TABLED = Table(
+_TABLED = TableRules(
     {
         "run_id": Column(pl.String()),
         "t_s": Column(pl.Int64(), low=1, high=10_000_000),
@@ -45,7 +45,7 @@ _TABLED = Table(
 )
 
 
-class Bucket(NamedTuple):
+class MeasuredBucket(NamedTuple):
     """What a throttled run tells about its token bucket."""
 
     at_seconds: int  # samples before the drop
@@ -54,7 +54,7 @@ class Bucket(NamedTuple):
     bytes: float  # sent before the drop in excess of the low rate, at which the bucket is refilled
 
 
-def token_bucket(bytes_per_second: ArrayLike) -> Bucket | None:
+def token_bucket(bytes_per_second: ArrayLike) -> MeasuredBucket | None:
     """The bucket behind samples of a second each; None where the rate never drops to a lower one that lasts to the end."""
     rates = np.asarray(bytes_per_second, dtype=np.float64)
     if len(rates) < 6:
@@ -66,7 +66,7 @@ def token_bucket(bytes_per_second: ArrayLike) -> Bucket | None:
     # The sample in which the rate drops has a bit of both.
     after = rates[at + 1 :] if len(rates) > at + 2 else rates[at:]
     low = float(np.median(after))
-    return Bucket(at, float(np.median(rates[:at])), low, float(np.sum(rates[:at] - low)))
+    return MeasuredBucket(at, float(np.median(rates[:at])), low, float(np.sum(rates[:at] - low)))
 
 
 def read(path: Path) -> Imported:

@@ -8,7 +8,7 @@ import pytest
 
 from simulators.cluster.conditions import Bucket, Conditions, Episode, check
 from simulators.reconfiguration.control_plane import Cluster
-from simulators.workloads.catalogue import Demand
+from simulators.workloads.workload import Demand
 from tests.support.oracle import Bounded, Oracle
 from tests.support.small_jobs import CHEAP, KNOBS, NAMES, SMALL, branch, cluster, job, machine, start, system
 from tuners.actions import Fork, Reconfigure, Run

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simulators.cluster import profiles as module
 from simulators.cluster.profiles import Device, NodeType, device_seconds, load_profiles, node_seconds, profile, profiles
-from simulators.workloads.catalogue import Demand, OptionEffect
+from simulators.workloads.workload import Demand, OptionEffect
 
 DEMAND = Demand(model_bytes=1e6, sample_seconds=0.1, fixed_seconds=0.5, serial_fraction=0.2, aggregate_seconds=0.25)
 

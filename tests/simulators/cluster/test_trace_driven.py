@@ -10,11 +10,11 @@ import pytest
 
 from harness.scenario import load, parse
 from harness.training.instances import stacked
-from simulators.cluster.conditions import Bucket, Conditions, NodeChange, Recording, Replay, check
+from simulators.cluster.conditions import Bucket, Conditions, NodeChange, Replay, ReplayedTrace, check
 from simulators.cluster.trace_driven import check_replay, unfolded
 from simulators.cluster.trace_driven_nodes import places
 from simulators.engine import loop
-from simulators.workloads.catalogue import Demand
+from simulators.workloads.workload import Demand
 from tests.support.oracle import Bounded, Oracle
 from tests.support.recordings import MADE, lay
 from tests.support.small_jobs import (
@@ -121,7 +121,7 @@ def spells(folder, by_worker, **settings):
 def test_mini_batches_take_what_was_recorded_and_begin_again(tmp_path):
     """Medians: 2 of the run. Machines a and b get workers 0 and 1 in order; c gets worker 0 from half-way on."""
     trace = spells(tmp_path / "t", {0: [2.0, 4.0, 1.0, 2.0], 1: [2.0, 3.0, 2.0]})
-    conditions = replaying(Conditions(stagger=False), compute=Recording(trace, nodes=("a", "b", "c"), **ORDER))
+    conditions = replaying(Conditions(stagger=False), compute=ReplayedTrace(trace, nodes=("a", "b", "c"), **ORDER))
     seen = system(cluster(), job(Demand(model_bytes=0.0, sample_seconds=1.0)), start(workers=("a", "b", "c")), conditions)
     pushes = seen.perform(Run(clocks=60)).pushes
     factors = {0: [1, 2, 0.5, 1], 1: [1, 1.5, 1], 2: [0.5, 1, 1, 2]}
@@ -146,9 +146,9 @@ def test_what_is_usual_is_the_median_of_the_run_of_the_stage_or_of_the_worker(tm
     staged = spells(tmp_path / "s", times, options=['{"stage_of_worker": {"0": 0, "1": 1, "2": 0}}'])
     found = {}
     for name, recording in {
-        "run": Recording(trace, deal="order"),
-        "worker": Recording(trace, deal="order", against="worker"),
-        "stage": Recording(staged, deal="order"),
+        "run": ReplayedTrace(trace, deal="order"),
+        "worker": ReplayedTrace(trace, deal="order", against="worker"),
+        "stage": ReplayedTrace(staged, deal="order"),
     }.items():
         found[name] = np.asarray(drawn(replaying(compute=recording))[1].values)[:3, 0].tolist()
     assert found == {"run": [1, 3, 1], "worker": [1, 1, 1], "stage": [1, 1, 1]}
@@ -157,7 +157,7 @@ def test_what_is_usual_is_the_median_of_the_run_of_the_stage_or_of_the_worker(tm
 def test_only_named_nodes_are_driven_and_others_keep_their_noise(tmp_path):
     trace = spells(tmp_path / "t", {0: [1.0, 1.0, 1.0]})
     noisy = Conditions(stagger=False, jitter=0.5)
-    some = replaying(noisy, compute=Recording(trace, nodes=("b",)))
+    some = replaying(noisy, compute=ReplayedTrace(trace, nodes=("b",)))
     plain, driven = (timed(c).perform(Run(clocks=60)).pushes for c in (noisy, some))
     by = [{w: p.compute_seconds[p.worker == w][:10] for w in (0, 1)} for p in (plain, driven)]
     np.testing.assert_allclose(by[0][0], by[1][0], rtol=1e-9)
@@ -181,7 +181,9 @@ def test_seeds_deal_anew_and_a_seed_always_the_same(traces):
 
 def test_recorded_episodes_come_when_they_came_and_again(traces):
     """Of ours: job_7 has workers at 400, 401, 402; the third is at 800 from second 31 to 51 of 1 to 81."""
-    conditions = replaying(stragglers=Recording(traces["alibaba-pai-minibatch"], "minibatch/*", ("a", "b", "c"), "order"))
+    conditions = replaying(
+        stragglers=ReplayedTrace(traces["alibaba-pai-minibatch"], "minibatch/*", ("a", "b", "c"), "order")
+    )
     made, _ = drawn(conditions, budget=1000.0)
     (episode,) = [e for e in made.episodes if e.every_seconds]
     assert (episode.node, episode.start_seconds, episode.seconds, episode.every_seconds) == ("c", 30.0, 20.0, 80.0)
@@ -196,7 +198,7 @@ def test_recorded_episodes_come_when_they_came_and_again(traces):
 
 
 def test_an_episode_under_way_when_the_recording_is_entered_is_met(traces):
-    recording = Recording(traces["alibaba-pai-minibatch"], "minibatch/*", ("a", "b", "c"))
+    recording = ReplayedTrace(traces["alibaba-pai-minibatch"], "minibatch/*", ("a", "b", "c"))
     for seed in range(40):
         made, _ = drawn(replaying(stragglers=recording), seed, budget=80.0)
         slow = [e for e in made.episodes if e.factor > 1.5]
@@ -207,7 +209,7 @@ def test_an_episode_under_way_when_the_recording_is_entered_is_met(traces):
 def test_speeds_are_the_other_way_round(tmp_path):
     rows = {"run": ["r"] * 3, "node": ["x", "y", "z"], "seconds": [0.0, 5.0, 9.0], "relative_speed": [100.0, 50.0, 100.0]}
     trace = written(tmp_path / "t", probes=rows)
-    made, _ = drawn(replaying(stragglers=Recording(trace, **ORDER)))
+    made, _ = drawn(replaying(stragglers=ReplayedTrace(trace, **ORDER)))
     assert {e.node: e.factor for e in made.episodes} == {"b": 2.0, "e": 2.0}
 
 
@@ -288,7 +290,7 @@ def test_nodes_come_and_go_as_recorded(tmp_path):
     columns = ("seconds", "node", "event")
     rows = {"run": ["r"] * len(EVENTS)} | {c: [e[i] for e in EVENTS] for i, c in enumerate(columns)}
     trace = written(tmp_path / "t", node_events=rows)
-    conditions = replaying(nodes=Recording(trace, nodes=("a", "b", "c"), **ORDER))
+    conditions = replaying(nodes=ReplayedTrace(trace, nodes=("a", "b", "c"), **ORDER))
     simulated = system(cluster(), job(), start(servers=("d", "e")), conditions, knobs=KNOBS, costs=CHEAP)
     seen = simulated.perform(Run(seconds=100.0))
     assert [(e.seconds, e.node, e.event) for e in seen.events] == [
@@ -325,11 +327,11 @@ def test_a_trace_that_has_nothing_to_say_is_refused(role, source, reason, traces
 
 def test_runs_and_folders_that_are_not_there(traces, tmp_path):
     with pytest.raises(ValueError, match=r"Cannot replay runs 'ZZ'.*it has XY"):
-        check_replay(replaying(compute=Recording(traces["bytedance-straggler"], "ZZ")))
+        check_replay(replaying(compute=ReplayedTrace(traces["bytedance-straggler"], "ZZ")))
     with pytest.raises(ValueError, match=r"replay.nodes: Cannot read a trace from"):
         check_replay(replaying(nodes=str(tmp_path)))
     with pytest.raises(ValueError, match="'z'"):
-        check(replaying(compute=Recording("t", nodes=("z",))), NAMES)
+        check(replaying(compute=ReplayedTrace("t", nodes=("z",))), NAMES)
 
 
 def test_our_own_recordings_drive_runs(tmp_path):
@@ -343,7 +345,7 @@ def test_our_own_recordings_drive_runs(tmp_path):
     noisy = Conditions(jitter=0.4, stagger=False)
     play_recorded(resolve("fixed").factory, twin(noisy, 60.0), tmp_path / "t", scenario="s", tuner="fixed", seed=5)
     first = twin(noisy, 60.0).perform(Run(clocks=40)).pushes
-    conditions = replaying(noisy, compute=Recording(str(tmp_path / "t"), against="worker", **ORDER))
+    conditions = replaying(noisy, compute=ReplayedTrace(str(tmp_path / "t"), against="worker", **ORDER))
     again = twin(conditions, 60.0).perform(Run(clocks=40)).pushes
     for worker in range(3):
         one, other = (p.compute_seconds[p.worker == worker][:8] for p in (first, again))
@@ -361,7 +363,7 @@ def scenario(replay, folder):
 def test_a_scenario_names_traces_relative_to_its_file(traces):
     folder = Path(traces["bamboo-spot"]).parent
     made = scenario('nodes = "bamboo-spot"\ncompute = { trace = "bytedance-straggler", runs = "XY" }', folder)
-    recordings = made.conditions.replay.recordings()
+    recordings = made.conditions.replay.traces()
     assert {role: r.trace for role, r in recordings.items()} == {
         "compute": traces["bytedance-straggler"],
         "nodes": traces["bamboo-spot"],

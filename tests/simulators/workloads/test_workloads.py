@@ -14,7 +14,8 @@ import pytest
 
 from simulators.cluster.profiles import node_seconds, profile
 from simulators.workloads import catalogue as module
-from simulators.workloads.catalogue import Demand, OptionEffect, workload, workloads
+from simulators.workloads.catalogue import workload, workloads
+from simulators.workloads.workload import Demand, OptionEffect
 from tests.simulators.workloads.test_datasets import cifar_folder, mnist_folder  # noqa: F401
 
 LEARNS = ("digits-mlp", "digits-logistic", "digits-svm", "digits-cnn", "cancer-logistic", "clouds-mlp", "ratings-mf")
@@ -385,8 +386,8 @@ def test_wrong_names_and_values(name, overrides, told):
 
 
 def test_models_must_fit_their_data():
-    from simulators.workloads.catalogue import Cnn, Factorisation, Mlp
     from simulators.workloads.datasets import breast_cancer, digits, ratings
+    from simulators.workloads.model_tables import Cnn, Factorisation, Mlp
     from simulators.workloads.models import make_proxy
 
     with pytest.raises(ValueError, match=r"Cannot convolve samples of shape \(30,\)"):
