@@ -1,6 +1,7 @@
-"""Workloads: what a job asks of the hardware (`Demand`) and what it learns (`Proxy`, a JAX model that fits a laptop).
+"""The named workloads: reads `workloads.toml`, or a file like it, and makes a `Workload` with the user's overrides.
 
-Named ones are in `workloads.toml`, read into the structs below and those of `simulators.workloads.model_tables`.
+A table of the file is read into `_WorkloadTable` below; its `model` into the structs of
+`simulators.workloads.model_tables`, its `data` into the structs below.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ class Ratings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
 Source: TypeAlias = Digits | BreastCancer | Mnist | Cifar10 | Libsvm | Classification | Clicks | Ratings
 
 
-class _Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One table of `workloads.toml`. With `model` and `data` it learns; else `samples` says how much data there is."""
+class _WorkloadTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One table of `workloads.toml`. With `model` and `data` the workload learns; otherwise it only has `samples`."""
 
     summary: str
     demand: Demand
@@ -135,7 +136,7 @@ class _Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def choices(cls, field: str) -> tuple[str, ...]:
-        """What a field of few values allows; () for any other."""
+        """The values that a `Literal` field allows; () for any other field."""
         found = next((f.type for f in msgspec.structs.fields(cls) if f.name == field), None)
         return get_args(found) if get_origin(found) is Literal else ()
 
@@ -152,17 +153,17 @@ def workload(
     data: Path | str | None = None,
     tables: Mapping[str, Any] | None = None,
 ) -> Workload:
-    """The named workload, with `overrides` put in and, where it reads files, with its `data`.
+    """The named workload with `overrides` applied; `data` is the path of its files, if it reads any.
 
-    `tables` are more workloads than the embedded ones, as `load_workloads` reads them.
+    `tables` holds workloads besides the embedded ones, as `load_workloads` reads them.
 
-    An override is named as in `workloads.toml`, with its section where that is needed to tell it apart:
-    `{"hidden": [256, 256], "optimizer": "adam", "demand.model_bytes": 4e6}`; nested mappings do as well. Equal models on
-    equal data share one proxy, so systems of one process compile it once. Raises ValueError for a name or value that
-    does not fit, and what reading its files raises.
+    An override is named as in `workloads.toml`, with its section where the name alone is ambiguous:
+    `{"hidden": [256, 256], "optimizer": "adam", "demand.model_bytes": 4e6}`; nested mappings work too. Equal models on
+    equal data share one proxy, so that one process compiles it once. Raises ValueError for an unknown name or a wrong
+    value, and the errors of `simulators.workloads.files`.
     """
     table = _table(name, tables or {})
-    job = _with(name, table, dict(_flat(overrides or {})))
+    job = _overridden(name, table, dict(_flat(overrides or {})))
     proxy = _proxy_of(name, job, None if data is None else Path(data))
     return Workload(
         name=name,
@@ -180,7 +181,7 @@ def workload(
 
 
 def workloads() -> dict[str, str]:
-    """One line about each named workload, by name."""
+    """The summary line of each embedded workload, by name."""
     return {name: str(table["summary"]) for name, table in _tables().items()}
 
 
@@ -192,7 +193,7 @@ def _tables() -> dict[str, Any]:
 def load_workloads(path: Path | str) -> dict[str, Any]:
     """The tables of workloads in a file like `workloads.toml`, or in one that `harness calibrate` wrote.
 
-    Raises FileNotFoundError for a missing file, and ValueError that names it for one that holds no such tables.
+    Raises FileNotFoundError for a missing file, and ValueError, naming the file, for one without valid tables.
     """
     path = Path(path)
     if not path.is_file():
@@ -201,7 +202,7 @@ def load_workloads(path: Path | str) -> dict[str, Any]:
         tables = tomllib.loads(path.read_text("utf-8"))
         tables = tables.get("workloads", {}) if "calibration" in tables else tables
         for table in tables.values():
-            msgspec.convert(table, _Job)
+            msgspec.convert(table, _WorkloadTable)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise ValueError(f"Cannot read workloads from {path}: {error}.") from error
     return tables
@@ -228,17 +229,17 @@ def _flat(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{key}", value
 
 
-def _with(name: str, table: Mapping[str, Any], overrides: Mapping[str, Any]) -> _Job:
+def _overridden(name: str, table: Mapping[str, Any], overrides: Mapping[str, Any]) -> _WorkloadTable:
     """The table with its overrides, checked."""
-    paths = _paths(msgspec.convert(table, _Job))
+    paths = _paths(msgspec.convert(table, _WorkloadTable))
     changed = {key: dict(value) if key in _SECTIONS else value for key, value in table.items()}
     for key, value in overrides.items():
         section, _, field = _resolve(name, key, paths).rpartition(".")
         (changed[section] if section else changed)[field] = value
-        if (allowed := _Job.choices(field)) and value not in allowed:
+        if (allowed := _WorkloadTable.choices(field)) and value not in allowed:
             raise ValueError(f"Cannot make workload {name!r} with {field} {value!r}: choose one of {', '.join(allowed)}.")
     try:
-        job = msgspec.convert(changed, _Job)
+        job = msgspec.convert(changed, _WorkloadTable)
     except msgspec.ValidationError as error:
         given = ", ".join(f"{key} = {value!r}" for key, value in overrides.items())
         raise ValueError(f"Cannot make workload {name!r} with {given}: {error}") from error
@@ -247,8 +248,8 @@ def _with(name: str, table: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
     return job
 
 
-def _paths(job: _Job) -> tuple[str, ...]:
-    """Every name that can be overridden, in full."""
+def _paths(job: _WorkloadTable) -> tuple[str, ...]:
+    """Every name that can be overridden, with its section."""
     parts = ((s, getattr(job, s)) for s in _SECTIONS)
     return _PLAIN + tuple(f"{s}.{f}" for s, part in parts if part is not None for f in part.__struct_fields__)
 
@@ -256,11 +257,11 @@ def _paths(job: _Job) -> tuple[str, ...]:
 def _resolve(name: str, key: str, paths: tuple[str, ...]) -> str:
     if key in paths:
         return key
-    meant = [p for p in paths if p.rpartition(".")[2] == key]
-    if len(meant) == 1:
-        return meant[0]
-    if meant:
-        raise ValueError(f"Cannot override {key!r} of workload {name!r}: say {' or '.join(meant)}.")
+    matches = [p for p in paths if p.rpartition(".")[2] == key]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise ValueError(f"Cannot override {key!r} of workload {name!r}: say {' or '.join(matches)}.")
     names = paths if "." in key else tuple(dict.fromkeys(p.rpartition(".")[2] for p in paths))
     near = get_close_matches(key, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(paths)}."
@@ -270,7 +271,7 @@ def _resolve(name: str, key: str, paths: tuple[str, ...]) -> str:
 # --------------------------------------------------------------------------------------------------------------- proxies
 
 
-def _proxy_of(name: str, job: _Job, path: Path | None) -> Proxy | None:
+def _proxy_of(name: str, job: _WorkloadTable, path: Path | None) -> Proxy | None:
     reads = isinstance(job.data, Mnist | Cifar10 | Libsvm)
     if reads and path is None:
         raise ValueError(f"Cannot make workload {name!r}: it reads files; point to them with its data path.")
@@ -283,7 +284,7 @@ def _proxy_of(name: str, job: _Job, path: Path | None) -> Proxy | None:
 
 @cache
 def _proxy(model: Model, source: Source, path: str | None) -> Proxy:
-    # Here, so that listing workloads imports no JAX.
+    # Imported here, so that listing the workloads does not import JAX.
     from simulators.workloads import models
 
     return models.make_proxy(model, _dataset(source, path or ""))
