@@ -67,7 +67,7 @@ class SimulatedSystem:
         names = tuple(n for n, _ in cluster.nodes)
         check_conditions(conditions, names)
         reconfigure.check(costs)
-        conditions, factors = trace_driven.unfolded(conditions, cluster.nodes, budget_seconds, seed)
+        conditions, factors = trace_driven.expand_replay(conditions, cluster.nodes, budget_seconds, seed)
         self._conditions, self._costs = conditions, costs
         self._control = ControlPlane(cluster, conditions)
         self._now = 0.0

@@ -29,7 +29,7 @@ from harness.scenario.tables import (
     near,
     read,
 )
-from simulators.cluster.conditions import Conditions, placed
+from simulators.cluster.conditions import Conditions, locate_traces
 from simulators.cluster.conditions import check as check_conditions
 from simulators.cluster.profiles import NodeType, load_profiles, profiles
 from simulators.reconfiguration.control_plane import Cluster
@@ -129,7 +129,7 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
         target=_at(origin, "target", lambda: _target(found.target)),
         check_clocks=found.target.check_clocks,
         budget=_at(origin, "budget", lambda: _finite(found.budget)),
-        conditions=placed(found.conditions, origin.parent),
+        conditions=locate_traces(found.conditions, origin.parent),
         costs=found.costs,
         seeds=found.seeds,
     )

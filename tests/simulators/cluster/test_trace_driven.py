@@ -1,4 +1,4 @@
-"""What was recorded elsewhere drives a run: who gets what, when, and that the engine does as the judge says."""
+"""Recorded traces drive a run: which node replays which machine, from when on, and that the reference simulation agrees."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 from harness.scenario import load, parse
 from harness.training.instances import stacked
 from simulators.cluster.conditions import Bucket, Conditions, NodeChange, Replay, ReplayedTrace, check
-from simulators.cluster.trace_driven import check_replay, unfolded
+from simulators.cluster.trace_driven import check_replay, expand_replay
 from simulators.cluster.trace_driven_nodes import places
 from simulators.engine import loop
 from simulators.workloads.workload import Demand
@@ -69,7 +69,7 @@ TIGHT = (Bucket(("a", "d"), 150.0, 20.0), Bucket(("e",), 400.0, 35.0))
 
 
 def drawn(conditions, seed=0, budget=1e4, kinds=None):
-    return unfolded(conditions, (kinds or cluster()).nodes, budget, seed)
+    return expand_replay(conditions, (kinds or cluster()).nodes, budget, seed)
 
 
 def test_windows_may_be_cut_anywhere_with_buckets_and_recordings(traces):
@@ -165,7 +165,7 @@ def test_only_named_nodes_are_driven_and_others_keep_their_noise(tmp_path):
     assert np.ptp(by[1][1]) < 1e-9
 
 
-def test_seeds_deal_anew_and_a_seed_always_the_same(traces):
+def test_assignments_depend_on_the_seed_alone(traces):
     conditions = replaying(compute=traces["bytedance-straggler"], stragglers=traces["alibaba-pai-minibatch"])
     found = [
         msgspec.json.encode(drawn(conditions, s)[0]) + np.asarray(drawn(conditions, s)[1].values).tobytes() for s in range(6)
@@ -179,8 +179,8 @@ def test_seeds_deal_anew_and_a_seed_always_the_same(traces):
 # --------------------------------------------------------------------------------------------------------- stragglers
 
 
-def test_recorded_episodes_come_when_they_came_and_again(traces):
-    """Of ours: job_7 has workers at 400, 401, 402; the third is at 800 from second 31 to 51 of 1 to 81."""
+def test_recorded_episodes_come_at_their_times_and_repeat(traces):
+    """In our file, job_7 has workers at 400, 401, 402; the third is at 800 from second 31 to 51 of 1 to 81."""
     conditions = replaying(
         stragglers=ReplayedTrace(traces["alibaba-pai-minibatch"], "minibatch/*", ("a", "b", "c"), "order")
     )
@@ -197,7 +197,7 @@ def test_recorded_episodes_come_when_they_came_and_again(traces):
     assert all(30 < s % 80 < 52 for s in slow)
 
 
-def test_an_episode_under_way_when_the_recording_is_entered_is_met(traces):
+def test_a_replay_may_start_within_an_episode(traces):
     recording = ReplayedTrace(traces["alibaba-pai-minibatch"], "minibatch/*", ("a", "b", "c"))
     for seed in range(40):
         made, _ = drawn(replaying(stragglers=recording), seed, budget=80.0)
@@ -206,7 +206,7 @@ def test_an_episode_under_way_when_the_recording_is_entered_is_met(traces):
         assert share == pytest.approx(20.0)  # in any 80 s, whenever they begin
 
 
-def test_speeds_are_the_other_way_round(tmp_path):
+def test_a_recorded_speed_is_the_inverse_of_slowness(tmp_path):
     rows = {"run": ["r"] * 3, "node": ["x", "y", "z"], "seconds": [0.0, 5.0, 9.0], "relative_speed": [100.0, 50.0, 100.0]}
     trace = written(tmp_path / "t", probes=rows)
     made, _ = drawn(replaying(stragglers=ReplayedTrace(trace, **ORDER)))
@@ -217,7 +217,7 @@ def test_speeds_are_the_other_way_round(tmp_path):
 
 
 def test_buckets_last_as_long_and_throttle_as_far_as_recorded(traces):
-    """Of ours: 60 s at 5 Gbit/s, then a quarter of it, on any NIC."""
+    """In our file: 60 s at 5 Gbit/s, then a quarter of that, on any NIC."""
     made, _ = drawn(replaying(bandwidth=traces["uta-ec2-tokenbucket"]))
     assert [b.nodes for b in made.buckets] == [(n,) for n in NAMES]
     for bucket, (_, kind) in zip(made.buckets, cluster().nodes, strict=True):
@@ -244,8 +244,8 @@ EVENTS = [
 
 def test_machines_take_the_place_that_was_free_for_longest():
     found = places(EVENTS)
-    assert found.first == frozenset()
-    assert [(h.seconds, h.place, h.event, h.notice_seconds) for h in found.happened] == [
+    assert found.taken_at_start == frozenset()
+    assert [(h.seconds, h.place, h.event, h.notice_seconds) for h in found.events] == [
         (0.0, 0, "joins", 0.0),
         (0.0, 1, "joins", 0.0),
         (10.0, 2, "joins", 0.0),
@@ -265,11 +265,11 @@ def test_machines_take_the_place_that_was_free_for_longest():
 
 
 def test_machines_that_were_there_before_have_places_from_the_start():
-    assert places([(5.0, "m1", "left"), (9.0, "m2", "joined")]).first == {0}
+    assert places([(5.0, "m1", "left"), (9.0, "m2", "joined")]).taken_at_start == {0}
 
 
-def test_all_are_there_at_the_beginning_and_changes_follow_from_one_another():
-    """Property: whatever moment is drawn, the conditions can be, and never is one of the nodes absent at the start."""
+def test_no_node_is_absent_at_the_start_and_changes_are_consistent():
+    """Property: for every start that is drawn, the conditions pass `check`, and no node is absent at the start."""
     rng, alive, events, number = np.random.default_rng(0), [], [], 0
     for second in np.sort(rng.random(400)) * 1e4:
         if alive and rng.random() < len(alive) / 12:
@@ -320,7 +320,7 @@ def test_nodes_come_and_go_as_recorded(tmp_path):
         ("nodes", "azure-vm-noise", "no events of nodes"),
     ],
 )
-def test_a_trace_that_has_nothing_to_say_is_refused(role, source, reason, traces):
+def test_a_trace_without_data_for_its_role_is_refused(role, source, reason, traces):
     with pytest.raises(ValueError, match=rf"replay.{role}: Cannot replay runs '\*' of .*{source}: {reason}"):
         check_replay(replaying(**{role: traces[source]}))
 
@@ -388,6 +388,6 @@ def test_a_scenario_names_traces_relative_to_its_file(traces):
         ('compute = { trace = "bytedance-straggler", nodes = ["x"] }', r"node 'x': this cluster has n0"),
     ],
 )
-def test_what_is_wrong_with_a_scenario_is_told(replay, reason, traces):
+def test_the_error_for_a_wrong_scenario_names_the_key(replay, reason, traces):
     with pytest.raises(ValueError, match=reason):
         scenario(replay, Path(traces["bamboo-spot"]).parent)
