@@ -211,7 +211,7 @@ def _constants(made: Check) -> str:
     body = []
     for name, fit in made.fits.items():
         told = [(c, getattr(fit.constants, c), f"{low:.3g} to {high:.3g}") for c, (low, high) in fit.intervals.items()]
-        told += [(c, value, "from other workloads") for c, value in fit.lent.items()]
+        told += [(c, value, "from other workloads") for c, value in fit.borrowed.items()]
         for constant, value, interval in told:
             cells = f'<td class="text">{constant}</td><td>{value:.4g}</td><td>{interval}</td>'
             body.append(f'<tr><th scope="row">{_text(name)}</th>{cells}</tr>')

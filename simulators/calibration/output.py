@@ -1,4 +1,4 @@
-"""What was calibrated as TOML: node types, workloads and costs that the simulator loads, and where every figure comes from.
+"""Writes a calibration as TOML: node types, workloads and costs that scenarios load, and the origin of every figure.
 
 The same recording gives the same bytes.
 """
@@ -20,12 +20,12 @@ from simulators.calibration.recordings import Recording
 from simulators.calibration.staleness import LEVEL, PROXY, Effort, fitted_rate, proxy_ratio, ratio
 from simulators.workloads.workload import Demand
 
-__all__ = ["Provenance", "digest", "text"]
+__all__ = ["Provenance", "digest", "to_toml"]
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a calibration comes from."""
+    """The origin of a calibration. Its fields are keys of the file."""
 
     source: str
     of: str
@@ -36,7 +36,7 @@ class Provenance:
 
 
 def digest(paths: Sequence[Path], root: Path) -> str:
-    """SHA-256 of the names (below `root`) and the bytes of all `paths`."""
+    """SHA-256 of the names (relative to `root`) and the bytes of all `paths`."""
     found = hashlib.sha256()
     for path in sorted(paths):
         name = path.relative_to(root).as_posix() if root.is_dir() else path.name
@@ -44,11 +44,11 @@ def digest(paths: Sequence[Path], root: Path) -> str:
     return found.hexdigest()
 
 
-def text(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -> str:
-    """The whole file."""
+def to_toml(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -> str:
+    """The text of the file."""
     lines = [
         "# Written by `harness calibrate`. Node types: cluster.profiles = this file; workloads: workload.file = this file;",
-        "# what stands under cluster, costs and conditions belongs into a scenario's tables of those names.",
+        "# copy the tables cluster, costs and conditions into a scenario's tables of the same names.",
         "",
         *_table("calibration", {name: getattr(origin, name) for name in Provenance.__slots__}),
         *_table("calibration.caveats", {str(i): why for i, why in enumerate(recording.caveats)}),
@@ -58,12 +58,12 @@ def text(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -> s
         costs["policy_restart_seconds"] = median(recording.switch_seconds)
     if recording.restart_seconds:
         costs |= _restarts(recording.restart_seconds)
-    # One for the whole file: constants are true of the discipline that they were fitted under, and of no other.
+    # Constants are valid only for the network discipline under which they were fitted, so the file has exactly one.
     (discipline,) = {fit.constants.discipline for fit in fits.values()}
     lines += _table("cluster", {"discipline": discipline})
     lines += _table("costs", costs)
     for name, fit in fits.items():
-        rows = with_speeds([r for r in recording.rows if r.workload == name], fit.alike_seconds)
+        rows = with_speeds([r for r in recording.rows if r.workload == name], fit.common_seconds)
         lines += _workload(name, fit, rows, origin)
     for name in dict.fromkeys(e.workload for e in recording.efforts):
         lines += _staleness(name, [e for e in recording.efforts if e.workload == name])
@@ -74,7 +74,7 @@ def text(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -> s
 
 
 def _staleness(name: str, found: Sequence[Effort]) -> list[str]:
-    """How many more mini-batches asynchronous training took, and the proxy that takes about as many more."""
+    """The recorded staleness ratio, and the proxy with about the same ratio."""
     wanted = ratio(found)
     if not math.isfinite(wanted):
         return []
@@ -84,7 +84,7 @@ def _staleness(name: str, found: Sequence[Effort]) -> list[str]:
 
 
 def _restarts(timed: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Seconds of a restart; where the bytes differ, what they take is apart from it."""
+    """Seconds of a restart; if the bytes moved differ enough, also the rate at which they move."""
     sizes = [size for _, size in timed]
     if max(sizes) < 2 * max(min(sizes), 1.0):
         return {"restart_seconds": median(seconds for seconds, _ in timed)}
@@ -92,7 +92,7 @@ def _restarts(timed: Sequence[tuple[float, float]]) -> dict[str, float]:
     moved = median(b for b in sizes if b > median(sizes)) - median(b for b in sizes if b <= median(sizes))
     rate = moved / max(high - low, 1e-9)
     rest = median(seconds - size / rate for seconds, size in timed)
-    # Half of the bytes are written, half of them read.
+    # The recorded bytes are half written and half read, so one rate stands for both directions.
     return {"restart_seconds": max(rest, 0.0), "checkpoint_bytes_per_second": rate, "restore_bytes_per_second": rate}
 
 
@@ -124,7 +124,7 @@ def _workload(name: str, fit: Fit, rows: Sequence[Row], origin: Provenance) -> l
         at, {"rows": fit.rows, "median_relative_error": fit.error, "messages_in_transfers": constants.in_transfers}
     )
     lines += _table(f"{at}.intervals", {n: list(ends) for n, ends in fit.intervals.items()})
-    lines += _table(f"{at}.from_other_workloads", dict(fit.lent))
+    lines += _table(f"{at}.from_other_workloads", dict(fit.borrowed))
     return lines + _table(f"{at}.refused", dict(fit.refused))
 
 

@@ -3,20 +3,20 @@
 For one seed, a `Replay` becomes plain conditions: episodes, token buckets, changes of nodes, and a table of compute times.
 So the conditions are the same for every tuner, however it divides the run into windows.
 
-One run of the trace, drawn among those that match, drives one simulated run. (Bandwidth is the exception: a recorded run has
-one machine there, so every node gets a run of its own.) The machines of the run are assigned to our nodes at random. If there
-are more nodes than machines, machines are assigned again, and start at a later time of the recording. With
+One run of the trace, drawn among those that match, drives one simulated run. (Bandwidth is the exception: a recorded run
+has one machine there, so every node gets a run of its own.) The machines of the run are assigned to our nodes at random. If
+there are more nodes than machines, machines are assigned again, and start at a later time of the recording. With
 ``deal = "order"`` the first run is used, machines are assigned in order, and the replay starts where the recording starts.
 
 * compute: the n-th mini-batch of a worker takes r times the modelled time of node and workload. r is the recorded time of
   the machine's n-th mini-batch over the median of its run (of its pipeline stage, where the trace has stages), or over its
   own median (``against = "worker"``). This replaces `jitter`. After the last recorded mini-batch the sequence repeats.
 * stragglers: a machine is always slower by its own median over the run's median. While it is slower than 1.3 times its own
-  median, it is in an episode, slower by the mean of that episode; smaller variations are left to `jitter`. The replay starts
-  at a time drawn for all machines together, and repeats. A trace may record speed instead of slowness.
-* bandwidth: the bucket lasts as long at full rate as the recorded one, and throttles to the same share of the full rate. The
-  full rate is that of the node's own NIC, the refill rate is the throttled rate. A machine that was never throttled has no
-  bucket.
+  median, it is in an episode, slower by the mean of that episode; `jitter` covers smaller variations. The replay starts at
+  a time drawn for all machines together, and repeats. A trace may record speed instead of slowness.
+* bandwidth: the bucket lasts as long at full rate as the recorded one, and throttles to the same share of the full rate.
+  The full rate is that of the node's own NIC, the refill rate is the throttled rate. A machine that was never throttled has
+  no bucket.
 * nodes: a machine that joins the recorded cluster takes the place that has been free for the longest time. Our nodes are such
   places. The replay starts at a time drawn from those at which enough places were taken for all nodes (or as many as there
   ever were), early enough that the recording lasts for the budget, if possible. Then nodes leave, fail and join as the
