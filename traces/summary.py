@@ -1,4 +1,4 @@
-"""What a trace amounts to, in a few numbers; made from lazy scans, so that ten million rows are no matter."""
+"""A summary of a trace in a few numbers. It uses lazy scans, so that traces of ten million rows fit in memory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["TraceSummary", "summarise"]
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """One trace."""
+    """The summary of one trace."""
 
     origin: Origin
-    whole: bool  # false: its recording was not finished, and ends with the last batch
-    rows: dict[str, int]  # by table, of those that are there
-    runs: dict[str, int]  # how many runs each of these tells of
+    whole: bool  # false: the recording was not finished, and ends with the last batch
+    rows: dict[str, int]  # by table, for tables that exist
+    runs: dict[str, int]  # number of runs, by table
     iterations: pl.DataFrame  # a row per run: workers, iterations, seconds, per_second, means in seconds, staleness
 
 

@@ -47,7 +47,7 @@ class Effort(NamedTuple):
 
 
 def efforts(tables: Mapping[str, pl.DataFrame]) -> list[Effort]:
-    """The effort of each run with one policy (asp or bsp) and one batch size that reached the accuracy; variants left out."""
+    """The effort of each run with one policy (asp or bsp) and one batch size that reached the accuracy, without variants."""
     progress = tables.get("progress")
     if progress is None or "accuracy" not in progress.columns:
         return []

@@ -17,9 +17,9 @@ there are more nodes than machines, machines are assigned again, and start at a 
 * bandwidth: the bucket lasts as long at full rate as the recorded one, and throttles to the same share of the full rate.
   The full rate is that of the node's own NIC, the refill rate is the throttled rate. A machine that was never throttled has
   no bucket.
-* nodes: a machine that joins the recorded cluster takes the place that has been free for the longest time. Our nodes are such
-  places. The replay starts at a time drawn from those at which enough places were taken for all nodes (or as many as there
-  ever were), early enough that the recording lasts for the budget, if possible. Then nodes leave, fail and join as the
+* nodes: a machine that joins the recorded cluster takes the place that has been free for the longest time. Our nodes are
+  such places. The replay starts at a time drawn from those at which enough places were taken for all nodes (or as many as
+  there ever were), early enough that the recording lasts for the budget, if possible. Then nodes leave, fail and join as the
   machines did. Nodes without a place stay in the cluster; when the recording is over, all nodes stay as they are.
 """
 

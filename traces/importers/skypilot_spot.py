@@ -1,8 +1,8 @@
-"""How many spot instances were up, recorded for SkyPilot (Wu et al., Can't Be Late, NSDI'24).
+"""Number of spot instances that were up, recorded for SkyPilot (Wu et al., Can't Be Late, NSDI'24).
 
 Source format: ``{availability,preemption}/<n>-node/<cloud>-<date>/<zone>_<type>_<k>.json``, each an object with
 ``metadata.gap_seconds`` and ``data``, the number of instances up at every tick, 0..n. Instances have no names in the source:
-node ``i0`` here stands for "at least one is up", ``i1`` for "at least two are up", and so on.
+node ``i0`` is up here when at least one instance is up, ``i1`` when at least two are up, and so on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 import polars as pl
 
 from traces.foreign import json_of
-from traces.importers.source import Imported, Source, as_text, found, nothing_known, table
+from traces.importers.source import Imported, Source, find_files, json_text, nothing_to_import, table
 from traces.plausible import fault
 
 __all__ = ["SOURCE", "read"]
@@ -37,16 +37,16 @@ class _File(msgspec.Struct):
 
 def read(path: Path) -> Imported:
     """`path` is one JSON file, or a folder of them at any depth."""
-    paths = found(path, "**/*.json")
+    paths = find_files(path, "**/*.json")
     if not paths:
-        raise nothing_known(path, "*.json")
+        raise nothing_to_import(path, "*.json")
     runs: list[dict[str, Any]] = []
     events: list[pl.DataFrame] = []
     for one in paths:
         name = one.relative_to(path).with_suffix("").as_posix() if path.is_dir() else one.stem
         file = _checked(json_of(one, _File), one)
         gap = file.metadata.gap_seconds
-        extras = as_text({"gap_seconds": gap, "ticks": len(file.data), "most_nodes": max(file.data)})
+        extras = json_text({"gap_seconds": gap, "ticks": len(file.data), "most_nodes": max(file.data)})
         cluster = one.stem.rsplit("_", 2)[1] if one.stem.count("_") >= 2 else None
         runs.append({"run": name, "cluster": cluster, "seconds": float(gap * (len(file.data) - 1)), "extras": extras})
         events.append(table("node_events", _events(name, file.data, gap)))
