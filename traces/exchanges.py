@@ -200,6 +200,6 @@ def _to_numpy(kind: Any, value: Any) -> Any:
 
 def _not_kept(name: str) -> Callable[..., NoReturn]:
     def refuse(*_: object) -> NoReturn:
-        raise ValueError(f"Cannot run policy {name!r}: a log keeps a policy's name, not its code. Install it anew.")
+        raise ValueError(f"Cannot run policy {name!r}: a log keeps a policy's name, not its code. Install it again.")
 
     return refuse

@@ -154,8 +154,8 @@ def read_parquet(path: Path, table: TableRules) -> pl.DataFrame:
     except subprocess.TimeoutExpired:
         raise fault(path, f"it could not be read in {_CHILD_SECONDS} s.") from None
     if done.returncode != 0:
-        said = done.stdout.decode(errors="replace").strip()
-        raise fault(path, said or "it is damaged or cut short: the Parquet reader crashed.")
+        reason = done.stdout.decode(errors="replace").strip()
+        raise fault(path, reason or "it is damaged or cut short: the Parquet reader crashed.")
     frame = _cast(pl.read_ipc(io.BytesIO(done.stdout)), table, path)
     check(frame, table, path)
     return frame

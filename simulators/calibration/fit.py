@@ -265,7 +265,7 @@ class _Problem:
         """The least-squares fit of the constants `free`, started at `near` if given."""
         start = {name: _guess(name, self.rows, self.given) for name in free}
         if near:
-            # A constant that has become tiny starts anew: its gradient vanishes on a logarithmic scale, so it would stay.
+            # Restart a constant that has become tiny: its gradient vanishes on a logarithmic scale, so it would stay tiny.
             values = {name: getattr(near.constants, name) for name in free}
             start = {name: value if value > start[name] / 100 else start[name] / 3 for name, value in values.items()}
         x = np.array([_coded(name, start[name]) for name in free])

@@ -79,8 +79,8 @@ def _staleness(name: str, found: Sequence[Effort]) -> list[str]:
     if not math.isfinite(wanted):
         return []
     rate = fitted_rate(wanted, found[0].workers)
-    said = {"recorded_ratio": wanted, "level": LEVEL, "proxy": PROXY, "learning_rate": rate}
-    return _table(f"calibration.staleness.{_key(name)}", said | {"proxy_ratio": proxy_ratio(rate, found[0].workers)})
+    values = {"recorded_ratio": wanted, "level": LEVEL, "proxy": PROXY, "learning_rate": rate}
+    return _table(f"calibration.staleness.{_key(name)}", values | {"proxy_ratio": proxy_ratio(rate, found[0].workers)})
 
 
 def _restarts(timed: Sequence[tuple[float, float]]) -> dict[str, float]:
@@ -92,12 +92,12 @@ def _restarts(timed: Sequence[tuple[float, float]]) -> dict[str, float]:
     moved = median(b for b in sizes if b > median(sizes)) - median(b for b in sizes if b <= median(sizes))
     rate = moved / max(high - low, 1e-9)
     rest = median(seconds - size / rate for seconds, size in timed)
-    # The recorded bytes are half written and half read, so one rate stands for both directions.
+    # The recorded bytes are half written and half read, so one rate is used for both directions.
     return {"restart_seconds": max(rest, 0.0), "checkpoint_bytes_per_second": rate, "restore_bytes_per_second": rate}
 
 
 def _workload(name: str, fit: Fit, rows: Sequence[Row], origin: Provenance) -> list[str]:
-    constants, said = fit.constants, f"calibrated to {origin.source}, {fit.rows} rows, SHA-256 {origin.digest[:12]}"
+    constants, source = fit.constants, f"calibrated to {origin.source}, {fit.rows} rows, SHA-256 {origin.digest[:12]}"
     defaults = dict(zip(Demand.__struct_fields__[2:], Demand.__struct_defaults__, strict=True))
     asked = demand(constants)
     shown = {f: getattr(asked, f) for f in Demand.__struct_fields__ if f not in defaults or getattr(asked, f) != defaults[f]}
@@ -109,10 +109,10 @@ def _workload(name: str, fit: Fit, rows: Sequence[Row], origin: Provenance) -> l
         machine["nic_bytes_per_second"] = constants.nic_bytes_per_second
         if math.isfinite(constants.service_bytes_per_second):
             machine["service_bytes_per_second"] = constants.service_bytes_per_second
-        machine |= {"devices": [{"kind": "cpu", "speed": speed}], "source": f"{said}; memory is an assumption"}
+        machine |= {"devices": [{"kind": "cpu", "speed": speed}], "source": f"{source}; memory is an assumption"}
         lines += _table(f"profiles.{_key(name if speed == 1.0 else f'{name}-{speed:g}')}", machine)
     summary = f"{name}, as recorded: {min(r.workers for r in rows)} to {max(r.workers for r in rows)} workers"
-    job = {"summary": summary, "source": said, "batch_size": batches[len(batches) // 2]}
+    job = {"summary": summary, "source": source, "batch_size": batches[len(batches) // 2]}
     lines += _table(f"workloads.{_key(name)}", job)
     lines += _table(f"workloads.{_key(name)}.demand", shown)
     conditions: dict[str, Any] = {"jitter": constants.jitter}

@@ -78,7 +78,7 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "") -> Recordi
         if not rates.height and runs.height:
             names = ", ".join(sorted(set(runs["workload"].drop_nulls())))
             caveats.append(
-                f"{runs.height} runs ({names}) have trimmed seconds only, but all their steps: too short by a part"
+                f"{runs.height} runs ({names}) have trimmed seconds only, but all their steps: their cycle times are too short"
             )
     switches, restarts = _change_costs(tables, settings)
     usual = next(iter(settings["usual_nic"].to_list()), None)
@@ -91,17 +91,22 @@ def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.Data
     runs = tables["runs"].select("run", "workload", "extras").with_columns(extras)
     slowed = [r["run"] for r in runs.to_dicts() if json.loads(r["extras"]).get("n_stragglers")]
     if slowed:
-        caveats.append(f"{len(slowed)} runs with stragglers: what slowed them down is no constant of machines or workload")
+        caveats.append(
+            f"{len(slowed)} runs with stragglers are left out: stragglers are no constant of machines or workload"
+        )
     made = tables["settings"].filter(pl.col("workers").is_not_null(), pl.col("servers").is_not_null())
     if made.height < tables["settings"].height:
-        caveats.append(f"{tables['settings'].height - made.height} settings that do not tell workers and servers")
+        missing = tables["settings"].height - made.height
+        caveats.append(f"{missing} settings without the numbers of workers and servers are left out")
     made = made.filter(~pl.col("run").is_in(slowed)).join(runs, on="run", how="left", maintain_order="left")
     nominal = [_nics(setting) for setting in made.to_dicts()]
     rates = [rate for nics in nominal for rate in nics.values()]
     usual = median(rates) if rates else None
     differ = sum(_shared(s) and not {*nics.values()} <= {usual} for s, nics in zip(made.to_dicts(), nominal, strict=True))
     if differ:
-        caveats.append(f"{differ} settings have servers on workers' machines: all links are taken to be the usual one there")
+        caveats.append(
+            f"{differ} settings have servers on workers' machines: all links are assumed to be the usual one there"
+        )
     made = made.sort("run", "branch", "seconds", maintain_order=True).with_row_index("segment")
     return made.with_columns(usual_nic=pl.lit(usual, pl.Float64))
 

@@ -68,7 +68,7 @@ def _level(path: Path, name: str) -> str:
     for part in path.parts[-len(_LEVELS) :]:
         if part.startswith(f"{name}="):
             return part.removeprefix(f"{name}=").removesuffix(".csv")
-    raise fault(path, f"no folder of its path says {name}=...")
+    raise fault(path, f"no folder of its path is called {name}=...")
 
 
 def _raw(path: Path) -> pl.DataFrame:

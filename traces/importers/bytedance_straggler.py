@@ -118,11 +118,11 @@ def _summed(frame: pl.DataFrame, job: str) -> pl.DataFrame:
     return joined.sort("step", "rank")
 
 
-def _check_steps(sums: pl.DataFrame, said: dict[str, float], path: Path) -> None:
+def _check_steps(sums: pl.DataFrame, result: dict[str, float], path: Path) -> None:
     """Raise TraceError unless the job's result has the same steps with the same times."""
     took = dict(sums.select("step", "step_time_s").unique().iter_rows())
     for step, seconds in took.items():
-        base = said.get(str(step))
+        base = result.get(str(step))
         if base is None or not abs(base - seconds) <= _AGREED_SECONDS:
             why = f"step {step} takes {seconds:g} s here, and {base} in its result (are these milliseconds?)."
             raise fault(path, why, column="duration")

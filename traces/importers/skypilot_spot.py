@@ -60,8 +60,8 @@ def _checked(file: _File, path: Path) -> _File:
         raise fault(path, why, column="gap_seconds")
     if not 1 <= ticks <= _MOST_TICKS:
         raise fault(path, f"it has {ticks} ticks; 1 to {_MOST_TICKS} are read.", column="data")
-    said = re.fullmatch(r"(\d{1,4})-node", path.parent.parent.name)
-    most = int(said[1]) if said else _MOST_NODES
+    nodes = re.fullmatch(r"(\d{1,4})-node", path.parent.parent.name)
+    most = int(nodes[1]) if nodes else _MOST_NODES
     for row, count in enumerate(file.data):
         if not 0 <= count <= most:
             raise fault(path, f"the value is {count}, and 0 to {most} nodes can be up.", row=row, column="data")
