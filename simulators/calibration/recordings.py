@@ -78,7 +78,7 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "") -> Recordi
         if not rates.height and runs.height:
             names = ", ".join(sorted(set(runs["workload"].drop_nulls())))
             caveats.append(
-                f"{runs.height} runs ({names}) have trimmed seconds only, but all their steps: their cycle times are too short"
+                f"{runs.height} runs ({names}) have trimmed seconds only, but all their steps: cycle times are too short"
             )
     switches, restarts = _change_costs(tables, settings)
     usual = next(iter(settings["usual_nic"].to_list()), None)
