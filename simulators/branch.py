@@ -27,7 +27,7 @@ from simulators.engine.inputs import (
 from simulators.engine.learning import Data
 from simulators.engine.timing import WAIT
 from simulators.reconfiguration.control_plane import Cluster
-from simulators.workloads.catalogue import Workload
+from simulators.workloads.workload import Workload
 from tuners.actions import Cost, Evaluation, Job, Rejected, Setting, Status, SyncPolicy
 
 __all__ = ["NO_RECORDS", "Branch", "Ground", "first_branch"]

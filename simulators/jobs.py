@@ -14,7 +14,7 @@ from simulators.engine.learning import Data, Model
 from simulators.engine.optimizers import REVISING, slots
 from simulators.reconfiguration.control_plane import Cluster
 from simulators.reconfiguration.plan import METHODS
-from simulators.workloads.catalogue import Workload
+from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Space, Target
 from tuners.settings import Choice, Knob, Node
 

@@ -17,7 +17,7 @@ from simulators.reconfiguration import plan as reconfigure
 from simulators.reconfiguration.control_plane import Cluster, ControlPlane
 from simulators.reconfiguration.in_training import Transition
 from simulators.reconfiguration.plan import Costs, Load
-from simulators.workloads.catalogue import Workload
+from simulators.workloads.workload import Workload
 from tuners import policies
 from tuners.actions import (
     Action,
@@ -67,7 +67,7 @@ class SimulatedSystem:
         names = tuple(n for n, _ in cluster.nodes)
         check_conditions(conditions, names)
         reconfigure.check(costs)
-        conditions, factors = trace_driven.unfolded(conditions, cluster.nodes, budget_seconds, seed)
+        conditions, factors = trace_driven.expand_replay(conditions, cluster.nodes, budget_seconds, seed)
         self._conditions, self._costs = conditions, costs
         self._control = ControlPlane(cluster, conditions)
         self._now = 0.0

@@ -1,1 +1,1 @@
-"""Recordings: schemas, storage, exchange logs, importers of public recordings, and systems that answer from them."""
+"""Recordings: schemas, storage, exchange logs, importers of public recordings, and a system that replays recorded runs."""

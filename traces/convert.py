@@ -1,4 +1,4 @@
-"""From one form of recording to another: exchange logs to traces, traces to few large parts, traces to CSV."""
+"""Converts recordings: exchange logs to traces, traces to traces of few large parts, traces to CSV."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from traces.record import Recorder
 from traces.schema import TRACE
 from tuners.actions import Window
 
-__all__ = ["appearing", "from_log", "to_csv", "to_few_parts"]
+__all__ = ["atomic_folder", "from_log", "to_csv", "to_few_parts"]
 
 _PART_ROWS = 1 << 20
 
 
 @contextmanager
-def appearing(out: Path) -> Iterator[Path]:
-    """A folder to write to, which becomes `out` at the end, and is gone if there is an exception before that.
+def atomic_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder to write to. It is renamed to `out` at the end, and deleted after an exception.
 
-    Raises ValueError where `out` is there already and not empty.
+    Raises ValueError if `out` exists and is not empty.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"Cannot write to {out}: it is there already. Name another folder.")
@@ -41,9 +41,10 @@ def appearing(out: Path) -> Iterator[Path]:
 
 
 def from_log(path: Path, out: Path, *, made_by: str) -> None:
-    """Make a trace of the exchange log that a comparison keeps of every run. Raises ValueError where it is no such log."""
+    """Make a trace from the exchange log that a comparison keeps of every run. Raises ValueError for any other file."""
     exchanges = read_log(path)
     windows = [e.answer for e in exchanges if isinstance(e.answer, Window)]
+    # The log does not name its run; its path does: .../runs/SCENARIO/TUNER/SEED/exchanges.jsonl.gz, URL-quoted.
     *_, scenario, tuner, seed, _ = (unquote(part) for part in ("", "", *path.absolute().parts))
     made_from = Origin(
         "harness",
@@ -51,7 +52,7 @@ def from_log(path: Path, out: Path, *, made_by: str) -> None:
         f"exchange log of {scenario}, {tuner}, seed {seed}",
         inputs=((path.name, digest_of(path.read_bytes())),),
     )
-    with appearing(out) as folder, TraceWriter(folder, made_from, part_rows=_PART_ROWS) as writer:
+    with atomic_folder(out) as folder, TraceWriter(folder, made_from, part_rows=_PART_ROWS) as writer:
         recorder = Recorder(writer, f"{scenario}/{tuner}/{seed}")
         for exchange in exchanges:
             recorder(exchange)
@@ -61,17 +62,17 @@ def from_log(path: Path, out: Path, *, made_by: str) -> None:
 
 
 def to_few_parts(trace: Path, out: Path) -> None:
-    """The same trace in parts of a million rows, as far as it was recorded. Raises as `traces.parts.scan` does."""
-    with appearing(out) as folder, TraceWriter(folder, origin(trace), part_rows=_PART_ROWS) as writer:
+    """The same trace in parts of a million rows; it need not be finished. Raises as `traces.parts.scan` does."""
+    with atomic_folder(out) as folder, TraceWriter(folder, origin(trace), part_rows=_PART_ROWS) as writer:
         for table in TRACE:
-            scan(trace, table)  # holds every part against its digest
+            scan(trace, table)  # verifies the digest of every part
             for part in sorted((trace / table).glob("[0-9]*.parquet")):
                 writer.add(table, pl.read_parquet(part))
 
 
 def to_csv(trace: Path, out: Path) -> None:
     """The tables of a trace as CSV files with the same columns. Raises as `traces.parts.scan` does."""
-    with appearing(out) as folder:
+    with atomic_folder(out) as folder:
         for table in TRACE:
             if (trace / table).is_dir():
                 scan(trace, table).sink_csv(folder / f"{table}.csv")

@@ -1,7 +1,7 @@
-"""The exchange log: what a tuner asked and what it was answered, one JSON line each, exactly as it was.
+"""The exchange log: every action of a tuner with its answer, one JSON line each, without loss.
 
-Floats survive bit for bit (JSON keeps the shortest decimal that reads back to the same double); those that JSON has no
-word for are written as ``{"float": "nan"}``. A synchronisation policy is code, so `Install` is kept by the policy's name.
+Floats are exact: JSON keeps the shortest decimal that reads back to the same double. Floats that JSON cannot write become
+``{"float": "nan"}``. A synchronisation policy is code, so `Install` is logged with the policy's name only.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _HEADER = b'{"exchanges": 1}'
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One action and its answer, which is a `Rejected` where the system refused."""
+    """One action and its answer; the answer is a `Rejected` if the system refused."""
 
-    seconds: float  # of the job, when the answer was given
+    seconds: float  # time of the job after the answer
     action: Action[Any]
     answer: Any
-    asked: bool = True  # False: the tuner had returned, and the harness let the job go on
+    asked: bool = True  # False: the tuner had returned, and the harness continued the job
 
 
 class _Installed(msgspec.Struct):
@@ -76,7 +76,7 @@ class _Line(msgspec.Struct):
 
 
 def encode(exchange: Exchange) -> bytes:
-    """One exchange as a line of JSON, without the line's end. Raises TypeError for an action that is not of the contract."""
+    """One exchange as a line of JSON, without a newline. Raises TypeError for an action that is not in the contract."""
     answer, rejected = exchange.answer, None
     if isinstance(answer, Rejected):
         answer, rejected = None, str(answer)
@@ -86,8 +86,10 @@ def encode(exchange: Exchange) -> bytes:
 
 
 def decode(line: bytes) -> Exchange:
-    """The exchange that `encode` wrote. Raises ValueError where `line` is something else."""
+    """The exchange that `encode` wrote. Raises ValueError for any other line."""
     read = msgspec.json.decode(line, type=_Line)
+    # Most lines have no such float, and walking through all values is slow. The text of a rejection may contain the
+    # pattern too, so `rejected` is taken as it is.
     if b'{"float":' in line:
         read = _Line(_with_floats(read.seconds), read.asked, read.kind, _with_floats(read.action), _with_floats(read.answer))
         read.rejected = msgspec.json.decode(line, type=_Line).rejected
@@ -122,7 +124,7 @@ def write_log(path: Path, exchanges: Iterable[Exchange]) -> None:
 
 
 def read_log(path: Path) -> list[Exchange]:
-    """Read a log back. Raises ValueError, naming file and line, where it is cut short or something else."""
+    """Read a log. Raises ValueError, naming file and line, if it is cut short or no such log."""
     try:
         lines = gzip.decompress(path.read_bytes()).splitlines()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -151,7 +153,7 @@ def _plain_action(action: Action[Any]) -> tuple[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Dictionaries, sequences and scalars that JSON can hold without loss."""
+    """`value` as dictionaries, sequences and scalars that JSON can write without loss."""
     return _without_floats(msgspec.to_builtins(value, enc_hook=_from_numpy))
 
 
@@ -166,7 +168,7 @@ def _from_numpy(value: Any) -> Any:
 
 
 def _without_floats(value: Any) -> Any:
-    """`value` with every float that JSON cannot write replaced. Lists come from `_from_numpy`, which has done its own."""
+    """`value` with every float replaced that JSON cannot write. Lists come from `_from_numpy`, which has done this."""
     if isinstance(value, float) and not np.isfinite(value):
         return {"float": repr(value)}
     if isinstance(value, dict):
@@ -191,13 +193,13 @@ def _convert(value: Any, kind: Any) -> Any:
 
 
 def _to_numpy(kind: Any, value: Any) -> Any:
-    """The array that an `NDArray[...]` annotation speaks of."""
+    """The array of the type that an `NDArray[...]` annotation names."""
     dtype = get_args(get_args(kind)[1])[0]
     return np.asarray(value, dtype=dtype)
 
 
 def _not_kept(name: str) -> Callable[..., NoReturn]:
     def refuse(*_: object) -> NoReturn:
-        raise ValueError(f"Cannot run policy {name!r}: a log keeps a policy's name, not its code. Install it anew.")
+        raise ValueError(f"Cannot run policy {name!r}: a log keeps a policy's name, not its code. Install it again.")
 
     return refuse

@@ -1,7 +1,6 @@
-"""Files of other people: read with limits, checked, and never trusted to be what their name says.
+"""Reads files from other sources, with limits on size and with checks, because a file may be damaged or hostile.
 
-Every function raises TraceError, naming file, row and column, for whatever is wrong with a file, and returns the whole of it
-or nothing.
+Every function returns the whole content, or raises TraceError with file, row and column.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 import polars as pl
 
-from traces.plausible import Table, TraceError, check, check_columns, fault
+from traces.plausible import TableRules, TraceError, check, check_columns, fault
 
 __all__ = ["bytes_of", "json_of", "lines_of", "read_csv", "read_parquet", "text_of", "typed"]
 
@@ -49,7 +48,7 @@ def text_of(path: Path, *, most: int = _MOST_BYTES) -> str:
 
 
 def lines_of(path: Path, *, ends: bool = True) -> list[str]:
-    """The lines of a text file, none of which may be very long; if `ends`, the last must have its end, or it was cut."""
+    """The lines of a text file, each at most 1 MiB long. If `ends`, a last line without a newline means a file cut short."""
     text = text_of(path)
     if ends and text and not text.endswith("\n"):
         raise fault(path, "its last line has no end: the file was cut short.", row=text.count("\n"))
@@ -61,21 +60,21 @@ def lines_of(path: Path, *, ends: bool = True) -> list[str]:
 
 
 def json_of(path: Path, kind: type[T]) -> T:
-    """What a JSON file holds, which must be a `kind` (a msgspec structure, say)."""
+    """The content of a JSON file, which must be of type `kind` (a msgspec struct, for example)."""
     try:
         return msgspec.json.decode(bytes_of(path), type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise fault(path, f"it is not what it should be ({error}).") from None
+        raise fault(path, f"its content is not of the expected form ({error}).") from None
 
 
 # ------------------------------------------------------------------------------------------------------------------ CSV
 
 
-def read_csv(path: Path, table: Table, *, header: bool = True, ends: bool = True, index: str = "") -> pl.DataFrame:
-    """The columns that `table` names, typed and checked. Without `header` these are the columns in their order.
+def read_csv(path: Path, table: TableRules, *, header: bool = True, ends: bool = True, index: str = "") -> pl.DataFrame:
+    """The columns of `table`, typed and checked. Without `header`, the file has exactly these columns in this order.
 
-    If `ends`, the file's last line must have its end: the program that makes such files writes one. `index` is the name to
-    give to a first column that has none.
+    If `ends`, the last line must end with a newline, because the program that writes such files writes one. `index` names a
+    first column that has no name.
     """
     data = bytes_of(path)
     _check_text(data, path)
@@ -98,10 +97,10 @@ def read_csv(path: Path, table: Table, *, header: bool = True, ends: bool = True
     return typed(frame, table, path)
 
 
-def typed(frame: pl.DataFrame, table: Table, path: Path) -> pl.DataFrame:
-    """A frame of texts with the columns of `table`, cast and checked."""
+def typed(frame: pl.DataFrame, table: TableRules, path: Path) -> pl.DataFrame:
+    """The columns of `table` from a frame of texts, cast and checked."""
     names = list(table.columns)
-    check_columns(frame, Table({n: c._replace(kind=pl.String()) for n, c in table.columns.items()}), path)
+    check_columns(frame, TableRules({n: c._replace(kind=pl.String()) for n, c in table.columns.items()}), path)
     texts = frame.select(pl.col(names).str.strip_chars().replace("", None))
     others = [name for name in names if table.columns[name].kind != pl.String]
     cast = texts.with_columns(pl.col(name).cast(table.columns[name].kind, strict=False) for name in others)
@@ -126,7 +125,7 @@ def _check_text(data: bytes, path: Path) -> None:
 
 
 def _ragged(data: bytes, path: Path, header: bool, why: str) -> TraceError:
-    """Which row has more or fewer fields than the first."""
+    """The error for a CSV file that cannot be parsed: the first row with another number of fields, if there is one."""
     csv.field_size_limit(_LONGEST_LINE)
     try:
         rows = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))
@@ -142,11 +141,11 @@ def _ragged(data: bytes, path: Path, header: bool, why: str) -> TraceError:
 # -------------------------------------------------------------------------------------------------------------- Parquet
 
 
-def read_parquet(path: Path, table: Table) -> pl.DataFrame:
-    """The columns that `table` names, of any type that can be cast to theirs, checked.
+def read_parquet(path: Path, table: TableRules) -> pl.DataFrame:
+    """The columns of `table`, of any type that can be cast to theirs, checked.
 
-    A damaged Parquet file can bring down the process that reads it, or ask for more memory than there is; so it is read in
-    a process of its own, with limits.
+    A damaged Parquet file can crash the process that reads it, or make it allocate all memory; so a child process with
+    limits reads it.
     """
     bytes_of(path)
     command = [sys.executable, "-m", "traces.foreign_parquet", str(path), json.dumps(list(table.columns)), str(_MOST_ROWS)]
@@ -155,14 +154,14 @@ def read_parquet(path: Path, table: Table) -> pl.DataFrame:
     except subprocess.TimeoutExpired:
         raise fault(path, f"it could not be read in {_CHILD_SECONDS} s.") from None
     if done.returncode != 0:
-        said = done.stdout.decode(errors="replace").strip()
-        raise fault(path, said or "it is damaged or cut short: what reads Parquet came to grief over it.")
+        reason = done.stdout.decode(errors="replace").strip()
+        raise fault(path, reason or "it is damaged or cut short: the Parquet reader crashed.")
     frame = _cast(pl.read_ipc(io.BytesIO(done.stdout)), table, path)
     check(frame, table, path)
     return frame
 
 
-def _cast(frame: pl.DataFrame, table: Table, path: Path) -> pl.DataFrame:
+def _cast(frame: pl.DataFrame, table: TableRules, path: Path) -> pl.DataFrame:
     columns: list[Any] = []
     for name, column in table.columns.items():
         values = frame[name]

@@ -1,7 +1,7 @@
-"""Reads one Parquet file of somebody else's and passes it on: ``python -m traces.foreign_parquet FILE COLUMNS ROWS``.
+"""Reads one foreign Parquet file in a process of its own: ``python -m traces.foreign_parquet FILE COLUMNS ROWS``.
 
-A process of its own, which may come to grief (see `traces.foreign.read_parquet`). Writes Arrow IPC to standard output and
-returns 0, or a sentence and returns 1.
+The file may crash this process (see `traces.foreign.read_parquet`). Writes Arrow IPC to standard output and returns 0, or
+writes a message and returns 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_CPU_SECONDS = 240
 
 
 def main(arguments: list[str]) -> int:
-    """Read columns COLUMNS (a JSON list of names) of FILE, which may have no more than ROWS rows."""
+    """Read the columns COLUMNS (a JSON list of names) of FILE, which may have at most ROWS rows."""
     for what, most in ((resource.RLIMIT_AS, _MOST_MEMORY_BYTES), (resource.RLIMIT_CPU, _MOST_CPU_SECONDS)):
         resource.setrlimit(what, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,13 +1,13 @@
-"""A trace on disk: written while the run is under way, readable up to the last batch whatever happens to the writer.
+"""A trace on disk: written during the run; after a crash it can be read up to the last batch.
 
 TRACE/
   iterations/000000.parquet    a table is a folder of parts, in order; so are the others of `traces.schema.TRACE`
-  trace.json                   origin, rows and parts of each table; written last, so that its absence tells of a crash
+  trace.json                   origin, rows and parts of each table; written last: without it, the recording was not finished
 
-Every batch is a file of its own. A Parquet file has its directory at the end: one with several row groups that was being
-written when the machine stopped could not be read at all, whereas parts that are whole stay whole. Each part says in its
-metadata which table, which version and where from, and holds the SHA-256 of its own bytes (taken with 64 zeros in the
-digest's place): what is damaged is refused before the bytes reach the reader of Parquet, which may not survive them.
+Every batch is a file of its own. A Parquet file has its directory at its end, so a single growing file could not be read
+after a crash, whereas finished parts stay readable. The metadata of each part names its table, version and origin, and holds
+the SHA-256 of the part's bytes (computed with 64 zeros in place of the digest). A damaged part is refused before its bytes
+reach the Parquet reader, because damaged bytes can crash the reader.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from traces.plausible import Table, TraceError, check_columns, check_values, disorder, fault
+from traces.plausible import TableRules, TraceError, check_columns, check_values, disorder, fault
 from traces.schema import TRACE, TRACE_VERSION
 from traces.store import write_bytes
 
@@ -32,25 +32,25 @@ __all__ = ["Manifest", "Origin", "TraceWriter", "check_trace", "digest_of", "man
 _DIGEST = "harness_digest"
 _BLANK = "0" * 64
 _FIND_DIGEST = re.compile(_DIGEST.encode() + rb"[^0-9a-f]{1,3}([0-9a-f]{64})")
-_TAIL_BYTES = 1 << 20  # the digest is the last entry of the metadata, and followed by a word or two for each column
+_TAIL_BYTES = 1 << 20  # the digest is the last entry of the metadata; only a few bytes per column follow it
 _PART_ROWS = 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a trace comes from."""
+    """The origin of a trace."""
 
     source: str  # "harness", or the importer's name
     made_by: str  # program and version
     of: str = ""  # scenario, tuner and seed; or repository and commit
     licence: str = ""
     cite: str = ""
-    inputs: tuple[tuple[str, str], ...] = ()  # files that were read: name, SHA-256
+    inputs: tuple[tuple[str, str], ...] = ()  # imported files: name, SHA-256
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What `trace.json` says."""
+    """The content of `trace.json`."""
 
     trace: int  # version
     origin: Origin
@@ -62,9 +62,9 @@ class Manifest:
 
 
 class TraceWriter:
-    """Writes a trace batch by batch. As a context it is closed at the end, and left unfinished by an exception.
+    """Writes a trace batch by batch. As a context manager it is closed at the end; an exception leaves it unfinished.
 
-    Raises ValueError where `folder` is there already and not empty, and for columns that the table does not have.
+    Raises ValueError if `folder` exists and is not empty, and for columns that the table does not have.
     """
 
     def __init__(self, folder: Path, origin: Origin, *, part_rows: int = _PART_ROWS) -> None:
@@ -80,7 +80,7 @@ class TraceWriter:
     def add(self, table: str, frame: pl.DataFrame) -> None:
         """Add rows to a table; columns that `frame` lacks are null.
 
-        When enough rows of any table have come together, all that is waiting is written: no table is behind another.
+        When one table has enough waiting rows, the waiting rows of all tables are written, so that they stay in step.
         """
         self._waiting.setdefault(table, []).append(_completed(frame, table))
         self._heights[table] = self._heights.get(table, 0) + frame.height
@@ -88,10 +88,10 @@ class TraceWriter:
             self._flush()
 
     def close(self) -> None:
-        """Write what is waiting, and say that the trace is whole."""
+        """Write the waiting rows, and the manifest, which marks the trace as finished."""
         self._flush()
-        said = Manifest(TRACE_VERSION, self._origin, self._rows, self._parts)
-        write_bytes(self._folder / "trace.json", msgspec.json.format(msgspec.json.encode(said), indent=1) + b"\n")
+        made = Manifest(TRACE_VERSION, self._origin, self._rows, self._parts)
+        write_bytes(self._folder / "trace.json", msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
 
     def _flush(self) -> None:
         for table, frames in self._waiting.items():
@@ -125,10 +125,10 @@ def _completed(frame: pl.DataFrame, table: str) -> pl.DataFrame:
 
 
 def _packed(frame: pl.DataFrame, table: str, origin: Origin) -> bytes:
-    said = {"harness_trace": str(TRACE_VERSION), "table": table, "origin": msgspec.json.encode(origin).decode()}
+    metadata = {"harness_trace": str(TRACE_VERSION), "table": table, "origin": msgspec.json.encode(origin).decode()}
     out = io.BytesIO()
-    # Its place is the last entry, where it is found without understanding the rest.
-    frame.write_parquet(out, compression="zstd", metadata=said | {_DIGEST: _BLANK})
+    # The digest is the last entry, so that a search from the end finds it without parsing the file.
+    frame.write_parquet(out, compression="zstd", metadata=metadata | {_DIGEST: _BLANK})
     data = bytearray(out.getvalue())
     at = data.rindex(_BLANK.encode())
     data[at : at + 64] = hashlib.sha256(data).hexdigest().encode()
@@ -144,23 +144,23 @@ def digest_of(data: bytes) -> str:
 
 
 def scan(folder: Path, table: str) -> pl.LazyFrame:
-    """A table of a trace, lazily; what was recorded before a crash is all there.
+    """A table of a trace, lazily; after a crash, all rows up to the last batch.
 
-    Every part is held against its digest first. Raises TraceError, naming the part, where one is damaged, cut short, of
-    another version, or missing; ValueError where `folder` is no trace.
+    The digest of every part is verified first. Raises TraceError, naming the part, if one is damaged, cut short, of another
+    version, or missing; ValueError if `folder` is no trace.
     """
     paths = _parts(folder, table)
     for path in paths:
-        _verified(path, table)
+        _verify(path, table)
     if not paths:
         return pl.LazyFrame(schema=TRACE[table].schema)
     return pl.scan_parquet(paths, schema=TRACE[table].schema)
 
 
 def manifest(folder: Path) -> Manifest | None:
-    """What the trace says about itself when it is whole; None where its recording was not finished.
+    """The manifest of a finished trace; None if the recording was not finished.
 
-    Raises ValueError where `folder` is no trace, TraceError where its trace.json is damaged or of another version.
+    Raises ValueError if `folder` is no trace, TraceError if its trace.json is damaged or of another version.
     """
     path = folder / "trace.json"
     if not path.is_file():
@@ -178,21 +178,21 @@ def manifest(folder: Path) -> Manifest | None:
 
 
 def origin(folder: Path) -> Origin:
-    """Where the trace in `folder` comes from, be it whole or not."""
-    said = manifest(folder)
-    if said is not None:
-        return said.origin
+    """The origin of the trace in `folder`, finished or not."""
+    found = manifest(folder)
+    if found is not None:
+        return found.origin
     first = next((path for table in TRACE for path in _parts(folder, table)), None)
     if first is None:
         raise ValueError(f"Cannot read a trace from {folder}: its recording broke off before anything was written.")
-    _verified(first, first.parent.name)
+    _verify(first, first.parent.name)
     return msgspec.json.decode(_metadata(first, first.parent.name)["origin"], type=Origin)
 
 
 def check_trace(folder: Path) -> dict[str, int]:
-    """Hold all of a trace against what it should be; the rows of each table.
+    """Check the whole trace against the rules of its tables, and return the number of rows of each table.
 
-    Raises TraceError at the first thing wrong, naming part, row and column; ValueError where `folder` is no trace.
+    Raises TraceError at the first violation, naming part, row and column; ValueError if `folder` is no trace.
     """
     manifest(folder)
     return {table: _check_table(folder, table) for table in TRACE if (folder / table).is_dir()}
@@ -200,10 +200,11 @@ def check_trace(folder: Path) -> dict[str, int]:
 
 def _check_table(folder: Path, table: str) -> int:
     rule, paths = TRACE[table], _parts(folder, table)
+    # Values are checked part by part; only the columns that order and uniqueness need are kept for the whole table.
     kept = [c for c in rule.columns if c in (*rule.key, rule.time, *rule.by)]
     starts, frames, rows = [], [], 0
     for path in paths:
-        _verified(path, table)
+        _verify(path, table)
         frame = pl.read_parquet(path)
         check_columns(frame, rule, path)
         check_values(frame, rule, path)
@@ -217,39 +218,39 @@ def _check_table(folder: Path, table: str) -> int:
     return rows
 
 
-def _check_units(folder: Path, table: str, rule: Table) -> None:
-    """Raise TraceError where the parts of iterations take much longer than the time in which they happened."""
-    spells = [c for c in rule.columns if c in ("compute_seconds", "pull_seconds", "push_seconds", "wait_seconds")]
-    if not spells or not rule.time:
+def _check_units(folder: Path, table: str, rule: TableRules) -> None:
+    """Raise TraceError if the parts of iterations take much longer than the time between the first and the last."""
+    parts = [c for c in rule.columns if c in ("compute_seconds", "pull_seconds", "push_seconds", "wait_seconds")]
+    if not parts or not rule.time:
         return
-    spent = pl.sum_horizontal(pl.col(spells).fill_null(0.0))
+    spent = pl.sum_horizontal(pl.col(parts).fill_null(0.0))
     by = scan(folder, table).group_by("run", "branch", "worker")
     sums = by.agg(spent.sum(), since=pl.col("seconds").max() - pl.col("seconds").min()).collect()
-    # What is right is about as long, and milliseconds are a thousand times as long.
-    wrong = sums.filter(pl.col("since") > 0, pl.col(spells[0]) > 100 * pl.col("since")).sort("run", "branch", "worker")
+    # In seconds the sum is about as long as the time; in milliseconds it is a thousand times as long.
+    wrong = sums.filter(pl.col("since") > 0, pl.col(parts[0]) > 100 * pl.col("since")).sort("run", "branch", "worker")
     if wrong.height:
         run, worker = wrong["run"][0], wrong["worker"][0]
-        took = f"{wrong[spells[0]][0]:g} s in all, within {wrong['since'][0]:g} s"
+        took = f"{wrong[parts[0]][0]:g} s in all, within {wrong['since'][0]:g} s"
         why = f"the iterations of run {run!r}, worker {worker}, take {took} (are these milliseconds?)."
-        raise fault(folder / table, why, column=spells[0])
+        raise fault(folder / table, why, column=parts[0])
 
 
 def _parts(folder: Path, table: str) -> list[Path]:
     """The parts of a table in order. Raises TraceError where one is missing."""
-    said = manifest(folder)
+    finished = manifest(folder)
     paths = sorted((folder / table).glob("[0-9]*.parquet"))
-    expected = len(paths) if said is None else said.parts.get(table, 0)
+    expected = len(paths) if finished is None else finished.parts.get(table, 0)
     for number in range(expected):
         path = folder / table / f"{number:06}.parquet"
         if number >= len(paths) or paths[number] != path:
             raise fault(path, "this part is missing.")
     if len(paths) > expected:
-        raise fault(paths[expected], "this part is not among those that trace.json tells of.")
+        raise fault(paths[expected], "this part is not among those that trace.json lists.")
     return paths
 
 
-def _verified(path: Path, table: str) -> None:
-    """Raise TraceError unless `path` holds, unharmed, a part of `table` of this version."""
+def _verify(path: Path, table: str) -> None:
+    """Raise TraceError unless `path` is an undamaged part of `table` of this version."""
     with path.open("rb") as opened:
         data = bytearray(opened.read())
     found = None
@@ -257,9 +258,9 @@ def _verified(path: Path, table: str) -> None:
         pass
     if found is None:
         raise fault(path, "it is no part of a trace, or cut short.")
-    said, at = found[1].decode(), found.start(1)
+    digest, at = found[1].decode(), found.start(1)
     data[at : at + 64] = _BLANK.encode()
-    if hashlib.sha256(data).hexdigest() != said:
+    if hashlib.sha256(data).hexdigest() != digest:
         raise fault(path, "it is damaged: its digest is another. Record or import it again.")
     metadata = _metadata(path, table)
     _check_version(path, metadata.get("harness_trace"))

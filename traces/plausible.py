@@ -1,7 +1,7 @@
-"""What a recorded table must hold to be believed: columns and their types, ranges, one row each, time that runs forwards.
+"""Checks of a recorded table: columns and their types, plausible ranges, unique rows, time that never runs backwards.
 
-The same description serves for the tables of a trace (`traces.schema`) and for the files that importers read, so that an
-error names the file, the row and the column it is about. Rows are counted from 1, the header of a CSV file not counted.
+The same rules describe the tables of a trace (`traces.schema`) and the files that importers read, so that every error names
+file, row and column. Rows are counted from 1; the header of a CSV file is not counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import polars as pl
 __all__ = [
     "Column",
     "Disorder",
-    "Table",
+    "TableRules",
     "TraceError",
     "check",
     "check_columns",
@@ -28,50 +28,50 @@ __all__ = [
 
 
 class TraceError(ValueError):
-    """A recording that cannot be read or believed. Takes the finished message: file, row, column, what is wrong."""
+    """A recording that cannot be read or is not plausible. Takes the finished message: file, row, column, what is wrong."""
 
 
 class Column(NamedTuple):
-    """What a column holds."""
+    """The rules for one column."""
 
     kind: pl.DataType
-    required: bool = True  # whether every row has it; elsewhere null says that nobody recorded it
-    low: float = -math.inf  # least and greatest value that is plausible
-    high: float = math.inf
-    among: tuple[str, ...] = ()  # the words it may hold; () is any
+    required: bool = True  # whether every row must have a value; otherwise null means: not recorded
+    low: float = -math.inf  # least plausible value
+    high: float = math.inf  # greatest plausible value
+    among: tuple[str, ...] = ()  # allowed words; () is any
 
 
-class Table(NamedTuple):
-    """What a table holds, beyond the columns one by one."""
+class TableRules(NamedTuple):
+    """The rules for one table."""
 
     columns: Mapping[str, Column]
-    key: tuple[str, ...] = ()  # no two rows agree in all of these; () is not checked
+    key: tuple[str, ...] = ()  # no two rows have equal values in all of these columns; () is not checked
     time: str = ""  # the column that must not run backwards; "" is none
-    by: tuple[str, ...] = ()  # within each group of these
+    by: tuple[str, ...] = ()  # time is checked within each group of these columns
 
     @property
     def schema(self) -> dict[str, pl.DataType]:
-        """Column names and types, as polars wants them."""
+        """Column names and types, as polars expects them."""
         return {name: column.kind for name, column in self.columns.items()}
 
 
 def fault(where: Path | str, why: str, *, row: int | None = None, column: str | None = None) -> TraceError:
-    """The error to raise about `where`; `row` counts from 0."""
+    """The error about a place in the file `where`; `row` counts from 0."""
     at = "" if row is None else f", row {row + 1}"
     at += "" if column is None else f", column {column!r}"
     return TraceError(f"Cannot use {where}{at}: {why}")
 
 
-def check(frame: pl.DataFrame, table: Table, where: Path | str) -> None:
-    """Raise TraceError at the first thing about `frame` that `table` does not allow."""
+def check(frame: pl.DataFrame, table: TableRules, where: Path | str) -> None:
+    """Raise TraceError at the first violation of the rules `table`."""
     check_columns(frame, table, where)
     check_values(frame, table, where)
     check_order(frame, table, where)
 
 
-def check_columns(frame: pl.DataFrame, table: Table, where: Path | str) -> None:
-    """Raise TraceError unless the columns are there, each of its type."""
-    has = dict(frame.schema)  # asked for once: with thousands of columns it takes its time
+def check_columns(frame: pl.DataFrame, table: TableRules, where: Path | str) -> None:
+    """Raise TraceError unless all columns exist, each of its type."""
+    has = dict(frame.schema)  # computed once: it is slow for thousands of columns
     for name, kind in table.schema.items():
         if name not in has:
             shown = ", ".join(found[:40] for found in list(has)[:20]) + (", ..." if len(has) > 20 else "")
@@ -80,10 +80,10 @@ def check_columns(frame: pl.DataFrame, table: Table, where: Path | str) -> None:
             raise fault(where, f"it holds {has[name]}, not {kind}.", column=name)
 
 
-def check_values(frame: pl.DataFrame, table: Table, where: Path | str) -> None:
-    """Raise TraceError at the first value that is missing, no number, out of range, or no word of its column."""
+def check_values(frame: pl.DataFrame, table: TableRules, where: Path | str) -> None:
+    """Raise TraceError at the first value that is missing, no finite number, out of range, or not an allowed word."""
     wrongs = [(name, wrong, why) for name, column in table.columns.items() for wrong, why in _wrongs(name, column)]
-    # All at once, for there may be thousands of columns; which row it is matters only where there is one.
+    # All columns in one query, because there may be thousands; the row is searched only for a column with an error.
     any_wrong = frame.select(wrong.any().alias(str(i)) for i, (_, wrong, _) in enumerate(wrongs)).row(0)
     for (name, wrong, why), is_wrong in zip(wrongs, any_wrong, strict=True):
         if is_wrong:
@@ -93,7 +93,7 @@ def check_values(frame: pl.DataFrame, table: Table, where: Path | str) -> None:
 
 
 def _wrongs(name: str, column: Column) -> Iterator[tuple[pl.Expr, str]]:
-    """What can be wrong with a value, and how to say it."""
+    """The possible violations of a column: an expression that is true for wrong rows, and the message."""
     values = pl.col(name)
     if column.required:
         yield values.is_null(), "the value is missing."
@@ -108,23 +108,23 @@ def _wrongs(name: str, column: Column) -> Iterator[tuple[pl.Expr, str]]:
         yield ~values.is_in(column.among), f"and only {', '.join(column.among)} are known."
 
 
-def check_order(frame: pl.DataFrame, table: Table, where: Path | str) -> None:
-    """Raise TraceError where two rows are the same, or time runs backwards."""
+def check_order(frame: pl.DataFrame, table: TableRules, where: Path | str) -> None:
+    """Raise TraceError where two rows have the same key, or time runs backwards."""
     found = disorder(frame, table)
     if found is not None:
         raise fault(where, found.why, row=found.row, column=found.column)
 
 
 class Disorder(NamedTuple):
-    """What is wrong with the order of a table."""
+    """A duplicate row, or a row out of order."""
 
     row: int  # from 0
     column: str | None
     why: str
 
 
-def disorder(frame: pl.DataFrame, table: Table) -> Disorder | None:
-    """The first row that is there twice, or that comes after later ones; None where there is none."""
+def disorder(frame: pl.DataFrame, table: TableRules) -> Disorder | None:
+    """The first duplicate row, or else the first row that follows later ones; None if there is none."""
     if table.key:
         twice = ~frame.select(pl.struct(table.key).is_first_distinct()).to_series()
         if twice.any():

@@ -1,4 +1,4 @@
-"""Every run is a recording: its exchanges become rows of a trace while it is under way."""
+"""Records a run: turns its exchanges into rows of a trace, while the run is in progress."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from tuners.actions import Cost, Evaluate, Evaluation, Fork, Pushes, Reconfigure
 
 __all__ = ["Recorder"]
 
-_BATCH = 1 << 13  # pushes that are put into a frame at once
+_BATCH = 1 << 13  # pushes that are written together
 _SAME = tuple(
     name
     for name in TRACE["settings"].columns
     if name in {f.name for f in fields(Setting)} - {"workers", "servers", "options"}
 )
-"""Columns of the settings that are called as the setting's own fields."""
+"""Columns of the table `settings` that have the name of a field of `Setting`."""
 
 
 class Recorder:
     """Writes the exchanges of one run to a trace.
 
-    `start` is the setting that the run begins with; where it is None, the first window tells. `method` is how
-    reconfigurations are carried out that name none.
+    `start` is the setting at the start of the run; if None, it is taken from the first window. `method` is the method of
+    reconfigurations that do not name one.
     """
 
     def __init__(self, writer: TraceWriter, run: str, *, start: Setting | None = None, method: str | None = None) -> None:
         self._writer, self._run, self._method = writer, run, method
         self._settings: dict[int, Setting] = {}  # in force, by branch
         self._rows: dict[str, list[dict[str, Any]]] = {}
-        self._pushes: list[tuple[int, Pushes]] = []  # branch and window's pushes, not yet written
+        self._pushes: list[tuple[int, Pushes]] = []  # branch and pushes of each window that is not yet written
         self._waiting = 0
         self._evaluated: set[tuple[int, float, int]] = set()
         self._latest: Evaluation | None = None
@@ -46,7 +46,7 @@ class Recorder:
             self._set(0, 0.0, start)
 
     def __call__(self, exchange: Exchange) -> None:
-        """Record one exchange. What was refused left no trace."""
+        """Record one exchange. Rejected actions had no effect and are not recorded."""
         action, answer = exchange.action, exchange.answer
         if isinstance(answer, Rejected):
             return
@@ -66,7 +66,7 @@ class Recorder:
             self._write()
 
     def end(self, *, status: str, seconds: float, workload: str, seed: int | None = None, **extras: Any) -> None:
-        """Record how the run ended; it is over."""
+        """Record the end of the run."""
         row = {"workload": workload, "seed": seed, "status": status, "seconds": seconds, "steps": self._clocks}
         if self._latest is not None:
             row |= {"loss": self._latest.loss, "accuracy": self._latest.accuracy}
@@ -118,18 +118,19 @@ class Recorder:
         for table, rows in self._rows.items():
             self._writer.add(table, pl.DataFrame(rows, schema=TRACE[table].schema))
         if self._pushes:
-            # Last, for a full table has all that is waiting written, and what the pushes were made under belongs to it.
+            # Last: adding pushes may fill the table, and then the writer writes all waiting rows of all tables. So the
+            # settings of these pushes must have been added before, or a crash would leave pushes without a setting.
             self._writer.add("iterations", self._iterations())
         self._rows, self._pushes, self._waiting = {}, [], 0
 
     def _iterations(self) -> pl.DataFrame:
         fields = {name: np.concatenate([getattr(p, name) for _, p in self._pushes]) for name in Pushes._fields}
-        # A workload without a loss has nan, one that has diverged may have worse.
+        # The loss is nan for a workload without one, and may be infinite after divergence; nan becomes null below.
         fields["loss"] = np.where(np.isfinite(fields["loss"]), fields["loss"], np.nan)
         fields["branch"] = np.repeat([b for b, _ in self._pushes], [len(p.seconds) for _, p in self._pushes])
         columns = []
         for name, kind in TRACE["iterations"].schema.items():
-            if name in fields:  # one by one, for polars starts threads where it is given many arrays
+            if name in fields:  # one Series at a time: polars starts threads when it gets many arrays at once
                 columns.append(pl.Series(name, fields[name], nan_to_null=True).cast(kind))
             else:
                 same = self._run if name == "run" else None

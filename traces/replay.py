@@ -1,14 +1,14 @@
-"""A System that answers from recorded runs: what was recorded is told, what was not is refused.
+"""A System that answers from recorded runs. It answers what was recorded, and rejects everything else.
 
-As with tabular benchmarks, the table holds whole runs, each under one setting from its beginning to its end. So a branch
-stands for one recorded run: a fork with a setting, or a reconfiguration, begins that setting's run anew (the table cannot
-say how a model trained under one setting goes on under another), and neither takes time, for none was recorded. A run
-advances at its recorded mean rate. Its loss and accuracy are known where they were recorded, at its end at least, and
-nothing is made up in between. When it is over, time passes and nothing else happens: asked for more clocks, it takes as
-long as they would have taken and brings none, for a tuner may always run the job on and no table knows how it went on.
+As in tabular benchmarks, the table holds whole runs, each under one setting from its beginning to its end. So a branch is
+one recorded run. A fork with a setting, or a reconfiguration, starts the run of that setting from its beginning, because the
+table does not say how a model trained under one setting continues under another. Neither takes time, because no time was
+recorded. A run advances at its recorded mean rate. Its loss and accuracy are known at the recorded times, at least at its
+end; they are not interpolated. After the end of the run, time still passes: asked for more clocks, the run takes the time
+that they would have taken, but completes none. (A tuner may always continue the job, and no table says how it went on.)
 
-Machines have no names in such tables. The job has two nodes, which stand for all workers and for all servers; where their
-numbers vary they are the options "workers" and "servers" of a setting.
+Machines have no names in such tables. The job has two nodes, one for all workers and one for all servers. If the numbers of
+workers and servers vary, they are the options "workers" and "servers" of a setting.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _FIELDS = (
     "momentum",
 )
 _COUNTS = ("workers", "servers")
-_OFFERED = 3  # nearest settings that a refusal names
+_OFFERED = 3  # number of nearest settings in the message of a rejection
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +72,14 @@ class Recorded:
     setting: Setting
     seconds: float
     clocks: int  # steps
-    evaluations: tuple[Evaluation, ...]  # in order of time, the last at its end; `seconds` since the run began
+    evaluations: tuple[Evaluation, ...]  # in the order of time, the last at its end; `seconds` count from the run's start
 
 
 def recorded_runs(folder: Path, workload: str) -> list[Recorded]:
     """The runs of `workload` in a trace that have one setting, a duration and a number of steps.
 
-    `folder` is a trace or has some at any depth, as the results of a comparison that was recorded. Raises as
-    `traces.parts.scan` does, and ValueError where there are none.
+    `folder` is a trace, or contains traces at any depth, like the results of a recorded comparison. Raises as
+    `traces.parts.scan` does, and ValueError if there is no such run.
     """
     inside = [] if (folder / "trace.json").is_file() else sorted(p.parent for p in folder.rglob("trace.json"))
     runs = [run for trace in inside or [folder] for run in _runs_in(trace, workload)]
@@ -114,22 +114,23 @@ def recorded_job(
     samples: int = 1,
     start: Mapping[str, Scalar] = MappingProxyType({}),
 ) -> Job:
-    """The job of which `runs` are the recordings: its knobs are what differs between them, and it starts under the first
-    of those that have what `start` says, by knob.
+    """The job of the recorded `runs`. Its knobs are the values that differ between runs. It starts under the setting of the
+    first run that has the values of `start`, by knob.
 
-    `samples` is the size of the training data, for tuners that count epochs. Raises Rejected where no run has that start.
+    `samples` is the size of the training data, for tuners that count epochs. Raises Rejected if no run has these values.
     """
-    wanted = [run.setting for run in runs if start.items() <= _values(run.setting).items()]
-    if not wanted:
-        told = ", ".join(f"{name} {value}" for name, value in start.items())
+    matches = [run.setting for run in runs if start.items() <= _values(run.setting).items()]
+    if not matches:
+        wanted = ", ".join(f"{name} {value}" for name, value in start.items())
         raise Rejected(
-            f"Cannot start with {told}: no such run was recorded; runs have {', '.join(_values(runs[0].setting))}."
+            f"Cannot start with {wanted}: no such run was recorded; runs have {', '.join(_values(runs[0].setting))}."
         )
-    begin = wanted[0]
+    begin = matches[0]
     nodes = tuple(Node(role, "recorded", 1, ("cpu",), 1e9, 1e9) for role in _COUNTS)
     knobs: list[Knob] = []
     values = [_values(run.setting) for run in runs]
     for knob in values[0]:
+        # By type and text, because True == 1 == 1.0 would fall together in a set.
         found = {type(v[knob]).__name__ + repr(v[knob]): v[knob] for v in values if knob in v}
         if len(found) > 1:
             knobs.append(Choice(knob, tuple(sorted(found.values(), key=lambda v: (str(type(v)), v)))))
@@ -150,19 +151,20 @@ def recorded_job(
 @dataclass
 class _Branch:
     run: Recorded
-    seconds: float = 0.0  # into the run; beyond its end, nothing happens any more
+    seconds: float = 0.0  # since the start of the run; may exceed its length
 
     @property
     def over(self) -> bool:
         return self.seconds >= self.run.seconds
 
     def clocks(self, seconds: float) -> int:
-        """Steps completed so many seconds into the run."""
+        """Steps completed `seconds` after the start of the run."""
+        # 1e-9: rounding errors of the seconds must not lose a step that is just complete.
         return int(np.floor(min(seconds / self.run.seconds, 1.0) * self.run.clocks + 1e-9))
 
 
 class RecordedSystem:
-    """Carries out what a table of recorded runs can answer. Raises ValueError where two of them have one setting."""
+    """A System over a table of recorded runs. Raises ValueError if two runs have the same setting."""
 
     def __init__(self, job: Job, runs: list[Recorded]) -> None:
         self.job = job
@@ -171,13 +173,13 @@ class RecordedSystem:
         self._runs: dict[Setting, Recorded] = {}
         for run in runs:
             if run.setting in self._runs:
-                raise ValueError(f"Cannot replay two runs under one setting: {_told(job, run.setting)}. Leave one out.")
+                raise ValueError(f"Cannot replay two runs under one setting: {_describe(job, run.setting)}. Leave one out.")
             self._runs[run.setting] = run
         self._branches = {0: _Branch(self._run_of(job.start))}
         self._next = 1
 
     def perform(self, action: Action[T]) -> T:
-        """Carry out `action`. Raises Rejected, and changes nothing, where the table has no answer."""
+        """Carry out `action`. Raises Rejected, and changes nothing, if the table has no answer."""
         answers: Mapping[type[Any], Callable[[Any], Any]] = {
             Run: self._run,
             Reconfigure: self._reconfigure,
@@ -206,24 +208,24 @@ class RecordedSystem:
         return self._window(branch, until)
 
     def _budget_end(self, branch: _Branch) -> float:
-        """When the budget is spent, in seconds into the branch's run."""
+        """When the budget is spent, in seconds since the start of the branch's run."""
         return branch.seconds + (self.job.budget_seconds - self.now)
 
     def _reached(self, branch: _Branch, until: float) -> float | None:
-        """When the target is reached, in seconds into the branch's run; None where that is not before `until`."""
+        """When the target is reached, in seconds since the start of the branch's run; None if not up to `until`."""
         target, run = self.job.target, branch.run
         if target.counts:
             steps = target.value if target.metric == "clocks" else np.ceil(target.value / run.setting.batch_size)
             at = float(steps) * run.seconds / run.clocks
             return max(at, branch.seconds) if at <= min(until, run.seconds) else None
-        there = [e.seconds for e in run.evaluations if e.seconds <= until and target.reached(e.loss, e.accuracy)]
-        return max(there[0], branch.seconds) if there else None
+        reached = [e.seconds for e in run.evaluations if e.seconds <= until and target.reached(e.loss, e.accuracy)]
+        return max(reached[0], branch.seconds) if reached else None
 
     def _window(self, branch: _Branch, until: float) -> Window:
         begun, start = branch.seconds, self.now
         seen = [e for e in branch.run.evaluations if begun < e.seconds <= until]
         done = np.arange(branch.clocks(begun), branch.clocks(until), dtype=np.int32)
-        # Exactly, or a tuner that goes on would never come to the end.
+        # Set the end of the budget exactly: with a rounding error, a tuner would go on in ever shorter windows.
         self.now = self.job.budget_seconds if until == self._budget_end(branch) else start + (until - begun)
         branch.seconds = until
         each, nan = branch.run.seconds / branch.run.clocks, np.full(len(done), np.nan)
@@ -278,16 +280,16 @@ class RecordedSystem:
         return self._branches[number]
 
     def _run_of(self, setting: Setting) -> Recorded:
-        """The run that was recorded under `setting`. Raises Rejected, which offers the nearest, where there is none."""
+        """The run that was recorded under `setting`. Raises Rejected, naming the nearest settings, if there is none."""
         if setting in self._runs:
             return self._runs[setting]
         wanted = self.job.space.values(setting)
         nearest = sorted(self._runs, key=lambda s: self._distance(wanted, self.job.space.values(s)))[:_OFFERED]
-        offers = "; ".join(_told(self.job, s) for s in nearest)
-        raise Rejected(f"Cannot run {_told(self.job, setting)}: no such run was recorded. Nearest are {offers}.")
+        offers = "; ".join(_describe(self.job, s) for s in nearest)
+        raise Rejected(f"Cannot run {_describe(self.job, setting)}: no such run was recorded. Nearest are {offers}.")
 
     def _distance(self, one: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> float:
-        """How many knobs differ, and, far less, by how many steps of their lists."""
+        """The number of knobs that differ, plus a small term for how far apart the values are in the knobs' lists."""
         apart = 0.0
         for knob in self.job.space.knobs:
             options = cast(Choice, knob).options
@@ -298,19 +300,19 @@ class RecordedSystem:
 
 
 def _place(options: tuple[Scalar, ...], value: Scalar) -> float:
-    """Where in the list of what was recorded a value is, or would be."""
+    """The position of a value in the sorted list of recorded values; between two positions if it is not in the list."""
     if value in options:
         return float(options.index(value))
     comparable = [o for o in options if isinstance(o, str) == isinstance(value, str)]
     return sum(o < value for o in comparable) - 0.5  # type: ignore[operator]
 
 
-def _told(job: Job, setting: Setting) -> str:
+def _describe(job: Job, setting: Setting) -> str:
     return ", ".join(f"{name} {value}" for name, value in job.space.values(setting).items())
 
 
 def _values(setting: Setting) -> dict[str, Scalar]:
-    """What a setting of a recorded run may differ in, by the name of the knob that sets it."""
+    """The values of a recorded setting that may differ between runs, by the name of their knob."""
     return {n: getattr(setting, n) for n in _FIELDS} | {f"option/{n}": value for n, value in setting.options}
 
 

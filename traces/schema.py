@@ -1,7 +1,7 @@
-"""What tables hold, those of a comparison and those of a trace: column names with their units, types, and the versions.
+"""The columns of all tables, those of a comparison and those of a trace: names with units, types, and format versions.
 
-A *trace* is what was recorded of one or more runs, simulated or real. Its tables have one vocabulary, whoever recorded them;
-null stands for what nobody recorded. Times are seconds since the run began.
+A *trace* is a recording of one or more runs, simulated or real. All traces have the same tables; null means that a value was
+not recorded. Times are seconds since the run began.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 import polars as pl
 
-from traces.plausible import Column, Table
+from traces.plausible import Column, TableRules
 from tuners.actions import Setting
 
 __all__ = [
@@ -26,31 +26,31 @@ __all__ = [
 ]
 
 VERSION = 2
-"""Of the results folder as a whole; a folder of another version is refused, never converted silently."""
+"""Version of the results folder as a whole; a folder of another version is refused, never converted silently."""
 
 KEYS = ("scenario", "tuner", "seed")
-"""Which run a row belongs to: every table starts with these and is sorted by them."""
+"""The columns that identify a run: every table starts with them and is sorted by them."""
 
 _RUN: dict[str, pl.DataType] = {"scenario": pl.String(), "tuner": pl.String(), "seed": pl.Int64()}
 
 SCORES: dict[str, pl.DataType] = {
     **_RUN,
     "status": pl.String(),  # target | budget | diverged | deadlock | error
-    "reason": pl.String(),  # a sentence where the run did not go well, else ""
-    "completion_seconds": pl.Float64(),  # simulated; the budget where the target was not reached
+    "reason": pl.String(),  # a sentence if the target was not reached, else ""
+    "completion_seconds": pl.Float64(),  # simulated; the budget if the target was not reached
     "budget_seconds": pl.Float64(),
     "reached": pl.Boolean(),  # whether the target was reached
-    "reconfigurations": pl.Int64(),  # changes of the setting that were carried out, on any branch
-    "overhead_seconds": pl.Float64(),  # of these, and of forks and switches between branches, when nobody trained
-    "slow_seconds": pl.Float64(),  # of these, when training shared resources with the change
-    "bytes_moved": pl.Float64(),  # by these
-    "trial_seconds": pl.Float64(),  # training that did not become part of the final model
+    "reconfigurations": pl.Int64(),  # reconfigurations that were carried out, on any branch
+    "overhead_seconds": pl.Float64(),  # stall of reconfigurations, forks and switches between branches
+    "slow_seconds": pl.Float64(),  # time in which training shared resources with a reconfiguration
+    "bytes_moved": pl.Float64(),  # by reconfigurations, forks and switches between branches
+    "trial_seconds": pl.Float64(),  # training that is not part of the final model
     "clocks": pl.Int64(),  # completed pushes, on all branches
     "rejected": pl.Int64(),  # actions that the system refused
     "final_loss": pl.Float64(),  # of the last evaluation of the final branch; nan if there was none
     "final_accuracy": pl.Float64(),
     "final_setting": pl.String(),  # as `setting_text`
-    "branches_peak": pl.Int64(),  # branches that there were at once, at the most
+    "branches_peak": pl.Int64(),  # largest number of branches at one time
     "branch_bytes_peak": pl.Float64(),  # their parameters and optimizer slots, at nominal size
 }
 """One row per run."""
@@ -62,18 +62,18 @@ EVALUATIONS: dict[str, pl.DataType] = {
     "loss": pl.Float64(),
     "accuracy": pl.Float64(),
 }
-"""The validation curve of the branch that the run ended with, its ancestors included up to where it was forked."""
+"""The validation curve of the final branch, continued by its ancestors before the fork."""
 
 SETTINGS: dict[str, pl.DataType] = {**_RUN, "seconds": pl.Float64(), "setting": pl.String()}
-"""The setting of that branch: one row at 0, then one per change, when the change is in force."""
+"""The setting of that branch: one row at 0, then one per reconfiguration, at its end."""
 
 HOST: dict[str, pl.DataType] = {**_RUN, "thinking_seconds": pl.Float64(), "wall_seconds": pl.Float64()}
-"""What the host measured: never the same twice, so it stands apart from the rest (`host.csv`)."""
+"""Times measured on the host. They differ from run to run, so they have a file of their own (`host.csv`)."""
 
 # ---------------------------------------------------------------------------------------------------------------- traces
 
 TRACE_VERSION = 1
-"""Of the tables below; a trace of another version is refused, never converted silently."""
+"""Version of the tables below; a trace of another version is refused, never converted silently."""
 
 _TEXT, _FLOAT, _WHOLE = pl.String(), pl.Float64(), pl.Int64()
 _NAME = Column(_TEXT)
@@ -83,22 +83,22 @@ _COUNT = Column(_WHOLE, required=False, low=0)
 _RATE = Column(_FLOAT, required=False, low=0)
 _SHARE = Column(_FLOAT, required=False, low=0, high=1)
 _BRANCH = Column(pl.Int32(), low=0)
-_MOMENT = Column(_FLOAT, low=-3600.0, high=3.2e8)  # ten years; a Unix time in milliseconds, or in seconds, is beyond
+_MOMENT = Column(_FLOAT, low=-3600.0, high=3.2e8)  # ten years; a Unix time, in seconds or milliseconds, is larger
 _DURATION = Column(_FLOAT, required=False, low=0, high=3.2e8)
-_SPELL = Column(_FLOAT, required=False, low=0, high=86_400.0)  # no part of one iteration takes a day
+_PART = Column(_FLOAT, required=False, low=0, high=86_400.0)  # no part of one iteration takes a day
 
-TRACE: dict[str, Table] = {
+TRACE: dict[str, TableRules] = {
     # One row per run.
-    "runs": Table(
+    "runs": TableRules(
         {
-            "run": _NAME,  # what other tables call it
+            "run": _NAME,  # its name in all tables
             "workload": _WORDS,
             "cluster": _WORDS,  # type of its machines
             "seed": Column(_WHOLE, required=False),
-            "status": _WORDS,  # how it ended, where the system tells
+            "status": _WORDS,  # how it ended
             "seconds": _DURATION,  # from beginning to end
-            "seconds_sd": _DURATION,  # where it was repeated; standard deviation over repetitions
-            "trimmed_seconds": _DURATION,  # of these, after `trimmed_loss` was reached for the first time
+            "seconds_sd": _DURATION,  # standard deviation over repetitions
+            "trimmed_seconds": _DURATION,  # the part of `seconds` after `trimmed_loss` was first reached
             "steps": _COUNT,  # in the system's own count: completed pushes, or global steps
             "steps_sd": _RATE,
             "samples_per_second": _RATE,  # of all workers together
@@ -108,12 +108,12 @@ TRACE: dict[str, Table] = {
             "accuracy": _SHARE,  # at the end
             "accuracy_sd": _SHARE,
             "cost_usd": _RATE,
-            "extras": _WORDS,  # a JSON object: what the source tells beyond these columns
+            "extras": _WORDS,  # a JSON object: data of the source that has no column here
         },
         key=("run",),
     ),
-    # What a run was set to: a row where it begins, and one per change, when the change is in force.
-    "settings": Table(
+    # The settings of a run: one row at its beginning, and one per reconfiguration, at its end.
+    "settings": TableRules(
         {
             "run": _NAME,
             "branch": _BRANCH,
@@ -128,34 +128,34 @@ TRACE: dict[str, Table] = {
             "transfer_bits": _COUNT,
             "learning_rate": _RATE,
             "momentum": _RATE,
-            "options": _WORDS,  # a JSON object: what else was set
-            "setting": _WORDS,  # all of it, as `setting_text` writes it; null where nodes have no names
+            "options": _WORDS,  # a JSON object: knobs that have no column here
+            "setting": _WORDS,  # the whole setting as `setting_text` writes it; null if nodes have no names
         },
         time="seconds",
         by=("run", "branch"),
     ),
     # One row per completed push, or per worker and step where all push together.
-    "iterations": Table(
+    "iterations": TableRules(
         {
             "run": _NAME,
             "branch": _BRANCH,
             "seconds": _MOMENT._replace(required=False),  # when it was completed
             "worker": Column(pl.Int32(), low=0),
-            "clock": Column(pl.Int32(), low=0),  # the worker's iterations before, or the number of the step
-            "step_seconds": _SPELL,  # from beginning to end, where that was recorded as a whole
-            "compute_seconds": _SPELL,
-            "pull_seconds": _SPELL,
-            "push_seconds": _SPELL,
-            "wait_seconds": _SPELL,
-            "staleness": Column(pl.Int32(), required=False, low=0),  # updates by others between its pull and its push
-            "loss": _NUMBER,  # of the mini-batch; null where not finite: the run has diverged
+            "clock": Column(pl.Int32(), low=0),  # iterations of the worker before this one, or number of the step
+            "step_seconds": _PART,  # of the whole iteration, if recorded as a whole
+            "compute_seconds": _PART,
+            "pull_seconds": _PART,
+            "push_seconds": _PART,
+            "wait_seconds": _PART,
+            "staleness": Column(pl.Int32(), required=False, low=0),  # pushes of others between its pull and its push
+            "loss": _NUMBER,  # of the mini-batch; null if not finite: the run has diverged
         },
         key=("run", "branch", "worker", "clock", "seconds"),
         time="seconds",
         by=("run", "branch"),
     ),
-    # How far a run had come. A tuner may hear of an earlier validation after a later one, so time is not held to order.
-    "progress": Table(
+    # Training progress. A tuner may get an earlier evaluation after a later one, so the order of time is not checked.
+    "progress": TableRules(
         {
             "run": _NAME,
             "branch": _BRANCH,
@@ -169,7 +169,7 @@ TRACE: dict[str, Table] = {
         },
         key=("run", "branch", "seconds", "steps", "training_loss", "validation_loss", "accuracy"),
     ),
-    "node_events": Table(
+    "node_events": TableRules(
         {
             "run": _NAME,
             "seconds": _MOMENT,
@@ -180,31 +180,31 @@ TRACE: dict[str, Table] = {
         time="seconds",
         by=("run",),
     ),
-    "reconfigurations": Table(
+    "reconfigurations": TableRules(
         {
             "run": _NAME,
             "branch": _BRANCH,
-            "seconds": _MOMENT,  # when it was over
+            "seconds": _MOMENT,  # its end
             "method": _WORDS,
-            "total_seconds": _DURATION,  # from the request on
-            "stall_seconds": _DURATION,  # of these, nobody trained
-            "slow_seconds": _DURATION,  # of these, training shared resources with the change
+            "total_seconds": _DURATION,  # from the request to the end
+            "stall_seconds": _DURATION,  # the part of it in which nobody trained
+            "slow_seconds": _DURATION,  # the part of it in which training shared resources with the reconfiguration
             "bytes_moved": _RATE,
             "done": Column(pl.Boolean(), required=False),  # false: rolled back
-            "steps": _WORDS,  # what was done, in order
+            "steps": _WORDS,  # the steps of the plan, in order
         },
         time="seconds",
         by=("run", "branch"),
     ),
-    # What nodes and networks did, measured beside training or without any.
-    "probes": Table(
+    # Measurements of nodes and networks, made during training or without training.
+    "probes": TableRules(
         {
             "run": _NAME,
             "node": _NAME,
             "seconds": _MOMENT,
             "bandwidth_bytes_per_second": Column(_FLOAT, required=False, low=0, high=1e12),
-            "relative_seconds": _RATE,  # a duration in a unit of the run's own: only ratios within a run mean anything
-            "relative_speed": _RATE,  # likewise, and more is faster
+            "relative_seconds": _RATE,  # a duration in a unit of the run: only ratios within a run have a meaning
+            "relative_speed": _RATE,  # likewise a speed: larger is faster
         },
         key=("run", "node", "seconds"),
         time="seconds",

@@ -1,4 +1,4 @@
-"""Tables on disk: the same frame gives the same bytes, nothing is ever half-written, and what is read is checked."""
+"""The tables of a comparison on disk: equal frames give equal bytes, writes are atomic, and every read is checked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AGAIN = "Delete it and run `harness compare --resume` on the folder that it bel
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """One comparison: what was compared, and its tables."""
+    """One comparison: its manifest and its tables."""
 
     manifest: dict[str, Any]
     scores: pl.DataFrame  # traces.schema.SCORES
@@ -43,7 +43,7 @@ def write(frame: pl.DataFrame, path: Path, schema: Mapping[str, pl.DataType]) ->
 
 
 def read(path: Path, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    """Read a table that `write` wrote. Raises ValueError, naming the file and the way out, where it is anything else."""
+    """Read a table that `write` wrote. Raises ValueError, naming the file and the way out, for any other file."""
     data = _bytes(path)
     try:
         version = pl.read_parquet_metadata(io.BytesIO(data)).get(_VERSION_KEY)
@@ -56,13 +56,13 @@ def read(path: Path, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
 
 
 def write_host(frame: pl.DataFrame, path: Path) -> None:
-    """Write what the host measured, as CSV."""
+    """Write the times measured on the host, as CSV."""
     _check(frame, path, HOST)
     write_bytes(path, frame.select(list(HOST)).write_csv().encode())
 
 
 def read_host(path: Path) -> pl.DataFrame:
-    """Read it back; where a run stands twice (it was done again), the later row holds."""
+    """Read them back; if a run has two rows (it was repeated by `--resume`), the later row counts."""
     try:
         frame = pl.read_csv(io.BytesIO(_bytes(path)), schema=HOST)
     except pl.exceptions.PolarsError as error:
@@ -71,7 +71,7 @@ def read_host(path: Path) -> pl.DataFrame:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What was compared in `folder`. Raises ValueError where it is no results folder, or one of another version."""
+    """The manifest of `folder`. Raises ValueError where it is no results folder, or one of another version."""
     path = folder / "manifest.json"
     if not path.is_file():
         raise ValueError(f"Cannot read results from {folder}: it has no manifest.json. Name a folder that compare wrote.")
@@ -96,7 +96,8 @@ def load_results(folder: Path) -> Results:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Put `data` at `path`, whole or not at all. Raises OSError, saying what to do, where the disk is full."""
+    """Write `data` to `path`, whole or not at all. Raises OSError, with the way out, if the disk is full."""
+    # Write a temporary file in the same folder, then rename it: a rename within one file system is atomic.
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with _clear_errors(path):
         try:
@@ -111,7 +112,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _clear_errors(path: Path) -> Iterator[None]:
-    """Turn "No space left on device" into a sentence that says what is safe and what to do."""
+    """Replace "No space left on device" by a message that says what is safe and what to do."""
     try:
         yield
     except OSError as error:

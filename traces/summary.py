@@ -1,4 +1,4 @@
-"""What a trace amounts to, in a few numbers; made from lazy scans, so that ten million rows are no matter."""
+"""A summary of a trace in a few numbers. It uses lazy scans, so that traces of ten million rows fit in memory."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import polars as pl
 from traces.parts import Origin, manifest, origin, scan
 from traces.schema import TRACE
 
-__all__ = ["Summary", "summarise"]
+__all__ = ["TraceSummary", "summarise"]
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """One trace."""
+class TraceSummary:
+    """The summary of one trace."""
 
     origin: Origin
-    whole: bool  # false: its recording was not finished, and ends with the last batch
-    rows: dict[str, int]  # by table, of those that are there
-    runs: dict[str, int]  # how many runs each of these tells of
+    whole: bool  # false: the recording was not finished, and ends with the last batch
+    rows: dict[str, int]  # by table, for tables that exist
+    runs: dict[str, int]  # number of runs, by table
     iterations: pl.DataFrame  # a row per run: workers, iterations, seconds, per_second, means in seconds, staleness
 
 
-def summarise(folder: Path) -> Summary:
+def summarise(folder: Path) -> TraceSummary:
     """The summary of the trace in `folder`. Raises as `traces.parts.scan` does."""
     rows, runs = {}, {}
     for table in TRACE:
@@ -34,7 +34,7 @@ def summarise(folder: Path) -> Summary:
     iterations = _iterations(folder)
     if iterations.height:
         rows["iterations"], runs["iterations"] = int(iterations["iterations"].sum()), iterations.height
-    return Summary(origin(folder), manifest(folder) is not None, rows, runs, iterations)
+    return TraceSummary(origin(folder), manifest(folder) is not None, rows, runs, iterations)
 
 
 def _iterations(folder: Path) -> pl.DataFrame:

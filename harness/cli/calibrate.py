@@ -93,19 +93,19 @@ def _add_given(command: argparse.ArgumentParser) -> None:
 
 def _calibrate(options: argparse.Namespace) -> int:
     from simulators.calibration.fit import fit_all
-    from simulators.calibration.output import text
+    from simulators.calibration.output import to_toml
     from traces.store import write_bytes
 
     if (options.trace is None) == (options.source is None):
         raise ValueError("Cannot calibrate: name a trace's folder, or a recording with --from SOURCE PATH.")
     recording, origin = read(options.trace, options.source)
     fits = fit_all(recording.rows, initial_constants(recording, options))
-    write_bytes(options.out, text(fits, recording, origin).encode())
+    write_bytes(options.out, to_toml(fits, recording, origin).encode())
     for name, fit in fits.items():
         _say(f"{name}: {fit.rows} rows, median error {fit.error:.1%}")
         for constant, (low, high) in fit.intervals.items():
             _say(f"  {constant:26}{getattr(fit.constants, constant):>12.4g}   95 % {low:.4g} to {high:.4g}")
-        for constant, value in fit.lent.items():
+        for constant, value in fit.borrowed.items():
             _say(f"  {constant:26}{value:>12.4g}   from the other workloads")
         for constant, why in fit.refused.items():
             _say(f"  {constant:26}{'-':>12}   {why}")
@@ -137,7 +137,7 @@ def read(trace: Path | None, source: list[str] | None) -> tuple[Recording, Prove
     """Read a trace, or import a public recording in memory, for calibration; and its origin."""
     from harness.record import MADE_BY
     from simulators.calibration.output import Provenance, digest
-    from simulators.calibration.recordings import recorded
+    from simulators.calibration.recordings import read_tables
     from traces import importers
     from traces.parts import origin, scan
     from traces.schema import TRACE
@@ -146,7 +146,7 @@ def read(trace: Path | None, source: list[str] | None) -> tuple[Recording, Prove
         said = origin(trace)
         tables = {name: scan(trace, name).collect() for name in TRACE}
         hashed = digest(list(trace.rglob("*.parquet")), trace)
-        return recorded(tables, said.source), Provenance(
+        return read_tables(tables, said.source), Provenance(
             said.source, said.of, said.licence, hashed, "harness calibrate TRACE", MADE_BY
         )
     name, path = (source or ["", ""])[0], Path((source or ["", ""])[1])
@@ -156,7 +156,7 @@ def read(trace: Path | None, source: list[str] | None) -> tuple[Recording, Prove
     made = importers.read(known, path)
     hashed = digest(made.inputs, path)
     command = f"harness calibrate --from {name} PATH"
-    return recorded(made.tables, name), Provenance(name, known.of, known.licence, hashed, command, MADE_BY)
+    return read_tables(made.tables, name), Provenance(name, known.of, known.licence, hashed, command, MADE_BY)
 
 
 def initial_constants(recording: Recording, options: argparse.Namespace) -> dict[str, Constants]:

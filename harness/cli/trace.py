@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from traces.summary import Summary
+    from traces.summary import TraceSummary
 
 __all__ = ["add_trace"]
 
@@ -131,7 +131,7 @@ def _convert(options: argparse.Namespace) -> int:
     return 0
 
 
-def _described(summary: Summary) -> str:
+def _described(summary: TraceSummary) -> str:
     origin = summary.origin
     lines = [f"source    {origin.source}, {origin.of}", f"made by   {origin.made_by}"]
     lines += [f"{what:9} {said}" for what, said in (("licence", origin.licence), ("cite", origin.cite)) if said]

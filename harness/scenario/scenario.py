@@ -28,13 +28,14 @@ from harness.scenario.tables import (
     near,
     read,
 )
-from simulators.cluster.conditions import Conditions, placed
+from simulators.cluster.conditions import Conditions, locate_traces
 from simulators.cluster.conditions import check as check_conditions
 from simulators.cluster.profiles import NodeType, load_profiles, profiles
 from simulators.reconfiguration.control_plane import Cluster
 from simulators.reconfiguration.plan import Costs
 from simulators.reconfiguration.plan import check as check_costs
-from simulators.workloads.catalogue import Workload, load_workloads, workload, workloads
+from simulators.workloads.catalogue import load_workloads, workload, workloads
+from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Space, System, Target
 from tuners.settings import Choice, Integer, Knob, Node, Real, shared_out
 
@@ -106,7 +107,7 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
         target=_at(origin, "target", lambda: _target(found.target)),
         check_clocks=found.target.check_clocks,
         budget=_at(origin, "budget", lambda: _finite(found.budget)),
-        conditions=placed(found.conditions, origin.parent),
+        conditions=locate_traces(found.conditions, origin.parent),
         costs=found.costs,
         seeds=found.seeds,
     )

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from simulators.cluster.conditions import Bucket, Conditions, Episode, NodeChange, Recording, Replay, Sleeps, Stragglers
+from simulators.cluster.conditions import Bucket, Conditions, Episode, NodeChange, Replay, ReplayedTrace, Sleeps, Stragglers
 from simulators.reconfiguration.plan import Costs
 from tuners.actions import Scalar
 
@@ -168,7 +168,7 @@ TABLES: dict[str, Any] = {
     "conditions.buckets": Bucket,
     "conditions.nodes": NodeChange,
     "conditions.replay": Replay,
-    **{f"conditions.replay.{role}": Recording for role in Replay.__struct_fields__},
+    **{f"conditions.replay.{role}": ReplayedTrace for role in Replay.__struct_fields__},
     "costs": Costs,
 }
 """The struct of every table, by the table's name in messages; "" is the whole file."""

@@ -27,7 +27,8 @@ from simulators.engine.inputs import Plant
 from simulators.engine.learning import Data
 from simulators.engine.loop import State
 from simulators.reconfiguration.control_plane import Cluster
-from simulators.workloads.catalogue import Workload, workload
+from simulators.workloads.catalogue import workload
+from simulators.workloads.workload import Workload
 from tuners.actions import Setting, SyncPolicy, Target
 
 __all__ = ["STRAGGLERS", "Instance", "InstanceKind", "draw", "stacked"]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from simulators.cluster.profiles import NodeType, device_seconds
 from simulators.engine.inputs import compute_times
 from simulators.reconfiguration.control_plane import Cluster
-from simulators.workloads.catalogue import Demand
+from simulators.workloads.workload import Demand
 from tuners.settings import Setting
 
 __all__ = ["Placement", "balanced", "iteration_seconds", "optimum", "placements", "polished", "schedule", "types"]

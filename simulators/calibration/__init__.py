@@ -1,1 +1,1 @@
-"""Calibration: the simulator's constants fitted to recordings, and how far its predictions are off."""
+"""Calibration: fits the simulator's constants to recordings, and measures the error of its predictions."""

@@ -1,12 +1,12 @@
-"""How long a cycle takes when a job has settled, in closed form: a first answer, for whoever asks too often to simulate.
+"""The mean time of a cycle in steady state, in closed form. The fit evaluates it thousands of times, so it must be fast.
 
-A cycle is that of `simulators.engine.timing`. Without a barrier the cluster is a closed network: workers compute by
-themselves and meet at three stations, the servers' outgoing and incoming bandwidth and their queue of pushes to apply. Its
-mean values are found by the fixed point of Bard and Schweitzer, each worker a class of its own (Lazowska et al.,
-Quantitative System Performance, Section 7.4.2); a transfer that could not use all servers alone waits only for what they
-lack (Seidmann's approximation), and an apply, which takes the same time whenever, meets half of one in service. At a barrier
-all pull at once, the slowest computes longest, and all push at once. The engine is what counts: it is within some percent of
-this, and `simulators.calibration.fit` corrects for the difference.
+A cycle is that of `simulators.engine.timing`. Without a barrier the cluster is a closed queueing network: workers compute
+independently and share three stations, the servers' outgoing bandwidth, their incoming bandwidth, and their queue of pushes
+to apply. Mean values are the fixed point of Bard and Schweitzer, with one class per worker (Lazowska et al., Quantitative
+System Performance, Section 7.4.2). A worker whose own NIC limits a transfer waits only for the shared part of it (Seidmann's
+approximation). An apply has a constant time, so an arriving push waits for half of the apply in service. At a barrier all
+workers pull together, the slowest computes longest, and all push together. The engine is the reference; it differs from
+this by a few percent, and `simulators.calibration.fit` corrects for the difference.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from simulators.engine.inputs import Plant
 __all__ = ["Spans", "spans"]
 
 _ROUNDS = 60
-_GRID = np.linspace(-5.0, 9.0, 141)  # standard deviations of the logarithm at which a maximum is looked at
+_GRID = np.linspace(-5.0, 9.0, 141)  # grid for the distribution of a maximum, in standard deviations of the logarithm
 
 
 class Spans(NamedTuple):
-    """Mean seconds of the parts of a cycle and of all of it, [n]; averaged over a job's workers as pushes are."""
+    """Mean seconds of the parts of a cycle and of the whole cycle, [n]; means over pushes, so fast workers weigh more."""
 
     compute: NDArray[np.float64]
     pull: NDArray[np.float64]
@@ -36,7 +36,7 @@ class Spans(NamedTuple):
 
 
 def spans(plants: Sequence[Plant], barrier: Sequence[bool]) -> Spans:
-    """The parts of a cycle under each of n `plants`; `barrier` says where all workers wait for each other."""
+    """The parts of a cycle for each of n engine inputs; `barrier` says for which of them all workers wait for each other."""
     size = max(len(p.active) for p in plants)
 
     def stacked(name: str) -> NDArray[np.float64]:
@@ -79,7 +79,7 @@ def _network(
     for _ in range(_ROUNDS):
         rate = 1.0 / (think + sum(direct) + pull + push + queue + 1e-300)
         busy = np.minimum(others(rate * apply), 1.0)
-        # Half of the old, or it swings.
+        # Damped by one half; the undamped iteration oscillates.
         pull = 0.5 * pull + 0.5 * shared[0] * (1.0 + others(rate * pull))
         push = 0.5 * push + 0.5 * shared[1] * (1.0 + others(rate * push))
         queue = 0.5 * queue + 0.5 * apply * (1.0 + np.maximum(others(rate * queue) - busy / 2, 0.0))
@@ -109,7 +109,8 @@ def _barrier(
     slowest = _slowest(active, compute, jitter)
     mean = np.where(active, compute, 0.0).sum(axis=1, keepdims=True) / workers
     quickest = np.maximum(2 * mean - slowest, 0.0)
-    # Who is early pushes while others compute: the last has only itself to wait for, or the line of all.
+    # Fast workers push while others still compute. The step ends with the slowest worker's own push, with the queue of all
+    # applies that starts with the fastest worker, or with the transfers of all pushes, whichever is latest.
     alone_push = np.where(active, alone[1], 0.0).max(axis=1, keepdims=True)
     ends = np.stack([slowest + alone_push + apply, quickest + alone_push + workers * apply, quickest + transfers[1] + apply])
     end = ends.max(axis=0)
@@ -117,12 +118,12 @@ def _barrier(
 
 
 def _slowest(active: NDArray[np.bool_], compute: NDArray[np.float64], jitter: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean of the largest of lognormal times with those means and the coefficient of variation `jitter`, [n, 1]."""
+    """Mean of the maximum of lognormal times with these means and the coefficient of variation `jitter`, [n, 1]."""
     sigma = np.maximum(np.sqrt(np.log1p(jitter**2)), 1e-9)
     center = np.log(np.where(active, np.maximum(compute, 1e-300), 1e-300)) - sigma**2 / 2
     top = center.max(axis=1, keepdims=True)
     at = top + sigma * _GRID  # [n, g]
-    # Everybody is below `at`: the product of the workers' distributions.
+    # The maximum is below `at` if all workers are: the product of their distributions.
     logs = log_ndtr((at[:, None, :] - center[:, :, None]) / sigma[:, :, None])
     below = np.exp(np.where(active[:, :, None], logs, 0.0).sum(axis=1))
     steps = np.diff(np.exp(at), axis=1)

@@ -1,11 +1,12 @@
-"""Constants of a workload and of the machines it runs on, fitted to recorded times.
+"""Fits the constants of a workload and of its machines to recorded times.
 
-What is predicted is the simulator's own time. The closed form of `simulators.calibration.closed_form` is fitted by least
-squares to the logarithms of what was recorded; the engine then simulates every setting, and the closed form is multiplied by
-the ratio of the two and fitted again, until the engine's answers are those that fit.
+The predictions are those of the engine. Simulating inside the search would be too slow, so the closed form of
+`simulators.calibration.closed_form` is fitted to the logarithms of the recorded times by least squares. Then the engine
+simulates every setting, the closed form is multiplied by the ratio engine / closed form, and is fitted again. After a few
+rounds, the engine itself fits the recording.
 
-A constant that never had a chance to show (its knob did not vary), or that the recording leaves open by more than an order
-of magnitude, is refused: it keeps its default, and `Fit.refused` says which measurement would tell.
+A constant is refused if its knob never varied, or if its confidence interval is wider than an order of magnitude either way.
+It then keeps its default, and `Fit.refused` says which measurement would determine it.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from simulators.calibration.model import Constants, Row, plant, simulated, simul
 
 __all__ = ["Constants", "Fit", "Row", "completed", "fit", "fit_all", "predicted"]
 
-_ROUNDS = 3  # of fitting what the engine says
+_ROUNDS = 3  # of correcting the closed form to the engine
 _MACHINE = ("apply_exponent", "nic_bytes_per_second", "service_bytes_per_second", "latency_seconds")
 _RESAMPLES = 400
 _WIDE = math.log(10.0) / 1.96  # standard error of a logarithm at which the interval is an order of magnitude either way
-_REACH = 7.0  # of the search, in logarithms, from where it begins
-_SHARES = ("serial_fraction", "apply_exponent")  # from 0 to 1
-_LEAST_NOISE = 0.003  # of a recorded mean, relative: fits better than this tell no more about their constants
-_SCALE = 0.05  # beyond this relative error a row counts less than its square (soft L1)
-_NEEDED = 1.5  # times the cost without a constant, beyond which it stays though it is uncertain
-_VISIBLE = 0.01  # share of a cycle from which on a part of it is fitted
+_REACH = 7.0  # half-width of the search interval, in logarithms
+_SHARES = ("serial_fraction", "apply_exponent")  # constants in [0, 1]
+_LEAST_NOISE = 0.003  # relative error that every recorded mean is assumed to have at least
+_SCALE = 0.05  # relative error above which a row weighs less than its square (soft L1)
+_NEEDED = 1.5  # an uncertain constant stays if the cost without it is more than so many times the cost with it
+_VISIBLE = 0.01  # a part of a cycle is fitted if it takes at least this share of the cycle
 
-# Which measurement would tell each constant, in the order in which doubtful ones are given up.
-_TELLS: dict[str, str] = {
+# The measurement that would determine each constant, in the order in which uncertain constants are dropped.
+_MEASUREMENTS: dict[str, str] = {
     "apply_exponent": "the same job on one, two and many servers, with enough workers to keep all of them busy",
     "master_sample_seconds": "synchronous runs at two batch sizes or more, besides asynchronous ones at two",
     "latency_seconds": "iterations with seconds of pulls and pushes, of a model small enough to take no time",
@@ -55,68 +56,71 @@ _TELLS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a recording says about a workload and its machines."""
+    """The result of fitting one workload of a recording."""
 
     constants: Constants
-    intervals: Mapping[str, tuple[float, float]]  # 95 %, of those that were fitted: bootstrap over rows
+    intervals: Mapping[str, tuple[float, float]]  # of the fitted constants: 95 %, bootstrap over rows
     refused: Mapping[str, str]  # constants that keep their default, and why
-    lent: Mapping[str, float]  # constants of the machines that other workloads of the recording told
+    borrowed: Mapping[str, float]  # constants of the machines that were fitted on other workloads of the recording
     rows: int
     error: float  # median relative error on these rows
-    alike_seconds: float = 0.0  # of computing that take all workers alike: their speeds are of the rest
+    common_seconds: float = 0.0  # compute seconds that do not depend on a worker's speed
 
 
 def fit_all(rows: Sequence[Row], given: Mapping[str, Constants], *, resamples: int = _RESAMPLES) -> dict[str, Fit]:
-    """Fit every workload of a recording. What one leaves open about the machines, the others tell where they can.
+    """Fit every workload of a recording. A constant of the machines that one workload cannot determine is taken from others.
 
-    `given` are the constants to begin with, by workload. Where `model_bytes` is 0 there, transfers tell only the ratio of
-    the model's size and the NIC's rate: the NIC stays as given, and the size is what fits. Raises ValueError for no rows.
+    `given` are the initial constants, by workload. Transfers determine only the ratio of the model's size to the NIC's rate:
+    where `model_bytes` is 0 in `given`, the size is fitted, otherwise the NIC's rate. Raises ValueError for no rows.
     """
     if not rows:
         raise ValueError("Cannot calibrate: no run has both a setting and times; record seconds and steps, or iterations.")
-    apart: dict[str, list[Row]] = {}
+    by_workload: dict[str, list[Row]] = {}
     for row in rows:
-        apart.setdefault(row.workload, []).append(row)
-    fits = {name: fit(mine, given[name], resamples=resamples) for name, mine in apart.items()}
-    for name, mine in apart.items():
-        lent: dict[str, Any] = {}
+        by_workload.setdefault(row.workload, []).append(row)
+    fits = {name: fit(mine, given[name], resamples=resamples) for name, mine in by_workload.items()}
+    for name, mine in by_workload.items():
+        borrowed: dict[str, Any] = {}
         for constant in _MACHINE:
-            told = [getattr(f.constants, constant) for other, f in fits.items() if other != name and constant in f.intervals]
-            if told and constant in fits[name].refused:
-                lent[constant] = math.exp(float(np.mean(np.log(told))))
-        if lent:
-            made = fit(mine, replace(given[name], **lent), resamples=resamples, without=tuple(lent))
-            fits[name] = replace(made, lent=lent)
+            found = [
+                getattr(f.constants, constant) for other, f in fits.items() if other != name and constant in f.intervals
+            ]
+            if found and constant in fits[name].refused:
+                borrowed[constant] = math.exp(float(np.mean(np.log(found))))
+        if borrowed:
+            made = fit(mine, replace(given[name], **borrowed), resamples=resamples, without=tuple(borrowed))
+            fits[name] = replace(made, borrowed=borrowed)
     return fits
 
 
 def fit(rows: Sequence[Row], given: Constants, *, resamples: int = _RESAMPLES, without: Sequence[str] = ()) -> Fit:
-    """Fit to `rows`, of one workload, what they can tell, but for `without`; the rest stays as `given`."""
+    """Fit the constants that `rows`, of one workload, can determine, except `without`; the others stay as `given`."""
     machines = max(r.workers + r.servers for r in rows)
     rows = [replace(r, machines=machines) for r in rows]
     transfer = "nic_bytes_per_second" if given.model_bytes else "model_bytes"
-    refused = {name: why for name, why in _out_of_reach(rows).items() if name not in without}
-    names = [name for name in _TELLS if name not in refused and name not in without]
+    refused = {name: why for name, why in _not_measured(rows).items() if name not in without}
+    names = [name for name in _MEASUREMENTS if name not in refused and name not in without]
     free = [transfer if name == "transfer" else name for name in names]
     problems = [_Problem(rows, given)]
     if any(r.has_parts for r in rows):
+        # Recordings do not say which part of a cycle includes messages and latency: try both, keep the better fit.
         problems.append(_Problem(rows, replace(given, in_transfers=not given.in_transfers)))
-    solved, left = min((_narrowed(p, free, refused) for p in problems), key=lambda f: f[0].cost)
-    alike = 0.0
+    solved, refusals = min((_fit_determined(p, free, refused) for p in problems), key=lambda f: f[0].cost)
+    common = 0.0
     if any(r.speeds for r in rows):
-        # How fast workers are is told by what they take longer than what all take alike, and that is known only now.
+        # A worker's speed follows from its compute time without the part that is common to all workers. This part is known
+        # only after a first fit, so the speeds are computed again, and everything is fitted again.
         found = solved.constants
-        alike = found.fixed_seconds + (0.0 if found.in_transfers else found.overhead_seconds(rows[0]))
-        rows = with_speeds(rows, alike)
-        solved, left = _narrowed(_Problem(rows, solved.problem.given), free, refused)
-    refused = left
+        common = found.fixed_seconds + (0.0 if found.in_transfers else found.overhead_seconds(rows[0]))
+        rows = with_speeds(rows, common)
+        solved, refusals = _fit_determined(_Problem(rows, solved.problem.given), free, refused)
     constants = _with_jitter(solved.constants, rows)
     errors = np.abs(predicted(constants, rows) / np.array([r.cycle_seconds for r in rows]) - 1)
-    return Fit(constants, solved.intervals(resamples), refused, {}, len(rows), float(np.median(errors)), alike)
+    return Fit(constants, solved.intervals(resamples), refusals, {}, len(rows), float(np.median(errors)), common)
 
 
 def _with_jitter(constants: Constants, rows: Sequence[Row]) -> Constants:
-    """With the variation of computing alone, where messages, which take the same time whenever, are recorded with it."""
+    """With the jitter of computing alone: recorded compute times include messages, whose time is constant."""
     timed = [r for r in rows if r.has_parts and not constants.in_transfers]
     shares = [min(constants.overhead_seconds(r) / r.compute_seconds, 0.9) for r in timed]
     return replace(constants, jitter=constants.jitter / (1 - float(np.median(shares)))) if shares else constants
@@ -125,30 +129,30 @@ def _with_jitter(constants: Constants, rows: Sequence[Row]) -> Constants:
 def predicted(constants: Constants, rows: Sequence[Row]) -> NDArray[np.float64]:
     """Seconds of a cycle that the engine simulates for each row."""
     machines = max(r.workers + r.servers for r in rows)
-    return np.array([_engine(constants, replace(r.shape(), machines=machines)).cycle for r in rows])
+    return np.array([_engine(constants, replace(r.setting_only(), machines=machines)).cycle for r in rows])
 
 
 def completed(constants: Constants, rows: Sequence[Row]) -> NDArray[np.float64]:
-    """Seconds from the first of `Row.all_pushes` to the last that the engine simulates for each row."""
+    """Seconds from the first to the last of `Row.all_pushes` pushes that the engine simulates for each row."""
     machines = max(r.workers + r.servers for r in rows)
-    shapes = [replace(r.shape(), machines=machines) for r in rows]
-    return np.array([simulated_seconds(constants, s, r.all_pushes) for s, r in zip(shapes, rows, strict=True)])
+    settings = [replace(r.setting_only(), machines=machines) for r in rows]
+    return np.array([simulated_seconds(constants, s, r.all_pushes) for s, r in zip(settings, rows, strict=True)])
 
 
-# ---------------------------------------------------------------------------------------------------- what can be told
+# ------------------------------------------------------------------------------------------- which constants can be fitted
 
 
-def _out_of_reach(rows: Sequence[Row]) -> dict[str, str]:
-    """Constants whose knob did not vary, or whose time nobody recorded."""
+def _not_measured(rows: Sequence[Row]) -> dict[str, str]:
+    """Constants whose knob did not vary, or whose time was not recorded, and the reason for each."""
     vary = {
         name: len({getattr(r, name) for r in rows}) > 1 for name in ("batch_size", "intra_threads", "servers", "workers")
     }
     parts = any(r.has_parts for r in rows)
-    barrier = {r.held for r in rows}
+    barrier = {r.barrier for r in rows}
     refused = {}
 
     def refuse(name: str, why: str) -> None:
-        refused[name] = f"{why}: record {_TELLS[name]}"
+        refused[name] = f"{why}: record {_MEASUREMENTS[name]}"
 
     if not (vary["batch_size"] or vary["intra_threads"]):
         refuse("fixed_seconds", "neither batch size nor threads ever varied")
@@ -166,26 +170,26 @@ def _out_of_reach(rows: Sequence[Row]) -> dict[str, str]:
         refuse("service_bytes_per_second", "transfers were not timed")
     if barrier != {True, False}:
         refuse("master_seconds", "not both synchronous and asynchronous runs were recorded")
-    if barrier != {True, False} or len({r.batch_size for r in rows if r.held}) < 2:
+    if barrier != {True, False} or len({r.batch_size for r in rows if r.barrier}) < 2:
         refuse("master_sample_seconds", "no synchronous runs of two batch sizes were recorded beside asynchronous ones")
     return refused
 
 
-def _tells(name: str) -> str:
-    return _TELLS["transfer" if name in ("model_bytes", "nic_bytes_per_second") else name]
+def _measurement(name: str) -> str:
+    return _MEASUREMENTS["transfer" if name in ("model_bytes", "nic_bytes_per_second") else name]
 
 
-def _narrowed(problem: _Problem, free: Sequence[str], refused: Mapping[str, str]) -> tuple[_Solved, dict[str, str]]:
-    """The fit of as many of the `free` constants as can be told apart, and who else is refused.
+def _fit_determined(problem: _Problem, free: Sequence[str], refused: Mapping[str, str]) -> tuple[_Solved, dict[str, str]]:
+    """The fit of those `free` constants that the recording determines, and all refused constants with their reasons.
 
-    Of those that the recording leaves open, the one goes that is missed least; of several that are missed alike, the first
-    in the order of `_TELLS`.
+    Uncertain constants are dropped one by one: the one whose absence increases the cost least; of several with about the
+    same increase, the first in the order of `_MEASUREMENTS`.
     """
     left, out = list(free), dict(refused)
     if not problem.given.in_transfers and "latency_seconds" in left:
         left.remove("latency_seconds")
-        out["latency_seconds"] = f"it is recorded with the seconds of computing: record {_tells('latency_seconds')}"
-    solved = problem.engine_true(problem.solve(left), rounds=1)
+        out["latency_seconds"] = f"it is recorded with the seconds of computing: record {_measurement('latency_seconds')}"
+    solved = problem.corrected(problem.solve(left), rounds=1)
     while len(left) > 1:
         errors = solved.standard_errors()
         doubtful = [name for name in left if errors[name] > _WIDE]
@@ -193,74 +197,75 @@ def _narrowed(problem: _Problem, free: Sequence[str], refused: Mapping[str, str]
             break
         idle = [name for name in doubtful if problem.cost(solved.constants, name) <= solved.cost + _LEAST_NOISE**2]
         if len(idle) > 1 or (idle and len(doubtful) > 1):
-            # What nobody misses even before the others are fitted again.
+            # The cost does not rise even without fitting the others again, so no new fit is needed.
             worst = idle[0]
-            out[worst] = _open(solved, worst, errors[worst])
+            out[worst] = _why_uncertain(solved, worst, errors[worst])
             left.remove(worst)
-            solved = problem.lessened(solved, worst)
+            solved = problem.dropping(solved, worst)
             continue
         without = {name: problem.solve([n for n in left if n != name], solved) for name in doubtful}
         least = min(s.cost for s in without.values())
         if least > _NEEDED * solved.cost + _LEAST_NOISE:
             break
         worst = next(name for name in doubtful if without[name].cost <= 1.02 * least + _LEAST_NOISE**2)
-        out[worst] = _open(solved, worst, errors[worst])
+        out[worst] = _why_uncertain(solved, worst, errors[worst])
         left.remove(worst)
         solved = without[worst]
-    return problem.engine_true(solved), out
+    return problem.corrected(solved), out
 
 
-def _open(solved: _Solved, name: str, error: float) -> str:
+def _why_uncertain(solved: _Solved, name: str, error: float) -> str:
     if name in _SHARES:
-        return f"it lies anywhere from 0 to 1: record {_tells(name)}"
+        return f"it lies anywhere from 0 to 1: record {_measurement(name)}"
     span = math.exp(min(1.96 * error, 50.0))
     value = getattr(solved.constants, name)
-    return f"it lies anywhere from {value / span:.1g} to {value * span:.1g}: record {_tells(name)}"
+    return f"it lies anywhere from {value / span:.1g} to {value * span:.1g}: record {_measurement(name)}"
 
 
 # ------------------------------------------------------------------------------------------------------------- fitting
 
 
 class _Problem:
-    """Settings to fit, the median of what was recorded under each, and how the closed form differs from the engine there."""
+    """The settings to fit, the median times recorded under each, and the engine's correction of the closed form."""
 
     def __init__(self, rows: Sequence[Row], given: Constants) -> None:
         self.given = given
         self.rows = rows
-        self.shapes = list(dict.fromkeys(r.shape() for r in rows))
-        every = [np.log(np.array([r.measured() for r in rows if r.shape() == s])) for s in self.shapes]
+        self.settings = list(dict.fromkeys(r.setting_only() for r in rows))
+        every = [np.log(np.array([r.measured() for r in rows if r.setting_only() == s])) for s in self.settings]
         self.measured = np.array([_medians(each) for each in every])  # [n, 4], logarithms
-        self.spread = np.array([_spread(each[:, 3]) for each in every])  # of the medians of cycles: standard errors
+        self.spread = np.array([_standard_error(each[:, 3]) for each in every])  # of the medians of cycles
         share = np.exp(np.where(np.isfinite(self.measured), self.measured, -np.inf) - self.measured[:, 3:])
-        self.seen = share > _VISIBLE
+        self.visible = share > _VISIBLE
         self.correction = np.zeros_like(self.measured)
 
     def residuals(self, constants: Constants) -> NDArray[np.float64]:
-        """Logarithm of predicted over measured, of what is seen, [m]."""
-        off = np.log(self.closed(constants)) + self.correction - self.measured
-        seen: NDArray[np.float64] = np.clip(off[self.seen], -20, 20)
-        return seen
+        """Logarithm of predicted over measured time, of the visible parts, [m]."""
+        off = np.log(self.closed_form_times(constants)) + self.correction - self.measured
+        visible: NDArray[np.float64] = np.clip(off[self.visible], -20, 20)
+        return visible
 
     def cost(self, constants: Constants, without: str) -> float:
-        """What least squares would call the cost, with one constant as it was given."""
+        """The cost of least squares (soft L1), with one constant as it was given."""
         off = self.residuals(replace(constants, **{without: getattr(self.given, without)})) / _SCALE
         return float(_SCALE**2 * np.sum(np.sqrt(1 + off**2) - 1))
 
-    def lessened(self, solved: _Solved, name: str) -> _Solved:
-        """The solution without a constant that it does not need."""
+    def dropping(self, solved: _Solved, name: str) -> _Solved:
+        """The solution without one constant, with the others unchanged."""
         kept = [i for i, free in enumerate(solved.free) if free != name]
         free, jacobian = tuple(solved.free[i] for i in kept), solved.jacobian[:, kept]
         return replace(solved, free=free, at=solved.at[kept], jacobian=jacobian)
 
-    def closed(self, constants: Constants) -> NDArray[np.float64]:
-        """What the closed form says of each shape, [n, 4]."""
-        spans = closed_form.spans([plant(constants, r) for r in self.shapes], [r.held for r in self.shapes])
-        return _observed(constants, self.shapes, spans)
+    def closed_form_times(self, constants: Constants) -> NDArray[np.float64]:
+        """The times of the closed form for each setting, [n, 4]."""
+        spans = closed_form.spans([plant(constants, r) for r in self.settings], [r.barrier for r in self.settings])
+        return _observed(constants, self.settings, spans)
 
     def solve(self, free: Sequence[str], near: _Solved | None = None) -> _Solved:
+        """The least-squares fit of the constants `free`, started at `near` if given."""
         start = {name: _guess(name, self.rows, self.given) for name in free}
         if near:
-            # What had all but vanished begins anew: on a logarithmic scale there is no way back.
+            # Restart a constant that has become tiny: its gradient vanishes on a logarithmic scale, so it would stay tiny.
             values = {name: getattr(near.constants, name) for name in free}
             start = {name: value if value > start[name] / 100 else start[name] / 3 for name, value in values.items()}
         x = np.array([_coded(name, start[name]) for name in free])
@@ -277,11 +282,12 @@ class _Problem:
         )
         return _Solved(self, tuple(free), found.x, found.jac, found.fun, float(found.cost))
 
-    def engine_true(self, solved: _Solved, rounds: int = _ROUNDS) -> _Solved:
-        """Fitted again with the closed form corrected to what the engine says, so many times."""
+    def corrected(self, solved: _Solved, rounds: int = _ROUNDS) -> _Solved:
+        """The fit with the closed form corrected to the engine, repeated `rounds` times."""
         for _ in range(rounds):
-            said = Spans(*np.array([_engine(solved.constants, r) for r in self.shapes]).T)
-            ratio = np.log(_observed(solved.constants, self.shapes, said) / self.closed(solved.constants))
+            simulated_times = Spans(*np.array([_engine(solved.constants, r) for r in self.settings]).T)
+            wanted = _observed(solved.constants, self.settings, simulated_times)
+            ratio = np.log(wanted / self.closed_form_times(solved.constants))
             self.correction = np.where(np.isfinite(ratio), ratio, 0.0)
             solved = self.solve(solved.free, solved)
         return solved
@@ -303,22 +309,23 @@ class _Solved:
         return _with(self.problem.given, self.free, self.at)
 
     def standard_errors(self) -> dict[str, float]:
-        """Of the logarithms; huge where the data say nothing."""
+        """Standard errors of the logarithms; huge where the data do not determine a constant."""
         spare = max(len(self.residuals) - len(self.free), 1)
         squares = np.minimum(self.residuals**2, (3 * _SCALE) ** 2)
         noise = max(math.sqrt(float(squares.sum()) / spare), float(np.median(self.problem.spread)), _LEAST_NOISE)
+        # The small diagonal keeps the matrix invertible where a column of the Jacobian is 0.
         information = self.jacobian.T @ self.jacobian + 1e-12 * np.eye(len(self.free))
         errors = noise * np.sqrt(np.maximum(np.diag(np.linalg.inv(information)), 0.0))
         return dict(zip(self.free, map(float, errors), strict=True))
 
     def intervals(self, resamples: int) -> dict[str, tuple[float, float]]:
-        """95 % percentile intervals from a wild bootstrap: what is off in every setting changes sign or not, by chance, its
-        recorded median is drawn anew, and one step of Gauss and Newton fits both. The settings stay, for there may be one
-        alone of its kind."""
+        """95 % percentile intervals from a wild bootstrap: the residuals of each setting keep or change their sign at
+        random, noise of the recorded median is added, and one Gauss-Newton step fits the result."""
+        # Signs are drawn instead of settings: a setting that alone determines a constant must never be left out.
         rng = np.random.default_rng(0)
-        owner = np.nonzero(self.problem.seen)[0]  # of each residual
+        owner = np.nonzero(self.problem.visible)[0]  # setting of each residual
         spare = math.sqrt(len(self.residuals) / max(len(self.residuals) - len(self.free), 1))
-        signs = rng.choice((-1.0, 1.0), (resamples, len(self.problem.shapes)))
+        signs = rng.choice((-1.0, 1.0), (resamples, len(self.problem.settings)))
         noise = rng.standard_normal(signs.shape) * np.maximum(self.problem.spread, _LEAST_NOISE)
         steps = (signs[:, owner] * self.residuals * spare + noise[:, owner]) @ np.linalg.pinv(self.jacobian, rcond=1e-9).T
         ends = np.percentile(self.at + np.clip(steps, -9, 9), [2.5, 97.5], axis=0) if resamples else (self.at, self.at)
@@ -326,19 +333,19 @@ class _Solved:
 
 
 def _medians(logs: NDArray[np.float64]) -> list[float]:
-    """Of each column, without what is not there; nan where nothing is."""
+    """The median of each column, without missing values; nan for a column without values."""
     kept = [column[np.isfinite(column)] for column in logs.T]
     return [float(np.median(column)) if len(column) else math.nan for column in kept]
 
 
-def _spread(logs: NDArray[np.float64]) -> float:
-    """Standard error of their median, by their median distance from it; 0 for one alone."""
+def _standard_error(logs: NDArray[np.float64]) -> float:
+    """Standard error of the median, from the median absolute deviation; 0 for one value."""
     distance = float(np.median(np.abs(logs - np.median(logs))))
     return 1.4826 * 1.2533 * distance / math.sqrt(len(logs))
 
 
 def _observed(constants: Constants, rows: Sequence[Row], spans: Spans) -> NDArray[np.float64]:
-    """Compute, pull, push and cycle, [n, 4], as the recording divides a cycle: messages count with one part or the other."""
+    """Compute, pull, push and cycle, [n, 4], divided as in the recording: messages belong to transfers or to computing."""
     table = np.stack(spans, axis=1)
     if constants.in_transfers:
         moved = np.array([constants.overhead_seconds(r) for r in rows])
@@ -347,12 +354,12 @@ def _observed(constants: Constants, rows: Sequence[Row], spans: Spans) -> NDArra
 
 
 def _guess(name: str, rows: Sequence[Row], given: Constants) -> float:
-    """A value of the right size to begin at."""
+    """A start value of the right order of magnitude."""
     cycle = float(np.median([r.cycle_seconds for r in rows]))
     compute = float(np.nanmedian([r.compute_seconds if r.has_parts else 0.5 * r.cycle_seconds for r in rows]))
     batch = float(np.median([r.batch_size for r in rows]))
     servers, workers = max(r.servers for r in rows), max(r.workers for r in rows)
-    # Pulling alone is the quickest pull that was recorded; a push takes longer by what is applied.
+    # The fastest recorded pull had the links for itself; a push takes longer than a pull by the apply.
     pulls = [r.pull_seconds * 32 / r.transfer_bits for r in rows if r.pull_seconds > 0]
     alone = min(pulls) if pulls else 0.02 * cycle
     longer = [r.push_seconds - r.pull_seconds for r in rows if r.push_seconds > r.pull_seconds > 0]

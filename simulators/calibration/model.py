@@ -1,4 +1,4 @@
-"""A recorded setting, the constants that are to explain it, and the simulator's answer for the two."""
+"""A recorded setting (`Row`), the constants to fit (`Constants`), and what the engine simulates for both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simulators.engine.inputs import Plant, build
 from simulators.reconfiguration.control_plane import Cluster
 from simulators.reconfiguration.plan import Costs
 from simulators.system import SimulatedSystem
-from simulators.workloads.catalogue import Demand, Workload
+from simulators.workloads.workload import Demand, Workload
 from tuners import policies
 from tuners.actions import Run, Setting, Target
 
@@ -34,13 +34,13 @@ __all__ = [
     "with_speeds",
 ]
 
-_ALIKE = 0.05
-_WARM_UP, _CYCLES, _PUSHES = 20, 40, 1500  # cycles of every worker, and pushes of all of them at least
+_ALIKE = 0.05  # relative difference below which workers count as equally fast
+_WARM_UP, _CYCLES, _PUSHES = 20, 40, 1500  # cycles per worker before and while measuring, and the least number of pushes
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One setting of one run, and the mean times recorded under it. nan: not recorded."""
+    """One setting of one run, and the mean times that were recorded under it; nan: not recorded."""
 
     run: str
     workload: str
@@ -48,41 +48,41 @@ class Row:
     servers: int
     cycle_seconds: float  # from one push of a worker to its next: workers / pushes per second
     batch_size: int = 1  # of one worker
-    intra_threads: int = 0  # 0: as many as there are cores
+    intra_threads: int = 0  # 0: one per core
     inter_threads: int = 0
     transfer_bits: int = 32
     policy: str = "asp"
     staleness: int = 0
-    shared: bool = False  # servers are on the workers' machines
-    speeds: tuple[float, ...] = ()  # of the workers, relative; () is all alike
-    nics: tuple[float, ...] = ()  # of the workers, then of servers on machines of their own, likewise
-    worker_seconds: tuple[tuple[int, float], ...] = ()  # number of each worker, and its median seconds of computing
+    shared: bool = False  # servers run on the workers' machines
+    speeds: tuple[float, ...] = ()  # of the workers, relative; (): all equal
+    nics: tuple[float, ...] = ()  # of the workers, then of servers on their own machines, relative; (): all equal
+    worker_seconds: tuple[tuple[int, float], ...] = ()  # number of each worker, and its median compute seconds
     compute_seconds: float = math.nan
     pull_seconds: float = math.nan
     push_seconds: float = math.nan
-    pushes: int = 0  # that the means are of
-    all_seconds: float = math.nan  # from the first push under the setting to the last, those of its beginning included
-    all_pushes: int = 0  # that these are
-    machines: int = 0  # of the cluster, at least: as many for all rows, so that the engine is compiled once
+    pushes: int = 0  # number of pushes in the means
+    all_seconds: float = math.nan  # from the first to the last push under the setting, warm-up included
+    all_pushes: int = 0  # number of pushes in `all_seconds`
+    machines: int = 0  # least size of the cluster; equal for all rows, so that the engine is compiled once
 
     @property
-    def held(self) -> bool:
+    def barrier(self) -> bool:
         """Whether all workers wait for each other."""
         return self.policy == "bsp" or (self.policy == "ssp" and self.staleness == 0)
 
     @property
     def has_parts(self) -> bool:
-        """Whether computing was timed apart from moving parameters."""
+        """Whether compute time was recorded separately."""
         return not math.isnan(self.compute_seconds)
 
     def measured(self) -> tuple[float, float, float, float]:
-        """Compute, pull, push, cycle; nan where not recorded or nothing."""
+        """Seconds of compute, pull, push and cycle; nan where not recorded, or 0."""
         parts = (self.compute_seconds, self.pull_seconds, self.push_seconds, self.cycle_seconds)
         compute, pull, push, cycle = (p if p > 0 else math.nan for p in parts)
         return compute, pull, push, cycle
 
-    def shape(self) -> Row:
-        """The setting alone, without what was measured: equal for runs that were set alike."""
+    def setting_only(self) -> Row:
+        """The row without its measurements: equal for runs under equal settings."""
         return replace(
             self,
             run="",
@@ -97,17 +97,17 @@ class Row:
         )
 
 
-def with_speeds(rows: Sequence[Row], alike_seconds: float = 0.0) -> tuple[Row, ...]:
-    """The rows with the speed of every worker over the median worker's: a mean over a run's rows, by their pushes.
+def with_speeds(rows: Sequence[Row], common_seconds: float = 0.0) -> tuple[Row, ...]:
+    """The rows with each worker's speed over that of the median worker: a mean over the run's rows, weighted by pushes.
 
-    So many seconds take all alike, whatever their speed. Workers that differ by less than 5 % are alike.
+    `common_seconds` of the compute time do not depend on speed. Workers that differ by less than 5 % count as equal.
     """
     found: dict[tuple[str, int], list[tuple[float, int]]] = {}
     for row in rows:
-        own = {w: max(s - alike_seconds, 0.05 * s) for w, s in row.worker_seconds}
+        own = {w: max(s - common_seconds, 0.05 * s) for w, s in row.worker_seconds}
         for worker, seconds in own.items():
             found.setdefault((row.run, worker), []).append((float(np.median(list(own.values()))) / seconds, row.pushes))
-    speed = {key: round(sum(r * n for r, n in told) / sum(n for _, n in told), 3) for key, told in found.items()}
+    speed = {key: round(sum(r * n for r, n in seen) / sum(n for _, n in seen), 3) for key, seen in found.items()}
     made = []
     for row in rows:
         mine = tuple(speed[row.run, w] for w, _ in row.worker_seconds)
@@ -118,7 +118,7 @@ def with_speeds(rows: Sequence[Row], alike_seconds: float = 0.0) -> tuple[Row, .
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """What the simulator must know of a workload on one type of machine. Named as in `Demand` and `NodeType`."""
+    """The constants of a workload on one type of machine, named as in `Demand` and `NodeType`."""
 
     cores: int = 16
     model_bytes: float = 0.0
@@ -136,15 +136,15 @@ class Constants:
     jitter: float = 0.1
     sleeps: Sleeps | None = None
     discipline: Literal["maxmin", "uneven"] = "maxmin"  # how transfers share NICs, as in `Cluster`
-    in_transfers: bool = False  # the recording counts messages and latency with pulls and pushes, not with computing
+    in_transfers: bool = False  # recorded pull and push times include messages and latency; otherwise compute time does
 
     def overhead_seconds(self, row: Row) -> float:
-        """Per cycle, of messages and latency."""
+        """Seconds of messages and latency per cycle."""
         return 2 * self.message_seconds * row.servers + 2 * self.latency_seconds
 
 
 def node_type(constants: Constants, name: str = "calibrated", speed: float = 1.0, nic: float = 1.0) -> NodeType:
-    """The machine that the constants describe, its cores `speed` times as fast and its NIC `nic` times."""
+    """The machine of the constants, with `speed` times the speed of its cores and `nic` times the rate of its NIC."""
     return NodeType(
         name=name,
         cores=constants.cores,
@@ -157,13 +157,13 @@ def node_type(constants: Constants, name: str = "calibrated", speed: float = 1.0
 
 
 def demand(constants: Constants) -> Demand:
-    """What the job asks, by the constants."""
+    """The demand of the constants."""
     names = [n for n in Demand.__struct_fields__ if hasattr(constants, n)]
     return Demand(**{n: getattr(constants, n) for n in names})
 
 
 def cluster(constants: Constants, row: Row) -> Cluster:
-    """The machines of a row: its workers first, then its servers unless they share machines."""
+    """The machines of a row: its workers, then its servers unless they run on the workers' machines."""
     speeds = row.speeds or (1.0,) * row.workers
     needed = max(row.workers, row.servers) if row.shared else row.workers + row.servers
     spare = max(needed, row.machines) - row.workers
@@ -191,13 +191,13 @@ def setting(row: Row) -> Setting:
 
 
 def plant(constants: Constants, row: Row) -> Plant:
-    """The numbers that the simulator runs a row on."""
+    """The engine's inputs for a row."""
     made, policy = cluster(constants, row), policies.named(row.policy, row.staleness)
     return build(
         made.nodes,
         made.latency_seconds,
         Workload(name=row.workload, demand=demand(constants), proxy=None),
-        setting(row.shape()),
+        setting(row.setting_only()),
         Conditions(jitter=constants.jitter, sleeps=constants.sleeps),
         Target("clocks", 2**30),
         evaluate_clocks=2**30,
@@ -208,7 +208,7 @@ def plant(constants: Constants, row: Row) -> Plant:
 
 
 def simulated(constants: Constants, row: Row) -> Spans:
-    """What the engine simulates for a row, once workers have fallen out of step: parts of a cycle and all of it."""
+    """The mean parts of a cycle that the engine simulates for a row, after a warm-up in which workers fall out of step."""
     system = _system(constants, row)
     system.perform(Run(clocks=_WARM_UP * row.workers))
     cycles = max(_CYCLES, -(-_PUSHES // row.workers))
@@ -221,7 +221,7 @@ def simulated(constants: Constants, row: Row) -> Spans:
 
 
 def simulated_seconds(constants: Constants, row: Row, pushes: int) -> float:
-    """From the first to the last of so many pushes that the engine simulates for a job that begins as the row was set."""
+    """Simulated seconds from the first to the last of so many `pushes`, for a job that starts under the row's setting."""
     seconds = _system(constants, row).perform(Run(clocks=pushes)).pushes.seconds
     return float(seconds[-1] - seconds[0]) if len(seconds) == pushes else math.nan
 
@@ -230,4 +230,4 @@ def _system(constants: Constants, row: Row) -> SimulatedSystem:
     job = Workload(name=row.workload, demand=demand(constants), proxy=None)
     conditions = Conditions(jitter=constants.jitter, sleeps=constants.sleeps)
     rules = ((), Target("clocks", 2**30), 1e12, conditions, Costs(), 2**30, 0)
-    return SimulatedSystem("calibration", cluster(constants, row), job, setting(row.shape()), *rules)
+    return SimulatedSystem("calibration", cluster(constants, row), job, setting(row.setting_only()), *rules)

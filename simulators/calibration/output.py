@@ -1,4 +1,4 @@
-"""What was calibrated as TOML: node types, workloads and costs that the simulator loads, and where every figure comes from.
+"""Writes a calibration as TOML: node types, workloads and costs that scenarios load, and the origin of every figure.
 
 The same recording gives the same bytes.
 """
@@ -18,14 +18,14 @@ from simulators.calibration.fit import Fit, Row
 from simulators.calibration.model import demand, with_speeds
 from simulators.calibration.recordings import Recording
 from simulators.calibration.staleness import LEVEL, PROXY, Effort, fitted_rate, proxy_ratio, ratio
-from simulators.workloads.catalogue import Demand
+from simulators.workloads.workload import Demand
 
-__all__ = ["Provenance", "digest", "text"]
+__all__ = ["Provenance", "digest", "to_toml"]
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a calibration comes from."""
+    """The origin of a calibration. Its fields are keys of the file."""
 
     source: str
     of: str
@@ -36,7 +36,7 @@ class Provenance:
 
 
 def digest(paths: Sequence[Path], root: Path) -> str:
-    """SHA-256 of the names (below `root`) and the bytes of all `paths`."""
+    """SHA-256 of the names (relative to `root`) and the bytes of all `paths`."""
     found = hashlib.sha256()
     for path in sorted(paths):
         name = path.relative_to(root).as_posix() if root.is_dir() else path.name
@@ -44,11 +44,11 @@ def digest(paths: Sequence[Path], root: Path) -> str:
     return found.hexdigest()
 
 
-def text(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -> str:
-    """The whole file."""
+def to_toml(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -> str:
+    """The text of the file."""
     lines = [
         "# Written by `harness calibrate`. Node types: cluster.profiles = this file; workloads: workload.file = this file;",
-        "# what stands under cluster, costs and conditions belongs into a scenario's tables of those names.",
+        "# copy the tables cluster, costs and conditions into a scenario's tables of the same names.",
         "",
         *_table("calibration", {name: getattr(origin, name) for name in Provenance.__slots__}),
         *_table("calibration.caveats", {str(i): why for i, why in enumerate(recording.caveats)}),
@@ -58,12 +58,12 @@ def text(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -> s
         costs["policy_restart_seconds"] = median(recording.switch_seconds)
     if recording.restart_seconds:
         costs |= _restarts(recording.restart_seconds)
-    # One for the whole file: constants are true of the discipline that they were fitted under, and of no other.
+    # Constants are valid only for the network discipline under which they were fitted, so the file has exactly one.
     (discipline,) = {fit.constants.discipline for fit in fits.values()}
     lines += _table("cluster", {"discipline": discipline})
     lines += _table("costs", costs)
     for name, fit in fits.items():
-        rows = with_speeds([r for r in recording.rows if r.workload == name], fit.alike_seconds)
+        rows = with_speeds([r for r in recording.rows if r.workload == name], fit.common_seconds)
         lines += _workload(name, fit, rows, origin)
     for name in dict.fromkeys(e.workload for e in recording.efforts):
         lines += _staleness(name, [e for e in recording.efforts if e.workload == name])
@@ -74,17 +74,17 @@ def text(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -> s
 
 
 def _staleness(name: str, found: Sequence[Effort]) -> list[str]:
-    """How many more mini-batches asynchronous training took, and the proxy that takes about as many more."""
+    """The recorded staleness ratio, and the proxy with about the same ratio."""
     wanted = ratio(found)
     if not math.isfinite(wanted):
         return []
     rate = fitted_rate(wanted, found[0].workers)
-    said = {"recorded_ratio": wanted, "level": LEVEL, "proxy": PROXY, "learning_rate": rate}
-    return _table(f"calibration.staleness.{_key(name)}", said | {"proxy_ratio": proxy_ratio(rate, found[0].workers)})
+    values = {"recorded_ratio": wanted, "level": LEVEL, "proxy": PROXY, "learning_rate": rate}
+    return _table(f"calibration.staleness.{_key(name)}", values | {"proxy_ratio": proxy_ratio(rate, found[0].workers)})
 
 
 def _restarts(timed: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Seconds of a restart; where the bytes differ, what they take is apart from it."""
+    """Seconds of a restart; if the bytes moved differ enough, also the rate at which they move."""
     sizes = [size for _, size in timed]
     if max(sizes) < 2 * max(min(sizes), 1.0):
         return {"restart_seconds": median(seconds for seconds, _ in timed)}
@@ -92,12 +92,12 @@ def _restarts(timed: Sequence[tuple[float, float]]) -> dict[str, float]:
     moved = median(b for b in sizes if b > median(sizes)) - median(b for b in sizes if b <= median(sizes))
     rate = moved / max(high - low, 1e-9)
     rest = median(seconds - size / rate for seconds, size in timed)
-    # Half of the bytes are written, half of them read.
+    # The recorded bytes are half written and half read, so one rate is used for both directions.
     return {"restart_seconds": max(rest, 0.0), "checkpoint_bytes_per_second": rate, "restore_bytes_per_second": rate}
 
 
 def _workload(name: str, fit: Fit, rows: Sequence[Row], origin: Provenance) -> list[str]:
-    constants, said = fit.constants, f"calibrated to {origin.source}, {fit.rows} rows, SHA-256 {origin.digest[:12]}"
+    constants, source = fit.constants, f"calibrated to {origin.source}, {fit.rows} rows, SHA-256 {origin.digest[:12]}"
     defaults = dict(zip(Demand.__struct_fields__[2:], Demand.__struct_defaults__, strict=True))
     asked = demand(constants)
     shown = {f: getattr(asked, f) for f in Demand.__struct_fields__ if f not in defaults or getattr(asked, f) != defaults[f]}
@@ -109,10 +109,10 @@ def _workload(name: str, fit: Fit, rows: Sequence[Row], origin: Provenance) -> l
         machine["nic_bytes_per_second"] = constants.nic_bytes_per_second
         if math.isfinite(constants.service_bytes_per_second):
             machine["service_bytes_per_second"] = constants.service_bytes_per_second
-        machine |= {"devices": [{"kind": "cpu", "speed": speed}], "source": f"{said}; memory is an assumption"}
+        machine |= {"devices": [{"kind": "cpu", "speed": speed}], "source": f"{source}; memory is an assumption"}
         lines += _table(f"profiles.{_key(name if speed == 1.0 else f'{name}-{speed:g}')}", machine)
     summary = f"{name}, as recorded: {min(r.workers for r in rows)} to {max(r.workers for r in rows)} workers"
-    job = {"summary": summary, "source": said, "batch_size": batches[len(batches) // 2]}
+    job = {"summary": summary, "source": source, "batch_size": batches[len(batches) // 2]}
     lines += _table(f"workloads.{_key(name)}", job)
     lines += _table(f"workloads.{_key(name)}.demand", shown)
     conditions: dict[str, Any] = {"jitter": constants.jitter}
@@ -124,7 +124,7 @@ def _workload(name: str, fit: Fit, rows: Sequence[Row], origin: Provenance) -> l
         at, {"rows": fit.rows, "median_relative_error": fit.error, "messages_in_transfers": constants.in_transfers}
     )
     lines += _table(f"{at}.intervals", {n: list(ends) for n, ends in fit.intervals.items()})
-    lines += _table(f"{at}.from_other_workloads", dict(fit.lent))
+    lines += _table(f"{at}.from_other_workloads", dict(fit.borrowed))
     return lines + _table(f"{at}.refused", dict(fit.refused))
 
 

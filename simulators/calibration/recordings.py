@@ -1,8 +1,8 @@
-"""What a trace says about time: one row per run and setting, the noise of single mini-batches, the cost of switches.
+"""Reads from a trace what calibration needs: one row per run and setting, the noise of mini-batches, the cost of switches.
 
-Three kinds of recording are understood. With *iterations*, every push has a time, or the parts of a cycle have theirs; with
-*progress*, steps and seconds are read along the way; else the run's total counts. A step is one worker's mini-batch, and in
-a synchronous run without iterations one of every worker.
+There are three kinds of recordings. With *iterations*, each push has its time, or the parts of its cycle; with *progress*,
+there are pairs of steps and seconds during the run; otherwise there are only the totals of the run. A step is one
+mini-batch of one worker; in a synchronous run without iterations it is one mini-batch of every worker.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ from simulators.calibration.model import Row, with_speeds
 from simulators.calibration.staleness import Effort, efforts
 from simulators.cluster.conditions import Sleeps
 
-__all__ = ["Noise", "Recording", "recorded"]
+__all__ = ["Noise", "Recording", "read_tables"]
 
-_HELD = ("bsp",)
-_WARM_UP = 0.2  # share of a stretch that is left out while workers fall out of step
-_FEWEST = 3  # cycles of every worker that make a stretch worth a row
-_FAR = 4.0  # standard deviations of the logarithm beyond which a time is no jitter
-_RARE = 0.002
+_SYNCHRONOUS = ("bsp",)
+_WARM_UP = 0.2  # share at the start of a segment that is left out, while workers fall out of step
+_FEWEST = 3  # a segment with fewer cycles per worker gives no row
+_FAR = 4.0  # a time beyond so many standard deviations of the logarithm is a sleep, not jitter
+_RARE = 0.002  # a smaller share of such times is ignored
 _NO_RATES = {"trimtuner-tf-ps": "its counts of iterations are not those that took its seconds"}
 _PARTS = ("compute_seconds", "pull_seconds", "push_seconds", "wait_seconds")
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How the times of single mini-batches differ: most are lognormal, and some workers sleep now and then."""
+    """The noise of compute times of mini-batches: lognormal, with occasional sleeps."""
 
     jitter: float  # coefficient of variation
     sleeps: Sleeps | None
-    times: int  # that were looked at
-    recorded_p99: float  # over the median
-    fitted_p99: float  # of the lognormal distribution, likewise
+    times: int  # number of mini-batches
+    recorded_p99: float  # 99th percentile over the median
+    fitted_p99: float  # the same, of the lognormal distribution
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A trace, as far as calibration reads it."""
+    """What calibration reads from a trace."""
 
     rows: tuple[Row, ...]
     noise: Noise | None  # None: single mini-batches were not timed
-    switch_seconds: tuple[float, ...]  # nobody trained while the policy was changed
-    restart_seconds: tuple[tuple[float, float], ...]  # other changes by restarting: seconds, bytes moved
-    efforts: tuple[Effort, ...]  # of runs that were synchronous, or asynchronous, all the time
-    caveats: tuple[str, ...]  # what was recorded and is not used, and why; what is biased
-    nic_bytes_per_second: float | None = None  # of the usual machine, where the trace says
+    switch_seconds: tuple[float, ...]  # stall of each change of the policy
+    restart_seconds: tuple[tuple[float, float], ...]  # other reconfigurations by checkpoint: seconds, bytes moved
+    efforts: tuple[Effort, ...]  # of runs with one policy, synchronous or asynchronous
+    caveats: tuple[str, ...]  # recorded data that is not used, and why; biases
+    nic_bytes_per_second: float | None = None  # median over the machines, if the trace has NIC rates
 
 
-def recorded(tables: Mapping[str, pl.DataFrame], source: str = "") -> Recording:
-    """The rows of a trace's tables; `source` is its origin's name.
+def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "") -> Recording:
+    """The recording in a trace's tables; `source` is the name of its origin.
 
-    Raises ValueError for a source whose counts do not belong to its seconds.
+    Raises ValueError for a source whose counts of iterations do not match its seconds.
     """
     if source in _NO_RATES:
         raise ValueError(f"Cannot calibrate to {source}: {_NO_RATES[source]}.")
@@ -68,41 +68,46 @@ def recorded(tables: Mapping[str, pl.DataFrame], source: str = "") -> Recording:
     iterations, progress = tables.get("iterations"), tables.get("progress")
     noise = None
     if iterations is not None and iterations.height:
-        timed = _settled(iterations.filter(pl.col("seconds").is_not_null()), tables.get("reconfigurations"))
-        stretches = _stretches(timed, settings)
-        rows, noise = list(with_speeds(list(_of_iterations(stretches)))), _noise(stretches)
+        timed = _outside_changes(iterations.filter(pl.col("seconds").is_not_null()), tables.get("reconfigurations"))
+        segments = _segments(timed, settings)
+        rows, noise = list(with_speeds(list(_rows_of_iterations(segments)))), _noise(segments)
     else:
         rates = pl.DataFrame() if progress is None else _rates(progress, settings)
-        rows = list(_of_progress(rates)) if rates.height else list(_of_runs(tables, settings))
+        rows = list(_rows_of_progress(rates)) if rates.height else list(_rows_of_runs(tables, settings))
         runs = tables["runs"].filter(pl.col("seconds").is_null(), pl.col("trimmed_seconds").is_not_null())
         if not rates.height and runs.height:
             names = ", ".join(sorted(set(runs["workload"].drop_nulls())))
             caveats.append(
-                f"{runs.height} runs ({names}) have trimmed seconds only, but all their steps: too short by a part"
+                f"{runs.height} runs ({names}) have trimmed seconds only, but all their steps: cycle times are too short"
             )
-    switches, restarts = _changes(tables, settings)
+    switches, restarts = _change_costs(tables, settings)
     usual = next(iter(settings["usual_nic"].to_list()), None)
     return Recording(tuple(rows), noise, switches, restarts, tuple(efforts(tables)), tuple(caveats), usual)
 
 
 def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.DataFrame:
-    """What runs were set to, with each run's workload, without those that the simulator cannot be set to."""
+    """The settings of the runs, with each run's workload, without settings that the simulator cannot represent."""
     extras = pl.col("extras").fill_null("{}")
     runs = tables["runs"].select("run", "workload", "extras").with_columns(extras)
     slowed = [r["run"] for r in runs.to_dicts() if json.loads(r["extras"]).get("n_stragglers")]
     if slowed:
-        caveats.append(f"{len(slowed)} runs with stragglers: what slowed them down is no constant of machines or workload")
+        caveats.append(
+            f"{len(slowed)} runs with stragglers are left out: stragglers are no constant of machines or workload"
+        )
     made = tables["settings"].filter(pl.col("workers").is_not_null(), pl.col("servers").is_not_null())
     if made.height < tables["settings"].height:
-        caveats.append(f"{tables['settings'].height - made.height} settings that do not tell workers and servers")
+        missing = tables["settings"].height - made.height
+        caveats.append(f"{missing} settings without the numbers of workers and servers are left out")
     made = made.filter(~pl.col("run").is_in(slowed)).join(runs, on="run", how="left", maintain_order="left")
     nominal = [_nics(setting) for setting in made.to_dicts()]
     rates = [rate for nics in nominal for rate in nics.values()]
     usual = median(rates) if rates else None
     differ = sum(_shared(s) and not {*nics.values()} <= {usual} for s, nics in zip(made.to_dicts(), nominal, strict=True))
     if differ:
-        caveats.append(f"{differ} settings have servers on workers' machines: all links are taken to be the usual one there")
-    made = made.sort("run", "branch", "seconds", maintain_order=True).with_row_index("stretch")
+        caveats.append(
+            f"{differ} settings have servers on workers' machines: all links are assumed to be the usual one there"
+        )
+    made = made.sort("run", "branch", "seconds", maintain_order=True).with_row_index("segment")
     return made.with_columns(usual_nic=pl.lit(usual, pl.Float64))
 
 
@@ -111,7 +116,7 @@ def _row(setting: Mapping[str, Any], cycle_seconds: float, **measured: Any) -> R
     whole = json.loads(setting["setting"]) if setting["setting"] else {}
     shared, nics = _shared(setting), _nics(setting)
     names = [*whole.get("workers", ()), *whole.get("servers", ())]
-    told = not shared and nics.keys() >= set(names) and not set(nics.values()) <= {setting["usual_nic"]}
+    nics_differ = not shared and nics.keys() >= set(names) and not set(nics.values()) <= {setting["usual_nic"]}
     batch = setting["batch_size"] or round(extras.get("total_batch_size", 1) / setting["workers"])
     return Row(
         run=setting["run"],
@@ -126,30 +131,30 @@ def _row(setting: Mapping[str, Any], cycle_seconds: float, **measured: Any) -> R
         policy=setting["policy"] or "asp",
         staleness=setting["staleness"] or 0,
         shared=shared,
-        nics=tuple(nics[n] / setting["usual_nic"] for n in names) if told else (),
+        nics=tuple(nics[n] / setting["usual_nic"] for n in names) if nics_differ else (),
         **measured,
     )
 
 
 def _shared(setting: Mapping[str, Any]) -> bool:
-    """Whether servers are on the workers' machines."""
+    """Whether servers run on the workers' machines."""
     whole = json.loads(setting["setting"]) if setting["setting"] else {}
     options = json.loads(setting["options"] or "{}")
     return bool(options.get("servers_share_nodes") or set(whole.get("workers", ())) & set(whole.get("servers", ())))
 
 
 def _nics(setting: Mapping[str, Any]) -> dict[str, float]:
-    """Bytes per second of each node's NIC, where the run's extras say: {"nodes": {"n0": {"nic_bytes_per_second": 1e6}}}."""
+    """Bytes per second of each node's NIC, if in the run's extras: {"nodes": {"n0": {"nic_bytes_per_second": 1e6}}}."""
     nodes = json.loads(setting["extras"] or "{}").get("nodes", {})
-    return {name: float(said["nic_bytes_per_second"]) for name, said in nodes.items() if "nic_bytes_per_second" in said}
+    return {name: float(node["nic_bytes_per_second"]) for name, node in nodes.items() if "nic_bytes_per_second" in node}
 
 
 # ---------------------------------------------------------------------------------------------------------- iterations
 
 
-def _settled(iterations: pl.DataFrame, changes: pl.DataFrame | None) -> pl.DataFrame:
-    """The pushes that were completed while no reconfiguration was under way, for those belong to no setting; `after` tells
-    after which they were."""
+def _outside_changes(iterations: pl.DataFrame, changes: pl.DataFrame | None) -> pl.DataFrame:
+    """The pushes that were completed while no reconfiguration was in progress; `after` is the number of the one before."""
+    # A push during a reconfiguration belongs to neither setting.
     if changes is None or not changes.height:
         return iterations.with_columns(after=pl.lit(None, pl.UInt32))
     made = changes.sort("seconds").select("run", "branch", "seconds").with_row_index("after")
@@ -163,36 +168,37 @@ def _settled(iterations: pl.DataFrame, changes: pl.DataFrame | None) -> pl.DataF
     return joined.filter(kept).select(iterations.columns)
 
 
-def _stretches(iterations: pl.DataFrame, settings: pl.DataFrame) -> list[tuple[dict[str, Any], pl.DataFrame]]:
-    """The pushes under each setting of each run, whole cycles of all workers, without those of its beginning. A change that
-    failed leaves the setting as it was, and yet parts what was before from what came after."""
-    known = settings.select("run", "branch", "seconds", "stretch").sort("seconds")
+def _segments(iterations: pl.DataFrame, settings: pl.DataFrame) -> list[tuple[dict[str, Any], pl.DataFrame]]:
+    """The pushes split into segments at every reconfiguration, failed ones too: whole cycles of all workers, without the
+    warm-up. Each segment comes with its setting."""
+    known = settings.select("run", "branch", "seconds", "segment").sort("seconds")
     joined = iterations.sort("seconds", maintain_order=True).join_asof(
         known, on="seconds", by=["run", "branch"], check_sortedness=False
     )
-    described = {s["stretch"]: s for s in settings.to_dicts()}
+    described = {s["segment"]: s for s in settings.to_dicts()}
     branches = dict(iterations.group_by("run").agg(pl.col("branch").n_unique()).iter_rows())
     found = []
-    apart = joined.filter(pl.col("stretch").is_not_null()).group_by("stretch", "after", maintain_order=True)
-    for (stretch, _), pushes in apart:
-        setting = described[stretch]
+    # By `after` as well: a reconfiguration that failed has no row in `settings`, but its stall is between two segments.
+    apart = joined.filter(pl.col("segment").is_not_null()).group_by("segment", "after", maintain_order=True)
+    for (segment, _), pushes in apart:
+        setting = described[segment]
         each = max(setting["workers"], 1)
         cycles = pushes.height // each
         if cycles >= _FEWEST:
             first = max(1, int(_WARM_UP * cycles)) * each
-            kept = pushes.slice(first - 1, (cycles * each) - first + 1)  # one before, for its time
+            kept = pushes.slice(first - 1, (cycles * each) - first + 1)  # with the push before, whose time is the start
             whole = {"all_pushes": pushes.height, "all_seconds": float(pushes["seconds"][-1] - pushes["seconds"][0])}
             found.append((setting | whole | {"branches": branches[setting["run"]]}, kept))
     return found
 
 
-def _of_iterations(stretches: list[tuple[dict[str, Any], pl.DataFrame]]) -> Iterator[Row]:
-    for setting, with_first in stretches:
+def _rows_of_iterations(segments: list[tuple[dict[str, Any], pl.DataFrame]]) -> Iterator[Row]:
+    for setting, with_first in segments:
         pushes = with_first.slice(1)
         times = {name: float(pushes[name].mean()) for name in _PARTS if pushes[name].null_count() < pushes.height}  # type: ignore[arg-type]
         seconds = float(with_first["seconds"][-1] - with_first["seconds"][0])
         cycle = setting["workers"] * seconds / pushes.height
-        if setting["branches"] > 1 and len(times) == len(_PARTS):  # other branches ran meanwhile
+        if setting["branches"] > 1 and len(times) == len(_PARTS):  # the segment's seconds include other branches
             by_worker = pushes.group_by("worker").agg(pl.sum_horizontal(_PARTS).mean().alias("cycle"))["cycle"].to_numpy()
             cycle = len(by_worker) / float((1 / by_worker).sum())
         each = pushes.group_by("worker").agg(pl.col("compute_seconds").median()).drop_nulls().sort("worker")
@@ -202,10 +208,10 @@ def _of_iterations(stretches: list[tuple[dict[str, Any], pl.DataFrame]]) -> Iter
         yield _row(setting, cycle, pushes=pushes.height, worker_seconds=tuple(each.iter_rows()), **parts)
 
 
-def _noise(stretches: list[tuple[dict[str, Any], pl.DataFrame]]) -> Noise | None:
-    """The distribution of a mini-batch's compute time around the median of its worker and setting."""
+def _noise(segments: list[tuple[dict[str, Any], pl.DataFrame]]) -> Noise | None:
+    """The distribution of compute times of mini-batches around the median of their worker and segment."""
     ratios, seconds = [], []
-    for _, pushes in stretches:
+    for _, pushes in segments:
         timed = pushes.filter(pl.col("compute_seconds") > 0)
         middle = pl.col("compute_seconds").median().over("worker")
         ratios.append(timed.select(pl.col("compute_seconds") / middle).to_series().to_numpy())
@@ -213,6 +219,7 @@ def _noise(stretches: list[tuple[dict[str, Any], pl.DataFrame]]) -> Noise | None
     ratio, excess = (np.concatenate(x) if x else np.zeros(0) for x in (ratios, seconds))
     if len(ratio) < 20:
         return None
+    # Quantiles at one standard deviation instead of the deviation itself, so that sleeps do not count as jitter.
     low, high = np.quantile(np.log(ratio), [0.16, 0.84])
     sigma = max(float(high - low) / 2, 1e-4)
     far = ratio > max(math.exp(_FAR * sigma), 1.2)
@@ -227,35 +234,35 @@ def _noise(stretches: list[tuple[dict[str, Any], pl.DataFrame]]) -> Noise | None
 
 
 def _rates(progress: pl.DataFrame, settings: pl.DataFrame) -> pl.DataFrame:
-    """Steps per second under each setting, of intervals between records that are wholly under it.
+    """Steps and seconds under each setting, summed over the intervals between two records under the same setting.
 
-    Left out are those whose steps took over three times the median, in asynchronous runs only if they took a minute:
-    pauses and switches.
+    An interval counts as a pause or switch, and is left out, if a step takes over three times the median; in asynchronous
+    runs only if the interval is also longer than a minute.
     """
-    known = settings.select("run", "branch", "seconds", "stretch", mode="policy").sort("seconds")
+    known = settings.select("run", "branch", "seconds", "segment", mode="policy").sort("seconds")
     loss = progress.filter(pl.col("training_loss").is_not_null(), pl.col("seconds").is_not_null())
     joined = loss.sort("seconds", maintain_order=True).join_asof(
         known, on="seconds", by=["run", "branch"], check_sortedness=False
     )
     within = (
-        joined.filter(pl.col("stretch").is_not_null())
+        joined.filter(pl.col("segment").is_not_null())
         .with_columns(
-            pl.col("seconds").diff().over("stretch").alias("took"), pl.col("steps").diff().over("stretch").alias("done")
+            pl.col("seconds").diff().over("segment").alias("took"), pl.col("steps").diff().over("segment").alias("done")
         )
         .filter(pl.col("done") > 0, pl.col("took") > 0)
     )
     each = pl.col("took") / pl.col("done")
-    long = (each > 3 * each.median().over("stretch")) & (pl.col("mode").is_in(_HELD) | (pl.col("took") > 60))
-    sums = within.filter(~long).group_by("stretch", maintain_order=True).agg(pl.col("done", "took").sum(), pl.len())
-    return settings.join(sums, on="stretch", how="inner", maintain_order="left").filter(pl.col("len") >= _FEWEST)
+    long = (each > 3 * each.median().over("segment")) & (pl.col("mode").is_in(_SYNCHRONOUS) | (pl.col("took") > 60))
+    sums = within.filter(~long).group_by("segment", maintain_order=True).agg(pl.col("done", "took").sum(), pl.len())
+    return settings.join(sums, on="segment", how="inner", maintain_order="left").filter(pl.col("len") >= _FEWEST)
 
 
-def _of_progress(rates: pl.DataFrame) -> Iterator[Row]:
+def _rows_of_progress(rates: pl.DataFrame) -> Iterator[Row]:
     for setting in rates.to_dicts():
         yield _row(setting, _cycle(setting, setting["took"] / setting["done"]), pushes=setting["done"])
 
 
-def _of_runs(tables: Mapping[str, pl.DataFrame], settings: pl.DataFrame) -> Iterator[Row]:
+def _rows_of_runs(tables: Mapping[str, pl.DataFrame], settings: pl.DataFrame) -> Iterator[Row]:
     runs = tables["runs"].drop("workload", "extras").rename({"seconds": "run_seconds"})
     joined = settings.unique("run", keep="none", maintain_order=True).join(
         runs, on="run", how="inner", maintain_order="left"
@@ -271,16 +278,16 @@ def _of_runs(tables: Mapping[str, pl.DataFrame], settings: pl.DataFrame) -> Iter
 
 
 def _cycle(setting: Mapping[str, Any], step_seconds: float) -> float:
-    return step_seconds if setting["policy"] in _HELD else setting["workers"] * step_seconds
+    return step_seconds if setting["policy"] in _SYNCHRONOUS else setting["workers"] * step_seconds
 
 
 # --------------------------------------------------------------------------------------------------------------- changes
 
 
-def _changes(
+def _change_costs(
     tables: Mapping[str, pl.DataFrame], settings: pl.DataFrame
 ) -> tuple[tuple[float, ...], tuple[tuple[float, float], ...]]:
-    """Seconds of changes of the policy, and seconds and bytes of other restarts."""
+    """Seconds of changes of the policy, and seconds and bytes of other reconfigurations by checkpoint."""
     made = tables.get("reconfigurations")
     if made is None or not made.height:
         return (), ()

@@ -1,10 +1,10 @@
-"""What staleness costs: mini-batches to an accuracy, asynchronous over synchronous, recorded and at proxy scale.
+"""The cost of staleness: mini-batches until an accuracy, asynchronous over synchronous, recorded and with a proxy.
 
-How many more mini-batches asynchronous training takes depends on how near the learning rate is to where it becomes unstable,
-and that is the one constant fitted here: the rate of a proxy that really learns, a perceptron on digits in place of the
-recorded network. Momentum is 0.9, and a synchronous step averages gradients at a rate as many times as large as there are
-workers, as the recorded runs had it. The recorded accuracy is a share of the lesser of the best of the two modes, low enough
-to be reached before schedules lower the rate, which the proxy's does not.
+This ratio depends on how close the learning rate is to the limit of stability. So one constant is fitted: the learning rate
+of the proxy, a perceptron on digits in place of the recorded network. As in the recorded runs, momentum is 0.9, and a
+synchronous step averages the gradients of w workers and uses w times the learning rate. The accuracy to reach is a share of
+the best accuracy of the worse mode. It is low enough to be reached before the recorded runs lower their learning rate; the
+proxy's rate is constant.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from tuners.actions import Run, Setting, Target
 
 __all__ = ["LEVEL", "PROXY", "Effort", "efforts", "fitted_rate", "proxy_ratio", "ratio"]
 
-LEVEL = 0.7  # of the best accuracy
+LEVEL = 0.7  # accuracy to reach, as a share of the best
 _RATES = (0.05, 0.1, 0.15, 0.18, 0.2, 0.21, 0.22, 0.225, 0.228, 0.231, 0.234, 0.236, 0.238, 0.24, 0.242)
 PROXY = "digits-mlp"
 _MOMENTUM, _BATCH = 0.9, 16
-_ACCURACY = 0.87  # of the proxy
+_ACCURACY = 0.87  # that the proxy must reach
 _SEEDS = (0, 1, 2, 3, 4)
-_MOST = 3000  # mini-batches
+_MOST = 3000  # mini-batches after which a run of the proxy stops
 
 
 class Effort(NamedTuple):
-    """Mini-batches that one run took to the accuracy."""
+    """The mini-batches that one run took to reach the accuracy."""
 
     workload: str
     run: str
@@ -47,7 +47,7 @@ class Effort(NamedTuple):
 
 
 def efforts(tables: Mapping[str, pl.DataFrame]) -> list[Effort]:
-    """Of every run that was synchronous, or asynchronous, all the time, is no variant, and did reach the accuracy."""
+    """The effort of each run with one policy (asp or bsp) and one batch size that reached the accuracy, without variants."""
     progress = tables.get("progress")
     if progress is None or "accuracy" not in progress.columns:
         return []
@@ -58,7 +58,7 @@ def efforts(tables: Mapping[str, pl.DataFrame]) -> list[Effort]:
     )
     pure = each.filter(pl.col("policy").list.len() == 1, pl.col("batches") == 1, pl.col("workers").is_not_null())
     runs = pure.with_columns(pl.col("policy").list.first()).filter(pl.col("policy").is_in(["asp", "bsp"]))
-    plain = ~pl.col("extras").fill_null("{}").str.contains('"variant": "[^"]')  # one-off experiments are not alike
+    plain = ~pl.col("extras").fill_null("{}").str.contains('"variant": "[^"]')  # variants are single, special experiments
     named = runs.join(tables["runs"].filter(plain).select("run", "workload"), on="run").drop_nulls("workload")
     seen = progress.drop("policy").filter(pl.col("accuracy").is_not_null()).join(named, on="run").sort("run", "steps")
     many = seen.filter(pl.len().over("run") > 5)
@@ -73,19 +73,19 @@ def efforts(tables: Mapping[str, pl.DataFrame]) -> list[Effort]:
 
 
 def ratio(found: Sequence[Effort]) -> float:
-    """Median of the asynchronous over median of the synchronous."""
+    """Median of the asynchronous runs over median of the synchronous ones; nan where one kind is missing."""
     asp, bsp = ([e.minibatches for e in found if e.policy == policy] for policy in ("asp", "bsp"))
     return median(asp) / median(bsp) if asp and bsp else float("nan")
 
 
 def fitted_rate(wanted: float, workers: int) -> float:
-    """The proxy's rate at which its ratio is nearest to the `wanted` one; the least of equals."""
+    """The learning rate at which the proxy's ratio is nearest to `wanted`; the lowest of several."""
     return min(_RATES, key=lambda rate: abs(np.log(proxy_ratio(rate, workers) / wanted)))
 
 
 @cache
 def proxy_ratio(rate: float, workers: int) -> float:
-    """Mini-batches of the proxy to its accuracy, asynchronous over synchronous: medians over seeds."""
+    """Mini-batches until the proxy reaches its accuracy, asynchronous over synchronous: medians over seeds."""
     asp, bsp = (
         median(_minibatches(policy, rate * k, workers, seed) for seed in _SEEDS)
         for policy, k in (("asp", 1), ("bsp", workers))

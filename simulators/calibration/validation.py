@@ -1,8 +1,8 @@
-"""How far the simulator is from a recording, on what it was fitted to and on what it was not.
+"""The error of the simulator's predictions, on recorded rows that it was fitted to and on rows that were held out.
 
-Every recorded row is held out once. A workload with ten settings or more is divided by settings, in order of policy,
-workers, servers, batch and threads: setting i is in fold i mod 5, with all its runs. One with fewer is divided by rows in
-that order, runs of a setting by name, for a setting held out whole could not be told from nothing.
+Cross-validation: every row is held out once. A workload with ten settings or more is divided by settings, in the order of
+policy, workers, servers, batch and threads: setting i is in fold i mod 5, with all its runs. A workload with fewer settings
+is divided by rows in that order, because too few settings would be left to fit if whole settings were held out.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ __all__ = ["COMPLETION", "FOLDS", "STALE", "Check", "Prediction", "check"]
 
 FOLDS = 5
 STALE = "mini-batches, asynchronous over synchronous"
-COMPLETION = ", completion"  # ends the names of groups of whole stretches of mini-batches
-_SETTINGS = 10  # of a workload that is divided by settings
+COMPLETION = ", completion"  # suffix of groups that predict the time of all pushes of a segment instead of a cycle
+_SETTINGS = 10  # least number of settings of a workload that is divided by settings
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One recorded time and what was made of it: seconds, or a ratio of mini-batches."""
+    """One recorded value and its predictions: seconds, or a ratio of mini-batches."""
 
-    group: str  # workload and policy, or a kind of change
+    group: str  # workload and policy, or a kind of reconfiguration
     run: str
     label: str  # the setting in words
     recorded: float
-    fitted: float  # by the simulator, fitted to all
-    held_out: float  # by the simulator, fitted to the other folds; nan where these could not tell
-    plain_fitted: float  # by a plain closed form: sums of costs by least squares
+    fitted: float  # by the simulator, fitted to all rows
+    held_out: float  # by the simulator, fitted to the other folds; nan where they do not determine it
+    plain_fitted: float  # by the baseline, a linear model (see `_plain`), fitted to all rows
     plain_held_out: float
 
 
@@ -54,13 +54,13 @@ class Check:
     origin: Provenance
     predictions: tuple[Prediction, ...]
     fits: Mapping[str, Fit]
-    by_settings: tuple[str, ...]  # workloads that were divided by settings; the others by rows
+    by_settings: tuple[str, ...]  # workloads divided by settings; the others are divided by rows
     folds: int
     caveats: tuple[str, ...]
 
 
 def check(recording: Recording, given: Mapping[str, Constants], origin: Provenance, folds: int = FOLDS) -> Check:
-    """Fit to all rows, and to all but each fold; predict. Raises ValueError without rows, and for one fold."""
+    """Fit to all rows, and to all rows but each fold; predict. Raises ValueError without rows, and for one fold."""
     if folds < 2:
         raise ValueError(f"Cannot hold out with {folds} folds: give at least 2, which are halves.")
     fits = fit_all(recording.rows, given)
@@ -72,8 +72,8 @@ def check(recording: Recording, given: Mapping[str, Constants], origin: Provenan
         kept = [r for r, f in zip(rows, fold_of, strict=True) if f != fold]
         if not (out and kept):
             continue
-        told = fit_all(kept, given, resamples=0)
-        held[out] = _predicted(told, rows, out)
+        known = fit_all(kept, given, resamples=0)
+        held[out] = _predicted(known, rows, out)
         plain[out] = _plain(kept, [rows[i] for i in out])
     fitted = _predicted(fits, rows, range(len(rows)))
     values = np.stack([fitted, held, _plain(rows, rows), plain])  # [4, n, 2]
@@ -89,7 +89,7 @@ def _made(group: str, row: Row, recorded: float, values: NDArray[np.float64]) ->
 
 
 def _completes(row: Row) -> bool:
-    """Whether it was recorded how long all pushes under the setting took."""
+    """Whether the time of all pushes under the setting was recorded."""
     return row.all_pushes > 1
 
 
@@ -98,7 +98,7 @@ def _order(row: Row) -> tuple[str, int, int, int, int, int]:
 
 
 def _folds(rows: Sequence[Row], count: int) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Each row's fold, and the workloads that were divided by settings."""
+    """The fold of each row, and the workloads that are divided by settings."""
     folds, by_settings = np.zeros(len(rows), int), []
     for name in dict.fromkeys(r.workload for r in rows):
         mine = [i for i, r in enumerate(rows) if r.workload == name]
@@ -112,7 +112,7 @@ def _folds(rows: Sequence[Row], count: int) -> tuple[NDArray[np.int64], tuple[st
 
 
 def _groups(rows: Sequence[Row]) -> list[str]:
-    """Each row's workload and policy; where most rows have one setting, the others are a group of their own."""
+    """The workload and policy of each row; if most rows of these have one setting, the others form a group of their own."""
     found = []
     for row in rows:
         alike = [_order(r) for r in rows if (r.workload, r.policy) == (row.workload, row.policy)]
@@ -123,25 +123,27 @@ def _groups(rows: Sequence[Row]) -> list[str]:
 
 
 def _predicted(fits: Mapping[str, Fit], rows: Sequence[Row], wanted: Sequence[int]) -> NDArray[np.float64]:
-    """Seconds of a cycle, and of all pushes from the first to the last, of the rows that are wanted, [n, 2]. How fast a
-    run's workers are is told by all its rows, given what the fit has found to take all of them alike."""
+    """Seconds of a cycle, and from the first to the last of all pushes, of the `wanted` rows, [n, 2]."""
     found = np.full((len(wanted), 2), np.nan)
     for name, fit in fits.items():
         ours = [i for i, r in enumerate(rows) if r.workload == name]
-        told = dict(zip(ours, with_speeds([rows[i] for i in ours], fit.alike_seconds), strict=True))
-        mine = [k for k, i in enumerate(wanted) if i in told]
+        # The speeds of a run's workers come from all its rows, held out or not: they belong to the machines of that run.
+        speedy = dict(zip(ours, with_speeds([rows[i] for i in ours], fit.common_seconds), strict=True))
+        mine = [k for k, i in enumerate(wanted) if i in speedy]
         if mine:
-            found[mine, 0] = predicted(fit.constants, [told[wanted[k]] for k in mine])
+            found[mine, 0] = predicted(fit.constants, [speedy[wanted[k]] for k in mine])
         whole = [k for k in mine if _completes(rows[wanted[k]])]
         if whole:
-            found[whole, 1] = completed(fit.constants, [told[wanted[k]] for k in whole])
+            found[whole, 1] = completed(fit.constants, [speedy[wanted[k]] for k in whole])
     return found
 
 
 def _plain(known: Sequence[Row], wanted: Sequence[Row]) -> NDArray[np.float64]:
-    """What a plain closed form says of a cycle, and of as many as there were, [n, 2]: a sum, with no constant below nothing,
-    of a fixed cost, one by samples and threads, one per server, and one by workers over servers; each workload and policy by
-    itself, least squares of relative errors."""
+    """The baseline: seconds of a cycle, and of all cycles of a segment, [n, 2], by a linear model with four costs >= 0.
+
+    The terms are a constant, samples per thread, servers, and workers per server; for each workload and policy separately,
+    by least squares of relative errors.
+    """
 
     def terms(row: Row) -> list[float]:
         return [1.0, row.batch_size / max(row.intra_threads, 1), row.servers, row.workers / row.servers]
@@ -159,7 +161,7 @@ def _plain(known: Sequence[Row], wanted: Sequence[Row]) -> NDArray[np.float64]:
 
 
 def _switches(recorded: Sequence[float], folds: int) -> tuple[Prediction, ...]:
-    """A change of the policy, by the simulator's own plan for it; the plain closed form is the mean."""
+    """Predictions of a change of the policy, by the simulator's own plan; the baseline is the mean."""
     if not recorded:
         return ()
     before = Setting(workers=("a",), servers=("b",), policy="bsp")
@@ -179,8 +181,7 @@ def _switches(recorded: Sequence[float], folds: int) -> tuple[Prediction, ...]:
 
 
 def _stale(recorded: Sequence[Effort]) -> tuple[Prediction, ...]:
-    """Mini-batches to an accuracy, asynchronous over synchronous, for every other run of each kind by the rest; the plain
-    closed form knows no staleness."""
+    """Predictions of the staleness ratio in each half of the runs from the other half; the baseline ignores staleness: 1."""
     made = []
     for name in dict.fromkeys(e.workload for e in recorded):
         mine = [e for e in recorded if e.workload == name]
@@ -194,8 +195,8 @@ def _stale(recorded: Sequence[Effort]) -> tuple[Prediction, ...]:
             continue
         workers = mine[0].workers
         fitted = proxy_ratio(fitted_rate(ratio(mine), workers), workers)
-        for i, (_, seen, told) in enumerate(known):
-            held = proxy_ratio(fitted_rate(told, workers), workers)
+        for i, (_, seen, others) in enumerate(known):
+            held = proxy_ratio(fitted_rate(others, workers), workers)
             made.append(Prediction(STALE, str(i), f"{name}, {100 * LEVEL:g} % of the best", seen, fitted, held, 1.0, 1.0))
     return tuple(made)
 

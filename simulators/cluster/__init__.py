@@ -1,1 +1,1 @@
-"""The simulated cluster: node types, and the conditions that a run meets."""
+"""The simulated cluster: node types, and the conditions of a run (noise, stragglers, failures, replayed traces)."""

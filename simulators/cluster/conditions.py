@@ -1,8 +1,7 @@
-"""What a run meets besides its cluster: noise, stragglers, sleeps, slow-downs, token buckets, nodes that come and go.
+"""The conditions of a run: noise, stragglers, sleeps, slow-downs, token buckets, nodes that join, leave and fail.
 
-Read straight from a scenario's TOML.
-
-Chance is drawn from the run's seed only, so that every tuner meets the same luck.
+The structs are the `[conditions]` tables of a scenario's TOML file. All random draws come from the run's seed only, so that
+every tuner gets the same draws.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ __all__ = [
     "Conditions",
     "Episode",
     "NodeChange",
-    "Recording",
     "Replay",
+    "ReplayedTrace",
     "Sleeps",
     "Stragglers",
     "absent_at_start",
     "check",
-    "placed",
+    "locate_traces",
     "straggling",
 ]
 
 
 class Sleeps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Random sleeps: in every mini-batch, each worker sleeps with `probability` for max(0, N(mean, sd))."""
+    """Random sleeps: in every mini-batch, each worker sleeps with `probability`, for max(0, N(mean, sd)) seconds."""
 
     probability: float
     mean_seconds: float
@@ -39,10 +38,10 @@ class Sleeps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Stragglers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Persistent slow nodes: they sleep for max(0, N(mean, sd)) in every mini-batch (RLP, Section 4.1).
+    """Persistent slow nodes: they sleep for max(0, N(mean, sd)) seconds in every mini-batch (RLP, Section 4.1).
 
-    Which ones is said by name (`nodes`), or drawn once per seed, each node with `probability`. With `spread_seconds` the
-    mean is each one's own, drawn once per seed from N(mean, spread).
+    Stragglers are the named `nodes`, and every other node with `probability`, drawn once per seed. With `spread_seconds`
+    each straggler has its own mean, drawn once per seed from N(mean, spread).
     """
 
     mean_seconds: float
@@ -53,20 +52,20 @@ class Stragglers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Episode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """For a while, computing on one node takes `factor` times as long; again and again with `every_seconds`."""
+    """A slow-down: for some `seconds`, computing on one node takes `factor` times as long; repeats with `every_seconds`."""
 
     node: str
     start_seconds: float
     seconds: float
     factor: float
-    every_seconds: float = 0.0  # from one beginning to the next; 0: once
+    every_seconds: float = 0.0  # period, from start to start; 0: once
 
 
 class Bucket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A token bucket on what each of `nodes` sends, as clouds shape their networks (Uta et al., NSDI'20).
 
-    Every byte sent takes a token. A node sends as fast as its NIC can while it has some, and then at the rate at which
-    they come back. All buckets are full at the start.
+    Every byte sent takes a token. While the bucket has tokens, a node sends at the rate of its NIC; then it sends at the
+    refill rate. All buckets are full at the start.
     """
 
     nodes: tuple[str, ...]
@@ -75,9 +74,10 @@ class Bucket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NodeChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nodes come, go or fail. One whose first change is that it joins is absent at the start.
+    """Nodes join, leave or fail. A node whose first change is "joins" is absent at the start.
 
-    A node that leaves works on until its notice is over, and is gone then, in use or not; one that fails gives no notice.
+    A node that leaves works until its notice is over; then it is gone, even if it is in use. A node that fails gives no
+    notice.
     """
 
     nodes: tuple[str, ...]
@@ -86,57 +86,58 @@ class NodeChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     notice_seconds: float = 0.0  # for "leaves" only
 
 
-class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A trace that drives `nodes`, and how it is dealt out to them; see `simulators.cluster.trace_driven`."""
+class ReplayedTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A trace that drives `nodes`, and how its machines are assigned to them; see `simulators.cluster.trace_driven`."""
 
-    trace: str  # folder; in a scenario's file, relative to it
-    runs: str = "*"  # those of its runs that may be replayed, as a pattern: "AR", "minibatch/*"
-    nodes: tuple[str, ...] = ()  # of ours that it drives; () is all
-    deal: Literal["lot", "order"] = "lot"  # who gets whose part: drawn for each seed; or the first the first, and so on
-    against: Literal["run", "worker"] = "run"  # what is usual, where only ratios count: the run's median, or each one's own
+    trace: str  # folder; in a scenario's file, relative to that file
+    runs: str = "*"  # pattern of the runs that may be replayed: "AR", "minibatch/*"
+    nodes: tuple[str, ...] = ()  # nodes of the simulated cluster that the trace drives; () is all
+    deal: Literal["lot", "order"] = "lot"  # assignment of machines to nodes: drawn for each seed, or in order
+    against: Literal["run", "worker"] = "run"  # reference of ratios: the median of the run, or each worker's own median
 
 
 class Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was recorded elsewhere and drives this run; a text is the folder of a trace."""
+    """Traces that drive the run, one per role; a text is the folder of a trace."""
 
-    compute: Recording | str | None = None  # mini-batches' times, in place of `jitter`
-    stragglers: Recording | str | None = None  # standing differences between machines, and episodes of slowness
-    bandwidth: Recording | str | None = None  # token buckets
-    nodes: Recording | str | None = None  # that come and go
+    # The order of the fields is the number of each role's random stream (see `trace_driven.expand_replay`): keep it.
+    compute: ReplayedTrace | str | None = None  # compute times of mini-batches, in place of `jitter`
+    stragglers: ReplayedTrace | str | None = None  # lasting differences between machines, and episodes of slowness
+    bandwidth: ReplayedTrace | str | None = None  # token buckets
+    nodes: ReplayedTrace | str | None = None  # nodes that join, leave and fail
 
-    def recordings(self) -> dict[str, Recording]:
-        """What is given, by the name of its field."""
+    def traces(self) -> dict[str, ReplayedTrace]:
+        """The traces that are given, by role."""
         given = {name: getattr(self, name) for name in self.__struct_fields__}
-        return {k: Recording(v) if isinstance(v, str) else v for k, v in given.items() if v is not None}
+        return {k: ReplayedTrace(v) if isinstance(v, str) else v for k, v in given.items() if v is not None}
 
 
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that chance and circumstance add to a run."""
+    """All conditions of a run."""
 
     jitter: float = 0.2  # coefficient of variation of the compute time (lognormal)
-    stagger: bool = True  # workers begin at random points of their first cycle, not in lockstep
+    stagger: bool = True  # workers start at random points of their first cycle, not in lockstep
     sleeps: Sleeps | None = None
     stragglers: Stragglers | None = None
     episodes: tuple[Episode, ...] = ()
     buckets: tuple[Bucket, ...] = ()  # at most one for each node
-    nodes: tuple[NodeChange, ...] = ()  # those of one node in the order of time
+    nodes: tuple[NodeChange, ...] = ()  # the changes of each node in the order of time
     replay: Replay | None = None
-    thinking_seconds: float = 0.0  # simulated time charged for every action that a tuner asks for
+    thinking_seconds: float = 0.0  # simulated time charged for every action of the tuner
 
 
 def check(conditions: Conditions, nodes: tuple[str, ...]) -> None:
-    """Raise ValueError for conditions that cannot be, or that name a node the cluster lacks."""
+    """Raise ValueError for impossible conditions, and for a node that the cluster does not have."""
     _check_nodes(conditions)
     named = (
         [e.node for e in conditions.episodes]
         + [n for c in conditions.nodes for n in c.nodes]
         + [n for b in conditions.buckets for n in b.nodes]
-        + [n for r in (conditions.replay or Replay()).recordings().values() for n in r.nodes]
+        + [n for r in (conditions.replay or Replay()).traces().values() for n in r.nodes]
         + list(conditions.stragglers.nodes if conditions.stragglers else ())
     )
     for name in named:
         if name not in nodes:
-            raise ValueError(f"Cannot let anything happen to node {name!r}: this cluster has {', '.join(nodes)}.")
+            raise ValueError(f"Cannot set conditions for node {name!r}: this cluster has {', '.join(nodes)}.")
     for label, value in _probabilities(conditions):
         if not 0 <= value <= 1:
             raise ValueError(f"Cannot use {label} = {value}: give a probability, from 0 to 1.")
@@ -147,32 +148,37 @@ def check(conditions: Conditions, nodes: tuple[str, ...]) -> None:
         if not (episode.factor > 0 and math.isfinite(episode.factor)):
             raise ValueError(f"Cannot slow {episode.node} down by {episode.factor}: the factor must be positive and finite.")
         if 0 < episode.every_seconds < episode.seconds:
-            raise ValueError(f"Cannot slow {episode.node} down again after {episode.every_seconds:g} s: it is slow still.")
+            raise ValueError(
+                f"Cannot repeat an episode of {episode.node} every {episode.every_seconds:g} s: it lasts "
+                f"{episode.seconds:g} s; give a longer period."
+            )
     _check_buckets(conditions)
 
 
 def _check_buckets(conditions: Conditions) -> None:
-    """Raise ValueError for a node of two buckets, and for one that would never send again."""
+    """Raise ValueError for a node with two buckets, and for a bucket without refill: its node could never send again."""
     held: set[str] = set()
     for bucket in conditions.buckets:
         if held & set(bucket.nodes):
             raise ValueError(f"Cannot give {', '.join(sorted(held & set(bucket.nodes)))} two buckets: give each node one.")
         held |= set(bucket.nodes)
         if not bucket.refill_bytes_per_second > 0:
-            raise ValueError(f"Cannot refill a bucket by {bucket.refill_bytes_per_second}: it must be more than nothing.")
+            raise ValueError(
+                f"Cannot refill a bucket by {bucket.refill_bytes_per_second} bytes per second: give a positive number."
+            )
 
 
-def placed(conditions: Conditions, folder: Path) -> Conditions:
-    """The conditions with traces found relative to `folder`."""
+def locate_traces(conditions: Conditions, folder: Path) -> Conditions:
+    """The conditions with the paths of traces made relative to `folder`."""
     if conditions.replay is None:
         return conditions
-    given = conditions.replay.recordings()
+    given = conditions.replay.traces()
     found = {k: msgspec.structs.replace(r, trace=str(folder / Path(r.trace).expanduser())) for k, r in given.items()}
     return msgspec.structs.replace(conditions, replay=Replay(**found))
 
 
 def absent_at_start(conditions: Conditions) -> frozenset[str]:
-    """The nodes that have yet to join."""
+    """The nodes that join later."""
     first: dict[str, str] = {}
     for change in conditions.nodes:
         for node in change.nodes:
@@ -181,19 +187,19 @@ def absent_at_start(conditions: Conditions) -> frozenset[str]:
 
 
 def _check_nodes(conditions: Conditions) -> None:
-    """Raise ValueError unless every node's changes follow from one another."""
+    """Raise ValueError for changes of a node that are out of order, or that contradict each other."""
     absent = absent_at_start(conditions)
-    there: dict[str, tuple[bool, float]] = {}
+    state: dict[str, tuple[bool, float]] = {}  # whether the node is in the cluster, and since when
     for change, node in ((c, n) for c in conditions.nodes for n in c.nodes):
-        what = f"Cannot let node {node} be one that {change.event} at {change.seconds:g} s"
-        present, since = there.get(node, (node not in absent, 0.0))
+        what = f"Cannot use the change that node {node} {change.event} at {change.seconds:g} s"
+        present, since = state.get(node, (node not in absent, 0.0))
         if change.seconds < since:
-            raise ValueError(f"{what}: its change before ends at {since:g} s; give changes in the order of time.")
+            raise ValueError(f"{what}: its previous change ends at {since:g} s; give changes in the order of time.")
         if present == (change.event == "joins"):
-            raise ValueError(f"{what}: it is {'there already' if present else 'not there'}.")
+            raise ValueError(f"{what}: the node is {'already' if present else 'not'} in the cluster then.")
         if change.notice_seconds and change.event != "leaves":
-            raise ValueError(f"{what} with notice: only a node that leaves gives any.")
-        there[node] = (change.event == "joins", change.seconds + change.notice_seconds)
+            raise ValueError(f"{what} with notice: only a node that leaves gives notice.")
+        state[node] = (change.event == "joins", change.seconds + change.notice_seconds)
 
 
 def _probabilities(conditions: Conditions) -> list[tuple[str, float]]:
@@ -224,7 +230,8 @@ def _amounts(conditions: Conditions) -> list[tuple[str, float]]:
 
 
 def straggling(conditions: Conditions, nodes: tuple[str, ...], rng: np.random.Generator) -> np.ndarray:
-    """Which nodes straggle in this run, bool [k]. Draws one number per node, whether it is needed or not."""
+    """Which nodes straggle in this run, bool [k]. Always draws one number per node."""
+    # Even without stragglers: later draws from `rng` must not depend on the conditions.
     drawn = rng.random(len(nodes))
     if conditions.stragglers is None:
         return np.zeros(len(nodes), bool)

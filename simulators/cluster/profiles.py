@@ -1,6 +1,6 @@
-"""Node types: what a machine can compute and move, from `profiles.toml` or a file of the user's own.
+"""Node types: how fast a machine computes and transfers, from `profiles.toml` or the user's own file.
 
-Speeds count in reference cores; `profiles.toml` says what that is and where each figure was published.
+Speeds are in reference cores; `profiles.toml` defines this unit and names the publication of each figure.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 if TYPE_CHECKING:
-    from simulators.workloads.catalogue import Demand
+    from simulators.workloads.workload import Demand
     from tuners.settings import Scalar
 
 __all__ = ["Device", "NodeType", "device_seconds", "load_profiles", "node_seconds", "profile", "profiles"]
 
 
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Something that computes gradients. Raises ValueError for values that no device can have."""
+    """A device that computes gradients. Raises ValueError for impossible values."""
 
     kind: Literal["cpu", "gpu"]
-    speed: float  # of one core (cpu) or of the whole device (gpu), in reference cores; 0 cannot compute
-    saturation_samples: float = 0.0  # load at which half of the peak rate is reached
+    speed: float  # of one core (cpu) or of the whole device (gpu), in reference cores; 0: it cannot compute
+    saturation_samples: float = 0.0  # load in samples that reaches half of the peak rate
 
     def __post_init__(self) -> None:
         for name in ("speed", "saturation_samples"):
@@ -37,7 +37,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NodeType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A machine type. `source` says where its figures are published. Raises ValueError for an impossible machine."""
+    """A machine type. `source` names the publication of its figures. Raises ValueError for an impossible machine."""
 
     name: str
     cores: int
@@ -45,7 +45,7 @@ class NodeType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nic_bytes_per_second: float  # each direction, full duplex
     devices: tuple[Device, ...]
     source: str
-    service_bytes_per_second: float = math.inf  # what a server process can serve, apart from its NIC
+    service_bytes_per_second: float = math.inf  # limit of a server process on this machine, besides the NIC
 
     def __post_init__(self) -> None:
         if self.cores < 1:
@@ -84,8 +84,7 @@ def profiles() -> dict[str, NodeType]:
 def load_profiles(path: Path | str) -> dict[str, NodeType]:
     """Node types from a file like `profiles.toml`, one table per type, or from one that `harness calibrate` wrote.
 
-    Raises FileNotFoundError for a missing file, and ValueError that names the file and the key for one that is no such
-    table of possible machines.
+    Raises FileNotFoundError for a missing file, and ValueError, naming file and key, for a wrong or impossible entry.
     """
     path = Path(path)
     if not path.is_file():
@@ -102,7 +101,7 @@ def _parse(content: bytes, origin: str) -> dict[str, NodeType]:
     try:
         tables = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"Cannot read node types from {origin}: it is no TOML ({error}).") from error
+        raise ValueError(f"Cannot read node types from {origin}: it is no TOML file ({error}).") from error
     if "calibration" in tables:
         tables = tables.get("profiles", {})
     return {name: _node_type(name, table, origin) for name, table in tables.items()}
@@ -122,10 +121,10 @@ def _node_type(name: str, table: Any, origin: str) -> NodeType:
 
 
 def device_seconds(device: Device, demand: Demand, samples: int, threads: int) -> float:
-    """Mean time in which `device` computes the gradient of so many samples, before noise; no samples take no time.
+    """Mean seconds in which `device` computes the gradient of `samples` samples, before noise; 0 for no samples.
 
-    fixed + sample x (samples + saturation) / speed; a cpu's `threads` speed that up by Amdahl's law,
-    1 / (serial + (1 - serial) / threads). Raises ValueError where a device that cannot compute is given samples.
+    fixed + sample x (samples + saturation) / speed; the `threads` of a cpu multiply its speed by Amdahl's law,
+    1 / (serial + (1 - serial) / threads). Raises ValueError for samples on a device that cannot compute.
     """
     if samples == 0:
         return 0.0
@@ -149,12 +148,12 @@ def node_seconds(
     inter_threads: int = 0,
     options: tuple[tuple[str, Scalar], ...] = (),
 ) -> tuple[float, tuple[float, ...]]:
-    """Mean compute time of one mini-batch on a node with `loads` samples per device, and that of each device.
+    """Mean compute seconds of one mini-batch on a node with `loads` samples per device, and the seconds of each device.
 
-    Devices work side by side, so the node takes as long as the slowest, plus `demand.aggregate_seconds` where more than one
-    takes part. `intra_threads` 0 is one per core; more than there are cores does not help. `inter_threads` and `options`
-    count as far as the demand says what they do. Raises ValueError for loads that do not match the devices or that a device
-    cannot compute.
+    Devices work in parallel, so the node takes as long as its slowest device, plus `demand.aggregate_seconds` if more than
+    one has samples. `intra_threads` 0 is one per core; more threads than cores count as one per core. `inter_threads` and
+    `options` have the effects that the demand gives them. Raises ValueError for loads that do not match the devices or that
+    a device cannot compute.
     """
     if len(loads) != len(node_type.devices):
         raise ValueError(
@@ -168,12 +167,12 @@ def node_seconds(
 
 
 def _knob_factor(demand: Demand, cores: int, threads: int, inter: int, options: tuple[tuple[str, Scalar], ...]) -> float:
-    """So many times as long does compute take for threads that crowd the cores, and for graph options."""
-    # inter 0 is the framework's own choice, which is taken to leave no thread without a core.
+    """Factor on compute time, from more threads than cores and from graph options."""
+    # inter 0 is the framework's own choice; we assume that it leaves a core to every thread.
     crowd = max(1.0, (threads + inter) / cores) if inter else 1.0
     factor: float = crowd**demand.crowding_exponent
     for effect in demand.options:
-        # By type as well, for True == 1.
+        # Compare the types too, because True == 1 in Python.
         if any(n == effect.name and type(v) is type(effect.value) and v == effect.value for n, v in options):
             factor *= effect.factor * threads**effect.thread_exponent
     return factor

@@ -1,25 +1,26 @@
-"""Trace-driven simulation: what was recorded elsewhere happens to a run of ours.
+"""Trace-driven simulation: a recorded trace drives the conditions of a simulated run.
 
-What a `Replay` names is turned, for one seed, into plain conditions: episodes, token buckets, nodes that come and go, and a
-table of compute times. So it meets every tuner alike, however it cuts its run.
+For one seed, a `Replay` becomes plain conditions: episodes, token buckets, changes of nodes, and a table of compute times.
+So the conditions are the same for every tuner, however it divides the run into windows.
 
-What belongs together stays together: one run of the trace, drawn among those that may be, drives one run of ours (for
-bandwidth, where each run is of one machine: as many runs as there are nodes). Its machines are dealt out to our nodes by
-lot; where these are more, machines are dealt out again, each time from a later moment of the recording. With
-``deal = "order"`` it is the first run, machines go to nodes in order, and everything begins where the recording does.
+One run of the trace, drawn among those that match, drives one simulated run. (Bandwidth is the exception: a recorded run
+has one machine there, so every node gets a run of its own.) The machines of the run are assigned to our nodes at random. If
+there are more nodes than machines, machines are assigned again, and start at a later time of the recording. With
+``deal = "order"`` the first run is used, machines are assigned in order, and the replay starts where the recording starts.
 
-* compute: a worker's n-th mini-batch takes as many times the time that node and workload say as the recorded worker's n-th
-  took of what is usual: of the median of its run (of its stage of a pipeline, where the trace tells stages), or of its own
-  (``against = "worker"``). This is in place of `jitter`; after the last one they begin again.
-* stragglers: a machine is slower, all the time, by its median over the run's, and, while it is above 1.3 times its own
-  median, by the mean of that while. What is below is `jitter`'s. The recording begins at a moment drawn for all machines
-  alike, and again when it is over. A machine's speed may be recorded in place of its slowness.
-* bandwidth: a bucket that lasts as long, and throttles to the same share of the full rate, as the recorded one: rates are
-  the node's NIC's own. A machine that was never throttled has no bucket. Once empty, it is filled at the low rate.
-* nodes: a machine that joins a recorded cluster takes the place of the one that left it longest ago. Our nodes are such
-  places: all taken at the beginning, a moment drawn from those when so many were (or as many as ever), early enough that
-  the recording lasts for the budget if it can. They leave, fail and join again as machines do. Nodes for which there are
-  no places stay, and when the recording is over, everybody does.
+* compute: the n-th mini-batch of a worker takes r times the modelled time of node and workload. r is the recorded time of
+  the machine's n-th mini-batch over the median of its run (of its pipeline stage, where the trace has stages), or over its
+  own median (``against = "worker"``). This replaces `jitter`. After the last recorded mini-batch the sequence repeats.
+* stragglers: a machine is always slower by its own median over the run's median. While it is slower than 1.3 times its own
+  median, it is in an episode, slower by the mean of that episode; `jitter` covers smaller variations. The replay starts at
+  a time drawn for all machines together, and repeats. A trace may record speed instead of slowness.
+* bandwidth: the bucket lasts as long at full rate as the recorded one, and throttles to the same share of the full rate.
+  The full rate is that of the node's own NIC, the refill rate is the throttled rate. A machine that was never throttled has
+  no bucket.
+* nodes: a machine that joins the recorded cluster takes the place that has been free for the longest time. Our nodes are
+  such places. The replay starts at a time drawn from those at which enough places were taken for all nodes (or as many as
+  there ever were), early enough that the recording lasts for the budget, if possible. Then nodes leave, fail and join as the
+  machines did. Nodes without a place stay in the cluster; when the recording is over, all nodes stay as they are.
 """
 
 from __future__ import annotations
@@ -37,47 +38,47 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from simulators.cluster.conditions import Bucket, Conditions, Episode, Recording, Replay, check
+from simulators.cluster.conditions import Bucket, Conditions, Episode, Replay, ReplayedTrace, check
 from simulators.cluster.profiles import NodeType
 from simulators.cluster.trace_driven_nodes import Places, places
 from simulators.engine.inputs import NO_FACTORS, Factors
 from traces.parts import scan
 
-__all__ = ["check_replay", "unfolded"]
+__all__ = ["check_replay", "expand_replay"]
 
 _SLOW = 1.3
-"""Times its own median, above which a machine is in an episode of slowness."""
+"""A machine that is slower than so many times its own median is in an episode of slowness."""
 
 _FOR_EVER = 1e12  # seconds
 
 _STREAM = 7
-"""Of random numbers; the ones before are taken."""
+"""Number of this module's stream of random numbers; other modules use the streams before it."""
 
 _Floats = NDArray[np.float64]
 
 
 def check_replay(conditions: Conditions) -> None:
-    """Raise ValueError where a trace is none, or has nothing for what it is to drive."""
-    for role, recording in (conditions.replay or Replay()).recordings().items():
+    """Raise ValueError where a trace cannot be read, or has no data for its role."""
+    for role, recording in (conditions.replay or Replay()).traces().items():
         try:
-            _READ[role](recording)
+            _READERS[role](recording)
         except ValueError as error:
             raise ValueError(f"replay.{role}: {error}") from None
 
 
-def unfolded(
+def expand_replay(
     conditions: Conditions, nodes: tuple[tuple[str, NodeType], ...], budget_seconds: float, seed: int
 ) -> tuple[Conditions, Factors]:
-    """What the run of that seed meets, replayed recordings included, and its compute times.
+    """The conditions of the run of that seed with its replay expanded, and the factors of its compute times.
 
-    Raises ValueError where a trace cannot be read, has nothing for what it is to drive, or does not go with the rest.
+    Raises ValueError where a trace cannot be read, has no data for its role, or contradicts the other conditions.
     """
     replay = conditions.replay
     if replay is None:
         return conditions, NO_FACTORS
     names, factors = tuple(n for n, _ in nodes), NO_FACTORS
     episodes, buckets, changes = list(conditions.episodes), list(conditions.buckets), list(conditions.nodes)
-    for role, recording in replay.recordings().items():
+    for role, recording in replay.traces().items():
         stream = Replay.__struct_fields__.index(role)
         rng = np.random.default_rng([seed, _STREAM, stream]) if recording.deal == "lot" else None
         driven = tuple(n for n in names if not recording.nodes or n in recording.nodes)
@@ -88,7 +89,7 @@ def unfolded(
         elif role == "bandwidth":
             buckets += _buckets(recording, [(n, kind) for n, kind in nodes if n in driven], rng)
         else:
-            found = _one_of(_places(recording), rng)
+            found = _pick_run(_places(recording), rng)
             changes = sorted([*changes, *found.changes(driven, budget_seconds, rng)], key=lambda c: c.seconds)
     plain = {"episodes": tuple(episodes), "buckets": tuple(buckets), "nodes": tuple(changes), "replay": None}
     made = msgspec.structs.replace(conditions, **plain)
@@ -96,24 +97,25 @@ def unfolded(
     return made, factors
 
 
-# -------------------------------------------------------------------------------------------------------- who gets what
+# ---------------------------------------------------------------------------------------------------------- assignment
 
 
-class _Deal(NamedTuple):
-    """What drives one of our nodes."""
+class _Assignment(NamedTuple):
+    """The recorded machine that drives one of our nodes."""
 
-    machine: int  # of those recorded
-    later: float  # from which share of the recording it begins, beyond where all of them do
+    machine: int  # number of the recorded machine
+    offset: float  # how much later its replay starts than that of the others, as a share of the recording
 
 
-def _dealt(recorded: int, ours: int, rng: np.random.Generator | None) -> list[_Deal]:
+def _assign(recorded: int, ours: int, rng: np.random.Generator | None) -> list[_Assignment]:
+    """A recorded machine for each of our nodes."""
     order = np.arange(recorded) if rng is None else rng.permutation(recorded)
     rounds = -(-ours // recorded)
-    return [_Deal(int(order[i % recorded]), (i // recorded) / rounds) for i in range(ours)]
+    return [_Assignment(int(order[i % recorded]), (i // recorded) / rounds) for i in range(ours)]
 
 
-def _one_of(runs: dict[str, Any], rng: np.random.Generator | None) -> Any:
-    """One run of a trace."""
+def _pick_run(runs: dict[str, Any], rng: np.random.Generator | None) -> Any:
+    """One run of a trace: drawn, or the first without `rng`."""
     names = sorted(runs)
     return runs[names[0 if rng is None else int(rng.integers(len(names)))]]
 
@@ -121,25 +123,28 @@ def _one_of(runs: dict[str, Any], rng: np.random.Generator | None) -> Any:
 # --------------------------------------------------------------------------------------------------------- compute times
 
 
-def _factors(recording: Recording, names: Sequence[str], driven: Sequence[str], rng: np.random.Generator | None) -> Factors:
-    recorded: tuple[_Floats, ...] = _one_of(_spells(recording), rng)
+def _factors(
+    recording: ReplayedTrace, names: Sequence[str], driven: Sequence[str], rng: np.random.Generator | None
+) -> Factors:
+    """The factors of the compute times of `driven`; a node with count 0 is not driven."""
+    recorded: tuple[_Floats, ...] = _pick_run(_relative_times(recording), rng)
     most = max(map(len, recorded))
-    first = 0.0 if rng is None else rng.random()
+    start = 0.0 if rng is None else rng.random()
     values, counts = np.ones((len(names), most)), np.zeros(len(names), np.int32)
-    for node, deal in zip(driven, _dealt(len(recorded), len(driven), rng), strict=True):
-        spells, at = recorded[deal.machine], names.index(node)
-        counts[at] = len(spells)
-        values[at, : len(spells)] = np.roll(spells, -int((first + deal.later) % 1.0 * len(spells)))
+    for node, assigned in zip(driven, _assign(len(recorded), len(driven), rng), strict=True):
+        times, at = recorded[assigned.machine], names.index(node)
+        counts[at] = len(times)
+        values[at, : len(times)] = np.roll(times, -int((start + assigned.offset) % 1.0 * len(times)))
     return Factors(jnp.asarray(values), counts)
 
 
 @cache
-def _spells(recording: Recording) -> dict[str, tuple[_Floats, ...]]:
-    """By run, the times of every worker's mini-batches in order, over the usual one."""
+def _relative_times(recording: ReplayedTrace) -> dict[str, tuple[_Floats, ...]]:
+    """By run, the compute times of each worker's mini-batches in order, over the median."""
     timed = _rows(recording, "iterations", "run", "worker", "clock", "seconds", "compute_seconds")
     timed = timed.filter(pl.col("compute_seconds") > 0)
     if not timed.height:
-        raise _nothing(recording, "iterations with compute times")
+        raise _no_data(recording, "iterations with compute times")
     peers = ["run", "worker"] if recording.against == "worker" else ["run", "stage"]
     timed = timed.join(_stages(recording), on=["run", "worker"], how="left", nulls_equal=True)
     took = pl.col("compute_seconds")
@@ -150,62 +155,66 @@ def _spells(recording: Recording) -> dict[str, tuple[_Floats, ...]]:
     }
 
 
-def _stages(recording: Recording) -> pl.DataFrame:
-    """The stage of every worker whose run tells stages of a pipeline."""
-    told: list[tuple[str, int, int]] = []
+def _stages(recording: ReplayedTrace) -> pl.DataFrame:
+    """The pipeline stage of each worker, for runs that have stages."""
+    rows: list[tuple[str, int, int]] = []
     for run, text in _rows(recording, "settings", "run", "options").iter_rows():
         stages = json.loads(text or "{}").get("stage_of_worker", {})
-        told += [(run, int(worker), int(stage)) for worker, stage in stages.items()]
+        rows += [(run, int(worker), int(stage)) for worker, stage in stages.items()]
     schema = {"run": pl.String, "worker": pl.Int32, "stage": pl.Int64}
-    return pl.DataFrame(told, schema=schema, orient="row").unique()
+    return pl.DataFrame(rows, schema=schema, orient="row").unique()
 
 
 # ------------------------------------------------------------------------------------------------------------ stragglers
 
 
-class _Course(NamedTuple):
+class _MachineSlowness(NamedTuple):
     """How slow a recorded machine was."""
 
-    always: float  # over the run
-    episodes: tuple[tuple[float, float, float], ...]  # first and last second, since the recording began, and how much slower
+    always: float  # its median over the run's median
+    episodes: tuple[tuple[float, float, float], ...]  # start and end, seconds since the recording began, and factor
 
 
-class _Courses(NamedTuple):
-    seconds: float
-    machines: tuple[_Course, ...]
+class _RunSlowness(NamedTuple):
+    """How slow the machines of a recorded run were."""
+
+    seconds: float  # length of the recording
+    machines: tuple[_MachineSlowness, ...]
 
 
 def _episodes(
-    recording: Recording, driven: Sequence[str], budget_seconds: float, rng: np.random.Generator | None
+    recording: ReplayedTrace, driven: Sequence[str], budget_seconds: float, rng: np.random.Generator | None
 ) -> list[Episode]:
-    run: _Courses = _one_of(_courses(recording), rng)
+    run: _RunSlowness = _pick_run(_slowness(recording), rng)
     first = 0.0 if rng is None else rng.random()
     made: list[Episode] = []
-    for node, deal in zip(driven, _dealt(len(run.machines), len(driven), rng), strict=True):
-        course, begun = run.machines[deal.machine], (first + deal.later) % 1.0 * run.seconds
-        if course.always != 1.0:
-            made.append(Episode(node, 0.0, min(budget_seconds, _FOR_EVER), course.always))
-        for start, end, factor in course.episodes:
-            if start < begun < end:
-                made.append(Episode(node, 0.0, end - begun, factor))
-            again = (start - begun) % run.seconds
+    for node, assigned in zip(driven, _assign(len(run.machines), len(driven), rng), strict=True):
+        machine, begin = run.machines[assigned.machine], (first + assigned.offset) % 1.0 * run.seconds
+        if machine.always != 1.0:
+            made.append(Episode(node, 0.0, min(budget_seconds, _FOR_EVER), machine.always))
+        for start, end, factor in machine.episodes:
+            # The replay starts inside this episode: the rest of it comes once, in addition to the repeated ones.
+            if start < begin < end:
+                made.append(Episode(node, 0.0, end - begin, factor))
+            again = (start - begin) % run.seconds
             made.append(Episode(node, again, end - start, factor, run.seconds))
     return [e for e in made if e.start_seconds < budget_seconds]
 
 
 @cache
-def _courses(recording: Recording) -> dict[str, _Courses]:
-    """By run, how slow every machine was."""
+def _slowness(recording: ReplayedTrace) -> dict[str, _RunSlowness]:
+    """By run, how slow each machine was."""
     columns = ("run", "node", "seconds", "relative_seconds", "relative_speed")
     slowness = pl.coalesce("relative_seconds", 1.0 / pl.col("relative_speed"))
     probes = _rows(recording, "probes", *columns).with_columns(slow=slowness)
     probes = probes.filter(pl.col("slow").is_finite(), pl.col("slow") > 0).sort("run", "node", "seconds")
     if not probes.height:
-        raise _nothing(recording, "probes of how slow or fast machines are")
-    return {str(run): _course(one, recording.against) for (run,), one in probes.group_by("run", maintain_order=True)}
+        raise _no_data(recording, "probes of how slow or fast machines are")
+    by_run = probes.group_by("run", maintain_order=True)
+    return {str(run): _run_slowness(one, recording.against) for (run,), one in by_run}
 
 
-def _course(probes: pl.DataFrame, against: str) -> _Courses:
+def _run_slowness(probes: pl.DataFrame, against: str) -> _RunSlowness:
     slow, seconds = pl.col("slow"), pl.col("seconds")
     own = slow / slow.median().over("node")
     tick = seconds.diff().median().over("node").fill_null(0.0)
@@ -219,18 +228,20 @@ def _course(probes: pl.DataFrame, against: str) -> _Courses:
     for one in known.partition_by("node", maintain_order=True):
         spells = one.filter(pl.col("own") > _SLOW).group_by("spell", maintain_order=True)
         rows = spells.agg(pl.col("since").first(), pl.col("until").last(), pl.col("own").mean()).drop("spell").rows()
-        machines.append(_Course(float(one["always"][0]), tuple(rows)))
-    return _Courses(float(known["until"].max()), tuple(machines))  # type: ignore[arg-type]
+        machines.append(_MachineSlowness(float(one["always"][0]), tuple(rows)))
+    return _RunSlowness(float(known["until"].max()), tuple(machines))  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------------------- bandwidth, nodes
 
 
-def _buckets(recording: Recording, driven: Sequence[tuple[str, NodeType]], rng: np.random.Generator | None) -> list[Bucket]:
-    recorded = _throttled(recording)
+def _buckets(
+    recording: ReplayedTrace, driven: Sequence[tuple[str, NodeType]], rng: np.random.Generator | None
+) -> list[Bucket]:
+    recorded = _throttles(recording)
     made = []
-    for (node, kind), deal in zip(driven, _dealt(len(recorded), len(driven), rng), strict=True):
-        found = recorded[deal.machine]
+    for (node, kind), assigned in zip(driven, _assign(len(recorded), len(driven), rng), strict=True):
+        found = recorded[assigned.machine]
         if found is not None:
             nic = kind.nic_bytes_per_second
             low = nic * found.low_share
@@ -238,54 +249,55 @@ def _buckets(recording: Recording, driven: Sequence[tuple[str, NodeType]], rng: 
     return made
 
 
-class _Throttled(NamedTuple):
+class _Throttle(NamedTuple):
     """How a machine was throttled."""
 
     seconds: float  # at the full rate
-    low_share: float  # of the full rate, after that
+    low_share: float  # the rate after that, as a share of the full rate
 
 
 @cache
-def _throttled(recording: Recording) -> tuple[_Throttled | None, ...]:
-    """Of every run; None where it was not."""
-    said = [json.loads(text or "{}") for text in _rows(recording, "runs", "run", "extras").sort("run")["extras"]]
+def _throttles(recording: ReplayedTrace) -> tuple[_Throttle | None, ...]:
+    """The throttling of each run; None for a run that was not throttled."""
+    extras = [json.loads(text or "{}") for text in _rows(recording, "runs", "run", "extras").sort("run")["extras"]]
     found = []
-    for told in said:
-        high, low, held = (told.get(f"bucket_{n}") for n in ("high_bytes_per_second", "low_bytes_per_second", "bytes"))
-        found.append(_Throttled(held / (high - low), low / high) if high else None)
+    for known in extras:
+        high, low, held = (known.get(f"bucket_{n}") for n in ("high_bytes_per_second", "low_bytes_per_second", "bytes"))
+        found.append(_Throttle(held / (high - low), low / high) if high else None)
     if not any(found):
-        raise _nothing(recording, "runs that were throttled")
+        raise _no_data(recording, "runs that were throttled")
     return tuple(found)
 
 
 @cache
-def _places(recording: Recording) -> dict[str, Places]:
+def _places(recording: ReplayedTrace) -> dict[str, Places]:
     """By run, the places of its machines."""
     events = _rows(recording, "node_events", "run", "seconds", "node", "event").sort("seconds", maintain_order=True)
     if not events.height:
-        raise _nothing(recording, "events of nodes")
+        raise _no_data(recording, "events of nodes")
     return {str(r): places(one.drop("run").rows()) for (r,), one in events.group_by("run", maintain_order=True)}
 
 
 # ------------------------------------------------------------------------------------------------------------ the traces
 
 
-def _rows(recording: Recording, table: str, *columns: str) -> pl.DataFrame:
-    """These columns of a table, of the runs that may be replayed."""
+def _rows(recording: ReplayedTrace, table: str, *columns: str) -> pl.DataFrame:
+    """These columns of a table, for the runs that may be replayed."""
     rows = scan(Path(recording.trace), table).select(*columns).collect()
     kept = [run for run in rows["run"].unique() if fnmatchcase(run, recording.runs)]
     return rows.filter(pl.col("run").is_in(kept))
 
 
-def _nothing(recording: Recording, what: str) -> ValueError:
+def _no_data(recording: ReplayedTrace, what: str) -> ValueError:
+    """The error for runs without the data that a role needs."""
     runs = sorted(set(scan(Path(recording.trace), "runs").select("run").collect()["run"]))
     known = ", ".join(runs[:8]) + (", ..." if len(runs) > 8 else "")
     return ValueError(f"Cannot replay runs {recording.runs!r} of {recording.trace}: no {what}; it has {known or 'none'}.")
 
 
-_READ: dict[str, Callable[[Recording], Any]] = {
-    "compute": _spells,
-    "stragglers": _courses,
-    "bandwidth": _throttled,
+_READERS: dict[str, Callable[[ReplayedTrace], Any]] = {
+    "compute": _relative_times,
+    "stragglers": _slowness,
+    "bandwidth": _throttles,
     "nodes": _places,
 }

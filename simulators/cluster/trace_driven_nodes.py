@@ -1,4 +1,4 @@
-"""Machines that came and went in a recorded cluster, as places that were taken and free."""
+"""Replays machines that joined and left a recorded cluster, as places that are taken and free."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from simulators.cluster.conditions import NodeChange
 __all__ = ["Places", "places"]
 
 
-class _Happened(NamedTuple):
-    """What happened at a place."""
+class _PlaceEvent(NamedTuple):
+    """A machine takes or frees a place."""
 
     seconds: float
     place: int
@@ -22,75 +22,77 @@ class _Happened(NamedTuple):
 
 
 class Places(NamedTuple):
-    """A recorded cluster: a machine that joins takes the place that has been free for longest."""
+    """A recorded cluster. A machine that joins takes the place that has been free for the longest time."""
 
-    first: frozenset[int]  # taken before anything happened
-    happened: tuple[_Happened, ...]  # in the order of time
+    taken_at_start: frozenset[int]
+    events: tuple[_PlaceEvent, ...]  # in the order of time
 
     def changes(self, nodes: Sequence[str], budget_seconds: float, rng: np.random.Generator | None) -> list[NodeChange]:
-        """What happens to `nodes`: see `simulators.cluster.trace_driven`. Without `rng` places are dealt out in order, and
-        the recording begins at the first moment when enough of them were taken."""
-        taken = self._taken()
-        most = min(len(nodes), max(len(there) for _, _, there in taken))
-        enough = [(since, until, there) for since, until, there in taken if len(there) >= most]
+        """The changes of `nodes`, see `simulators.cluster.trace_driven`. Without `rng`, places are assigned in order, and
+        the replay starts at the first time at which enough of them were taken."""
+        spans = self._taken_spans()
+        most = min(len(nodes), max(len(taken) for _, _, taken in spans))
+        enough = [(since, until, taken) for since, until, taken in spans if len(taken) >= most]
         if rng is None:
-            begun, _, there = enough[0]
-            dealt = sorted(there)[:most]
+            start, _, taken = enough[0]
+            chosen = sorted(taken)[:most]
         else:
-            begun, there = _moment(enough, taken[-1][0] - budget_seconds, rng)
-            dealt = [sorted(there)[i] for i in rng.permutation(len(there))[:most]]
-        ours = dict(zip(dealt, nodes, strict=False))
+            start, taken = _draw_start(enough, spans[-1][0] - budget_seconds, rng)
+            chosen = [sorted(taken)[i] for i in rng.permutation(len(taken))[:most]]
+        node_of = dict(zip(chosen, nodes, strict=False))
         return [
-            NodeChange((ours[h.place],), h.seconds - begun, h.event, h.notice_seconds)
-            for h in self.happened
-            if h.seconds > begun and h.place in ours
+            NodeChange((node_of[e.place],), e.seconds - start, e.event, e.notice_seconds)
+            for e in self.events
+            if e.seconds > start and e.place in node_of
         ]
 
-    def _taken(self) -> list[tuple[float, float, frozenset[int]]]:
-        """From when to when which places were taken; the last moment stands for itself."""
-        spans, there, since = [], set(self.first), 0.0
-        for h in self.happened:
-            if h.seconds > since:
-                spans.append((since, h.seconds, frozenset(there)))
-                since = h.seconds
-            # One that has been given notice is there, and nothing to begin with.
-            (there.add if h.event == "joins" else there.discard)(h.place)
-        return [*spans, (since, since, frozenset(there))]
+    def _taken_spans(self) -> list[tuple[float, float, frozenset[int]]]:
+        """Start, end and taken places of each span between events; the last span has no length."""
+        spans, taken, since = [], set(self.taken_at_start), 0.0
+        for e in self.events:
+            if e.seconds > since:
+                spans.append((since, e.seconds, frozenset(taken)))
+                since = e.seconds
+            # A place counts as free from the notice on: a replay must not start with a node that is about to leave.
+            (taken.add if e.event == "joins" else taken.discard)(e.place)
+        return [*spans, (since, since, frozenset(taken))]
 
 
-def _moment(
+def _draw_start(
     enough: list[tuple[float, float, frozenset[int]]], latest: float, rng: np.random.Generator
 ) -> tuple[float, frozenset[int]]:
-    """A moment within these spans, up to `latest` if that is not before all of them, and the places taken then."""
+    """A time within these spans, drawn uniformly, not after `latest` if possible, and the places taken at that time."""
     latest = max(latest, enough[0][0])
-    spans = [(since, min(until, latest), there) for since, until, there in enough if since <= latest]
+    spans = [(since, min(until, latest), taken) for since, until, taken in enough if since <= latest]
     weights = np.cumsum([until - since for since, until, _ in spans])
     at = rng.random() * weights[-1]
     number = min(int(np.searchsorted(weights, at, side="right")), len(spans) - 1)
-    since, until, there = spans[number]
-    return float(min(until, since + at - (weights[number] - (until - since)))), there
+    since, until, taken = spans[number]
+    return float(min(until, since + at - (weights[number] - (until - since)))), taken
 
 
 def places(events: Iterable[tuple[float, str, str]]) -> Places:
-    """The places of machines by what is recorded of them, (seconds, node, event), in the order of time."""
+    """The places of machines, from their recorded events (seconds, node, event) in the order of time."""
     rows = list(events)
     first_event: dict[str, str] = {}
     for _, node, event in rows:
         first_event.setdefault(node, event)
-    at = {node: i for i, node in enumerate(n for n, event in first_event.items() if event != "joined")}
-    first, count, free = frozenset(at.values()), len(at), list[int]()
-    noticed: dict[str, float] = {}  # when
-    happened: list[_Happened] = []
+    # A machine whose first event is not that it joined was in the cluster before the recording began.
+    place_of = {node: i for i, node in enumerate(n for n, event in first_event.items() if event != "joined")}
+    taken_at_start, count, free = frozenset(place_of.values()), len(place_of), list[int]()
+    notice_at: dict[str, float] = {}
+    made: list[_PlaceEvent] = []
     for seconds, node, event in rows:
-        if event == "joined" and node not in at:
-            at[node] = free.pop(0) if free else count
-            count = max(count, at[node] + 1)
-            happened.append(_Happened(seconds, at[node], "joins"))
-        elif event == "leaving" and node in at:
-            noticed[node] = seconds
-        elif event in ("left", "failed") and node in at:
-            place, since = at.pop(node), noticed.pop(node, seconds)
+        if event == "joined" and node not in place_of:
+            place_of[node] = free.pop(0) if free else count
+            count = max(count, place_of[node] + 1)
+            made.append(_PlaceEvent(seconds, place_of[node], "joins"))
+        elif event == "leaving" and node in place_of:
+            notice_at[node] = seconds
+        elif event in ("left", "failed") and node in place_of:
+            place, since = place_of.pop(node), notice_at.pop(node, seconds)
             free.append(place)
-            left = _Happened(since, place, "leaves", seconds - since)
-            happened.append(left if event == "left" else _Happened(seconds, place, "fails"))
-    return Places(first, tuple(sorted(happened, key=lambda h: h.seconds)))
+            left = _PlaceEvent(since, place, "leaves", seconds - since)
+            made.append(left if event == "left" else _PlaceEvent(seconds, place, "fails"))
+    # A "leaves" event has the time of its notice, which may be before events that are already in the list.
+    return Places(taken_at_start, tuple(sorted(made, key=lambda e: e.seconds)))

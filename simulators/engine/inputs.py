@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from simulators.cluster.conditions import Conditions, straggling
 from simulators.cluster.profiles import NodeType, node_seconds
-from simulators.workloads.catalogue import Demand, Workload
+from simulators.workloads.workload import Demand, Workload
 from tuners.actions import Rejected, Setting, Target
 
 __all__ = [

@@ -1,1 +1,1 @@
-"""Workloads: what a job asks of the hardware, and the JAX model that it learns."""
+"""Workloads: the demand of a job on the hardware, and the JAX model that it trains."""

@@ -1,49 +1,34 @@
-"""Workloads: what a job asks of the hardware (`Demand`) and what it learns (`Proxy`, a JAX model that fits a laptop).
+"""The named workloads: reads `workloads.toml`, or a file like it, and makes a `Workload` with the user's overrides.
 
-Named ones are in `workloads.toml`, read into the structs below and those of `simulators.workloads.model_tables`.
+A table of the file is read into `_WorkloadTable` below; its `model` into the structs of
+`simulators.workloads.model_tables`, its `data` into the structs below.
 """
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
 import msgspec
 
-from simulators.workloads.model_tables import Cnn, Factorisation, Logistic, Lstm, Mlp, Model, Svm
-from tuners.settings import Scalar
-
-if TYPE_CHECKING:
-    from jax import Array
+from simulators.workloads.model_tables import Model
+from simulators.workloads.workload import Demand, Proxy, Workload
 
 __all__ = [
     "BreastCancer",
     "Cifar10",
     "Classification",
     "Clicks",
-    "Cnn",
-    "Demand",
     "Digits",
-    "Factorisation",
     "Libsvm",
-    "Logistic",
-    "Lstm",
-    "Mlp",
     "Mnist",
-    "Model",
-    "OptionEffect",
-    "Proxy",
     "Ratings",
     "Source",
-    "Svm",
-    "Workload",
     "load_workloads",
     "workload",
     "workloads",
@@ -51,79 +36,6 @@ __all__ = [
 
 _Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 _Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
-
-
-class OptionEffect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one value of a graph option does to compute. Raises ValueError for a factor that no compute can have."""
-
-    name: str  # as in `Setting.options`
-    value: Scalar  # in force; any other has no effect
-    factor: float = 1.0  # a mini-batch's compute takes so many times as long ...
-    thread_exponent: float = 0.0  # ... times threads inside one operation, to this power
-
-    def __post_init__(self) -> None:
-        if not (0 < self.factor < math.inf and math.isfinite(self.thread_exponent)):
-            raise ValueError(
-                f"Option {self.name!r} cannot have factor {self.factor} and thread_exponent {self.thread_exponent}: "
-                "give a positive, finite factor and a finite exponent."
-            )
-
-
-class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one job asks of the hardware, at nominal size. Raises ValueError for what no job can ask."""
-
-    model_bytes: float  # one full pull at 32 bits
-    sample_seconds: float  # computing one sample's gradient on one reference core
-    push_bytes: float | None = None  # one full push at 32 bits; None is model_bytes
-    fixed_seconds: float = 0.0  # per mini-batch, whatever its size
-    serial_fraction: float = 0.0  # of the compute that threads do not speed up (Amdahl)
-    message_seconds: float = 0.0  # worker's cost per message; a pull and a push send one to every server
-    apply_seconds: float = 0.0  # one server applying a full push alone; divided by shares when servers divide the model
-    apply_exponent: float = 1.0  # a server with a share applies that in share^this of the time: below 1, division is uneven
-    master_seconds: float = 0.0  # per synchronous step, where a master drives all workers in step
-    master_sample_seconds: float = 0.0  # likewise, per sample of all workers' mini-batches: the master prepares them
-    aggregate_seconds: float = 0.0  # per mini-batch, where more than one device of a machine takes part
-    sample_bytes: float = 0.0  # of training data per sample: what moves when data blocks change workers
-    data_blocks: int = 0  # that training data is divided into, to move; 0: as many as there are mini-batches
-    touched_fraction: float = 1.0  # of the parameters that one mini-batch pulls and pushes (sparse models: less)
-    crowding_exponent: float = 0.0  # compute takes ((intra + inter threads) / cores)^this times as long where that is over 1
-    options: tuple[OptionEffect, ...] = ()  # of graph options; one that is not named here has none
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if name != "options" and value is not None and not 0 <= value < math.inf:
-                raise ValueError(f"A job cannot ask {name} {value}: give a finite number, 0 or more.")
-        for name in ("serial_fraction", "touched_fraction", "apply_exponent"):
-            if getattr(self, name) > 1:
-                raise ValueError(f"A job cannot ask {name} {getattr(self, name)}: it lies in [0, 1].")
-
-
-class Proxy(NamedTuple):
-    """A model that really learns. All functions are pure and traceable; a batch is a tuple of arrays, sample axis first."""
-
-    init: Callable[[Array], Any]  # PRNG key -> parameters, a pytree of float32
-    losses: Callable[[Any, tuple[Array, ...]], Array]  # (parameters, batch of n) -> per-sample losses [n]
-    correct: Callable[[Any, tuple[Array, ...]], Array]  # same -> 1.0 / 0.0 per sample [n]; nan where there is no such thing
-    train: tuple[Array, ...]
-    valid: tuple[Array, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """A job: hardware demand and, unless it is timing-only, a proxy that learns."""
-
-    name: str
-    demand: Demand
-    proxy: Proxy | None  # None: timing-only
-    optimizer: str = "sgd"  # sgd | momentum | nesterov | adam | rmsprop | adagrad | adadelta | adarevision
-    aggregation: str = "each"  # apply "each" push as it comes, or the "sum" or "mean" of a group at the barrier
-    samples: int = 0  # of training data; shared out among the workers
-    skew: float = 0.0  # share of the data that is handed out by class, see `simulators.jobs.drawn`
-    batch_size: int = 16  # that the job's authors use, for one worker
-    learning_rate: float = 0.01  # that works without any tuning
-    summary: str = ""  # one line
-    source: str = ""  # where the figures are published
 
 
 # ------------------------------------------------------------------------------------------------------------------ data
@@ -207,8 +119,8 @@ class Ratings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
 Source: TypeAlias = Digits | BreastCancer | Mnist | Cifar10 | Libsvm | Classification | Clicks | Ratings
 
 
-class _Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One table of `workloads.toml`. With `model` and `data` it learns; else `samples` says how much data there is."""
+class _WorkloadTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One table of `workloads.toml`. With `model` and `data` the workload learns; otherwise it only has `samples`."""
 
     summary: str
     demand: Demand
@@ -224,7 +136,7 @@ class _Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def choices(cls, field: str) -> tuple[str, ...]:
-        """What a field of few values allows; () for any other."""
+        """The values that a `Literal` field allows; () for any other field."""
         found = next((f.type for f in msgspec.structs.fields(cls) if f.name == field), None)
         return get_args(found) if get_origin(found) is Literal else ()
 
@@ -241,17 +153,17 @@ def workload(
     data: Path | str | None = None,
     tables: Mapping[str, Any] | None = None,
 ) -> Workload:
-    """The named workload, with `overrides` put in and, where it reads files, with its `data`.
+    """The named workload with `overrides` applied; `data` is the path of its files, if it reads any.
 
-    `tables` are more workloads than the embedded ones, as `load_workloads` reads them.
+    `tables` holds workloads besides the embedded ones, as `load_workloads` reads them.
 
-    An override is named as in `workloads.toml`, with its section where that is needed to tell it apart:
-    `{"hidden": [256, 256], "optimizer": "adam", "demand.model_bytes": 4e6}`; nested mappings do as well. Equal models on
-    equal data share one proxy, so systems of one process compile it once. Raises ValueError for a name or value that
-    does not fit, and what reading its files raises.
+    An override is named as in `workloads.toml`, with its section where the name alone is ambiguous:
+    `{"hidden": [256, 256], "optimizer": "adam", "demand.model_bytes": 4e6}`; nested mappings work too. Equal models on
+    equal data share one proxy, so that one process compiles it once. Raises ValueError for an unknown name or a wrong
+    value, and the errors of `simulators.workloads.files`.
     """
     table = _table(name, tables or {})
-    job = _with(name, table, dict(_flat(overrides or {})))
+    job = _overridden(name, table, dict(_flat(overrides or {})))
     proxy = _proxy_of(name, job, None if data is None else Path(data))
     return Workload(
         name=name,
@@ -269,7 +181,7 @@ def workload(
 
 
 def workloads() -> dict[str, str]:
-    """One line about each named workload, by name."""
+    """The summary line of each embedded workload, by name."""
     return {name: str(table["summary"]) for name, table in _tables().items()}
 
 
@@ -281,7 +193,7 @@ def _tables() -> dict[str, Any]:
 def load_workloads(path: Path | str) -> dict[str, Any]:
     """The tables of workloads in a file like `workloads.toml`, or in one that `harness calibrate` wrote.
 
-    Raises FileNotFoundError for a missing file, and ValueError that names it for one that holds no such tables.
+    Raises FileNotFoundError for a missing file, and ValueError, naming the file, for one without valid tables.
     """
     path = Path(path)
     if not path.is_file():
@@ -290,7 +202,7 @@ def load_workloads(path: Path | str) -> dict[str, Any]:
         tables = tomllib.loads(path.read_text("utf-8"))
         tables = tables.get("workloads", {}) if "calibration" in tables else tables
         for table in tables.values():
-            msgspec.convert(table, _Job)
+            msgspec.convert(table, _WorkloadTable)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise ValueError(f"Cannot read workloads from {path}: {error}.") from error
     return tables
@@ -317,17 +229,17 @@ def _flat(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{key}", value
 
 
-def _with(name: str, table: Mapping[str, Any], overrides: Mapping[str, Any]) -> _Job:
+def _overridden(name: str, table: Mapping[str, Any], overrides: Mapping[str, Any]) -> _WorkloadTable:
     """The table with its overrides, checked."""
-    paths = _paths(msgspec.convert(table, _Job))
+    paths = _paths(msgspec.convert(table, _WorkloadTable))
     changed = {key: dict(value) if key in _SECTIONS else value for key, value in table.items()}
     for key, value in overrides.items():
         section, _, field = _resolve(name, key, paths).rpartition(".")
         (changed[section] if section else changed)[field] = value
-        if (allowed := _Job.choices(field)) and value not in allowed:
+        if (allowed := _WorkloadTable.choices(field)) and value not in allowed:
             raise ValueError(f"Cannot make workload {name!r} with {field} {value!r}: choose one of {', '.join(allowed)}.")
     try:
-        job = msgspec.convert(changed, _Job)
+        job = msgspec.convert(changed, _WorkloadTable)
     except msgspec.ValidationError as error:
         given = ", ".join(f"{key} = {value!r}" for key, value in overrides.items())
         raise ValueError(f"Cannot make workload {name!r} with {given}: {error}") from error
@@ -336,8 +248,8 @@ def _with(name: str, table: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
     return job
 
 
-def _paths(job: _Job) -> tuple[str, ...]:
-    """Every name that can be overridden, in full."""
+def _paths(job: _WorkloadTable) -> tuple[str, ...]:
+    """Every name that can be overridden, with its section."""
     parts = ((s, getattr(job, s)) for s in _SECTIONS)
     return _PLAIN + tuple(f"{s}.{f}" for s, part in parts if part is not None for f in part.__struct_fields__)
 
@@ -345,11 +257,11 @@ def _paths(job: _Job) -> tuple[str, ...]:
 def _resolve(name: str, key: str, paths: tuple[str, ...]) -> str:
     if key in paths:
         return key
-    meant = [p for p in paths if p.rpartition(".")[2] == key]
-    if len(meant) == 1:
-        return meant[0]
-    if meant:
-        raise ValueError(f"Cannot override {key!r} of workload {name!r}: say {' or '.join(meant)}.")
+    matches = [p for p in paths if p.rpartition(".")[2] == key]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise ValueError(f"Cannot override {key!r} of workload {name!r}: say {' or '.join(matches)}.")
     names = paths if "." in key else tuple(dict.fromkeys(p.rpartition(".")[2] for p in paths))
     near = get_close_matches(key, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(paths)}."
@@ -359,7 +271,7 @@ def _resolve(name: str, key: str, paths: tuple[str, ...]) -> str:
 # --------------------------------------------------------------------------------------------------------------- proxies
 
 
-def _proxy_of(name: str, job: _Job, path: Path | None) -> Proxy | None:
+def _proxy_of(name: str, job: _WorkloadTable, path: Path | None) -> Proxy | None:
     reads = isinstance(job.data, Mnist | Cifar10 | Libsvm)
     if reads and path is None:
         raise ValueError(f"Cannot make workload {name!r}: it reads files; point to them with its data path.")
@@ -372,7 +284,7 @@ def _proxy_of(name: str, job: _Job, path: Path | None) -> Proxy | None:
 
 @cache
 def _proxy(model: Model, source: Source, path: str | None) -> Proxy:
-    # Here, so that listing workloads imports no JAX.
+    # Imported here, so that listing the workloads does not import JAX.
     from simulators.workloads import models
 
     return models.make_proxy(model, _dataset(source, path or ""))

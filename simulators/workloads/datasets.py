@@ -1,7 +1,6 @@
-"""Data for proxies: real where it ships with scikit-learn, files that a user points to, and documented generators.
+"""Data for proxies: real data that scikit-learn ships, and generators. `simulators.workloads.files` reads the user's files.
 
-Numpy only; features float32, labels int32. Everything is deterministic: what is random is drawn from a seed.
-File formats are in `simulators.workloads.files`.
+Numpy only; features are float32, labels int32. Everything is deterministic: all random draws come from a seed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Arrays = tuple[NDArray[np.generic], ...]
 
 
 class Dataset(NamedTuple):
-    """Training and validation data: tuples of arrays, sample axis first; `(features [n, d], labels [n])` of a classifier."""
+    """Training and validation data: tuples of arrays, sample axis first; for classifiers `(features [n, d], labels [n])`."""
 
     train: Arrays
     valid: Arrays
@@ -29,7 +28,7 @@ class Dataset(NamedTuple):
 
 
 def digits(seed: int = 0) -> Dataset:
-    """1,797 handwritten digits of 8x8 pixels in [0, 1], 1,437 to train on and 360 to validate (scikit-learn's own copy)."""
+    """1,797 handwritten digits of 8x8 pixels in [0, 1]: 1,437 for training, 360 for validation (scikit-learn's own copy)."""
     from sklearn.datasets import load_digits
 
     features, labels = load_digits(return_X_y=True)
@@ -37,12 +36,12 @@ def digits(seed: int = 0) -> Dataset:
 
 
 def breast_cancer(seed: int = 0) -> Dataset:
-    """569 tumours, 30 standardised features, 2 classes, 455 to train on (scikit-learn's own copy)."""
+    """569 tumours, 30 standardised features, 2 classes, 455 samples for training (scikit-learn's own copy)."""
     from sklearn.datasets import load_breast_cancer
 
     features, labels = load_breast_cancer(return_X_y=True)
     made = split(features, labels, (30,), valid_samples=114, seed=seed)
-    mean, deviation = made.train[0].mean(0), made.train[0].std(0)  # of the training data alone
+    mean, deviation = made.train[0].mean(0), made.train[0].std(0)  # without validation data, which must stay unseen
     standard = [((x - mean) / deviation).astype(np.float32) for x in (made.train[0], made.valid[0])]
     return made._replace(train=(standard[0], made.train[1]), valid=(standard[1], made.valid[1]))
 
@@ -62,10 +61,10 @@ def classification(
 ) -> Dataset:
     """Gaussian clouds of unit variance, one per class, with controllable difficulty.
 
-    Class centres are random directions of length `margin`, so a larger margin separates better. A share `label_noise` of the
-    training labels is replaced by another class, drawn uniformly; validation labels stay right. In the end feature j is
-    multiplied by (j + 1)^-`decay`, which separates no less but is learnt more slowly: the spectra of natural images fall
-    like that. `samples` are for training.
+    Class centres are random directions of length `margin`: a larger margin separates the classes better. A share
+    `label_noise` of the training labels is replaced by another class, drawn uniformly; validation labels stay correct.
+    Finally feature j is multiplied by (j + 1)^-`decay`. This separates the classes as well as before, but is learnt more
+    slowly; the spectra of natural images fall in this way. `samples` counts training samples.
     """
     _check(samples=(samples, 1), features=(features, 1), classes=(classes, 2), valid_samples=(valid_samples, 1))
     if not 0 <= label_noise <= 1:
@@ -92,12 +91,12 @@ def clicks(
     valid_samples: int = 2_000,
     seed: int = 0,
 ) -> Dataset:
-    """What was shown and whether it was clicked on: sparse, categorical data as that of advertisements, with two classes.
+    """Sparse, categorical data like that of advertisements, with two classes: clicked or not.
 
-    Every sample has one of `values` in each of `fields`, the k-th most popular in proportion to k^-popularity, one-hot and
-    scaled to unit length. A score per value, drawn once, sums up to `signal` times a standard normal deviate, about; clicks
-    follow by its logistic function, shifted so that about half of the samples are. A few directions are common and steep,
-    many are rare and flat.
+    Every sample has one of `values` in each of `fields`, the k-th most popular with a probability proportional to
+    k^-popularity, one-hot and scaled to unit length. Each value has a score, drawn once; the scores of a sample sum up to
+    about `signal` times a standard normal deviate. The probability of a click is the logistic function of this sum, shifted
+    so that about half of the samples are clicks. A few directions are common and steep, many are rare and flat.
     """
     _check(samples=(samples, 1), fields=(fields, 1), values=(values, 2), valid_samples=(valid_samples, 1))
     if not (signal >= 0 and popularity >= 0):
@@ -126,8 +125,8 @@ def ratings(
     """Netflix-like ratings (user, item, stars) of low rank plus noise, each pair at most once.
 
     stars = 3.6 + u_user . v_item + N(0, noise), where u . v has unit variance, clipped to 1..5. The k-th most popular item
-    is rated in proportion to k^-popularity, and so are users active; about `count` ratings are made (pairs drawn twice are
-    dropped). The best that a model can do is about noise^2 of squared error.
+    is drawn with a probability proportional to k^-popularity, and the k-th most active user likewise. There are about
+    `count` ratings (pairs drawn twice are dropped). The lowest possible squared error is about noise^2.
     """
     _check(users=(users, 1), items=(items, 1), count=(count, 2), rank=(rank, 1))
     if not (0 < valid_share < 1 and noise >= 0 and popularity >= 0):
@@ -138,7 +137,7 @@ def ratings(
     rng = np.random.default_rng(seed)
     user = rng.permutation(users)[_power_law(rng, users, popularity, count)]
     item = rng.permutation(items)[_power_law(rng, items, popularity, count)]
-    pairs = rng.permutation(np.unique(user * items + item))  # unique sorts, so the order must be drawn anew
+    pairs = rng.permutation(np.unique(user * items + item))  # `unique` sorts, so the pairs are shuffled again
     user, item = pairs // items, pairs % items
     u, v = rng.normal(size=(users, rank)), rng.normal(size=(items, rank))
     stars = 3.6 + (u[user] * v[item]).sum(1) / np.sqrt(rank) + noise * rng.normal(size=len(pairs))
@@ -171,14 +170,14 @@ def split(
     rng = np.random.default_rng(seed)
     held_out = np.sort(_stratified(labels, valid_samples, rng))
     rest = np.setdiff1d(np.arange(n), held_out)
-    # Workers get contiguous shares of the training data, so its order must not be that of the classes.
+    # Workers get contiguous shares of the training data, so it must not be ordered by class.
     x, y = features.astype(np.float32), labels.astype(np.int32)
     train, valid = rng.permutation(rest), rng.permutation(held_out)
     return Dataset((x[train], y[train]), (x[valid], y[valid]), int(labels.max()) + 1, shape)
 
 
 def subset(dataset: Dataset, *, fraction: float = 1.0, valid_samples: int = 0, seed: int = 0) -> Dataset:
-    """A random share of the training data, and so many validation samples (0: all), each class in its proportion."""
+    """A random share of the training data, and `valid_samples` of the validation data (0: all), each class in proportion."""
     if not 0 < fraction <= 1:
         raise ValueError(f"Cannot train on a fraction {fraction} of the data: it lies above 0, up to 1.")
     if not 0 <= valid_samples <= len(dataset.valid[-1]):
@@ -195,7 +194,7 @@ def subset(dataset: Dataset, *, fraction: float = 1.0, valid_samples: int = 0, s
 
 
 def _stratified(labels: NDArray[np.generic], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Indices of `count` samples, from each class its share by largest remainder."""
+    """Indices of `count` samples; each class gets its share by the largest-remainder method."""
     kinds, inverse, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     exact = sizes * count / len(labels)
     quota = np.floor(exact).astype(int)

@@ -1,7 +1,7 @@
-"""Data from files that a user points to: MNIST's IDX, CIFAR-10's binary batches, libsvm.
+"""Data from the user's files: MNIST (IDX), CIFAR-10 (binary batches), libsvm.
 
-Nothing is downloaded. A missing file raises FileNotFoundError; one that is truncated, corrupt or something else raises
-ValueError; both say what is wrong with which file, and what was expected.
+Nothing is downloaded. A missing file raises FileNotFoundError; a truncated, corrupt or wrong file raises ValueError. Both
+name the file, what is wrong with it, and what is expected.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["cifar10", "libsvm", "mnist", "read_cifar10_batch", "read_idx"]
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _CIFAR_ROW = 1 + 3 * 32 * 32
-_DENSE_BYTES = 2**31  # of features as dense float32, the most that a proxy should hold in memory
+_DENSE_BYTES = 2**31  # limit for the features as dense float32, so that a proxy fits in memory
 
 
 def mnist(folder: Path | str) -> Dataset:
-    """MNIST, or anything else in its four IDX files (.gz or not): pixels in [0, 1], 60,000 to train on, 10,000 held out."""
+    """MNIST, or other data in the same four IDX files (.gz or not): pixels in [0, 1]; the t10k files are for validation."""
     folder = _folder(folder, "MNIST")
     parts = []
     for stem in ("train", "t10k"):
@@ -89,7 +89,7 @@ def read_cifar10_batch(path: Path | str) -> tuple[NDArray[np.float32], NDArray[n
 def libsvm(path: Path | str, *, valid_share: float = 0.2, seed: int = 0) -> Dataset:
     """A classification file of "label index:value ..." lines, gzipped or not, as dense float32; labels become 0, 1, ...
 
-    A share of each class, drawn by `seed`, is held out for validation. Features stay as they are; scale them beforehand.
+    A share of each class, drawn by `seed`, is held out for validation. Features are not scaled; scale them beforehand.
     """
     from sklearn.datasets import load_svmlight_file
 
@@ -124,7 +124,7 @@ def _folder(folder: Path | str, what: str) -> Path:
 
 
 def _find(folder: Path, *names: str) -> Path:
-    """The first of `names`, plain or gzipped, that is in the folder."""
+    """The first of `names`, plain or gzipped, that exists in the folder."""
     for name in names:
         for path in (folder / name, folder / f"{name}.gz"):
             if path.is_file():

@@ -1,4 +1,4 @@
-"""The tables of models: structs that `workloads.toml` is read into. The functions are in `simulators.workloads.models`."""
+"""The `model` tables of `workloads.toml`, as structs. The functions of the models are in `simulators.workloads.models`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Cnn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="ki
 
 
 class Lstm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lstm"):
-    """Long short-term memory over the rows of an image, as over the frames of a video; the last state is classified."""
+    """Long short-term memory over the rows of an image, like the frames of a video; the last state is classified."""
 
     width: _Whole = 16  # of the state
 

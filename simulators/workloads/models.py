@@ -1,7 +1,7 @@
-"""Models that really learn, as pure JAX functions: linear, perceptron, convolutional, recurrent, factorisation.
+"""The models that workloads train, as pure JAX functions: linear, perceptron, convolutional, recurrent, factorisation.
 
-Parameters are float32 pytrees whatever the precision of time; functions are made once per model and shape, because the
-engine compiles once per function.
+Parameters are float32 pytrees, although simulated time is float64. `_functions` is cached by model and shape, because the
+engine compiles once per function object.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from simulators.workloads.catalogue import Proxy
 from simulators.workloads.datasets import Dataset
 from simulators.workloads.model_tables import Cnn, Factorisation, Logistic, Lstm, Mlp, Model, Svm
+from simulators.workloads.workload import Proxy
 
 __all__ = ["make_proxy"]
 
@@ -28,7 +28,7 @@ _PerSample: TypeAlias = Callable[[Any, _Batch], Array]
 
 
 def make_proxy(model: Model, dataset: Dataset) -> Proxy:
-    """The model on its data. Raises ValueError where they do not fit each other."""
+    """The model together with its data. Raises ValueError where the two do not fit."""
     init, losses, correct = _functions(model, dataset.shape, dataset.classes)
     train, valid = tuple(map(jnp.asarray, dataset.train)), tuple(map(jnp.asarray, dataset.valid))
     return Proxy(init, losses, correct, train, valid)
@@ -72,7 +72,7 @@ def _hinge(scores: Array, labels: Array) -> Array:
 
 
 def _one_hot(scores: Array, labels: Array) -> Array:
-    # Products with it have cheap gradients; indexing would scatter.
+    # The gradient of a product with a one-hot matrix is another product; that of indexing is a slow scatter.
     return (jnp.arange(scores.shape[1], dtype=jnp.int32) == labels[:, None]).astype(scores.dtype)
 
 
@@ -92,8 +92,8 @@ def _classifier(
 
 
 def _dense(key: Array, sizes: tuple[tuple[int, int], ...]) -> tuple[dict[str, Array], ...]:
-    """Layers of (inputs, outputs) by He's initialisation: weights N(0, 2 / inputs), no bias."""
-    # One draw for all: XLA spends about a second on every random.normal that it compiles.
+    """Layers of (inputs, outputs) with He's initialisation: weights N(0, 2 / inputs), biases 0."""
+    # One draw for all layers: XLA takes about a second to compile each call of random.normal.
     drawn = jax.random.normal(key, (sum(n * m for n, m in sizes),), jnp.float32)
     layers, at = [], 0
     for n, m in sizes:
@@ -106,10 +106,10 @@ def _dense(key: Array, sizes: tuple[tuple[int, int], ...]) -> tuple[dict[str, Ar
 def _linear(
     features: int, classes: int, l2: float, criterion: Callable[[Array, Array], Array]
 ) -> tuple[_Init, _PerSample, _PerSample]:
-    """Scores x w + b from zero weights; losses carry l2 / 2 |w|^2, so that their mean is the regularised objective."""
+    """Scores x w + b; weights start at 0. Each loss includes l2 / 2 |w|^2, so that the mean is the regularised objective."""
 
     def init(key: Array) -> Any:
-        del key  # convex: every start is as good
+        del key  # the objective is convex, so the start needs no random draw
         return {"w": jnp.zeros((features, classes), jnp.float32), "b": jnp.zeros(classes, jnp.float32)}
 
     def scores(parameters: Any, x: Array) -> Array:
@@ -128,7 +128,7 @@ def _linear(
 
 
 def _perceptron(model: Mlp, features: int, classes: int) -> tuple[_Init, _PerSample, _PerSample]:
-    """ReLU between dense layers: features, *hidden, classes. Without hidden layers it is softmax regression."""
+    """Dense layers of sizes (features, *hidden, classes) with ReLU between them. No hidden layer: softmax regression."""
     sizes = (features, *model.hidden, classes)
 
     def init(key: Array) -> Any:
@@ -167,7 +167,8 @@ def _convolutional(model: Cnn, shape: tuple[int, ...], classes: int) -> tuple[_I
 
 
 def _convolve(x: Array, layer: dict[str, Array]) -> Array:
-    """3x3, padded by zeros, as one product with the patches: 4 to 10 times as fast as lax.conv inside a scan on CPU."""
+    """A 3x3 convolution with zero padding, as one matrix product with the patches of the image."""
+    # Measured inside a scan on CPU: 4 to 10 times as fast as lax.conv.
     height, width = x.shape[1:3]
     padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     patches = [padded[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
@@ -181,7 +182,7 @@ def _pool(x: Array) -> Array:
 
 def _recurrent(model: Lstm, shape: tuple[int, ...], classes: int) -> tuple[_Init, _PerSample, _PerSample]:
     """Row by row: c <- s(f + 1) c + s(i) tanh(g), h <- s(o) tanh(c), with i, f, g, o = [row, h] w + b and s the logistic
-    function; scores from the last h. The 1 lets the state be kept at first (Gers et al. 2000)."""
+    function; scores from the last h. The 1 makes the cell keep its state at first (Gers et al. 2000)."""
     steps, inputs = shape[0], math.prod(shape[1:])
     sizes = ((inputs + model.width, 4 * model.width), (model.width, classes))
 
@@ -208,8 +209,8 @@ def _recurrent(model: Lstm, shape: tuple[int, ...], classes: int) -> tuple[_Init
 
 
 def _factorisation(model: Factorisation, users: int, items: int) -> tuple[_Init, _PerSample, _PerSample]:
-    """rating = offset + u_user . v_item; squared error plus l2 (|u_user|^2 + |v_item|^2). Nothing is right or wrong."""
-    # Products of two entries then have a standard deviation of 1/4 / sqrt(rank): small, yet away from the saddle at 0.
+    """rating = offset + u_user . v_item; squared error plus l2 (|u_user|^2 + |v_item|^2). There is no accuracy."""
+    # Products of two entries then have a standard deviation of 1/4 / sqrt(rank): small, but away from the saddle at 0.
     scale = jnp.float32(0.5 * model.rank**-0.25)
 
     def init(key: Array) -> Any:

@@ -14,8 +14,8 @@ import simpy
 
 from simulators.engine import edits, learning, loop
 from simulators.engine.inputs import Plant
-from simulators.workloads.catalogue import Logistic, Mlp
 from simulators.workloads.datasets import Dataset, classification
+from simulators.workloads.model_tables import Logistic, Mlp
 from simulators.workloads.models import make_proxy
 from tuners.actions import SyncPolicy
 

@@ -10,7 +10,7 @@ import pytest
 from simulators.cluster.conditions import Conditions, Episode, Sleeps, Stragglers
 from simulators.reconfiguration import plan as reconfigure
 from simulators.reconfiguration.plan import Costs
-from simulators.workloads.catalogue import Proxy
+from simulators.workloads.workload import Proxy
 from tests.support.small_jobs import (
     CHEAP,
     KNOBS,

@@ -92,14 +92,14 @@ def from_times(times, *, scenario="digits", budget=600.0):
 
 
 def contest(scenarios=("digits",), tuners=tuple(SPEED), seeds=5, budget=600.0):
-    """A plausible comparison: shared luck per seed, curves that approach 0.97, tuners that change what they are free to."""
+    """A plausible comparison: a shared factor per seed, curves that approach 0.97, tuners that change their knobs."""
     scores, evaluations, settings = [], [], []
     for s, scenario in enumerate(scenarios):
-        luck = np.random.default_rng(s).lognormal(sigma=0.25, size=seeds)
+        factors = np.random.default_rng(s).lognormal(sigma=0.25, size=seeds)
         for tuner in tuners:
             rng = np.random.default_rng([s, sum(map(ord, tuner))])
             for seed in range(seeds):
-                seconds = 260 * SPEED.get(tuner, 1.0) * luck[seed] * rng.lognormal(sigma=0.06)
+                seconds = 260 * SPEED.get(tuner, 1.0) * factors[seed] * rng.lognormal(sigma=0.06)
                 key = {"scenario": scenario, "tuner": tuner, "seed": seed}
                 changes = list(_changes(tuner, rng, seconds))
                 score = score_row(

@@ -1,4 +1,4 @@
-"""Small files of our own making in the formats of public recordings: what an importer reads, by path inside its folder."""
+"""Small made-up files in the formats of public recordings, by source: what an importer reads, by path inside its folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def csv(header: str, rows: list[str], end: str = "\n") -> bytes:
 
 
 def alibaba() -> dict[str, bytes]:
-    """Three workers, the third of which is twice as slow for two ticks; a row stands twice; a job of two iterations."""
+    """Three workers, the third twice as slow for two ticks; a duplicate row; a job of only two iterations."""
     rows = [
         f"{3 * t + w},{w},25,{1 + 10 * t},{800 if w == 2 and t in (3, 4) else 400 + w}" for t in range(8) for w in range(3)
     ]
@@ -92,7 +92,7 @@ def dl2() -> dict[str, bytes]:
         "('wlm', 'dist_sync', 160, 2, 2, [450.5, 449.5], [1.9, 1.8], [0.8, 0.9])",
         "('vgg-16', 'dist_async', 33, 1, 2, [10.0, 12.5], [1.0], [0.5, 0.5])",
     ]
-    return {"config_speed.txt": "\n".join(lines).encode()}  # the source has no end of line after the last
+    return {"config_speed.txt": "\n".join(lines).encode()}  # as in the source, the last line has no newline
 
 
 def selftf() -> dict[str, bytes]:
@@ -169,8 +169,8 @@ MADE: dict[str, Callable[[], dict[str, bytes]]] = {
 def phase_rates(progress: pl.DataFrame) -> pl.DataFrame:
     """Steps per second of each run in each mode: columns run, policy, steps, steps_per_second.
 
-    Of `progress` (a trace's table) only intervals between records of loss wholly in one mode count, and those are left out
-    whose steps took over three times the median (in ASP, and over a minute): checkpoints, pauses, switches.
+    Counts the intervals between two records of loss in the same mode in `progress` (a trace's table). An interval is a
+    checkpoint, pause or switch, and left out, if a step takes over three times the median (in ASP: and over a minute).
     """
     loss = progress.filter(pl.col("training_loss").is_not_null())
     within = loss.with_columns(

@@ -10,7 +10,7 @@ from simulators.cluster.profiles import Device, NodeType
 from simulators.reconfiguration.control_plane import Cluster
 from simulators.reconfiguration.plan import Costs
 from simulators.system import SimulatedSystem
-from simulators.workloads.catalogue import Demand, Proxy, Workload
+from simulators.workloads.workload import Demand, Proxy, Workload
 from tuners.actions import Pushes, Setting, Target
 from tuners.settings import Choice, Integer
 

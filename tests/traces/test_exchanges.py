@@ -1,4 +1,4 @@
-"""The exchange log keeps every action and answer exactly, or says that it cannot."""
+"""The exchange log keeps every action and answer exactly, or refuses to."""
 
 from __future__ import annotations
 
@@ -151,12 +151,12 @@ def test_numpy_scalars_of_a_tuner_are_kept_as_numbers() -> None:
     assert again.action == Reconfigure(setting)
 
 
-def test_something_that_is_no_action_is_not_recorded() -> None:
-    class Wish(Action[int]):
+def test_an_action_outside_the_contract_is_not_recorded() -> None:
+    class Unknown(Action[int]):
         pass
 
     with pytest.raises(TypeError, match="no action of the contract"):
-        encode(Exchange(0.0, Wish(), 1))
+        encode(Exchange(0.0, Unknown(), 1))
 
 
 def test_equal_actions_have_equal_texts() -> None:
@@ -191,7 +191,7 @@ def test_a_damaged_log_is_named(tmp_path: Path) -> None:
         read_log(path)
 
 
-def test_an_exchange_of_a_kind_unknown_is_refused() -> None:
-    line = encode(Exchange(0.0, Free(1), None)).replace(b'"Free"', b'"Pray"')
-    with pytest.raises(ValueError, match="kind 'Pray'"):
+def test_an_exchange_of_an_unknown_kind_is_refused() -> None:
+    line = encode(Exchange(0.0, Free(1), None)).replace(b'"Free"', b'"Other"')
+    with pytest.raises(ValueError, match="kind 'Other'"):
         decode(line)

@@ -1,4 +1,4 @@
-"""A System of recorded runs: what was recorded is told, what was not is refused and the nearest offered."""
+"""A System of recorded runs: it answers what was recorded, rejects the rest, and names the nearest settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tuners.settings import Choice
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Recorded]:
-    """Six runs of our own: 8, 16 or 24 workers take 36, 18 or 12 s; bsp ends at 0.5, asp at 0.6."""
+    """Six made-up runs: 8, 16 or 24 workers take 36, 18 or 12 s; bsp ends at accuracy 0.5, asp at 0.6."""
     folder = tmp_path_factory.mktemp("trace")
     import_trace("trimtuner-tf-ps", lay(folder / "in", MADE["trimtuner-tf-ps"]()), folder / "t", made_by="test")
     return recorded_runs(folder / "t", "cnn")
@@ -66,7 +66,7 @@ def test_a_run_takes_its_recorded_time_and_ends_as_recorded(system):
     assert system.perform(Evaluate()).accuracy == 0.5
     idle = system.perform(Run(seconds=2.0))
     assert (idle.clocks, idle.seconds, system.now) == (0, 2.0, 20.0)
-    more = system.perform(Run(clocks=17))  # what is not recorded takes as long, and brings nothing
+    more = system.perform(Run(clocks=17))  # after its end, the run takes time but completes no clocks
     assert (more.clocks, more.status, system.now) == (0, "running", 38.0)
 
 
@@ -107,7 +107,7 @@ def test_a_target_that_counts(runs, target, seconds):
     assert system.now == pytest.approx(seconds)
 
 
-def test_what_was_not_recorded_is_refused_and_the_nearest_offered(system):
+def test_a_setting_that_was_not_recorded_is_rejected_with_the_nearest_ones(system):
     for action in (Reconfigure, lambda s: Fork(0, s)):
         with pytest.raises(
             Rejected, match=r"workers 17: no such run was recorded. Nearest are policy asp, option/workers 16;"
@@ -157,7 +157,7 @@ def test_a_tuner_plays_until_the_target(runs, system):
 
 
 @pytest.mark.parametrize("name", [n for n, entry in registry().items() if entry.contestant])
-def test_tuners_of_ours_survive_a_table(name, system):
+def test_all_tuners_finish_on_a_table(name, system):
     assert play(registry()[name].factory, system).outcome.status in ("target", "budget")
 
 

@@ -1,4 +1,4 @@
-"""Tables: same frame, same bytes; never half-written; what is read is checked."""
+"""Tables on disk: equal frames give equal bytes, no file is half-written, and every read is checked."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
     assert [p.name for p in tmp_path.iterdir()] == ["e.parquet"]
 
 
-def test_other_errors_of_the_disk_stay_as_they_are(tmp_path: Path) -> None:
+def test_other_errors_of_the_disk_are_raised_unchanged(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         store.write_bytes(tmp_path / "no" / "folder", b"")
 
 
-def test_host_seconds_keep_the_last_of_a_run_done_twice(tmp_path: Path) -> None:
+def test_host_seconds_keep_the_last_row_of_a_repeated_run(tmp_path: Path) -> None:
     path = tmp_path / "host.csv"
     frame = pl.DataFrame(
         {

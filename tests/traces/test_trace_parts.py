@@ -1,4 +1,4 @@
-"""Traces on disk: what is written comes back, what was harmed is refused by name, and a crash costs one batch."""
+"""Traces on disk: they read back as written, damaged parts are refused by name, and a crash loses one batch at most."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ORIGIN = Origin("test", "nobody", "of nothing", "CC0", "nobody", (("a.csv", "0" 
 
 
 def iterations(rows: int = 10, start: int = 0) -> pl.DataFrame:
-    """Two workers by turns, a push a second, each after 2 s."""
+    """Two workers in turn: a push every second, so each worker pushes every 2 s."""
     number = np.arange(start, start + rows)
     return pl.DataFrame(
         {
@@ -48,7 +48,7 @@ def trace(folder: Path, frame: pl.DataFrame | None = None, part_rows: int = 4) -
     return folder
 
 
-def test_what_is_written_comes_back(tmp_path):
+def test_a_trace_reads_back_as_written(tmp_path):
     folder = trace(tmp_path / "t")
     back = scan(folder, "iterations").collect()
     assert back.select(iterations().columns).equals(iterations())
@@ -66,7 +66,7 @@ def test_the_same_rows_give_the_same_bytes(tmp_path):
     assert all((one / f).read_bytes() == (two / f).read_bytes() for f in files)
 
 
-def test_every_part_says_what_it_is(tmp_path):
+def test_every_part_names_its_table_and_origin(tmp_path):
     path = trace(tmp_path / "t") / "iterations" / "000001.parquet"
     said = pl.read_parquet_metadata(path)
     assert (said["harness_trace"], said["table"]) == ("1", "iterations")
@@ -74,7 +74,7 @@ def test_every_part_says_what_it_is(tmp_path):
     assert said["harness_digest"] != "0" * 64
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path):
+def test_an_existing_folder_is_not_overwritten(tmp_path):
     folder = trace(tmp_path / "t")
     with pytest.raises(ValueError, match="it is there already"):
         TraceWriter(folder, ORIGIN)
@@ -103,7 +103,7 @@ def test_what_was_recorded_before_a_crash_can_be_read(tmp_path):
     assert not summarise(folder).whole
 
 
-# ------------------------------------------------------------------------------------------------------------- harm
+# ------------------------------------------------------------------------------------------------------------ damage
 
 
 def cut(path: Path) -> None:
@@ -125,7 +125,7 @@ def replace_by_other_table(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("damage", "said"),
     [
         (cut, "no part of a trace, or cut short"),
         (flip, "its digest is another"),
@@ -135,15 +135,15 @@ def replace_by_other_table(path: Path) -> None:
     ],
     ids=["cut short", "a bit flipped", "foreign Parquet", "another table", "missing"],
 )
-def test_a_harmed_part_is_refused_by_name(harm: Callable[[Path], None], said: str, tmp_path):
+def test_a_damaged_part_is_refused_by_name(damage: Callable[[Path], None], said: str, tmp_path):
     folder = trace(tmp_path / "t")
-    harm(folder / "iterations" / "000001.parquet")
+    damage(folder / "iterations" / "000001.parquet")
     for look in (lambda: scan(folder, "iterations"), lambda: check_trace(folder), lambda: summarise(folder)):
         with pytest.raises(TraceError, match=f"000001.parquet: .*{said}"):
             look()
 
 
-def test_a_part_too_many_and_a_recording_that_broke_off_at_once(tmp_path):
+def test_an_extra_part_and_a_recording_without_parts(tmp_path):
     folder = trace(tmp_path / "t")
     (folder / "iterations" / "000002.parquet").write_bytes((folder / "iterations" / "000001.parquet").read_bytes())
     with pytest.raises(TraceError, match=r"000002\.parquet: this part is not among those"):
@@ -165,7 +165,7 @@ def test_another_version_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"trace": 1}', "[1]"])
-def test_a_harmed_manifest_is_refused(text, tmp_path):
+def test_a_damaged_manifest_is_refused(text, tmp_path):
     folder = trace(tmp_path / "t")
     (folder / "trace.json").write_text(text)
     with pytest.raises(TraceError, match=r"trace\.json"):
@@ -177,7 +177,7 @@ def test_a_folder_that_is_no_trace(tmp_path):
         check_trace(tmp_path)
 
 
-# ---------------------------------------------------------------------------------------------------- what cannot be
+# ------------------------------------------------------------------------------------------------ implausible values
 
 WRONG: dict[str, tuple[pl.Expr, str]] = {
     "nan": (pl.when(clock=4).then(float("nan")).otherwise("loss").alias("loss"), r"000001.*row 3, column 'loss'"),
@@ -195,14 +195,14 @@ WRONG: dict[str, tuple[pl.Expr, str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_cannot_be_is_told_with_file_row_and_column(what, tmp_path):
+def test_an_implausible_value_gives_an_error_with_file_row_and_column(what, tmp_path):
     wrong, said = WRONG[what]
     folder = trace(tmp_path / "t", iterations().with_columns(wrong))
     with pytest.raises(TraceError, match=said):
         check_trace(folder)
 
 
-def test_rows_that_are_there_twice(tmp_path):
+def test_duplicate_rows(tmp_path):
     folder = trace(tmp_path / "t", pl.concat([iterations(), iterations().tail(1)]))
     with pytest.raises(TraceError, match=r"000001.parquet, row 5: there is a row with run 'r', .* already"):
         check_trace(folder)
@@ -222,7 +222,7 @@ def test_few_parts_and_csv_hold_the_same(tmp_path):
     assert back.equals(scan(folder, "iterations").collect())
 
 
-def test_what_fails_half_way_leaves_nothing(tmp_path):
+def test_a_conversion_that_fails_leaves_nothing(tmp_path):
     folder = trace(tmp_path / "t")
     flip(folder / "iterations" / "000001.parquet")
     for convert in (to_few_parts, to_csv):

@@ -1,13 +1,13 @@
-"""Recordings of others as traces: one file per public format, each of which says what that format is.
+"""Importers: public recordings become traces. Each module describes one public format and reads it.
 
-An importer reads everything, checks it, and only then is anything written: an import is whole or it is not there.
+An importer reads and checks everything before anything is written, so an import is complete or has no effect.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from traces.convert import appearing
+from traces.convert import atomic_folder
 from traces.importers import (
     alibaba_pai_minibatch,
     azure_vm_noise,
@@ -44,10 +44,10 @@ _PART_ROWS = 1 << 20
 
 
 def import_trace(source: str, path: Path, out: Path, *, made_by: str) -> dict[str, int]:
-    """Import the recording at `path` as a trace at `out`, whole or not at all; the rows of each table.
+    """Import the recording at `path` as a trace at `out`, completely or not at all; returns the rows of each table.
 
-    `made_by` is the program and version that the trace names. Raises ValueError for an unknown source and where `out` is
-    there already, TraceError for what is wrong with the recording, naming file, row and column.
+    `made_by` is the program and version that the trace names. Raises ValueError for an unknown source and if `out` exists,
+    TraceError, naming file, row and column, for an error in the recording.
     """
     known = SOURCES.get(source)
     if known is None:
@@ -57,14 +57,14 @@ def import_trace(source: str, path: Path, out: Path, *, made_by: str) -> dict[st
         (p.relative_to(path).as_posix() if path.is_dir() else p.name, digest_of(p.read_bytes())) for p in made.inputs
     )
     origin = Origin(source, made_by, known.of, known.licence, known.cite, inputs)
-    with appearing(out) as folder, TraceWriter(folder, origin, part_rows=_PART_ROWS) as writer:
+    with atomic_folder(out) as folder, TraceWriter(folder, origin, part_rows=_PART_ROWS) as writer:
         for name, frame in made.tables.items():
             writer.add(name, frame)
     return {name: frame.height for name, frame in made.tables.items()}
 
 
 def read(source: Source, path: Path) -> Imported:
-    """What `source` makes of `path`, held against what tables of a trace must hold. Raises TraceError."""
+    """The tables that `source` makes of `path`, checked against the rules of a trace's tables. Raises TraceError."""
     if not path.exists():
         raise TraceError(f"Cannot use {path}: there is no such file or folder.")
     made = source.read(path)

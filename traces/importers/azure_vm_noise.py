@@ -1,9 +1,9 @@
-"""How fast virtual machines of one type are, over machines and 483 days (Azure; Freischuetz et al., TUNA, EuroSys'25).
+"""Speed of virtual machines of one type, over machines and 483 days (Azure; Freischuetz et al., TUNA, EuroSys'25).
 
 Source format: a tree ``test_suite=<s>/test_name=<t>/vm_lifespan=<long|short>/vm_region=<r>/vm_sku=<k>/unit=<u>.csv`` with
-value (in the unit), runtime (seconds of the test), starttime (``YYYY-MM-DD HH:MM:SS.mmm``, zone not told) and VM_id,
-which is unique within its file only. Only Sysbench's tests are imported, whose values are rates: more is faster. Also
-reads vm_noise.parquet.
+value (in the unit), runtime (seconds of the test), starttime (``YYYY-MM-DD HH:MM:SS.mmm``, time zone unknown) and VM_id,
+which is unique only within its file. Only the tests of Sysbench are imported; their values are rates: larger is faster.
+Also reads vm_noise.parquet.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 import polars as pl
 
 from traces.foreign import read_csv, read_parquet
-from traces.importers.source import Imported, Source, as_text, found, nothing_known, once, table
-from traces.plausible import Column, Table, fault
+from traces.importers.source import Imported, Source, find_files, json_text, nothing_to_import, table, without_duplicates
+from traces.plausible import Column, TableRules, fault
 
 __all__ = ["SOURCE", "read"]
 
 _FIRST, _LAST = 1.2e9, 4.1e9  # Unix seconds, 2008 to 2099
 _VALUE = Column(pl.Float64(), low=0, high=1e12)
 _ID = Column(pl.Int64(), low=0)
-_RAW = Table(
+_RAW = TableRules(
     {
         "value": _VALUE,
         "runtime": Column(pl.Float64(), low=0, high=10_000),  # a test takes a minute or two
@@ -32,7 +32,7 @@ _RAW = Table(
     }
 )
 _WORD = Column(pl.String())
-_TABLED = Table(
+_TABLED = TableRules(
     {
         "metric": _WORD,
         "vm_sku": _WORD,
@@ -50,9 +50,9 @@ _BY = ("metric", "vm_sku", "vm_region", "vm_lifespan")
 
 def read(path: Path) -> Imported:
     """`path` is the tree or a folder above it, one of its files, or a folder with vm_noise.parquet."""
-    paths = found(path, "vm_noise.parquet", "**/unit=*.csv")
+    paths = find_files(path, "vm_noise.parquet", "**/unit=*.csv")
     if not paths:
-        raise nothing_known(path, "**/unit=*.csv", "vm_noise.parquet")
+        raise nothing_to_import(path, "**/unit=*.csv", "vm_noise.parquet")
     if paths[0].suffix == ".csv":
         paths = [p for p in paths if _level(p, "test_suite") == "Sysbench"]
         if not paths:
@@ -64,33 +64,33 @@ def read(path: Path) -> Imported:
 
 
 def _level(path: Path, name: str) -> str:
-    """What the tree says of a file: one of `_LEVELS`."""
+    """The value of one of `_LEVELS` in the path of a file."""
     for part in path.parts[-len(_LEVELS) :]:
         if part.startswith(f"{name}="):
             return part.removeprefix(f"{name}=").removesuffix(".csv")
-    raise fault(path, f"no folder of its path says {name}=...")
+    raise fault(path, f"no folder of its path is called {name}=...")
 
 
 def _raw(path: Path) -> pl.DataFrame:
-    said = {name: _level(path, name) for name in _LEVELS}
-    if said["vm_lifespan"] not in ("long", "short"):
-        raise fault(path, f"vm_lifespan={said['vm_lifespan']} is neither long nor short.")
+    levels = {name: _level(path, name) for name in _LEVELS}
+    if levels["vm_lifespan"] not in ("long", "short"):
+        raise fault(path, f"vm_lifespan={levels['vm_lifespan']} is neither long nor short.")
     frame = read_csv(path, _RAW)
     moments = frame["starttime"].str.strptime(pl.Datetime("ms"), "%Y-%m-%d %H:%M:%S%.f", strict=False)
     if moments.null_count():
         row = int(moments.is_null().arg_true()[0])
         raise fault(path, f"{frame['starttime'][row][:40]!r} is no time.", row=row, column="starttime")
-    named = re.sub(r"\W+", "_", f"{said['test_suite']} {said['test_name']} {said['unit']}".replace(":", "")).lower()
+    named = re.sub(r"\W+", "_", f"{levels['test_suite']} {levels['test_name']} {levels['unit']}".replace(":", "")).lower()
     made = frame.select(
         "value",
         metric=pl.lit(named),
-        vm_sku=pl.lit(said["vm_sku"]),
-        vm_region=pl.lit(said["vm_region"]),
-        vm_lifespan=pl.lit(said["vm_lifespan"]),
+        vm_sku=pl.lit(levels["vm_sku"]),
+        vm_region=pl.lit(levels["vm_region"]),
+        vm_lifespan=pl.lit(levels["vm_lifespan"]),
         vm_id="VM_id",
         start_epoch_s=moments.dt.epoch("ms") / 1000.0,
     ).select(*_TABLED.columns)
-    return once(made, path, "vm_id", "start_epoch_s")
+    return without_duplicates(made, path, "vm_id", "start_epoch_s")
 
 
 def _tables(frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
@@ -103,7 +103,7 @@ def _tables(frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
     for one in spans.to_dicts():
         extras = {"start_unix_seconds": one["first"], "machines": one["machines"], "relative_speed_is": one["metric"]}
         taken = one["last"] - one["first"]
-        runs.append({"run": one["run"], "cluster": one["vm_sku"], "seconds": taken, "extras": as_text(extras)})
+        runs.append({"run": one["run"], "cluster": one["vm_sku"], "seconds": taken, "extras": json_text(extras)})
     probes = frame.select(
         "run",
         node=pl.format("vm{}", "vm_id"),

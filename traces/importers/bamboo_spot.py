@@ -1,8 +1,7 @@
-"""Nodes that come and go on spot markets, recorded for Bamboo (Thorpe et al., NSDI'23).
+"""Nodes that join and leave on spot markets, recorded for Bamboo (Thorpe et al., NSDI'23).
 
 Source format: CSV without a header, ``<milliseconds since the start>,<add|remove>,<node>``, sorted, polled once a minute;
-the names of nodes are never used again. Joining is the autoscaler's doing, not the market's, and why a node left is not
-told.
+names of nodes are never reused. The autoscaler decides when nodes join, not the market; why a node left is not recorded.
 Also reads a table with the columns trace, t_s, event, node.
 """
 
@@ -13,13 +12,13 @@ from pathlib import Path
 import polars as pl
 
 from traces.foreign import read_csv
-from traces.importers.source import Imported, Source, found, nothing_known, table
-from traces.plausible import Column, Table, fault
+from traces.importers.source import Imported, Source, find_files, nothing_to_import, table
+from traces.plausible import Column, TableRules, fault
 
 __all__ = ["SOURCE", "read"]
 
 _POLLED_MS = 60_000
-_RAW = Table(
+_RAW = TableRules(
     {
         "ms": Column(pl.Int64(), low=0, high=3.2e10),
         "event": Column(pl.String(), among=("add", "remove")),
@@ -28,7 +27,7 @@ _RAW = Table(
     key=("event", "node"),
     time="ms",
 )
-_TABLED = Table(
+_TABLED = TableRules(
     {
         "trace": Column(pl.String()),
         "t_s": Column(pl.Float64(), low=0, high=3.2e7),
@@ -44,9 +43,9 @@ _EVENTS = {"add": "joined", "remove": "left"}
 
 def read(path: Path) -> Imported:
     """`path` is a trace, a folder of `*-trace.csv`, or one with node_events.csv."""
-    paths = found(path, "*-trace.csv", "node_events.csv")
+    paths = find_files(path, "*-trace.csv", "node_events.csv")
     if not paths:
-        raise nothing_known(path, "*-trace.csv", "node_events.csv")
+        raise nothing_to_import(path, "*-trace.csv", "node_events.csv")
     frame = pl.concat([_tabled(p) if p.name == "node_events.csv" else _raw(p) for p in paths])
     named = frame.rename({"trace": "run", "t_s": "seconds"}).with_columns(event=pl.col("event").replace_strict(_EVENTS))
     runs = named.group_by("run", maintain_order=True).agg(seconds=pl.col("seconds").max())
@@ -74,7 +73,7 @@ def _tabled(path: Path) -> pl.DataFrame:
 
 
 def _check_alive(frame: pl.DataFrame, path: Path) -> None:
-    """Raise TraceError where a node leaves that is not there."""
+    """Raise TraceError if a node leaves that has not joined."""
     rows = frame["row"].to_list() if "row" in frame.columns else range(frame.height)
     alive: set[str] = set()
     for row, event, node in zip(rows, frame["event"], frame["node"], strict=True):

@@ -1,11 +1,10 @@
 """Operations of every worker in sampled steps of three large training jobs (ByteDance, StragglerAnalysis).
 
 Source format: ``trace-<job>.parquet``, a row per operation: dp_rank, stage, rank, step (sampled, not contiguous), optype,
-start_ts (seconds since the step's own start), duration (seconds), seq_id; beside it ``meta-<job>.yaml`` (sizes of the job)
-and ``result-<job>.json`` (step_t_base, the recorded time of every step), which must agree. Communication includes waiting
-for
-the slowest peer: pulling is params-all-gather here, pushing grads-reduce-scatter. Also reads these sums as
-worker_step.parquet.
+start_ts (seconds since the start of the step), duration (seconds), seq_id; beside it ``meta-<job>.yaml`` (sizes of the job)
+and ``result-<job>.json`` (step_t_base, the recorded time of every step), which must agree with the trace. Times of
+communication include waiting for the slowest peer. A pull is params-all-gather here, a push is grads-reduce-scatter. Also
+reads these sums as worker_step.parquet.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import msgspec
 import polars as pl
 
 from traces.foreign import json_of, lines_of, read_parquet
-from traces.importers.source import Imported, Source, as_text, found, nothing_known, table
-from traces.plausible import Column, Table, fault
+from traces.importers.source import Imported, Source, find_files, json_text, nothing_to_import, table
+from traces.plausible import Column, TableRules, fault
 
 __all__ = ["SOURCE", "read"]
 
@@ -41,7 +40,7 @@ _OPERATIONS = (
 )
 _WHOLE = Column(pl.Int64(), low=0, high=2**31 - 1)
 _SPELL = Column(pl.Float64(), low=0, high=_LONGEST_SECONDS)
-_RAW = Table(
+_RAW = TableRules(
     {
         "dp_rank": _WHOLE,
         "stage": _WHOLE,
@@ -56,7 +55,7 @@ _RAW = Table(
     },
     key=("rank", "step", "optype", "seq_id", "mc", "mb_id"),
 )
-_TABLED = Table(
+_TABLED = TableRules(
     {
         "job": Column(pl.String()),
         "step": _WHOLE,
@@ -80,9 +79,9 @@ class _Result(msgspec.Struct):
 
 def read(path: Path) -> Imported:
     """`path` is a trace-<job>.parquet, a folder of them, or one with worker_step.parquet."""
-    paths = found(path, "trace-*.parquet", "worker_step.parquet")
+    paths = find_files(path, "trace-*.parquet", "worker_step.parquet")
     if not paths:
-        raise nothing_known(path, "trace-*.parquet", "worker_step.parquet")
+        raise nothing_to_import(path, "trace-*.parquet", "worker_step.parquet")
     inputs, frames, sizes = list(paths), [], {}
     for one in paths:
         if one.name == "worker_step.parquet":
@@ -119,18 +118,18 @@ def _summed(frame: pl.DataFrame, job: str) -> pl.DataFrame:
     return joined.sort("step", "rank")
 
 
-def _check_steps(sums: pl.DataFrame, said: dict[str, float], path: Path) -> None:
-    """Raise TraceError unless the steps are those of the job's result, and take as long."""
+def _check_steps(sums: pl.DataFrame, result: dict[str, float], path: Path) -> None:
+    """Raise TraceError unless the job's result has the same steps with the same times."""
     took = dict(sums.select("step", "step_time_s").unique().iter_rows())
     for step, seconds in took.items():
-        base = said.get(str(step))
+        base = result.get(str(step))
         if base is None or not abs(base - seconds) <= _AGREED_SECONDS:
             why = f"step {step} takes {seconds:g} s here, and {base} in its result (are these milliseconds?)."
             raise fault(path, why, column="duration")
 
 
 def _sizes(path: Path) -> dict[str, int]:
-    """The whole numbers of a file of lines ``name: value``."""
+    """The integers in a file of lines ``name: value``."""
     pairs = [re.fullmatch(r"(\w{1,40}): (\d{1,9})", line.strip()) for line in lines_of(path, ends=False)]
     return {pair[1]: int(pair[2]) for pair in pairs if pair}
 
@@ -139,7 +138,7 @@ def _tables(frame: pl.DataFrame, sizes: dict[str, dict[str, int]]) -> dict[str, 
     runs, settings = [], []
     for (job,), one in frame.group_by("job", maintain_order=True):
         stages = dict(one.select("rank", "stage").unique().sort("rank").iter_rows())
-        options = as_text(sizes.get(str(job), {}) | {"stage_of_worker": {str(k): v for k, v in stages.items()}})
+        options = json_text(sizes.get(str(job), {}) | {"stage_of_worker": {str(k): v for k, v in stages.items()}})
         runs.append({"run": job, "steps": one["step"].n_unique()})
         settings.append({"run": job, "seconds": 0.0, "workers": len(stages), "policy": "bsp", "options": options})
     iterations = frame.select(

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from traces.foreign import lines_of
-from traces.importers.source import Imported, Source, as_text, found, nothing_known, table
+from traces.importers.source import Imported, Source, find_files, json_text, nothing_to_import, table
 from traces.plausible import fault
 
 __all__ = ["SOURCE", "read"]
@@ -27,9 +27,9 @@ _TOKEN = re.compile(r"""'[^'"\\]*'|[-+.\deE]+|[\[\](),\s]""")
 
 def read(path: Path) -> Imported:
     """`path` is such a file, or a folder with config_speed.txt."""
-    paths = found(path, "config_speed*.txt")
+    paths = find_files(path, "config_speed*.txt")
     if not paths:
-        raise nothing_known(path, "config_speed.txt")
+        raise nothing_to_import(path, "config_speed.txt")
     runs: list[dict[str, Any]] = []
     settings: list[dict[str, Any]] = []
     for one in paths:
@@ -47,7 +47,7 @@ def read(path: Path) -> Imported:
 
 
 def _parsed(line: str, path: Path, row: int) -> _Line:
-    """The tuple on a line, read as JSON: no code of the file's is run, and none of its nesting is followed."""
+    """The tuple on a line, read as JSON: nothing in the file is executed, and deep nesting is refused."""
     if "".join(_TOKEN.findall(line)) != line:
         raise fault(path, "it is no tuple of texts, numbers and lists.", row=row)
     text = line.strip().replace("(", "[").replace(")", "]").replace("'", '"')
@@ -71,7 +71,7 @@ def _row(line: _Line, path: Path, row: int) -> tuple[dict[str, Any], dict[str, A
         raise fault(path, "speeds are samples per second, below 10 million, and not all zero.", row=row, column="speeds")
     run = f"{model}/{kvstore}/{total}/{servers}s/{workers}w/{row}"
     rate = sum(speeds)
-    extras = as_text({"speeds_samples_per_second": speeds, "total_batch_size": total})
+    extras = json_text({"speeds_samples_per_second": speeds, "total_batch_size": total})
     return (
         {"run": run, "workload": model, "samples_per_second": rate, "extras": extras},
         {"run": run, "seconds": 0.0, "workers": workers, "servers": servers, "policy": _POLICIES[kvstore]}

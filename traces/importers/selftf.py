@@ -3,9 +3,9 @@
 Source format: ``<model>_testing_data_for_bo_with_progress.csv``, one run a row: N_iterations (global steps), N_workers (the
 other nodes of 36 are servers), N_intra (threads; inter-op gets the other of 16), Optimizer, Learning_rate, Batch_size,
 current_loss (final), time_cost (seconds, *less* the time until the loss first fell 0.005 below the run before's first loss),
-model_name, job_id, first_loss (at that moment). A time of 0 is none. Of a fourth model, INCEPTION, on how many machines it
-ran is not told, so that its servers are not known. And ``<model>_testing_result.csv``, the same columns with times and first
-losses that are not trimmed. Also reads measurements.csv, the same runs in one table.
+model_name, job_id, first_loss (at that moment). A time of 0 means that there is none. For a fourth model, INCEPTION, the
+number of machines is not recorded, so its number of servers is unknown. And ``<model>_testing_result.csv``, the same columns
+with times and first losses that are not trimmed. Also reads measurements.csv, the same runs in one table.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 import polars as pl
 
 from traces.foreign import read_csv
-from traces.importers.source import Imported, Source, found, nothing_known, table
-from traces.plausible import Column, Table, fault
+from traces.importers.source import Imported, Source, find_files, nothing_to_import, table
+from traces.plausible import Column, TableRules, fault
 
 __all__ = ["SOURCE", "read"]
 
@@ -25,7 +25,7 @@ _LONGEST_STEP_SECONDS = 200.0  # one real run takes 74 s
 _WORKLOADS = {"CNN": "cifar_cnn", "LR": "kdd12_lr", "SVM": "criteo_svm"}
 _TEXT, _WHOLE, _FLOAT = pl.String(), pl.Int64(), pl.Float64()
 _SECONDS = Column(_FLOAT, low=1e-3, high=3.2e7)
-_RAW = Table(
+_RAW = TableRules(
     {
         "N_iterations": Column(_WHOLE, low=1),
         "N_workers": Column(_WHOLE, low=1, high=_NODES - 1),
@@ -41,7 +41,7 @@ _RAW = Table(
     },
     key=("job_id",),
 )
-_TABLED = Table(
+_TABLED = TableRules(
     {
         "workload": Column(_TEXT),
         "run": Column(_WHOLE, low=0),
@@ -66,9 +66,9 @@ _TRIMMED, _WHOLE_RUNS = "*_testing_data_for_bo_with_progress.csv", "_testing_res
 
 def read(path: Path) -> Imported:
     """`path` is a file of the kinds above, or a folder of them."""
-    paths = found(path, _TRIMMED, "measurements.csv")
+    paths = find_files(path, _TRIMMED, "measurements.csv")
     if not paths:
-        raise nothing_known(path, _TRIMMED, "measurements.csv")
+        raise nothing_to_import(path, _TRIMMED, "measurements.csv")
     inputs, frames = list(paths), []
     for one in paths:
         if one.name == "measurements.csv":
@@ -92,7 +92,7 @@ def read(path: Path) -> Imported:
 
 
 def _raw(path: Path, whole: Path | None) -> pl.DataFrame:
-    """One model's file, in the columns of `_TABLED`; end-to-end times from the other file, where there is one."""
+    """One model's file, in the columns of `_TABLED`; end-to-end times come from the other file, if it exists."""
     frame = _checked(read_csv(path, _RAW), path, "N_iterations")
     if whole is not None:
         ends = _checked(read_csv(whole, _RAW), whole, "N_iterations")
@@ -119,7 +119,7 @@ def _raw(path: Path, whole: Path | None) -> pl.DataFrame:
 
 
 def _checked(frame: pl.DataFrame, path: Path, steps: str) -> pl.DataFrame:
-    """Raise TraceError where a worker's step would have taken so long that times cannot be seconds."""
+    """Raise TraceError if a worker's step takes so long that the times cannot be seconds."""
     workers, times = ("n_workers", ["seconds_trimmed", "seconds"]) if steps == "iterations" else ("N_workers", ["time_cost"])
     for name in times:
         each = frame[workers] * frame[name] / frame[steps]

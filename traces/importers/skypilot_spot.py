@@ -1,8 +1,8 @@
-"""How many spot instances were up, recorded for SkyPilot (Wu et al., Can't Be Late, NSDI'24).
+"""Number of spot instances that were up, recorded for SkyPilot (Wu et al., Can't Be Late, NSDI'24).
 
 Source format: ``{availability,preemption}/<n>-node/<cloud>-<date>/<zone>_<type>_<k>.json``, each an object with
 ``metadata.gap_seconds`` and ``data``, the number of instances up at every tick, 0..n. Instances have no names in the source:
-node ``i0`` here stands for "at least one is up", ``i1`` for "at least two are up", and so on.
+node ``i0`` is up here when at least one instance is up, ``i1`` when at least two are up, and so on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 import polars as pl
 
 from traces.foreign import json_of
-from traces.importers.source import Imported, Source, as_text, found, nothing_known, table
+from traces.importers.source import Imported, Source, find_files, json_text, nothing_to_import, table
 from traces.plausible import fault
 
 __all__ = ["SOURCE", "read"]
@@ -37,16 +37,16 @@ class _File(msgspec.Struct):
 
 def read(path: Path) -> Imported:
     """`path` is one JSON file, or a folder of them at any depth."""
-    paths = found(path, "**/*.json")
+    paths = find_files(path, "**/*.json")
     if not paths:
-        raise nothing_known(path, "*.json")
+        raise nothing_to_import(path, "*.json")
     runs: list[dict[str, Any]] = []
     events: list[pl.DataFrame] = []
     for one in paths:
         name = one.relative_to(path).with_suffix("").as_posix() if path.is_dir() else one.stem
         file = _checked(json_of(one, _File), one)
         gap = file.metadata.gap_seconds
-        extras = as_text({"gap_seconds": gap, "ticks": len(file.data), "most_nodes": max(file.data)})
+        extras = json_text({"gap_seconds": gap, "ticks": len(file.data), "most_nodes": max(file.data)})
         cluster = one.stem.rsplit("_", 2)[1] if one.stem.count("_") >= 2 else None
         runs.append({"run": name, "cluster": cluster, "seconds": float(gap * (len(file.data) - 1)), "extras": extras})
         events.append(table("node_events", _events(name, file.data, gap)))
@@ -60,8 +60,8 @@ def _checked(file: _File, path: Path) -> _File:
         raise fault(path, why, column="gap_seconds")
     if not 1 <= ticks <= _MOST_TICKS:
         raise fault(path, f"it has {ticks} ticks; 1 to {_MOST_TICKS} are read.", column="data")
-    said = re.fullmatch(r"(\d{1,4})-node", path.parent.parent.name)
-    most = int(said[1]) if said else _MOST_NODES
+    nodes = re.fullmatch(r"(\d{1,4})-node", path.parent.parent.name)
+    most = int(nodes[1]) if nodes else _MOST_NODES
     for row, count in enumerate(file.data):
         if not 0 <= count <= most:
             raise fault(path, f"the value is {count}, and 0 to {most} nodes can be up.", row=row, column="data")

@@ -1,4 +1,4 @@
-"""What every importer has in common: who is to be named, and what it hands over."""
+"""What all importers share: the types `Source` and `Imported`, and functions that find files and make tables."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import polars as pl
 from traces.plausible import fault
 from traces.schema import TRACE
 
-__all__ = ["Imported", "Source", "as_text", "found", "nothing_known", "once", "table"]
+__all__ = ["Imported", "Source", "find_files", "json_text", "nothing_to_import", "table", "without_duplicates"]
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an importer read: tables of `traces.schema.TRACE`, and the files they come from."""
+    """The result of an importer: tables of `traces.schema.TRACE`, and the files that it read."""
 
     tables: Mapping[str, pl.DataFrame]
     inputs: tuple[Path, ...]
@@ -26,17 +26,17 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A public recording: its importer, and whom to name."""
+    """A public recording: its importer, licence and citation."""
 
     summary: str  # one line for lists
-    of: str  # repository and commit whose format this is
+    of: str  # repository and commit of the format
     licence: str
     cite: str
-    read: Callable[[Path], Imported]  # of a file or a folder; raises TraceError where it is not in the source's format
+    read: Callable[[Path], Imported]  # reads a file or a folder; raises TraceError if it is not in this format
 
 
 def table(name: str, rows: Iterable[Mapping[str, Any]] | pl.DataFrame) -> pl.DataFrame:
-    """Rows of a trace's table; columns that are not given are null, and the branch is 0 where there are none."""
+    """Rows of a trace's table. Columns that are not given are null, except `branch`, which is 0."""
     schema = TRACE[name].schema
     frame = (
         rows
@@ -49,13 +49,13 @@ def table(name: str, rows: Iterable[Mapping[str, Any]] | pl.DataFrame) -> pl.Dat
     return frame.select(given[n].cast(kind).alias(n) for n, kind in schema.items())
 
 
-def as_text(value: Mapping[str, Any]) -> str:
+def json_text(value: Mapping[str, Any]) -> str:
     """A JSON object on one line, for the columns `extras` and `options`."""
     return json.dumps(value, sort_keys=True)
 
 
-def found(path: Path, *patterns: str) -> list[Path]:
-    """The files below `path` that are like the first pattern that any is like; `path` itself if it is a file."""
+def find_files(path: Path, *patterns: str) -> list[Path]:
+    """The files below `path` that match the first pattern with any match; `path` itself if it is a file."""
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -67,17 +67,17 @@ def found(path: Path, *patterns: str) -> list[Path]:
     return []
 
 
-def once(frame: pl.DataFrame, path: Path, *key: str) -> pl.DataFrame:
-    """The rows without those that are there before, exactly the same. Raises TraceError for two that only agree in `key`."""
+def without_duplicates(frame: pl.DataFrame, path: Path, *key: str) -> pl.DataFrame:
+    """The rows without exact duplicates. Raises TraceError for two different rows with an equal `key`."""
     again = ~frame.select(pl.struct(key).is_first_distinct()).to_series()
     other = again & frame.select(pl.struct(pl.all()).is_first_distinct()).to_series()
     if other.any():
         row = int(other.arg_true()[0])
         same = ", ".join(f"{k} {frame[k][row]!r}" for k in key)
-        raise fault(path, f"there is a row with {same} already, and it says something else.", row=row)
+        raise fault(path, f"there is a row with {same} already, and it has other values.", row=row)
     return frame.filter(~again)
 
 
-def nothing_known(path: Path, *patterns: str) -> Exception:
-    """The error for a folder in which there is nothing to import."""
+def nothing_to_import(path: Path, *patterns: str) -> Exception:
+    """The error for a folder without files to import."""
     return fault(path, f"it holds nothing that this importer knows: {', '.join(patterns)}.")

@@ -1,12 +1,12 @@
 """TensorFlow parameter-server runs that are synchronous, asynchronous, or switch between the two (Li et al., Sync-Switch).
 
 Source format: a folder per run with ``loss.csv`` and ``acc.csv``, TensorBoard's export: Wall time (Unix seconds), Step
-(global step), Value (loss of one mini-batch; accuracy). A step is a mini-batch on every worker in BSP and one worker's in
-ASP. Folders are named after the schedule, ``b10-a90-run1``, ``12_88_1``, ``asp_1``: percent of the samples in the one mode,
-then in the other. Also reads loss.parquet, accuracy.parquet, runs.csv and job_phases.csv, the same runs in tables, which
-tell the mode of every record and how long switches took. Seconds count from a run's first record of loss. Servers share the
-workers' machines. Batch sizes are those that the source's notes give, 128 per worker for CIFAR-10 and, by its counts of
-steps, 64 for CIFAR-100; the notes on single runs tell where the batch of all workers was another from some step on.
+(global step), Value (loss of one mini-batch; accuracy). A step is one mini-batch on every worker in BSP, and one mini-batch
+of one worker in ASP. Folders are named after the schedule, ``b10-a90-run1``, ``12_88_1``, ``asp_1``: percent of the samples
+in the first mode, then in the second. Also reads loss.parquet, accuracy.parquet, runs.csv and job_phases.csv, the same runs
+in tables, with the mode of every record and the duration of switches. Seconds count from a run's first record of loss.
+Servers share the workers' machines. Batch sizes are from the source's notes, 128 per worker for CIFAR-10 and, by its counts
+of steps, 64 for CIFAR-100; notes on single runs say from which step on all workers together had another batch size.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 import polars as pl
 
 from traces.foreign import read_csv, read_parquet
-from traces.importers.source import Imported, Source, as_text, found, nothing_known, table
-from traces.plausible import Column, Table, fault
+from traces.importers.source import Imported, Source, find_files, json_text, nothing_to_import, table
+from traces.plausible import Column, TableRules, fault
 
 __all__ = ["SOURCE", "read"]
 
@@ -29,21 +29,21 @@ _STEP = Column(_WHOLE, low=0, high=10_000_000)
 _WALL = Column(_FLOAT, low=-3600, high=3.2e6)
 _RUN = ("run_id",)
 _EXPORT = {"Wall time": Column(_FLOAT, required=False, low=1.2e9, high=4.1e9), "Step": _STEP._replace(required=False)}
-_LOSS_EXPORT = Table(_EXPORT | {"Value": _NUMBER}, time="Wall time")
-_ACCURACY_EXPORT = Table(_EXPORT | {"Value": _NUMBER._replace(low=0, high=1)}, time="Wall time")
-_LOSS = Table(
+_LOSS_EXPORT = TableRules(_EXPORT | {"Value": _NUMBER}, time="Wall time")
+_ACCURACY_EXPORT = TableRules(_EXPORT | {"Value": _NUMBER._replace(low=0, high=1)}, time="Wall time")
+_LOSS = TableRules(
     {"run_id": _NAME, "wall_s": _WALL, "step": _STEP, "phase": _NAME._replace(among=("BSP", "ASP")), "loss": Column(_FLOAT)},
     key=("run_id", "wall_s", "step"),
     time="wall_s",
     by=_RUN,
 )
-_ACCURACY = Table(
+_ACCURACY = TableRules(
     {"run_id": _NAME, "wall_s": _WALL, "step": _STEP, "accuracy": Column(_FLOAT, low=0, high=1)},
     key=("run_id", "wall_s", "step"),
     time="wall_s",
     by=_RUN,
 )
-_RUNS = Table(
+_RUNS = TableRules(
     {
         "run_id": _NAME,
         "dataset": _NAME,
@@ -66,7 +66,7 @@ _RUNS = Table(
     },
     key=_RUN,
 )
-_PHASES = Table(
+_PHASES = TableRules(
     {
         "run_id": _NAME,
         "phase_index": Column(_WHOLE, low=0),
@@ -81,23 +81,23 @@ _BSP_STEPS = {"cifar10": 8_000, "cifar100": 16_000}
 """Steps of a whole job in BSP, with eight workers; in ASP it has eight times as many."""
 
 _BATCH = {"cifar10": 128, "cifar100": 64}
-"""Of one worker."""
+"""Batch size of one worker."""
 
 _OTHER_BATCH = r"BSP (?:total batch )?\d+(?: \([^)]*\))? to step (?<step>\d+), then (?<batch>\d+)"
-"""In the note on a run: from which step on, and how many samples of all workers together."""
+"""In the note on a run: the last step with the usual batch size, and the batch size of all workers together after it."""
 
 _SCHEDULE = re.compile(
     r"(?:(?P<only>asp|bsp)|(?P<first>[ab]?)(?P<share>\d{1,2}?)(?:[-_](?P<second>[ab]?)|(?=\d\d(?:[-_]|$)))(?P<rest>\d{1,2}))"
     r"(?:[-_].*)?"
 )
-"""What a folder's name tells; the two shares may stand together, as in 1288_1."""
+"""The schedule in a folder's name; the two shares may be written without a separator, as in 1288_1."""
 
 
 def read(path: Path) -> Imported:
     """`path` is a run's folder, a folder with such folders below, or one with loss.parquet and the tables beside it."""
-    paths = found(path, "loss.parquet", "**/loss.csv")
+    paths = find_files(path, "loss.parquet", "**/loss.csv")
     if not paths:
-        raise nothing_known(path, "**/loss.csv", "loss.parquet")
+        raise nothing_to_import(path, "**/loss.csv", "loss.parquet")
     if paths[0].suffix == ".csv":
         return _from_exports(paths, path)
     tables = {"accuracy.parquet": _ACCURACY, "runs.csv": _RUNS, "job_phases.csv": _PHASES}
@@ -143,8 +143,8 @@ def _from_exports(paths: list[Path], root: Path) -> Imported:
     )
 
 
-def _export(path: Path, rule: Table, name: str) -> pl.DataFrame:
-    """The records of one file, without the blank lines that some have."""
+def _export(path: Path, rule: TableRules, name: str) -> pl.DataFrame:
+    """The records of one file, without the blank lines that some files have."""
     columns = pl.col(list(rule.columns))
     filled = read_csv(path, rule, ends=False).with_row_index("row").filter(pl.any_horizontal(columns.is_not_null()))
     partly = filled.filter(pl.any_horizontal(columns.is_null()))
@@ -158,15 +158,15 @@ def _since(frame: pl.DataFrame, run: str, start: float) -> pl.DataFrame:
 
 
 def _schedule(folder: str, dataset: str) -> tuple[str | None, pl.Expr]:
-    """The schedule that a folder's name tells, as percents, and the mode of a record as an expression of its step."""
-    said = _SCHEDULE.fullmatch(folder)
-    if said is None or not (said["only"] or int(said["share"]) + int(said["rest"]) == 100):
+    """The schedule in a folder's name, in percent, and the mode of a record as an expression of its step."""
+    parts = _SCHEDULE.fullmatch(folder)
+    if parts is None or not (parts["only"] or int(parts["share"]) + int(parts["rest"]) == 100):
         return None, pl.lit(None, _TEXT)
-    if said["only"]:
-        return said["only"].upper(), pl.lit(said["only"])
-    # Whole percents stand for eighths and sixteenths here: 12 is 12.5 and 6 is 6.25.
-    share = {12.0: 12.5, 6.0: 6.25}.get(float(said["share"]), float(said["share"]))
-    asp_first = said["first"] == "a"
+    if parts["only"]:
+        return parts["only"].upper(), pl.lit(parts["only"])
+    # Folder names round eighths and sixteenths to whole percents: 12 is 12.5 and 6 is 6.25.
+    share = {12.0: 12.5, 6.0: 6.25}.get(float(parts["share"]), float(parts["share"]))
+    asp_first = parts["first"] == "a"
     steps = _BSP_STEPS[dataset] * (8 if asp_first else 1) * share / 100
     first, second = ("asp", "bsp") if asp_first else ("bsp", "asp")
     name = f"{first.upper()}{share:g}-{second.upper()}{100 - share:g}"
@@ -204,34 +204,34 @@ def _tables(loss: pl.DataFrame, accuracy: pl.DataFrame, runs: pl.DataFrame, phas
 
 
 def _run(row: dict[str, Any]) -> dict[str, Any]:
-    extras = as_text({k: row[k] for k in _KEPT if row[k] is not None})
+    extras = json_text({k: row[k] for k in _KEPT if row[k] is not None})
     ours = {k: row[k] for k in ("seconds", "steps", "first_loss", "loss", "accuracy")}
     return {"run": row["run_id"], "workload": row["dataset"], "extras": extras} | ours
 
 
 def _settings(loss: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
-    """What each run was set to: a row where the mode or the batch changes."""
+    """The settings of each run: a row at its start, and where the mode or the batch size changes."""
     other = pl.col("variant").str.extract_groups(_OTHER_BATCH)
     usual = pl.col("dataset").replace_strict(_BATCH, default=None, return_dtype=_WHOLE)
-    told = runs.select(
+    noted = runs.select(
         "run_id", "n_workers", usual=usual,
         from_step=other.struct.field("step").cast(_WHOLE),
         then=other.struct.field("batch").cast(_WHOLE) // pl.col("n_workers"),
     )  # fmt: skip
     later = pl.col("step") > pl.col("from_step")
-    known = loss.join(told, on="run_id", how="left", maintain_order="left").with_columns(
+    known = loss.join(noted, on="run_id", how="left", maintain_order="left").with_columns(
         batch_size=pl.when(later).then("then").otherwise("usual")
     )
     changed = pl.struct("policy", "batch_size").rle_id().over("run_id")
     begun = known.group_by("run_id", changed.alias("index"), maintain_order=True).first()
     return begun.select(
         "policy", "batch_size", run="run_id", seconds="wall_s", workers="n_workers", servers="n_workers",
-        options=pl.lit(as_text({"servers_share_nodes": True})),
+        options=pl.lit(json_text({"servers_share_nodes": True})),
     )  # fmt: skip
 
 
 def _switches(begun: pl.DataFrame, phases: pl.DataFrame) -> list[dict[str, Any]]:
-    """Every change of mode: when the new one is in force, and how long nobody trained where the job's log tells."""
+    """Every change of mode: when the new mode starts, and the stall, if the job's log has it."""
     logged = {(r["run_id"], r["phase_index"] + 1): r for r in phases.to_dicts() if r["gap_to_next_s"] is not None}
     rows = []
     for row in begun.filter(pl.col("phase_index") > 0).to_dicts():

@@ -2,8 +2,8 @@
 
 Source format: ``cnn.csv`` and ``rnn.csv``, a row per setting, each the mean of three runs on MNIST: training_time (seconds),
 acc, total_iterations with their standard deviations, n_workers, n_ps (always 1), vm_flavor, learning_rate, batch_size,
-synchronism, training_set_size. Its lists of intermediate accuracies have no times, and are not read. The stopping rule is
-not told, so no worker's speed follows from these. Also reads tf_ps_runs.parquet.
+synchronism, training_set_size. The lists of intermediate accuracies have no times and are not read. The stopping rule is
+unknown, so the speed of a worker cannot be computed from this data. Also reads tf_ps_runs.parquet.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 import polars as pl
 
 from traces.foreign import read_csv, read_parquet
-from traces.importers.source import Imported, Source, found, nothing_known, table
-from traces.plausible import Column, Table
+from traces.importers.source import Imported, Source, find_files, nothing_to_import, table
+from traces.plausible import Column, TableRules
 
 __all__ = ["SOURCE", "read"]
 
 _PRICES = {"t2.small": 0.023, "t2.medium": 0.0464, "t2.xlarge": 0.1856, "t2.2xlarge": 0.3712}
-"""USD per hour of a worker or server; a master of the largest type comes on top (the source's tests/run_trimtuner.py)."""
+"""USD per hour of a worker or server; a run also pays for a master of the largest type (source: tests/run_trimtuner.py)."""
 
 _TEXT, _WHOLE, _FLOAT = pl.String(), pl.Int64(), pl.Float64()
 _COUNT = Column(_WHOLE, low=1, high=10_000_000)
@@ -34,7 +34,7 @@ _SETTING = {
     "learning_rate": Column(_FLOAT, low=0, high=1e3),
     "training_set_size": _COUNT,
 }
-_RAW = Table(
+_RAW = TableRules(
     _SETTING
     | {
         "training_time": _SECONDS,
@@ -53,14 +53,14 @@ _OURS = {
     "standard deviation accuarcy": "acc_std",
     "standard deviation iteration": "total_iterations_std",
 }
-_TABLED = Table({"job": Column(_TEXT)} | {_OURS.get(n, n): c for n, c in _RAW.columns.items()}, key=("job", *_SETTING))
+_TABLED = TableRules({"job": Column(_TEXT)} | {_OURS.get(n, n): c for n, c in _RAW.columns.items()}, key=("job", *_SETTING))
 
 
 def read(path: Path) -> Imported:
     """`path` is one of these files, or a folder of them."""
-    paths = found(path, "tf_ps_runs.parquet", "[cr]nn*.csv")
+    paths = find_files(path, "tf_ps_runs.parquet", "[cr]nn*.csv")
     if not paths:
-        raise nothing_known(path, "cnn.csv", "rnn.csv", "tf_ps_runs.parquet")
+        raise nothing_to_import(path, "cnn.csv", "rnn.csv", "tf_ps_runs.parquet")
     frames = [_raw(p) if p.suffix == ".csv" else read_parquet(p, _TABLED) for p in paths]
     frame = pl.concat(frames)
     names = ["job", "vm_flavor", "n_workers", "synchronism", "batch_size", "learning_rate", "training_set_size"]

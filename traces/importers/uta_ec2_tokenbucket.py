@@ -1,9 +1,9 @@
 """Token buckets of EC2's networks: one TCP stream until the high rate is used up (Uta et al., NSDI'20).
 
 Source format: ``<instance>-<region>-<unix seconds>.bw``, lines ``crnt bw = X``, X in Gbit/s (1e9) over about a second each;
-``.tb``, one line ``seconds to empty,high,low`` (the latter in Gbit/s); ``.raw`` (iperf3's output, cut short before the
-throttle, not read: the .bw is authoritative). The archive token_bucket_study.tar.bz2 holds them, with litter of macOS. Also
-reads bandwidth.parquet.
+``.tb``, one line ``seconds to empty,high,low`` (the latter two in Gbit/s); ``.raw`` (iperf3's output, cut short before the
+throttle; it is not read, the .bw is complete). The archive token_bucket_study.tar.bz2 holds them, besides hidden files of
+macOS. Also reads bandwidth.parquet.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import polars as pl
 from numpy.typing import ArrayLike
 
 from traces.foreign import read_parquet, text_of
-from traces.importers.source import Imported, Source, as_text, found, nothing_known, table
-from traces.plausible import Column, Table, fault
+from traces.importers.source import Imported, Source, find_files, json_text, nothing_to_import, table
+from traces.plausible import Column, TableRules, fault
 
-__all__ = ["SOURCE", "Bucket", "read", "token_bucket"]
+__all__ = ["SOURCE", "MeasuredBucket", "read", "token_bucket"]
 
 _NAME = re.compile(r"([a-z0-9]+\.[a-z0-9]+)-([a-z]+-[a-z]+-\d)-(\d{1,12})")
 _LINE = re.compile(r"crnt bw = (\d{1,9}\.\d{3})")
 _BUCKET = re.compile(r"(\d{1,9}\.\d{3}),(\d{1,9}\.\d{3}),(\d{1,9}\.\d{3})")
 _MOST_GBPS = 400.0
 _HIGH = 0.75
-"""Share of the high rate above which a sample counts as unthrottled; c5.4xlarge drops to half of it."""
+"""A sample above this share of the high rate counts as not throttled; the smallest drop, of c5.4xlarge, is to a half."""
 
 _GBIT_BYTES = 1e9 / 8
 _MOST_MEMBERS, _MOST_MEMBER_BYTES = 10_000, 16 << 20
-_TABLED = Table(
+_TABLED = TableRules(
     {
         "run_id": Column(pl.String()),
         "t_s": Column(pl.Int64(), low=1, high=10_000_000),
@@ -45,17 +45,17 @@ _TABLED = Table(
 )
 
 
-class Bucket(NamedTuple):
-    """What a throttled run tells about its token bucket."""
+class MeasuredBucket(NamedTuple):
+    """The token bucket of a throttled run."""
 
     at_seconds: int  # samples before the drop
     high_bytes_per_second: float  # median before
     low_bytes_per_second: float  # median after
-    bytes: float  # sent before the drop in excess of the low rate, at which the bucket is refilled
+    bytes: float  # capacity: bytes sent before the drop, minus the refill at the low rate
 
 
-def token_bucket(bytes_per_second: ArrayLike) -> Bucket | None:
-    """The bucket behind samples of a second each; None where the rate never drops to a lower one that lasts to the end."""
+def token_bucket(bytes_per_second: ArrayLike) -> MeasuredBucket | None:
+    """The bucket behind samples of one second each; None unless the rate drops to a lower rate that lasts to the end."""
     rates = np.asarray(bytes_per_second, dtype=np.float64)
     if len(rates) < 6:
         return None
@@ -63,17 +63,17 @@ def token_bucket(bytes_per_second: ArrayLike) -> Bucket | None:
     at = int(np.flatnonzero(rates >= _HIGH * high)[-1]) + 1
     if low <= 0 or low >= _HIGH * high or at == len(rates):
         return None
-    # The sample in which the rate drops has a bit of both.
+    # The rate drops within a sample, so this sample has a mixed rate: skip it.
     after = rates[at + 1 :] if len(rates) > at + 2 else rates[at:]
     low = float(np.median(after))
-    return Bucket(at, float(np.median(rates[:at])), low, float(np.sum(rates[:at] - low)))
+    return MeasuredBucket(at, float(np.median(rates[:at])), low, float(np.sum(rates[:at] - low)))
 
 
 def read(path: Path) -> Imported:
     """`path` is a .bw file, a folder of them, the archive, or a folder with either it or bandwidth.parquet."""
-    paths = found(path, "[!.]*.bw", "*.tar.bz2", "bandwidth.parquet")
+    paths = find_files(path, "[!.]*.bw", "*.tar.bz2", "bandwidth.parquet")
     if not paths:
-        raise nothing_known(path, "*.bw", "*.tar.bz2", "bandwidth.parquet")
+        raise nothing_to_import(path, "*.bw", "*.tar.bz2", "bandwidth.parquet")
     inputs = list(paths)
     if paths[0].name.endswith(".tar.bz2"):
         texts = dict(pair for one in paths for pair in _members(one))
@@ -85,7 +85,7 @@ def read(path: Path) -> Imported:
         texts = {p: text_of(p, most=_MOST_MEMBER_BYTES) for p in inputs}
     samples = [_samples(p, text) for p, text in texts.items() if p.suffix != ".tb"]
     if not samples:
-        raise nothing_known(path, "*.bw")
+        raise nothing_to_import(path, "*.bw")
     buckets = {p.stem: _bucket(p, text) for p, text in texts.items() if p.suffix == ".tb"}
     return Imported(_tables(pl.concat(samples), buckets), tuple(inputs))
 
@@ -142,8 +142,8 @@ def _named(path: Path) -> tuple[str, str, int]:
     return matched[1], matched[2], int(matched[3])
 
 
-def _tables(frame: pl.DataFrame, said: dict[str, tuple[float, float, float]]) -> dict[str, pl.DataFrame]:
-    """Runs, with what their buckets amount to, and probes."""
+def _tables(frame: pl.DataFrame, buckets: dict[str, tuple[float, float, float]]) -> dict[str, pl.DataFrame]:
+    """Runs, with their token buckets, and probes."""
     frame = frame.with_columns(rate=pl.col("tx_gbps") * _GBIT_BYTES)
     runs: list[dict[str, Any]] = []
     for (run,), one in frame.group_by("run_id", maintain_order=True):
@@ -151,9 +151,9 @@ def _tables(frame: pl.DataFrame, said: dict[str, tuple[float, float, float]]) ->
         extras: dict[str, Any] = {"region": region, "start_unix_seconds": start}
         if found_bucket := token_bucket(one["rate"].to_numpy()):
             extras |= {f"bucket_{name}": value for name, value in found_bucket._asdict().items()}
-        if str(run) in said:
-            extras["said_empty_seconds"], extras["said_high_gbps"], extras["said_low_gbps"] = said[str(run)]
-        runs.append({"run": run, "cluster": kind, "seconds": float(one.height), "extras": as_text(extras)})
+        if str(run) in buckets:
+            extras["said_empty_seconds"], extras["said_high_gbps"], extras["said_low_gbps"] = buckets[str(run)]
+        runs.append({"run": run, "cluster": kind, "seconds": float(one.height), "extras": json_text(extras)})
     probes = frame.select(
         run="run_id", node=pl.lit("sender"), seconds=pl.col("seconds").cast(pl.Float64), bandwidth_bytes_per_second="rate"
     )

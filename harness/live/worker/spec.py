@@ -25,7 +25,7 @@ from harness.scenario import Scenario, job, parse, workload_of
 from simulators import jobs
 from simulators.engine import inputs, learning
 from simulators.engine.optimizers import REVISING
-from simulators.workloads.catalogue import Workload
+from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting
 
 __all__ = ["ShardsOf", "Spec"]

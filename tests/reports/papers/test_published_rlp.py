@@ -14,7 +14,7 @@ from simulators.cluster.profiles import Device, NodeType
 from simulators.reconfiguration.control_plane import Cluster
 from simulators.reconfiguration.plan import Costs
 from simulators.system import SimulatedSystem
-from simulators.workloads.catalogue import Demand, Workload
+from simulators.workloads.workload import Demand, Workload
 from tuners import policies
 from tuners.actions import Install, Run, Setting, Target
 

@@ -1,4 +1,4 @@
-"""Calibration: constants that made a recording are found in it, and what it cannot tell is refused."""
+"""Calibration: the constants behind a recording are found, and constants that it does not determine are refused."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from simulators.calibration import closed_form, model, validation
 from simulators.calibration import fit as calibrate
 from simulators.calibration.fit import Constants, Row, fit, fit_all, predicted
 from simulators.calibration.model import plant, simulated, with_speeds
-from simulators.calibration.output import Provenance, text
-from simulators.calibration.recordings import Recording, recorded
+from simulators.calibration.output import Provenance, to_toml
+from simulators.calibration.recordings import Recording, read_tables
 from simulators.calibration.validation import check
 from simulators.cluster.profiles import load_profiles
 from simulators.reconfiguration import plan
@@ -47,7 +47,7 @@ def row(workers, servers, batch=16, threads=1, policy="asp", **more):
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    """Fewer pushes say the same, a little less exactly, and so does a search that ends earlier."""
+    """Simulate fewer pushes and search for a shorter time: a little less exact, and much faster."""
     for name, value in (("_PUSHES", 240), ("_CYCLES", 10), ("_WARM_UP", 5)):
         monkeypatch.setattr(model, name, value)
     monkeypatch.setattr(calibrate, "_ROUNDS", 1)
@@ -67,24 +67,24 @@ def timed(rows, constants=TRUE, noise=0.0, seed=0):
 
 GRID = [row(w, s, b, t) for w, s in ((3, 7), (8, 2), (9, 1)) for b, t in ((8, 1), (32, 4), (32, 1), (8, 8))]
 
-# ----------------------------------------------------------------------------------------------- the simulator's own time
+# ----------------------------------------------------------------------------------------------------- the engine's time
 
 
-def test_the_closed_form_is_the_engines_time():
+def test_the_closed_form_is_close_to_the_engine():
     rows = [row(3, 2), row(9, 1), row(6, 4, 32, 4), row(4, 2, policy="bsp")]
     constants = replace(TRUE, model_bytes=2e7)
-    closed = closed_form.spans([plant(constants, r) for r in rows], [r.held for r in rows])
+    closed = closed_form.spans([plant(constants, r) for r in rows], [r.barrier for r in rows])
     engine = [simulated(constants, r) for r in rows]
     assert closed.cycle == pytest.approx([e.cycle for e in engine], rel=0.04)
     assert closed.compute == pytest.approx([e.compute for e in engine], rel=0.03)
 
 
 def test_with_uneven_shares_some_push_while_others_pull():
-    """Four workers at a barrier, and nothing but transfers: fair shares end together, and a step takes eight of them."""
+    """Four workers at a barrier, and only transfers: fair shares end together, and a step takes eight transfers."""
     alone = Constants(cores=1, model_bytes=1e6, nic_bytes_per_second=1e6, jitter=0.0)
     fair, uneven = (simulated(replace(alone, discipline=d), row(4, 1, policy="bsp")).cycle for d in ("maxmin", "uneven"))
     assert fair == pytest.approx(8.0, rel=0.01)
-    assert 5.5 < uneven < 7.0  # five if they came one by one
+    assert 5.5 < uneven < 7.0  # five, if transfers were served one by one
 
 
 def test_a_master_drives_synchronous_steps_only():
@@ -95,7 +95,7 @@ def test_a_master_drives_synchronous_steps_only():
     assert each[2] == pytest.approx(each[3])
 
 
-def test_servers_divide_what_they_apply_unevenly():
+def test_the_apply_exponent_is_for_uneven_shares_of_servers():
     assert float(plant(replace(TRUE, apply_exponent=0.5), row(2, 4)).apply_seconds) == pytest.approx(0.04 / 2)
     assert float(plant(TRUE, row(2, 4)).apply_seconds) == pytest.approx(0.04 / 4)
 
@@ -135,40 +135,40 @@ def test_known_constants_are_found_again():
     ],
     ids=["servers", "batch", "threads", "policy", "idle"],
 )
-def test_what_was_not_recorded_is_refused(rows, constant, why):
+def test_constants_that_the_rows_do_not_determine_are_refused(rows, constant, why):
     found = fit(timed(rows, replace(TRUE, apply_seconds=1e-5)), Constants(cores=8, model_bytes=1.0), resamples=0)
     assert pytest.approx(getattr(Constants(), constant)) == getattr(found.constants, constant)
     assert re.search(why, found.refused[constant])
     assert constant not in found.intervals
 
 
-def test_nothing_recorded_is_an_error():
+def test_a_recording_without_rows_is_an_error():
     with pytest.raises(ValueError, match="no run has both a setting and times"):
         fit_all([], {})
 
 
-def test_other_workloads_of_the_machines_tell_what_one_leaves_open():
+def test_a_workload_borrows_constants_of_the_machines_from_others():
     true = replace(TRUE, apply_exponent=0.6, apply_seconds=0.2)
     busy = [replace(r, workload="busy") for r in timed([r for r in GRID if r.intra_threads == 1], true)]
     idle = timed([row(2, s, b) for s in (1, 8) for b in (8, 32)], true)
     given = dict.fromkeys(("busy", "toy"), Constants(cores=8, model_bytes=1.0))
     found = fit_all(busy + idle, given, resamples=0)
-    assert found["toy"].lent["apply_exponent"] == pytest.approx(0.6, rel=0.1)
+    assert found["toy"].borrowed["apply_exponent"] == pytest.approx(0.6, rel=0.1)
 
 
-def test_workers_speeds_are_told_by_what_takes_them_longer():
+def test_speeds_of_workers_follow_from_their_compute_times():
     one = row(3, 1, worker_seconds=((0, 1.2), (1, 1.2), (2, 2.2)), pushes=10)
     assert with_speeds([one])[0].speeds == pytest.approx((1.0, 1.0, 0.545))
     assert with_speeds([one], 0.2)[0].speeds == pytest.approx((1.0, 1.0, 0.5))
     assert with_speeds([replace(one, worker_seconds=((0, 1.2), (1, 1.21), (2, 1.2)))])[0].speeds == ()
 
 
-def test_predictions_have_the_speeds_that_the_fit_had(monkeypatch):
-    """Two workers of three are faster, the more so as much of their time takes all alike."""
+def test_predictions_use_the_speeds_of_the_fit(monkeypatch):
+    """Two workers of three are faster; without the time that is common to all, the difference is larger."""
     apart = tuple(enumerate((0.8, 0.8, 1.1)))
     rows = with_speeds([row(3, 1, batch, worker_seconds=apart, pushes=10) for batch in (8, 32)])
     found = fit(rows[:1], TRUE, resamples=0)
-    assert found.alike_seconds == pytest.approx(0.2 + 2 * 0.01)
+    assert found.common_seconds == pytest.approx(0.2 + 2 * 0.01)
     monkeypatch.setattr(validation, "fit_all", lambda *_, **__: {"toy": found})
     made = check(Recording(rows, None, (), (), (), ()), {"toy": TRUE}, ORIGIN, 2)
     told = predicted(found.constants, with_speeds(rows, 0.22))
@@ -197,13 +197,13 @@ def test_rows_of_whole_runs():
         {"run": "b", "seconds": 0.0, "workers": 4, "servers": 2, "policy": "bsp"},
         {"run": "c", "seconds": 0.0, "workers": 4, "servers": 2, "policy": "bsp", "batch_size": 8},
     ]
-    found = recorded(tables(runs, settings))
+    found = read_tables(tables(runs, settings))
     assert [r.cycle_seconds for r in found.rows] == pytest.approx([0.4, 2.0, 0.5])
     assert [r.batch_size for r in found.rows] == [8, 32, 8]
     assert "1 runs (x) have trimmed seconds only" in found.caveats[0]
 
 
-def test_rows_of_progress_leave_out_pauses_and_what_is_between_settings():
+def test_rows_of_progress_leave_out_pauses_and_intervals_between_settings():
     settings = [
         {"run": "a", "seconds": 0.0, "workers": 4, "servers": 4, "policy": "bsp", "batch_size": 8},
         {"run": "a", "seconds": 1000.0, "workers": 4, "servers": 4, "policy": "asp", "batch_size": 8},
@@ -213,7 +213,7 @@ def test_rows_of_progress_leave_out_pauses_and_what_is_between_settings():
     progress = [{"run": "a", "seconds": t, "steps": s, "training_loss": 1.0} for t, s in zip(seconds, steps, strict=True)]
     changes = [{"run": "a", "seconds": 1000.0, "method": "checkpoint", "total_seconds": 180.0, "done": True}]
     runs = [{"run": "a", "workload": "x"}, {"run": "b", "workload": "x", "extras": '{"n_stragglers": 1}'}]
-    found = recorded(tables(runs, settings, progress=progress, reconfigurations=changes))
+    found = read_tables(tables(runs, settings, progress=progress, reconfigurations=changes))
     assert [(r.policy, r.cycle_seconds) for r in found.rows] == [("bsp", pytest.approx(1.0)), ("asp", pytest.approx(1.0))]
     assert found.switch_seconds == (180.0,)
     assert "stragglers" in found.caveats[0]
@@ -237,7 +237,7 @@ def iterations(workers=3, cycles=60, sleepy=False):
 def test_rows_and_noise_of_iterations(sleepy):
     settings = [{"run": "a", "seconds": 0.0, "workers": 3, "servers": 1, "policy": "asp", "batch_size": 8}]
     made = tables([{"run": "a", "workload": "x"}], settings, iterations=iterations(sleepy=sleepy))
-    found = recorded(made)
+    found = read_tables(made)
     assert found.rows[0].cycle_seconds == pytest.approx(0.7 + 0.25 * sleepy, rel=0.1)
     assert found.rows[0].pull_seconds == pytest.approx(0.1)
     assert found.noise.jitter == pytest.approx(0.1, rel=0.25)
@@ -247,62 +247,62 @@ def test_rows_and_noise_of_iterations(sleepy):
         assert found.noise.sleeps.mean_seconds == pytest.approx(5.0, rel=0.1)
 
 
-def test_rows_leave_out_what_was_pushed_while_a_change_was_under_way():
+def test_rows_leave_out_pushes_during_a_reconfiguration():
     settings = [
         {"run": "a", "seconds": at, "workers": 3, "servers": 1, "policy": "asp", "batch_size": batch}
         for at, batch in ((0.0, 8), (30.0, 16))
     ]
     slow = [r | {"compute_seconds": 5.0} if 20.0 < r["seconds"] <= 30.0 else r for r in iterations()]
     changes = [{"run": "a", "seconds": 30.0, "method": "migrate", "total_seconds": 10.0}]
-    found = recorded(tables([{"run": "a", "workload": "x"}], settings, iterations=slow, reconfigurations=changes))
+    found = read_tables(tables([{"run": "a", "workload": "x"}], settings, iterations=slow, reconfigurations=changes))
     assert [r.batch_size for r in found.rows] == [8, 16]
     assert max(r.compute_seconds for r in found.rows) < 0.6
 
 
-def test_a_change_that_failed_parts_the_rows_of_its_setting():
+def test_a_failed_reconfiguration_splits_its_setting_into_two_rows():
     settings = [{"run": "a", "seconds": 0.0, "workers": 3, "servers": 1, "policy": "asp", "batch_size": 8}]
     changes = [{"run": "a", "seconds": 30.0, "method": "migrate", "total_seconds": 10.0, "done": False}]
-    found = recorded(tables([{"run": "a", "workload": "x"}], settings, iterations=iterations(), reconfigurations=changes))
+    found = read_tables(tables([{"run": "a", "workload": "x"}], settings, iterations=iterations(), reconfigurations=changes))
     assert [r.cycle_seconds for r in found.rows] == pytest.approx([0.7, 0.7], rel=0.1)
     assert [r.all_seconds for r in found.rows] == pytest.approx([20.0, 12.0], rel=0.1)
 
 
-def test_rows_have_the_machines_that_their_nodes_were_given():
+def test_rows_have_the_links_of_their_nodes():
     """Links of two rates: a row's NICs are those of its workers, then of its servers, over the usual one."""
     nodes = {f"n{i}": {"nic_bytes_per_second": rate} for i, rate in enumerate((1e6, 2e6, 1e6, 5e5))}
     names = setting_text(Setting(workers=("n0", "n1", "n2"), servers=("n3",)))
     set_to = [{"run": "a", "seconds": 0.0, "workers": 3, "servers": 1, "policy": "asp", "batch_size": 8, "setting": names}]
     runs = [{"run": "a", "workload": "x", "extras": json.dumps({"nodes": nodes})}]
-    found = recorded(tables(runs, set_to, iterations=iterations()))
+    found = read_tables(tables(runs, set_to, iterations=iterations()))
     (one,) = found.rows
     assert found.nic_bytes_per_second == 1e6
     assert one.nics == (1.0, 2.0, 1.0, 0.5)
     assert one.all_pushes == 180
     assert one.all_seconds == pytest.approx(60 * 0.7, rel=0.1)
-    made = model.cluster(replace(TRUE, nic_bytes_per_second=1e6), one.shape())
+    made = model.cluster(replace(TRUE, nic_bytes_per_second=1e6), one.setting_only())
     assert [kind.nic_bytes_per_second for _, kind in made.nodes] == [1e6, 2e6, 1e6, 5e5]
 
 
 def linked(run, *rates, servers=("n3",)):
-    """A run of one setting on hosts of such links, in bytes per second, and what it was set to."""
+    """A run on hosts with links of these rates, in bytes per second, and its only setting."""
     names = setting_text(Setting(workers=("n0", "n1", "n2"), servers=servers))
     nodes = {f"n{i}": {"nic_bytes_per_second": rate} for i, rate in enumerate(rates)}
     setting = {"run": run, "seconds": 0.0, "workers": 3, "servers": 1, "policy": "asp", "batch_size": 8, "setting": names}
     return {"run": run, "workload": "x", "seconds": 10.0, "steps": 30, "extras": json.dumps({"nodes": nodes})}, setting
 
 
-def test_runs_of_other_links_differ():
-    """Whichever run's links they are, they are told by what is usual in the whole recording."""
+def test_the_links_of_a_run_are_relative_to_the_whole_recording():
+    """The unit is the median over all runs, whichever run a row belongs to."""
     runs, settings = zip(linked("a", *[1e6] * 4), linked("b", *[5e5] * 4), linked("c", *[1e6] * 4), strict=True)
-    found = recorded(tables(runs, settings))
+    found = read_tables(tables(runs, settings))
     assert found.nic_bytes_per_second == 1e6
     assert [r.nics for r in found.rows] == [(), (0.5,) * 4, ()]
     assert found.caveats == ()
 
 
-def test_links_that_are_not_used_are_told():
+def test_links_that_are_not_used_give_a_caveat():
     runs, settings = zip(linked("a", 1e6, 1e6, 2e6, servers=("n0",)), linked("b", *[1e6] * 3, servers=("n0",)), strict=True)
-    found = recorded(tables(runs, settings))
+    found = read_tables(tables(runs, settings))
     assert [r.nics for r in found.rows] == [(), ()]
     (caveat,) = found.caveats
     assert caveat.startswith("1 settings have servers on workers' machines: all links")
@@ -311,26 +311,26 @@ def test_links_that_are_not_used_are_told():
 def test_completion_is_the_engines_time_for_as_many_pushes():
     rows = [replace(row(2, 1, batch, policy="bsp"), all_pushes=20) for batch in (8, 32)]
     still = replace(TRUE, jitter=0.0)
-    # Two workers push in each step, one right after the other.
+    # Two workers push in each step, one directly after the other.
     assert calibrate.completed(still, rows) == pytest.approx(9.5 * predicted(still, rows), rel=0.06)
 
 
-def test_counts_that_do_not_belong_to_their_seconds_are_refused():
+def test_a_source_whose_counts_do_not_match_its_seconds_is_refused():
     with pytest.raises(ValueError, match="trimtuner-tf-ps: its counts"):
-        recorded({}, "trimtuner-tf-ps")
+        read_tables({}, "trimtuner-tf-ps")
 
 
 # ------------------------------------------------------------------------------------------------------------------ files
 
 
-def test_what_is_written_loads_and_is_always_the_same(tmp_path):
+def test_a_calibration_can_be_loaded_and_has_always_the_same_bytes(tmp_path):
     rows = timed([row(w, 10 - w, b) for w in (2, 4, 8) for b in (8, 32)])
     made = Recording(tuple(rows), None, (180.0, 190.0), (), (), ("some were left out",))
     fits = fit_all(rows, {"toy": Constants(cores=8, model_bytes=100.0)}, resamples=20)
     path = tmp_path / "made.toml"
-    path.write_text(text(fits, made, ORIGIN))
+    path.write_text(to_toml(fits, made, ORIGIN))
     again = fit_all(rows, {"toy": Constants(cores=8, model_bytes=100.0)}, resamples=20)
-    assert path.read_text() == text(again, made, ORIGIN)
+    assert path.read_text() == to_toml(again, made, ORIGIN)
     assert load_profiles(path)["toy"].cores == 8
     demand = workload("toy", tables=load_workloads(path)).demand
     assert demand.sample_seconds == pytest.approx(fits["toy"].constants.sample_seconds, rel=1e-4)
@@ -340,11 +340,11 @@ def test_what_is_written_loads_and_is_always_the_same(tmp_path):
     assert "serial_fraction" in said["calibration"]["workloads"]["toy"]["refused"]
     assert said["cluster"] == {"discipline": "maxmin"}
     uneven = {"toy": replace(fits["toy"], constants=replace(fits["toy"].constants, discipline="uneven"))}
-    assert '[cluster]\ndiscipline = "uneven"' in text(uneven, made, ORIGIN)
+    assert '[cluster]\ndiscipline = "uneven"' in to_toml(uneven, made, ORIGIN)
 
 
 def dl2_file(path: Path, noise=0.02) -> None:
-    """Speeds in the source's format by a known law: a mini-batch computes, and servers take turns to apply."""
+    """Speeds in the source's format by a known law: a mini-batch computes, then waits for the servers to apply."""
     rng = np.random.default_rng(1)
     lines = []
     for servers in (1, 2, 4):

@@ -1,4 +1,4 @@
-"""Token buckets on what machines send: as slow as they should be, as the judge says, and the machines' own."""
+"""Token buckets on what machines send: exact rates, agreement with the reference simulation, buckets belong to machines."""
 
 import math
 
@@ -8,7 +8,7 @@ import pytest
 
 from simulators.cluster.conditions import Bucket, Conditions, Episode, check
 from simulators.reconfiguration.control_plane import Cluster
-from simulators.workloads.catalogue import Demand
+from simulators.workloads.workload import Demand
 from tests.support.oracle import Bounded, Oracle
 from tests.support.small_jobs import CHEAP, KNOBS, NAMES, SMALL, branch, cluster, job, machine, start, system
 from tuners.actions import Fork, Reconfigure, Run
@@ -29,16 +29,16 @@ def alone(conditions, **demand):
     return system(kinds, job(Demand(**({"model_bytes": 100.0, "sample_seconds": 0.25} | demand))), one, conditions)
 
 
-def test_an_empty_bucket_throttles_exactly_as_said():
-    """The worker sends 100 in a second, and gains 10 in each: of 150 the first push leaves 60, of 90 the second none, and
-    the third has 30."""
+def test_an_empty_bucket_throttles_to_the_refill_rate():
+    """The worker sends 100 bytes in a second and gains 10 tokens per second. A cycle without waiting takes 4 s, so the first
+    push leaves 60 of 150 tokens, the second leaves none, and the third starts with 30."""
     seen = alone(msgspec.structs.replace(CALM, buckets=(Bucket(("a",), 150.0, 10.0),))).perform(Run(clocks=3))
     assert seen.pushes.push_seconds.tolist() == pytest.approx([1.0, 1.0, 1 / 3 + (100 - 100 / 3) / 10])
     assert seen.pushes.pull_seconds.tolist() == pytest.approx([1.0] * 3)
 
 
 def test_servers_throttle_pulls():
-    """Each server sends half a pull, for which there are tokens at first; in the other 3 s not all of them come back."""
+    """Each server sends half a pull. The first pull has tokens; the other 3 s of a cycle do not bring all of them back."""
     throttled = (Bucket(("b", "c"), 50.0, 50.0 / 4.5),)
     seen = alone(msgspec.structs.replace(CALM, buckets=throttled)).perform(Run(clocks=6)).pushes
     assert seen.push_seconds.tolist() == pytest.approx([1.0] * 6)
@@ -68,8 +68,8 @@ TIGHT = (Bucket(("a", "d"), 150.0, 20.0), Bucket(("e",), 400.0, 35.0))
     [{}, {"policy": "bsp"}, {"workers": NAMES[:4], "servers": NAMES[2:], "batch_size": 4}],
     ids=["asp", "bsp", "both roles"],
 )
-def test_the_judge_agrees_on_buckets(changed):
-    """Throttled workers and servers, slow-downs, noise: event by event as the plain simulation has it."""
+def test_the_reference_simulation_agrees_on_buckets(changed):
+    """Throttled workers and servers, slow-downs, noise: event by event as in the plain simulation."""
     conditions = Conditions(buckets=TIGHT, episodes=(Episode("b", 10.0, 25.0, 2.0),))
     setting = start(**changed)
     seen = timed(conditions, seed=4, setting=setting).perform(Run(clocks=150)).pushes
@@ -81,8 +81,8 @@ def test_the_judge_agrees_on_buckets(changed):
     assert seen.seconds[-1] > 1.1 * free.seconds[-1]
 
 
-def test_buckets_are_the_machines_whatever_branch_trains():
-    """What one branch has sent is missing to the next; while nobody trains, tokens come back."""
+def test_all_branches_share_the_buckets_of_the_machines():
+    """A branch starts with the tokens that the branch before it left; during a stall, tokens come back."""
     simulated = timed(Conditions(buckets=(Bucket(NAMES, 300.0, 1.0),)), setting=start(policy="bsp"))
     simulated.perform(Run(clocks=30))
     spent, then = np.asarray(branch(simulated).clock.flight.tokens), simulated.now
@@ -108,11 +108,11 @@ def test_buckets_are_the_machines_whatever_branch_trains():
         ((Bucket(("a",), 1.0, 0.0),), "Cannot refill a bucket by 0.0"),
     ],
 )
-def test_buckets_that_cannot_be_are_refused(buckets, reason):
+def test_impossible_buckets_are_refused(buckets, reason):
     with pytest.raises(ValueError, match=reason):
         check(Conditions(buckets=buckets), NAMES)
 
 
-def test_a_queue_knows_no_buckets():
+def test_first_come_first_served_has_no_buckets():
     with pytest.raises(ValueError, match="first come first served where a node has a token bucket"):
         system(cluster("fifo"), job(), start(), Conditions(buckets=TIGHT))

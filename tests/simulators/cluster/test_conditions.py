@@ -1,4 +1,4 @@
-"""What a run meets: read from TOML, checked, drawn from its seed alone, and felt as it says."""
+"""Conditions of a run: read from TOML, checked, drawn from the seed alone, and with the effects that they describe."""
 
 import math
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulators.cluster.conditions import Conditions, Episode, Sleeps, Stragglers, check, straggling
 from simulators.reconfiguration.control_plane import Cluster
-from simulators.workloads.catalogue import Demand
+from simulators.workloads.workload import Demand
 from tests.support.oracle import Bounded, Oracle
 from tests.support.small_jobs import (
     CHEAP,
@@ -87,7 +87,7 @@ def test_wrong_keys_and_types_are_named(text, reason):
         (Conditions(episodes=(Episode("a", 1.0, 1.0, 0.0),)), "slow a down by 0.0"),
     ],
 )
-def test_conditions_that_cannot_be_are_refused(conditions, reason):
+def test_impossible_conditions_are_refused(conditions, reason):
     with pytest.raises(ValueError, match=reason):
         check(conditions, NODES)
 
@@ -108,7 +108,7 @@ def test_a_higher_probability_adds_stragglers_and_takes_none(seed, one, other):
 
 
 @given(st.integers(0, 2**31))
-def test_named_nodes_straggle_and_chance_is_drawn_whether_needed_or_not(seed):
+def test_named_nodes_straggle_and_draws_do_not_depend_on_the_conditions(seed):
     chance = drawn(Conditions(stragglers=Stragglers(1.0, probability=0.5)), seed)
     both = drawn(Conditions(stragglers=Stragglers(1.0, probability=0.5, nodes=("c",))), seed)
     assert both == [c or n == "c" for c, n in zip(chance, NODES, strict=True)]
@@ -123,13 +123,13 @@ def test_nobody_straggles_unless_asked_and_everybody_at_one():
     assert drawn(Conditions(stragglers=Stragglers(1.0, probability=1.0)), 0) == [True] * 4
 
 
-def test_so_many_straggle_as_the_probability_says():
+def test_the_share_of_stragglers_is_the_probability():
     nodes = tuple(str(i) for i in range(4000))
     count = sum(drawn(Conditions(stragglers=Stragglers(1.0, probability=0.3)), 1, nodes))
     assert count == pytest.approx(0.3 * 4000, abs=4 * math.sqrt(4000 * 0.3 * 0.7))
 
 
-# ------------------------------------------------------------------------------------------------------ what it meets
+# ------------------------------------------------------------------------------------------------------------ effects
 
 
 def test_thinking_takes_its_time_and_training_goes_on_meanwhile():
@@ -147,7 +147,7 @@ def test_thinking_takes_its_time_and_training_goes_on_meanwhile():
     assert_same_bytes(pushes, quick.perform(Run(clocks=len(pushes.seconds))).pushes)
 
 
-def test_a_fork_does_not_tell_again_what_its_parent_did_during_thought():
+def test_a_fork_does_not_report_the_pushes_of_its_parent_during_thinking():
     simulated = learning(Conditions(thinking_seconds=5.0))
     simulated.perform(Run(clocks=10))
     child = simulated.perform(Fork(0))
@@ -156,7 +156,7 @@ def test_a_fork_does_not_tell_again_what_its_parent_did_during_thought():
     assert simulated.perform(Run(clocks=1)).pushes.seconds[0] < window.start_seconds
 
 
-def test_a_target_reached_in_thought_is_told():
+def test_a_target_reached_during_thinking_is_reported():
     simulated = learning(Conditions(thinking_seconds=50.0), target=Target("clocks", 20))
     window = simulated.perform(Run(clocks=1))
     assert (window.status, window.clocks, simulated.status) == ("target", 20, "target")
@@ -164,7 +164,7 @@ def test_a_target_reached_in_thought_is_told():
         simulated.perform(Run(clocks=1))
 
 
-def test_an_episode_slows_exactly_as_said():
+def test_an_episode_slows_by_exactly_its_factor():
     """One worker: a second to pull, two to compute, one to push. From 5 to 11 computing takes three times as long."""
     demand = Demand(model_bytes=100.0, sample_seconds=0.25)
     conditions = Conditions(jitter=0.0, stagger=False, episodes=(Episode("a", 5.0, 6.0, 3.0), Episode("a", 14.0, 0.5, 2.0)))
@@ -175,8 +175,8 @@ def test_an_episode_slows_exactly_as_said():
     assert window.pushes.seconds.tolist() == pytest.approx([4.0, 12.0, 16.25, 20.25])
 
 
-def test_episodes_go_on_while_nobody_trains():
-    """An episode that begins and ends during a restart leaves no trace; one that begins there does."""
+def test_episodes_go_on_during_a_stall():
+    """An episode that starts and ends during a restart has no effect; one that starts there and goes on has."""
     conditions = Conditions(jitter=0.0, stagger=False, episodes=(Episode("a", 1.0, 2.0, 9.0), Episode("a", 2.5, 1e6, 2.0)))
     demand = Demand(model_bytes=0.0, sample_seconds=0.25)
     simulated = system(cluster(), job(demand), start(workers=("a",)), conditions, knobs=KNOBS, costs=CHEAP)
@@ -216,7 +216,7 @@ def test_workers_begin_at_points_of_their_first_cycle():
     assert [v for (_, c), v in later.items() if c > 0] == pytest.approx([0.0] * 27, abs=1e-9)
 
 
-def test_the_judge_agrees_across_a_slow_down_of_everything():
+def test_the_reference_simulation_agrees_when_everything_is_slowed_down():
     """With episodes on every node and sleepers, through the whole stack."""
     episodes = tuple(Episode(n, 10.0 * i, 25.0, 1.0 + i) for i, n in enumerate(NAMES, 1))
     rough = Conditions(episodes=episodes, sleeps=Sleeps(0.3, 1.0, 1.0), stragglers=Stragglers(1.0, 0.2, nodes=("b",)))

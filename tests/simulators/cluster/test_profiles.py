@@ -1,4 +1,4 @@
-"""Node types: published figures, durations, and what a wrong file is told."""
+"""Node types: published figures, durations, and the errors for wrong files."""
 
 import math
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simulators.cluster import profiles as module
 from simulators.cluster.profiles import Device, NodeType, device_seconds, load_profiles, node_seconds, profile, profiles
-from simulators.workloads.catalogue import Demand, OptionEffect
+from simulators.workloads.workload import Demand, OptionEffect
 
 DEMAND = Demand(model_bytes=1e6, sample_seconds=0.1, fixed_seconds=0.5, serial_fraction=0.2, aggregate_seconds=0.25)
 
@@ -102,7 +102,7 @@ def test_more_samples_take_longer_and_more_threads_never_do(samples, threads, sp
     assert device_seconds(device, demand, samples, threads + 1) <= device_seconds(device, demand, samples, threads) + 1e-12
 
 
-def test_wrong_loads_are_told():
+def test_wrong_loads_are_refused():
     with pytest.raises(ValueError, match=r"Cannot compute 3 samples on a cpu of speed 0: give this device no load\."):
         device_seconds(Device(kind="cpu", speed=0.0), DEMAND, 3, 1)
     with pytest.raises(ValueError, match="Cannot compute -1 samples"):
@@ -204,7 +204,7 @@ def test_own_file(tmp_path):
         ("[mine]", "[mine", r"nodes\.toml: it is no TOML"),
     ],
 )
-def test_wrong_file_is_told_what_where_and_why(tmp_path, old, new, told):
+def test_the_error_for_a_wrong_file_names_place_and_reason(tmp_path, old, new, told):
     path = tmp_path / "nodes.toml"
     assert old in TABLE
     path.write_text(TABLE.replace(old, new))

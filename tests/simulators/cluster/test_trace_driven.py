@@ -1,4 +1,4 @@
-"""What was recorded elsewhere drives a run: who gets what, when, and that the engine does as the judge says."""
+"""Recorded traces drive a run: which node replays which machine, from when on, and that the reference simulation agrees."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ import pytest
 
 from harness.scenario import load, parse
 from harness.training.instances import stacked
-from simulators.cluster.conditions import Bucket, Conditions, NodeChange, Recording, Replay, check
-from simulators.cluster.trace_driven import check_replay, unfolded
+from simulators.cluster.conditions import Bucket, Conditions, NodeChange, Replay, ReplayedTrace, check
+from simulators.cluster.trace_driven import check_replay, expand_replay
 from simulators.cluster.trace_driven_nodes import places
 from simulators.engine import loop
-from simulators.workloads.catalogue import Demand
+from simulators.workloads.workload import Demand
 from tests.support.oracle import Bounded, Oracle
 from tests.support.recordings import MADE, lay
 from tests.support.small_jobs import (
@@ -69,7 +69,7 @@ TIGHT = (Bucket(("a", "d"), 150.0, 20.0), Bucket(("e",), 400.0, 35.0))
 
 
 def drawn(conditions, seed=0, budget=1e4, kinds=None):
-    return unfolded(conditions, (kinds or cluster()).nodes, budget, seed)
+    return expand_replay(conditions, (kinds or cluster()).nodes, budget, seed)
 
 
 def test_windows_may_be_cut_anywhere_with_buckets_and_recordings(traces):
@@ -121,7 +121,7 @@ def spells(folder, by_worker, **settings):
 def test_mini_batches_take_what_was_recorded_and_begin_again(tmp_path):
     """Medians: 2 of the run. Machines a and b get workers 0 and 1 in order; c gets worker 0 from half-way on."""
     trace = spells(tmp_path / "t", {0: [2.0, 4.0, 1.0, 2.0], 1: [2.0, 3.0, 2.0]})
-    conditions = replaying(Conditions(stagger=False), compute=Recording(trace, nodes=("a", "b", "c"), **ORDER))
+    conditions = replaying(Conditions(stagger=False), compute=ReplayedTrace(trace, nodes=("a", "b", "c"), **ORDER))
     seen = system(cluster(), job(Demand(model_bytes=0.0, sample_seconds=1.0)), start(workers=("a", "b", "c")), conditions)
     pushes = seen.perform(Run(clocks=60)).pushes
     factors = {0: [1, 2, 0.5, 1], 1: [1, 1.5, 1], 2: [0.5, 1, 1, 2]}
@@ -146,9 +146,9 @@ def test_what_is_usual_is_the_median_of_the_run_of_the_stage_or_of_the_worker(tm
     staged = spells(tmp_path / "s", times, options=['{"stage_of_worker": {"0": 0, "1": 1, "2": 0}}'])
     found = {}
     for name, recording in {
-        "run": Recording(trace, deal="order"),
-        "worker": Recording(trace, deal="order", against="worker"),
-        "stage": Recording(staged, deal="order"),
+        "run": ReplayedTrace(trace, deal="order"),
+        "worker": ReplayedTrace(trace, deal="order", against="worker"),
+        "stage": ReplayedTrace(staged, deal="order"),
     }.items():
         found[name] = np.asarray(drawn(replaying(compute=recording))[1].values)[:3, 0].tolist()
     assert found == {"run": [1, 3, 1], "worker": [1, 1, 1], "stage": [1, 1, 1]}
@@ -157,7 +157,7 @@ def test_what_is_usual_is_the_median_of_the_run_of_the_stage_or_of_the_worker(tm
 def test_only_named_nodes_are_driven_and_others_keep_their_noise(tmp_path):
     trace = spells(tmp_path / "t", {0: [1.0, 1.0, 1.0]})
     noisy = Conditions(stagger=False, jitter=0.5)
-    some = replaying(noisy, compute=Recording(trace, nodes=("b",)))
+    some = replaying(noisy, compute=ReplayedTrace(trace, nodes=("b",)))
     plain, driven = (timed(c).perform(Run(clocks=60)).pushes for c in (noisy, some))
     by = [{w: p.compute_seconds[p.worker == w][:10] for w in (0, 1)} for p in (plain, driven)]
     np.testing.assert_allclose(by[0][0], by[1][0], rtol=1e-9)
@@ -165,7 +165,7 @@ def test_only_named_nodes_are_driven_and_others_keep_their_noise(tmp_path):
     assert np.ptp(by[1][1]) < 1e-9
 
 
-def test_seeds_deal_anew_and_a_seed_always_the_same(traces):
+def test_assignments_depend_on_the_seed_alone(traces):
     conditions = replaying(compute=traces["bytedance-straggler"], stragglers=traces["alibaba-pai-minibatch"])
     found = [
         msgspec.json.encode(drawn(conditions, s)[0]) + np.asarray(drawn(conditions, s)[1].values).tobytes() for s in range(6)
@@ -179,9 +179,11 @@ def test_seeds_deal_anew_and_a_seed_always_the_same(traces):
 # --------------------------------------------------------------------------------------------------------- stragglers
 
 
-def test_recorded_episodes_come_when_they_came_and_again(traces):
-    """Of ours: job_7 has workers at 400, 401, 402; the third is at 800 from second 31 to 51 of 1 to 81."""
-    conditions = replaying(stragglers=Recording(traces["alibaba-pai-minibatch"], "minibatch/*", ("a", "b", "c"), "order"))
+def test_recorded_episodes_come_at_their_times_and_repeat(traces):
+    """In our file, job_7 has workers at 400, 401, 402; the third is at 800 from second 31 to 51 of 1 to 81."""
+    conditions = replaying(
+        stragglers=ReplayedTrace(traces["alibaba-pai-minibatch"], "minibatch/*", ("a", "b", "c"), "order")
+    )
     made, _ = drawn(conditions, budget=1000.0)
     (episode,) = [e for e in made.episodes if e.every_seconds]
     assert (episode.node, episode.start_seconds, episode.seconds, episode.every_seconds) == ("c", 30.0, 20.0, 80.0)
@@ -195,8 +197,8 @@ def test_recorded_episodes_come_when_they_came_and_again(traces):
     assert all(30 < s % 80 < 52 for s in slow)
 
 
-def test_an_episode_under_way_when_the_recording_is_entered_is_met(traces):
-    recording = Recording(traces["alibaba-pai-minibatch"], "minibatch/*", ("a", "b", "c"))
+def test_a_replay_may_start_within_an_episode(traces):
+    recording = ReplayedTrace(traces["alibaba-pai-minibatch"], "minibatch/*", ("a", "b", "c"))
     for seed in range(40):
         made, _ = drawn(replaying(stragglers=recording), seed, budget=80.0)
         slow = [e for e in made.episodes if e.factor > 1.5]
@@ -204,10 +206,10 @@ def test_an_episode_under_way_when_the_recording_is_entered_is_met(traces):
         assert share == pytest.approx(20.0)  # in any 80 s, whenever they begin
 
 
-def test_speeds_are_the_other_way_round(tmp_path):
+def test_a_recorded_speed_is_the_inverse_of_slowness(tmp_path):
     rows = {"run": ["r"] * 3, "node": ["x", "y", "z"], "seconds": [0.0, 5.0, 9.0], "relative_speed": [100.0, 50.0, 100.0]}
     trace = written(tmp_path / "t", probes=rows)
-    made, _ = drawn(replaying(stragglers=Recording(trace, **ORDER)))
+    made, _ = drawn(replaying(stragglers=ReplayedTrace(trace, **ORDER)))
     assert {e.node: e.factor for e in made.episodes} == {"b": 2.0, "e": 2.0}
 
 
@@ -215,7 +217,7 @@ def test_speeds_are_the_other_way_round(tmp_path):
 
 
 def test_buckets_last_as_long_and_throttle_as_far_as_recorded(traces):
-    """Of ours: 60 s at 5 Gbit/s, then a quarter of it, on any NIC."""
+    """In our file: 60 s at 5 Gbit/s, then a quarter of that, on any NIC."""
     made, _ = drawn(replaying(bandwidth=traces["uta-ec2-tokenbucket"]))
     assert [b.nodes for b in made.buckets] == [(n,) for n in NAMES]
     for bucket, (_, kind) in zip(made.buckets, cluster().nodes, strict=True):
@@ -242,8 +244,8 @@ EVENTS = [
 
 def test_machines_take_the_place_that_was_free_for_longest():
     found = places(EVENTS)
-    assert found.first == frozenset()
-    assert [(h.seconds, h.place, h.event, h.notice_seconds) for h in found.happened] == [
+    assert found.taken_at_start == frozenset()
+    assert [(h.seconds, h.place, h.event, h.notice_seconds) for h in found.events] == [
         (0.0, 0, "joins", 0.0),
         (0.0, 1, "joins", 0.0),
         (10.0, 2, "joins", 0.0),
@@ -263,11 +265,11 @@ def test_machines_take_the_place_that_was_free_for_longest():
 
 
 def test_machines_that_were_there_before_have_places_from_the_start():
-    assert places([(5.0, "m1", "left"), (9.0, "m2", "joined")]).first == {0}
+    assert places([(5.0, "m1", "left"), (9.0, "m2", "joined")]).taken_at_start == {0}
 
 
-def test_all_are_there_at_the_beginning_and_changes_follow_from_one_another():
-    """Property: whatever moment is drawn, the conditions can be, and never is one of the nodes absent at the start."""
+def test_no_node_is_absent_at_the_start_and_changes_are_consistent():
+    """Property: for every start that is drawn, the conditions pass `check`, and no node is absent at the start."""
     rng, alive, events, number = np.random.default_rng(0), [], [], 0
     for second in np.sort(rng.random(400)) * 1e4:
         if alive and rng.random() < len(alive) / 12:
@@ -288,7 +290,7 @@ def test_nodes_come_and_go_as_recorded(tmp_path):
     columns = ("seconds", "node", "event")
     rows = {"run": ["r"] * len(EVENTS)} | {c: [e[i] for e in EVENTS] for i, c in enumerate(columns)}
     trace = written(tmp_path / "t", node_events=rows)
-    conditions = replaying(nodes=Recording(trace, nodes=("a", "b", "c"), **ORDER))
+    conditions = replaying(nodes=ReplayedTrace(trace, nodes=("a", "b", "c"), **ORDER))
     simulated = system(cluster(), job(), start(servers=("d", "e")), conditions, knobs=KNOBS, costs=CHEAP)
     seen = simulated.perform(Run(seconds=100.0))
     assert [(e.seconds, e.node, e.event) for e in seen.events] == [
@@ -318,18 +320,18 @@ def test_nodes_come_and_go_as_recorded(tmp_path):
         ("nodes", "azure-vm-noise", "no events of nodes"),
     ],
 )
-def test_a_trace_that_has_nothing_to_say_is_refused(role, source, reason, traces):
+def test_a_trace_without_data_for_its_role_is_refused(role, source, reason, traces):
     with pytest.raises(ValueError, match=rf"replay.{role}: Cannot replay runs '\*' of .*{source}: {reason}"):
         check_replay(replaying(**{role: traces[source]}))
 
 
 def test_runs_and_folders_that_are_not_there(traces, tmp_path):
     with pytest.raises(ValueError, match=r"Cannot replay runs 'ZZ'.*it has XY"):
-        check_replay(replaying(compute=Recording(traces["bytedance-straggler"], "ZZ")))
+        check_replay(replaying(compute=ReplayedTrace(traces["bytedance-straggler"], "ZZ")))
     with pytest.raises(ValueError, match=r"replay.nodes: Cannot read a trace from"):
         check_replay(replaying(nodes=str(tmp_path)))
     with pytest.raises(ValueError, match="'z'"):
-        check(replaying(compute=Recording("t", nodes=("z",))), NAMES)
+        check(replaying(compute=ReplayedTrace("t", nodes=("z",))), NAMES)
 
 
 def test_our_own_recordings_drive_runs(tmp_path):
@@ -343,7 +345,7 @@ def test_our_own_recordings_drive_runs(tmp_path):
     noisy = Conditions(jitter=0.4, stagger=False)
     play_recorded(resolve("fixed").factory, twin(noisy, 60.0), tmp_path / "t", scenario="s", tuner="fixed", seed=5)
     first = twin(noisy, 60.0).perform(Run(clocks=40)).pushes
-    conditions = replaying(noisy, compute=Recording(str(tmp_path / "t"), against="worker", **ORDER))
+    conditions = replaying(noisy, compute=ReplayedTrace(str(tmp_path / "t"), against="worker", **ORDER))
     again = twin(conditions, 60.0).perform(Run(clocks=40)).pushes
     for worker in range(3):
         one, other = (p.compute_seconds[p.worker == worker][:8] for p in (first, again))
@@ -361,7 +363,7 @@ def scenario(replay, folder):
 def test_a_scenario_names_traces_relative_to_its_file(traces):
     folder = Path(traces["bamboo-spot"]).parent
     made = scenario('nodes = "bamboo-spot"\ncompute = { trace = "bytedance-straggler", runs = "XY" }', folder)
-    recordings = made.conditions.replay.recordings()
+    recordings = made.conditions.replay.traces()
     assert {role: r.trace for role, r in recordings.items()} == {
         "compute": traces["bytedance-straggler"],
         "nodes": traces["bamboo-spot"],
@@ -386,6 +388,6 @@ def test_a_scenario_names_traces_relative_to_its_file(traces):
         ('compute = { trace = "bytedance-straggler", nodes = ["x"] }', r"node 'x': this cluster has n0"),
     ],
 )
-def test_what_is_wrong_with_a_scenario_is_told(replay, reason, traces):
+def test_the_error_for_a_wrong_scenario_names_the_key(replay, reason, traces):
     with pytest.raises(ValueError, match=reason):
         scenario(replay, Path(traces["bamboo-spot"]).parent)

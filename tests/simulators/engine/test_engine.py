@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from simulators.cluster.conditions import Conditions, Episode, Sleeps, Stragglers
 from simulators.engine import loop
 from simulators.reconfiguration.control_plane import Cluster
-from simulators.workloads.catalogue import Demand
+from simulators.workloads.workload import Demand
 from tests.support.oracle import Backup, Bounded, Dynamic, Oracle
 from tests.support.small_jobs import MODEL, NAMES, branch, job, machine, plain_job, system, together
 from tuners.actions import Decision, Install, Pushes, Rejected, Run, Setting, SyncPolicy, Target

@@ -12,7 +12,7 @@ from scipy import integrate, stats
 
 from simulators.cluster.conditions import Conditions, Sleeps
 from simulators.reconfiguration.control_plane import Cluster
-from simulators.workloads.catalogue import Demand
+from simulators.workloads.workload import Demand
 from tests.support.small_jobs import Quadratic, branch, job, machine, system
 from tuners.actions import Run, Setting
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulators.cluster.conditions import Conditions, NodeChange
 from simulators.reconfiguration.plan import Costs
-from simulators.workloads.catalogue import Demand
+from simulators.workloads.workload import Demand
 from tests.simulators.test_simulated_system import COUNTER, counted
 from tests.support.small_jobs import KNOBS, NAMES, assert_same_bytes, branch, cluster, job, learning, start, system, together
 from tuners.actions import Fork, Free, Install, Reconfigure, Rejected, Run, Target

@@ -1,4 +1,4 @@
-"""Workloads: published demand, gradients, learning, overrides, and what a wrong name or value is told."""
+"""Workloads: published demand, gradients, learning, overrides, and the errors for wrong names and values."""
 
 import math
 import subprocess
@@ -14,7 +14,8 @@ import pytest
 
 from simulators.cluster.profiles import node_seconds, profile
 from simulators.workloads import catalogue as module
-from simulators.workloads.catalogue import Demand, OptionEffect, workload, workloads
+from simulators.workloads.catalogue import workload, workloads
+from simulators.workloads.workload import Demand, OptionEffect
 from tests.simulators.workloads.test_datasets import cifar_folder, mnist_folder  # noqa: F401
 
 LEARNS = ("digits-mlp", "digits-logistic", "digits-svm", "digits-cnn", "cancer-logistic", "clouds-mlp", "ratings-mf")
@@ -242,14 +243,22 @@ def test_losses_equal_their_definitions():
     np.testing.assert_allclose(workload("digits-svm").proxy.losses(parameters, (x, y)), hinge, rtol=1e-4, atol=1e-5)
 
 
-def test_convolution_is_a_convolution():
-    from simulators.workloads.models import _convolve
-
+def test_the_convolutional_network_equals_one_of_jax_own_convolutions(cifar_folder):  # noqa: F811
+    """Three channels, biases that are not 0: convolution, ReLU, 2x2 maximum, twice, then a dense layer."""
     rng = np.random.default_rng(0)
-    x, filters = rng.normal(size=(2, 8, 8, 3)).astype(np.float32), rng.normal(size=(3, 3, 3, 4)).astype(np.float32)
-    wanted = jax.lax.conv_general_dilated(x, filters, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    found = _convolve(jnp.asarray(x), {"w": jnp.asarray(filters.reshape(27, 4)), "b": jnp.zeros(4)})
-    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    proxy = workload("cifar10-cnn", {"valid_samples": 0, "width": 4, "model.hidden": ()}, cifar_folder).proxy
+    start = jax.tree.map(np.asarray, proxy.init(jax.random.key(0)))
+    parameters = jax.tree.map(lambda w: w + 0.1 * rng.normal(size=w.shape).astype(np.float32), start)
+    images, labels = proxy.valid
+    x = images.reshape(-1, 32, 32, 3)
+    for layer in parameters["conv"]:
+        filters = layer["w"].reshape(3, 3, x.shape[-1], -1)
+        x = jax.lax.conv_general_dilated(x, filters, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        x = jax.lax.reduce_window(jax.nn.relu(x + layer["b"]), -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    (dense,) = parameters["dense"]
+    scores = x.reshape(len(x), -1) @ dense["w"] + dense["b"]
+    wanted = jax.nn.logsumexp(scores, axis=1) - scores[np.arange(len(x)), labels]
+    np.testing.assert_allclose(proxy.losses(parameters, (images, labels)), wanted, rtol=1e-4)
 
 
 def test_long_short_term_memory_is_its_equations():
@@ -303,7 +312,7 @@ def test_libsvm_workloads(tmp_path):
         )
 
 
-def test_data_paths_are_asked_for_and_refused(tmp_path):
+def test_a_missing_and_a_superfluous_data_path_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"Cannot make workload 'mnist-mlp': it reads files; point to them"):
         workload("mnist-mlp")
     with pytest.raises(ValueError, match=r"Cannot use the data .* in workload 'digits-mlp': it reads no files"):
@@ -312,7 +321,7 @@ def test_data_paths_are_asked_for_and_refused(tmp_path):
         workload("mnist-mlp", data=tmp_path / "none")
 
 
-def test_a_little_copy_of_mnist_is_told_how_little_it_is(mnist_folder):  # noqa: F811
+def test_a_copy_of_mnist_that_is_too_small_is_refused(mnist_folder):  # noqa: F811
     with pytest.raises(ValueError, match=r"Cannot validate on 2000 samples: there are 10; 0 takes all"):
         workload("mnist-mlp", data=mnist_folder)
 
@@ -385,8 +394,8 @@ def test_wrong_names_and_values(name, overrides, told):
 
 
 def test_models_must_fit_their_data():
-    from simulators.workloads.catalogue import Cnn, Factorisation, Mlp
     from simulators.workloads.datasets import breast_cancer, digits, ratings
+    from simulators.workloads.model_tables import Cnn, Factorisation, Mlp
     from simulators.workloads.models import make_proxy
 
     with pytest.raises(ValueError, match=r"Cannot convolve samples of shape \(30,\)"):

@@ -1,4 +1,4 @@
-"""Importers on small files of our own making: what comes out of each, and what each refuses, with file, row and column."""
+"""Importers on small files that we made: the tables of each importer, and its errors, with file, row and column."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def extras(frame: pl.DataFrame, row: int = 0) -> dict[str, Any]:
     return dict(json.loads(frame["extras"][row]))
 
 
-def test_every_source_has_files_of_our_own():
+def test_every_source_has_made_up_files():
     assert list(MADE) == list(SOURCES)
 
 
 @pytest.mark.parametrize("source", MADE)
-def test_an_import_is_a_whole_trace_that_says_where_it_is_from(source, tmp_path):
+def test_an_import_is_a_complete_trace_that_names_its_origin(source, tmp_path):
     files = MADE[source]()
     rows = import_trace(source, lay(tmp_path / "in", files), tmp_path / "out", made_by="test")
     assert check_trace(tmp_path / "out") == rows
@@ -91,7 +91,7 @@ def test_dl2(tmp_path):
     assert tables["runs"]["samples_per_second"].to_list() == [900.0, 22.5]
     assert tables["settings"].select("workers", "servers", "policy", "batch_size").rows() == [
         (2, 2, "bsp", 80),
-        (2, 1, "asp", None),  # 33 samples do not part evenly
+        (2, 1, "asp", None),  # 33 samples cannot be divided by 2
     ]
 
 
@@ -116,7 +116,7 @@ def test_selftf_without_the_end_to_end_times(tmp_path):
     assert runs["trimmed_seconds"].to_list() == [1110.5, 5743.75]
 
 
-def test_selftf_of_a_model_on_machines_nobody_told_and_of_slow_steps(tmp_path):
+def test_selftf_of_a_model_on_unknown_machines_and_of_slow_steps(tmp_path):
     """As in the source: a fourth model, whose first time is 0; and 34 workers whose step takes over a minute."""
     head = MADE["selftf"]()["cnn_testing_result.csv"].splitlines()[0].decode()
     rows = [
@@ -159,7 +159,7 @@ def test_sync_switch(tmp_path):
         ("1234_1", None, [None]),
     ],
 )
-def test_sync_switch_tells_the_schedule_by_the_name_of_the_folder(folder, schedule, modes, tmp_path):
+def test_sync_switch_reads_the_schedule_from_the_name_of_the_folder(folder, schedule, modes, tmp_path):
     loss = next(data for name, data in MADE["sync-switch"]().items() if name.endswith("loss.csv"))
     tables = read(SOURCES["sync-switch"], lay(tmp_path, {f"cifar10_res32/{folder}/loss.csv": loss})).tables
     assert extras(tables["runs"]).get("schedule") == schedule
@@ -182,10 +182,10 @@ def test_uta(tmp_path):
     assert tables["probes"]["bandwidth_bytes_per_second"][0] == 5e9 / 8
 
 
-def test_uta_as_an_archive_with_litter(tmp_path):
+def test_uta_as_an_archive_with_hidden_files(tmp_path):
     files = {f"token_bucket_study/{name}": data for name, data in MADE["uta-ec2-tokenbucket"]().items()}
-    litter = {"token_bucket_study/._c5.xlarge-us-east-1-1568031119.bw": b"\0\5\x16", "token_bucket_study/.DS_Store": b"\0"}
-    archive = lay(tmp_path, {"token_bucket_study.tar.bz2": tar(files | litter)})
+    hidden = {"token_bucket_study/._c5.xlarge-us-east-1-1568031119.bw": b"\0\5\x16", "token_bucket_study/.DS_Store": b"\0"}
+    archive = lay(tmp_path, {"token_bucket_study.tar.bz2": tar(files | hidden)})
     tables = read(SOURCES["uta-ec2-tokenbucket"], archive).tables
     assert tables["probes"].height == 71
 
@@ -217,7 +217,7 @@ SWAPS: dict[str, tuple[str, str, str, str, str]] = {
     "selftf, nan": ("selftf", "", "0.43,", "nan,", "row 2, column 'current_loss'"),
     "skypilot, milliseconds": ("skypilot-spot", "", "300", "300000", "column 'gap_seconds': .*milliseconds"),
     "skypilot, too many": ("skypilot-spot", "", "4, 1", "5, 1", "row 3, column 'data'"),
-    "skypilot, half": ("skypilot-spot", "", ", 3]}", ", 3", "what it should be"),
+    "skypilot, half": ("skypilot-spot", "", ", 3]}", ", 3", "not of the expected form"),
     "sync-switch, milliseconds": ("sync-switch", "loss.csv", "1600000000.0", "1600000000000", "row 1, column 'Wall time'"),
     "sync-switch, backwards": ("sync-switch", "loss.csv", "1600000200.0", "1590000200.0", "row 2, column 'Wall time'"),
     "sync-switch, accuracy": ("sync-switch", "acc.csv", ",0.8", ",80", "row 3, column 'Value'"),
@@ -233,11 +233,11 @@ SWAPS: dict[str, tuple[str, str, str, str, str]] = {
     "uta, Mbit/s": ("uta-ec2-tokenbucket", ".bw", "bw = 5.000", "bw = 5000.000", "row 1, column 'bw': .*Mbit/s"),
     "uta, another line": ("uta-ec2-tokenbucket", ".bw", "bw = 2.500", "bw = -2.500", "row 61: "),
 }
-"""What is changed in which file of a source, and what the error says."""
+"""Source, ending of the file's name, text to replace, its replacement, and the message of the error."""
 
 
 @pytest.mark.parametrize("case", SWAPS)
-def test_what_is_wrong_is_told_and_nothing_is_imported(case, tmp_path):
+def test_a_wrong_file_gives_an_error_with_its_place_and_no_trace(case, tmp_path):
     source, ending, was, becomes, said = SWAPS[case]
     files = MADE[source]()
     name = next(n for n in files if n.endswith(ending) and was.encode() in files[n])
@@ -298,7 +298,7 @@ def test_an_archive_that_unpacks_to_too_much(tmp_path):
 
 
 @pytest.mark.parametrize("harm", ["cut short", "no Parquet", "another column"])
-def test_parquet_that_is_harmed(harm, tmp_path):
+def test_damaged_parquet(harm, tmp_path):
     files = MADE["bytedance-straggler"]()
     data = files["trace-XY.parquet"]
     other = parquet(pl.DataFrame({"step": [1]}))

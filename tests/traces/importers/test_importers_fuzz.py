@@ -1,7 +1,7 @@
-"""Importers on files that were changed at random: they import, or they say what is wrong; nothing else may happen.
+"""Importers on files that were changed at random: each gives a trace or a TraceError, and nothing else.
 
 HARNESS_FUZZ sets how many changed inputs each importer gets (here: a few). Before a release, or after a change of
-an importer: ``HARNESS_FUZZ=1200 pytest tests/test_importers_fuzz.py -n 0 --timeout 7200``.
+an importer: ``HARNESS_FUZZ=1200 pytest tests/traces/importers/test_importers_fuzz.py -n 0 --timeout 7200``.
 """
 
 from __future__ import annotations

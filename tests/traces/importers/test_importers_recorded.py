@@ -1,7 +1,7 @@
-"""Importers on the public recordings themselves, held against figures that were found without them.
+"""Importers on the public recordings themselves, compared with figures that were computed independently of them.
 
-The recordings do not come with this project. HARNESS_RECORDINGS names a folder with one folder per source, each holding
-files in the source's own format, in `raw`, or the tables that the importer's docstring names; what is not there is skipped.
+The recordings do not come with this project. HARNESS_RECORDINGS names a folder with one folder per source. Each has files in
+the source's own format, in `raw`, or the tables that the importer's docstring names; tests without their files are skipped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def recorded(folder: str, source: str = "") -> dict[str, pl.DataFrame]:
 
 
 def table(name: str) -> pl.DataFrame:
-    """A table beside the recordings, which somebody else derived from them."""
+    """A table next to the recordings, derived from them independently."""
     return pl.read_csv(Path(FOLDER) / name)
 
 
@@ -43,7 +43,7 @@ def table(name: str) -> pl.DataFrame:
 
 
 def episodes(probes: pl.DataFrame) -> tuple[int, float]:
-    """How often a worker was above 1.3 times its own median for a while, and the longest while in seconds."""
+    """The number of episodes in which a worker was slower than 1.3 times its own median, and the longest in seconds."""
     count, longest = 0, 0.0
     for one in probes.partition_by("node"):
         slow = (one["relative_seconds"] > 1.3 * one["relative_seconds"].median()).to_numpy()
@@ -73,7 +73,7 @@ def test_alibaba_has_its_rows_speeds_and_variation():
         assert tables["progress"]["variation"].quantile(quantile) == pytest.approx(value, abs=5e-4)
 
 
-def test_alibaba_in_its_own_format_says_the_same():
+def test_alibaba_in_its_own_format_gives_the_same():
     raw, tabled = recorded("alibaba-pai-minibatch/raw", "alibaba-pai-minibatch"), recorded("alibaba-pai-minibatch")
     assert json.loads(raw["runs"].filter(run="minibatch/job_2")["extras"][0]) == {"duplicates_dropped": 1}
     for run in ("minibatch/job_1", "minibatch/job_2"):
@@ -109,7 +109,7 @@ def test_bytedance_has_its_stragglers(job, p95, p99, most, step_seconds):
     assert steps.mean() == pytest.approx(step_seconds, abs=5e-3)
 
 
-def test_bytedance_in_its_own_format_says_the_same():
+def test_bytedance_in_its_own_format_gives_the_same():
     raw, tabled = recorded("bytedance-straggler/raw", "bytedance-straggler"), recorded("bytedance-straggler")
     mine, theirs = (t["iterations"].filter(run="ST").sort("clock", "worker") for t in (raw, tabled))
     assert mine.height == theirs.height == 256
@@ -153,7 +153,7 @@ def test_uta_in_its_own_format():
     ("run", "adds", "removes", "batches", "most", "hours", "last"),
     [("p3", 177, 167, 79, 6, 0.983, 40_920), ("g4dn", 79, 74, 48, 5, 1.017, 38_760)],
 )
-def test_bamboo_has_its_comings_and_goings(folder, run, adds, removes, batches, most, hours, last):
+def test_bamboo_has_its_node_events(folder, run, adds, removes, batches, most, hours, last):
     events = recorded(folder, "bamboo-spot")["node_events"].filter(run=run)
     joined, left = events.filter(event="joined"), events.filter(event="left")
     assert (joined.height, left.height) == (adds, removes)
@@ -178,7 +178,7 @@ def test_bamboo_has_its_comings_and_goings(folder, run, adds, removes, batches, 
         ("sysbench_ram_mib_per_s", "D8s_v5", "westus2", 0.0255, 0.0275),
     ],
 )
-def test_azure_machines_differ_as_they_do(metric, sku, region, low, high):
+def test_azure_machines_differ_as_published(metric, sku, region, low, high):
     speeds = recorded("azure-vm-noise")["probes"].filter(run=f"{metric}/{sku}/{region}/short")["relative_speed"]
     assert low <= float(speeds.std() / speeds.mean()) <= high
 
@@ -201,7 +201,7 @@ def test_trimtuner_is_a_full_factorial_with_its_costs():
     assert tables["runs"]["cost_usd"].to_numpy() == pytest.approx(theirs["cost_usd"].to_numpy(), rel=1e-9)
 
 
-def test_trimtuner_in_its_own_format_says_the_same():
+def test_trimtuner_in_its_own_format_gives_the_same():
     raw, tabled = recorded("trimtuner-tf-ps/raw", "trimtuner-tf-ps"), recorded("trimtuner-tf-ps")
     both = raw["runs"].join(tabled["runs"], on="run", how="inner", suffix="_tabled")
     assert both.height == raw["runs"].height == 200

@@ -12,7 +12,8 @@ from reports.papers.bespoke_optimum import balanced, iteration_seconds, optimum,
 from simulators.cluster.conditions import Conditions
 from simulators.cluster.profiles import Device, NodeType
 from simulators.reconfiguration.control_plane import Cluster
-from simulators.workloads.catalogue import Demand, Proxy, Workload, workload
+from simulators.workloads.catalogue import workload
+from simulators.workloads.workload import Demand, Proxy, Workload
 from tests.support import small_jobs
 from tuners.actions import Run, Setting, Target
 from tuners.bespoke_bo import schedules
