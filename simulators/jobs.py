@@ -10,17 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.engine.learning import Data, Model
-from simulators.engine.optimizers import REVISING, slots
-from simulators.reconfiguration.control_plane import Cluster
+from simulators.cluster.cluster import Cluster
+from simulators.engine.learning import TrainingData
+from simulators.engine.optimizers import slots
 from simulators.reconfiguration.plan import METHODS
 from simulators.workloads.catalogue import Workload
 from tuners.actions import Job, Rejected, Setting, Space, Target
-from tuners.settings import Choice, Knob, Node
+from tuners.settings import Knob, Node
 
-__all__ = ["check_memory", "drawn", "job", "model"]
-
-_LEAST_ROWS = 16  # of a mini-batch that are computed, where its size is free: fewer cost hardly less than compiling anew
+__all__ = ["check_memory", "drawn", "job"]
 
 
 def job(
@@ -68,7 +66,7 @@ def check_memory(job: Job, settings: Iterable[Setting]) -> None:
             )
 
 
-def drawn(workload: Workload, seed: int, parts: int = 1) -> tuple[Data, Any]:
+def drawn(workload: Workload, seed: int, parts: int = 1) -> tuple[TrainingData, Any]:
     """The data in this seed's order, and this seed's first parameters.
 
     Workers take consecutive parts of it. A share `Workload.skew` of the samples is dealt out to `parts` of equal size by
@@ -76,7 +74,7 @@ def drawn(workload: Workload, seed: int, parts: int = 1) -> tuple[Data, Any]:
     share of data without classes.
     """
     if workload.proxy is None:
-        return Data((), ()), ()
+        return TrainingData((), ()), ()
     train = workload.proxy.train
     rng = np.random.default_rng([seed, 3])
     order = rng.permutation(len(train[0]))
@@ -84,7 +82,7 @@ def drawn(workload: Workload, seed: int, parts: int = 1) -> tuple[Data, Any]:
         order = _by_class(order, np.asarray(train[-1]), workload.skew, parts, rng)
     shuffled = tuple(jnp.asarray(np.asarray(column)[order]) for column in train)
     valid = tuple(jnp.asarray(column) for column in workload.proxy.valid)
-    return Data(shuffled, valid), workload.proxy.init(jax.random.key(seed))
+    return TrainingData(shuffled, valid), workload.proxy.init(jax.random.key(seed))
 
 
 def _by_class(
@@ -98,24 +96,3 @@ def _by_class(
     by_class = order[dealt][np.argsort(ranks[labels[order[dealt]]], kind="stable")]
     pairs = zip(np.array_split(by_class, parts), np.array_split(order[~dealt], parts), strict=True)
     return np.concatenate([rng.permutation(np.concatenate(pair)) for pair in pairs])
-
-
-def model(workload: Workload, space: Space, samples: int) -> Model | None:
-    """The learning part of a program, for mini-batches of up to `samples` rows.
-
-    Compiled for the next power of two; where the batch size is free, for 16 at least, or for the largest that can be chosen,
-    so that changes among small ones compile nothing. Raises Rejected for an optimizer that does not go with the workload's
-    aggregation.
-    """
-    if workload.proxy is None:
-        return None
-    if workload.optimizer in REVISING and workload.aggregation != "each":
-        raise Rejected(
-            f"Cannot apply the {workload.aggregation} of gradients by {workload.optimizer!r}: each has a delay of its own; "
-            'use aggregation = "each".'
-        )
-    knob = space.knob("batch_size")
-    choices = (space.whole_batch,) if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
-    rows = max(samples, *(min(int(c), _LEAST_ROWS) for c in choices), 1)
-    batch = 1 << (rows - 1).bit_length()
-    return Model(workload.proxy.losses, workload.proxy.correct, workload.optimizer, workload.aggregation, batch)

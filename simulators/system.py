@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulators import jobs, windows
-from simulators.branch import NO_RECORDS, Branch, Ground, first_branch
+from simulators.branch import NO_RECORDS, Branch, JobContext, first_branch
 from simulators.cluster import trace_driven
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
 from simulators.cluster.conditions import check as check_conditions
 from simulators.engine.inputs import compute_times, loads
 from simulators.reconfiguration import plan as reconfigure
-from simulators.reconfiguration.control_plane import Cluster, ControlPlane
+from simulators.reconfiguration.control_plane import ControlPlane
 from simulators.reconfiguration.in_training import Transition
 from simulators.reconfiguration.plan import Costs, Load
 from simulators.workloads.catalogue import Workload
@@ -71,7 +74,7 @@ class SimulatedSystem:
         self._conditions, self._costs = conditions, costs
         self._control = ControlPlane(cluster, conditions)
         self._now = 0.0
-        self._told = 0  # events of nodes that windows have told
+        self._reported_events = 0  # events of nodes that windows have told
         self._transition: Transition | None = None  # the reconfiguration under way
         self._waited_cost = Cost(seconds=0.0, stall_seconds=0.0)  # of the last one that was waited for
         self.job = jobs.job(name, cluster, workload, start, knobs, target, budget_seconds, seed)
@@ -81,9 +84,9 @@ class SimulatedSystem:
             self.job.space.check(start)
             self._check_there(start)
             data, parameters = jobs.drawn(workload, seed, len(start.workers))
-            self._ground = Ground(cluster, workload, conditions, self.job, data, evaluate_clocks, seed, factors)
+            self._context = JobContext(cluster, workload, conditions, self.job, data, evaluate_clocks, seed, factors)
             policy = policies.named(start.policy, start.staleness)
-            self._branches = {0: first_branch(self._ground, start, policy, self._control.slowdown, parameters)}
+            self._branches = {0: first_branch(self._context, start, policy, self._control.slowdown, parameters)}
         except Rejected as error:
             raise ValueError(f"Scenario {name!r} cannot start: {error}") from error
         self._next_branch = 1
@@ -94,6 +97,11 @@ class SimulatedSystem:
     def now(self) -> float:
         """Simulated seconds since the job began."""
         return self._now
+
+    @property
+    def branches(self) -> Mapping[int, Branch]:
+        """The branches that are not freed, by number: their parameters and records, which no tuner sees. Only to read."""
+        return MappingProxyType(self._branches)
 
     @property
     def status(self) -> Status:
@@ -123,7 +131,7 @@ class SimulatedSystem:
 
     def _run(self, action: Run) -> Window:
         branch = self._branch(action.branch)
-        if branch.status != "running" and not len(branch.unseen):
+        if branch.status != "running" and not len(branch.unreported):
             raise Rejected(f"Cannot run branch {action.branch}: it has {branch.status}; free it and go on with another.")
         if self._transition is not None and self._transition.branch is not branch:
             raise Rejected(f"Cannot run branch {action.branch} while another is being reconfigured: run that one first.")
@@ -132,11 +140,11 @@ class SimulatedSystem:
         start = self._now
         limit = min(self.job.budget_seconds, np.inf if action.seconds is None else start + action.seconds)
         table = self._train(branch, _FOR_EVER if action.clocks is None else action.clocks, limit)
-        table, branch.unseen = np.concatenate([branch.unseen, table]), NO_RECORDS
-        start, branch.unseen_seconds = start - branch.unseen_seconds, 0.0
-        events, self._told = tuple(self._control.events[self._told :]), len(self._control.events)
+        table, branch.unreported = np.concatenate([branch.unreported, table]), NO_RECORDS
+        start, branch.unreported_seconds = start - branch.unreported_seconds, 0.0
+        events, self._reported_events = tuple(self._control.events[self._reported_events :]), len(self._control.events)
         changes, branch.changes = tuple(branch.changes), []
-        nodes = self._ground.cluster.nodes
+        nodes = self._context.cluster.nodes
         return windows.window(
             self.job,
             branch.setting,
@@ -145,7 +153,7 @@ class SimulatedSystem:
             end_seconds=self._now,
             pushes_before=int(branch.state.clock.pushes) - len(table),
             status=branch.status,
-            devices=compute_times(nodes, self._ground.workload.demand, branch.setting),
+            devices=compute_times(nodes, self._context.workload.demand, branch.setting),
             samples={w: sum(row) for w, row in loads(nodes, branch.setting).items()},
             available=self._control.available,
             events=events,
@@ -159,17 +167,17 @@ class SimulatedSystem:
         if branch is not None and branch.status == "running" and not other:
             self._switch_to(branch)
             self._bring_to_now(branch)
-            self._train_unseen(branch, self._now + self._conditions.thinking_seconds)
+            self._train_unreported(branch, self._now + self._conditions.thinking_seconds)
 
-    def _train_unseen(self, branch: Branch, limit: float, *, change_only: bool = False) -> None:
+    def _train_unreported(self, branch: Branch, limit: float, *, change_only: bool = False) -> None:
         """Train without anybody looking, to `limit` or to the end of the change under way."""
         start = self._now
         stands = self._transition is not None and self._transition.quiescent
         table = self._train(branch, _FOR_EVER, limit, change_only=change_only)
-        branch.unseen = np.concatenate([branch.unseen, table])
+        branch.unreported = np.concatenate([branch.unreported, table])
         # A standstill is told of by its cost; what is unseen already makes the next window begin before it.
-        if not (change_only and stands) or branch.unseen_seconds > 0:
-            branch.unseen_seconds += self._now - start
+        if not (change_only and stands) or branch.unreported_seconds > 0:
+            branch.unreported_seconds += self._now - start
 
     def _train(self, branch: Branch, clocks: int, limit: float, *, change_only: bool = False) -> NDArray[np.float64]:
         """Train `branch` for so many clocks, to `limit` or to the end of the change under way, control events included; the
@@ -194,7 +202,7 @@ class SimulatedSystem:
             self._now = max(self._now, until)  # the limit may be past: a change can end after the budget
             if until >= limit:
                 break
-            branch.coast(self._now)
+            branch.catch_up(self._now)
             self._control.act()
             self._progress(branch, None)
         if branch.status != "running" and self._transition is not None:
@@ -210,29 +218,29 @@ class SimulatedSystem:
             self._transition.tell(self._control, None if pushed is None else self.job.nodes[pushed].name, self._now)
             if self._transition.over:
                 self._end_transition()
-        self._feel(branch)
+        self._apply_effects(branch)
         if lost := self._lost(branch):
             self._lose(branch, lost)
 
-    def _feel(self, branch: Branch) -> None:
+    def _apply_effects(self, branch: Branch) -> None:
         if self._transition is None:
-            branch.slow(self._control.slowdown)
+            branch.set_slowdown(self._control.slowdown)
         else:
             self._transition.put(self._control.slowdown, self._now)
 
     def _bring_to_now(self, branch: Branch) -> None:
         """A branch that stood still goes on as if no time had passed for it."""
-        if self._transition is None and not np.array_equal(branch.plant.slowdown, self._control.slowdown):
-            branch.coast(branch.until_seconds)  # what was done before is not done slower, or faster
-        self._stand(branch)
-        self._feel(branch)
+        if self._transition is None and not np.array_equal(branch.inputs.slowdown, self._control.slowdown):
+            branch.catch_up(branch.until_seconds)  # what was done before is not done slower, or faster
+        self._resume(branch)
+        self._apply_effects(branch)
         if lost := self._lost(branch):
-            branch.coast(self._now)
+            branch.catch_up(self._now)
             self._lose(branch, lost)
 
-    def _stand(self, branch: Branch) -> None:
+    def _resume(self, branch: Branch) -> None:
         """A branch that stood still goes on now; another may have trained last."""
-        branch.stand(self._now, self._latest)
+        branch.resume_at(self._now, self._latest)
         self._latest = branch
 
     # ---------------------------------------------------------------------------------------------------------- nodes
@@ -256,11 +264,11 @@ class SimulatedSystem:
         before = self._transition
         self._transition = Transition.after_loss(branch, before, lost, self._control, self._load, self._costs, self._now)
         if self._transition is None:
-            branch.give_up()
+            branch.mark_deadlocked()
             self._transition = before
             self._end_transition()
         else:
-            self._feel(branch)
+            self._apply_effects(branch)
 
     def _end_transition(self) -> None:
         ended, self._transition = self._transition, None
@@ -284,7 +292,7 @@ class SimulatedSystem:
             return Cost(seconds=0.0, stall_seconds=0.0)
         # Where nobody trains anyway, the change may end after the budget.
         limit = np.inf if transition.quiescent else max(self.job.budget_seconds, self._now)
-        self._train_unseen(branch, limit, change_only=True)
+        self._train_unreported(branch, limit, change_only=True)
         return self._waited_cost if self._transition is None else self._transition.cost(self._now)
 
     def _install(self, action: Install) -> None:
@@ -308,14 +316,14 @@ class SimulatedSystem:
         In place, mini-batches under way go on, and a new policy releases those that wait. Raises Rejected, and changes
         nothing, where the setting cannot be.
         """
-        self._ground.program(setting, policy)
-        self._ground.plant(setting, policy, self._control.slowdown)
+        self._context.program(setting, policy)
+        self._context.inputs(setting, policy, self._control.slowdown)
         plan = reconfigure.plan(branch.setting, setting, method, self._load, self._costs)
         if plan.steps:
             self._switch_to(branch)
-        self._stand(branch)
-        branch.coast(self._now)
-        branch.slow(self._control.slowdown)
+        self._resume(branch)
+        branch.catch_up(self._now)
+        branch.set_slowdown(self._control.slowdown)
         if not plan.steps:
             self._change_in_place(branch, setting, policy)
             return None
@@ -327,12 +335,12 @@ class SimulatedSystem:
         return begun
 
     def _change_in_place(self, branch: Branch, setting: Setting, policy: SyncPolicy) -> None:
-        branch.coast(self._now)
+        branch.catch_up(self._now)
         renewed = policy is not branch.policy
-        branch.bring_under(setting, policy, self._control.slowdown)
+        branch.put_in_force(setting, policy, self._control.slowdown)
         branch.until_seconds = self._now
         if renewed:
-            branch.launch_waiting()
+            branch.launch_waiting_workers()
 
     def _check_free(self, branch: Branch, wanted: str) -> None:
         """Raise Rejected during a reconfiguration, and where `branch` cannot go on as it is."""
@@ -360,8 +368,8 @@ class SimulatedSystem:
         self.job.space.check(setting)
         self._check_there(setting)
         policy = self._policy(parent, setting)
-        self._ground.program(setting, policy)
-        self._ground.plant(setting, policy, self._control.slowdown)
+        self._context.program(setting, policy)
+        self._context.inputs(setting, policy, self._control.slowdown)
         jobs.check_memory(self.job, [setting, *(b.setting for b in self._branches.values())])
         self._bring_to_now(parent)
         self._pass_seconds(parent.copy_bytes() / self._costs.fork_bytes_per_second)
@@ -370,7 +378,7 @@ class SimulatedSystem:
         self._branches[number] = child
         transition = self._begin(child, setting, policy, "checkpoint", waited=True)
         if transition is not None:
-            self._train_unseen(child, np.inf, change_only=True)
+            self._train_unreported(child, np.inf, change_only=True)
         return number
 
     def _switch_to(self, branch: Branch) -> None:

@@ -29,10 +29,10 @@ from harness.scenario.tables import (
     near,
     read,
 )
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, placed
 from simulators.cluster.conditions import check as check_conditions
 from simulators.cluster.profiles import NodeType, load_profiles, profiles
-from simulators.reconfiguration.control_plane import Cluster
 from simulators.reconfiguration.plan import Costs
 from simulators.reconfiguration.plan import check as check_costs
 from simulators.workloads.catalogue import Workload, load_workloads, workload, workloads

@@ -11,10 +11,10 @@ from typing import Literal
 import numpy as np
 
 from simulators.calibration.closed_form import Spans
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, Sleeps
 from simulators.cluster.profiles import Device, NodeType
-from simulators.engine.inputs import Plant, build
-from simulators.reconfiguration.control_plane import Cluster
+from simulators.engine.inputs import EngineInputs, build
 from simulators.reconfiguration.plan import Costs
 from simulators.system import SimulatedSystem
 from simulators.workloads.catalogue import Demand, Workload
@@ -190,7 +190,7 @@ def setting(row: Row) -> Setting:
     )
 
 
-def plant(constants: Constants, row: Row) -> Plant:
+def plant(constants: Constants, row: Row) -> EngineInputs:
     """The numbers that the simulator runs a row on."""
     made, policy = cluster(constants, row), policies.named(row.policy, row.staleness)
     return build(

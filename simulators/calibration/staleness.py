@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
 from simulators.cluster.profiles import profile
-from simulators.reconfiguration.control_plane import Cluster
 from simulators.reconfiguration.plan import Costs
 from simulators.system import SimulatedSystem
 from simulators.workloads.catalogue import workload

@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from simulators.cluster.compute_factors import NO_FACTORS, Factors
 from simulators.cluster.conditions import Conditions, straggling
 from simulators.cluster.profiles import NodeType, node_seconds
 from simulators.workloads.catalogue import Demand, Workload
@@ -16,9 +17,7 @@ from tuners.actions import Rejected, Setting, Target
 
 __all__ = [
     "NOTHING_UNDER_WAY",
-    "NO_FACTORS",
-    "Factors",
-    "Plant",
+    "EngineInputs",
     "UnderWay",
     "build",
     "compute_times",
@@ -28,17 +27,7 @@ __all__ = [
 ]
 
 
-class Factors(NamedTuple):
-    """Recorded compute times over the usual one, and how many of them each node has, as `Plant` holds them."""
-
-    values: Array | NDArray[np.float64]  # [k, m]
-    counts: NDArray[np.int32]  # [k]
-
-
-NO_FACTORS = Factors(np.zeros((0, 0)), np.zeros(0, np.int32))
-
-
-class Plant(NamedTuple):
+class EngineInputs(NamedTuple):
     """The cluster under one setting, as numbers. Arrays have one entry per node, [k]; seconds, bytes, bytes per second."""
 
     key: Array  # uint64 scalar: all noise is a hash of it and of (worker, clock)
@@ -136,7 +125,7 @@ def build(
     seed: int,
     under_way: UnderWay = NOTHING_UNDER_WAY,
     factors: Factors = NO_FACTORS,
-) -> Plant:
+) -> EngineInputs:
     """The numbers of a cluster under `setting`. Raises Rejected where the setting cannot run on it."""
     names = tuple(name for name, _ in nodes)
     k, demand = len(nodes), workload.demand
@@ -194,7 +183,7 @@ def build(
     )
     # Plain numpy: calling compiled code with it takes less than making device arrays first, one by one.
     arrays: dict[str, Any] = {n: v if isinstance(v, Array) else np.asarray(v) for n, v in numbers.items()}
-    return Plant(**arrays)
+    return EngineInputs(**arrays)
 
 
 def _sleeps(conditions: Conditions, straggles: NDArray[np.bool_], rng: np.random.Generator) -> dict[str, Any]:

@@ -18,11 +18,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from simulators.engine import learning
-from simulators.engine import timing as cycle
-from simulators.engine.inputs import Plant
+from simulators.engine import learning, timing
+from simulators.engine.inputs import EngineInputs
 from simulators.engine.lanes import anywhere
-from simulators.engine.learning import Data, Learned, Model
+from simulators.engine.learning import Learned, LearningProgram, TrainingData
 from simulators.engine.timing import Flight
 from tuners.actions import Decision, Push
 
@@ -37,7 +36,7 @@ STATUSES = ("running", "target", "diverged", "deadlock")
 class Program(NamedTuple):
     """What is compiled in; hashable. Runs with equal programs share one compiled engine."""
 
-    model: Model | None  # None: timing-only
+    model: LearningProgram | None  # None: timing-only
     decide: Callable[[Any, Push], tuple[Any, Decision]]
     probes: bool  # the policy wants losses around the update
     discipline: str  # maxmin | fifo | uneven
@@ -100,7 +99,14 @@ class _Pushed(NamedTuple):
 
 @partial(jax.jit, static_argnames=("program", "rows"))
 def advance(
-    program: Program, data: Data, plant: Plant, state: State, clocks: Array, until_seconds: Array, *, rows: int
+    program: Program,
+    data: TrainingData,
+    inputs: EngineInputs,
+    state: State,
+    clocks: Array,
+    until_seconds: Array,
+    *,
+    rows: int,
 ) -> tuple[State, Array, Array]:
     """Run to `clocks` more pushes (at most `rows`), to `until_seconds`, or until the status changes.
 
@@ -116,7 +122,7 @@ def advance(
         state, table, n, _ = carry
         # Lanes that have come to their end wait, unmoved, for the others.
         limit = jnp.where(goes_on(carry), until_seconds, -jnp.inf) if program.lanes else until_seconds
-        state, row, pushed = _step(program, data, plant, state, limit)
+        state, row, pushed = _step(program, data, inputs, state, limit)
         # A row that is not counted is overwritten, or lies beyond the rows used.
         table = jax.lax.dynamic_update_slice(table, row[None, :], (n, jnp.zeros_like(n)))
         return state, table, n + pushed, pushed
@@ -132,8 +138,8 @@ def advance(
 @partial(jax.jit, static_argnames=("program", "rows", "own_data"))
 def advance_lanes(
     program: Program,
-    data: Data,
-    plants: Plant,
+    data: TrainingData,
+    inputs: EngineInputs,
     states: State,
     clocks: Array,
     until_seconds: Array,
@@ -141,46 +147,48 @@ def advance_lanes(
     rows: int,
     own_data: bool = False,
 ) -> tuple[State, Array, Array]:
-    """`advance` for many jobs at once: every array of `plants` and `states` has a leading lane axis.
+    """`advance` for many jobs at once: every array of `inputs` and `states` has a leading lane axis.
 
     Data is shared; with `own_data` the training data has a lane axis, too.
     """
 
-    def lane(data: Data, plant: Plant, state: State) -> tuple[State, Array, Array]:
+    def lane(data: TrainingData, inputs: EngineInputs, state: State) -> tuple[State, Array, Array]:
         alone = program._replace(lanes=True)
-        done: tuple[State, Array, Array] = advance(alone, data, plant, state, clocks, until_seconds, rows=rows)
+        done: tuple[State, Array, Array] = advance(alone, data, inputs, state, clocks, until_seconds, rows=rows)
         return done
 
-    axes = (Data(0 if own_data else None, None), 0, 0)  # type: ignore[arg-type]
-    made: tuple[State, Array, Array] = jax.vmap(lane, in_axes=axes, axis_name="lanes")(data, plants, states)
+    axes = (TrainingData(0 if own_data else None, None), 0, 0)  # type: ignore[arg-type]
+    made: tuple[State, Array, Array] = jax.vmap(lane, in_axes=axes, axis_name="lanes")(data, inputs, states)
     return made
 
 
-def _step(program: Program, data: Data, plant: Plant, state: State, until_seconds: Array) -> tuple[State, Array, Array]:
+def _step(
+    program: Program, data: TrainingData, inputs: EngineInputs, state: State, until_seconds: Array
+) -> tuple[State, Array, Array]:
     """To the next completed push, or to the last event before `until_seconds`. Returns (state, its row, pushed)."""
     clock, learned = state
     if program.probes:
-        clock, worker, pushed = _as_one(program, partial(_travel, program, plant, until_seconds), clock, _nobody())
-        losses = _probe(program, data, plant, clock, learned, worker)
-        clock, done = _as_one(program, partial(_settle, program, plant, worker, pushed, losses), clock, _nothing(plant))
+        clock, worker, pushed = _as_one(program, partial(_travel, program, inputs, until_seconds), clock, _nobody())
+        losses = _probe(program, data, inputs, clock, learned, worker)
+        clock, done = _as_one(program, partial(_settle, program, inputs, worker, pushed, losses), clock, _nothing(inputs))
     else:
-        turn = partial(_travel_and_settle, program, plant, until_seconds)
-        clock, done = _as_one(program, turn, clock, _nothing(plant))
+        turn = partial(_travel_and_settle, program, inputs, until_seconds)
+        clock, done = _as_one(program, turn, clock, _nothing(inputs))
     valid_loss = valid_accuracy = jnp.asarray(jnp.nan)
     if program.model is not None and learned is not None:
-        learned = learning.apply_push(program.model, plant, learned, done.worker, done.accept, done.take, done.grouped)
+        learned = learning.apply_push(program.model, inputs, learned, done.worker, done.accept, done.take, done.grouped)
         learned, loss = learning.pull(
-            program.model, data, plant, learned, clock.loss, done.release, clock.drawn - 1, lanes=program.lanes
+            program.model, data, inputs, learned, clock.loss, done.release, clock.drawn - 1, lanes=program.lanes
         )
         clock = clock._replace(loss=loss)
-        due = done.yes & (clock.pushes % plant.evaluate_clocks == 0)
+        due = done.yes & (clock.pushes % inputs.evaluate_clocks == 0)
         measure = partial(learning.evaluate, program.model, data)
         some_due = anywhere(due, program.lanes)
         nothing = (valid_loss, valid_accuracy)
         found = jax.lax.cond(some_due, measure, lambda _: nothing, learned.parameters)
         valid_loss, valid_accuracy = (jnp.where(due, value, jnp.nan) for value in found)
-    reached = (valid_loss <= plant.target_loss) | (valid_accuracy >= plant.target_accuracy)
-    reached = reached | (clock.pushes >= plant.target_clocks) | (clock.samples >= plant.target_samples)
+    reached = (valid_loss <= inputs.target_loss) | (valid_accuracy >= inputs.target_accuracy)
+    reached = reached | (clock.pushes >= inputs.target_clocks) | (clock.samples >= inputs.target_samples)
     status = jnp.where((clock.status == _RUNNING) & done.yes & reached, _TARGET, clock.status)
     return (
         State(clock._replace(status=status), learned),
@@ -213,42 +221,42 @@ def _nobody() -> tuple[Array, Array]:
     return jnp.asarray(0, jnp.int32), jnp.asarray(False)
 
 
-def _nothing(plant: Plant) -> tuple[_Pushed]:
+def _nothing(inputs: EngineInputs) -> tuple[_Pushed]:
     no, zero = jnp.asarray(False), jnp.asarray(0, jnp.int32)
-    return (_Pushed(no, zero, no, no, zero, jnp.zeros_like(plant.active), jnp.zeros(len(Records._fields))),)
+    return (_Pushed(no, zero, no, no, zero, jnp.zeros_like(inputs.active), jnp.zeros(len(Records._fields))),)
 
 
-def _travel_and_settle(program: Program, plant: Plant, until_seconds: Array, clock: Clock) -> tuple[Clock, _Pushed]:
-    clock, worker, pushed = _travel(program, plant, until_seconds, clock)
-    return _settle(program, plant, worker, pushed, (), clock)
+def _travel_and_settle(program: Program, inputs: EngineInputs, until_seconds: Array, clock: Clock) -> tuple[Clock, _Pushed]:
+    clock, worker, pushed = _travel(program, inputs, until_seconds, clock)
+    return _settle(program, inputs, worker, pushed, (), clock)
 
 
-def _travel(program: Program, plant: Plant, until_seconds: Array, clock: Clock) -> tuple[Clock, Array, Array]:
+def _travel(program: Program, inputs: EngineInputs, until_seconds: Array, clock: Clock) -> tuple[Clock, Array, Array]:
     """Events up to the next completed push: the clock then, who pushed, and whether anybody did."""
-    seconds, flight, worker, pushed = cycle.to_next_push(
-        plant,
+    seconds, flight, worker, pushed = timing.to_next_push(
+        inputs,
         clock.seconds,
         clock.flight,
         until_seconds,
         discipline=program.discipline,
         overlapping=program.overlapping,
     )
-    stuck = ~pushed & (clock.status == _RUNNING) & jnp.all(flight.phase == cycle.WAIT)
+    stuck = ~pushed & (clock.status == _RUNNING) & jnp.all(flight.phase == timing.WAIT)
     status = jnp.where(stuck, _DEADLOCK, clock.status)
     return clock._replace(seconds=seconds, flight=flight, status=status), worker, pushed
 
 
 def _settle(
-    program: Program, plant: Plant, worker: Array, pushed: Array, losses: tuple[Array, ...], clock: Clock
+    program: Program, inputs: EngineInputs, worker: Array, pushed: Array, losses: tuple[Array, ...], clock: Clock
 ) -> tuple[Clock, _Pushed]:
-    """Count the push, let the policy decide, and let those it releases begin a cycle."""
-    mine = (jnp.arange(plant.active.shape[0]) == worker) & pushed
+    """Count the push, let the policy decide, and let those it releases begin a timing."""
+    mine = (jnp.arange(inputs.active.shape[0]) == worker) & pushed
     clocks = clock.clocks + mine
     push = Push(
         worker=worker,
         clocks=clocks,
-        waiting=plant.active & (clock.flight.phase == cycle.WAIT),
-        active=plant.active,
+        waiting=inputs.active & (clock.flight.phase == timing.WAIT),
+        active=inputs.active,
         seconds=clock.seconds,
         staleness=clock.version - clock.pulled[worker],
         loss=clock.loss[worker],
@@ -261,7 +269,7 @@ def _settle(
     # Only gradients that are summed or averaged wait for a policy to close their group.
     groups = program.model is not None and program.model.aggregation != "each"
     take = pushed & (decision.step if groups else True) & (grouped > 0)
-    release = decision.release & pushed & plant.active
+    release = decision.release & pushed & inputs.active
     version = clock.version + jnp.where(take, grouped, 0)
     finite = jnp.isfinite(push.loss) if program.model is not None else jnp.asarray(True)
     flight = clock.flight
@@ -269,7 +277,7 @@ def _settle(
         clock.seconds,
         worker,
         clock.drawn[worker] - 1,
-        *cycle.spans(flight, worker),
+        *timing.spans(flight, worker),
         push.staleness,
         push.loss,
         jnp.nan,
@@ -285,11 +293,11 @@ def _settle(
         row=jnp.stack([jnp.asarray(value, jnp.float64) for value in row]),
     )
     clock = clock._replace(
-        flight=cycle.begin_cycles(plant, flight, release, clock.drawn, clock.seconds, lanes=program.lanes),
+        flight=timing.begin_cycles(inputs, flight, release, clock.drawn, clock.seconds, lanes=program.lanes),
         clocks=clocks,
         drawn=clock.drawn + release,
         pushes=clock.pushes + pushed,
-        samples=clock.samples + jnp.where(pushed, plant.samples[worker], 0),
+        samples=clock.samples + jnp.where(pushed, inputs.samples[worker], 0),
         version=version,
         pulled=jnp.where(release, version, clock.pulled),
         grouped=jnp.where(take, 0, grouped),
@@ -300,13 +308,13 @@ def _settle(
 
 
 def _probe(
-    program: Program, data: Data, plant: Plant, clock: Clock, learned: Learned | None, worker: Array
+    program: Program, data: TrainingData, inputs: EngineInputs, clock: Clock, learned: Learned | None, worker: Array
 ) -> tuple[Array, Array]:
     """Loss of the pushed mini-batch at the servers' parameters, before the update and as it would be after it."""
     if program.model is None or learned is None:
         return jnp.asarray(jnp.nan), jnp.asarray(jnp.nan)
     yes = jnp.asarray(True)
-    rows, count = learning.minibatch(program.model, data, plant, worker, clock.drawn[worker] - 1)
-    after = learning.apply_push(program.model, plant, learned, worker, yes, yes, clock.grouped + 1)
+    rows, count = learning.minibatch(program.model, data, inputs, worker, clock.drawn[worker] - 1)
+    after = learning.apply_push(program.model, inputs, learned, worker, yes, yes, clock.grouped + 1)
     before, later = (learning.mean_loss(program.model, m.parameters, rows, count) for m in (learned, after))
     return before.astype(jnp.float64), later.astype(jnp.float64)

@@ -21,7 +21,7 @@ class _Revised(NamedTuple):
 
 
 def _adarevision(rate: Any) -> optax.GradientTransformationExtraArgs:
-    """AdaptiveRevision (McMahan & Streeter 2014): AdaGrad for gradients that come late. `unseen` is the sum of gradients
+    """AdaptiveRevision (McMahan & Streeter 2014): AdaGrad for gradients that come late. `missed` is the sum of gradients
     applied between a gradient's pull and its push; the steps taken for these are revised to the rate that they would have
     had. Without delay it is AdaGrad, from the same start."""
 
@@ -29,13 +29,13 @@ def _adarevision(rate: Any) -> optax.GradientTransformationExtraArgs:
         zeros = jax.tree.map(jnp.zeros_like, parameters)
         return _Revised(zeros, zeros, zeros)
 
-    def update(gradients: Any, kept: optax.OptState, parameters: Any = None, *, unseen: Any, **_: Any) -> tuple[Any, Any]:
+    def update(gradients: Any, kept: optax.OptState, parameters: Any = None, *, missed: Any, **_: Any) -> tuple[Any, Any]:
         del parameters
         total, z, largest = (getattr(kept, name) for name in _Revised._fields)
-        z = jax.tree.map(lambda z, g, u: z + g * g + 2 * g * u, z, gradients, unseen)
+        z = jax.tree.map(lambda z, g, u: z + g * g + 2 * g * u, z, gradients, missed)
         most = jax.tree.map(jnp.maximum, largest, z)
         old, new = (jax.tree.map(_scale, tree) for tree in (largest, most))
-        steps = jax.tree.map(lambda o, n, g, u: rate * ((o - n) * u - n * g), old, new, gradients, unseen)
+        steps = jax.tree.map(lambda o, n, g, u: rate * ((o - n) * u - n * g), old, new, gradients, missed)
         return steps, _Revised(jax.tree.map(jnp.add, total, gradients), z, most)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -57,7 +57,7 @@ OPTIMIZERS: dict[str, Callable[[Any, Any], optax.GradientTransformation]] = {
     "adarevision": lambda rate, _: _adarevision(rate),
 }
 REVISING = ("adarevision",)
-"""Optimizers that must be told of the gradients that were applied since a pull, `unseen`, and keep a `total`."""
+"""Optimizers that must be told of the gradients that were applied since a pull, `missed`, and keep a `total`."""
 
 
 def optimizer(name: str, learning_rate: Any, momentum: Any) -> optax.GradientTransformationExtraArgs:

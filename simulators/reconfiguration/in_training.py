@@ -32,9 +32,9 @@ class Transition:
         self._done = True
         self._asked = not change.lost  # a tuner's change, or what has become of one; not the runtime's own
         self._workers = frozenset(branch.setting.workers)
-        self._plant_of: tuple[Setting, UnderWay] | None = None
+        self._inputs_for: tuple[Setting, UnderWay] | None = None
         if change.quiescent:
-            branch.halt(now)
+            branch.stop_all(now)
 
     @classmethod
     def begin(
@@ -52,9 +52,9 @@ class Transition:
         lost: frozenset[str] = frozenset(),
     ) -> Transition:
         """Begin to bring `branch` to a setting and a policy, at `now`."""
-        nodes = branch.ground.cluster.nodes
+        nodes = branch.context.cluster.nodes
         ends = Ends(branch.setting, new, {**loads(nodes, new), **loads(nodes, branch.setting)}, lost)
-        touched = branch.ground.workload.demand.touched_fraction
+        touched = branch.context.workload.demand.touched_fraction
         return cls(branch, control.begin(plan, ends, load, costs, touched, now), policy, waited=waited, now=now)
 
     @classmethod
@@ -73,7 +73,7 @@ class Transition:
         A change under way (`before`) is completed where its new setting does without them, and rolled back otherwise; either
         way everybody stops and the model is placed anew, so that nothing is left between.
         """
-        names = tuple(n.name for n in branch.ground.job.nodes)
+        names = tuple(n.name for n in branch.context.job.nodes)
         wanted, policy, done = branch.setting, branch.policy, True
         half_way = before is not None and before._asked
         if before is not None:
@@ -90,7 +90,7 @@ class Transition:
         if left is None:
             return None
         plan = reconfigure.recovery(branch.setting, lost, half_way, load, costs)
-        branch.ground_nodes(lost, now)
+        branch.stop_workers(lost, now)
         after = cls.begin(branch, plan, left, policy, control, load, costs, waited=False, now=now, lost=lost)
         if before is not None:
             after._follow(before, done, now)
@@ -103,7 +103,7 @@ class Transition:
     @property
     def trains(self) -> bool:
         """Whether anybody is in a mini-batch."""
-        return not self._change.quiescent and len(self.branch.resting) < len(self.branch.ground.job.nodes)
+        return not self._change.quiescent and len(self.branch.resting) < len(self.branch.context.job.nodes)
 
     @property
     def counts_on(self) -> frozenset[str]:
@@ -131,20 +131,20 @@ class Transition:
         change, branch = self._change, self.branch
         switched = change.switched and branch.setting != change.new
         if switched:
-            branch.bring_under(change.new, self._policy, slowdown)
+            branch.put_in_force(change.new, self._policy, slowdown)
         key = (change.setting, change.under_way)
         if not change.setting.workers:  # all have stopped, and no other has begun
-            branch.plant = branch.plant._replace(active=jnp.zeros_like(branch.plant.active))
-        elif key != self._plant_of:
-            self._plant_of = key
-            branch.program = branch.ground.program(change.setting, branch.policy)
-            branch.plant = branch.ground.plant(change.setting, branch.policy, slowdown, change.under_way)
-        branch.slow(slowdown)
+            branch.inputs = branch.inputs._replace(active=jnp.zeros_like(branch.inputs.active))
+        elif key != self._inputs_for:
+            self._inputs_for = key
+            branch.program = branch.context.program(change.setting, branch.policy)
+            branch.inputs = branch.context.inputs(change.setting, branch.policy, slowdown, change.under_way)
+        branch.set_slowdown(slowdown)
         joined, self._workers = change.workers - self._workers, change.workers
         if joined:
-            branch.ground_nodes(joined, now)
+            branch.stop_workers(joined, now)
         if (joined or switched) and not change.quiescent:
-            branch.launch_waiting()
+            branch.launch_waiting_workers()
 
     def cost(self, now: float) -> Cost:
         """What it has cost so far."""
@@ -173,10 +173,10 @@ class Transition:
 
     def _finish(self, slowdown: NDArray[np.float64], now: float) -> None:
         branch, renewed = self.branch, self._policy is not self.branch.policy
-        branch.bring_under(self._change.new, self._policy, slowdown)
+        branch.put_in_force(self._change.new, self._policy, slowdown)
         if self._change.quiescent:
-            branch.halt(now)
-            branch.launch(branch.plant.active)
+            branch.stop_all(now)
+            branch.launch(branch.inputs.active)
         elif renewed or frozenset(branch.setting.workers) != frozenset(self._change.old.workers):
-            branch.launch_waiting()
+            branch.launch_waiting_workers()
         self.over = True

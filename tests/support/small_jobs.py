@@ -5,9 +5,9 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
 from simulators.cluster.profiles import Device, NodeType
-from simulators.reconfiguration.control_plane import Cluster
 from simulators.reconfiguration.plan import Costs
 from simulators.system import SimulatedSystem
 from simulators.workloads.catalogue import Demand, Proxy, Workload
@@ -113,7 +113,7 @@ def system(cluster, workload, setting, conditions, seed=0, **changed):
 
 def branch(simulated, number=0):
     """What a tuner cannot see: one branch's parameters, optimizer slots and gradients, as the engine holds them."""
-    return simulated._branches[number].state
+    return simulated.branches[number].state
 
 
 # ---------------------------------------------------------------------------------------------------- one learning job

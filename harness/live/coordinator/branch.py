@@ -30,7 +30,7 @@ _VERSIONS = 512  # remembered at least; a gradient that is staler counts as this
 
 
 class Shards(NamedTuple):
-    """What a setting gives each node, [k]; as `simulators.engine.inputs.Plant` has them."""
+    """What a setting gives each node, [k]; as `simulators.engine.inputs.EngineInputs` has them."""
 
     samples: NDArray[np.int32]  # in a mini-batch
     start: NDArray[np.int32]  # of its part of the training data

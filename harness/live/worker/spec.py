@@ -24,6 +24,7 @@ from harness.live.worker.worker import Computed, Task
 from harness.scenario import Scenario, job, parse, workload_of
 from simulators import jobs
 from simulators.engine import inputs, learning
+from simulators.engine.learning import LearningProgram, TrainingData
 from simulators.engine.optimizers import REVISING
 from simulators.workloads.catalogue import Workload
 from tuners.actions import Job, Rejected, Setting
@@ -133,14 +134,14 @@ class Spec:
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in ("name", "origin", "text", "seed")}
 
-    def _model(self, samples: int) -> learning.Model:
-        made = jobs.model(self.workload, self.job.space, samples)
+    def _model(self, samples: int) -> LearningProgram:
+        made = learning.learning_program(self.workload, self.job.space, samples)
         if made is None:
             raise TypeError("A workload that learns has a model.")
         return made
 
     @cached_property
-    def _drawn(self) -> tuple[learning.Data, NDArray[np.float32], Callable[[Any], Any]]:
+    def _drawn(self) -> tuple[TrainingData, NDArray[np.float32], Callable[[Any], Any]]:
         data, parameters = jobs.drawn(self.workload, self.seed, len(self.job.start.workers))
         flat, unravel = ravel_pytree(parameters)
         return data, np.asarray(flat, np.float32), unravel
@@ -174,7 +175,7 @@ class ShardsOf:
 
 
 class _Shard(NamedTuple):
-    """One worker's part of the training data, as `learning.minibatch` asks a plant for it; [1] each."""
+    """One worker's part of the training data, as `learning.minibatch` reads it from `EngineInputs`; [1] each."""
 
     samples: Any
     shard_start: Any
@@ -183,21 +184,21 @@ class _Shard(NamedTuple):
 
 @partial(jax.jit, static_argnames=("model", "unravel"))
 def _gradient(
-    model: learning.Model, unravel: Any, data: learning.Data, shard: Any, clock: Array, flat: Array
+    model: LearningProgram, unravel: Any, data: TrainingData, shard: Any, clock: Array, flat: Array
 ) -> tuple[Array, Array]:
     return jax.value_and_grad(partial(_mean_loss, model, unravel, data, shard, clock))(flat)
 
 
 @partial(jax.jit, static_argnames=("model", "unravel"))
-def _loss(model: learning.Model, unravel: Any, data: learning.Data, shard: Any, clock: Array, flat: Array) -> tuple[Array]:
+def _loss(model: LearningProgram, unravel: Any, data: TrainingData, shard: Any, clock: Array, flat: Array) -> tuple[Array]:
     return (_mean_loss(model, unravel, data, shard, clock, flat),)
 
 
-def _mean_loss(model: learning.Model, unravel: Any, data: learning.Data, shard: Any, clock: Array, flat: Array) -> Array:
+def _mean_loss(model: LearningProgram, unravel: Any, data: TrainingData, shard: Any, clock: Array, flat: Array) -> Array:
     rows, count = learning.minibatch(model, data, shard, jnp.asarray(0, jnp.int32), clock)
     return learning.mean_loss(model, unravel(flat), rows, count)
 
 
 @partial(jax.jit, static_argnames=("model", "unravel"))
-def _evaluate(model: learning.Model, unravel: Any, data: learning.Data, flat: Array) -> tuple[Array, Array]:
+def _evaluate(model: LearningProgram, unravel: Any, data: TrainingData, flat: Array) -> tuple[Array, Array]:
     return learning.evaluate(model, data, unravel(flat))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from reports.papers.rlp_runs import stability_edge
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
 from simulators.cluster.profiles import Device, NodeType
-from simulators.reconfiguration.control_plane import Cluster
 from simulators.reconfiguration.plan import Costs
 from simulators.system import SimulatedSystem
 from simulators.workloads.catalogue import Demand, Workload
