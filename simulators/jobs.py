@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -11,41 +12,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.cluster.cluster import Cluster
+from simulators.cluster.conditions import Conditions
 from simulators.engine.learning import TrainingData
 from simulators.engine.optimizers import slots
-from simulators.reconfiguration.plan import METHODS
+from simulators.reconfiguration.plan import METHODS, Costs
 from simulators.workloads.catalogue import Workload
 from tuners.actions import Job, Rejected, Setting, Space, Target
 from tuners.settings import Knob, Node
 
-__all__ = ["check_memory", "drawn", "job"]
+__all__ = ["JobSpec", "check_memory", "drawn", "job"]
 
 
-def job(
-    name: str,
-    cluster: Cluster,
-    workload: Workload,
-    start: Setting,
-    knobs: tuple[Knob, ...],
-    target: Target,
-    budget_seconds: float,
-    seed: int,
-) -> Job:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What a scenario and a seed say of a job: everything that a system needs to begin it."""
+
+    name: str
+    cluster: Cluster
+    workload: Workload
+    start: Setting
+    knobs: tuple[Knob, ...] = ()
+    target: Target
+    budget_seconds: float
+    evaluate_clocks: int  # validate after every so many pushes
+    conditions: Conditions = field(default_factory=Conditions)
+    costs: Costs = field(default_factory=Costs)
+    seed: int
+
+
+def job(spec: JobSpec) -> Job:
     """What tuners are told: public facts only."""
+    workload = spec.workload
     nodes = tuple(
         Node(n, kind.name, kind.cores, tuple(d.kind for d in kind.devices), kind.nic_bytes_per_second, kind.memory_bytes)
-        for n, kind in cluster.nodes
+        for n, kind in spec.cluster.nodes
     )
     return Job(
-        name=name,
+        name=spec.name,
         nodes=nodes,
-        start=start,
-        space=Space(start, nodes, knobs),
-        target=target,
-        budget_seconds=budget_seconds,
+        start=spec.start,
+        space=Space(spec.start, nodes, spec.knobs),
+        target=spec.target,
+        budget_seconds=spec.budget_seconds,
         model_bytes=workload.demand.model_bytes,
         samples=workload.samples,
-        seed=seed,
+        seed=spec.seed,
         methods=METHODS,
         branch_bytes=workload.demand.model_bytes * (1 + slots(workload.optimizer)),
     )

@@ -12,15 +12,12 @@ from numpy.typing import NDArray
 from simulators import jobs, windows
 from simulators.branch import NO_RECORDS, Branch, JobContext, first_branch
 from simulators.cluster import trace_driven
-from simulators.cluster.cluster import Cluster
-from simulators.cluster.conditions import Conditions
 from simulators.cluster.conditions import check as check_conditions
 from simulators.engine.inputs import compute_times, loads
 from simulators.reconfiguration import plan as reconfigure
 from simulators.reconfiguration.control_plane import ControlPlane
 from simulators.reconfiguration.in_training import Transition
-from simulators.reconfiguration.plan import Costs, Load
-from simulators.workloads.catalogue import Workload
+from simulators.reconfiguration.plan import Load
 from tuners import policies
 from tuners.actions import (
     Action,
@@ -37,10 +34,8 @@ from tuners.actions import (
     Setting,
     Status,
     SyncPolicy,
-    Target,
     Window,
 )
-from tuners.settings import Knob
 
 __all__ = ["SimulatedSystem"]
 
@@ -53,42 +48,31 @@ _FOR_EVER = 2**31 - 1  # clocks
 class SimulatedSystem:
     """A parameter server in simulated time. Raises ValueError where scenario, cluster and workload do not fit together."""
 
-    def __init__(
-        self,
-        name: str,
-        cluster: Cluster,
-        workload: Workload,
-        start: Setting,
-        knobs: tuple[Knob, ...],
-        target: Target,
-        budget_seconds: float,
-        conditions: Conditions,
-        costs: Costs,
-        evaluate_clocks: int,
-        seed: int,
-    ) -> None:
-        names = tuple(n for n, _ in cluster.nodes)
-        check_conditions(conditions, names)
-        reconfigure.check(costs)
-        conditions, factors = trace_driven.unfolded(conditions, cluster.nodes, budget_seconds, seed)
-        self._conditions, self._costs = conditions, costs
-        self._control = ControlPlane(cluster, conditions)
+    def __init__(self, spec: jobs.JobSpec) -> None:
+        workload, start, seed, nodes = spec.workload, spec.start, spec.seed, spec.cluster.nodes
+        check_conditions(spec.conditions, tuple(n for n, _ in nodes))
+        reconfigure.check(spec.costs)
+        conditions, factors = trace_driven.unfolded(spec.conditions, nodes, spec.budget_seconds, seed)
+        self._conditions, self._costs = conditions, spec.costs
+        self._control = ControlPlane(spec.cluster, conditions)
         self._now = 0.0
-        self._reported_events = 0  # events of nodes that windows have told
+        self._reported_events = 0  # events of nodes that windows have told of
         self._transition: Transition | None = None  # the reconfiguration under way
         self._waited_cost = Cost(seconds=0.0, stall_seconds=0.0)  # of the last one that was waited for
-        self.job = jobs.job(name, cluster, workload, start, knobs, target, budget_seconds, seed)
-        blocks = workload.demand.data_blocks or max(len(names), workload.samples // workload.batch_size)
+        self.job = jobs.job(spec)
+        blocks = workload.demand.data_blocks or max(len(nodes), workload.samples // workload.batch_size)
         self._load = Load(self.job.model_bytes, blocks, workload.demand.sample_bytes * workload.samples / blocks)
         try:
             self.job.space.check(start)
             self._check_there(start)
             data, parameters = jobs.drawn(workload, seed, len(start.workers))
-            self._context = JobContext(cluster, workload, conditions, self.job, data, evaluate_clocks, seed, factors)
+            self._context = JobContext(
+                spec.cluster, workload, conditions, self.job, data, spec.evaluate_clocks, seed, factors
+            )
             policy = policies.named(start.policy, start.staleness)
             self._branches = {0: first_branch(self._context, start, policy, self._control.slowdown, parameters)}
         except Rejected as error:
-            raise ValueError(f"Scenario {name!r} cannot start: {error}") from error
+            raise ValueError(f"Scenario {spec.name!r} cannot start: {error}") from error
         self._next_branch = 1
         self._cached: Branch | None = self._branches[0]  # whose model the workers' caches hold
         self._latest = self._branches[0]  # to train

@@ -88,9 +88,19 @@ def draw(kind: Kind, seed: int, *, depth: int | None = None) -> Instance:
     start = Setting(
         workers=workers, servers=("server",), policy="bsp", batch_size=made.batch_size, learning_rate=made.learning_rate
     )
-    job = jobs.job(f"{kind.workload}/{seed}", cluster, made, start, (), kind.target, float("inf"), seed)
+    spec = jobs.JobSpec(
+        name=f"{kind.workload}/{seed}",
+        cluster=cluster,
+        workload=made,
+        start=start,
+        target=kind.target,
+        budget_seconds=float("inf"),
+        evaluate_clocks=kind.evaluate_clocks,
+        conditions=kind.conditions,
+        seed=seed,
+    )
     data, parameters = jobs.drawn(made, seed, kind.workers)
-    context = JobContext(cluster, made, kind.conditions, job, data, kind.evaluate_clocks, seed)
+    context = JobContext(cluster, made, kind.conditions, jobs.job(spec), data, kind.evaluate_clocks, seed)
     slow = straggling(kind.conditions, (*workers, "server"), np.random.default_rng([seed, 1]))[:-1]
     return Instance(seed, -1 if depth is None else depth, tuple(bool(s) for s in slow), context, parameters)
 

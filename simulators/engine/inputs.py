@@ -18,12 +18,14 @@ from tuners.actions import Rejected, Setting, Target
 __all__ = [
     "NOTHING_UNDER_WAY",
     "EngineInputs",
+    "Shards",
     "UnderWay",
     "build",
     "compute_times",
     "each_nic_counts",
     "loads",
     "overlapping",
+    "shards",
 ]
 
 
@@ -89,6 +91,38 @@ def loads(nodes: tuple[tuple[str, NodeType], ...], setting: Setting) -> dict[str
     return {w: (setting.batch_size, *([0] * (devices[w] - 1))) for w in setting.workers}
 
 
+class Shards(NamedTuple):
+    """What each node trains on, [k]: its share of the training data, as consecutive rows. Of idle nodes, one row."""
+
+    samples: NDArray[np.int32]  # in a mini-batch
+    start: NDArray[np.int32]  # of its part of the training data
+    length: NDArray[np.int32]
+
+
+def shards(
+    nodes: tuple[tuple[str, NodeType], ...], workload: Workload, setting: Setting, *, reconfiguring: bool = False
+) -> Shards:
+    """How `setting` divides the training data. A part has at least one row, if need be one of its neighbour's.
+
+    Raises Rejected for a share without a row, but not while `reconfiguring`: on the way to another setting, shares pass
+    through any value.
+    """
+    names = tuple(name for name, _ in nodes)
+    samples, start, length = (np.full(len(names), first, np.int32) for first in (1, 0, 1))
+    for worker, row in loads(nodes, setting).items():
+        samples[names.index(worker)] = sum(row)
+    if workload.proxy is None:
+        return Shards(samples, start, length)
+    rows, shares = len(workload.proxy.train[0]), setting.shares()[0]
+    ends = np.round(np.cumsum(shares) * rows).astype(int)
+    for worker, share, begin, end in zip(setting.workers, shares, (0, *ends[:-1]), ends, strict=True):
+        if not reconfiguring and share * rows < 0.5:
+            raise Rejected(f"Cannot train on {worker!r}: its share holds none of the {rows} samples; give it a larger one.")
+        first = min(begin, rows - 1)
+        start[names.index(worker)], length[names.index(worker)] = first, max(end - first, 1)
+    return Shards(samples, start, length)
+
+
 def overlapping(setting: Setting) -> bool:
     """Whether some node is worker and server at once."""
     return bool(set(setting.workers) & set(setting.servers))
@@ -130,23 +164,26 @@ def build(
     names = tuple(name for name, _ in nodes)
     k, demand = len(nodes), workload.demand
     active = np.array([n in setting.workers for n in names])
-    seconds, samples = np.zeros(k), np.ones(k, np.int32)
-    timed, rows = compute_times(nodes, demand, setting), loads(nodes, setting)
+    seconds, timed = np.zeros(k), compute_times(nodes, demand, setting)
     for i, name in enumerate(names):
         if active[i]:
-            seconds[i], samples[i] = timed[name][0], sum(rows[name])
+            seconds[i] = timed[name][0]
+    parts = shards(nodes, workload, setting, reconfiguring=under_way.active is not None)
     out, into = _left(nodes, under_way.out), _left(nodes, under_way.into)
     nic = np.array([min(out[n], into[n]) for n in names])
     messages = 2 * demand.message_seconds * (len(setting.servers) + under_way.redirects)
     hops = 2 * latency_seconds * (1 + (under_way.redirects > 0))
     # Nobody begins before the master is through with all of them, so that its time is everybody's.
-    step = demand.master_seconds + demand.master_sample_seconds * samples[active].sum() if setting.policy == "bsp" else 0.0
+    step = (
+        demand.master_seconds + demand.master_sample_seconds * parts.samples[active].sum()
+        if setting.policy == "bsp"
+        else 0.0
+    )
     transfer = setting.transfer_bits / 32
     share = dict(zip(setting.servers, setting.shares()[1], strict=True))
     pulled = share if under_way.pull_shares is None else under_way.pull_shares
     single = each_nic_counts(setting, conditions)
     usage, capacity = _usage(nodes, pulled, share, out, into) if single else (np.zeros((2 * k, 0)), np.zeros(0))
-    start, length = _shards(names, setting, workload, settled=under_way.active is None)
     rng = np.random.default_rng([seed, 1])
     numbers: dict[str, Any] = dict(
         key=np.uint64(np.random.default_rng([seed, 0]).integers(2**63)),
@@ -170,9 +207,9 @@ def build(
         **_buckets(conditions, names, under_way.out),
         apply_seconds=np.float64(demand.apply_seconds * max(share.values()) ** demand.apply_exponent),
         blocked_until_seconds=np.float64(under_way.blocked_until_seconds),
-        samples=samples,
-        shard_start=start,
-        shard_length=length,
+        samples=parts.samples,
+        shard_start=parts.start,
+        shard_length=parts.length,
         learning_rate=np.float32(setting.learning_rate),
         momentum=np.float32(setting.momentum),
         evaluate_clocks=np.int32(evaluate_clocks),
@@ -208,27 +245,6 @@ def _buckets(conditions: Conditions, names: tuple[str, ...], taken: Mapping[str,
         "bucket_refill": np.array([held[n].refill_bytes_per_second if n in held else np.inf for n in names]),
         "bucket_taken": np.array([taken.get(n, 0.0) for n in names]),
     }
-
-
-def _shards(
-    names: tuple[str, ...], setting: Setting, workload: Workload, *, settled: bool
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Where each worker's part of the proxy's training data begins, and how long it is; parts are consecutive.
-
-    A small one is a sample at least, though it be a neighbour's. Raises Rejected for shares of nothing in a `settled` job;
-    on the way to another setting, they are what they are.
-    """
-    start, length = np.zeros(len(names), np.int32), np.ones(len(names), np.int32)
-    if workload.proxy is None:
-        return start, length
-    rows, shares = len(workload.proxy.train[0]), setting.shares()[0]
-    ends = np.round(np.cumsum(shares) * rows).astype(int)
-    for worker, share, begin, end in zip(setting.workers, shares, (0, *ends[:-1]), ends, strict=True):
-        if settled and share * rows < 0.5:
-            raise Rejected(f"Cannot train on {worker!r}: its share holds none of the {rows} samples; give it a larger one.")
-        first = min(begin, rows - 1)
-        start[names.index(worker)], length[names.index(worker)] = first, max(end - first, 1)
-    return start, length
 
 
 def _left(nodes: tuple[tuple[str, NodeType], ...], taken: Mapping[str, float]) -> dict[str, float]:

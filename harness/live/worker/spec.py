@@ -17,7 +17,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpy.typing import NDArray
 
-from harness.live.coordinator.branch import LiveJob, Shards
+from harness.live.coordinator.branch import LiveJob
 from harness.live.protocol.blocks import Layout
 from harness.live.protocol.messages import Release
 from harness.live.worker.worker import Computed, Task
@@ -129,7 +129,8 @@ class Spec:
         for worker, row in zip(setting.workers, setting.loads, strict=False):
             if any(row[1:]):
                 raise Rejected(f"Cannot use loads {row} on {worker!r}: a live worker computes on its first device only.")
-        ShardsOf(self)(setting)
+        inputs.compute_times(self.scenario.cluster.nodes, self.workload.demand, setting)
+        self.live_job.shards(setting)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in ("name", "origin", "text", "seed")}
@@ -153,22 +154,8 @@ class ShardsOf:
 
     spec: Spec
 
-    def __call__(self, setting: Setting) -> Shards:
-        spec = self.spec
-        nodes = spec.scenario.cluster.nodes
-        built = inputs.build(
-            nodes,
-            0.0,
-            spec.workload,
-            setting,
-            spec.scenario.conditions,
-            spec.job.target,
-            evaluate_clocks=1,
-            policy_seconds=0.0,
-            slowdown=np.ones(len(nodes)),
-            seed=spec.seed,
-        )
-        return Shards(*(np.asarray(a) for a in (built.samples, built.shard_start, built.shard_length)))
+    def __call__(self, setting: Setting) -> inputs.Shards:
+        return inputs.shards(self.spec.scenario.cluster.nodes, self.spec.workload, setting)
 
 
 # -------------------------------------------------------------------------------------------------------------- computing
