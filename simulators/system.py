@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators import jobs, windows
-from simulators.branch import NO_RECORDS, Branch, JobContext, first_branch
+from simulators.branch import NO_RECORDS, Branch, JobContext, PreparedSetting, first_branch
 from simulators.cluster import trace_driven
 from simulators.cluster.conditions import check as check_conditions
 from simulators.engine.inputs import compute_times, loads
 from simulators.reconfiguration import plan as reconfigure
 from simulators.reconfiguration.control_plane import ControlPlane
-from simulators.reconfiguration.in_training import Transition
 from simulators.reconfiguration.plan import Load
+from simulators.reconfiguration.reconfiguration import Reconfiguration
 from tuners import policies
 from tuners.actions import (
     Action,
@@ -57,7 +57,7 @@ class SimulatedSystem:
         self._control = ControlPlane(spec.cluster, conditions)
         self._now = 0.0
         self._reported_events = 0  # events of nodes that windows have told of
-        self._transition: Transition | None = None  # the reconfiguration under way
+        self._reconfiguration: Reconfiguration | None = None  # the reconfiguration under way
         self._waited_cost = Cost(seconds=0.0, stall_seconds=0.0)  # of the last one that was waited for
         self.job = jobs.job(spec)
         blocks = workload.demand.data_blocks or max(len(nodes), workload.samples // workload.batch_size)
@@ -117,7 +117,7 @@ class SimulatedSystem:
         branch = self._branch(action.branch)
         if branch.status != "running" and not len(branch.unreported):
             raise Rejected(f"Cannot run branch {action.branch}: it has {branch.status}; free it and go on with another.")
-        if self._transition is not None and self._transition.branch is not branch:
+        if self._reconfiguration is not None and self._reconfiguration.branch is not branch:
             raise Rejected(f"Cannot run branch {action.branch} while another is being reconfigured: run that one first.")
         self._switch_to(branch)
         self._bring_to_now(branch)
@@ -147,7 +147,7 @@ class SimulatedSystem:
     def _think(self, action: Action[Any]) -> None:
         """While a tuner thinks, the branch it thinks about goes on; its next window tells what happened meanwhile."""
         branch = self._branches.get(getattr(action, "branch", -1))
-        other = self._transition is not None and self._transition.branch is not branch
+        other = self._reconfiguration is not None and self._reconfiguration.branch is not branch
         if branch is not None and branch.status == "running" and not other:
             self._switch_to(branch)
             self._bring_to_now(branch)
@@ -156,7 +156,7 @@ class SimulatedSystem:
     def _train_unreported(self, branch: Branch, limit: float, *, change_only: bool = False) -> None:
         """Train without anybody looking, to `limit` or to the end of the change under way."""
         start = self._now
-        stands = self._transition is not None and self._transition.quiescent
+        stands = self._reconfiguration is not None and self._reconfiguration.quiescent
         table = self._train(branch, _FOR_EVER, limit, change_only=change_only)
         branch.unreported = np.concatenate([branch.unreported, table])
         # A standstill is told of by its cost; what is unseen already makes the next window begin before it.
@@ -167,20 +167,20 @@ class SimulatedSystem:
         """Train `branch` for so many clocks, to `limit` or to the end of the change under way, control events included; the
         records, [n, 11]."""
         tables, left = [NO_RECORDS], clocks
-        while left > 0 and branch.status == "running" and not (change_only and self._transition is None):
+        while left > 0 and branch.status == "running" and not (change_only and self._reconfiguration is None):
             until = min(self._control.next_seconds, limit)
             most = min(left, _ROWS)
             table = NO_RECORDS
-            if self._transition is None:
+            if self._reconfiguration is None:
                 table = branch.advance(most, until, _ROWS)
-            elif self._transition.trains:
-                most = 1 if self._transition.listens else most
+            elif self._reconfiguration.trains:
+                most = 1 if self._reconfiguration.follows_pushes else most
                 table = branch.advance(most, until, _ROWS)
             tables.append(table)
             left -= len(table)
             if len(table) == most or branch.status != "running":
                 self._now = max(self._now, float(branch.state.clock.seconds))
-                if self._transition is not None:
+                if self._reconfiguration is not None:
                     self._progress(branch, int(table[-1, 1]) if len(table) else None)
                 continue
             self._now = max(self._now, until)  # the limit may be past: a change can end after the budget
@@ -189,33 +189,32 @@ class SimulatedSystem:
             branch.catch_up(self._now)
             self._control.act()
             self._progress(branch, None)
-        if branch.status != "running" and self._transition is not None:
-            self._transition.cancel()
-            self._end_transition()
+        if branch.status != "running" and self._reconfiguration is not None:
+            self._reconfiguration.cancel()
+            self._end_reconfiguration()
         branch.until_seconds = self._now
         return np.concatenate(tables)
 
     def _progress(self, branch: Branch, pushed: int | None) -> None:
-        """Let `branch` feel what the control plane has done, and a change under way know who has pushed."""
-        if self._transition is not None:
-            self._control.be_at(self._now)
-            self._transition.tell(self._control, None if pushed is None else self.job.nodes[pushed].name, self._now)
-            if self._transition.over:
-                self._end_transition()
+        """Tell the reconfiguration in progress who has pushed, and `branch` what the control plane has done."""
+        if self._reconfiguration is not None:
+            self._reconfiguration.progress(None if pushed is None else self.job.nodes[pushed].name, self._now)
+            if self._reconfiguration.over:
+                self._end_reconfiguration()
         self._apply_effects(branch)
         if lost := self._lost(branch):
             self._lose(branch, lost)
 
     def _apply_effects(self, branch: Branch) -> None:
-        if self._transition is None:
+        if self._reconfiguration is None:
             branch.set_slowdown(self._control.slowdown)
         else:
-            self._transition.put(self._control.slowdown, self._now)
+            self._reconfiguration.apply_effects(self._now)
 
     def _bring_to_now(self, branch: Branch) -> None:
-        """A branch that stood still goes on as if no time had passed for it."""
-        if self._transition is None and not np.array_equal(branch.inputs.slowdown, self._control.slowdown):
-            branch.catch_up(branch.until_seconds)  # what was done before is not done slower, or faster
+        """Resume a branch that has not trained for a while; if nodes are lost meanwhile, begin to recover."""
+        if self._reconfiguration is None and not np.array_equal(branch.inputs.slowdown, self._control.slowdown):
+            branch.catch_up(branch.until_seconds)  # what was done until then is done at the old speed
         self._resume(branch)
         self._apply_effects(branch)
         if lost := self._lost(branch):
@@ -223,7 +222,7 @@ class SimulatedSystem:
             self._lose(branch, lost)
 
     def _resume(self, branch: Branch) -> None:
-        """A branch that stood still goes on now; another may have trained last."""
+        """Shift a branch's clock to now; another one may have trained last."""
         branch.resume_at(self._now, self._latest)
         self._latest = branch
 
@@ -238,24 +237,23 @@ class SimulatedSystem:
     def _lost(self, branch: Branch) -> frozenset[str]:
         """Nodes that `branch` has been using, or is to use, and that are no longer there."""
         used = frozenset((*branch.setting.workers, *branch.setting.servers))
-        if self._transition is not None and self._transition.branch is branch:
-            used = self._transition.counts_on
+        if self._reconfiguration is not None and self._reconfiguration.branch is branch:
+            used = self._reconfiguration.needed_nodes
         return used - self._control.present
 
     def _lose(self, branch: Branch, lost: frozenset[str]) -> None:
-        """Nodes are lost: the runtime goes on with those that are left. A change under way is completed without them, or
-        rolled back where it counts on them."""
-        before = self._transition
-        self._transition = Transition.after_loss(branch, before, lost, self._control, self._load, self._costs, self._now)
-        if self._transition is None:
-            branch.mark_deadlocked()
-            self._transition = before
-            self._end_transition()
-        else:
+        """Continue on the surviving nodes. A reconfiguration in progress is completed without the lost ones, or rolled back
+        where it needs them."""
+        reconfiguration = self._reconfiguration or Reconfiguration(branch, self._control, self._load, self._costs)
+        if reconfiguration.recover(lost, self._now):
+            self._reconfiguration = reconfiguration
             self._apply_effects(branch)
+        else:
+            branch.mark_deadlocked()
+            self._end_reconfiguration()
 
-    def _end_transition(self) -> None:
-        ended, self._transition = self._transition, None
+    def _end_reconfiguration(self) -> None:
+        ended, self._reconfiguration = self._reconfiguration, None
         if ended is not None and ended.waited:
             self._waited_cost = ended.cost(self._now)
         elif ended is not None:
@@ -271,19 +269,21 @@ class SimulatedSystem:
         self._check_free(branch, f"reconfigure branch {action.branch}")
         self.job.space.check(setting)
         self._check_there(setting)
-        transition = self._begin(branch, setting, self._policy(branch, setting), method, waited=action.wait)
-        if transition is None or not action.wait:
+        prepared = self._context.prepare(setting, self._policy(branch, setting))
+        begun = self._begin(branch, prepared, method, waited=action.wait)
+        if begun is None or not action.wait:
             return Cost(seconds=0.0, stall_seconds=0.0)
-        # Where nobody trains anyway, the change may end after the budget.
-        limit = np.inf if transition.quiescent else max(self.job.budget_seconds, self._now)
+        # Where nobody trains anyway, the reconfiguration may end after the budget.
+        limit = np.inf if begun.plan.quiescent else max(self.job.budget_seconds, self._now)
         self._train_unreported(branch, limit, change_only=True)
-        return self._waited_cost if self._transition is None else self._transition.cost(self._now)
+        return self._waited_cost if self._reconfiguration is None else self._reconfiguration.cost(self._now)
 
     def _install(self, action: Install) -> None:
         branch = self._branch(action.branch)
         self._check_free(branch, f"install a policy in branch {action.branch}")
         self._bring_to_now(branch)
-        self._change_in_place(branch, branch.setting, action.policy)
+        prepared = self._context.prepare(branch.setting, action.policy)
+        branch.change_in_place(prepared, self._control.slowdown, self._now)
 
     def _policy(self, branch: Branch, setting: Setting) -> SyncPolicy:
         """The policy that `setting` names; an installed one stays while the setting names the same as before."""
@@ -292,43 +292,31 @@ class SimulatedSystem:
             return branch.policy
         return policies.named(setting.policy, setting.staleness)
 
-    def _begin(
-        self, branch: Branch, setting: Setting, policy: SyncPolicy, method: Method, *, waited: bool
-    ) -> Transition | None:
+    def _begin(self, branch: Branch, prepared: PreparedSetting, method: Method, *, waited: bool) -> Reconfiguration | None:
         """Begin to put `branch` under a setting and a policy; None where that has happened in place.
 
-        In place, mini-batches under way go on, and a new policy releases those that wait. Raises Rejected, and changes
-        nothing, where the setting cannot be.
+        In place, mini-batches in progress continue, and a new policy releases those that wait.
         """
-        self._context.program(setting, policy)
-        self._context.inputs(setting, policy, self._control.slowdown)
-        plan = reconfigure.plan(branch.setting, setting, method, self._load, self._costs)
-        if plan.steps:
-            self._switch_to(branch)
+        reconfiguration = Reconfiguration(
+            branch, self._control, self._load, self._costs, target=prepared, method=method, waited=waited
+        )
+        if reconfiguration.in_place:
+            self._resume(branch)
+            branch.change_in_place(prepared, self._control.slowdown, self._now)
+            return None
+        # First the branch moves into the workers' caches, which takes time; only then it is known when the steps begin.
+        self._switch_to(branch)
         self._resume(branch)
         branch.catch_up(self._now)
         branch.set_slowdown(self._control.slowdown)
-        if not plan.steps:
-            self._change_in_place(branch, setting, policy)
-            return None
-        begun = Transition.begin(
-            branch, plan, setting, policy, self._control, self._load, self._costs, waited=waited, now=self._now
-        )
-        self._transition = begun
+        reconfiguration.begin(self._now)
+        self._reconfiguration = reconfiguration
         self._progress(branch, None)
-        return begun
-
-    def _change_in_place(self, branch: Branch, setting: Setting, policy: SyncPolicy) -> None:
-        branch.catch_up(self._now)
-        renewed = policy is not branch.policy
-        branch.put_in_force(setting, policy, self._control.slowdown)
-        branch.until_seconds = self._now
-        if renewed:
-            branch.launch_waiting_workers()
+        return reconfiguration
 
     def _check_free(self, branch: Branch, wanted: str) -> None:
         """Raise Rejected during a reconfiguration, and where `branch` cannot go on as it is."""
-        if self._transition is not None:
+        if self._reconfiguration is not None:
             raise Rejected(
                 f"Cannot {wanted}: a reconfiguration is under way; run on until `Window.changes` tells of its end."
             )
@@ -351,17 +339,14 @@ class SimulatedSystem:
         self._check_free(parent, f"fork branch {action.branch}")
         self.job.space.check(setting)
         self._check_there(setting)
-        policy = self._policy(parent, setting)
-        self._context.program(setting, policy)
-        self._context.inputs(setting, policy, self._control.slowdown)
+        prepared = self._context.prepare(setting, self._policy(parent, setting))
         jobs.check_memory(self.job, [setting, *(b.setting for b in self._branches.values())])
         self._bring_to_now(parent)
         self._pass_seconds(parent.copy_bytes() / self._costs.fork_bytes_per_second)
         child = parent.snapshot(testing=action.testing)
         number, self._next_branch = self._next_branch, self._next_branch + 1
         self._branches[number] = child
-        transition = self._begin(child, setting, policy, "checkpoint", waited=True)
-        if transition is not None:
+        if self._begin(child, prepared, "checkpoint", waited=True) is not None:
             self._train_unreported(child, np.inf, change_only=True)
         return number
 
@@ -383,7 +368,7 @@ class SimulatedSystem:
         branch = self._branch(action.branch)
         if len(self._branches) == 1:
             raise Rejected(f"Cannot free branch {action.branch}: it is the last one, and the job would be lost.")
-        if self._transition is not None and self._transition.branch is branch:
+        if self._reconfiguration is not None and self._reconfiguration.branch is branch:
             self._check_free(branch, f"free branch {action.branch}")
         del self._branches[action.branch]
         self._cached = None if branch is self._cached else self._cached

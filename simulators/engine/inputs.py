@@ -16,10 +16,10 @@ from simulators.workloads.catalogue import Demand, Workload
 from tuners.actions import Rejected, Setting, Target
 
 __all__ = [
-    "NOTHING_UNDER_WAY",
+    "NO_EFFECTS",
+    "Effects",
     "EngineInputs",
     "Shards",
-    "UnderWay",
     "build",
     "compute_times",
     "each_nic_counts",
@@ -68,10 +68,10 @@ class EngineInputs(NamedTuple):
     target_samples: Array  # or when these have used so many samples
 
 
-class UnderWay(NamedTuple):
-    """What a reconfiguration under way takes from training just now; by node, bytes per second."""
+class Effects(NamedTuple):
+    """What a reconfiguration in progress takes from training just now; by node, bytes per second."""
 
-    active: frozenset[str] | None = None  # who may begin a mini-batch; None: all workers of the setting
+    workers: frozenset[str] | None = None  # may begin a mini-batch; None: all workers of the setting
     out: Mapping[str, float] = {}  # taken off its NIC, outgoing
     into: Mapping[str, float] = {}  # and incoming
     pull_shares: Mapping[str, float] | None = None  # of the model, where it is pulled from; None: where it is pushed to
@@ -80,7 +80,7 @@ class UnderWay(NamedTuple):
     blocked_until_seconds: float = -np.inf
 
 
-NOTHING_UNDER_WAY = UnderWay()
+NO_EFFECTS = Effects()
 
 
 def loads(nodes: tuple[tuple[str, NodeType], ...], setting: Setting) -> dict[str, tuple[int, ...]]:
@@ -157,7 +157,7 @@ def build(
     policy_seconds: float,
     slowdown: NDArray[np.float64],
     seed: int,
-    under_way: UnderWay = NOTHING_UNDER_WAY,
+    effects: Effects = NO_EFFECTS,
     factors: Factors = NO_FACTORS,
 ) -> EngineInputs:
     """The numbers of a cluster under `setting`. Raises Rejected where the setting cannot run on it."""
@@ -168,11 +168,11 @@ def build(
     for i, name in enumerate(names):
         if active[i]:
             seconds[i] = timed[name][0]
-    parts = shards(nodes, workload, setting, reconfiguring=under_way.active is not None)
-    out, into = _left(nodes, under_way.out), _left(nodes, under_way.into)
+    parts = shards(nodes, workload, setting, reconfiguring=effects.workers is not None)
+    out, into = _left(nodes, effects.out), _left(nodes, effects.into)
     nic = np.array([min(out[n], into[n]) for n in names])
-    messages = 2 * demand.message_seconds * (len(setting.servers) + under_way.redirects)
-    hops = 2 * latency_seconds * (1 + (under_way.redirects > 0))
+    messages = 2 * demand.message_seconds * (len(setting.servers) + effects.redirects)
+    hops = 2 * latency_seconds * (1 + (effects.redirects > 0))
     # Nobody begins before the master is through with all of them, so that its time is everybody's.
     step = (
         demand.master_seconds + demand.master_sample_seconds * parts.samples[active].sum()
@@ -181,13 +181,13 @@ def build(
     )
     transfer = setting.transfer_bits / 32
     share = dict(zip(setting.servers, setting.shares()[1], strict=True))
-    pulled = share if under_way.pull_shares is None else under_way.pull_shares
+    pulled = share if effects.pull_shares is None else effects.pull_shares
     single = each_nic_counts(setting, conditions)
     usage, capacity = _usage(nodes, pulled, share, out, into) if single else (np.zeros((2 * k, 0)), np.zeros(0))
     rng = np.random.default_rng([seed, 1])
     numbers: dict[str, Any] = dict(
         key=np.uint64(np.random.default_rng([seed, 0]).integers(2**63)),
-        active=active if under_way.active is None else active & np.array([n in under_way.active for n in names]),
+        active=active if effects.workers is None else active & np.array([n in effects.workers for n in names]),
         compute_seconds=seconds,
         overhead_seconds=np.full(k, messages + hops + step + policy_seconds),
         slowdown=slowdown,
@@ -196,17 +196,17 @@ def build(
         factor_counts=factors.counts,
         **_sleeps(conditions, straggling(conditions, names, rng), rng),
         pull_bytes=np.float64(demand.model_bytes * transfer),
-        push_bytes=np.float64(_pushed_bytes(demand) * transfer * under_way.push_factor),
+        push_bytes=np.float64(_pushed_bytes(demand) * transfer * effects.push_factor),
         nic=nic,
         # While streams take their part every NIC may be left with another rate.
-        nic_levels=nic if under_way.out or under_way.into else np.unique(nic),
+        nic_levels=nic if effects.out or effects.into else np.unique(nic),
         serve_out=np.float64(_serve(nodes, pulled, out)),
         serve_in=np.float64(_serve(nodes, share, into)),
         usage=usage,
         capacity=capacity,
-        **_buckets(conditions, names, under_way.out),
+        **_buckets(conditions, names, effects.out),
         apply_seconds=np.float64(demand.apply_seconds * max(share.values()) ** demand.apply_exponent),
-        blocked_until_seconds=np.float64(under_way.blocked_until_seconds),
+        blocked_until_seconds=np.float64(effects.blocked_until_seconds),
         samples=parts.samples,
         shard_start=parts.start,
         shard_length=parts.length,

@@ -25,10 +25,11 @@ import msgspec
 from tuners.actions import Method, Setting
 
 __all__ = [
+    "IN_PLACE",
     "METHODS",
     "Costs",
     "Load",
-    "Plan",
+    "ReconfigurationPlan",
     "Step",
     "block_counts",
     "check",
@@ -97,12 +98,15 @@ class Step(NamedTuple):
         return f"{self.kind} {self.node}".rstrip()
 
 
-class Plan(NamedTuple):
+class ReconfigurationPlan(NamedTuple):
     """The steps of a change; none for one that happens in place."""
 
     steps: tuple[Step, ...]
     quiescent: bool  # nobody trains meanwhile
     on_demand: bool = False  # the new setting is in force as soon as the graph is switched
+
+
+IN_PLACE = ReconfigurationPlan((), quiescent=False)
 
 
 def check(costs: Costs) -> None:
@@ -123,15 +127,15 @@ def in_place(old: Setting, new: Setting, method: Method = "checkpoint") -> bool:
     return all(getattr(old, f) == getattr(new, f) for f in Setting.__slots__ if f not in free)
 
 
-def plan(old: Setting, new: Setting, method: Method, load: Load, costs: Costs) -> Plan:
+def plan(old: Setting, new: Setting, method: Method, load: Load, costs: Costs) -> ReconfigurationPlan:
     """The steps from `old` to `new`. Where a change of policy takes a restart, whatever else changes waits for that."""
     restarts = costs.policy_restart_seconds > 0 and old.policy != new.policy
     if in_place(old, new, method) and not restarts:
-        return Plan((), quiescent=False)
+        return IN_PLACE
     if method == "checkpoint" or restarts:
-        return Plan(_checkpoint(old, new, load, costs), quiescent=True)
+        return ReconfigurationPlan(_checkpoint(old, new, load, costs), quiescent=True)
     steps = _migration(old, new, load, costs) if method == "migrate" else _relocation(old, new, load, costs)
-    return Plan(steps, quiescent=False, on_demand=method == "relocate")
+    return ReconfigurationPlan(steps, quiescent=False, on_demand=method == "relocate")
 
 
 # ----------------------------------------------------------------------------------------------------------------- losses
@@ -164,7 +168,7 @@ def survivors(setting: Setting, present: frozenset[str], nodes: tuple[str, ...])
     )
 
 
-def recovery(old: Setting, lost: frozenset[str], half_way: bool, load: Load, costs: Costs) -> Plan:
+def recovery(old: Setting, lost: frozenset[str], half_way: bool, load: Load, costs: Costs) -> ReconfigurationPlan:
     """What the runtime does about `lost` nodes: it takes a while to notice, and reads back from replicas what they served.
 
     One that only worked is dropped while the others go on. Where a reconfiguration was `half_way`, everybody stops, and the
@@ -174,9 +178,9 @@ def recovery(old: Setting, lost: frozenset[str], half_way: bool, load: Load, cos
     moved = load.model_bytes * (1.0 if half_way else share)
     detect = Step("detect", seconds=costs.detection_seconds)
     if moved == 0:
-        return Plan((detect,), quiescent=False)
+        return ReconfigurationPlan((detect,), quiescent=False)
     restore = Step("restore", seconds=moved / costs.restore_bytes_per_second, bytes_moved=moved, after=(0,))
-    return Plan((detect, restore), quiescent=True)
+    return ReconfigurationPlan((detect, restore), quiescent=True)
 
 
 def _rescaled(members: tuple[str, ...], shares: tuple[float, ...], left: tuple[str, ...]) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ KIND = Kind(depths=(0,), workers=4, target=Target("clocks", 40))
 
 def inputs(instance):
     context = instance.context
-    return context.inputs(context.job.start, policies.asp(), np.ones(len(context.cluster.nodes)))
+    return context.prepare(context.job.start, policies.asp()).inputs
 
 
 def test_an_instance_follows_from_its_seed():
