@@ -43,7 +43,7 @@ class JobContext:
     conditions: Conditions
     job: Job
     data: TrainingData
-    evaluate_clocks: int
+    evaluate_clocks: int  # validate after every so many pushes
     seed: int
     factors: Factors = NO_FACTORS
 
@@ -139,7 +139,7 @@ class Branch:
     # --------------------------------------------------------------------------------------------------------------- time
 
     def catch_up(self, now: float) -> None:
-        """Bring everybody's progress to `now`. Call it before inputs change, which hold for what comes after."""
+        """Bring the progress of all workers to `now`. Call it before inputs change, which hold for what comes after."""
         self.state = edits.catch_up(self.program, self.inputs, self.state, np.float64(now))
 
     def resume_at(self, until: float, latest: Branch) -> None:
@@ -156,7 +156,7 @@ class Branch:
         self.state = edits.with_tokens(self.state, tokens)
 
     def tokens(self, now: float) -> jax.Array:
-        """What the nodes' buckets hold at `now`, [k], when nobody has sent since `until_seconds`."""
+        """What the nodes' buckets hold at `now`, [k], when no node has sent since `until_seconds`."""
         then = edits.catch_up(self.program, self.inputs, self.state, np.float64(self.until_seconds))
         return timing.refilled(self.inputs, then.clock.flight.tokens, now - self.until_seconds)
 
@@ -228,11 +228,11 @@ class Branch:
     # -------------------------------------------------------------------------------------------- what branches cost
 
     def copy_bytes(self) -> float:
-        """What the server that holds most of parameters and optimizer slots copies for a fork."""
+        """Bytes that a fork copies at the server with the largest share; servers copy in parallel."""
         return self.context.job.branch_bytes * max(self.setting.shares()[1])
 
     def refill_seconds(self) -> float:
-        """How long it takes until all workers together have pulled the whole model, through the busiest link."""
+        """Seconds until all workers have pulled the whole model at the same time, through the busiest link."""
         inputs, pulls = self.inputs, np.flatnonzero(self.inputs.active)
         if not len(pulls):
             return 0.0
@@ -249,7 +249,7 @@ class Branch:
 def first_branch(
     context: JobContext, setting: Setting, policy: SyncPolicy, slowdown: NDArray[np.float64], parameters: Any
 ) -> Branch:
-    """The branch that a job begins with: its workers at random points of their first mini-batch, if conditions say so."""
+    """The branch that a job begins with. If conditions stagger workers, they begin at random points of a mini-batch."""
     prepared = context.prepare(setting, policy)
     inputs = prepared.inputs
     branch = Branch(context, prepared, edits.blank(prepared.program, inputs, parameters))

@@ -1,4 +1,4 @@
-"""What a scenario gives a run to begin with: the job that tuners are told of, the data in this seed's order, the model."""
+"""How a job begins: its specification, what tuners are told of it, the data in this seed's order, the first parameters."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def job(spec: JobSpec) -> Job:
 
 
 def check_memory(job: Job, settings: Iterable[Setting]) -> None:
-    """Raise Rejected where branches under these settings are more than a server can hold: its share of each (MLtuner,
-    Section 4.6). What else a machine has in memory is not counted."""
+    """Raise Rejected where a server cannot hold its share of all branches under these settings (MLtuner, Section 4.6). Only
+    parameters and optimizer slots count."""
     held = {node.name: 0.0 for node in job.nodes}
     for setting in settings:
         for server, share in zip(setting.servers, setting.shares()[1], strict=True):
@@ -80,9 +80,9 @@ def check_memory(job: Job, settings: Iterable[Setting]) -> None:
 def drawn(workload: Workload, seed: int, parts: int = 1) -> tuple[TrainingData, Any]:
     """The data in this seed's order, and this seed's first parameters.
 
-    Workers take consecutive parts of it. A share `Workload.skew` of the samples is dealt out to `parts` of equal size by
-    class, so that each part holds few classes, which ones being drawn; the rest is mixed. Raises ValueError for such a
-    share of data without classes.
+    Workers take consecutive parts of it. A share `Workload.skew` of the samples is divided into `parts` of equal size by
+    class, so that each part holds few classes, drawn at random; the rest is mixed. Raises ValueError if the data has no
+    classes and `skew` is not 0.
     """
     if workload.proxy is None:
         return TrainingData((), ()), ()
@@ -99,7 +99,7 @@ def drawn(workload: Workload, seed: int, parts: int = 1) -> tuple[TrainingData, 
 def _by_class(
     order: NDArray[np.int64], labels: NDArray[np.generic], skew: float, parts: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """`order` with a share `skew` of it brought into the order of classes, and mixed within each of the `parts`."""
+    """`order`, of which a share `skew` is sorted by class, divided into `parts`, and mixed within each of them."""
     if labels.dtype.kind not in "iu":
         raise ValueError(f"Cannot deal out a share {skew:g} of the data by class: it has no classes; set skew to 0.")
     dealt = rng.random(len(order)) < skew

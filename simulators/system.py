@@ -1,4 +1,8 @@
-"""A System in simulated time: the engine trains, the control plane acts, and tuners' actions are carried out between."""
+"""A System in simulated time: the engine trains, the control plane acts, and tuners' actions are carried out in between.
+
+The engine (`simulators.engine`) and the control plane (SimPy) each have a clock. `_train` is where they meet: the engine
+trains up to the control plane's next event, then the control plane acts, then the branch is told what has changed.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +61,7 @@ class SimulatedSystem:
         self._control = ControlPlane(spec.cluster, conditions)
         self._now = 0.0
         self._reported_events = 0  # events of nodes that windows have told of
-        self._reconfiguration: Reconfiguration | None = None  # the reconfiguration under way
+        self._reconfiguration: Reconfiguration | None = None  # in progress; one at a time
         self._waited_cost = Cost(seconds=0.0, stall_seconds=0.0)  # of the last one that was waited for
         self.job = jobs.job(spec)
         blocks = workload.demand.data_blocks or max(len(nodes), workload.samples // workload.batch_size)
@@ -74,7 +78,7 @@ class SimulatedSystem:
         except Rejected as error:
             raise ValueError(f"Scenario {spec.name!r} cannot start: {error}") from error
         self._next_branch = 1
-        self._cached: Branch | None = self._branches[0]  # whose model the workers' caches hold
+        self._cached: Branch | None = self._branches[0]  # its model is in the workers' caches
         self._latest = self._branches[0]  # to train
 
     @property
@@ -145,7 +149,7 @@ class SimulatedSystem:
         )
 
     def _think(self, action: Action[Any]) -> None:
-        """While a tuner thinks, the branch it thinks about goes on; its next window tells what happened meanwhile."""
+        """While a tuner thinks, the branch of its action trains on; the next window reports what happened meanwhile."""
         branch = self._branches.get(getattr(action, "branch", -1))
         other = self._reconfiguration is not None and self._reconfiguration.branch is not branch
         if branch is not None and branch.status == "running" and not other:
@@ -154,18 +158,20 @@ class SimulatedSystem:
             self._train_unreported(branch, self._now + self._conditions.thinking_seconds)
 
     def _train_unreported(self, branch: Branch, limit: float, *, change_only: bool = False) -> None:
-        """Train without anybody looking, to `limit` or to the end of the change under way."""
+        """Train outside of a window, to `limit` or, with `change_only`, to the end of the reconfiguration; the next window
+        reports it."""
         start = self._now
-        stands = self._reconfiguration is not None and self._reconfiguration.quiescent
+        stalls = self._reconfiguration is not None and self._reconfiguration.quiescent
         table = self._train(branch, _FOR_EVER, limit, change_only=change_only)
         branch.unreported = np.concatenate([branch.unreported, table])
-        # A standstill is told of by its cost; what is unseen already makes the next window begin before it.
-        if not (change_only and stands) or branch.unreported_seconds > 0:
+        # A tuner has been told the stall that it waited for as a cost, so the window does not include it, unless the window
+        # begins before the stall because of earlier training.
+        if not (change_only and stalls) or branch.unreported_seconds > 0:
             branch.unreported_seconds += self._now - start
 
     def _train(self, branch: Branch, clocks: int, limit: float, *, change_only: bool = False) -> NDArray[np.float64]:
-        """Train `branch` for so many clocks, to `limit` or to the end of the change under way, control events included; the
-        records, [n, 11]."""
+        """Train `branch` for so many clocks, to `limit` or, with `change_only`, to the end of the reconfiguration. The
+        control plane acts meanwhile. Returns the records, [n, 11]."""
         tables, left = [NO_RECORDS], clocks
         while left > 0 and branch.status == "running" and not (change_only and self._reconfiguration is None):
             until = min(self._control.next_seconds, limit)
@@ -174,18 +180,22 @@ class SimulatedSystem:
             if self._reconfiguration is None:
                 table = branch.advance(most, until, _ROWS)
             elif self._reconfiguration.trains:
+                # Steps that depend on pushes must be told of each at its time: one push per call of the engine, then.
                 most = 1 if self._reconfiguration.follows_pushes else most
                 table = branch.advance(most, until, _ROWS)
             tables.append(table)
             left -= len(table)
+            # The engine stopped for a reason of its own, before `until`: so many pushes, or the end of the job.
             if len(table) == most or branch.status != "running":
                 self._now = max(self._now, float(branch.state.clock.seconds))
                 if self._reconfiguration is not None:
                     self._progress(branch, int(table[-1, 1]) if len(table) else None)
                 continue
-            self._now = max(self._now, until)  # the limit may be past: a change can end after the budget
+            self._now = max(self._now, until)  # the limit may be past: a stall can end after the budget
             if until >= limit:
                 break
+            # The engine stopped at its last event before `until`. Progress up to now is made at the old rates, so it must be
+            # computed before the control plane changes them.
             branch.catch_up(self._now)
             self._control.act()
             self._progress(branch, None)
@@ -196,7 +206,7 @@ class SimulatedSystem:
         return np.concatenate(tables)
 
     def _progress(self, branch: Branch, pushed: int | None) -> None:
-        """Tell the reconfiguration in progress who has pushed, and `branch` what the control plane has done."""
+        """Tell the reconfiguration in progress which worker has pushed, and `branch` what the control plane has done."""
         if self._reconfiguration is not None:
             self._reconfiguration.progress(None if pushed is None else self.job.nodes[pushed].name, self._now)
             if self._reconfiguration.over:
@@ -235,7 +245,7 @@ class SimulatedSystem:
                 raise Rejected(f"Cannot use node {node!r}: it is not there, or about to leave; there are {there}.")
 
     def _lost(self, branch: Branch) -> frozenset[str]:
-        """Nodes that `branch` has been using, or is to use, and that are no longer there."""
+        """Nodes that `branch` uses, or needs for its reconfiguration, and that are gone."""
         used = frozenset((*branch.setting.workers, *branch.setting.servers))
         if self._reconfiguration is not None and self._reconfiguration.branch is branch:
             used = self._reconfiguration.needed_nodes
@@ -273,7 +283,7 @@ class SimulatedSystem:
         begun = self._begin(branch, prepared, method, waited=action.wait)
         if begun is None or not action.wait:
             return Cost(seconds=0.0, stall_seconds=0.0)
-        # Where nobody trains anyway, the reconfiguration may end after the budget.
+        # Where no worker trains anyway, the reconfiguration may end after the budget.
         limit = np.inf if begun.plan.quiescent else max(self.job.budget_seconds, self._now)
         self._train_unreported(branch, limit, change_only=True)
         return self._waited_cost if self._reconfiguration is None else self._reconfiguration.cost(self._now)
@@ -315,7 +325,7 @@ class SimulatedSystem:
         return reconfiguration
 
     def _check_free(self, branch: Branch, wanted: str) -> None:
-        """Raise Rejected during a reconfiguration, and where `branch` cannot go on as it is."""
+        """Raise Rejected during a reconfiguration, and where `branch` has ended or must first recover from a loss."""
         if self._reconfiguration is not None:
             raise Rejected(
                 f"Cannot {wanted}: a reconfiguration is under way; run on until `Window.changes` tells of its end."
@@ -357,7 +367,7 @@ class SimulatedSystem:
             self._pass_seconds(branch.refill_seconds())
 
     def _pass_seconds(self, seconds: float) -> None:
-        """Let time pass in which nobody trains."""
+        """Let time pass in which no branch trains."""
         end = self._now + seconds
         while self._control.next_seconds <= end:
             self._control.act()

@@ -1,4 +1,4 @@
-"""What is done to a job between two runs of the engine: it begins, changes its inputs or policy, stops, goes on."""
+"""Changes to a job's state between two calls of the engine: begin, change inputs or policy, stop workers, resume."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ def launch(
 ) -> State:
     """Put a policy in force, its clocks at zero, and let the workers in `release` [k] begin a cycle at the state's time.
 
-    Each computes `offsets` [k] seconds longer in that timing.
+    Each computes `offsets` [k] seconds longer in that cycle. `policy` is the new policy's initial state.
     """
-    # How the network is shared, and what the policy before knew, have no part in this, and must not make it compile anew.
+    # Launching does not depend on how the network is shared nor on the old policy's state. Their shapes differ from setting
+    # to setting, though, so that leaving them in would compile `_launch` again after every reconfiguration.
     alike = inputs._replace(nic_levels=inputs.nic, usage=_NONE, capacity=_NONE)
     freed = state._replace(clock=state.clock._replace(policy=()))
     launched: State = _launch(program.model, data, alike, freed, release, offsets, lanes=program.lanes)
@@ -85,6 +86,7 @@ def _launch(
 @partial(jax.jit, static_argnames=("program",))
 def catch_up(program: Program, inputs: EngineInputs, state: State, now: Array) -> State:
     """The job at `now`, before its next event: what a change of inputs begins from."""
+    # Without this, the part of a transfer that is done already would be done again at the new rates.
     clock = state.clock
     flight = timing.catch_up(
         inputs,
@@ -98,15 +100,16 @@ def catch_up(program: Program, inputs: EngineInputs, state: State, now: Array) -
 
 
 def all_stopped(state: State, now: float) -> State:
-    """The job at `now` with everybody stopped: gradients under way are given up, what was pushed stays."""
+    """The job at `now` with all workers stopped: gradients in progress are lost, what was pushed stays."""
     clock = state.clock
     flight = timing.all_waiting(clock.clocks.shape[0], clock.flight.tokens, now)
     return state._replace(clock=clock._replace(seconds=jnp.asarray(now, jnp.float64), flight=flight))
 
 
 def workers_stopped(state: State, nodes: Array, now: float) -> State:
-    """The job with `nodes` [k] in no mini-batch from `now` on; their gradients under way are given up."""
+    """The job with `nodes` [k] in no mini-batch from `now` on; their gradients in progress are lost."""
     flight = state.clock.flight
+    # They wait from now on, so that the next cycle counts only this pause as waiting.
     since = flight.since.at[timing.WAIT].set(jnp.where(nodes, now, flight.since[timing.WAIT]))
     rests = flight._replace(phase=jnp.where(nodes, timing.WAIT, flight.phase), since=since)
     return state._replace(clock=state.clock._replace(flight=rests))
@@ -118,7 +121,7 @@ def with_tokens(state: State, tokens: Array) -> State:
 
 
 def resumed(state: State, pause_seconds: float) -> State:
-    """A job that stood still for so long (another branch ran), as if no time had passed for it."""
+    """A job that has not run for so long (another branch has), with its clock shifted: for it, no time has passed."""
     clock = state.clock
     shifted = clock._replace(seconds=clock.seconds + pause_seconds, flight=timing.shifted(clock.flight, pause_seconds))
     return state._replace(clock=shifted)

@@ -1,4 +1,8 @@
-"""The cluster under one setting, as the numbers that the engine runs on."""
+"""The engine's inputs: the cluster under one setting, as numbers.
+
+Pure functions of cluster, workload, setting and conditions. Nothing here is compiled: the result is numpy arrays, which are
+arguments of the compiled engine, so that a new setting of the same shapes compiles nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +34,16 @@ __all__ = [
 
 
 class EngineInputs(NamedTuple):
-    """The cluster under one setting, as numbers. Arrays have one entry per node, [k]; seconds, bytes, bytes per second."""
+    """The cluster under one setting. Arrays have one entry per node, [k]; units are seconds, bytes, bytes per second."""
 
     key: Array  # uint64 scalar: all noise is a hash of it and of (worker, clock)
     active: Array  # bool [k]: is a worker
     compute_seconds: Array  # [k] mean time of one mini-batch, before noise
     overhead_seconds: Array  # [k] per cycle without noise: messages, latency, the policy's own time
-    slowdown: Array  # [k] compute takes so many times as long just now
+    slowdown: Array  # [k] compute takes so many times as long just now (1: normal)
     jitter: Array  # scalar: coefficient of variation of the compute time (lognormal)
-    factors: Array  # [k, m] recorded compute times in place of that, over the usual one, in order; no rows: none
-    factor_counts: Array  # int32 [k] how many each node has; after these they begin again; 0: the node has noise
+    factors: Array  # [k, m] recorded compute times over the usual one, in order, in place of jitter; no rows: none
+    factor_counts: Array  # int32 [k] how many each node has; they repeat after that; 0: the node has jitter
     sleep_probability: Array  # [k] of sleeping in a mini-batch ...
     sleep_mean_seconds: Array  # [k] ... for max(0, N(mean, sd))
     sleep_sd_seconds: Array  # [k]
@@ -49,13 +53,13 @@ class EngineInputs(NamedTuple):
     nic_levels: Array  # [t] the values that occur in it
     serve_out: Array  # scalar: all servers together, pulls; min_j(capacity_j / share_j)
     serve_in: Array  # scalar: the same for pushes
-    usage: Array  # [2k, r] resources per byte of each node's pull (first k rows) and push; used where each NIC counts
+    usage: Array  # [2k, r] resources per byte of each node's pull (first k rows) and push; see `each_nic_counts`
     capacity: Array  # [r]
-    bucket_bytes: Array  # [k] tokens that each node's bucket can hold, a byte each; [0] where nobody has one
-    bucket_refill: Array  # [k] tokens per second that come back
-    bucket_taken: Array  # [k] bytes per second that others than training send
-    apply_seconds: Array  # scalar: a server's time to apply one push, first come first served
-    blocked_until_seconds: Array  # scalar: no pull or push that ends before is complete (blocks of the model are moving)
+    bucket_bytes: Array  # [k] tokens that each node's bucket can hold, a byte each; [0] where no node has one
+    bucket_refill: Array  # [k] tokens per second that are added
+    bucket_taken: Array  # [k] bytes per second that a reconfiguration sends
+    apply_seconds: Array  # scalar: a server's time to apply one push; pushes queue in order of arrival
+    blocked_until_seconds: Array  # scalar: pulls and pushes that end earlier wait until then (model blocks are moving)
     samples: Array  # int32 [k]: in one mini-batch of each worker
     shard_start: Array  # int32 [k]: each worker's part of the training data
     shard_length: Array  # int32 [k]
@@ -63,7 +67,7 @@ class EngineInputs(NamedTuple):
     momentum: Array  # scalar float32
     evaluate_clocks: Array  # int32: validate after every so many pushes
     target_loss: Array  # done when validation loss <= this (-inf: never)
-    target_accuracy: Array  # or accuracy >= this (inf: never)
+    target_accuracy: Array  # or validation accuracy >= this (inf: never)
     target_clocks: Array  # or after so many pushes
     target_samples: Array  # or when these have used so many samples
 
@@ -74,9 +78,9 @@ class Effects(NamedTuple):
     workers: frozenset[str] | None = None  # may begin a mini-batch; None: all workers of the setting
     out: Mapping[str, float] = {}  # taken off its NIC, outgoing
     into: Mapping[str, float] = {}  # and incoming
-    pull_shares: Mapping[str, float] | None = None  # of the model, where it is pulled from; None: where it is pushed to
-    push_factor: float = 1.0  # pushes are so many times as large: they carry what moves with them
-    redirects: int = 0  # servers that send requests on to others
+    pull_shares: Mapping[str, float] | None = None  # share of the model that is pulled from each; None: as pushed
+    push_factor: float = 1.0  # pushes are so many times as large, because parameters move with them
+    redirects: int = 0  # servers that forward requests to others
     blocked_until_seconds: float = -np.inf
 
 
@@ -129,7 +133,7 @@ def overlapping(setting: Setting) -> bool:
 
 
 def each_nic_counts(setting: Setting, conditions: Conditions) -> bool:
-    """Whether servers cannot be taken together: roles overlap, or a bucket may be empty."""
+    """Whether each NIC is a resource of its own (roles overlap, or there are token buckets), or all servers are one."""
     return overlapping(setting) or bool(conditions.buckets)
 
 
@@ -173,7 +177,7 @@ def build(
     nic = np.array([min(out[n], into[n]) for n in names])
     messages = 2 * demand.message_seconds * (len(setting.servers) + effects.redirects)
     hops = 2 * latency_seconds * (1 + (effects.redirects > 0))
-    # Nobody begins before the master is through with all of them, so that its time is everybody's.
+    # At a barrier no worker begins before the master has handled all of them, so its time adds to every cycle.
     step = (
         demand.master_seconds + demand.master_sample_seconds * parts.samples[active].sum()
         if setting.policy == "bsp"
@@ -198,7 +202,8 @@ def build(
         pull_bytes=np.float64(demand.model_bytes * transfer),
         push_bytes=np.float64(_pushed_bytes(demand) * transfer * effects.push_factor),
         nic=nic,
-        # While streams take their part every NIC may be left with another rate.
+        # Fewer levels make water-filling cheaper, but their number is a compiled shape. During a reconfiguration every NIC
+        # may be left with another rate, and the shape must not change with each transfer: then there are k levels.
         nic_levels=nic if effects.out or effects.into else np.unique(nic),
         serve_out=np.float64(_serve(nodes, pulled, out)),
         serve_in=np.float64(_serve(nodes, share, into)),
@@ -218,13 +223,13 @@ def build(
         target_clocks=np.int32(target.value if target.metric == "clocks" else 2**31 - 1),
         target_samples=np.int64(target.value if target.metric == "samples" else 2**63 - 1),
     )
-    # Plain numpy: calling compiled code with it takes less than making device arrays first, one by one.
+    # Plain numpy: passing it to compiled code is faster than making JAX arrays first, one by one.
     arrays: dict[str, Any] = {n: v if isinstance(v, Array) else np.asarray(v) for n, v in numbers.items()}
     return EngineInputs(**arrays)
 
 
 def _sleeps(conditions: Conditions, straggles: NDArray[np.bool_], rng: np.random.Generator) -> dict[str, Any]:
-    """Stragglers sleep in every mini-batch; the others as `sleeps` says, if it says anything."""
+    """Stragglers sleep in every mini-batch; other nodes sleep as `conditions.sleeps` says, if given."""
     sleeps, slow = conditions.sleeps, conditions.stragglers
     usual = (sleeps.probability, sleeps.mean_seconds, sleeps.sd_seconds) if sleeps else (0.0, 0.0, 0.0)
     always: tuple[Any, ...] = usual
@@ -236,7 +241,7 @@ def _sleeps(conditions: Conditions, straggles: NDArray[np.bool_], rng: np.random
 
 
 def _buckets(conditions: Conditions, names: tuple[str, ...], taken: Mapping[str, float]) -> dict[str, Any]:
-    """Every node's bucket; who has none has one that is never empty."""
+    """Every node's token bucket; a node without one gets one that is never empty."""
     if not conditions.buckets:
         return {"bucket_bytes": np.zeros(0), "bucket_refill": np.zeros(0), "bucket_taken": np.zeros(0)}
     held = {n: bucket for bucket in conditions.buckets for n in bucket.nodes}
@@ -248,12 +253,12 @@ def _buckets(conditions: Conditions, names: tuple[str, ...], taken: Mapping[str,
 
 
 def _left(nodes: tuple[tuple[str, NodeType], ...], taken: Mapping[str, float]) -> dict[str, float]:
-    """What is left of every NIC, one direction, bytes per second; never nothing."""
+    """What is left of every NIC, one direction, bytes per second; at least 1, because rates divide."""
     return {n: max(kind.nic_bytes_per_second - taken.get(n, 0.0), 1.0) for n, kind in nodes}
 
 
 def _serve(nodes: tuple[tuple[str, NodeType], ...], share: Mapping[str, float], left: Mapping[str, float]) -> float:
-    """What all servers together can move, bytes per second: as much as the one that is busiest for its share allows."""
+    """What all servers together can move, bytes per second: the server with the least capacity per share is the limit."""
     return min(min(left[n], kind.service_bytes_per_second) / share[n] for n, kind in nodes if share.get(n))
 
 

@@ -1,8 +1,8 @@
 """Learning in the data plane: mini-batches, real gradients at the parameters that were pulled, updates at the servers.
 
-The gradient is computed when a worker pulls and kept until its push arrives: the same mathematics as computing it later,
-and no copy of old parameters. Kept gradients have a leading worker axis, so that XLA writes them in place, and workers
-that pull together are one batched call.
+The gradient is computed when a worker pulls, on the parameters that it pulls, and kept until its push arrives. The result is
+the same as computing it later, and needs no copy of old parameters. Kept gradients have a leading worker axis, so that XLA
+writes them in place, and workers that pull together are one batched call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
     "untrained",
 ]
 
-_LEAST_ROWS = 16  # of a mini-batch that are computed, where its size is free: fewer cost hardly less than compiling anew
+_LEAST_ROWS = 16  # of a mini-batch that are compiled for, if its size is free: computing fewer saves little, compiling costs
 
 
 class LearningProgram(NamedTuple):
@@ -61,17 +61,17 @@ class Learned(NamedTuple):
     """Parameters at the servers and gradients on their way to them."""
 
     parameters: Any
-    slots: Any  # the optimizer's
+    slots: Any  # the optimizer's state
     gradients: Any  # pytree with a leading worker axis [k, ...]
     group: Any  # sum of the gradients pushed since the last step (aggregation sum | mean)
-    pulled: Any  # with leading worker axis [k, ...]: sum of all gradients when each pulled, for optimizers that revise
+    pulled: Any  # leading worker axis [k, ...]: sum of all gradients at the time of each pull, for optimizers that revise
 
 
 def learning_program(workload: Workload, space: Space, samples: int) -> LearningProgram | None:
     """What the engine compiles for a workload, for mini-batches of up to `samples` rows; None if it is timing-only.
 
-    Compiled for the next power of two; where the batch size is free, for 16 at least, or for the largest that can be chosen,
-    so that changes among small ones compile nothing. Raises Rejected for an optimizer that does not go with the workload's
+    Compiled for the next power of two; if the batch size is free, for at least 16 or the largest choice, so that changes
+    among small batch sizes compile nothing. Raises Rejected for an optimizer that does not go with the workload's
     aggregation.
     """
     if workload.proxy is None:
@@ -89,7 +89,7 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
 
 
 def untrained(model: LearningProgram, inputs: EngineInputs, parameters: Any) -> Learned:
-    """Fresh optimizer slots and no gradient under way."""
+    """First parameters, fresh optimizer slots and no gradient in progress."""
     nodes = inputs.active.shape[0]
     nothing = jax.tree.map(lambda p: jnp.zeros((nodes, *p.shape), p.dtype), parameters)
     return Learned(
@@ -116,7 +116,7 @@ def apply_push(
         group = jax.tree.map(lambda s, g: s + jnp.where(accept, weight * g, 0.0), learned.group, gradient)
         size = jnp.maximum(grouped, 1).astype(jnp.float32) if model.aggregation == "mean" else jnp.float32(1)
         total = jax.tree.map(lambda s: s / size, group)
-    more = {}
+    more = {}  # what only optimizers that revise take
     if model.optimizer in REVISING:
         more["missed"] = jax.tree.map(lambda now, rows: now - _row(worker, rows), learned.slots.total, learned.pulled)
     updates, slots = _optimizer(model, inputs).update(total, learned.slots, learned.parameters, **more)
@@ -152,7 +152,8 @@ def pull(
 
     def together(carry: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
         left, _, _ = carry
-        # Named through the carry: what a loop's body makes from constants alone, XLA makes before the loop, always.
+        # The indices depend on the carry, because XLA moves what depends on constants only out of the loop: it would
+        # compute all gradients before the loop, even if the loop does not run.
         workers = jnp.arange(left.shape[0], dtype=jnp.int32) + jnp.where(jnp.any(left), 0, 1).astype(jnp.int32)
         losses, made = jax.vmap(gradient)(workers)
         return jnp.zeros_like(left), losses.astype(jnp.float64), made
@@ -161,19 +162,19 @@ def pull(
         left, losses, kept = carry
         worker = jnp.argmax(left)
         loss, made = gradient(worker)
-        if lanes:  # one with nobody left waits for the others: its row is out of range, and what is written there dropped
+        if lanes:  # a lane without workers left waits for the others: its row is out of range, so its write is dropped
             worker = jnp.where(left[worker], worker, left.shape[0])
             kept = jax.tree.map(lambda rows, new: rows.at[worker].set(new, mode="drop"), kept, made)
-        else:  # not `at[].set`, which reads the old row, too, to keep it where an index is out of range
+        else:  # not `at[].set`, which also reads the old row, to keep it where an index is out of range
             kept = jax.tree.map(lambda rows, new: jax.lax.dynamic_update_index_in_dim(rows, new, worker, 0), kept, made)
         done = jnp.arange(left.shape[0]) == worker
         return left & ~done, jnp.where(done, loss.astype(jnp.float64), losses), kept
 
-    # Loops that run once or never, where others would write `cond`: XLA updates a loop's arrays in place, and copies
-    # every kept gradient through a conditional.
-    everybody = ~anywhere(jnp.any(release != inputs.active) | (jnp.sum(release) < 2), lanes)
+    # These loops run once or never. A `cond` would say so more plainly, but XLA copies every kept gradient through a
+    # conditional, and updates a loop's arrays in place.
+    all_pull = ~anywhere(jnp.any(release != inputs.active) | (jnp.sum(release) < 2), lanes)
     carry = (release, loss, learned.gradients)
-    carry = jax.lax.while_loop(lambda c: everybody & anywhere(jnp.any(c[0]), lanes), together, carry)
+    carry = jax.lax.while_loop(lambda c: all_pull & anywhere(jnp.any(c[0]), lanes), together, carry)
     _, loss, gradients = jax.lax.while_loop(lambda c: anywhere(jnp.any(c[0]), lanes), one, carry)
     pulled = learned.pulled
     if model.optimizer in REVISING:
@@ -182,8 +183,8 @@ def pull(
 
 
 def _weight(inputs: EngineInputs, worker: Array) -> Array:
-    """Of one worker's gradient in a mean over workers, so that all samples count the same; 1 where loads are equal."""
-    workers = inputs.active | (jnp.arange(inputs.active.shape[0]) == worker)  # one that is about to stop is still counted
+    """Weight of one worker's gradient in a mean over workers: all samples count the same. 1 where loads are equal."""
+    workers = inputs.active | (jnp.arange(inputs.active.shape[0]) == worker)  # a worker that is about to stop still counts
     whole = jnp.sum(jnp.where(workers, inputs.samples, 0))
     return (inputs.samples[worker] * jnp.sum(workers) / whole).astype(jnp.float32)
 
@@ -201,7 +202,7 @@ def _columns(flags: Array, rows: Array) -> Array:
 def minibatch(
     model: LearningProgram, data: TrainingData, inputs: EngineInputs, worker: Array, clock: Array
 ) -> tuple[Any, Array]:
-    """The rows of one mini-batch and how many of them count: the worker's shard, in order, round and round."""
+    """The rows of one mini-batch and how many of them count: the worker's part of the data, in order, again and again."""
     at = (clock * inputs.samples[worker] + jnp.arange(model.batch, dtype=jnp.int32)) % inputs.shard_length[worker]
     at = at + inputs.shard_start[worker]
     return jax.tree.map(lambda column: jnp.take(column, at, axis=0, mode="clip"), data.train), inputs.samples[worker]

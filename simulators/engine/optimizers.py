@@ -1,4 +1,4 @@
-"""The servers' optimizers, by name, on optax. Rate and momentum may be traced, so changing them compiles nothing anew."""
+"""The servers' optimizers, by name, on optax. Rate and momentum may be traced, so changing them compiles nothing."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class _Revised(NamedTuple):
     """AdaRevision's slots, each of the shape of the parameters."""
 
     total: Any  # of all gradients so far
-    squares: Any  # z: of their squares, with the products of those that did not know of each other
+    squares: Any  # z: of their squares, and the products of gradients computed without each other's updates
     largest: Any  # z': the largest of these so far
 
 
 def _adarevision(rate: Any) -> optax.GradientTransformationExtraArgs:
-    """AdaptiveRevision (McMahan & Streeter 2014): AdaGrad for gradients that come late. `missed` is the sum of gradients
+    """AdaptiveRevision (McMahan & Streeter 2014): AdaGrad for delayed gradients. `missed` is the sum of gradients
     applied between a gradient's pull and its push; the steps taken for these are revised to the rate that they would have
-    had. Without delay it is AdaGrad, from the same start."""
+    had. Without delay it is AdaGrad with the same initial value."""
 
     def init(parameters: Any) -> _Revised:
         zeros = jax.tree.map(jnp.zeros_like, parameters)
@@ -57,13 +57,13 @@ OPTIMIZERS: dict[str, Callable[[Any, Any], optax.GradientTransformation]] = {
     "adarevision": lambda rate, _: _adarevision(rate),
 }
 REVISING = ("adarevision",)
-"""Optimizers that must be told of the gradients that were applied since a pull, `missed`, and keep a `total`."""
+"""Optimizers that need the sum of the gradients applied since a pull, `missed`, and keep a `total`."""
 
 
 def optimizer(name: str, learning_rate: Any, momentum: Any) -> optax.GradientTransformationExtraArgs:
     """The transformation that servers apply to a gradient (or to a group's sum or mean).
 
-    `momentum` counts for "momentum" and "nesterov" only, as a heavy ball. Raises ValueError for an unknown name.
+    `momentum` matters to "momentum" and "nesterov" only, as a heavy ball. Raises ValueError for an unknown name.
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"Cannot apply gradients with {name!r}: choose one of {', '.join(OPTIMIZERS)}.")

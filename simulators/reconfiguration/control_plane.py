@@ -1,8 +1,8 @@
-"""The control plane in simulated time (SimPy): what happens to nodes and settings while the engine trains.
+"""The control plane in simulated time (SimPy): it owns the time of everything except training, and the nodes.
 
-SimPy holds the events of the control plane, at exact times that do not depend on how a run is cut into windows: episodes
-of slowness begin and end, nodes come and go, steps of a reconfiguration take their time. `SimulatedSystem` lets the engine
-train up to the next of them, and then steps through it.
+Its events have exact times that do not depend on how a run is cut into windows: episodes of slowness begin and end, nodes
+join, leave and fail, steps of a reconfiguration end. `SimulatedSystem` lets the engine train up to the next event, and then
+lets the control plane act.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["ControlPlane"]
 
 
 class ControlPlane:
-    """What the control plane has scheduled, and the state it keeps of the nodes."""
+    """The events to come, and which nodes are present. A reconfiguration runs its steps as processes of `env`."""
 
     def __init__(self, cluster: Cluster, conditions: Conditions) -> None:
         self.env = simpy.Environment()
@@ -42,27 +42,29 @@ class ControlPlane:
 
     @property
     def present(self) -> frozenset[str]:
-        """Nodes that work, those that have been given notice included."""
+        """Nodes that work, those under notice included."""
         return frozenset(self._present)
 
     @property
     def available(self) -> frozenset[str]:
-        """Nodes that a new setting may count on."""
+        """Nodes that a new setting may use."""
         return frozenset(self._present - self._leaving)
 
     def act(self) -> None:
         """Carry out everything that is due at `next_seconds`."""
+        # All events of one instant, because some create others at the same instant: half of them is no state to train in.
         due = self.env.peek()
         while self.env.peek() == due:
             self.env.step()
 
     def settle(self) -> None:
-        """Carry out what has just become due, without any time passing."""
+        """Carry out what has just become due, and all that follows at this instant."""
         while self.env.peek() <= self.env.now:
             self.env.step()
 
     def be_at(self, now: float) -> None:
         """Bring the control plane to `now`; nothing of its own may be due before."""
+        # The engine's clock may be behind: a stall can pass the time at which the last push came.
         if now > self.env.now:
             self.env.run(until=now)
 

@@ -3,11 +3,11 @@
 A `Reconfiguration` plans the way from a branch's setting to another one and carries it out while the branch trains. The
 steps of the plan are SimPy processes, which run concurrently (`_Steps`). Two things flow between steps and training:
 
-* Steps tell the branch what the cluster is like just now: who may begin a mini-batch, who holds how much of the model, what
-  bandwidth is left (`Reconfiguration.apply_effects`).
-* The branch tells the steps who has pushed and who is at rest (`Reconfiguration.progress`): a worker stops after the
-  mini-batch that it is at, and with relocation on demand a parameter moves with the push of a worker that has pulled it
-  since the graph was switched.
+* Steps tell the branch what the cluster is like just now: which workers may begin a mini-batch, how the model is divided,
+  what bandwidth is left (`Reconfiguration.apply_effects`).
+* The branch tells the steps which worker has pushed and which nodes are at rest (`Reconfiguration.progress`): a worker
+  stops after the mini-batch that it is at, and with relocation on demand a parameter moves with the push of a worker that
+  has pulled it since the graph was switched.
 
 Where nodes are lost meanwhile, the same reconfiguration continues with a recovery plan (`Reconfiguration.recover`), and its
 cost includes what was done before.
@@ -75,12 +75,12 @@ class Reconfiguration:
 
     @property
     def quiescent(self) -> bool:
-        """Whether nobody trains until it is over."""
+        """Whether no worker trains until it is over."""
         return self._steps is not None and self._steps.quiescent
 
     @property
     def trains(self) -> bool:
-        """Whether anybody is in a mini-batch."""
+        """Whether any worker is in a mini-batch."""
         return not self.quiescent and len(self.branch.resting) < len(self.branch.context.job.nodes)
 
     @property
@@ -106,7 +106,7 @@ class Reconfiguration:
         """Begin what the runtime does when the branch has lost nodes; False where too few are left to continue.
 
         A requested reconfiguration is completed where its new setting does without the lost nodes, and rolled back
-        otherwise. Either way everybody stops and the model is placed anew, so that no block is left between two servers.
+        otherwise. Either way all workers stop and the model is placed anew, so that no block is left between two servers.
         """
         branch, steps = self.branch, self._steps
         wanted, policy, completes = branch.setting, branch.policy, True
@@ -139,12 +139,14 @@ class Reconfiguration:
         return True
 
     def progress(self, pushed: str | None, now: float) -> None:
-        """`pushed` (None: nobody) has completed a push at `now`; steps continue as far as that lets them."""
+        """`pushed` (None: no worker) has completed a push at `now`; steps continue as far as that lets them."""
         steps = self._started
+        # Steps see the time of the push, even where the control plane has no event of its own.
         self._control.be_at(now)
         if pushed is not None:
             steps.pushed(pushed)
         steps.at_rest(self.branch.resting)
+        # What the push has ended may end further steps at this instant; they must, before training goes on.
         self._control.settle()
         if steps.finished:
             self._finish(now)
@@ -165,6 +167,7 @@ class Reconfiguration:
         branch.set_slowdown(slowdown)
         joined, self._workers = steps.workers - self._workers, steps.workers
         if joined:
+            # A node that joins has no mini-batch yet; its waiting is counted from now.
             branch.stop_workers(joined, now)
         if (joined or switched) and not steps.quiescent:
             branch.launch_waiting_workers()
@@ -172,6 +175,7 @@ class Reconfiguration:
     def cost(self, now: float) -> Cost:
         """What it has cost until `now`."""
         steps = self._started
+        # A quiescent plan stalls training for all its time; others slow it down.
         stalled = self._earlier_stall_seconds + (now - steps.begun_seconds if steps.quiescent else 0.0)
         return Cost(
             seconds=now - self._begun_seconds,
@@ -267,7 +271,7 @@ class _Steps:
 
     @property
     def quiescent(self) -> bool:
-        """Whether nobody trains meanwhile."""
+        """Whether no worker trains meanwhile."""
         return self._plan.quiescent
 
     @property

@@ -1,8 +1,9 @@
-"""Bytes on their way between nodes outside of training: blocks that move, parameters that are swept to a new owner.
+"""Transfers of a reconfiguration: blocks that move between nodes, parameters that are swept to a new owner.
 
-A NIC is divided evenly between its streams and training, which counts as one of them; streams are further held to what their
-group can move, say all those of one sender (serialising takes its processor). What streams do not take is training's, see
-`simulators.engine.inputs`; what training leaves idle is not lent to them.
+A NIC is divided evenly between its transfers and training, which counts as one transfer. Transfers of one group, such as all
+from one sender, share a further limit, because serialising takes the sender's processor. What transfers do not use is left
+to training (`simulators.engine.inputs.Effects`), but transfers do not get what training leaves idle: rates are constant
+between the control plane's events, and training changes its demand much more often.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import simpy
 
 __all__ = ["Transfers"]
 
-_CRUMB = 1e-6  # bytes; less than this is rounding
+_ROUNDING_BYTES = 1e-6  # less than this is left by rounding only
 
 
 class _Transfer:
@@ -26,7 +27,7 @@ class _Transfer:
 
 
 class Transfers:
-    """All streams of a cluster with NICs of `nic` bytes per second, each direction, in simulated time."""
+    """All transfers of one reconfiguration, over NICs of `nic` bytes per second in each direction."""
 
     def __init__(self, env: simpy.Environment, nic: Mapping[str, float]) -> None:
         self._env, self._nic = env, nic
@@ -37,7 +38,7 @@ class Transfers:
     def send(self, source: str, target: str, size_bytes: float, *, group: str, group_bytes_per_second: float) -> simpy.Event:
         """Begin to send so many bytes; the event happens when they have arrived.
 
-        All streams of one `group` share `group_bytes_per_second`.
+        All transfers of one `group` share `group_bytes_per_second`.
         """
         done = self._env.event()
         if size_bytes <= 0:
@@ -48,20 +49,20 @@ class Transfers:
         return done
 
     def scale(self, factor: float) -> None:
-        """Leave only so much of what every stream has yet to move: the rest has got there another way."""
+        """Leave only this part of what every transfer has yet to move; pushes have carried the rest."""
         self._progress()
         for stream in self._under_way:
             stream.left_bytes *= factor
         self._share()
 
     def stop(self) -> None:
-        """Drop all streams; their events never happen."""
+        """Drop all transfers; their events never happen."""
         self._under_way = []
         self._share()
 
     @property
     def out(self) -> dict[str, float]:
-        """Bytes per second that streams take off each node's outgoing NIC just now."""
+        """Bytes per second that transfers take from each node's outgoing NIC just now."""
         return self._used("source")
 
     @property
@@ -70,7 +71,7 @@ class Transfers:
         return self._used("target")
 
     def busy_until_seconds(self, prefix: str) -> float:
-        """When the last of the groups with that prefix will have arrived at the present rates; -inf without any."""
+        """When the last transfer of groups with that prefix arrives at the present rates; -inf without any."""
         ends = [self._since + s.left_bytes / s.rate for s in self._under_way if s.group[0].startswith(prefix)]
         return max(ends, default=-float("inf"))
 
@@ -86,11 +87,12 @@ class Transfers:
             stream.left_bytes -= stream.rate * passed
 
     def _share(self) -> None:
-        """Set everybody's rate anew, and wake up when the first is through."""
+        """Set all rates anew, and wake up when the first transfer ends."""
         out = Counter(s.source for s in self._under_way)
         into = Counter(s.target for s in self._under_way)
         alike = Counter(s.group[0] for s in self._under_way)
         for s in self._under_way:
+            # One more than its transfers: training.
             fair = (self._nic[s.source] / (out[s.source] + 1), self._nic[s.target] / (into[s.target] + 1))
             s.rate = min(*fair, s.group[1] / alike[s.group[0]])
         self._version += 1
@@ -101,10 +103,10 @@ class Transfers:
 
     def _arrived(self, waking: simpy.Event) -> None:
         if waking.value != self._version:
-            return  # rates have changed since, and another event was set
+            return  # rates have changed since, and a later call of `_share` has set another event
         self._progress()
-        # Who is due at the same moment may have a crumb left by rounding.
-        through = [s for s in self._under_way if s.left_bytes <= _CRUMB]
+        # Transfers that end at the same moment may have some bytes left by rounding; the one that woke us up may, too.
+        through = [s for s in self._under_way if s.left_bytes <= _ROUNDING_BYTES]
         through = through or [min(self._under_way, key=lambda s: s.left_bytes / s.rate)]
         self._under_way = [s for s in self._under_way if s not in through]
         self._share()
