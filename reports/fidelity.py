@@ -198,7 +198,9 @@ def _constants(made: Check) -> list[_ConstantRow]:
         for name, (low, high) in fit.intervals.items():
             value = f"{getattr(fit.constants, name):.4g}"
             rows.append(_ConstantRow(workload, name, value, f"{low:.3g} to {high:.3g}"))
-        rows += [_ConstantRow(workload, name, f"{value:.4g}", "from other workloads") for name, value in fit.borrowed.items()]
+        rows += [
+            _ConstantRow(workload, name, f"{value:.4g}", "from other workloads") for name, value in fit.borrowed.items()
+        ]
     return rows
 
 
