@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from tuners.actions import Job, Rejected, Setting
+from tuners.cruise import milp
 from tuners.cruise.monitor import MachineGroup, Reading, groups
 from tuners.cruise.placement import (
     Placement,
@@ -28,13 +29,16 @@ from tuners.cruise.placement import (
 )
 from tuners.settings import Node
 
-__all__ = ["TIE", "CostModel", "Roles", "Wanted", "best_worker_count", "epoch_seconds", "roles"]
+__all__ = ["TIE", "CostModel", "Roles", "Solver", "Wanted", "best_worker_count", "epoch_seconds", "roles"]
 
 TIE = 1e-9
 """Relative difference of epoch times below which they are equal."""
 
 Roles: TypeAlias = tuple[frozenset[str], frozenset[str]]
 """Workers and servers."""
+
+Solver: TypeAlias = Literal["exact", "milp"]
+"""How the best placement on machines of several kinds is found: by `tuners.cruise.placement` or by `tuners.cruise.milp`."""
 
 
 # ------------------------------------------------------------------------------------------- alike machines (III-C, Eq. 5)
@@ -86,6 +90,7 @@ class CostModel:
     server_term: ServerTerm
     overlap: bool
     round_up: bool
+    solver: Solver
     bandwidth: Literal["nic", "measured"]
     against: Literal["predicted", "measured"]
 
@@ -129,7 +134,7 @@ class CostModel:
             if w is not None:
                 yield even[w], epoch_seconds(w, len(names) - w, problem, round_up=self.round_up)
             return
-        for placement in _placements(problem, self.round_up):
+        for placement in _placements(problem, self.solver, self.round_up):
             seconds = placement_seconds(problem, placement, round_up=self.round_up)
             for setting in _settings(current, names, placement):
                 if admitted(setting):
@@ -177,11 +182,16 @@ class CostModel:
         return placement_seconds(problem, placement, round_up=self.round_up)
 
 
-def _placements(problem: Problem, round_up: bool) -> Iterator[Placement]:
+def _placements(problem: Problem, solver: Solver, round_up: bool) -> Iterator[Placement]:
     """The optimum first, then the best of every number of workers per kind."""
-    whole = best_in_batches(problem) if round_up else None
-    if whole is not None:
-        yield whole
+    if solver == "milp":
+        solved = milp.solve(problem, data="samples")
+        if solved is not None:
+            yield solved.placement
+    elif round_up:
+        whole = best_in_batches(problem)
+        if whole is not None:
+            yield whole
     yield from (place(problem, split) for split in splits(problem))
 
 

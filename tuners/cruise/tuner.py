@@ -28,12 +28,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, get_args
 
 from tuners.actions import Job, Method, NodeEvent, Reconfigure, Rejected, Run, Setting, Tuner
 from tuners.cruise.monitor import Monitor, remember
 from tuners.cruise.placement import ServerTerm
-from tuners.cruise.split import TIE, CostModel, Roles, roles
+from tuners.cruise.split import TIE, CostModel, Roles, Solver, roles
 from tuners.settings import Node
 
 __all__ = ["cruise"]
@@ -49,6 +49,7 @@ def cruise(
     server_term: ServerTerm = "sum",
     overlap: bool = False,
     round_up: bool = False,
+    solver: Solver = "exact",
     batches: int = 10,
     warmup: int = 3,
     resume: int = 1,
@@ -70,6 +71,9 @@ def cruise(
         server_term: the server's part of Eq. 4.
         overlap: whether a server serves some workers while others compute, unless the policy is "bsp".
         round_up: whether the model rounds each worker's mini-batches up.
+        solver: what finds the best placement on machines of several types: "exact" tries all corners (see
+            `tuners.cruise.placement`); "milp" solves the paper's programme (see `tuners.cruise.milp`), which rounds up, in
+            seconds to minutes. It cannot be used with `overlap`.
         batches: the model is consulted every so many mini-batches per worker,
         least: once every worker has so many of them measured,
         warmup: not counting its first ones, and
@@ -78,10 +82,17 @@ def cruise(
         recent: how many of the newest mini-batches are averaged; 0 is all since the last solve.
         newest: weight of the newest reading in what is remembered of a machine that may not be a worker later.
     """
+    _check_solver(solver, overlap=overlap)
     if not (job.space.frees("worker_count") or job.space.frees("role")):
         return
     model = CostModel(
-        job=job, server_term=server_term, overlap=overlap, round_up=round_up, bandwidth=bandwidth, against=against
+        job=job,
+        server_term=server_term,
+        overlap=overlap,
+        round_up=round_up,
+        solver=solver,
+        bandwidth=bandwidth,
+        against=against,
     )
     current, monitor, known = job.start, Monitor(warmup, forget, recent), dict[str, float]()
     resources = _Resources(frozenset(n.name for n in job.nodes))
@@ -149,6 +160,14 @@ class _Resources:
             return TIE
         joins = not self._joined.isdisjoint(wanted.workers + wanted.servers)
         return max(TIE, extra_gain if joins else gain * 2 ** left[roles(wanted)])
+
+
+def _check_solver(solver: str, *, overlap: bool) -> None:
+    """Raise ValueError for a solver that is not known, or that cannot solve the model with overlap."""
+    if solver not in get_args(Solver):
+        raise ValueError(f"Cannot solve by {solver!r}: choose one of {', '.join(get_args(Solver))}.")
+    if solver == "milp" and overlap:
+        raise ValueError("Cannot use solver='milp' with overlap=True: Fig. 3 knows no overlap; leave one of them out.")
 
 
 def _method(job: Job) -> Method | None:
