@@ -25,10 +25,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy.stats import rankdata
+from numpy.typing import NDArray
 
-__all__ = ["HOGWILD", "SERIAL", "Bound", "Estimator", "Remaining", "Segment", "inliers", "rank_of_estimate", "slope"]
+__all__ = ["HOGWILD", "SERIAL", "Bound", "Estimator", "Remaining", "Segment", "inliers", "slope"]
 
 _Floats = NDArray[np.float64]
 
@@ -157,25 +156,3 @@ def slope(steps: _Floats, losses: _Floats) -> float:
 
 def _running_mean(values: _Floats, width: int) -> _Floats:
     return np.convolve(values, np.full(width, 1.0 / width), "valid") if len(values) else values
-
-
-# ------------------------------------------------------------------------------------------------------- how good it is
-
-
-def rank_of_estimate(estimated: ArrayLike, actual: ArrayLike) -> float:
-    """The mean true rank of the setting that is estimated best, over segments: 1 is a perfect estimate (Table VI).
-
-    `estimated` has a row of remaining seconds per segment and a column per setting. `actual` is either one row, completion
-    times (the paper's text), or a row per segment, the seconds that truly remained (its public code). A setting that is nan
-    in either has no part in that segment. Equal actual seconds share their mean rank; of equal estimates the truly best
-    counts.
-    """
-    guesses = np.atleast_2d(np.asarray(estimated, float))
-    truths = np.broadcast_to(np.asarray(actual, float), guesses.shape)
-    ranks = []
-    for guess, truth in zip(guesses, truths, strict=True):
-        known = ~np.isnan(guess) & ~np.isnan(truth)
-        if known.any():
-            best = guess[known] == guess[known].min()
-            ranks.append(rankdata(truth[known])[best].min())
-    return float(np.mean(ranks)) if ranks else np.nan
