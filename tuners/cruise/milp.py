@@ -11,8 +11,8 @@ The paper hands products of variables to a commercial solver. They can be writte
 
 The gap is zero: what is returned is optimal within HiGHS's tolerances, or, where time ran out, said not to be proven.
 
-``cruise[solver=milp]`` uses it with Fig. 3's own rounding of samples to mini-batches (`data="samples"`). It takes seconds for
-eight machines, where `tuners.cruise.placement` takes milliseconds, so that is the default. Tests hold the two against each
+``cruise[solver=milp]`` uses it with Fig. 3's own rounding of samples to mini-batches (`data="samples"`). It takes
+seconds for eight machines, where `tuners.cruise.placement`, the default, takes milliseconds. Tests hold the two against each
 other. Only this programme can do models that come in whole blocks (`model_blocks`).
 """
 
