@@ -168,7 +168,7 @@ def k_batch_sync(size: int) -> SyncPolicy:
 
 
 def k_async(size: int) -> SyncPolicy:
-    """A worker that has pushed waits until `size` have; they continue together, nobody abandons work (Dutta et al. 2018)."""
+    """A worker that has pushed waits until `size` have; they continue together, none starts over (Dutta et al. 2018)."""
     return _grouped(f"k_async({size})", size, repeats=False, cancels=False)
 
 
