@@ -161,7 +161,7 @@ def k_sync(size: int) -> SyncPolicy:
 def k_batch_sync(size: int) -> SyncPolicy:
     """As `k_sync`, but a worker that has pushed continues: any `size` pushes end a round (Dutta et al. 2018).
 
-    Where the servers apply every push at once, that worker pulls parameters with the updates of this round; where they sum or
+    Where the servers apply every push at once, that worker pulls parameters with updates of this round; where they sum or
     average groups, it pulls the same parameters again, as in the paper.
     """
     return _grouped(f"k_batch_sync({size})", size, repeats=True, cancels=True)

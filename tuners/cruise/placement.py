@@ -22,8 +22,8 @@ Where we differ or had to choose:
   Asynchronous workers pull while others compute: with `overlap`, y_i = max(B C_w.proc^i + the worker's own term, the
   server's term), which is the limit of a busy server. The proof above holds for that, too.
 * Eq. 4 rounds mini-batches up, Eq. 5 does not. `best_split` does not round. `best_in_batches` assigns data in whole
-  mini-batches, as the public code does, so that rounding up changes nothing; it is exact, too. The relaxed optimum is a lower
-  bound of Fig. 3's, and the optimum in whole mini-batches an upper bound.
+  mini-batches, as the public code does, so that rounding up changes nothing; it is exact, too. The relaxed optimum is a
+  lower bound of Fig. 3's, and the optimum in whole mini-batches an upper bound.
 """
 
 from __future__ import annotations
