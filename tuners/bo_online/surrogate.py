@@ -14,8 +14,8 @@ Rows are knobs scaled to [0, 1] by their range (logarithmic knobs in the logarit
 the job: its loss, scaled by its first value and its target. The public code scales it by the losses so far; then a loss
 that has hardly moved would separate observations that are alike.
 
-GPy and emukit are imported at first use, because that takes seconds. GPy draws restarts from NumPy's global generator; during
-a fit that generator has a seed of ours, and afterwards its old state.
+GPy and emukit are imported at first use, because that takes seconds. GPy draws restarts from NumPy's global generator;
+during a fit that generator has a seed of ours, and afterwards its old state.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ choose:
 * A stretch without progress counts as the worst stretch with progress, or as the budget where there is none.
 * The incumbent is the current setting *at the current loss* ("min": the best setting so far, at the current loss; "last":
   the seconds of the last triple unchanged, as in the code). The gate compares seconds with seconds; the code measures costs
-  and never uses them (``gate=False``). PI and LCB are not in seconds: they choose the setting, and the gate uses its expected
-  improvement.
+  and never uses them (``gate=False``). PI and LCB are not in seconds: they choose the setting, and the gate uses the
+  expected improvement.
 * Pushes during a reconfiguration belong to no setting and are left out, as is a stretch in which a node was lost.
 """
 
@@ -57,7 +57,7 @@ from tuners.bo_online.surrogate import (
 )
 from tuners.settings import Knob
 
-__all__ = ["Design", "bo_online", "initial_rows"]
+__all__ = ["Design", "Proposal", "bo_online", "initial_rows", "proposal"]
 
 _Floats = NDArray[np.float64]
 Design = Literal["lhs", "centred", "random"]
@@ -126,7 +126,7 @@ def bo_online(
     while True:
         end = threshold(job.target, at.evaluations, at.first_loss, epsilon)
         seen = triples(at.stretches, job.target, job.budget_seconds, end, estimator, repeats, state)
-        wanted = _proposal(at, seen, _span(at, end), surrogate, acquisition, incumbent)
+        wanted = proposal(at, seen, _span(at, end), surrogate, acquisition, incumbent)
         if wanted is not None:
             cost = change_seconds(at.changes, techniques(at.setting, wanted.setting), costs)
             if not gate or wanted.gain_seconds > cost:
@@ -274,19 +274,21 @@ def _begin_with(at: _Progress, row: _Floats, how: Method | None, apart: bool) ->
 # ------------------------------------------------------------------------------------------- the online tuning phase (III-C)
 
 
-class _Proposal(NamedTuple):
+class Proposal(NamedTuple):
+    """The setting to take next, and the seconds that it is expected to save."""
+
     setting: Setting
-    gain_seconds: float  # expected
+    gain_seconds: float
 
 
-def _proposal(
+def proposal(
     at: _Progress,
     seen: list[Triple],
     span: tuple[float, float],
     surrogate: Surrogate,
     acquisition: _Acquisition,
     incumbent: _Incumbent,
-) -> _Proposal | None:
+) -> Proposal | None:
     """The setting with the best score of the acquisition among those that the job admits, except the current one."""
     if len(seen) < 2 or not np.isfinite(at.state):
         return None
@@ -300,7 +302,7 @@ def _proposal(
         setting = None if np.array_equal(row, current) else at.admitted(row)
         if setting is not None:
             gain = expected_improvement(*posterior(_at_state(row[None], at.state)), best)
-            return _Proposal(setting, float(gain[0]))
+            return Proposal(setting, float(gain[0]))
     return None
 
 
