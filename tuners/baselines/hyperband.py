@@ -6,8 +6,8 @@ lower peak of validation quality is dropped. A setting that has reached its plat
 
 ``schedule="measured"`` is that of MLtuner's public code: budgets of B = 2^(K+1) epochs for K = 1, 2, ..., and for L = 1, 2,
 4, ... as long as K - L >= log2 L a bracket of 2^(L+1) settings and L stages. At the end of a stage a setting has been
-trained for B / (settings left) / L epochs in all. Two settings are left in the end. ``schedule="paper"`` is Hyperband's own: for
-l = 1, 2, ... as long as K - l >= log2 l a bracket of 2^l settings and B = 2^K epochs, where each stage *adds* so many.
+trained for B / (settings left) / L epochs in all. Two settings are left in the end. ``schedule="paper"`` is Hyperband's
+own: for l = 1, 2, ... as long as K - l >= log2 l a bracket of 2^l settings and B = 2^K epochs, which each stage *adds*.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The baselines of the bespoke optimiser (Bespoke BO, Section 4): two simple schedules, and searches without a model of an
 iteration.
 
-`uniform_devices` shares the batch out evenly among all devices, `uniform_gpus` among the GPUs; every worker is also a server.
+`uniform_devices` shares the batch out evenly among all devices, `uniform_gpus` among the GPUs; every worker serves, too.
 `schedule_search` searches the job's space, of about 30 dimensions: by a bandit over techniques, as OpenTuner
 does (`tuners.baselines.bandit`); by a Gaussian process, as Spearmint does; by CMA-ES (Hansen and Ostermeier 2001,
 of the cmaes library); by the tree-structured Parzen estimator; or at random.

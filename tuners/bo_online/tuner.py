@@ -35,7 +35,7 @@ choose:
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -57,7 +57,7 @@ from tuners.bo_online.surrogate import (
 )
 from tuners.settings import Knob
 
-__all__ = ["Design", "Proposal", "bo_online", "initial_rows", "proposal"]
+__all__ = ["Design", "JobHistory", "Proposal", "bo_online", "initial_rows", "proposal"]
 
 _Floats = NDArray[np.float64]
 Design = Literal["lhs", "centred", "random"]
@@ -108,7 +108,7 @@ def bo_online(
             "give at least 1 of each."
         )
     how = method if method in job.methods else None
-    at = _Progress(job, knobs, couple_threads, estimator)
+    at = JobHistory(job, knobs, couple_threads, estimator)
     if not at.encoding.space.knobs:
         return
 
@@ -137,34 +137,26 @@ def bo_online(
 # ------------------------------------------------------------------------------------------------------------ the job
 
 
-@dataclass
-class _Progress:
+class JobHistory:
     """The job so far, and its measurements."""
 
-    job: Job
-    knobs: Literal["system", "all"]
-    couple_threads: bool
-    estimator: Estimator
-    stretches: list[Stretch] = field(default_factory=list)
-    changes: list[PastReconfiguration] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)
-    refused: set[Setting] = field(default_factory=set)  # by the system, with its present nodes
-    tried: set[bytes] = field(default_factory=set)  # rows of the initial phase
-    clocks: int = 0
-    since: float = 0.0  # from when on the setting is in force
-    loss: float = np.nan  # present level
-    first_loss: float = np.nan
-
-    def __post_init__(self) -> None:
-        self.rng = np.random.default_rng(self.job.seed)
-        self.setting = self.job.start
-        self.available = tuple(n.name for n in self.job.nodes)
-        space = self.job.space
-        tuned = tuple(k for k in space.knobs if self.knobs == "all" or k.name.partition("/")[0] in _SYSTEM)
-        cores = min(n.cores for n in self.job.nodes)
-        self.encoding = Encoding(replace(space, knobs=tuned), cores if self.couple_threads else None)
-        self.tried.add(self.row(self.setting).tobytes())
+    def __init__(self, job: Job, knobs: Literal["system", "all"], couple_threads: bool, estimator: Estimator) -> None:
+        self.job, self.estimator = job, estimator
+        self.stretches: list[Stretch] = []
+        self.changes: list[PastReconfiguration] = []
+        self.evaluations: list[Evaluation] = []
+        self.refused: set[Setting] = set()  # by the system, with its present nodes
+        self.clocks = 0
+        self.since = 0.0  # second from which on the setting is in force
+        self.loss = self.first_loss = np.nan  # present and first level
         self.fitted: tuple[int, GaussianPosterior] | None = None  # number of stretches at the last fit, and its posterior
+        self.rng = np.random.default_rng(job.seed)
+        self.setting = job.start
+        self.available = tuple(n.name for n in job.nodes)
+        tuned = tuple(k for k in job.space.knobs if knobs == "all" or k.name.partition("/")[0] in _SYSTEM)
+        cores = min(n.cores for n in job.nodes)
+        self.encoding = Encoding(replace(job.space, knobs=tuned), cores if couple_threads else None)
+        self.tried = {self.row(self.setting).tobytes()}  # rows of the initial phase
 
     def row(self, setting: Setting) -> _Floats:
         return self.encoding.row(self.encoding.space.values(setting))
@@ -220,7 +212,7 @@ def _node(knob: Knob) -> str | None:
     return rest.partition("/")[0] if rest and head != "option" else None
 
 
-def _change(at: _Progress, setting: Setting, how: Method | None) -> Generator[Action[Any], Any, bool]:
+def _change(at: JobHistory, setting: Setting, how: Method | None) -> Generator[Action[Any], Any, bool]:
     """Reconfigure the job to `setting`, and record the cost or the refusal; whether it was done."""
     try:
         cost = yield from Reconfigure(setting, method=how)
@@ -248,7 +240,7 @@ def initial_rows(encoding: Encoding, count: int, rng: np.random.Generator, desig
     return encoding.spread(qmc.LatinHypercube(shape[1], scramble=design == "lhs", rng=rng).random(count))
 
 
-def _begin_with(at: _Progress, row: _Floats, how: Method | None, apart: bool) -> Generator[Action[Any], Any, bool]:
+def _begin_with(at: JobHistory, row: _Floats, how: Method | None, apart: bool) -> Generator[Action[Any], Any, bool]:
     """Reconfigure the job to the setting of `row`, or of a new random row where that was tried or is refused.
 
     With `apart`, all but the roles changes first. False where no setting is left to try; where the system refuses all, the
@@ -282,7 +274,7 @@ class Proposal(NamedTuple):
 
 
 def proposal(
-    at: _Progress,
+    at: JobHistory,
     seen: list[Triple],
     span: tuple[float, float],
     surrogate: Surrogate,
@@ -306,12 +298,12 @@ def proposal(
     return None
 
 
-def _span(at: _Progress, end: float) -> tuple[float, float]:
+def _span(at: JobHistory, end: float) -> tuple[float, float]:
     """The state at the end and at the beginning of the job."""
     return (0.0, at.job.target.value) if at.job.target.metric == "clocks" else (end, at.first_loss)
 
 
-def _posterior(at: _Progress, seen: list[Triple], span: tuple[float, float], surrogate: Surrogate) -> GaussianPosterior:
+def _posterior(at: JobHistory, seen: list[Triple], span: tuple[float, float], surrogate: Surrogate) -> GaussianPosterior:
     """The model of all triples. Hyper-parameters are fitted only now and then, because the fit takes most of the time."""
     rows = np.array([np.append(t.row, t.state) for t in seen])
     seconds = np.array([t.seconds for t in seen])
@@ -323,7 +315,7 @@ def _posterior(at: _Progress, seen: list[Triple], span: tuple[float, float], sur
     return posterior
 
 
-def _reference(at: _Progress, seen: list[Triple], posterior: GaussianPosterior, incumbent: _Incumbent) -> float:
+def _reference(at: JobHistory, seen: list[Triple], posterior: GaussianPosterior, incumbent: _Incumbent) -> float:
     """The seconds that a new setting must improve on."""
     if incumbent == "last":
         return seen[-1].seconds

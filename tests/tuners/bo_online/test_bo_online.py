@@ -12,7 +12,7 @@ from tuners.actions import Cost, Job, NodeEvent, Reconfigure, Rejected, Run, Set
 from tuners.bo_online import bo_online
 from tuners.bo_online.convergence import Estimator
 from tuners.bo_online.surrogate import Surrogate
-from tuners.bo_online.tuner import Proposal, _Progress
+from tuners.bo_online.tuner import JobHistory, Proposal
 from tuners.settings import Choice, Integer, Node, Real
 from tuners.testing import check_tuner, exchanges
 
@@ -265,7 +265,7 @@ def test_lost_nodes_are_not_proposed_and_their_stretch_does_not_count():
 
 
 def progress(of=GOAL, **options):
-    return _Progress(of, "system", True, Estimator(**options))
+    return JobHistory(of, "system", True, Estimator(**options))
 
 
 def test_what_is_pushed_during_a_change_belongs_to_no_setting():
