@@ -1,4 +1,4 @@
-"""What all systems have in common, and that each of them refuses in the same words."""
+"""The common part of all systems: handlers, branches, and refusals in the same words."""
 
 from dataclasses import dataclass, replace
 

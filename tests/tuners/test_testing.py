@@ -1,4 +1,4 @@
-"""The conformance suite finds each slip that it is there to find."""
+"""The conformance suite finds every fault that it checks for."""
 
 import itertools
 import random
@@ -16,7 +16,7 @@ PLAIN = {"one knob": toys()["one knob"]}
 
 
 def halving(job):
-    """A tuner as an author would write it, which is right."""
+    """A correct tuner, as an author would write it."""
     rate = job.start.learning_rate
     while True:
         seen = yield from Run(clocks=50)
@@ -47,7 +47,7 @@ def test_the_toys_carry_out_every_action():
     log = exchanges(everything, toys()["one knob"](1))
     assert [type(e.action) for e in log] == [Install, Fork, Evaluate, Run, Evaluate, Evaluate, Free, Run]
     assert log[-1].answer.seconds == pytest.approx(1.0)
-    # Under an installed BSP nobody is ever more than a push ahead.
+    # Under an installed BSP no worker is more than a push ahead.
     clocks = np.bincount(log[3].answer.pushes.worker)
     assert clocks.max() - clocks.min() <= 1
 

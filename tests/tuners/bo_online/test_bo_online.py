@@ -1,4 +1,4 @@
-"""TensorFlowOnline, scripted: its phases, what it remembers, its gate, and what it does when the job does not go along."""
+"""TensorFlowOnline, scripted: its phases, its history of the job, its gate, and refusals and lost nodes."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,7 +37,7 @@ REFUSED = Rejected("Cannot do that: the test refuses it.")
 
 @dataclass
 class Curve:
-    """A job whose loss follows Eq. 3 from 1 on, whatever the setting, and whose clocks take what the setting says."""
+    """A job whose loss follows Eq. 3 from 1 on under every setting; the setting decides the seconds per clock."""
 
     job: Job = GOAL
     change_seconds: float = 0.01
@@ -126,7 +126,7 @@ def test_where_all_wait_for_all_a_setting_is_tried_for_ten_rounds_or_as_the_pape
 
 
 def test_the_code_counts_the_start_among_the_initial_settings():
-    """Too dear to change anything afterwards, so that only initial settings are changed to: b, and b - 1."""
+    """Later reconfigurations cost too much, so that only the initial ones are made: b, and b - 1."""
     one_knob = replace(GOAL, space=Space(START, NODES, KNOBS[:1]))
     for counting, count in (("paper", 4), ("code", 3)):
         curve = played(partial(bo_online, settings=4, counting=counting), most=20, job=one_knob, change_seconds=1e9)
@@ -158,14 +158,14 @@ def test_the_baseline_changes_by_checkpoint_and_others_by_what_they_have():
 @pytest.mark.parametrize("acquisition", ["ei", "pi", "lcb"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_job_mostly_runs_under_what_finishes_it_soonest(acquisition, seed):
-    """Of 35 settings, the worst of which takes 18 times as long, the best has more of the online phase than all others."""
+    """The best of 35 settings has more of the online phase than all others; the worst takes 18 times as long."""
     curve = played(partial(bo_online, acquisition=acquisition), most=90, job=replace(GOAL, seed=seed), change_seconds=20.0)
     online = curve.under[11:]
     assert online.count((4, 6)) > len(online) / 2
 
 
 def test_a_change_has_to_gain_more_than_it_costs():
-    """2,000 log(5) / 0.2 = 16,000 clocks of 0.1 s and more: hours may be gained, but no year."""
+    """2,000 log(5) / 0.2 = 16,000 clocks of at least 0.1 s: a gain of hours is possible, of a year is not."""
     dear, cheap = (played(change_seconds=c) for c in (1e9, 1.0))
     assert len(changes(dear)) == 11  # 10 initial settings, one of them in two parts
     assert len(changes(cheap)) > 11
@@ -220,7 +220,7 @@ def test_the_current_setting_is_never_proposed():
             assert exchange.action.setting != last
 
 
-# ---------------------------------------------------------------------------------------------------- what does not go along
+# ------------------------------------------------------------------------------------------------- refusals and lost nodes
 
 
 def test_a_setting_that_was_refused_is_not_asked_for_again():
@@ -284,7 +284,7 @@ def test_what_is_pushed_during_a_change_belongs_to_no_setting():
 def test_windows_without_a_setting_of_their_own_do_not_count():
     at = progress()
     at.take(window(GOAL, [], start=0.0))
-    at.take(replace(window(GOAL, [1.0] * 4), setting=replace(START, intra_threads=1)))  # the runtime changed it
+    at.take(replace(window(GOAL, [1.0] * 4), setting=replace(START, intra_threads=1)))  # the system changed it
     assert at.setting.intra_threads == 1
     at.take(replace(window(GOAL, [1.0] * 4, start=4.0), events=(NodeEvent(5.0, "n1", "failed"),)))
     at.take(replace(window(GOAL, [1.0] * 4, start=8.0), events=(NodeEvent(9.0, "n9", "left"),)))  # not in use

@@ -1,4 +1,4 @@
-"""The iterations left: Eqs. 3-5 against curves made from them, the traps of noise and of rising losses, and every fork."""
+"""Remaining iterations: Eqs. 3-5 against curves made from them, noise, rising losses, and every option."""
 
 import math
 from dataclasses import replace
@@ -13,7 +13,7 @@ from scipy.stats import linregress
 from tuners.bo_online.convergence import HOGWILD, SERIAL, Estimator, Segment, inliers, slope
 
 PLAIN = Estimator(outliers=math.inf, smoothing=1)
-"""As the equations stand: every loss by itself."""
+"""The equations unchanged: single losses, no outliers dropped."""
 
 
 def hogwild_losses(hidden, d, steps):
@@ -101,7 +101,7 @@ def test_no_progress_is_no_estimate(losses):
 
 
 def test_a_rising_loss_would_seem_fast():
-    """d is then the last loss, so that the first ones look far along: the bound alone promises an end, and soon."""
+    """d is then the last loss, so that the first ones look like progress: the bound alone promises an early end."""
     rising = Segment(np.linspace(1.0, 2.0, 30))
     falling = Segment(np.linspace(2.0, 1.0, 30))
     trusting = replace(PLAIN, falls=None)
@@ -165,7 +165,7 @@ def medians(estimator, iterations, noise, workers=1):
     [(16_094, 0, 16_322), (16_094, 0.02, 6_941), (16_094, 0.1, 1_592), (161, 0, 163), (161, 0.02, 162), (161, 0.1, 152)],
 )
 def test_the_floor_that_noise_puts_under_single_losses(iterations, noise, estimate):
-    """Measured beforehand, by another program: a slow segment seems ten times as fast under 10 % of noise."""
+    """Measured before by another program: a slow segment seems ten times as fast under 10 % of noise."""
     as_published = replace(PLAIN, falls=None)
     assert medians(as_published, iterations, noise) == pytest.approx(estimate, rel=0.03)
 

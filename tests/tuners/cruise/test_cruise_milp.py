@@ -1,4 +1,4 @@
-"""Cruise with the paper's programme as its solver: it is asked for by an option, and chooses as well as the default."""
+"""Cruise with the option `solver=milp`, the paper's programme: it chooses as well as the default."""
 
 from collections import Counter
 from dataclasses import replace

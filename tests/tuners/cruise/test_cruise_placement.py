@@ -39,7 +39,7 @@ def paper(*, z=1.81, pull=3.635, fast=2.0, **more):
 
 
 def problems(most_kinds=3, most=3, batches=6, batch_size=1.0, **fixed):
-    """Small problems in round numbers, so that solvers meet no awkward scales."""
+    """Small problems in round numbers, so that solvers have no problems of scale."""
     kind = st.builds(
         MachineKind,
         count=st.integers(1, most),
@@ -73,7 +73,7 @@ def rates(problem):
 
 
 def in_proportion(problem, workers, servers, model):
-    """The placement whose workers all end together, whatever they hold being divisible."""
+    """The placement whose workers all end at the same time; data can be divided into any parts."""
     even = Placement(workers, servers, (1.0,) * len(workers), tuple(model))
     compute, _ = rates(problem)
     served, alone = pull_seconds(problem, even)
@@ -181,7 +181,7 @@ def test_no_placement_beats_the_optimum(problem, random):
 @settings(max_examples=20)
 @given(problems(most_kinds=3, most=2, overlap=st.booleans()))
 def test_a_fine_grid_of_model_shares_comes_as_close_as_its_steps(problem):
-    """By kind the shares lie on a simplex; moving to the grid lengthens a pull by at most its steps, hence an epoch so."""
+    """The shares by kind are on a simplex; rounding to the grid lengthens a pull by at most its steps."""
     steps = 60
     assume(len(problem.kinds) > 1)
     for split in list(splits(problem))[:3]:
@@ -325,7 +325,7 @@ def test_rounding_lies_between_none_and_whole_mini_batches(problem):
 @settings(max_examples=8)
 @given(problems(most=2, batches=4).filter(lambda p: p.machines <= 4), st.integers(1, 5))
 def test_the_milp_in_blocks_is_what_plain_enumeration_finds(problem, blocks):
-    """No programme of any kind on the other side: all roles, all mini-batches, all blocks."""
+    """Against plain enumeration of all roles, all mini-batches, and all blocks."""
     least = min(
         placement_seconds(
             problem, Placement(workers, servers, batches, tuple(b * problem.model_bytes / blocks for b in parts))
