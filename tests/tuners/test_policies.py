@@ -1,4 +1,4 @@
-"""Synchronisation policies under arbitrary orders of pushes: bounds hold, no worker waits forever, related policies agree."""
+"""Synchronisation policies under arbitrary orders of pushes: bounds hold, no worker waits forever, relatives agree."""
 
 from dataclasses import dataclass
 
