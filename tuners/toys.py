@@ -1,8 +1,8 @@
-"""Toy systems: small deterministic parameter servers that carry out the whole contract, for testing tuners.
+"""Toy systems: small deterministic parameter servers with the whole contract, to test tuners.
 
-Real stale SGD on a quadratic loss, pushed by a few workers in simulated time. They are as simple as the contract allows and
-no likeness of any cluster: good for asking whether a tuner works, useless for asking how well. A change of setting takes
-half a second, after which everybody starts a new cycle.
+A few workers run real stale SGD on a quadratic loss, in simulated time. The toys are as simple as the contract allows and
+resemble no cluster: they show whether a tuner works, not how good it is. A reconfiguration takes half a second; then every
+worker starts a new mini-batch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ from tuners.actions import (
     WorkerWindow,
 )
 from tuners.settings import Choice, Integer, Knob, Node, Real
+from tuners.system import Handlers, branch_of, check_nodes, check_not_last, check_running, handler_of, method_of
 
 __all__ = ["Toy", "toys"]
 
@@ -56,18 +57,18 @@ _DIVERGED_LOSS = 1e9
 
 @dataclass
 class _Branch:
-    """One copy of the training job. Arrays named [k] have an entry per node; its clock stands still while others run."""
+    """One branch. Arrays [k] have an entry per node. Its `seconds` do not advance while other branches run."""
 
     setting: Setting
     weights: NDArray[np.float64]
     velocity: NDArray[np.float64]
-    pulled: NDArray[np.float64]  # [k, parameters], what each worker pulled last
-    version: NDArray[np.int32]  # [k], of what it pulled
-    due: NDArray[np.float64]  # [k], when its push completes; infinite where it waits or is no worker
+    pulled: NDArray[np.float64]  # [k, parameters], the parameters that each worker pulled last
+    version: NDArray[np.int32]  # [k], number of updates in them
+    due: NDArray[np.float64]  # [k], completion of the next push; infinite for a node that waits or is no worker
     idle_since: NDArray[np.float64]  # [k]
-    waited: NDArray[np.float64]  # [k], before this cycle
+    waited: NDArray[np.float64]  # [k], seconds before this mini-batch
     done: NDArray[np.int32]  # [k], pushes since the job began
-    clocks: NDArray[np.int32]  # [k], pushes since the last change, as the policy counts them
+    clocks: NDArray[np.int32]  # [k], pushes since the last reconfiguration, as the policy counts them
     policy: SyncPolicy | None = None  # installed by the tuner
     policy_state: Any = None
     updates: int = 0
@@ -78,12 +79,12 @@ class _Branch:
 
 @dataclass
 class Toy:
-    """A system with one job, which may refuse forks, and whose nodes may leave at given seconds."""
+    """A system with one job. It can refuse forks, and nodes can leave at given seconds."""
 
     job: Job
     forks: bool = True
-    slowness: Mapping[str, float] = field(default_factory=dict)  # compute time of a node against the others'
-    leaving: Mapping[str, float] = field(default_factory=dict)  # node to the second it leaves
+    slowness: Mapping[str, float] = field(default_factory=dict)  # factor on the compute time of a node
+    leaving: Mapping[str, float] = field(default_factory=dict)  # the second at which a node leaves
     now: float = 0.0
     status: Status = "running"
 
@@ -111,30 +112,24 @@ class Toy:
         self._branches = {0: main}
         self._restart(main)
 
-    # ------------------------------------------------------------------------------------------------ what may be asked
+    # ---------------------------------------------------------------------------------------------------------- actions
 
     def perform(self, action: Action[T]) -> T:
         """Carry out `action`. Raises Rejected, and changes nothing, where it cannot be done."""
-        answers: dict[type[Any], Callable[[Any], Any]] = {
+        handlers: Handlers = {
             Run: self._run,
             Reconfigure: self._reconfigure,
+            Install: self._install,
             Fork: self._fork,
             Free: self._free,
-            Install: self._install,
-            Evaluate: lambda a: self._evaluation(self._branch(a.branch, "evaluate")),
+            Evaluate: lambda a: self._evaluation(branch_of(self._branches, a.branch)),
         }
-        return cast("T", answers[type(action)](action))
-
-    def _branch(self, number: int, verb: str) -> _Branch:
-        if number not in self._branches:
-            raise Rejected(f"Cannot {verb} branch {number}: it was never forked, or was freed.")
-        return self._branches[number]
+        return handler_of(action, handlers)(action)
 
     def _reconfigure(self, action: Reconfigure) -> Cost:
-        branch = self._branch(action.branch, "reconfigure")
+        branch = branch_of(self._branches, action.branch)
         self._check(action.setting)
-        if action.method is not None and action.method not in self.job.methods:
-            raise Rejected(f"Cannot reconfigure by {action.method!r}: this toy knows {', '.join(self.job.methods)}.")
+        method_of(action, self.job)
         if action.setting == branch.setting:
             return Cost(seconds=0.0, stall_seconds=0.0)
         branch.seconds += _CHANGE_SECONDS
@@ -145,14 +140,12 @@ class Toy:
 
     def _check(self, setting: Setting) -> None:
         self.job.space.check(setting)
-        gone = sorted(self._left & set(setting.workers + setting.servers))
-        if gone:
-            raise Rejected(f"Cannot use node {gone[0]!r}: it left the job.")
+        check_nodes(setting, self.job, set(self._names) - self._left)
 
     def _fork(self, action: Fork) -> int:
         if not self.forks:
             raise Rejected(f"Cannot fork branch {action.branch}: this toy keeps one model; try settings in place.")
-        parent = self._branch(action.branch, "fork")
+        parent = branch_of(self._branches, action.branch)
         setting = action.setting or parent.setting
         self._check(setting)
         child = copy.deepcopy(replace(parent, policy=None, policy_state=None))
@@ -164,22 +157,20 @@ class Toy:
         return self._ids
 
     def _free(self, action: Free) -> None:
-        self._branch(action.branch, "free")
-        if len(self._branches) == 1:
-            raise Rejected(f"Cannot free branch {action.branch}: it is the only one left.")
+        branch_of(self._branches, action.branch)
+        check_not_last(self._branches, action.branch)
         del self._branches[action.branch]
         self._settle()
 
     def _install(self, action: Install) -> None:
-        branch = self._branch(action.branch, "install a policy on")
+        branch = branch_of(self._branches, action.branch)
         branch.policy = action.policy
         self._restart(branch)
 
     def _run(self, action: Run) -> Window:
-        branch = self._branch(action.branch, "run")
-        if branch.diverged:
-            raise Rejected(f"Cannot run branch {action.branch}: it diverged; free it.")
-        ahead = self.now - branch.seconds  # what the job's clock is ahead of this branch's
+        branch = branch_of(self._branches, action.branch)
+        check_running(f"run branch {action.branch}", "diverged" if branch.diverged else "running")
+        ahead = self.now - branch.seconds  # of the job's seconds over the branch's
         until = min(self.job.budget_seconds, self.now + (action.seconds or np.inf)) - ahead
         start, rows, seen, events = self.now, list[tuple[Any, ...]](), list[Evaluation](), list[NodeEvent]()
         while self.status == "running" and not branch.diverged and len(rows) < (action.clocks or np.inf):
@@ -198,10 +189,10 @@ class Toy:
                     seen.append(self._evaluation(branch))
         return self._window(branch, start, rows, seen, events)
 
-    # --------------------------------------------------------------------------------------------------- how it happens
+    # --------------------------------------------------------------------------------------------------------- training
 
     def _departures(self, branch: _Branch, ahead: float) -> list[NodeEvent]:
-        """Nodes whose second has come before the next push; the others start anew without them."""
+        """The nodes that leave before the next push; the other workers restart without them."""
         moment = float(np.min(branch.due)) + ahead
         gone = [n for n, seconds in self.leaving.items() if seconds <= moment and n not in self._left]
         self._left.update(gone)
@@ -215,12 +206,12 @@ class Toy:
 
     def _change(self, branch: _Branch, setting: Setting) -> None:
         if (setting.policy, setting.staleness) != (branch.setting.policy, branch.setting.staleness):
-            branch.policy = None  # an installed policy rules until the setting names another
+            branch.policy = None  # an installed policy is used until a setting names another
         branch.setting = setting
         self._restart(branch)
 
     def _restart(self, branch: _Branch) -> None:
-        """Everybody drops what it was doing and begins a cycle, with the policy as new."""
+        """All workers abandon their mini-batch and start a new one; the policy starts from its first state."""
         active = self._active(branch)
         branch.due[:] = np.inf
         branch.clocks[:] = 0
@@ -238,7 +229,7 @@ class Toy:
         branch.due[worker] = branch.seconds + sum(self._cycle_seconds(branch, worker))
 
     def _cycle_seconds(self, branch: _Branch, worker: int) -> tuple[float, float, float]:
-        """Of one cycle: compute, pull and push seconds."""
+        """Compute, pull and push seconds of one mini-batch."""
         setting, node = branch.setting, self.job.nodes[worker]
         jitter = float(self._jitter[worker, branch.done[worker] % _DRAWS])
         compute = _SECONDS_PER_SAMPLE * self._samples(setting, worker) * self.slowness.get(node.name, 1.0) * jitter
@@ -295,7 +286,7 @@ class Toy:
         return Evaluation(self.now, branch.updates, loss, np.nan)
 
     def _settle(self) -> None:
-        """The job has diverged when every branch has."""
+        """The job has diverged when all branches have."""
         if all(b.diverged for b in self._branches.values()):
             self.status = "diverged"
 
@@ -342,7 +333,7 @@ def _loss(weights: NDArray[np.float64]) -> float:
 
 
 def toys() -> dict[str, Callable[[int], Toy]]:
-    """Every toy by name, as a function of the seed. Together they cover what a system may grant, refuse and report."""
+    """Every toy by name, as a function of the seed. Together they cover what a system can do, refuse and report."""
     training: tuple[Knob, ...] = (
         Real("learning_rate", 1e-3, 30.0, log=True),
         Real("momentum", 0.0, 0.9),

@@ -1,4 +1,4 @@
-"""A tiny arena for comparisons: a scenario of five nodes, played by a toy system, and tuners that fail in every way."""
+"""A tiny arena for comparisons: a scenario of five nodes on a toy system, and tuners that fail in different ways."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def system(scenario: Scenario, seed: int, start: Setting | None) -> Toy:
 
 
 def full_system(scenario: Scenario, seed: int, start: Setting | None) -> Toy:
-    """In this process the disk is full from now on."""
+    """Make every later write of this process fail: the disk is full."""
 
     def no_space(self: Path, target: Any) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -65,7 +65,7 @@ def faster(job: Job) -> Tuner:
 
 
 def slow(job: Job) -> Tuner:
-    """Takes its time on the host, but not in the simulation."""
+    """Sleeps for a second on the host, which simulated time does not see."""
     for _ in range(10):
         time.sleep(0.1)
         yield from Run(seconds=0.1)
@@ -82,7 +82,7 @@ def chatty(job: Job) -> Tuner:
 
 
 def dies(job: Job) -> Tuner:
-    """Kills its process, unless it is told to live."""
+    """Kills its process, unless LIVE is set in the environment."""
     yield from Run(clocks=20)
     if "LIVE" not in os.environ:
         print("goodbye", flush=True)  # noqa: T201

@@ -1,4 +1,4 @@
-"""A system of branches whose losses are written down: every branch falls from its parent's height as its setting says."""
+"""A system whose losses follow a formula: each branch starts from its parent's loss, which falls as its setting says."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from tests.support.toy import window
-from tuners.actions import Evaluate, Evaluation, Fork, Free, Job, Rejected, Run, Setting, Space, Target
+from tuners.actions import Evaluate, Evaluation, Fork, Free, Job, Run, Setting, Space, Target
 from tuners.settings import Choice, Knob, Node, Real
+from tuners.system import branch_of
 
 NODES = (Node("w0", "toy", 2, ("cpu",), 1e9, 1e9), Node("w1", "toy", 2, ("cpu",), 1e9, 1e9))
 START = Setting(workers=("w0", "w1"), servers=("w0", "w1"), policy="ssp", batch_size=10, learning_rate=0.01)
@@ -21,7 +22,7 @@ _FAR = Target("accuracy", 2.0)
 
 
 def job(*knobs: Knob, target: Target = _FAR, **changes: Any) -> Job:
-    """A job of 50 pushes an epoch, whose target is out of reach."""
+    """A job with 50 pushes per epoch and a target that is out of reach."""
     return Job(
         name="forest",
         nodes=NODES,
@@ -37,7 +38,7 @@ def job(*knobs: Knob, target: Target = _FAR, **changes: Any) -> Job:
 
 
 def falls(setting: Setting, loss: float, clocks: int) -> float:
-    """Per push: by a hundredth of the rate, of what is left; rates of a half and more diverge."""
+    """The loss after one push: it falls by a tenth of the learning rate, relatively; rates from 0.5 on diverge."""
     del clocks
     return loss * (1 - setting.learning_rate / 10) if setting.learning_rate < 0.5 else loss * 4
 
@@ -54,7 +55,7 @@ class Branch:
 
 @dataclass
 class Forest:
-    """Runs branches. `law` is the loss after one more push, `model` the accuracy."""
+    """Runs branches. `law` gives the loss after one more push, `accuracy` the accuracy of a branch."""
 
     job: Job
     law: Callable[[Setting, float, int], float] = falls
@@ -78,9 +79,7 @@ class Forest:
         return answer
 
     def _answer(self, action: Any) -> Any:
-        if action.branch not in self.branches:
-            raise Rejected(f"Cannot use branch {action.branch}: it is not there.")
-        branch = self.branches[action.branch]
+        branch = branch_of(self.branches, action.branch)
         if isinstance(action, Fork):
             self.job.space.check(action.setting or branch.setting)
             child = replace(branch, setting=action.setting or branch.setting, testing=action.testing, trained=0, seconds=[])
@@ -114,13 +113,13 @@ class Forest:
         lost = not math.isfinite(branch.loss)
         return replace(seen, end_seconds=self.now, setting=branch.setting, status="diverged" if lost else "running")
 
-    # ------------------------------------------------------------------------------------------------- what was asked
+    # ------------------------------------------------------------------------------------------------------- actions
 
     def asked(self, kind: type[Any]) -> list[Any]:
         return [a for a, _ in self.log if isinstance(a, kind)]
 
     def trials(self) -> list[tuple[int, Setting]]:
-        """Branches that were forked under a setting, in order."""
+        """Branches that were forked with a setting of their own, in order."""
         return [(answer, a.setting) for a, answer in self.log if isinstance(a, Fork) and a.setting is not None]
 
     def seconds_of(self, branch: int) -> list[float]:
@@ -128,7 +127,7 @@ class Forest:
 
 
 class Scripted:
-    """A searcher that proposes what it was given, in order, and keeps what it is told."""
+    """A searcher that proposes given learning rates in order, and records the scores."""
 
     def __init__(self, *rates: float) -> None:
         self.rates = list(rates)

@@ -1,4 +1,4 @@
-"""The toy systems, under the name that tests import, and windows written by hand for scripted tests."""
+"""The toy systems, and windows made by hand for scripted tests."""
 
 import numpy as np
 
@@ -9,12 +9,12 @@ __all__ = ["Toy", "job", "toys", "window"]
 
 
 def job(name: str = "every knob", seed: int = 1) -> Job:
-    """The job of a toy, for tests that answer a tuner themselves."""
+    """The job of a toy, for tests that answer a tuner by hand."""
     return toys()[name](seed).job
 
 
 def window(of: Job, losses, seconds=None, *, start=0.0, status="running", compute=0.04, pull=0.02, workers=None) -> Window:
-    """A window in which the workers of `of` pushed in turn, once per entry of `losses`."""
+    """A window in which the workers of the job `of` pushed in turn, once per entry of `losses`."""
     workers = of.start.workers if workers is None else workers
     n = len(losses)
     seconds = start + np.arange(1, n + 1) if seconds is None else np.asarray(seconds, float)

@@ -1,7 +1,7 @@
-"""Whole exchange logs against those on record: any change in what a tuner asks, and when, is seen and has to be meant.
+"""Complete exchange logs against recorded ones, to notice every change in what a tuner asks and when.
 
-The toys are plain NumPy, so the logs do not depend on a compiler. After a change that is meant,
-``python tests/test_golden.py`` writes them anew, and the diff is part of the change.
+The toys are plain NumPy, so the logs do not depend on a compiler. After an intended change
+``python tests/tuners/test_golden.py`` writes them again, and the diff is part of the commit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
 
 
 def lines(tuner: str) -> Iterator[str]:
-    """A line per exchange: when it was answered, what was asked, and the gist of the answer."""
+    """A line per exchange: the time of the answer, the action, and a summary of the answer."""
     played = play(resolve(tuner).factory, toys()[TOY](0))
     for exchange in played.exchanges:
         yield f"{exchange.seconds:.9f}  {action_text(exchange.action)}  ->  {gist(exchange)}"
@@ -51,7 +51,7 @@ def path(tuner: str) -> Path:
 def test_the_log_is_the_one_on_record(tuner: str) -> None:
     made, kept = list(lines(tuner)), path(tuner).read_text("utf-8").splitlines()
     for number, (new, old) in enumerate(zip(made, kept, strict=False)):
-        # Words to the letter; numbers to nine digits, for libraries may round the last one differently.
+        # Words exactly; numbers with a tolerance, because libraries may round the last digit differently.
         assert NUMBER.sub("#", new) == NUMBER.sub("#", old), f"exchange {number}"
         got, expected = ([float(x) for x in NUMBER.findall(line)] for line in (new, old))
         np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-8, err_msg=f"exchange {number}: {new}")

@@ -1,4 +1,4 @@
-"""Synchronisation policies under arbitrary orders of pushes: bounds hold, nobody is locked out, relatives agree."""
+"""Synchronisation policies under arbitrary orders of pushes: bounds hold, no worker waits forever, relatives agree."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ RATES = st.lists(st.floats(0.1, 10.0), min_size=K, max_size=K)
 
 @dataclass
 class Moment:
-    """What one push led to. Arrays are [k], after the decision."""
+    """The result of one push. Arrays are [k], after the decision."""
 
     worker: int
     clocks: np.ndarray
@@ -31,13 +31,13 @@ class Moment:
 
 
 def run(policy, order, active=None, seconds_per_cycle=None):
-    """Let busy workers push: the one that `order` picks among them, or the next to finish where cycles take time."""
+    """Let busy workers push: the one that `order` selects, or, where mini-batches take time, the next to finish."""
     active = np.ones(K, bool) if active is None else np.array(active)
     clocks, busy, state = np.zeros(K, np.int32), active.copy(), policy.init(active)
     due = np.where(active, 0.0 if seconds_per_cycle is None else np.array(seconds_per_cycle), np.inf)
     decide = jax.jit(policy.decide)
     for number, pick in enumerate(order):
-        assert busy.any(), "deadlock: nobody is left who could push"
+        assert busy.any(), "deadlock: no worker is left that could push"
         ready = np.flatnonzero(busy)
         worker = int(ready[pick % len(ready)] if seconds_per_cycle is None else np.argmin(due))
         seconds = float(number + 1 if seconds_per_cycle is None else due[worker])
@@ -65,7 +65,7 @@ def test_ssp_never_exceeds_its_bound_and_never_deadlocks(order, active, bound):
         assert (lead(m, active)[m.busy] <= bound).all()
         assert not (m.release & ~np.array(active)).any()
         assert not (m.release & ~m.waiting).any()
-        # And it holds nobody back without need.
+        # And no worker waits without need.
         assert (lead(m, active)[np.array(active) & ~m.busy] > bound).all()
 
 
@@ -95,7 +95,7 @@ def test_asp_lets_the_pusher_go_on_and_steps_at_every_push(order, active):
 
 @given(ORDERS, st.integers(1, 6))
 def test_rlp_prints_ssp_with_one_more(order, s):
-    """Zhu et al. 2020, Section 3: with D = p_s - min p, W_s goes on if 0 < D < s, all idle if D = 0, else nobody."""
+    """Zhu et al. 2020, Section 3: with D = p_s - min p, W_s goes on if 0 < D < s, all idle workers if D = 0, else none."""
     for m in run(policies.ssp_as_printed(s), order):
         ahead = lead(m, np.ones(K, bool))[m.worker]
         expected = np.zeros(K, bool)
@@ -145,7 +145,7 @@ def test_dssp_lets_the_fast_run_ahead_to_wait_less():
 
 
 def groups(moments):
-    """The pushes between two closings, each list with its closing push; an unfinished one is left out."""
+    """The pushes of each group, the one that ends it included; an unfinished group is left out."""
     group = []
     for m in moments:
         group.append(m)
@@ -194,7 +194,7 @@ def test_groups_of_everybody_are_bsp_and_of_one_asp(order, active):
 
 @given(ORDERS, MASKS, SIZES)
 def test_backup_workers_drop_what_comes_after_its_round(order, active, size):
-    """A push counts if its worker pulled in the round under way; a round ends with the first N that count."""
+    """A push counts if its worker pulled in the current round; a round ends with the first N that count."""
     size_now, begun, rounds, counted = min(size, sum(active)), np.zeros(K, int), 0, 0
     for m in run(policies.backup_workers(size), order, active):
         assert m.accept == (begun[m.worker] == rounds)
@@ -243,7 +243,7 @@ def test_policies_that_make_no_sense_are_refused(make, error, reason):
 
 
 def test_relatives_share_one_decision():
-    """So that a comparison of many bounds compiles one engine."""
+    """Then a comparison of many bounds compiles one engine."""
     assert policies.bsp().decide is policies.asp().decide is policies.ssp(7).decide
     assert policies.dssp(0, 3).decide is policies.dssp(2, 9).decide
     assert policies.k_sync(2).decide is policies.k_batch_sync(9).decide is policies.k_async(1).decide

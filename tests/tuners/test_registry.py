@@ -1,4 +1,4 @@
-"""Every registered tuner keeps the contract on every toy system; and what each asks, scripted answer by answer."""
+"""Every registered tuner keeps the contract on every toy system; scripted tests of what each asks."""
 
 import math
 import subprocess

@@ -1,4 +1,4 @@
-"""Spaces: what is drawn can be set, what is set can be read back, and what a scenario does not free is refused."""
+"""Spaces: drawn values can be set and read back, and values that a scenario does not free are refused."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The conformance suite finds each slip that it is there to find."""
+"""The conformance suite finds every fault that it checks for."""
 
 import itertools
 import random
@@ -16,7 +16,7 @@ PLAIN = {"one knob": toys()["one knob"]}
 
 
 def halving(job):
-    """A tuner as an author would write it, which is right."""
+    """A correct tuner, as an author would write it."""
     rate = job.start.learning_rate
     while True:
         seen = yield from Run(clocks=50)
@@ -47,7 +47,7 @@ def test_the_toys_carry_out_every_action():
     log = exchanges(everything, toys()["one knob"](1))
     assert [type(e.action) for e in log] == [Install, Fork, Evaluate, Run, Evaluate, Evaluate, Free, Run]
     assert log[-1].answer.seconds == pytest.approx(1.0)
-    # Under an installed BSP nobody is ever more than a push ahead.
+    # Under an installed BSP no worker is more than a push ahead.
     clocks = np.bincount(log[3].answer.pushes.worker)
     assert clocks.max() - clocks.min() <= 1
 
@@ -83,7 +83,7 @@ def test_leaving_nodes_are_reported_and_cannot_be_used():
     assert [(e.node, e.event) for e in seen.events] == [("n1", "left")]
     assert "n1" not in {n.name for n in seen.nodes} | {w.node for w in seen.workers}
     assert not (seen.pushes.worker[seen.pushes.seconds > 4.5] == 1).any()
-    with pytest.raises(Rejected, match="it left the job"):
+    with pytest.raises(Rejected, match="'n1': it is not there"):
         toy.perform(Reconfigure(toy.job.space.setting({"worker_count": 4})))
 
 

@@ -1,7 +1,7 @@
-"""Training by the epoch, on branches: what MLtuner and the searches it is measured against have in common.
+"""Training of branches by the epoch, as MLtuner and its rivals need it.
 
-An epoch is one pass over the training data, so many pushes as that takes at the setting's mini-batch; after each, the
-branch is evaluated on the validation data. Training has converged when that has not become better for some epochs.
+An epoch is one pass over the training data: as many pushes as that takes with the mini-batches of the setting. After each
+epoch the branch is evaluated on the validation data. Training has converged when that has not improved for some epochs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tuners.actions import Action, Evaluate, Evaluation, Fork, Free, Job, Reject
 __all__ = [
     "Course",
     "Epoch",
-    "Line",
+    "TrainedBranch",
     "drop",
     "epoch_clocks",
     "fork",
@@ -29,30 +29,30 @@ __all__ = [
 ]
 
 
-class Line(NamedTuple):
-    """A branch that is being trained, as far as it has come."""
+class TrainedBranch(NamedTuple):
+    """A branch and its setting, and how long it has been trained."""
 
     branch: int
     setting: Setting
     clocks: int = 0  # pushes since it was forked
 
-    def after(self, seen: Window) -> Line:
-        """The line once it has trained for a window; the runtime itself may have changed its setting."""
+    def after(self, seen: Window) -> TrainedBranch:
+        """The branch after a window of training, in which the system itself may have changed its setting."""
         return self._replace(setting=seen.setting or self.setting, clocks=self.clocks + seen.clocks)
 
 
 class Epoch(NamedTuple):
-    """What an epoch has brought."""
+    """A branch after an epoch."""
 
-    line: Line  # afterwards
-    quality: float  # minus infinity where the branch is lost: it diverged, or the system will not run it
+    trained: TrainedBranch  # at its end
+    quality: float  # minus infinity where the branch is lost: it diverged, or the system refuses to run it
     lost: bool = False
 
 
 class Course(NamedTuple):
-    """A branch and how good it was after each epoch."""
+    """A branch and its quality after each epoch."""
 
-    line: Line
+    trained: TrainedBranch
     qualities: tuple[float, ...] = ()
     lost: bool = False
 
@@ -69,32 +69,32 @@ def epoch_clocks(job: Job, setting: Setting) -> int:
 
 
 def quality(job: Job, seen: Evaluation) -> float:
-    """How good a model is, larger is better: its accuracy, or minus its loss in a job that has none."""
+    """The quality of a model, larger is better: its accuracy, or minus its loss where the target is no accuracy."""
     value = seen.accuracy if job.target.metric == "accuracy" else -seen.loss
     return value if math.isfinite(value) else -math.inf
 
 
 def score(job: Job, peak: float) -> float:
-    """A quality as what searchers take: zero for the worthless, larger is better."""
+    """A quality as a score for searchers: larger is better, zero is worthless."""
     return peak if job.target.metric == "accuracy" and math.isfinite(peak) else math.exp(peak)
 
 
 def plateaued(qualities: Sequence[float], epochs: int) -> bool:
-    """Whether none of the last `epochs` entries is better than the best before them; one that is as good is not better."""
+    """Whether none of the last `epochs` entries is greater than all entries before them."""
     return len(qualities) > epochs and max(qualities[:-epochs]) >= max(qualities[-epochs:])
 
 
-def train_epoch(job: Job, line: Line) -> Generator[Action[Any], Any, Epoch]:
+def train_epoch(job: Job, trained: TrainedBranch) -> Generator[Action[Any], Any, Epoch]:
     """Train to the end of the current epoch, and evaluate."""
-    whole = epoch_clocks(job, line.setting)
+    whole = epoch_clocks(job, trained.setting)
     try:
-        seen = yield from Run(clocks=whole - line.clocks % whole, branch=line.branch)
+        seen = yield from Run(clocks=whole - trained.clocks % whole, branch=trained.branch)
     except Rejected:
-        return Epoch(line, -math.inf, lost=True)
-    line = line.after(seen)
+        return Epoch(trained, -math.inf, lost=True)
+    trained = trained.after(seen)
     if seen.status in ("diverged", "deadlock"):
-        return Epoch(line, -math.inf, lost=True)
-    return Epoch(line, (yield from validate(job, line.branch)))
+        return Epoch(trained, -math.inf, lost=True)
+    return Epoch(trained, (yield from validate(job, trained.branch)))
 
 
 def train_on(
@@ -105,17 +105,17 @@ def train_on(
     epochs: float = math.inf,
     enough: Callable[[Course], bool] = lambda _: False,
 ) -> Generator[Action[Any], Any, Course]:
-    """Train until the plateau, until so many epochs have been trained in all, or until `enough`."""
+    """Train until the plateau, until `epochs` epochs have been trained in all, or until `enough`."""
     while not (course.lost or len(course.qualities) >= epochs or plateaued(course.qualities, plateau_epochs)):
-        done = yield from train_epoch(job, course.line)
-        course = Course(done.line, (*course.qualities, done.quality), done.lost)
+        done = yield from train_epoch(job, course.trained)
+        course = Course(done.trained, (*course.qualities, done.quality), done.lost)
         if enough(course):
             break
     return course
 
 
 def validate(job: Job, branch: int) -> Generator[Action[Any], Any, float]:
-    """The quality of a branch now; minus infinity where the system will not tell."""
+    """The quality of a branch now; minus infinity where the system refuses to evaluate it."""
     try:
         return quality(job, (yield from Evaluate(branch)))
     except Rejected:
@@ -131,6 +131,6 @@ def fork(branch: int, setting: Setting | None = None) -> Generator[Action[Any], 
 
 
 def drop(branch: int) -> Generator[Action[Any], Any, None]:
-    """Free a branch, if it is there."""
+    """Free a branch, if it exists."""
     with suppress(Rejected):
         yield from Free(branch)

@@ -1,4 +1,4 @@
-"""The searches that MLtuner is measured against: what each trains, for how long, and what it keeps."""
+"""The searches that MLtuner is compared with: what each trains, for how long, and what it keeps."""
 
 from functools import partial
 from itertools import islice
@@ -38,7 +38,7 @@ def played(factory, *, most=400, of=None, law=falls, accuracy=None, refuses=lamb
 
 
 def rising(branch):
-    """After ten epochs a model is as good as its rate, and becomes no better."""
+    """After ten epochs the quality of a model equals its rate, and stays so."""
     return branch.setting.learning_rate * min(branch.clocks / EPOCH, 10) / 10
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from tuners.bo_online.costs import TECHNIQUES, Change, change_seconds, technique_seconds, techniques
+from tuners.bo_online.costs import TECHNIQUES, PastReconfiguration, change_seconds, technique_seconds, techniques
 from tuners.bo_online.surrogate import Encoding, Surrogate, best_rows, expected_improvement, lower_bound, probability
 from tuners.bo_online.tuner import initial_rows
 from tuners.settings import Choice, Integer, Node, Real, Setting, Space
@@ -59,7 +59,7 @@ def test_values_come_back_from_the_row_they_made(seed):
 
 @given(SEEDS)
 def test_rows_are_decided_before_they_are_scored(seed):
-    """A snapped row stands for exactly the setting that it is scored as."""
+    """A snapped row is exactly the setting whose score it gets."""
     made = encoding(threads=16)
     rows = made.snap(np.random.default_rng(seed).normal(0.5, 1.0, (20, made.width)))
     for row in rows:
@@ -332,11 +332,11 @@ def test_what_a_change_needs(change, needed):
 
 
 def changed(*made):
-    return [Change(frozenset(needed.split()), seconds) for needed, seconds in made]
+    return [PastReconfiguration(frozenset(needed.split()), seconds) for needed, seconds in made]
 
 
 def test_techniques_told_apart_add_up():
-    """The union rule: whatever the parts cost, a change that needs two of them costs both."""
+    """The union rule: a change that needs two techniques costs the sum of both."""
     seen = changed(("TDR", 2.0), ("ODMR TDR", 9.0), ("SSR", 1.0), ("SSR ODMR", 8.0))
     assert technique_seconds(seen) == pytest.approx({"TDR": 2.0, "ODMR": 7.0, "SSR": 1.0}, rel=1e-4)
     for needed, seconds in (("TDR SSR", 3.0), ("TDR ODMR SSR", 10.0), ("", 0.0)):

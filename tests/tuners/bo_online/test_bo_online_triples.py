@@ -1,4 +1,4 @@
-"""What TensorFlowOnline remembers: stretches as triples, settings seen twice, and where the end of a job lies."""
+"""The memory of TensorFlowOnline: stretches as triples, settings seen twice, and epsilon."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Cruise: Eq. 5 against brute force, theory and the paper's own choices; its trigger, scripted."""
+"""Cruise: Eq. 5 against brute force, theory and the paper's choices; scripted tests of its trigger."""
 
 import math
 from dataclasses import replace
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.toy import job, toys, window
 from tuners.actions import Cost, NodeEvent, Reconfigure, Rejected, Run, Setting, Space
 from tuners.cruise import cruise
-from tuners.cruise.placement import Kind, Problem
+from tuners.cruise.placement import MachineKind, Problem
 from tuners.cruise.split import best_worker_count, epoch_seconds
 from tuners.settings import Integer
 from tuners.testing import exchanges
@@ -22,7 +22,7 @@ POSITIVE = st.floats(1e-3, 1e3)
 def alike(machines, z, *, batch_size=100.0):
     """Machines on which a mini-batch computes for `z` times as long as an unloaded pull takes, which is one second."""
     return Problem(
-        kinds=(Kind(count=machines, compute_seconds=z / batch_size, bytes_per_second=1e9),),
+        kinds=(MachineKind(count=machines, compute_seconds=z / batch_size, bytes_per_second=1e9),),
         samples=190 * 100,
         batch_size=batch_size,
         model_bytes=1e9,
@@ -30,7 +30,7 @@ def alike(machines, z, *, batch_size=100.0):
 
 
 def ratio(measured, workers, to):
-    """Epoch time under so many workers over that under `to` workers."""
+    """Epoch time with so many workers, divided by that with `to` workers."""
     n = measured.machines
     return epoch_seconds(workers, n - workers, measured) / epoch_seconds(to, n - to, measured)
 
@@ -40,9 +40,9 @@ def ratio(measured, workers, to):
 
 @given(st.integers(2, 60), POSITIVE, POSITIVE, POSITIVE, POSITIVE, st.integers(1, 10_000))
 def test_eq_5_is_what_brute_force_over_eq_4_finds(machines, compute, model, bandwidth, batch, samples):
-    """Eqs. 1-4 written out machine by machine for even shares, d_i / B not rounded up, as Eq. 5 leaves it."""
+    """Eqs. 1-4 machine by machine for equal shares; d_i / B is not rounded up, as in Eq. 5."""
     measured = Problem(
-        kinds=(Kind(count=machines, compute_seconds=compute, bytes_per_second=bandwidth),),
+        kinds=(MachineKind(count=machines, compute_seconds=compute, bytes_per_second=bandwidth),),
         samples=samples,
         batch_size=batch,
         model_bytes=model,
@@ -247,7 +247,7 @@ def test_bandwidth_can_be_what_the_pulls_achieve():
 
 
 def test_cruise_settles_on_the_toy():
-    """However the toy's compute times scatter, the split is changed once at most and then kept."""
+    """Whatever the scatter of the toy's compute times, the split changes at most once."""
     for seed in range(4):
         log = exchanges(cruise, toys()["timing only"](seed))
         changes = [e.action.setting for e in log if isinstance(e.action, Reconfigure)]

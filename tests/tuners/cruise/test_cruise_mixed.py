@@ -1,4 +1,4 @@
-"""Cruise on machines of several types, and on machines that come and go: what it asks for, answer by answer."""
+"""Cruise on machines of several types, and on machines that come and go: scripted tests."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from tests.support.toy import job, window
 from tuners.actions import Cost, NodeEvent, Reconfigure, Rejected, Run, Setting, Space
 from tuners.cruise import cruise
 from tuners.cruise.monitor import Monitor, Reading, groups, remember
-from tuners.cruise.placement import Kind, Problem, best_in_batches, best_split, placement_seconds
+from tuners.cruise.placement import MachineKind, Problem, best_in_batches, best_split, placement_seconds
 from tuners.cruise.split import epoch_seconds
 from tuners.settings import Choice, Integer, Node
 from tuners.testing import check_tuner, exchanges
@@ -31,7 +31,7 @@ ROLES = ("worker", "server")
 
 
 def cluster(nodes, workers, *, options=ROLES, **start):
-    """A job on `nodes` of which the first so many of `workers` work and the others serve, every role free."""
+    """A job on `nodes`: those in `workers` are workers, the others servers, and every role is free."""
     names = tuple(n.name for n in nodes)
     begin = Setting(workers=tuple(workers), servers=tuple(n for n in names if n not in workers), batch_size=4, **start)
     knobs = tuple(Choice(f"role/{n}", options) for n in names)
@@ -57,10 +57,10 @@ def begun(of, **options):
 
 
 def problem(slow, fast, *, slow_seconds, fast_seconds, **more):
-    """The cost model's view of so many slow and fast machines that compute so many seconds for a mini-batch of 4."""
+    """The cost model's input for so many slow and fast machines, with their seconds for a mini-batch of 4."""
     kinds = (
-        Kind(count=slow, compute_seconds=slow_seconds / 4, bytes_per_second=1e6),
-        Kind(count=fast, compute_seconds=fast_seconds / 4, bytes_per_second=4e6),
+        MachineKind(count=slow, compute_seconds=slow_seconds / 4, bytes_per_second=1e6),
+        MachineKind(count=fast, compute_seconds=fast_seconds / 4, bytes_per_second=4e6),
     )
     return Problem(kinds=kinds, samples=1000, batch_size=4, model_bytes=2e4, **more)
 
@@ -83,7 +83,7 @@ def test_several_types_get_the_optimum_of_fig_3_with_its_shares():
 
 
 def test_the_gate_holds_for_several_types_too():
-    """From a split a little off the optimum the gain is small: the public code has no threshold here, we have."""
+    """From a split near the optimum the gain is small. The public code has no threshold here, ours has one."""
     best = begun(MIXED).send(told(MIXED, {"slow": 0.4, "fast": 0.1})).setting
     share = np.array(best.data_shares) + np.where(np.arange(len(best.workers)) == 0, 0.004, 0)
     of = cluster(SLOW + FAST, best.workers, data_shares=tuple(share / share.sum()))
@@ -102,7 +102,7 @@ def test_once_there_it_stays():
 
 
 def test_an_unknown_type_is_thought_as_fast_as_its_cores():
-    """Nobody fast works: C = T / cores, T = 2 cores x 0.4 s, makes 0.2 s for 4 cores."""
+    """No fast machine is a worker: C = T / cores with T = 2 cores x 0.4 s gives 0.2 s for 4 cores."""
     of = cluster(SLOW + FAST, ["s0", "s1", "s2", "s3"])
     wanted = begun(of).send(told(of, {"slow": 0.4, "fast": 99.0})).setting
     best = best_split(problem(6, 2, slow_seconds=0.4, fast_seconds=0.2))
@@ -147,7 +147,7 @@ def test_a_server_that_would_hold_nothing_is_left_idle_where_it_may_be():
 
 
 def test_server_term_sum_or_paper():
-    """A narrow worker beside wide ones: to the paper all are served as slowly as it is, so that one worker fewer is best."""
+    """One worker has a narrow NIC: in the paper's term all are served as slowly, so that one worker fewer is best."""
     nodes = (node("s0"), *(node(f"f{i}", "fast", 4, 4e6) for i in range(3)))
     for term, start, workers in (("sum", ["s0", "f0"], (1, 2)), ("paper", ["s0", "f0", "f1"], (1, 1))):
         of = cluster(nodes, start)
@@ -157,14 +157,14 @@ def test_server_term_sum_or_paper():
 
 
 def test_mini_batches_rounded_up_or_not():
-    """Four mini-batches: beyond (4, 1) every worker would have one all the same, but a third of one is no whole pull."""
+    """Four mini-batches on five machines: rounding up makes a part of a mini-batch cost a whole pull."""
     of = replace(job("every knob"), samples=16)  # alike machines, 4 samples a mini-batch
     seen = window(of, [1.0] * 30, compute=0.01, pull=PULL)
     # Rounded: (3, 2) 16/3 x 0.0025 + 2 x 0.03, (2, 3) 8 x 0.0025 + 2 x 0.02; not rounded: 0.0133 + 0.04, 0.02 + 0.04.
     assert isinstance(begun(of, gain=0.0).send(seen), Run)
     assert len(begun(of, round_up=True).send(seen).setting.workers) == 2
     alike = Problem(
-        kinds=(Kind(count=5, compute_seconds=0.02, bytes_per_second=1e6),), samples=8, batch_size=4, model_bytes=2e4
+        kinds=(MachineKind(count=5, compute_seconds=0.02, bytes_per_second=1e6),), samples=8, batch_size=4, model_bytes=2e4
     )
     # 8/3 samples of 0.02 s and 2/3 of a pull that takes 1.5 x 0.02 s, or a whole one.
     assert epoch_seconds(3, 2, alike) == pytest.approx(8 / 3 * 0.02 + 2 / 3 * 0.03)
@@ -182,7 +182,7 @@ def test_whole_mini_batches_of_several_types():
 
 
 def test_held_against_the_prediction_or_the_measurement():
-    """Pulls take ten times what the model says. Against what it measured, Cruise would leave the best split it knows."""
+    """Pulls take ten times the prediction. Compared with the measurement, Cruise would leave the best split it knows."""
     of = replace(job("every knob"))
     seen = window(of, [1.0] * 30, compute=PULL * 6.5, pull=10 * PULL)
     # z = 6.5: predicted 2.667 at (3, 2) against 2.625 at (4, 1), a gain of 1.6 %.
@@ -194,7 +194,10 @@ def test_added_or_overlapping_pulls():
     """Of 5 machines at z = 4 the paper's sum keeps (3, 2), overlapping pulls ask for (4, 1); under BSP nothing overlaps."""
     of = job("every knob")
     alike = Problem(
-        kinds=(Kind(count=5, compute_seconds=0.08 / 4, bytes_per_second=1e6),), samples=1000, batch_size=4, model_bytes=2e4
+        kinds=(MachineKind(count=5, compute_seconds=0.08 / 4, bytes_per_second=1e6),),
+        samples=1000,
+        batch_size=4,
+        model_bytes=2e4,
     )
     # In pulls: (4 + 1.5) / 3 = 1.83 against (4 + 4) / 4 = 2 added; 5 / 3 against max(4 + 1, 4) / 4 overlapping.
     assert epoch_seconds(3, 2, alike) == pytest.approx(250 / 3 * (0.08 + 0.03))
@@ -208,7 +211,7 @@ def test_added_or_overlapping_pulls():
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_bandwidth_that_pulls_achieve(overlap):
-    """What the model predicts at half the bandwidth is measured: the choice is that of machines with half the NIC."""
+    """The measurements are those of half the bandwidth: the choice is that for machines with half the NIC."""
     half = tuple(replace(n, nic_bytes_per_second=n.nic_bytes_per_second / 2) for n in MIXED.nodes)
     compute = {"slow": 0.02, "fast": 0.01}
     slowed = problem(4, 1, slow_seconds=0.02, fast_seconds=0.01)
@@ -263,7 +266,7 @@ def test_a_machine_that_has_been_given_notice_is_left_before_it_goes():
 
 
 def test_after_the_runtime_lost_a_server_the_split_is_looked_at_again_without_threshold():
-    """n4 failed; the runtime gave all of the model to n3. What was measured before does not count."""
+    """n4 failed; the system gave all of the model to n3. Earlier measurements do not count."""
     repaired = split("n0 n1 n2", "n3")
     tuner = begun(ALIKE, gain=0.99)
     assert tuner.send(alike(0.5, left=("n4",), says=repaired)) == Run(clocks=30)
@@ -278,7 +281,7 @@ def test_after_the_runtime_lost_a_server_the_split_is_looked_at_again_without_th
 
 
 def test_a_machine_that_failed_and_came_back_at_once_is_a_loss_all_the_same():
-    """Nobody is missing when the window ends, but the runtime has changed the setting: (3, 1) and an idle n4."""
+    """No machine is missing at the end of the window, but the system has changed the setting: (3, 1) and an idle n4."""
     repaired = split("n0 n1 n2", "n3")
     events = (NodeEvent(2.0, "n4", "failed"), NodeEvent(4.0, "n4", "joined"))
     tuner = begun(ALIKE, gain=0.99, extra_gain=0.99)
@@ -290,7 +293,7 @@ def test_a_machine_that_failed_and_came_back_at_once_is_a_loss_all_the_same():
 
 
 def test_machines_that_join_are_used_where_that_is_strictly_better():
-    """A fifth machine makes (3, 2) of (3, 1): no threshold for that; with `extra_gain` there is one."""
+    """A fifth machine turns (3, 1) into (3, 2): without threshold, unless there is an `extra_gain`."""
     start = split("n0 n1 n2", "n3")
     of = replace(ALIKE, start=start)
     for extra_gain, asks in ((0.0, Reconfigure), (0.5, Run)):
@@ -306,7 +309,7 @@ def test_an_idle_machine_that_was_always_there_is_no_exception():
 
 
 def test_a_machine_that_adds_nothing_is_left_alone():
-    """Without compute and with workers as the bottleneck nothing is gained: of equals, the split in use."""
+    """Where workers are the bottleneck a further server gains nothing: of equal splits the present one stays."""
     nodes = tuple(node(f"n{i}") for i in range(3))
     start = Setting(workers=("n0",), servers=("n1",), batch_size=4)
     of = replace(ALIKE, nodes=nodes, start=start, space=Space(start, nodes, (Integer("worker_count", 1, 1),)))
@@ -335,7 +338,7 @@ def test_what_is_pushed_during_a_change_does_not_count():
 
 
 def test_a_split_that_was_left_has_to_gain_twice_as_much_every_time():
-    """The job turns between compute-bound and communication-bound: 6 % there are followed, 6 % back are not, 37 % are."""
+    """The job alternates between compute-bound and communication-bound: 6 % gain is enough once, but not to return."""
     tuner, here, moves = begun(ALIKE, gain=0.05), ALIKE.start, 0
     for turn in range(1, 12):
         # In pulls, z = 8.5: 3.33 at (3, 2), 3.13 at (4, 1); z = 4.4: 1.97 and 2.1.
@@ -371,7 +374,7 @@ def test_the_contract_is_kept_on_several_types():
 @settings(max_examples=15)
 @given(st.integers(0, 1000), st.sampled_from(["nic", "measured"]), st.booleans())
 def test_no_oscillation_on_a_noisy_toy(seed, bandwidth, overlap):
-    """Compute scatters by 20 %; predictions made anew every ten mini-batches do not send the job back and forth."""
+    """Compute scatters by 20 %; new predictions every ten mini-batches do not move the job back and forth."""
 
     def chosen(job):
         return cruise(job, bandwidth=bandwidth, overlap=overlap)

@@ -1,4 +1,4 @@
-"""Online search: what a trial is scored by, how trials are made, and the optimisers that propose them."""
+"""Online search: the score of a trial, how trials are made, and the optimisers that propose them."""
 
 import math
 from dataclasses import replace
@@ -92,7 +92,7 @@ def falling(of, rate, *, start=0.0, status="running", branch_seconds=4.0):
 
 
 class Script:
-    """An optimiser that proposes learning rates in turn and keeps what it is told."""
+    """An optimiser that proposes learning rates in turn and records the scores."""
 
     def __init__(self, *rates):
         self.rates = list(rates)
@@ -234,7 +234,7 @@ def test_random_search_draws_other_settings_for_another_seed():
 
 
 def test_tpe_learns_from_what_it_is_told():
-    """Told that small is fast, its later proposals are smaller than its first, which are random."""
+    """After scores that favour small values, its later proposals are smaller than its first, random ones."""
 
     first, later = [], []
     for seed in range(5):

@@ -1,4 +1,4 @@
-"""Searchers: what they propose, when they stop, and that a seed decides everything."""
+"""Searchers: their proposals, when they stop, and that a seed determines everything."""
 
 import itertools
 import math
