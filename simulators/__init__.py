@@ -1,8 +1,8 @@
-"""What would happen: node profiles, workloads, network, engine, control plane.
+"""A parameter server in simulated time: cluster, workloads, engine, reconfiguration, calibration.
 
-Importing this package, before JAX has started, tells XLA two things: to compile the event loop as one function, where it
-would otherwise dispatch every small operation by itself (four times slower), and to stay on one thread, so that results
-do not depend on the host and parallel runs do not fight for cores. Flags that are already set are left alone.
+Importing this package, before JAX has started, tells XLA two things: to compile the event loop as one function (by
+default it dispatches every small operation by itself, which is four times slower), and to stay on one thread, so that
+results do not depend on the host and parallel runs do not compete for cores. Flags that are already set stay.
 """
 
 import os

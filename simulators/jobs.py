@@ -1,8 +1,9 @@
-"""What a scenario gives a run to begin with: the job that tuners are told of, the data in this seed's order, the model."""
+"""How a job begins: its specification, what tuners are told of it, the data in this seed's order, the first parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -10,52 +11,60 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.engine.learning import Data, Model
-from simulators.engine.optimizers import REVISING, slots
-from simulators.reconfiguration.control_plane import Cluster
-from simulators.reconfiguration.plan import METHODS
+from simulators.cluster.cluster import Cluster
+from simulators.cluster.conditions import Conditions
+from simulators.engine.learning import TrainingData
+from simulators.engine.optimizers import slots
+from simulators.reconfiguration.plan import METHODS, Costs
 from simulators.workloads.catalogue import Workload
 from tuners.actions import Job, Rejected, Setting, Space, Target
-from tuners.settings import Choice, Knob, Node
+from tuners.settings import Knob, Node
 
-__all__ = ["check_memory", "drawn", "job", "model"]
-
-_LEAST_ROWS = 16  # of a mini-batch that are computed, where its size is free: fewer cost hardly less than compiling anew
+__all__ = ["JobSpec", "check_memory", "drawn", "job"]
 
 
-def job(
-    name: str,
-    cluster: Cluster,
-    workload: Workload,
-    start: Setting,
-    knobs: tuple[Knob, ...],
-    target: Target,
-    budget_seconds: float,
-    seed: int,
-) -> Job:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What a scenario and a seed say of a job: everything that a system needs to begin it."""
+
+    name: str
+    cluster: Cluster
+    workload: Workload
+    start: Setting
+    knobs: tuple[Knob, ...] = ()
+    target: Target
+    budget_seconds: float
+    evaluate_clocks: int  # validate after every so many pushes
+    conditions: Conditions = field(default_factory=Conditions)
+    costs: Costs = field(default_factory=Costs)
+    seed: int
+
+
+def job(spec: JobSpec) -> Job:
     """What tuners are told: public facts only."""
+    workload = spec.workload
     nodes = tuple(
         Node(n, kind.name, kind.cores, tuple(d.kind for d in kind.devices), kind.nic_bytes_per_second, kind.memory_bytes)
-        for n, kind in cluster.nodes
+        for n, kind in spec.cluster.nodes
     )
     return Job(
-        name=name,
+        name=spec.name,
         nodes=nodes,
-        start=start,
-        space=Space(start, nodes, knobs),
-        target=target,
-        budget_seconds=budget_seconds,
+        start=spec.start,
+        space=Space(spec.start, nodes, spec.knobs),
+        target=spec.target,
+        budget_seconds=spec.budget_seconds,
         model_bytes=workload.demand.model_bytes,
         samples=workload.samples,
-        seed=seed,
+        seed=spec.seed,
         methods=METHODS,
         branch_bytes=workload.demand.model_bytes * (1 + slots(workload.optimizer)),
     )
 
 
 def check_memory(job: Job, settings: Iterable[Setting]) -> None:
-    """Raise Rejected where branches under these settings are more than a server can hold: its share of each (MLtuner,
-    Section 4.6). What else a machine has in memory is not counted."""
+    """Raise Rejected where a server cannot hold its share of all branches under these settings (MLtuner, Section 4.6). Only
+    parameters and optimizer slots count."""
     held = {node.name: 0.0 for node in job.nodes}
     for setting in settings:
         for server, share in zip(setting.servers, setting.shares()[1], strict=True):
@@ -68,15 +77,15 @@ def check_memory(job: Job, settings: Iterable[Setting]) -> None:
             )
 
 
-def drawn(workload: Workload, seed: int, parts: int = 1) -> tuple[Data, Any]:
+def drawn(workload: Workload, seed: int, parts: int = 1) -> tuple[TrainingData, Any]:
     """The data in this seed's order, and this seed's first parameters.
 
-    Workers take consecutive parts of it. A share `Workload.skew` of the samples is dealt out to `parts` of equal size by
-    class, so that each part holds few classes, which ones being drawn; the rest is mixed. Raises ValueError for such a
-    share of data without classes.
+    Workers take consecutive parts of it. A share `Workload.skew` of the samples is divided into `parts` of equal size by
+    class, so that each part holds few classes, drawn at random; the rest is mixed. Raises ValueError if the data has no
+    classes and `skew` is not 0.
     """
     if workload.proxy is None:
-        return Data((), ()), ()
+        return TrainingData((), ()), ()
     train = workload.proxy.train
     rng = np.random.default_rng([seed, 3])
     order = rng.permutation(len(train[0]))
@@ -84,13 +93,13 @@ def drawn(workload: Workload, seed: int, parts: int = 1) -> tuple[Data, Any]:
         order = _by_class(order, np.asarray(train[-1]), workload.skew, parts, rng)
     shuffled = tuple(jnp.asarray(np.asarray(column)[order]) for column in train)
     valid = tuple(jnp.asarray(column) for column in workload.proxy.valid)
-    return Data(shuffled, valid), workload.proxy.init(jax.random.key(seed))
+    return TrainingData(shuffled, valid), workload.proxy.init(jax.random.key(seed))
 
 
 def _by_class(
     order: NDArray[np.int64], labels: NDArray[np.generic], skew: float, parts: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """`order` with a share `skew` of it brought into the order of classes, and mixed within each of the `parts`."""
+    """`order`, of which a share `skew` is sorted by class, divided into `parts`, and mixed within each of them."""
     if labels.dtype.kind not in "iu":
         raise ValueError(f"Cannot deal out a share {skew:g} of the data by class: it has no classes; set skew to 0.")
     dealt = rng.random(len(order)) < skew
@@ -98,24 +107,3 @@ def _by_class(
     by_class = order[dealt][np.argsort(ranks[labels[order[dealt]]], kind="stable")]
     pairs = zip(np.array_split(by_class, parts), np.array_split(order[~dealt], parts), strict=True)
     return np.concatenate([rng.permutation(np.concatenate(pair)) for pair in pairs])
-
-
-def model(workload: Workload, space: Space, samples: int) -> Model | None:
-    """The learning part of a program, for mini-batches of up to `samples` rows.
-
-    Compiled for the next power of two; where the batch size is free, for 16 at least, or for the largest that can be chosen,
-    so that changes among small ones compile nothing. Raises Rejected for an optimizer that does not go with the workload's
-    aggregation.
-    """
-    if workload.proxy is None:
-        return None
-    if workload.optimizer in REVISING and workload.aggregation != "each":
-        raise Rejected(
-            f"Cannot apply the {workload.aggregation} of gradients by {workload.optimizer!r}: each has a delay of its own; "
-            'use aggregation = "each".'
-        )
-    knob = space.knob("batch_size")
-    choices = (space.whole_batch,) if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
-    rows = max(samples, *(min(int(c), _LEAST_ROWS) for c in choices), 1)
-    batch = 1 << (rows - 1).bit_length()
-    return Model(workload.proxy.losses, workload.proxy.correct, workload.optimizer, workload.aggregation, batch)

@@ -1,23 +1,27 @@
-"""A System in simulated time: the engine trains, the control plane acts, and tuners' actions are carried out between."""
+"""A System in simulated time: the engine trains, the control plane acts, and tuners' actions are carried out in between.
+
+The engine (`simulators.engine`) and the control plane (SimPy) each have a clock. `_train` is where they meet: the engine
+trains up to the control plane's next event, then the control plane acts, then the branch is told what has changed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulators import jobs, windows
-from simulators.branch import NO_RECORDS, Branch, Ground, first_branch
+from simulators.branch import NO_RECORDS, Branch, JobContext, PreparedSetting, first_branch
 from simulators.cluster import trace_driven
-from simulators.cluster.conditions import Conditions
 from simulators.cluster.conditions import check as check_conditions
 from simulators.engine.inputs import compute_times, loads
 from simulators.reconfiguration import plan as reconfigure
-from simulators.reconfiguration.control_plane import Cluster, ControlPlane
-from simulators.reconfiguration.in_training import Transition
-from simulators.reconfiguration.plan import Costs, Load
-from simulators.workloads.catalogue import Workload
+from simulators.reconfiguration.control_plane import ControlPlane
+from simulators.reconfiguration.plan import Load
+from simulators.reconfiguration.reconfiguration import Reconfiguration
 from tuners import policies
 from tuners.actions import (
     Action,
@@ -34,10 +38,8 @@ from tuners.actions import (
     Setting,
     Status,
     SyncPolicy,
-    Target,
     Window,
 )
-from tuners.settings import Knob
 
 __all__ = ["SimulatedSystem"]
 
@@ -50,50 +52,44 @@ _FOR_EVER = 2**31 - 1  # clocks
 class SimulatedSystem:
     """A parameter server in simulated time. Raises ValueError where scenario, cluster and workload do not fit together."""
 
-    def __init__(
-        self,
-        name: str,
-        cluster: Cluster,
-        workload: Workload,
-        start: Setting,
-        knobs: tuple[Knob, ...],
-        target: Target,
-        budget_seconds: float,
-        conditions: Conditions,
-        costs: Costs,
-        evaluate_clocks: int,
-        seed: int,
-    ) -> None:
-        names = tuple(n for n, _ in cluster.nodes)
-        check_conditions(conditions, names)
-        reconfigure.check(costs)
-        conditions, factors = trace_driven.unfolded(conditions, cluster.nodes, budget_seconds, seed)
-        self._conditions, self._costs = conditions, costs
-        self._control = ControlPlane(cluster, conditions)
+    def __init__(self, spec: jobs.JobSpec) -> None:
+        workload, start, seed, nodes = spec.workload, spec.start, spec.seed, spec.cluster.nodes
+        check_conditions(spec.conditions, tuple(n for n, _ in nodes))
+        reconfigure.check(spec.costs)
+        conditions, factors = trace_driven.unfolded(spec.conditions, nodes, spec.budget_seconds, seed)
+        self._conditions, self._costs = conditions, spec.costs
+        self._control = ControlPlane(spec.cluster, conditions)
         self._now = 0.0
-        self._told = 0  # events of nodes that windows have told
-        self._transition: Transition | None = None  # the reconfiguration under way
+        self._reported_events = 0  # events of nodes that windows have told of
+        self._reconfiguration: Reconfiguration | None = None  # in progress; one at a time
         self._waited_cost = Cost(seconds=0.0, stall_seconds=0.0)  # of the last one that was waited for
-        self.job = jobs.job(name, cluster, workload, start, knobs, target, budget_seconds, seed)
-        blocks = workload.demand.data_blocks or max(len(names), workload.samples // workload.batch_size)
+        self.job = jobs.job(spec)
+        blocks = workload.demand.data_blocks or max(len(nodes), workload.samples // workload.batch_size)
         self._load = Load(self.job.model_bytes, blocks, workload.demand.sample_bytes * workload.samples / blocks)
         try:
             self.job.space.check(start)
             self._check_there(start)
             data, parameters = jobs.drawn(workload, seed, len(start.workers))
-            self._ground = Ground(cluster, workload, conditions, self.job, data, evaluate_clocks, seed, factors)
+            self._context = JobContext(
+                spec.cluster, workload, conditions, self.job, data, spec.evaluate_clocks, seed, factors
+            )
             policy = policies.named(start.policy, start.staleness)
-            self._branches = {0: first_branch(self._ground, start, policy, self._control.slowdown, parameters)}
+            self._branches = {0: first_branch(self._context, start, policy, self._control.slowdown, parameters)}
         except Rejected as error:
-            raise ValueError(f"Scenario {name!r} cannot start: {error}") from error
+            raise ValueError(f"Scenario {spec.name!r} cannot start: {error}") from error
         self._next_branch = 1
-        self._cached: Branch | None = self._branches[0]  # whose model the workers' caches hold
+        self._cached: Branch | None = self._branches[0]  # its model is in the workers' caches
         self._latest = self._branches[0]  # to train
 
     @property
     def now(self) -> float:
         """Simulated seconds since the job began."""
         return self._now
+
+    @property
+    def branches(self) -> Mapping[int, Branch]:
+        """The branches that are not freed, by number: their parameters and records, which no tuner sees. Only to read."""
+        return MappingProxyType(self._branches)
 
     @property
     def status(self) -> Status:
@@ -123,20 +119,20 @@ class SimulatedSystem:
 
     def _run(self, action: Run) -> Window:
         branch = self._branch(action.branch)
-        if branch.status != "running" and not len(branch.unseen):
+        if branch.status != "running" and not len(branch.unreported):
             raise Rejected(f"Cannot run branch {action.branch}: it has {branch.status}; free it and go on with another.")
-        if self._transition is not None and self._transition.branch is not branch:
+        if self._reconfiguration is not None and self._reconfiguration.branch is not branch:
             raise Rejected(f"Cannot run branch {action.branch} while another is being reconfigured: run that one first.")
         self._switch_to(branch)
         self._bring_to_now(branch)
         start = self._now
         limit = min(self.job.budget_seconds, np.inf if action.seconds is None else start + action.seconds)
         table = self._train(branch, _FOR_EVER if action.clocks is None else action.clocks, limit)
-        table, branch.unseen = np.concatenate([branch.unseen, table]), NO_RECORDS
-        start, branch.unseen_seconds = start - branch.unseen_seconds, 0.0
-        events, self._told = tuple(self._control.events[self._told :]), len(self._control.events)
+        table, branch.unreported = np.concatenate([branch.unreported, table]), NO_RECORDS
+        start, branch.unreported_seconds = start - branch.unreported_seconds, 0.0
+        events, self._reported_events = tuple(self._control.events[self._reported_events :]), len(self._control.events)
         changes, branch.changes = tuple(branch.changes), []
-        nodes = self._ground.cluster.nodes
+        nodes = self._context.cluster.nodes
         return windows.window(
             self.job,
             branch.setting,
@@ -145,7 +141,7 @@ class SimulatedSystem:
             end_seconds=self._now,
             pushes_before=int(branch.state.clock.pushes) - len(table),
             status=branch.status,
-            devices=compute_times(nodes, self._ground.workload.demand, branch.setting),
+            devices=compute_times(nodes, self._context.workload.demand, branch.setting),
             samples={w: sum(row) for w, row in loads(nodes, branch.setting).items()},
             available=self._control.available,
             events=events,
@@ -153,86 +149,91 @@ class SimulatedSystem:
         )
 
     def _think(self, action: Action[Any]) -> None:
-        """While a tuner thinks, the branch it thinks about goes on; its next window tells what happened meanwhile."""
+        """While a tuner thinks, the branch of its action trains on; the next window reports what happened meanwhile."""
         branch = self._branches.get(getattr(action, "branch", -1))
-        other = self._transition is not None and self._transition.branch is not branch
+        other = self._reconfiguration is not None and self._reconfiguration.branch is not branch
         if branch is not None and branch.status == "running" and not other:
             self._switch_to(branch)
             self._bring_to_now(branch)
-            self._train_unseen(branch, self._now + self._conditions.thinking_seconds)
+            self._train_unreported(branch, self._now + self._conditions.thinking_seconds)
 
-    def _train_unseen(self, branch: Branch, limit: float, *, change_only: bool = False) -> None:
-        """Train without anybody looking, to `limit` or to the end of the change under way."""
+    def _train_unreported(self, branch: Branch, limit: float, *, change_only: bool = False) -> None:
+        """Train outside of a window, to `limit` or, with `change_only`, to the end of the reconfiguration; the next window
+        reports it."""
         start = self._now
-        stands = self._transition is not None and self._transition.quiescent
+        stalls = self._reconfiguration is not None and self._reconfiguration.quiescent
         table = self._train(branch, _FOR_EVER, limit, change_only=change_only)
-        branch.unseen = np.concatenate([branch.unseen, table])
-        # A standstill is told of by its cost; what is unseen already makes the next window begin before it.
-        if not (change_only and stands) or branch.unseen_seconds > 0:
-            branch.unseen_seconds += self._now - start
+        branch.unreported = np.concatenate([branch.unreported, table])
+        # A tuner has been told the stall that it waited for as a cost, so the window does not include it, unless the window
+        # begins before the stall because of earlier training.
+        if not (change_only and stalls) or branch.unreported_seconds > 0:
+            branch.unreported_seconds += self._now - start
 
     def _train(self, branch: Branch, clocks: int, limit: float, *, change_only: bool = False) -> NDArray[np.float64]:
-        """Train `branch` for so many clocks, to `limit` or to the end of the change under way, control events included; the
-        records, [n, 11]."""
+        """Train `branch` for so many clocks, to `limit` or, with `change_only`, to the end of the reconfiguration. The
+        control plane acts meanwhile. Returns the records, [n, 11]."""
         tables, left = [NO_RECORDS], clocks
-        while left > 0 and branch.status == "running" and not (change_only and self._transition is None):
+        while left > 0 and branch.status == "running" and not (change_only and self._reconfiguration is None):
             until = min(self._control.next_seconds, limit)
             most = min(left, _ROWS)
             table = NO_RECORDS
-            if self._transition is None:
+            if self._reconfiguration is None:
                 table = branch.advance(most, until, _ROWS)
-            elif self._transition.trains:
-                most = 1 if self._transition.listens else most
+            elif self._reconfiguration.trains:
+                # Steps that depend on pushes must be told of each at its time: one push per call of the engine, then.
+                most = 1 if self._reconfiguration.follows_pushes else most
                 table = branch.advance(most, until, _ROWS)
             tables.append(table)
             left -= len(table)
+            # The engine stopped for a reason of its own, before `until`: so many pushes, or the end of the job.
             if len(table) == most or branch.status != "running":
                 self._now = max(self._now, float(branch.state.clock.seconds))
-                if self._transition is not None:
+                if self._reconfiguration is not None:
                     self._progress(branch, int(table[-1, 1]) if len(table) else None)
                 continue
-            self._now = max(self._now, until)  # the limit may be past: a change can end after the budget
+            self._now = max(self._now, until)  # the limit may be past: a stall can end after the budget
             if until >= limit:
                 break
-            branch.coast(self._now)
+            # The engine stopped at its last event before `until`. Progress up to now is made at the old rates, so it must be
+            # computed before the control plane changes them.
+            branch.catch_up(self._now)
             self._control.act()
             self._progress(branch, None)
-        if branch.status != "running" and self._transition is not None:
-            self._transition.cancel()
-            self._end_transition()
+        if branch.status != "running" and self._reconfiguration is not None:
+            self._reconfiguration.cancel()
+            self._end_reconfiguration()
         branch.until_seconds = self._now
         return np.concatenate(tables)
 
     def _progress(self, branch: Branch, pushed: int | None) -> None:
-        """Let `branch` feel what the control plane has done, and a change under way know who has pushed."""
-        if self._transition is not None:
-            self._control.be_at(self._now)
-            self._transition.tell(self._control, None if pushed is None else self.job.nodes[pushed].name, self._now)
-            if self._transition.over:
-                self._end_transition()
-        self._feel(branch)
+        """Tell the reconfiguration in progress which worker has pushed, and `branch` what the control plane has done."""
+        if self._reconfiguration is not None:
+            self._reconfiguration.progress(None if pushed is None else self.job.nodes[pushed].name, self._now)
+            if self._reconfiguration.over:
+                self._end_reconfiguration()
+        self._apply_effects(branch)
         if lost := self._lost(branch):
             self._lose(branch, lost)
 
-    def _feel(self, branch: Branch) -> None:
-        if self._transition is None:
-            branch.slow(self._control.slowdown)
+    def _apply_effects(self, branch: Branch) -> None:
+        if self._reconfiguration is None:
+            branch.set_slowdown(self._control.slowdown)
         else:
-            self._transition.put(self._control.slowdown, self._now)
+            self._reconfiguration.apply_effects(self._now)
 
     def _bring_to_now(self, branch: Branch) -> None:
-        """A branch that stood still goes on as if no time had passed for it."""
-        if self._transition is None and not np.array_equal(branch.plant.slowdown, self._control.slowdown):
-            branch.coast(branch.until_seconds)  # what was done before is not done slower, or faster
-        self._stand(branch)
-        self._feel(branch)
+        """Resume a branch that has not trained for a while; if nodes are lost meanwhile, begin to recover."""
+        if self._reconfiguration is None and not np.array_equal(branch.inputs.slowdown, self._control.slowdown):
+            branch.catch_up(branch.until_seconds)  # what was done until then is done at the old speed
+        self._resume(branch)
+        self._apply_effects(branch)
         if lost := self._lost(branch):
-            branch.coast(self._now)
+            branch.catch_up(self._now)
             self._lose(branch, lost)
 
-    def _stand(self, branch: Branch) -> None:
-        """A branch that stood still goes on now; another may have trained last."""
-        branch.stand(self._now, self._latest)
+    def _resume(self, branch: Branch) -> None:
+        """Shift a branch's clock to now; another one may have trained last."""
+        branch.resume_at(self._now, self._latest)
         self._latest = branch
 
     # ---------------------------------------------------------------------------------------------------------- nodes
@@ -244,26 +245,25 @@ class SimulatedSystem:
                 raise Rejected(f"Cannot use node {node!r}: it is not there, or about to leave; there are {there}.")
 
     def _lost(self, branch: Branch) -> frozenset[str]:
-        """Nodes that `branch` has been using, or is to use, and that are no longer there."""
+        """Nodes that `branch` uses, or needs for its reconfiguration, and that are gone."""
         used = frozenset((*branch.setting.workers, *branch.setting.servers))
-        if self._transition is not None and self._transition.branch is branch:
-            used = self._transition.counts_on
+        if self._reconfiguration is not None and self._reconfiguration.branch is branch:
+            used = self._reconfiguration.needed_nodes
         return used - self._control.present
 
     def _lose(self, branch: Branch, lost: frozenset[str]) -> None:
-        """Nodes are lost: the runtime goes on with those that are left. A change under way is completed without them, or
-        rolled back where it counts on them."""
-        before = self._transition
-        self._transition = Transition.after_loss(branch, before, lost, self._control, self._load, self._costs, self._now)
-        if self._transition is None:
-            branch.give_up()
-            self._transition = before
-            self._end_transition()
+        """Continue on the surviving nodes. A reconfiguration in progress is completed without the lost ones, or rolled back
+        where it needs them."""
+        reconfiguration = self._reconfiguration or Reconfiguration(branch, self._control, self._load, self._costs)
+        if reconfiguration.recover(lost, self._now):
+            self._reconfiguration = reconfiguration
+            self._apply_effects(branch)
         else:
-            self._feel(branch)
+            branch.mark_deadlocked()
+            self._end_reconfiguration()
 
-    def _end_transition(self) -> None:
-        ended, self._transition = self._transition, None
+    def _end_reconfiguration(self) -> None:
+        ended, self._reconfiguration = self._reconfiguration, None
         if ended is not None and ended.waited:
             self._waited_cost = ended.cost(self._now)
         elif ended is not None:
@@ -279,19 +279,21 @@ class SimulatedSystem:
         self._check_free(branch, f"reconfigure branch {action.branch}")
         self.job.space.check(setting)
         self._check_there(setting)
-        transition = self._begin(branch, setting, self._policy(branch, setting), method, waited=action.wait)
-        if transition is None or not action.wait:
+        prepared = self._context.prepare(setting, self._policy(branch, setting))
+        begun = self._begin(branch, prepared, method, waited=action.wait)
+        if begun is None or not action.wait:
             return Cost(seconds=0.0, stall_seconds=0.0)
-        # Where nobody trains anyway, the change may end after the budget.
-        limit = np.inf if transition.quiescent else max(self.job.budget_seconds, self._now)
-        self._train_unseen(branch, limit, change_only=True)
-        return self._waited_cost if self._transition is None else self._transition.cost(self._now)
+        # Where no worker trains anyway, the reconfiguration may end after the budget.
+        limit = np.inf if begun.plan.quiescent else max(self.job.budget_seconds, self._now)
+        self._train_unreported(branch, limit, change_only=True)
+        return self._waited_cost if self._reconfiguration is None else self._reconfiguration.cost(self._now)
 
     def _install(self, action: Install) -> None:
         branch = self._branch(action.branch)
         self._check_free(branch, f"install a policy in branch {action.branch}")
         self._bring_to_now(branch)
-        self._change_in_place(branch, branch.setting, action.policy)
+        prepared = self._context.prepare(branch.setting, action.policy)
+        branch.change_in_place(prepared, self._control.slowdown, self._now)
 
     def _policy(self, branch: Branch, setting: Setting) -> SyncPolicy:
         """The policy that `setting` names; an installed one stays while the setting names the same as before."""
@@ -300,43 +302,31 @@ class SimulatedSystem:
             return branch.policy
         return policies.named(setting.policy, setting.staleness)
 
-    def _begin(
-        self, branch: Branch, setting: Setting, policy: SyncPolicy, method: Method, *, waited: bool
-    ) -> Transition | None:
+    def _begin(self, branch: Branch, prepared: PreparedSetting, method: Method, *, waited: bool) -> Reconfiguration | None:
         """Begin to put `branch` under a setting and a policy; None where that has happened in place.
 
-        In place, mini-batches under way go on, and a new policy releases those that wait. Raises Rejected, and changes
-        nothing, where the setting cannot be.
+        In place, mini-batches in progress continue, and a new policy releases those that wait.
         """
-        self._ground.program(setting, policy)
-        self._ground.plant(setting, policy, self._control.slowdown)
-        plan = reconfigure.plan(branch.setting, setting, method, self._load, self._costs)
-        if plan.steps:
-            self._switch_to(branch)
-        self._stand(branch)
-        branch.coast(self._now)
-        branch.slow(self._control.slowdown)
-        if not plan.steps:
-            self._change_in_place(branch, setting, policy)
-            return None
-        begun = Transition.begin(
-            branch, plan, setting, policy, self._control, self._load, self._costs, waited=waited, now=self._now
+        reconfiguration = Reconfiguration(
+            branch, self._control, self._load, self._costs, target=prepared, method=method, waited=waited
         )
-        self._transition = begun
+        if reconfiguration.in_place:
+            self._resume(branch)
+            branch.change_in_place(prepared, self._control.slowdown, self._now)
+            return None
+        # First the branch moves into the workers' caches, which takes time; only then it is known when the steps begin.
+        self._switch_to(branch)
+        self._resume(branch)
+        branch.catch_up(self._now)
+        branch.set_slowdown(self._control.slowdown)
+        reconfiguration.begin(self._now)
+        self._reconfiguration = reconfiguration
         self._progress(branch, None)
-        return begun
-
-    def _change_in_place(self, branch: Branch, setting: Setting, policy: SyncPolicy) -> None:
-        branch.coast(self._now)
-        renewed = policy is not branch.policy
-        branch.bring_under(setting, policy, self._control.slowdown)
-        branch.until_seconds = self._now
-        if renewed:
-            branch.launch_waiting()
+        return reconfiguration
 
     def _check_free(self, branch: Branch, wanted: str) -> None:
-        """Raise Rejected during a reconfiguration, and where `branch` cannot go on as it is."""
-        if self._transition is not None:
+        """Raise Rejected during a reconfiguration, and where `branch` has ended or must first recover from a loss."""
+        if self._reconfiguration is not None:
             raise Rejected(
                 f"Cannot {wanted}: a reconfiguration is under way; run on until `Window.changes` tells of its end."
             )
@@ -359,18 +349,15 @@ class SimulatedSystem:
         self._check_free(parent, f"fork branch {action.branch}")
         self.job.space.check(setting)
         self._check_there(setting)
-        policy = self._policy(parent, setting)
-        self._ground.program(setting, policy)
-        self._ground.plant(setting, policy, self._control.slowdown)
+        prepared = self._context.prepare(setting, self._policy(parent, setting))
         jobs.check_memory(self.job, [setting, *(b.setting for b in self._branches.values())])
         self._bring_to_now(parent)
         self._pass_seconds(parent.copy_bytes() / self._costs.fork_bytes_per_second)
         child = parent.snapshot(testing=action.testing)
         number, self._next_branch = self._next_branch, self._next_branch + 1
         self._branches[number] = child
-        transition = self._begin(child, setting, policy, "checkpoint", waited=True)
-        if transition is not None:
-            self._train_unseen(child, np.inf, change_only=True)
+        if self._begin(child, prepared, "checkpoint", waited=True) is not None:
+            self._train_unreported(child, np.inf, change_only=True)
         return number
 
     def _switch_to(self, branch: Branch) -> None:
@@ -380,7 +367,7 @@ class SimulatedSystem:
             self._pass_seconds(branch.refill_seconds())
 
     def _pass_seconds(self, seconds: float) -> None:
-        """Let time pass in which nobody trains."""
+        """Let time pass in which no branch trains."""
         end = self._now + seconds
         while self._control.next_seconds <= end:
             self._control.act()
@@ -391,7 +378,7 @@ class SimulatedSystem:
         branch = self._branch(action.branch)
         if len(self._branches) == 1:
             raise Rejected(f"Cannot free branch {action.branch}: it is the last one, and the job would be lost.")
-        if self._transition is not None and self._transition.branch is branch:
+        if self._reconfiguration is not None and self._reconfiguration.branch is branch:
             self._check_free(branch, f"free branch {action.branch}")
         del self._branches[action.branch]
         self._cached = None if branch is self._cached else self._cached

@@ -1,4 +1,4 @@
-"""What a tuner is told: windows made of the engine's records."""
+"""Windows, the answers to Run, made of the engine's records."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def pushes(table: NDArray[np.float64]) -> Pushes:
     """The columns of a table of `Records`, [n, 11], as a tuner sees them."""
     columns = dict(zip(Records._fields, table.T, strict=True))
     whole = ("worker", "clock", "staleness")
-    # Copies, so that a tuner that writes into its window harms nobody.
+    # Copies: a tuner that writes into its window must not change the engine's records.
     return Pushes(**{f: columns[f].astype(np.int32) if f in whole else columns[f].copy() for f in Pushes._fields})
 
 
 def evaluations(table: NDArray[np.float64], pushes_before: int) -> tuple[Evaluation, ...]:
-    """The validations among the records, the first of which is push number `pushes_before` + 1."""
+    """The validations among the records. The first record is push number `pushes_before` + 1."""
     columns = Records(*table.T)
     due = np.flatnonzero(~np.isnan(columns.valid_loss) | ~np.isnan(columns.valid_accuracy))
     return tuple(
@@ -71,7 +71,7 @@ def _worker(name: str, made: Pushes, index: int, samples: int, nominal: tuple[fl
     mine = made.worker == index
     count = int(mine.sum())
     compute = float(made.compute_seconds[mine].sum())
-    # Every device of a machine meets the same noise, so the measured time divides as the nominal one does.
+    # Noise is drawn per worker, the same for all its devices, so the measured time divides as the nominal one does.
     whole, parts = nominal
     per_batch = compute / count if count else 0.0
     return WorkerWindow(

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.scenario.tables import BudgetTable, RecordedTable, SeedsTable, StartTable, WorkloadTable
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
-from simulators.reconfiguration.control_plane import Cluster
 from simulators.reconfiguration.plan import Costs
 from tuners.actions import Target
 from tuners.settings import Knob

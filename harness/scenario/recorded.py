@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.profiles import Device, NodeType
-from simulators.reconfiguration.control_plane import Cluster
 from tuners.actions import Job, Rejected, Setting
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.scenario import recorded as scenario_recorded
 from harness.scenario.description import Scenario
@@ -28,15 +28,18 @@ from harness.scenario.tables import (
     near,
     read,
 )
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, placed
 from simulators.cluster.conditions import check as check_conditions
 from simulators.cluster.profiles import NodeType, load_profiles, profiles
-from simulators.reconfiguration.control_plane import Cluster
 from simulators.reconfiguration.plan import Costs
 from simulators.reconfiguration.plan import check as check_costs
 from simulators.workloads.catalogue import Workload, load_workloads, workload, workloads
 from tuners.actions import Job, Rejected, Setting, Space, System, Target
 from tuners.settings import Choice, Integer, Knob, Node, Real, shared_out
+
+if TYPE_CHECKING:
+    from simulators.jobs import JobSpec
 
 __all__ = ["embedded", "job", "load", "parse", "show", "system", "workload_of"]
 
@@ -170,16 +173,7 @@ def job(scenario: Scenario, seed: int = 0) -> Job:
                 policies.named(str(name), space.base.staleness)
             except Rejected as error:
                 raise ValueError(f"{scenario.origin}: [free] policy: {error}") from None
-    return jobs.job(
-        scenario.name,
-        scenario.cluster,
-        made,
-        space.base,
-        scenario.knobs,
-        scenario.target,
-        scenario.budget.seconds,
-        seed,
-    )
+    return jobs.job(_spec(scenario, made, space.base, seed))
 
 
 def system(scenario: Scenario, seed: int, start: Setting | None = None) -> System:
@@ -189,18 +183,24 @@ def system(scenario: Scenario, seed: int, start: Setting | None = None) -> Syste
     from simulators.system import SimulatedSystem
 
     made = workload_of(scenario)
-    return SimulatedSystem(
-        scenario.name,
-        scenario.cluster,
-        made,
-        start or _start(scenario, made),
-        scenario.knobs,
-        scenario.target,
-        scenario.budget.seconds,
-        scenario.conditions,
-        scenario.costs,
-        scenario.check_clocks,
-        seed,
+    return SimulatedSystem(_spec(scenario, made, start or _start(scenario, made), seed))
+
+
+def _spec(scenario: Scenario, made: Workload, start: Setting, seed: int) -> JobSpec:
+    from simulators.jobs import JobSpec
+
+    return JobSpec(
+        name=scenario.name,
+        cluster=scenario.cluster,
+        workload=made,
+        start=start,
+        knobs=scenario.knobs,
+        target=scenario.target,
+        budget_seconds=scenario.budget.seconds,
+        evaluate_clocks=scenario.check_clocks,
+        conditions=scenario.conditions,
+        costs=scenario.costs,
+        seed=seed,
     )
 
 

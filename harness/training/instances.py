@@ -20,13 +20,13 @@ import jax
 import numpy as np
 
 from simulators import jobs
-from simulators.branch import Branch, Ground, first_branch
+from simulators.branch import Branch, JobContext, first_branch
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, Stragglers, straggling
 from simulators.cluster.profiles import profile
-from simulators.engine.inputs import Plant
-from simulators.engine.learning import Data
+from simulators.engine.inputs import EngineInputs
+from simulators.engine.learning import TrainingData
 from simulators.engine.loop import State
-from simulators.reconfiguration.control_plane import Cluster
 from simulators.workloads.catalogue import Workload, workload
 from tuners.actions import Setting, SyncPolicy, Target
 
@@ -62,13 +62,13 @@ class Instance:
     seed: int
     depth: int  # -1: the workload's own model
     straggles: tuple[bool, ...]  # per worker
-    ground: Ground
+    context: JobContext
     parameters: Any  # at time 0
 
     def begin(self, policy: SyncPolicy) -> Branch:
-        """The instance at time 0: `.program`, `.plant` and `.state` are what `engine.advance` takes, with `ground.data`."""
-        nobody_slowed = np.ones(len(self.ground.cluster.nodes))
-        return first_branch(self.ground, self.ground.job.start, policy, nobody_slowed, self.parameters)
+        """The instance at time 0: `loop.advance` takes its `.program`, `.inputs` and `.state`, with `context.data`."""
+        nobody_slowed = np.ones(len(self.context.cluster.nodes))
+        return first_branch(self.context, self.context.job.start, policy, nobody_slowed, self.parameters)
 
 
 def draw(kind: InstanceKind, seed: int, *, depth: int | None = None) -> Instance:
@@ -88,21 +88,31 @@ def draw(kind: InstanceKind, seed: int, *, depth: int | None = None) -> Instance
     start = Setting(
         workers=workers, servers=("server",), policy="bsp", batch_size=made.batch_size, learning_rate=made.learning_rate
     )
-    job = jobs.job(f"{kind.workload}/{seed}", cluster, made, start, (), kind.target, float("inf"), seed)
-    data, parameters = jobs.drawn(made, seed, kind.workers)
-    ground = Ground(cluster, made, kind.conditions, job, data, kind.evaluate_clocks, seed)
-    slow = straggling(kind.conditions, (*workers, "server"), np.random.default_rng([seed, 1]))[:-1]
-    return Instance(seed, -1 if depth is None else depth, tuple(bool(s) for s in slow), ground, parameters)
-
-
-def stacked(branches: Sequence[Branch]) -> tuple[Data, Plant, State]:
-    """Stack branches of equal shapes as lanes of one engine: arrays get a leading lane axis; validation data is shared."""
-    data = [b.ground.data for b in branches]
-    train, plants, states = (
-        jax.tree.map(lambda *leaves: np.stack(leaves), *rows)  # NumPy, because JAX would compile each stack
-        for rows in ([d.train for d in data], [b.plant for b in branches], [b.state for b in branches])
+    spec = jobs.JobSpec(
+        name=f"{kind.workload}/{seed}",
+        cluster=cluster,
+        workload=made,
+        start=start,
+        target=kind.target,
+        budget_seconds=float("inf"),
+        evaluate_clocks=kind.evaluate_clocks,
+        conditions=kind.conditions,
+        seed=seed,
     )
-    return Data(train, data[0].valid), plants, states
+    data, parameters = jobs.drawn(made, seed, kind.workers)
+    context = JobContext(cluster, made, kind.conditions, jobs.job(spec), data, kind.evaluate_clocks, seed)
+    slow = straggling(kind.conditions, (*workers, "server"), np.random.default_rng([seed, 1]))[:-1]
+    return Instance(seed, -1 if depth is None else depth, tuple(bool(s) for s in slow), context, parameters)
+
+
+def stacked(branches: Sequence[Branch]) -> tuple[TrainingData, EngineInputs, State]:
+    """Stack branches of equal shapes as lanes of one engine: arrays get a leading lane axis; validation data is shared."""
+    data = [b.context.data for b in branches]
+    train, inputs, states = (
+        jax.tree.map(lambda *leaves: np.stack(leaves), *rows)  # NumPy, because JAX would compile each stack
+        for rows in ([d.train for d in data], [b.inputs for b in branches], [b.state for b in branches])
+    )
+    return TrainingData(train, data[0].valid), inputs, states
 
 
 def _workload(kind: InstanceKind, depth: int | None) -> Workload:

@@ -284,7 +284,7 @@ def _played(plan: TrainingPlan, upcoming: Round, policies: Sequence[SyncPolicy])
     runs = [instance.begin(policy) for instance, policy in zip(instances, policies, strict=True)]
     until = (np.int32(plan.most_pushes), np.float64(np.inf))
     if plan.lanes == 1:
-        args = (runs[0].program, instances[0].ground.data, runs[0].plant, runs[0].state)
+        args = (runs[0].program, instances[0].context.data, runs[0].inputs, runs[0].state)
         return [loop.advance(*args, *until, rows=plan.most_pushes)[0].clock]
     # An incomplete round repeats runs, so that all rounds have the same shapes and share one compiled engine.
     lanes = stacked((runs * plan.lanes)[: plan.lanes])

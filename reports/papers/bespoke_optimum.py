@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.profiles import NodeType, device_seconds
 from simulators.engine.inputs import compute_times
-from simulators.reconfiguration.control_plane import Cluster
 from simulators.workloads.catalogue import Demand
 from tuners.settings import Setting
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from harness import scenario
+from simulators.jobs import JobSpec
 from simulators.system import SimulatedSystem
 from simulators.workloads.catalogue import workload
 from tuners.actions import Job, Pushes, Rejected, Run, Setting, Target
@@ -132,8 +133,20 @@ def played(name: str, setting: Setting, seed: int = 0, *, learns: bool = True) -
     if not learns:
         made = replace(made, proxy=None)
     target = found.target if learns else Target("clocks", 2**30)
-    rules: Any = (found.knobs, target, 1e12, found.conditions, found.costs, found.check_clocks, seed)
-    return SimulatedSystem(name, found.cluster, made, setting, *rules)
+    spec = JobSpec(
+        name=name,
+        cluster=found.cluster,
+        workload=made,
+        start=setting,
+        knobs=found.knobs,
+        target=target,
+        budget_seconds=1e12,
+        evaluate_clocks=found.check_clocks,
+        conditions=found.conditions,
+        costs=found.costs,
+        seed=seed,
+    )
+    return SimulatedSystem(spec)
 
 
 def steady(name: str, setting: Setting, cycles: int = 60, warm_up: int = 25, seed: int = 0) -> tuple[float, Pushes]:

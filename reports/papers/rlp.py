@@ -272,7 +272,7 @@ def curvature(instance: Instance, *, at_end: bool, samples: int = 256, iteration
         assert b.state.learned is not None
         parameters = b.state.learned.parameters
     assert model is not None
-    rows = tuple(column[:samples] for column in instance.ground.data.train)
+    rows = tuple(column[:samples] for column in instance.context.data.train)
     slope = jax.grad(partial(mean_loss, model._replace(batch=samples), rows=rows, count=jnp.asarray(samples)))
 
     @jax.jit

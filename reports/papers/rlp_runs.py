@@ -137,7 +137,7 @@ def baselines(workers: int = 10) -> dict[str, SyncPolicy]:
 def table_of(instance: Instance, policy: SyncPolicy) -> tuple[str, NDArray[np.float64]]:
     """The instance under the policy to its end: how it ended, and its records, [n, 11]."""
     b, most = instance.begin(policy), MOST_PUSHES.get(instance.depth, USUAL_MOST)
-    args = (b.program, instance.ground.data, b.plant, b.state, jnp.int32(most), jnp.asarray(jnp.inf))
+    args = (b.program, instance.context.data, b.inputs, b.state, jnp.int32(most), jnp.asarray(jnp.inf))
     state, table, used = loop.advance(*args, rows=most)
     return loop.STATUSES[int(state.clock.status)], np.asarray(table)[: int(used)]
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from simulators.engine.inputs import Plant
+from simulators.engine.inputs import EngineInputs
 
 __all__ = ["Spans", "spans"]
 
@@ -35,7 +35,7 @@ class Spans(NamedTuple):
     cycle: NDArray[np.float64]
 
 
-def spans(plants: Sequence[Plant], barrier: Sequence[bool]) -> Spans:
+def spans(plants: Sequence[EngineInputs], barrier: Sequence[bool]) -> Spans:
     """The parts of a cycle under each of n `plants`; `barrier` says where all workers wait for each other."""
     size = max(len(p.active) for p in plants)
 

@@ -11,11 +11,11 @@ from typing import Literal
 import numpy as np
 
 from simulators.calibration.closed_form import Spans
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, Sleeps
 from simulators.cluster.profiles import Device, NodeType
-from simulators.engine.inputs import Plant, build
-from simulators.reconfiguration.control_plane import Cluster
-from simulators.reconfiguration.plan import Costs
+from simulators.engine.inputs import EngineInputs, build
+from simulators.jobs import JobSpec
 from simulators.system import SimulatedSystem
 from simulators.workloads.catalogue import Demand, Workload
 from tuners import policies
@@ -190,7 +190,7 @@ def setting(row: Row) -> Setting:
     )
 
 
-def plant(constants: Constants, row: Row) -> Plant:
+def plant(constants: Constants, row: Row) -> EngineInputs:
     """The numbers that the simulator runs a row on."""
     made, policy = cluster(constants, row), policies.named(row.policy, row.staleness)
     return build(
@@ -229,5 +229,15 @@ def simulated_seconds(constants: Constants, row: Row, pushes: int) -> float:
 def _system(constants: Constants, row: Row) -> SimulatedSystem:
     job = Workload(name=row.workload, demand=demand(constants), proxy=None)
     conditions = Conditions(jitter=constants.jitter, sleeps=constants.sleeps)
-    rules = ((), Target("clocks", 2**30), 1e12, conditions, Costs(), 2**30, 0)
-    return SimulatedSystem("calibration", cluster(constants, row), job, setting(row.shape()), *rules)
+    spec = JobSpec(
+        name="calibration",
+        cluster=cluster(constants, row),
+        workload=job,
+        start=setting(row.shape()),
+        target=Target("clocks", 2**30),
+        budget_seconds=1e12,
+        evaluate_clocks=2**30,
+        conditions=conditions,
+        seed=0,
+    )
+    return SimulatedSystem(spec)

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
 from simulators.cluster.profiles import profile
-from simulators.reconfiguration.control_plane import Cluster
-from simulators.reconfiguration.plan import Costs
+from simulators.jobs import JobSpec
 from simulators.system import SimulatedSystem
 from simulators.workloads.catalogue import workload
 from tuners.actions import Run, Setting, Target
@@ -99,5 +99,16 @@ def _minibatches(policy: str, rate: float, workers: int, seed: int) -> int:
     job = workload(PROXY, {"aggregation": "mean"})
     setting = Setting(workers=names, servers=names, batch_size=_BATCH, policy=policy, learning_rate=rate, momentum=_MOMENTUM)
     target = Target("accuracy", _ACCURACY)
-    system = SimulatedSystem("proxy", cluster, job, setting, (), target, 1e9, Conditions(jitter=0.1), Costs(), workers, seed)
+    spec = JobSpec(
+        name="proxy",
+        cluster=cluster,
+        workload=job,
+        start=setting,
+        target=target,
+        budget_seconds=1e9,
+        evaluate_clocks=workers,
+        conditions=Conditions(jitter=0.1),
+        seed=seed,
+    )
+    system = SimulatedSystem(spec)
     return max(system.perform(Run(clocks=_MOST)).clocks, 1)

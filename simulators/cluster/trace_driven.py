@@ -37,10 +37,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from simulators.cluster.compute_factors import NO_FACTORS, Factors
 from simulators.cluster.conditions import Bucket, Conditions, Episode, Recording, Replay, check
 from simulators.cluster.profiles import NodeType
 from simulators.cluster.trace_driven_nodes import Places, places
-from simulators.engine.inputs import NO_FACTORS, Factors
 from traces.parts import scan
 
 __all__ = ["check_replay", "unfolded"]

@@ -1,4 +1,4 @@
-"""What is done to a job between two runs of the engine: it begins, changes its plant or policy, stops, goes on."""
+"""Changes to a job's state between two calls of the engine: begin, change inputs or policy, stop workers, resume."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from simulators.engine import learning
-from simulators.engine import timing as cycle
-from simulators.engine.inputs import Plant
-from simulators.engine.learning import Data, Model
+from simulators.engine import learning, timing
+from simulators.engine.inputs import EngineInputs
+from simulators.engine.learning import LearningProgram, TrainingData
 from simulators.engine.loop import Clock, Program, State
 
-__all__ = ["blank", "coast", "grounded_nodes", "halted", "launch", "resumed", "with_tokens"]
+__all__ = ["all_stopped", "blank", "catch_up", "launch", "resumed", "with_tokens", "workers_stopped"]
 
 _NONE: Any = np.zeros(0)
 
 
 @partial(jax.jit, static_argnames=("program",))
-def blank(program: Program, plant: Plant, parameters: Any) -> State:
+def blank(program: Program, inputs: EngineInputs, parameters: Any) -> State:
     """A job at time zero whose workers have not begun: `launch` it."""
-    nodes = plant.active.shape[0]
+    nodes = inputs.active.shape[0]
     none, zero = jnp.zeros(nodes, jnp.int32), jnp.asarray(0, jnp.int32)
     clock = Clock(
         seconds=jnp.zeros(()),
-        flight=cycle.grounded(nodes, jnp.asarray(plant.bucket_bytes)),
+        flight=timing.all_waiting(nodes, jnp.asarray(inputs.bucket_bytes)),
         clocks=none,
         drawn=none,
         pushes=zero,
@@ -41,16 +40,19 @@ def blank(program: Program, plant: Plant, parameters: Any) -> State:
         testing=jnp.asarray(False),
         status=zero,
     )
-    return State(clock, learning.untrained(program.model, plant, parameters) if program.model is not None else None)
+    return State(clock, learning.untrained(program.model, inputs, parameters) if program.model is not None else None)
 
 
-def launch(program: Program, data: Data, plant: Plant, state: State, policy: Any, release: Array, offsets: Array) -> State:
+def launch(
+    program: Program, data: TrainingData, inputs: EngineInputs, state: State, policy: Any, release: Array, offsets: Array
+) -> State:
     """Put a policy in force, its clocks at zero, and let the workers in `release` [k] begin a cycle at the state's time.
 
-    Each computes `offsets` [k] seconds longer in that cycle.
+    Each computes `offsets` [k] seconds longer in that cycle. `policy` is the new policy's initial state.
     """
-    # How the network is shared, and what the policy before knew, have no part in this, and must not make it compile anew.
-    alike = plant._replace(nic_levels=plant.nic, usage=_NONE, capacity=_NONE)
+    # Launching does not depend on how the network is shared nor on the old policy's state. Their shapes differ from setting
+    # to setting, though, so that leaving them in would compile `_launch` again after every reconfiguration.
+    alike = inputs._replace(nic_levels=inputs.nic, usage=_NONE, capacity=_NONE)
     freed = state._replace(clock=state.clock._replace(policy=()))
     launched: State = _launch(program.model, data, alike, freed, release, offsets, lanes=program.lanes)
     return launched._replace(clock=launched.clock._replace(policy=policy))
@@ -58,9 +60,9 @@ def launch(program: Program, data: Data, plant: Plant, state: State, policy: Any
 
 @partial(jax.jit, static_argnames=("model", "lanes"))
 def _launch(
-    model: Model | None,
-    data: Data,
-    plant: Plant,
+    model: LearningProgram | None,
+    data: TrainingData,
+    inputs: EngineInputs,
     state: State,
     release: Array,
     offsets: Array,
@@ -68,7 +70,7 @@ def _launch(
     lanes: bool,
 ) -> State:
     clock, learned = state
-    flight = cycle.begin_cycles(plant, clock.flight, release, clock.drawn, clock.seconds, lanes=lanes)
+    flight = timing.begin_cycles(inputs, clock.flight, release, clock.drawn, clock.seconds, lanes=lanes)
     clock = clock._replace(
         flight=flight._replace(drawn=flight.drawn + jnp.where(release, offsets, 0.0)),
         clocks=jnp.zeros_like(clock.clocks),
@@ -77,16 +79,17 @@ def _launch(
     )
     if model is None or learned is None:
         return State(clock, learned)
-    learned, loss = learning.pull(model, data, plant, learned, clock.loss, release, clock.drawn - 1, lanes=lanes)
+    learned, loss = learning.pull(model, data, inputs, learned, clock.loss, release, clock.drawn - 1, lanes=lanes)
     return State(clock._replace(loss=loss), learned)
 
 
 @partial(jax.jit, static_argnames=("program",))
-def coast(program: Program, plant: Plant, state: State, now: Array) -> State:
-    """The job at `now`, before its next event: what a change of plant begins from."""
+def catch_up(program: Program, inputs: EngineInputs, state: State, now: Array) -> State:
+    """The job at `now`, before its next event: what a change of inputs begins from."""
+    # Without this, the part of a transfer that is done already would be done again at the new rates.
     clock = state.clock
-    flight = cycle.coast(
-        plant,
+    flight = timing.catch_up(
+        inputs,
         clock.seconds,
         clock.flight,
         now,
@@ -96,18 +99,19 @@ def coast(program: Program, plant: Plant, state: State, now: Array) -> State:
     return state._replace(clock=clock._replace(seconds=now, flight=flight))
 
 
-def halted(state: State, now: float) -> State:
-    """The job at `now` with everybody stopped: gradients under way are given up, what was pushed stays."""
+def all_stopped(state: State, now: float) -> State:
+    """The job at `now` with all workers stopped: gradients in progress are lost, what was pushed stays."""
     clock = state.clock
-    flight = cycle.grounded(clock.clocks.shape[0], clock.flight.tokens, now)
+    flight = timing.all_waiting(clock.clocks.shape[0], clock.flight.tokens, now)
     return state._replace(clock=clock._replace(seconds=jnp.asarray(now, jnp.float64), flight=flight))
 
 
-def grounded_nodes(state: State, nodes: Array, now: float) -> State:
-    """The job with `nodes` [k] in no mini-batch from `now` on; their gradients under way are given up."""
+def workers_stopped(state: State, nodes: Array, now: float) -> State:
+    """The job with `nodes` [k] in no mini-batch from `now` on; their gradients in progress are lost."""
     flight = state.clock.flight
-    since = flight.since.at[cycle.WAIT].set(jnp.where(nodes, now, flight.since[cycle.WAIT]))
-    rests = flight._replace(phase=jnp.where(nodes, cycle.WAIT, flight.phase), since=since)
+    # They wait from now on, so that the next cycle counts only this pause as waiting.
+    since = flight.since.at[timing.WAIT].set(jnp.where(nodes, now, flight.since[timing.WAIT]))
+    rests = flight._replace(phase=jnp.where(nodes, timing.WAIT, flight.phase), since=since)
     return state._replace(clock=state.clock._replace(flight=rests))
 
 
@@ -117,7 +121,7 @@ def with_tokens(state: State, tokens: Array) -> State:
 
 
 def resumed(state: State, pause_seconds: float) -> State:
-    """A job that stood still for so long (another branch ran), as if no time had passed for it."""
+    """A job that has not run for so long (another branch has), with its clock shifted: for it, no time has passed."""
     clock = state.clock
-    shifted = clock._replace(seconds=clock.seconds + pause_seconds, flight=cycle.shifted(clock.flight, pause_seconds))
+    shifted = clock._replace(seconds=clock.seconds + pause_seconds, flight=timing.shifted(clock.flight, pause_seconds))
     return state._replace(clock=shifted)

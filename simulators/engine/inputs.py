@@ -1,4 +1,8 @@
-"""The cluster under one setting, as the numbers that the engine runs on."""
+"""The engine's inputs: the cluster under one setting, as numbers.
+
+Pure functions of cluster, workload, setting and conditions. Nothing here is compiled: the result is numpy arrays, which are
+arguments of the compiled engine, so that a new setting of the same shapes compiles nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,46 +13,37 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from simulators.cluster.compute_factors import NO_FACTORS, Factors
 from simulators.cluster.conditions import Conditions, straggling
 from simulators.cluster.profiles import NodeType, node_seconds
 from simulators.workloads.catalogue import Demand, Workload
 from tuners.actions import Rejected, Setting, Target
 
 __all__ = [
-    "NOTHING_UNDER_WAY",
-    "NO_FACTORS",
-    "Factors",
-    "Plant",
-    "UnderWay",
+    "NO_EFFECTS",
+    "Effects",
+    "EngineInputs",
+    "Shards",
     "build",
     "compute_times",
     "each_nic_counts",
     "loads",
     "overlapping",
+    "shards",
 ]
 
 
-class Factors(NamedTuple):
-    """Recorded compute times over the usual one, and how many of them each node has, as `Plant` holds them."""
-
-    values: Array | NDArray[np.float64]  # [k, m]
-    counts: NDArray[np.int32]  # [k]
-
-
-NO_FACTORS = Factors(np.zeros((0, 0)), np.zeros(0, np.int32))
-
-
-class Plant(NamedTuple):
-    """The cluster under one setting, as numbers. Arrays have one entry per node, [k]; seconds, bytes, bytes per second."""
+class EngineInputs(NamedTuple):
+    """The cluster under one setting. Arrays have one entry per node, [k]; units are seconds, bytes, bytes per second."""
 
     key: Array  # uint64 scalar: all noise is a hash of it and of (worker, clock)
     active: Array  # bool [k]: is a worker
     compute_seconds: Array  # [k] mean time of one mini-batch, before noise
     overhead_seconds: Array  # [k] per cycle without noise: messages, latency, the policy's own time
-    slowdown: Array  # [k] compute takes so many times as long just now
+    slowdown: Array  # [k] compute takes so many times as long just now (1: normal)
     jitter: Array  # scalar: coefficient of variation of the compute time (lognormal)
-    factors: Array  # [k, m] recorded compute times in place of that, over the usual one, in order; no rows: none
-    factor_counts: Array  # int32 [k] how many each node has; after these they begin again; 0: the node has noise
+    factors: Array  # [k, m] recorded compute times over the usual one, in order, in place of jitter; no rows: none
+    factor_counts: Array  # int32 [k] how many each node has; they repeat after that; 0: the node has jitter
     sleep_probability: Array  # [k] of sleeping in a mini-batch ...
     sleep_mean_seconds: Array  # [k] ... for max(0, N(mean, sd))
     sleep_sd_seconds: Array  # [k]
@@ -58,13 +53,13 @@ class Plant(NamedTuple):
     nic_levels: Array  # [t] the values that occur in it
     serve_out: Array  # scalar: all servers together, pulls; min_j(capacity_j / share_j)
     serve_in: Array  # scalar: the same for pushes
-    usage: Array  # [2k, r] resources per byte of each node's pull (first k rows) and push; used where each NIC counts
+    usage: Array  # [2k, r] resources per byte of each node's pull (first k rows) and push; see `each_nic_counts`
     capacity: Array  # [r]
-    bucket_bytes: Array  # [k] tokens that each node's bucket can hold, a byte each; [0] where nobody has one
-    bucket_refill: Array  # [k] tokens per second that come back
-    bucket_taken: Array  # [k] bytes per second that others than training send
-    apply_seconds: Array  # scalar: a server's time to apply one push, first come first served
-    blocked_until_seconds: Array  # scalar: no pull or push that ends before is complete (blocks of the model are moving)
+    bucket_bytes: Array  # [k] tokens that each node's bucket can hold, a byte each; [0] where no node has one
+    bucket_refill: Array  # [k] tokens per second that are added
+    bucket_taken: Array  # [k] bytes per second that a reconfiguration sends
+    apply_seconds: Array  # scalar: a server's time to apply one push; pushes queue in order of arrival
+    blocked_until_seconds: Array  # scalar: pulls and pushes that end earlier wait until then (model blocks are moving)
     samples: Array  # int32 [k]: in one mini-batch of each worker
     shard_start: Array  # int32 [k]: each worker's part of the training data
     shard_length: Array  # int32 [k]
@@ -72,24 +67,24 @@ class Plant(NamedTuple):
     momentum: Array  # scalar float32
     evaluate_clocks: Array  # int32: validate after every so many pushes
     target_loss: Array  # done when validation loss <= this (-inf: never)
-    target_accuracy: Array  # or accuracy >= this (inf: never)
+    target_accuracy: Array  # or validation accuracy >= this (inf: never)
     target_clocks: Array  # or after so many pushes
     target_samples: Array  # or when these have used so many samples
 
 
-class UnderWay(NamedTuple):
-    """What a reconfiguration under way takes from training just now; by node, bytes per second."""
+class Effects(NamedTuple):
+    """What a reconfiguration in progress takes from training just now; by node, bytes per second."""
 
-    active: frozenset[str] | None = None  # who may begin a mini-batch; None: all workers of the setting
+    workers: frozenset[str] | None = None  # may begin a mini-batch; None: all workers of the setting
     out: Mapping[str, float] = {}  # taken off its NIC, outgoing
     into: Mapping[str, float] = {}  # and incoming
-    pull_shares: Mapping[str, float] | None = None  # of the model, where it is pulled from; None: where it is pushed to
-    push_factor: float = 1.0  # pushes are so many times as large: they carry what moves with them
-    redirects: int = 0  # servers that send requests on to others
+    pull_shares: Mapping[str, float] | None = None  # share of the model that is pulled from each; None: as pushed
+    push_factor: float = 1.0  # pushes are so many times as large, because parameters move with them
+    redirects: int = 0  # servers that forward requests to others
     blocked_until_seconds: float = -np.inf
 
 
-NOTHING_UNDER_WAY = UnderWay()
+NO_EFFECTS = Effects()
 
 
 def loads(nodes: tuple[tuple[str, NodeType], ...], setting: Setting) -> dict[str, tuple[int, ...]]:
@@ -100,13 +95,45 @@ def loads(nodes: tuple[tuple[str, NodeType], ...], setting: Setting) -> dict[str
     return {w: (setting.batch_size, *([0] * (devices[w] - 1))) for w in setting.workers}
 
 
+class Shards(NamedTuple):
+    """What each node trains on, [k]: its share of the training data, as consecutive rows. Of idle nodes, one row."""
+
+    samples: NDArray[np.int32]  # in a mini-batch
+    start: NDArray[np.int32]  # of its part of the training data
+    length: NDArray[np.int32]
+
+
+def shards(
+    nodes: tuple[tuple[str, NodeType], ...], workload: Workload, setting: Setting, *, reconfiguring: bool = False
+) -> Shards:
+    """How `setting` divides the training data. A part has at least one row, if need be one of its neighbour's.
+
+    Raises Rejected for a share without a row, but not while `reconfiguring`: on the way to another setting, shares pass
+    through any value.
+    """
+    names = tuple(name for name, _ in nodes)
+    samples, start, length = (np.full(len(names), first, np.int32) for first in (1, 0, 1))
+    for worker, row in loads(nodes, setting).items():
+        samples[names.index(worker)] = sum(row)
+    if workload.proxy is None:
+        return Shards(samples, start, length)
+    rows, shares = len(workload.proxy.train[0]), setting.shares()[0]
+    ends = np.round(np.cumsum(shares) * rows).astype(int)
+    for worker, share, begin, end in zip(setting.workers, shares, (0, *ends[:-1]), ends, strict=True):
+        if not reconfiguring and share * rows < 0.5:
+            raise Rejected(f"Cannot train on {worker!r}: its share holds none of the {rows} samples; give it a larger one.")
+        first = min(begin, rows - 1)
+        start[names.index(worker)], length[names.index(worker)] = first, max(end - first, 1)
+    return Shards(samples, start, length)
+
+
 def overlapping(setting: Setting) -> bool:
     """Whether some node is worker and server at once."""
     return bool(set(setting.workers) & set(setting.servers))
 
 
 def each_nic_counts(setting: Setting, conditions: Conditions) -> bool:
-    """Whether servers cannot be taken together: roles overlap, or a bucket may be empty."""
+    """Whether each NIC is a resource of its own (roles overlap, or there are token buckets), or all servers are one."""
     return overlapping(setting) or bool(conditions.buckets)
 
 
@@ -134,34 +161,37 @@ def build(
     policy_seconds: float,
     slowdown: NDArray[np.float64],
     seed: int,
-    under_way: UnderWay = NOTHING_UNDER_WAY,
+    effects: Effects = NO_EFFECTS,
     factors: Factors = NO_FACTORS,
-) -> Plant:
+) -> EngineInputs:
     """The numbers of a cluster under `setting`. Raises Rejected where the setting cannot run on it."""
     names = tuple(name for name, _ in nodes)
     k, demand = len(nodes), workload.demand
     active = np.array([n in setting.workers for n in names])
-    seconds, samples = np.zeros(k), np.ones(k, np.int32)
-    timed, rows = compute_times(nodes, demand, setting), loads(nodes, setting)
+    seconds, timed = np.zeros(k), compute_times(nodes, demand, setting)
     for i, name in enumerate(names):
         if active[i]:
-            seconds[i], samples[i] = timed[name][0], sum(rows[name])
-    out, into = _left(nodes, under_way.out), _left(nodes, under_way.into)
+            seconds[i] = timed[name][0]
+    parts = shards(nodes, workload, setting, reconfiguring=effects.workers is not None)
+    out, into = _left(nodes, effects.out), _left(nodes, effects.into)
     nic = np.array([min(out[n], into[n]) for n in names])
-    messages = 2 * demand.message_seconds * (len(setting.servers) + under_way.redirects)
-    hops = 2 * latency_seconds * (1 + (under_way.redirects > 0))
-    # Nobody begins before the master is through with all of them, so that its time is everybody's.
-    step = demand.master_seconds + demand.master_sample_seconds * samples[active].sum() if setting.policy == "bsp" else 0.0
+    messages = 2 * demand.message_seconds * (len(setting.servers) + effects.redirects)
+    hops = 2 * latency_seconds * (1 + (effects.redirects > 0))
+    # At a barrier no worker begins before the master has handled all of them, so its time adds to every cycle.
+    step = (
+        demand.master_seconds + demand.master_sample_seconds * parts.samples[active].sum()
+        if setting.policy == "bsp"
+        else 0.0
+    )
     transfer = setting.transfer_bits / 32
     share = dict(zip(setting.servers, setting.shares()[1], strict=True))
-    pulled = share if under_way.pull_shares is None else under_way.pull_shares
+    pulled = share if effects.pull_shares is None else effects.pull_shares
     single = each_nic_counts(setting, conditions)
     usage, capacity = _usage(nodes, pulled, share, out, into) if single else (np.zeros((2 * k, 0)), np.zeros(0))
-    start, length = _shards(names, setting, workload, settled=under_way.active is None)
     rng = np.random.default_rng([seed, 1])
     numbers: dict[str, Any] = dict(
         key=np.uint64(np.random.default_rng([seed, 0]).integers(2**63)),
-        active=active if under_way.active is None else active & np.array([n in under_way.active for n in names]),
+        active=active if effects.workers is None else active & np.array([n in effects.workers for n in names]),
         compute_seconds=seconds,
         overhead_seconds=np.full(k, messages + hops + step + policy_seconds),
         slowdown=slowdown,
@@ -170,20 +200,21 @@ def build(
         factor_counts=factors.counts,
         **_sleeps(conditions, straggling(conditions, names, rng), rng),
         pull_bytes=np.float64(demand.model_bytes * transfer),
-        push_bytes=np.float64(_pushed_bytes(demand) * transfer * under_way.push_factor),
+        push_bytes=np.float64(_pushed_bytes(demand) * transfer * effects.push_factor),
         nic=nic,
-        # While streams take their part every NIC may be left with another rate.
-        nic_levels=nic if under_way.out or under_way.into else np.unique(nic),
+        # Fewer levels make water-filling cheaper, but their number is a compiled shape. During a reconfiguration every NIC
+        # may be left with another rate, and the shape must not change with each transfer: then there are k levels.
+        nic_levels=nic if effects.out or effects.into else np.unique(nic),
         serve_out=np.float64(_serve(nodes, pulled, out)),
         serve_in=np.float64(_serve(nodes, share, into)),
         usage=usage,
         capacity=capacity,
-        **_buckets(conditions, names, under_way.out),
+        **_buckets(conditions, names, effects.out),
         apply_seconds=np.float64(demand.apply_seconds * max(share.values()) ** demand.apply_exponent),
-        blocked_until_seconds=np.float64(under_way.blocked_until_seconds),
-        samples=samples,
-        shard_start=start,
-        shard_length=length,
+        blocked_until_seconds=np.float64(effects.blocked_until_seconds),
+        samples=parts.samples,
+        shard_start=parts.start,
+        shard_length=parts.length,
         learning_rate=np.float32(setting.learning_rate),
         momentum=np.float32(setting.momentum),
         evaluate_clocks=np.int32(evaluate_clocks),
@@ -192,13 +223,13 @@ def build(
         target_clocks=np.int32(target.value if target.metric == "clocks" else 2**31 - 1),
         target_samples=np.int64(target.value if target.metric == "samples" else 2**63 - 1),
     )
-    # Plain numpy: calling compiled code with it takes less than making device arrays first, one by one.
+    # Plain numpy: passing it to compiled code is faster than making JAX arrays first, one by one.
     arrays: dict[str, Any] = {n: v if isinstance(v, Array) else np.asarray(v) for n, v in numbers.items()}
-    return Plant(**arrays)
+    return EngineInputs(**arrays)
 
 
 def _sleeps(conditions: Conditions, straggles: NDArray[np.bool_], rng: np.random.Generator) -> dict[str, Any]:
-    """Stragglers sleep in every mini-batch; the others as `sleeps` says, if it says anything."""
+    """Stragglers sleep in every mini-batch; other nodes sleep as `conditions.sleeps` says, if given."""
     sleeps, slow = conditions.sleeps, conditions.stragglers
     usual = (sleeps.probability, sleeps.mean_seconds, sleeps.sd_seconds) if sleeps else (0.0, 0.0, 0.0)
     always: tuple[Any, ...] = usual
@@ -210,7 +241,7 @@ def _sleeps(conditions: Conditions, straggles: NDArray[np.bool_], rng: np.random
 
 
 def _buckets(conditions: Conditions, names: tuple[str, ...], taken: Mapping[str, float]) -> dict[str, Any]:
-    """Every node's bucket; who has none has one that is never empty."""
+    """Every node's token bucket; a node without one gets one that is never empty."""
     if not conditions.buckets:
         return {"bucket_bytes": np.zeros(0), "bucket_refill": np.zeros(0), "bucket_taken": np.zeros(0)}
     held = {n: bucket for bucket in conditions.buckets for n in bucket.nodes}
@@ -221,34 +252,13 @@ def _buckets(conditions: Conditions, names: tuple[str, ...], taken: Mapping[str,
     }
 
 
-def _shards(
-    names: tuple[str, ...], setting: Setting, workload: Workload, *, settled: bool
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Where each worker's part of the proxy's training data begins, and how long it is; parts are consecutive.
-
-    A small one is a sample at least, though it be a neighbour's. Raises Rejected for shares of nothing in a `settled` job;
-    on the way to another setting, they are what they are.
-    """
-    start, length = np.zeros(len(names), np.int32), np.ones(len(names), np.int32)
-    if workload.proxy is None:
-        return start, length
-    rows, shares = len(workload.proxy.train[0]), setting.shares()[0]
-    ends = np.round(np.cumsum(shares) * rows).astype(int)
-    for worker, share, begin, end in zip(setting.workers, shares, (0, *ends[:-1]), ends, strict=True):
-        if settled and share * rows < 0.5:
-            raise Rejected(f"Cannot train on {worker!r}: its share holds none of the {rows} samples; give it a larger one.")
-        first = min(begin, rows - 1)
-        start[names.index(worker)], length[names.index(worker)] = first, max(end - first, 1)
-    return start, length
-
-
 def _left(nodes: tuple[tuple[str, NodeType], ...], taken: Mapping[str, float]) -> dict[str, float]:
-    """What is left of every NIC, one direction, bytes per second; never nothing."""
+    """What is left of every NIC, one direction, bytes per second; at least 1, because rates divide."""
     return {n: max(kind.nic_bytes_per_second - taken.get(n, 0.0), 1.0) for n, kind in nodes}
 
 
 def _serve(nodes: tuple[tuple[str, NodeType], ...], share: Mapping[str, float], left: Mapping[str, float]) -> float:
-    """What all servers together can move, bytes per second: as much as the one that is busiest for its share allows."""
+    """What all servers together can move, bytes per second: the server with the least capacity per share is the limit."""
     return min(min(left[n], kind.service_bytes_per_second) / share[n] for n, kind in nodes if share.get(n))
 
 

@@ -1,4 +1,4 @@
-"""Many jobs side by side under `vmap`, and how they agree on what to do next."""
+"""Lanes: many jobs side by side under `vmap`. Loops run until the last lane is done."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ __all__ = ["anywhere"]
 
 
 def anywhere(flag: Array, lanes: bool) -> Array:
-    """Whether `flag` holds in any lane: a loop that asks so runs for all lanes alike, and its arrays stay in place.
+    """Whether `flag` holds in any lane; without `lanes` there is one job only, and this is its flag.
 
-    Without `lanes` there is only one job, and this is its flag.
+    A loop whose condition is the same in all lanes updates its arrays in place. If it differed, `vmap` would select between
+    old and new arrays in every lane and copy them at each iteration.
     """
     return jax.lax.pmax(flag.astype(jnp.int32), "lanes") > 0 if lanes else flag  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
 """Learning in the data plane: mini-batches, real gradients at the parameters that were pulled, updates at the servers.
 
-The gradient is computed when a worker pulls and kept until its push arrives: the same mathematics as computing it later,
-and no copy of old parameters. Kept gradients have a leading worker axis, so that XLA writes them in place, and workers
-that pull together are one batched call.
+The gradient is computed when a worker pulls, on the parameters that it pulls, and kept until its push arrives. The result is
+the same as computing it later, and needs no copy of old parameters. Kept gradients have a leading worker axis, so that XLA
+writes them in place, and workers that pull together are one batched call.
 """
 
 from __future__ import annotations
@@ -16,25 +16,31 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from simulators.engine.inputs import Plant
+from simulators.engine.inputs import EngineInputs
 from simulators.engine.lanes import anywhere
 from simulators.engine.optimizers import REVISING, optimizer
+from simulators.workloads.catalogue import Workload
+from tuners.actions import Rejected, Space
+from tuners.settings import Choice
 
 __all__ = [
-    "Data",
     "Learned",
-    "Model",
+    "LearningProgram",
+    "TrainingData",
     "anywhere",
     "apply_push",
     "evaluate",
+    "learning_program",
     "mean_loss",
     "minibatch",
     "pull",
     "untrained",
 ]
 
+_LEAST_ROWS = 16  # of a mini-batch that are compiled for, if its size is free: computing fewer saves little, compiling costs
 
-class Model(NamedTuple):
+
+class LearningProgram(NamedTuple):
     """What is learned and how it is applied; hashable, compiled in."""
 
     losses: Callable[[Any, Any], Array]
@@ -44,7 +50,7 @@ class Model(NamedTuple):
     batch: int  # rows drawn per mini-batch, at least every worker's own number of samples
 
 
-class Data(NamedTuple):
+class TrainingData(NamedTuple):
     """Training and validation sets; tuples of arrays, sample axis first."""
 
     train: tuple[Array, ...]
@@ -55,19 +61,40 @@ class Learned(NamedTuple):
     """Parameters at the servers and gradients on their way to them."""
 
     parameters: Any
-    slots: Any  # the optimizer's
+    slots: Any  # the optimizer's state
     gradients: Any  # pytree with a leading worker axis [k, ...]
     group: Any  # sum of the gradients pushed since the last step (aggregation sum | mean)
-    pulled: Any  # with leading worker axis [k, ...]: sum of all gradients when each pulled, for optimizers that revise
+    pulled: Any  # leading worker axis [k, ...]: sum of all gradients at the time of each pull, for optimizers that revise
 
 
-def untrained(model: Model, plant: Plant, parameters: Any) -> Learned:
-    """Fresh optimizer slots and no gradient under way."""
-    nodes = plant.active.shape[0]
+def learning_program(workload: Workload, space: Space, samples: int) -> LearningProgram | None:
+    """What the engine compiles for a workload, for mini-batches of up to `samples` rows; None if it is timing-only.
+
+    Compiled for the next power of two; if the batch size is free, for at least 16 or the largest choice, so that changes
+    among small batch sizes compile nothing. Raises Rejected for an optimizer that does not go with the workload's
+    aggregation.
+    """
+    if workload.proxy is None:
+        return None
+    if workload.optimizer in REVISING and workload.aggregation != "each":
+        raise Rejected(
+            f"Cannot apply the {workload.aggregation} of gradients by {workload.optimizer!r}: each has a delay of its own; "
+            'use aggregation = "each".'
+        )
+    knob = space.knob("batch_size")
+    choices = (space.whole_batch,) if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
+    rows = max(samples, *(min(int(c), _LEAST_ROWS) for c in choices), 1)
+    batch = 1 << (rows - 1).bit_length()
+    return LearningProgram(workload.proxy.losses, workload.proxy.correct, workload.optimizer, workload.aggregation, batch)
+
+
+def untrained(model: LearningProgram, inputs: EngineInputs, parameters: Any) -> Learned:
+    """First parameters, fresh optimizer slots and no gradient in progress."""
+    nodes = inputs.active.shape[0]
     nothing = jax.tree.map(lambda p: jnp.zeros((nodes, *p.shape), p.dtype), parameters)
     return Learned(
         parameters=parameters,
-        slots=_optimizer(model, plant).init(parameters),
+        slots=_optimizer(model, inputs).init(parameters),
         gradients=nothing,
         group=jax.tree.map(jnp.zeros_like, parameters) if model.aggregation != "each" else (),
         pulled=nothing if model.optimizer in REVISING else (),
@@ -75,7 +102,7 @@ def untrained(model: Model, plant: Plant, parameters: Any) -> Learned:
 
 
 def apply_push(
-    model: Model, plant: Plant, learned: Learned, worker: Array, accept: Array, take: Array, grouped: Array
+    model: LearningProgram, inputs: EngineInputs, learned: Learned, worker: Array, accept: Array, take: Array, grouped: Array
 ) -> Learned:
     """Bring the gradient that `worker` has pushed into the group (if `accept`), and step the parameters (if `take`).
 
@@ -85,14 +112,14 @@ def apply_push(
     if model.aggregation == "each":
         group, total = (), gradient
     else:
-        weight = _weight(plant, worker) if model.aggregation == "mean" else jnp.float32(1)
+        weight = _weight(inputs, worker) if model.aggregation == "mean" else jnp.float32(1)
         group = jax.tree.map(lambda s, g: s + jnp.where(accept, weight * g, 0.0), learned.group, gradient)
         size = jnp.maximum(grouped, 1).astype(jnp.float32) if model.aggregation == "mean" else jnp.float32(1)
         total = jax.tree.map(lambda s: s / size, group)
-    more = {}
+    more = {}  # what only optimizers that revise take
     if model.optimizer in REVISING:
-        more["unseen"] = jax.tree.map(lambda now, rows: now - _row(worker, rows), learned.slots.total, learned.pulled)
-    updates, slots = _optimizer(model, plant).update(total, learned.slots, learned.parameters, **more)
+        more["missed"] = jax.tree.map(lambda now, rows: now - _row(worker, rows), learned.slots.total, learned.pulled)
+    updates, slots = _optimizer(model, inputs).update(total, learned.slots, learned.parameters, **more)
     parameters = optax.apply_updates(learned.parameters, updates)
     choose = partial(jax.tree.map, lambda new, old: jnp.where(take, new, old))
     return Learned(
@@ -105,9 +132,9 @@ def apply_push(
 
 
 def pull(
-    model: Model,
-    data: Data,
-    plant: Plant,
+    model: LearningProgram,
+    data: TrainingData,
+    inputs: EngineInputs,
     learned: Learned,
     loss: Array,
     release: Array,
@@ -119,13 +146,14 @@ def pull(
     parameters = learned.parameters
 
     def gradient(worker: Array) -> tuple[Array, Any]:
-        rows, count = minibatch(model, data, plant, worker, clocks[worker])
+        rows, count = minibatch(model, data, inputs, worker, clocks[worker])
         made: tuple[Array, Any] = jax.value_and_grad(partial(mean_loss, model))(parameters, rows, count)
         return made
 
     def together(carry: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
         left, _, _ = carry
-        # Named through the carry: what a loop's body makes from constants alone, XLA makes before the loop, always.
+        # The indices depend on the carry, because XLA moves what depends on constants only out of the loop: it would
+        # compute all gradients before the loop, even if the loop does not run.
         workers = jnp.arange(left.shape[0], dtype=jnp.int32) + jnp.where(jnp.any(left), 0, 1).astype(jnp.int32)
         losses, made = jax.vmap(gradient)(workers)
         return jnp.zeros_like(left), losses.astype(jnp.float64), made
@@ -134,19 +162,19 @@ def pull(
         left, losses, kept = carry
         worker = jnp.argmax(left)
         loss, made = gradient(worker)
-        if lanes:  # one with nobody left waits for the others: its row is out of range, and what is written there dropped
+        if lanes:  # a lane without workers left waits for the others: its row is out of range, so its write is dropped
             worker = jnp.where(left[worker], worker, left.shape[0])
             kept = jax.tree.map(lambda rows, new: rows.at[worker].set(new, mode="drop"), kept, made)
-        else:  # not `at[].set`, which reads the old row, too, to keep it where an index is out of range
+        else:  # not `at[].set`, which also reads the old row, to keep it where an index is out of range
             kept = jax.tree.map(lambda rows, new: jax.lax.dynamic_update_index_in_dim(rows, new, worker, 0), kept, made)
         done = jnp.arange(left.shape[0]) == worker
         return left & ~done, jnp.where(done, loss.astype(jnp.float64), losses), kept
 
-    # Loops that run once or never, where others would write `cond`: XLA updates a loop's arrays in place, and copies
-    # every kept gradient through a conditional.
-    everybody = ~anywhere(jnp.any(release != plant.active) | (jnp.sum(release) < 2), lanes)
+    # These loops run once or never. A `cond` would say so more plainly, but XLA copies every kept gradient through a
+    # conditional, and updates a loop's arrays in place.
+    all_pull = ~anywhere(jnp.any(release != inputs.active) | (jnp.sum(release) < 2), lanes)
     carry = (release, loss, learned.gradients)
-    carry = jax.lax.while_loop(lambda c: everybody & anywhere(jnp.any(c[0]), lanes), together, carry)
+    carry = jax.lax.while_loop(lambda c: all_pull & anywhere(jnp.any(c[0]), lanes), together, carry)
     _, loss, gradients = jax.lax.while_loop(lambda c: anywhere(jnp.any(c[0]), lanes), one, carry)
     pulled = learned.pulled
     if model.optimizer in REVISING:
@@ -154,11 +182,11 @@ def pull(
     return learned._replace(gradients=gradients, pulled=pulled), loss
 
 
-def _weight(plant: Plant, worker: Array) -> Array:
-    """Of one worker's gradient in a mean over workers, so that all samples count the same; 1 where loads are equal."""
-    workers = plant.active | (jnp.arange(plant.active.shape[0]) == worker)  # one that is about to stop is still counted
-    whole = jnp.sum(jnp.where(workers, plant.samples, 0))
-    return (plant.samples[worker] * jnp.sum(workers) / whole).astype(jnp.float32)
+def _weight(inputs: EngineInputs, worker: Array) -> Array:
+    """Weight of one worker's gradient in a mean over workers: all samples count the same. 1 where loads are equal."""
+    workers = inputs.active | (jnp.arange(inputs.active.shape[0]) == worker)  # a worker that is about to stop still counts
+    whole = jnp.sum(jnp.where(workers, inputs.samples, 0))
+    return (inputs.samples[worker] * jnp.sum(workers) / whole).astype(jnp.float32)
 
 
 def _row(worker: Array, rows: Array) -> Array:
@@ -171,25 +199,27 @@ def _columns(flags: Array, rows: Array) -> Array:
     return flags.reshape(-1, *(1,) * (rows.ndim - 1))
 
 
-def minibatch(model: Model, data: Data, plant: Plant, worker: Array, clock: Array) -> tuple[Any, Array]:
-    """The rows of one mini-batch and how many of them count: the worker's shard, in order, round and round."""
-    at = (clock * plant.samples[worker] + jnp.arange(model.batch, dtype=jnp.int32)) % plant.shard_length[worker]
-    at = at + plant.shard_start[worker]
-    return jax.tree.map(lambda column: jnp.take(column, at, axis=0, mode="clip"), data.train), plant.samples[worker]
+def minibatch(
+    model: LearningProgram, data: TrainingData, inputs: EngineInputs, worker: Array, clock: Array
+) -> tuple[Any, Array]:
+    """The rows of one mini-batch and how many of them count: the worker's part of the data, in order, again and again."""
+    at = (clock * inputs.samples[worker] + jnp.arange(model.batch, dtype=jnp.int32)) % inputs.shard_length[worker]
+    at = at + inputs.shard_start[worker]
+    return jax.tree.map(lambda column: jnp.take(column, at, axis=0, mode="clip"), data.train), inputs.samples[worker]
 
 
-def mean_loss(model: Model, parameters: Any, rows: Any, count: Array) -> Array:
+def mean_loss(model: LearningProgram, parameters: Any, rows: Any, count: Array) -> Array:
     """Mean loss over the first `count` rows."""
     losses = model.losses(parameters, rows)
     weights = (jnp.arange(model.batch) < count).astype(losses.dtype)
     return jnp.sum(losses * weights) / jnp.maximum(count, 1).astype(losses.dtype)
 
 
-def evaluate(model: Model, data: Data, parameters: Any) -> tuple[Array, Array]:
+def evaluate(model: LearningProgram, data: TrainingData, parameters: Any) -> tuple[Array, Array]:
     """Mean loss and accuracy on the whole validation set."""
     loss = jnp.mean(model.losses(parameters, data.valid).astype(jnp.float64))
     return loss, jnp.mean(model.correct(parameters, data.valid).astype(jnp.float64))
 
 
-def _optimizer(model: Model, plant: Plant) -> optax.GradientTransformationExtraArgs:
-    return optimizer(model.optimizer, plant.learning_rate, plant.momentum)
+def _optimizer(model: LearningProgram, inputs: EngineInputs) -> optax.GradientTransformationExtraArgs:
+    return optimizer(model.optimizer, inputs.learning_rate, inputs.momentum)

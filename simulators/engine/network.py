@@ -1,9 +1,10 @@
-"""Who gets how much bandwidth: pure functions from the transfers in flight to their rates, in bytes per second.
+"""How transfers share bandwidth: pure functions from the transfers in progress to their rates, in bytes per second.
 
-A pull (or push) is a *coflow*: one flow to every server, as large as the server's share of the model, over when the last
-one is. Every worker moves the same proportions, so where nodes are workers or servers but not both, all servers together
-act as one resource of capacity min_j(capacity_j / share_j), and max-min fairness is water-filling over it. Where roles
-overlap, a node's NIC carries its own transfers and its server's, and `maxmin` fills all NICs progressively.
+A pull (or push) is a *coflow*: one flow to every server, as large as the server's share of the model; it ends with the
+last of its flows. Every worker moves the same proportions, so where nodes are workers or servers but not both, all
+servers together act as one resource of capacity min_j(capacity_j / share_j), and max-min fairness is water-filling over
+it. Where roles overlap, a node's NIC carries its own transfers and its server's, and `maxmin` fills all NICs
+progressively.
 
 TCP is fair only in the long run: how much of a busy link a transfer of some dozen packets gets differs from one to the next.
 With weights, capacity is shared in proportion to them (discriminatory processor sharing, Kleinrock 1967).
@@ -20,7 +21,7 @@ jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
 
 __all__ = ["fifo", "maxmin", "uneven", "waterfill"]
 
-_UNLIMITED = 1e30  # bytes/s; finite, because nothing times infinity is no number
+_UNLIMITED = 1e30  # bytes/s; finite, because 0 * inf is nan
 
 
 def waterfill(limits: Array, capacity: Array, active: Array, levels: Array | None = None) -> Array:
@@ -29,7 +30,7 @@ def waterfill(limits: Array, capacity: Array, active: Array, levels: Array | Non
     Args:
         limits: what each transfer could use alone, [k] bytes/s.
         capacity: of the shared resource, scalar bytes/s; may be infinite.
-        active: which transfers are in flight, bool [k]; the others get 0.
+        active: which transfers are in progress, bool [k]; the others get 0.
         levels: the values that occur in `limits`, [t]; few where machines are alike. None takes `limits` themselves.
     """
     # Used bandwidth is a concave, piecewise linear function of the water level, so the level that fills the capacity is
@@ -53,7 +54,7 @@ def uneven(limits: Array, capacity: Array, active: Array, weights: Array) -> Arr
 
 
 def fifo(limits: Array, capacity: Array, active: Array, arrival: Array) -> Array:
-    """Rates [k] when a shared resource serves in order of `arrival` [k]: each takes what its elders leave."""
+    """Rates [k] when a shared resource serves in order of `arrival` [k]: each takes what earlier ones leave."""
     older = (arrival[None, :] < arrival[:, None]) & active[None, :]
     left = jnp.maximum(capacity - jnp.sum(jnp.where(older, limits[None, :], 0.0), axis=1), 0.0)
     return jnp.where(active, jnp.minimum(limits, left), 0.0)
@@ -65,7 +66,7 @@ def maxmin(usage: Array, capacity: Array, active: Array, weights: ArrayLike = 1.
     Args:
         usage: bytes that each byte of a transfer puts on each resource, [f, r].
         capacity: of each resource, [r] bytes/s.
-        active: which transfers are in flight, bool [f]. One that uses no resource gets 1e30.
+        active: which transfers are in progress, bool [f]. One that uses no resource gets 1e30.
         weights: rates grow in proportion to these, [f].
     """
     touches = usage > 0
@@ -76,7 +77,7 @@ def maxmin(usage: Array, capacity: Array, active: Array, weights: ArrayLike = 1.
         headroom = jnp.where(demand > 0, free / jnp.where(demand > 0, demand, 1.0), jnp.inf)
         grow = jnp.min(headroom)
         rates = jnp.where(rising, rates + grow * weights, rates)
-        full = headroom <= grow
+        full = headroom <= grow  # at least one resource fills up in every round, so there are at most r rounds
         return rates, rising & ~jnp.any(touches & full[None, :], axis=1), jnp.maximum(free - grow * demand, 0.0)
 
     unlimited = active & ~jnp.any(touches, axis=1)

@@ -1,4 +1,4 @@
-"""The servers' optimizers, by name, on optax. Rate and momentum may be traced, so changing them compiles nothing anew."""
+"""The servers' optimizers, by name, on optax. Rate and momentum may be traced, so changing them compiles nothing."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ class _Revised(NamedTuple):
     """AdaRevision's slots, each of the shape of the parameters."""
 
     total: Any  # of all gradients so far
-    squares: Any  # z: of their squares, with the products of those that did not know of each other
+    squares: Any  # z: of their squares, and the products of gradients computed without each other's updates
     largest: Any  # z': the largest of these so far
 
 
 def _adarevision(rate: Any) -> optax.GradientTransformationExtraArgs:
-    """AdaptiveRevision (McMahan & Streeter 2014): AdaGrad for gradients that come late. `unseen` is the sum of gradients
+    """AdaptiveRevision (McMahan & Streeter 2014): AdaGrad for delayed gradients. `missed` is the sum of gradients
     applied between a gradient's pull and its push; the steps taken for these are revised to the rate that they would have
-    had. Without delay it is AdaGrad, from the same start."""
+    had. Without delay it is AdaGrad with the same initial value."""
 
     def init(parameters: Any) -> _Revised:
         zeros = jax.tree.map(jnp.zeros_like, parameters)
         return _Revised(zeros, zeros, zeros)
 
-    def update(gradients: Any, kept: optax.OptState, parameters: Any = None, *, unseen: Any, **_: Any) -> tuple[Any, Any]:
+    def update(gradients: Any, kept: optax.OptState, parameters: Any = None, *, missed: Any, **_: Any) -> tuple[Any, Any]:
         del parameters
         total, z, largest = (getattr(kept, name) for name in _Revised._fields)
-        z = jax.tree.map(lambda z, g, u: z + g * g + 2 * g * u, z, gradients, unseen)
+        z = jax.tree.map(lambda z, g, u: z + g * g + 2 * g * u, z, gradients, missed)
         most = jax.tree.map(jnp.maximum, largest, z)
         old, new = (jax.tree.map(_scale, tree) for tree in (largest, most))
-        steps = jax.tree.map(lambda o, n, g, u: rate * ((o - n) * u - n * g), old, new, gradients, unseen)
+        steps = jax.tree.map(lambda o, n, g, u: rate * ((o - n) * u - n * g), old, new, gradients, missed)
         return steps, _Revised(jax.tree.map(jnp.add, total, gradients), z, most)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -57,13 +57,13 @@ OPTIMIZERS: dict[str, Callable[[Any, Any], optax.GradientTransformation]] = {
     "adarevision": lambda rate, _: _adarevision(rate),
 }
 REVISING = ("adarevision",)
-"""Optimizers that must be told of the gradients that were applied since a pull, `unseen`, and keep a `total`."""
+"""Optimizers that need the sum of the gradients applied since a pull, `missed`, and keep a `total`."""
 
 
 def optimizer(name: str, learning_rate: Any, momentum: Any) -> optax.GradientTransformationExtraArgs:
     """The transformation that servers apply to a gradient (or to a group's sum or mean).
 
-    `momentum` counts for "momentum" and "nesterov" only, as a heavy ball. Raises ValueError for an unknown name.
+    `momentum` matters to "momentum" and "nesterov" only, as a heavy ball. Raises ValueError for an unknown name.
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"Cannot apply gradients with {name!r}: choose one of {', '.join(OPTIMIZERS)}.")

@@ -1,8 +1,8 @@
-"""Time in the data plane: where every worker is in its cycle, and the events that move it on.
+"""Time in the data plane: the phase of every worker's cycle, and the events that end a phase.
 
 A cycle is WAIT, PULL, COMPUTE, PUSH, APPLY. Transfers share the network (`simulators.engine.network`), computing and
-applying take their time, and a worker waits until the synchronisation policy releases it. Everything here is small arrays,
-one entry per node, [k].
+applying take their time, and a worker waits until the synchronisation policy releases it. All arrays are small, with one
+entry per node, [k]. This is the one place where simulated time advances: `to_next_push`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from simulators.engine import network
-from simulators.engine.inputs import Plant
+from simulators.engine.inputs import EngineInputs
 
 __all__ = [
     "APPLY",
@@ -25,9 +25,9 @@ __all__ = [
     "PUSH",
     "WAIT",
     "Flight",
+    "all_waiting",
     "begin_cycles",
-    "coast",
-    "grounded",
+    "catch_up",
     "refilled",
     "shifted",
     "spans",
@@ -35,12 +35,12 @@ __all__ = [
 ]
 
 WAIT, PULL, COMPUTE, PUSH, APPLY = range(5)
-_ROUNDING = 1e-9
-_SHARES = 0x9D2C5680F1A3B7E5  # of the noise in who gets how much bandwidth, apart from that in computing
+_ROUNDING = 1e-9  # relative
+_SHARES = 0x9D2C5680F1A3B7E5  # key of the noise in bandwidth shares, which must differ from that of compute times
 
 
 class Flight(NamedTuple):
-    """Where every worker is in its cycle."""
+    """Where every worker is in its cycle ("in flight")."""
 
     phase: Array  # int32 [k]: WAIT, PULL, COMPUTE, PUSH or APPLY
     remaining: Array  # [k] seconds, or bytes while transferring
@@ -48,13 +48,13 @@ class Flight(NamedTuple):
     waited: Array  # [k] seconds that the policy held it back before this cycle
     drawn: Array  # [k] seconds of compute drawn for this cycle
     arrival: Array  # int32 [k]: order in which transfers began
-    arrivals: Array  # int32 scalar: how many did
+    arrivals: Array  # int32 scalar: how many transfers began
     server_free_seconds: Array  # scalar: when the apply queue will be empty
-    tokens: Array  # [k] in each node's bucket; [0] where nobody has one
+    tokens: Array  # [k] in each node's bucket; [0] where no node has one
 
 
-def grounded(nodes: int, tokens: Array, now: ArrayLike = 0.0) -> Flight:
-    """Nobody has begun anything; all wait since `now`."""
+def all_waiting(nodes: int, tokens: Array, now: ArrayLike = 0.0) -> Flight:
+    """No worker has begun anything; all wait since `now`."""
     zeros, none = jnp.zeros(nodes), jnp.zeros(nodes, jnp.int32)
     return Flight(
         phase=none,
@@ -72,45 +72,49 @@ def grounded(nodes: int, tokens: Array, now: ArrayLike = 0.0) -> Flight:
 class _Turn(NamedTuple):
     seconds: Array
     flight: Flight
-    worker: Array  # int32: whose event was the last
-    pushed: Array  # bool: and it completed a push
-    halted: Array  # bool: the next event lies beyond the limit, or there is none
+    worker: Array  # int32: worker of the last event
+    pushed: Array  # bool: that event completed a push
+    halted: Array  # bool: the next event is after the limit, or there is none
 
 
 def to_next_push(
-    plant: Plant, seconds: Array, flight: Flight, until_seconds: Array, *, discipline: str, overlapping: bool
+    inputs: EngineInputs, seconds: Array, flight: Flight, until_seconds: Array, *, discipline: str, overlapping: bool
 ) -> tuple[Array, Flight, Array, Array]:
     """Events up to and including the next completed push, none later than `until_seconds`.
 
-    That a bucket has run empty is an event, too, and nobody's.
+    A bucket that runs empty is an event, too, which belongs to no worker, because rates change with it.
 
-    Returns (seconds of the last event, flight after it, who pushed, whether anybody did).
+    Returns (seconds of the last event, flight after it, the worker that pushed, whether there was a push).
     """
-    rates_now = partial(_rates, plant, discipline=discipline, overlapping=overlapping)
-    limited = plant.bucket_bytes.shape[0] > 0
+    rates_now = partial(_rates, inputs, discipline=discipline, overlapping=overlapping)
+    limited = inputs.bucket_bytes.shape[0] > 0
 
     def event(turn: _Turn) -> _Turn:
         seconds, flight = turn.seconds, turn.flight
         rates, drains = rates_now(flight)
         left = jnp.where(flight.remaining > 0, flight.remaining / rates, 0.0)
         left = jnp.where(flight.phase == WAIT, jnp.inf, left)
-        worker = jnp.argmin(left).astype(jnp.int32)
+        worker = jnp.argmin(left).astype(jnp.int32)  # of equals the first: this is how ties are broken
         elapsed = left[worker]
         if limited:
             lasting = jnp.where((flight.tokens > 0) & (drains > 0), flight.tokens / drains, jnp.inf)
             emptied = jnp.min(lasting) < elapsed
             elapsed = jnp.minimum(jnp.min(lasting), elapsed)
         now = seconds + elapsed
-        due = (now <= until_seconds) & jnp.isfinite(now)  # where everybody waits, nothing is due, however long the run
-        # Who ends at the same moment has nothing left, exactly: sharing would make rounding grow from cycle to cycle.
+        due = (now <= until_seconds) & jnp.isfinite(now)  # if all wait, `now` is infinite
+        # What ends at the same moment gets exactly 0 left. Otherwise a rest of rounding would become an event of its own,
+        # and workers in step with each other would drift apart from cycle to cycle.
         remaining = jnp.where(seconds + left <= now, 0.0, jnp.maximum(flight.remaining - rates * elapsed, 0.0))
         moved = flight._replace(remaining=remaining)
         if limited:
-            kept = _filled(plant, flight.tokens, drains, elapsed)
+            kept = _filled(inputs, flight.tokens, drains, elapsed)
             moved = moved._replace(tokens=jnp.where(seconds + lasting <= now, 0.0, kept))
-        after, pushed = _next_phase(plant, moved, worker, now)
+        after, pushed = _next_phase(inputs, moved, worker, now)
         if limited:
+            # Nobody's phase ends when a bucket empties; the next turn computes rates anew.
             after, pushed = jax.tree.map(partial(jnp.where, emptied), moved, after), pushed & ~emptied
+        # An event after the limit is not carried out at all, not even half: the next call finds the same state, so that a
+        # run gives the same bytes however it is cut into windows.
         flight = jax.tree.map(partial(jnp.where, due), after, flight)
         return _Turn(jnp.where(due, now, seconds), flight, worker, due & pushed, ~due)
 
@@ -120,83 +124,89 @@ def to_next_push(
     return turn.seconds, turn.flight, turn.worker, turn.pushed
 
 
-def coast(plant: Plant, seconds: Array, flight: Flight, now: Array, *, discipline: str, overlapping: bool) -> Flight:
-    """Everybody's progress from the last event (at `seconds`) to `now`, with no event between: before a plant changes."""
-    rates, drains = _rates(plant, flight, discipline=discipline, overlapping=overlapping)
+def catch_up(
+    inputs: EngineInputs, seconds: Array, flight: Flight, now: Array, *, discipline: str, overlapping: bool
+) -> Flight:
+    """Progress of all workers from the last event (at `seconds`) to `now`, with no event between: before inputs change."""
+    rates, drains = _rates(inputs, flight, discipline=discipline, overlapping=overlapping)
     remaining = jnp.maximum(flight.remaining - rates * (now - seconds), 0.0)
-    tokens = _filled(plant, flight.tokens, drains, now - seconds) if len(plant.bucket_bytes) else flight.tokens
+    tokens = _filled(inputs, flight.tokens, drains, now - seconds) if len(inputs.bucket_bytes) else flight.tokens
     return flight._replace(remaining=remaining, tokens=tokens)
 
 
 def shifted(flight: Flight, seconds: ArrayLike) -> Flight:
-    """The same flight, so much later."""
+    """The same flight, so many seconds later."""
     return flight._replace(since=flight.since + seconds, server_free_seconds=flight.server_free_seconds + seconds)
 
 
-def refilled(plant: Plant, tokens: Array, seconds: ArrayLike) -> Array:
-    """What buckets hold, [k], after so many seconds in which nobody sends."""
-    return _filled(plant, tokens, -plant.bucket_refill, seconds) if len(plant.bucket_bytes) else tokens
+def refilled(inputs: EngineInputs, tokens: Array, seconds: ArrayLike) -> Array:
+    """What buckets hold, [k], after so many seconds in which no node sends."""
+    return _filled(inputs, tokens, -inputs.bucket_refill, seconds) if len(inputs.bucket_bytes) else tokens
 
 
-def _filled(plant: Plant, tokens: Array, drains: Array, seconds: ArrayLike) -> Array:
-    # An empty bucket stays so, exactly, while it drains; one without bottom is full, and infinity less infinity no number.
-    full = tokens >= plant.bucket_bytes
+def _filled(inputs: EngineInputs, tokens: Array, drains: Array, seconds: ArrayLike) -> Array:
+    # A full bucket that does not drain stays exactly full: an infinite one has infinite refill, and inf - inf is nan.
+    full = tokens >= inputs.bucket_bytes
     change = jnp.where(full & (drains <= 0), 0.0, drains * seconds)
-    return jnp.clip(tokens - change, 0.0, plant.bucket_bytes)
+    return jnp.clip(tokens - change, 0.0, inputs.bucket_bytes)
 
 
-def _rates(plant: Plant, flight: Flight, *, discipline: str, overlapping: bool) -> tuple[Array, Array]:
-    """Progress per second of every worker's present phase, [k], 0 while waiting; and tokens that every bucket loses, [k]."""
+def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping: bool) -> tuple[Array, Array]:
+    """Progress per second of every worker's present phase, [k], 0 while waiting; and tokens that every bucket loses, [k].
+
+    Bytes per second for a transfer, seconds per second for the rest.
+    """
     pulling, pushing = flight.phase == PULL, flight.phase == PUSH
-    nodes, drains = pulling.shape[0], plant.bucket_refill
-    weights = _weights(plant, flight) if discipline == "uneven" else jnp.ones(nodes)
+    nodes, drains = pulling.shape[0], inputs.bucket_refill
+    weights = _weights(inputs, flight) if discipline == "uneven" else jnp.ones(nodes)
     if overlapping:
-        capacity = plant.capacity
-        if len(plant.bucket_bytes):
-            left = jnp.maximum(plant.bucket_refill - plant.bucket_taken, 1.0)
+        capacity = inputs.capacity
+        if len(inputs.bucket_bytes):
+            left = jnp.maximum(inputs.bucket_refill - inputs.bucket_taken, 1.0)
             sending = jnp.where(flight.tokens > 0, capacity[:nodes], jnp.minimum(capacity[:nodes], left))
             capacity = capacity.at[:nodes].set(sending)
-        both = network.maxmin(plant.usage, capacity, jnp.concatenate([pulling, pushing]), jnp.tile(weights, 2))
+        both = network.maxmin(inputs.usage, capacity, jnp.concatenate([pulling, pushing]), jnp.tile(weights, 2))
         pull, push = both[:nodes], both[nodes:]
-        if len(plant.bucket_bytes):
-            drains = both @ plant.usage[:, :nodes] + plant.bucket_taken - plant.bucket_refill
-            # One that sends as fast as its bucket is refilled neither gains nor loses, whatever rounding says.
-            drains = jnp.where(jnp.abs(drains) <= _ROUNDING * plant.bucket_refill, 0.0, drains)
+        if len(inputs.bucket_bytes):
+            drains = both @ inputs.usage[:, :nodes] + inputs.bucket_taken - inputs.bucket_refill
+            # A node that sends as fast as its bucket is refilled neither gains nor loses. Rounding would make it "run
+            # empty" again and again: events without end at one instant.
+            drains = jnp.where(jnp.abs(drains) <= _ROUNDING * inputs.bucket_refill, 0.0, drains)
     else:
-        both, capacity = jnp.stack([pulling, pushing]), jnp.stack([plant.serve_out, plant.serve_in])
+        both, capacity = jnp.stack([pulling, pushing]), jnp.stack([inputs.serve_out, inputs.serve_in])
         served = {
             "fifo": partial(network.fifo, arrival=flight.arrival),
             "uneven": partial(network.uneven, weights=weights),
-            "maxmin": partial(network.waterfill, levels=plant.nic_levels),
+            "maxmin": partial(network.waterfill, levels=inputs.nic_levels),
         }[discipline]
-        pull, push = jax.vmap(served, in_axes=(None, 0, 0))(plant.nic, capacity, both)
-    computing = jnp.where(flight.phase == COMPUTE, 1.0 / plant.slowdown, 0.0)
+        pull, push = jax.vmap(served, in_axes=(None, 0, 0))(inputs.nic, capacity, both)
+    computing = jnp.where(flight.phase == COMPUTE, 1.0 / inputs.slowdown, 0.0)
     return pull + push + computing + (flight.phase == APPLY), drains
 
 
-def _weights(plant: Plant, flight: Flight) -> Array:
-    """Of every worker's present transfer, [k]: lognormal, of deviation 1, and its own from beginning to end.
+def _weights(inputs: EngineInputs, flight: Flight) -> Array:
+    """Weight of every worker's present transfer, [k]: lognormal of deviation 1, constant from its beginning to its end.
 
-    Recordings on hosts with shaped links (`traces/data`) tell a deviation of 1 from none, and hardly from 0.7 or 1.5.
+    Recordings on hosts with shaped links (`traces/data`) show that the deviation is not 0; 0.7, 1 and 1.5 fit about as well.
     """
     workers = jnp.arange(flight.phase.shape[0], dtype=jnp.int32)
-    uniform = _uniforms(plant.key ^ jnp.uint64(_SHARES), workers, flight.arrival)
+    uniform = _uniforms(inputs.key ^ jnp.uint64(_SHARES), workers, flight.arrival)
     return jnp.exp(jax.scipy.special.ndtri(uniform[..., 0]))
 
 
-def _next_phase(plant: Plant, flight: Flight, worker: Array, now: Array) -> tuple[Flight, Array]:
-    """`worker` has ended its phase at `now`: the flight after that, and whether it was the end of a push."""
+def _next_phase(inputs: EngineInputs, flight: Flight, worker: Array, now: Array) -> tuple[Flight, Array]:
+    """`worker` ends its phase at `now`: the flight after that, and whether a push is complete."""
     phase = flight.phase[worker]
     is_worker = jnp.arange(flight.phase.shape[0]) == worker
-    queued = jnp.maximum(flight.server_free_seconds - now, 0.0) + plant.apply_seconds
-    held = jnp.maximum(plant.blocked_until_seconds - now, 0.0)
-    applying = queued + jnp.where(plant.push_bytes > 0, held, 0.0)  # nobody waits for pushes that take no time
-    # A server that applies at once needs no event of its own.
+    queued = jnp.maximum(flight.server_free_seconds - now, 0.0) + inputs.apply_seconds
+    held = jnp.maximum(inputs.blocked_until_seconds - now, 0.0)
+    applying = queued + jnp.where(inputs.push_bytes > 0, held, 0.0)  # a push without bytes waits for no block
+    # Applying that takes no time needs no event of its own: the phase is skipped.
     pushed = (phase == APPLY) | ((phase == PUSH) & (applying <= 0))
     after = jnp.where(pushed, WAIT, phase + 1)
-    # What the next phase has before it, in the order of the phases: nothing, a pull, computing, a push, applying. Waiting
-    # for blocks that move is counted with the phase after the transfer.
-    left = jnp.stack([jnp.zeros(()), plant.pull_bytes, flight.drawn[worker] + held, plant.push_bytes, applying])[after]
+    # What the next phase has to do, in the order of the phases: nothing, a pull, computing, a push, applying. Waiting for
+    # blocks that move is counted with the phase after the transfer.
+    left = jnp.stack([jnp.zeros(()), inputs.pull_bytes, flight.drawn[worker] + held, inputs.push_bytes, applying])[after]
     return flight._replace(
         phase=jnp.where(is_worker, after, flight.phase),
         remaining=jnp.where(is_worker, left, flight.remaining),
@@ -207,10 +217,10 @@ def _next_phase(plant: Plant, flight: Flight, worker: Array, now: Array) -> tupl
     ), pushed
 
 
-def begin_cycles(plant: Plant, flight: Flight, release: Array, clocks: Array, now: Array, *, lanes: bool) -> Flight:
+def begin_cycles(inputs: EngineInputs, flight: Flight, release: Array, clocks: Array, now: Array, *, lanes: bool) -> Flight:
     """The workers in `release` [k] start to pull at `now`, each for its mini-batch number `clocks` [k].
 
-    One that was busy gives up what it did; it has not waited.
+    A worker that was busy loses what it did, and has not waited.
     """
 
     def begin(new: ArrayLike, old: Array) -> Array:
@@ -220,10 +230,10 @@ def begin_cycles(plant: Plant, flight: Flight, release: Array, clocks: Array, no
     waited = jnp.where(flight.phase == WAIT, now - flight.since[WAIT], 0.0)
     return flight._replace(
         phase=begin(PULL, flight.phase),
-        remaining=begin(plant.pull_bytes, flight.remaining),
+        remaining=begin(inputs.pull_bytes, flight.remaining),
         since=jnp.where(release & (jnp.arange(5) == PULL)[:, None], now, flight.since),
         waited=begin(waited, flight.waited),
-        drawn=begin(_draw(plant, release, clocks, lanes=lanes), flight.drawn),
+        drawn=begin(_draw(inputs, release, clocks, lanes=lanes), flight.drawn),
         arrival=begin(flight.arrivals + workers, flight.arrival),
         arrivals=flight.arrivals + jnp.where(jnp.any(release), release.shape[0], 0).astype(jnp.int32),
     )
@@ -239,53 +249,53 @@ def spans(flight: Flight, worker: Array) -> tuple[Array, Array, Array, Array]:
     return compute, pull, push, flight.waited[worker]
 
 
-def _draw(plant: Plant, release: Array, clocks: Array, *, lanes: bool) -> Array:
-    """Seconds [k] of compute for the workers in `release`; those of the others mean nothing.
+def _draw(inputs: EngineInputs, release: Array, clocks: Array, *, lanes: bool) -> Array:
+    """Seconds [k] of compute for the workers in `release`; the other entries mean nothing.
 
-    One worker is the usual case, and the only one under ASP; drawing for all of them is kept for when there are more.
+    One worker is the usual case, and the only one under ASP; only where there are more, it draws for all.
     """
     workers = jnp.arange(release.shape[0], dtype=jnp.int32)
-    if lanes:  # looking up one worker in every lane takes longer than drawing for all
-        return _compute_seconds(plant, workers, clocks)
+    if lanes:  # under `vmap`, looking up one worker per lane is slower than drawing for all
+        return _compute_seconds(inputs, workers, clocks)
     first = jnp.argmax(release)
-    alone = _compute_seconds(plant._replace(**{f: getattr(plant, f)[first] for f in _NOISE}), first, clocks[first])
+    alone = _compute_seconds(inputs._replace(**{f: getattr(inputs, f)[first] for f in _NOISE}), first, clocks[first])
 
-    def everybody(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+    def all_workers(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         many, _ = carry
-        # Through the carry, or XLA would draw before the loop, needed or not.
+        # The indices depend on the carry: otherwise XLA would draw before the loop, even if the loop does not run.
         names = workers + jnp.where(many, 0, 1).astype(jnp.int32)
-        return jnp.zeros_like(many), _compute_seconds(plant, names, clocks)
+        return jnp.zeros_like(many), _compute_seconds(inputs, names, clocks)
 
     start = (jnp.sum(release) > 1, jnp.full(release.shape, alone))
-    return jax.lax.while_loop(lambda carry: carry[0], everybody, start)[1]
+    return jax.lax.while_loop(lambda carry: carry[0], all_workers, start)[1]
 
 
 _NOISE = ("compute_seconds", "overhead_seconds", "sleep_probability", "sleep_mean_seconds", "sleep_sd_seconds")
 
 
-def _compute_seconds(plant: Plant, workers: Array, clocks: Array) -> Array:
-    """Seconds that each of `workers` computes in its mini-batch number `clocks`: whoever asks, and whenever.
+def _compute_seconds(inputs: EngineInputs, workers: Array, clocks: Array) -> Array:
+    """Seconds that each of `workers` computes in its mini-batch number `clocks`; the same whenever it is called.
 
-    The fields of `plant` in `_NOISE` are those workers', of the same shape as `workers`.
+    The fields of `inputs` in `_NOISE` are those workers', of the same shape as `workers`.
     """
-    uniform = _uniforms(plant.key, workers, clocks)
+    uniform = _uniforms(inputs.key, workers, clocks)
     noise = jax.scipy.special.ndtri(uniform[..., ::2])
-    sigma = jnp.sqrt(jnp.log1p(plant.jitter**2))
+    sigma = jnp.sqrt(jnp.log1p(inputs.jitter**2))
     factor = jnp.exp(sigma * noise[..., 0] - sigma**2 / 2)
-    if len(plant.factors):
-        counts = plant.factor_counts[workers]
-        recorded = plant.factors[workers, clocks % jnp.maximum(counts, 1)]
+    if len(inputs.factors):
+        counts = inputs.factor_counts[workers]
+        recorded = inputs.factors[workers, clocks % jnp.maximum(counts, 1)]
         factor = jnp.where(counts > 0, recorded, factor)
-    compute = plant.compute_seconds * factor
-    sleep = jnp.maximum(plant.sleep_mean_seconds + plant.sleep_sd_seconds * noise[..., 1], 0.0)
-    return compute + plant.overhead_seconds + jnp.where(uniform[..., 1] < plant.sleep_probability, sleep, 0.0)
+    compute = inputs.compute_seconds * factor
+    sleep = jnp.maximum(inputs.sleep_mean_seconds + inputs.sleep_sd_seconds * noise[..., 1], 0.0)
+    return compute + inputs.overhead_seconds + jnp.where(uniform[..., 1] < inputs.sleep_probability, sleep, 0.0)
 
 
 def _uniforms(key: Array, workers: Array, clocks: Array) -> Array:
     """Three uniforms in (0, 1) for each of `workers`, [..., 3]: SplitMix64 (Steele et al. 2014) of key, worker, clock.
 
-    A hash of a counter, so that noise depends on nothing but its name. JAX's own generator runs as loops on CPU, which
-    would cost more than everything else in an event.
+    A hash of a counter: noise depends on (key, worker, clock) only, and not on the order of events, so that all tuners meet
+    the same noise. JAX's own generator runs as loops on CPU, which would cost more than everything else in an event.
     """
     name = (workers.astype(jnp.uint64) << 40) + (clocks.astype(jnp.uint64) << 2)
     x = key + (name[..., None] + jnp.arange(3, dtype=jnp.uint64)) * jnp.uint64(0x9E3779B97F4A7C15)

@@ -1,114 +1,86 @@
-"""The control plane in simulated time (SimPy): what happens to nodes and settings while the engine trains.
+"""The control plane in simulated time (SimPy): it owns the time of everything except training, and the nodes.
 
-SimPy holds the events of the control plane, at exact times that do not depend on how a run is cut into windows: episodes
-of slowness begin and end, nodes come and go, steps of a reconfiguration take their time. `SimulatedSystem` lets the engine
-train up to the next of them, and then steps through it.
+Its events have exact times that do not depend on how a run is cut into windows: episodes of slowness begin and end, nodes
+join, leave and fail, steps of a reconfiguration end. `SimulatedSystem` lets the engine train up to the next event, and then
+lets the control plane act.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import simpy
 
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, Episode, NodeChange, absent_at_start
-from simulators.cluster.profiles import NodeType
-from simulators.reconfiguration.execution import Change, Ends
-from simulators.reconfiguration.plan import Costs, Load, Plan
-from simulators.reconfiguration.transfers import Streams
 from tuners.actions import NodeEvent
 
-__all__ = ["Cluster", "ControlPlane"]
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """Machines and how their network shares bandwidth. Raises ValueError where that is no cluster."""
-
-    nodes: tuple[tuple[str, NodeType], ...]  # (name, type)
-    discipline: Literal["maxmin", "fifo", "uneven"] = "maxmin"  # uneven: weights by lot, as transfers over TCP fare
-    latency_seconds: float = 0.0  # one way, once per pull and per push
-
-    def __post_init__(self) -> None:
-        names = [name for name, _ in self.nodes]
-        if len(names) < 1 or len(set(names)) != len(names):
-            raise ValueError(f"Cannot make a cluster of nodes {names}: give at least one, each under a name of its own.")
-        if self.discipline not in ("maxmin", "fifo", "uneven"):
-            raise ValueError(f"Cannot share a network by {self.discipline!r}: choose maxmin, fifo or uneven.")
-        if not 0 <= self.latency_seconds < float("inf"):
-            raise ValueError(f"Cannot use latency_seconds = {self.latency_seconds}: it must be finite and not negative.")
+__all__ = ["ControlPlane"]
 
 
 class ControlPlane:
-    """What the control plane has scheduled, and the state it keeps of the nodes."""
+    """The events to come, and which nodes are present. A reconfiguration runs its steps as processes of `env`."""
 
     def __init__(self, cluster: Cluster, conditions: Conditions) -> None:
-        self._env = simpy.Environment()
+        self.env = simpy.Environment()
         self._nodes = tuple(name for name, _ in cluster.nodes)
-        self.streams = Streams(self._env, {name: kind.nic_bytes_per_second for name, kind in cluster.nodes})
         self.slowdown = np.ones(len(self._nodes))  # compute takes so many times as long just now, [k]
         self._present = set(self._nodes) - absent_at_start(conditions)
         self._leaving: set[str] = set()
         self.events: list[NodeEvent] = []  # in the order of time
         for episode in conditions.episodes:
-            self._env.process(self._slow(episode))
+            self.env.process(self._slow(episode))
         for change in conditions.nodes:
-            self._env.process(self._come_or_go(change))
+            self.env.process(self._come_or_go(change))
 
     @property
     def next_seconds(self) -> float:
         """When the control plane acts next; inf if never."""
-        return float(self._env.peek())
+        return float(self.env.peek())
 
     @property
     def present(self) -> frozenset[str]:
-        """Nodes that work, those that have been given notice included."""
+        """Nodes that work, those under notice included."""
         return frozenset(self._present)
 
     @property
     def available(self) -> frozenset[str]:
-        """Nodes that a new setting may count on."""
+        """Nodes that a new setting may use."""
         return frozenset(self._present - self._leaving)
 
     def act(self) -> None:
         """Carry out everything that is due at `next_seconds`."""
-        due = self._env.peek()
-        while self._env.peek() == due:
-            self._env.step()
+        # All events of one instant, because some create others at the same instant: half of them is no state to train in.
+        due = self.env.peek()
+        while self.env.peek() == due:
+            self.env.step()
 
     def settle(self) -> None:
-        """Carry out what has just become due, without any time passing."""
-        while self._env.peek() <= self._env.now:
-            self._env.step()
+        """Carry out what has just become due, and all that follows at this instant."""
+        while self.env.peek() <= self.env.now:
+            self.env.step()
 
     def be_at(self, now: float) -> None:
         """Bring the control plane to `now`; nothing of its own may be due before."""
-        if now > self._env.now:
-            self._env.run(until=now)
-
-    def begin(self, plan: Plan, ends: Ends, load: Load, costs: Costs, touched_fraction: float, now: float) -> Change:
-        """Begin a reconfiguration at `now`."""
-        self.be_at(now)
-        change = Change(self._env, self.streams, plan, ends, load, costs, touched_fraction)
-        self.settle()
-        return change
+        # The engine's clock may be behind: a stall can pass the time at which the last push came.
+        if now > self.env.now:
+            self.env.run(until=now)
 
     def _slow(self, episode: Episode) -> Generator[simpy.Event, Any, None]:
         node = self._nodes.index(episode.node)
-        yield self._env.timeout(episode.start_seconds)
+        yield self.env.timeout(episode.start_seconds)
         while True:
             self.slowdown[node] *= episode.factor
-            yield self._env.timeout(episode.seconds)
+            yield self.env.timeout(episode.seconds)
             self.slowdown[node] /= episode.factor
             if not episode.every_seconds:
                 return
-            yield self._env.timeout(episode.every_seconds - episode.seconds)
+            yield self.env.timeout(episode.every_seconds - episode.seconds)
 
     def _come_or_go(self, change: NodeChange) -> Generator[simpy.Event, Any, None]:
-        yield self._env.timeout(change.seconds)
+        yield self.env.timeout(change.seconds)
         if change.event == "joins":
             self._present |= set(change.nodes)
             self._tell(change.nodes, "joined")
@@ -116,10 +88,10 @@ class ControlPlane:
         if change.event == "leaves":
             self._leaving |= set(change.nodes)
             self._tell(change.nodes, "leaving")
-            yield self._env.timeout(change.notice_seconds)
+            yield self.env.timeout(change.notice_seconds)
         self._present -= set(change.nodes)
         self._leaving -= set(change.nodes)
         self._tell(change.nodes, "left" if change.event == "leaves" else "failed")
 
     def _tell(self, nodes: tuple[str, ...], event: Literal["joined", "leaving", "left", "failed"]) -> None:
-        self.events += [NodeEvent(float(self._env.now), node, event) for node in nodes]
+        self.events += [NodeEvent(float(self.env.now), node, event) for node in nodes]

@@ -1,13 +1,13 @@
-"""From one setting to another: the plan, a DAG of steps, by each of three methods.
+"""The plan of a reconfiguration: a DAG of steps from one setting to another, by each of three methods.
 
-* ``checkpoint``, the papers' baseline: everybody stops; save, restart under the new setting, restore.
+* ``checkpoint``, the papers' baseline: all workers stop; save, restart under the new setting, restore.
 * ``migrate``, Cruise's (Section IV): blocks of model and training data move while training goes on; machines
   are added, deleted, or switch roles (`_migration` has the edges of its DAG).
 * ``relocate``, TensorFlowOnline's (Section V): the graph is switched in place, and parameters move when they are pulled from
   their old owner and pushed to the new one; training data comes from shared storage and need not move.
 
-What servers read anew at every push or pull (learning rate, momentum, policy, batch size, loads) changes in place. How plans
-are carried out is in `simulators.reconfiguration.execution`; what they cost is in `costs.toml`.
+What servers read at every push or pull (learning rate, momentum, policy, batch size, loads) changes in place, without a
+step. `simulators.reconfiguration.reconfiguration` carries plans out; `costs.toml` has the constants of what steps cost.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ import msgspec
 from tuners.actions import Method, Setting
 
 __all__ = [
+    "IN_PLACE",
     "METHODS",
     "Costs",
     "Load",
-    "Plan",
+    "ReconfigurationPlan",
     "Step",
     "block_counts",
     "check",
@@ -69,7 +70,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Load(NamedTuple):
-    """What there is to move."""
+    """How much there is to move."""
 
     model_bytes: float
     data_blocks: int
@@ -82,7 +83,7 @@ class Step(NamedTuple):
     kind: Literal[
         "checkpoint", "restart", "restore", "add", "delete", "switch", "stop", "start", "move", "sweep", "graph", "detect"
     ]
-    node: str = ""  # whom it is about; the source of a move or sweep
+    node: str = ""  # the node that it changes; the source of a move or sweep
     to: str = ""  # the target of a move or sweep
     blocks: int = 0
     of: Literal["", "model", "data"] = ""  # what a move moves
@@ -97,12 +98,15 @@ class Step(NamedTuple):
         return f"{self.kind} {self.node}".rstrip()
 
 
-class Plan(NamedTuple):
-    """The steps of a change; none for one that happens in place."""
+class ReconfigurationPlan(NamedTuple):
+    """The steps of a reconfiguration; none if it happens in place."""
 
     steps: tuple[Step, ...]
-    quiescent: bool  # nobody trains meanwhile
+    quiescent: bool  # no worker trains until its end
     on_demand: bool = False  # the new setting is in force as soon as the graph is switched
+
+
+IN_PLACE = ReconfigurationPlan((), quiescent=False)
 
 
 def check(costs: Costs) -> None:
@@ -118,20 +122,20 @@ def check(costs: Costs) -> None:
 
 
 def in_place(old: Setting, new: Setting, method: Method = "checkpoint") -> bool:
-    """Whether the change takes no steps. Training data that is stored with the workers moves under ``migrate`` only."""
+    """Whether a reconfiguration takes no steps. Training data is stored with the workers under ``migrate`` only."""
     free = _IN_PLACE if method == "migrate" else (*_IN_PLACE, "data_shares")
     return all(getattr(old, f) == getattr(new, f) for f in Setting.__slots__ if f not in free)
 
 
-def plan(old: Setting, new: Setting, method: Method, load: Load, costs: Costs) -> Plan:
-    """The steps from `old` to `new`. Where a change of policy takes a restart, whatever else changes waits for that."""
+def plan(old: Setting, new: Setting, method: Method, load: Load, costs: Costs) -> ReconfigurationPlan:
+    """The steps from `old` to `new`. Where a change of policy takes a restart, the whole setting changes by that restart."""
     restarts = costs.policy_restart_seconds > 0 and old.policy != new.policy
     if in_place(old, new, method) and not restarts:
-        return Plan((), quiescent=False)
+        return IN_PLACE
     if method == "checkpoint" or restarts:
-        return Plan(_checkpoint(old, new, load, costs), quiescent=True)
+        return ReconfigurationPlan(_checkpoint(old, new, load, costs), quiescent=True)
     steps = _migration(old, new, load, costs) if method == "migrate" else _relocation(old, new, load, costs)
-    return Plan(steps, quiescent=False, on_demand=method == "relocate")
+    return ReconfigurationPlan(steps, quiescent=False, on_demand=method == "relocate")
 
 
 # ----------------------------------------------------------------------------------------------------------------- losses
@@ -140,7 +144,8 @@ def plan(old: Setting, new: Setting, method: Method, load: Load, costs: Costs) -
 def survivors(setting: Setting, present: frozenset[str], nodes: tuple[str, ...]) -> Setting | None:
     """`setting` without the nodes that are not `present`, shares in proportion; None where too few are left to go on.
 
-    A role that nobody is left for goes to the first of `nodes` that is present and idle, or that can be spared by the other.
+    A role without survivors goes to the first of `nodes` that is present and idle, or else to a node of the other role, if
+    that has two.
     """
     workers = tuple(w for w in setting.workers if w in present)
     servers = tuple(s for s in setting.servers if s in present)
@@ -164,19 +169,19 @@ def survivors(setting: Setting, present: frozenset[str], nodes: tuple[str, ...])
     )
 
 
-def recovery(old: Setting, lost: frozenset[str], half_way: bool, load: Load, costs: Costs) -> Plan:
-    """What the runtime does about `lost` nodes: it takes a while to notice, and reads back from replicas what they served.
+def recovery(old: Setting, lost: frozenset[str], half_way: bool, load: Load, costs: Costs) -> ReconfigurationPlan:
+    """What the runtime does about `lost` nodes: detect the loss, then restore from replicas what they served.
 
-    One that only worked is dropped while the others go on. Where a reconfiguration was `half_way`, everybody stops, and the
-    whole model is placed anew.
+    A node that was only a worker is dropped while the others train on. Where a reconfiguration was `half_way`, all
+    workers stop, and the whole model is placed anew.
     """
     share = sum(part for server, part in zip(old.servers, old.shares()[1], strict=True) if server in lost)
     moved = load.model_bytes * (1.0 if half_way else share)
     detect = Step("detect", seconds=costs.detection_seconds)
     if moved == 0:
-        return Plan((detect,), quiescent=False)
+        return ReconfigurationPlan((detect,), quiescent=False)
     restore = Step("restore", seconds=moved / costs.restore_bytes_per_second, bytes_moved=moved, after=(0,))
-    return Plan((detect, restore), quiescent=True)
+    return ReconfigurationPlan((detect, restore), quiescent=True)
 
 
 def _rescaled(members: tuple[str, ...], shares: tuple[float, ...], left: tuple[str, ...]) -> tuple[float, ...]:
@@ -189,9 +194,9 @@ def _rescaled(members: tuple[str, ...], shares: tuple[float, ...], left: tuple[s
 
 
 def block_counts(members: tuple[str, ...], shares: tuple[float, ...], blocks: int) -> dict[str, int]:
-    """So many blocks shared out by largest remainder, the first of equals first."""
+    """So many blocks divided by largest remainder; of equal remainders the first member gets more."""
     exact = [share * blocks for share in shares]
-    counts = [math.floor(x + 1e-9) for x in exact]
+    counts = [math.floor(x + 1e-9) for x in exact]  # 0.29 * 100 is 28.999999999999996
     order = sorted(range(len(members)), key=lambda i: (counts[i] - exact[i], i))
     for i in order[: blocks - sum(counts)]:
         counts[i] += 1
@@ -199,8 +204,8 @@ def block_counts(members: tuple[str, ...], shares: tuple[float, ...], blocks: in
 
 
 def moves(old: Mapping[str, int], new: Mapping[str, int]) -> list[tuple[str, str, int]]:
-    """(source, target, blocks) that turn the counts `old` into `new`: the largest surplus to the largest deficit, over two
-    heaps, until nothing is left (Cruise, Section IV-A.3)."""
+    """(source, target, blocks) that turn the counts `old` into `new`: from the largest surplus to the largest deficit, with
+    two heaps, until no surplus is left (Cruise, Section IV-A.3)."""
     names = sorted(old.keys() | new.keys())
     difference = {n: old.get(n, 0) - new.get(n, 0) for n in names}
     surplus = [(-d, n) for n, d in difference.items() if d > 0]
@@ -221,7 +226,7 @@ def moves(old: Mapping[str, int], new: Mapping[str, int]) -> list[tuple[str, str
 
 
 def _checkpoint(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[Step, ...]:
-    """CKP, SSR, MDR and TDR in TensorFlowOnline's terms. A model that stays where it is is neither written nor read."""
+    """CKP, SSR, MDR and TDR in TensorFlowOnline's terms. A model whose placement stays is neither written nor read."""
     same = old.policy == new.policy or costs.policy_restart_seconds == 0
     restart = Step("restart", seconds=costs.restart_seconds if same else costs.policy_restart_seconds)
     if all(getattr(old, f) == getattr(new, f) for f in _ROLES if f != "data_shares"):
@@ -235,7 +240,7 @@ def _checkpoint(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[S
 
 
 class _Draft:
-    """A plan in the making, which finds steps again by what they do."""
+    """The steps so far of a plan being made, found by kind and node."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -243,7 +248,7 @@ class _Draft:
     def add(self, step: Step, after: Iterable[int] = ()) -> None:
         self.steps.append(step._replace(after=tuple(sorted(set(after)))))
 
-    def those(self, *kinds: str, node: str | None = None, to: str | None = None, of: str | None = None) -> list[int]:
+    def find(self, *kinds: str, node: str | None = None, to: str | None = None, of: str | None = None) -> list[int]:
         return [
             i
             for i, s in enumerate(self.steps)
@@ -254,11 +259,12 @@ class _Draft:
 def _migration(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[Step, ...]:
     """The DAG of Cruise's plans (Section IV-A.3; edges as in its public plan compiler).
 
-    A machine is added, or switched to its new role, before anything moves to it; a worker stops, after the mini-batch it is
-    at, before its training data leaves; a new worker starts when its data is there and, if it served, its part of the model
-    gone; a machine is deleted when nothing is left on it. The rest of the setting changes at the end.
+    A machine is added, or switched to its new role, before anything moves to it. A worker finishes its mini-batch and stops
+    before its training data leaves. A new worker starts when its data has arrived and, if it was a server, its part of the
+    model has left. A machine is deleted when nothing is left on it. The rest of the setting changes at the end.
     """
     draft = _Draft()
+    # Sets of names iterate in another order in every process, so every loop sorts: plans must be the same for a seed.
     before, after = set(old.workers + old.servers), set(new.workers + new.servers)
     for node in sorted(after - before):
         draft.add(Step("add", node, seconds=costs.add_seconds))
@@ -266,38 +272,38 @@ def _migration(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[St
         draft.add(Step("stop", node))
     for node in sorted(after & before):
         if (node in old.workers, node in old.servers) != (node in new.workers, node in new.servers):
-            draft.add(Step("switch", node, seconds=costs.switch_seconds), draft.those("stop", node=node))
+            draft.add(Step("switch", node, seconds=costs.switch_seconds), draft.find("stop", node=node))
     for of, was, now, blocks in (
         ("model", (old.servers, old.shares()[1]), (new.servers, new.shares()[1]), costs.model_blocks),
         ("data", (old.workers, old.shares()[0]), (new.workers, new.shares()[0]), load.data_blocks),
     ):
         size = load.model_bytes / blocks if of == "model" else load.data_block_bytes
         for source, to, count in moves(block_counts(*was, blocks), block_counts(*now, blocks)):
-            needs = draft.those("add", "switch", node=to) + (draft.those("stop", node=source) if of == "data" else [])
+            needs = draft.find("add", "switch", node=to) + (draft.find("stop", node=source) if of == "data" else [])
             draft.add(Step("move", source, to, count, "model" if of == "model" else "data", 0.0, count * size), needs)
     for node in sorted(set(new.workers) - set(old.workers)):
-        needs = draft.those("add", "switch", node=node) + draft.those("move", to=node, of="data")
-        needs += draft.those("move", node=node, of="model")
+        needs = draft.find("add", "switch", node=node) + draft.find("move", to=node, of="data")
+        needs += draft.find("move", node=node, of="model")
         draft.add(Step("start", node, seconds=costs.start_seconds), needs)
     for node in sorted(before - after):
-        draft.add(Step("delete", node, seconds=costs.delete_seconds), draft.those("stop", "move", node=node))
+        draft.add(Step("delete", node, seconds=costs.delete_seconds), draft.find("stop", "move", node=node))
     if _graph(old, new):
         draft.add(Step("graph", seconds=costs.graph_seconds), range(len(draft.steps)))
     return tuple(draft.steps)
 
 
 def _relocation(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[Step, ...]:
-    """The graph is switched in place; from then on the new setting is in force, and what has a new owner moves on demand.
+    """The graph is switched in place. From then on the new setting is in force, and parameters move on demand.
 
-    A worker that is to serve does so at once, beside its last mini-batch. A machine is deleted when nothing is left on it,
-    which for parameters that nobody pulls takes the background sweep.
+    A worker that becomes a server serves at once, during its last mini-batch. A machine is deleted when nothing is left on
+    it: the background sweep moves parameters that no worker pulls.
     """
     draft = _Draft()
     before, after = set(old.workers + old.servers), set(new.workers + new.servers)
     for node in sorted(after - before):
         draft.add(Step("add", node, seconds=costs.add_seconds))
-    draft.add(Step("graph", seconds=costs.graph_seconds), draft.those("add"))
-    switched = draft.those("graph")
+    draft.add(Step("graph", seconds=costs.graph_seconds), draft.find("add"))
+    switched = draft.find("graph")
     for node in sorted(set(old.workers) - after):
         draft.add(Step("stop", node), switched)
     for node in sorted(set(new.workers) - set(old.workers)):
@@ -307,10 +313,10 @@ def _relocation(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[S
         moved = count * load.model_bytes / costs.model_blocks
         draft.add(Step("sweep", source, to, count, "model", bytes_moved=moved), switched)
     for node in sorted(before - after):
-        draft.add(Step("delete", node, seconds=costs.delete_seconds), draft.those("stop", "sweep", node=node))
+        draft.add(Step("delete", node, seconds=costs.delete_seconds), draft.find("stop", "sweep", node=node))
     return tuple(draft.steps)
 
 
 def _graph(old: Setting, new: Setting) -> bool:
-    """Whether the change is more than roles and what changes in place: threads, transfer, graph options."""
+    """Whether more changes than roles, shares and what changes in place: threads, transfer, graph options."""
     return any(getattr(old, f) != getattr(new, f) for f in Setting.__slots__ if f not in (*_IN_PLACE, *_ROLES))

@@ -1,8 +1,9 @@
-"""Bytes on their way between nodes outside of training: blocks that move, parameters that are swept to a new owner.
+"""Transfers of a reconfiguration: blocks that move between nodes, parameters that are swept to a new owner.
 
-A NIC is divided evenly between its streams and training, which counts as one of them; streams are further held to what their
-group can move, say all those of one sender (serialising takes its processor). What streams do not take is training's, see
-`simulators.engine.inputs`; what training leaves idle is not lent to them.
+A NIC is divided evenly between its transfers and training, which counts as one transfer. Transfers of one group, such as all
+from one sender, share a further limit, because serialising takes the sender's processor. What transfers do not use is left
+to training (`simulators.engine.inputs.Effects`), but transfers do not get what training leaves idle: rates are constant
+between the control plane's events, and training changes its demand much more often.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from collections.abc import Mapping
 
 import simpy
 
-__all__ = ["Streams"]
+__all__ = ["Transfers"]
 
-_CRUMB = 1e-6  # bytes; less than this is rounding
+_ROUNDING_BYTES = 1e-6  # less than this is left by rounding only
 
 
-class _Stream:
+class _Transfer:
     def __init__(self, source: str, target: str, left_bytes: float, group: tuple[str, float], done: simpy.Event) -> None:
         self.source, self.target, self.left_bytes = source, target, left_bytes
         self.group = group  # its name, and what all streams of that name may move together, bytes per second
@@ -25,43 +26,43 @@ class _Stream:
         self.rate = 0.0
 
 
-class Streams:
-    """All streams of a cluster with NICs of `nic` bytes per second, each direction, in simulated time."""
+class Transfers:
+    """All transfers of one reconfiguration, over NICs of `nic` bytes per second in each direction."""
 
     def __init__(self, env: simpy.Environment, nic: Mapping[str, float]) -> None:
         self._env, self._nic = env, nic
-        self._streams: list[_Stream] = []
+        self._under_way: list[_Transfer] = []
         self._since = 0.0  # when the rates were set
         self._version = 0
 
     def send(self, source: str, target: str, size_bytes: float, *, group: str, group_bytes_per_second: float) -> simpy.Event:
         """Begin to send so many bytes; the event happens when they have arrived.
 
-        All streams of one `group` share `group_bytes_per_second`.
+        All transfers of one `group` share `group_bytes_per_second`.
         """
         done = self._env.event()
         if size_bytes <= 0:
             return done.succeed()
         self._progress()
-        self._streams.append(_Stream(source, target, size_bytes, (group, group_bytes_per_second), done))
+        self._under_way.append(_Transfer(source, target, size_bytes, (group, group_bytes_per_second), done))
         self._share()
         return done
 
     def scale(self, factor: float) -> None:
-        """Leave only so much of what every stream has yet to move: the rest has got there another way."""
+        """Leave only this part of what every transfer has yet to move; pushes have carried the rest."""
         self._progress()
-        for stream in self._streams:
+        for stream in self._under_way:
             stream.left_bytes *= factor
         self._share()
 
     def stop(self) -> None:
-        """Drop all streams; their events never happen."""
-        self._streams = []
+        """Drop all transfers; their events never happen."""
+        self._under_way = []
         self._share()
 
     @property
     def out(self) -> dict[str, float]:
-        """Bytes per second that streams take off each node's outgoing NIC just now."""
+        """Bytes per second that transfers take from each node's outgoing NIC just now."""
         return self._used("source")
 
     @property
@@ -70,43 +71,44 @@ class Streams:
         return self._used("target")
 
     def busy_until_seconds(self, prefix: str) -> float:
-        """When the last of the groups with that prefix will have arrived at the present rates; -inf without any."""
-        ends = [self._since + s.left_bytes / s.rate for s in self._streams if s.group[0].startswith(prefix)]
+        """When the last transfer of groups with that prefix arrives at the present rates; -inf without any."""
+        ends = [self._since + s.left_bytes / s.rate for s in self._under_way if s.group[0].startswith(prefix)]
         return max(ends, default=-float("inf"))
 
     def _used(self, end: str) -> dict[str, float]:
         used: dict[str, float] = {}
-        for stream in self._streams:
+        for stream in self._under_way:
             used[getattr(stream, end)] = used.get(getattr(stream, end), 0.0) + stream.rate
         return used
 
     def _progress(self) -> None:
         passed, self._since = self._env.now - self._since, self._env.now
-        for stream in self._streams:
+        for stream in self._under_way:
             stream.left_bytes -= stream.rate * passed
 
     def _share(self) -> None:
-        """Set everybody's rate anew, and wake up when the first is through."""
-        out = Counter(s.source for s in self._streams)
-        into = Counter(s.target for s in self._streams)
-        alike = Counter(s.group[0] for s in self._streams)
-        for s in self._streams:
+        """Set all rates anew, and wake up when the first transfer ends."""
+        out = Counter(s.source for s in self._under_way)
+        into = Counter(s.target for s in self._under_way)
+        alike = Counter(s.group[0] for s in self._under_way)
+        for s in self._under_way:
+            # One more than its transfers: training.
             fair = (self._nic[s.source] / (out[s.source] + 1), self._nic[s.target] / (into[s.target] + 1))
             s.rate = min(*fair, s.group[1] / alike[s.group[0]])
         self._version += 1
-        if self._streams:
-            first = min(max(s.left_bytes, 0.0) / s.rate for s in self._streams)
+        if self._under_way:
+            first = min(max(s.left_bytes, 0.0) / s.rate for s in self._under_way)
             waking = self._env.timeout(first, value=self._version)
             waking.callbacks.append(self._arrived)
 
     def _arrived(self, waking: simpy.Event) -> None:
         if waking.value != self._version:
-            return  # rates have changed since, and another event was set
+            return  # rates have changed since, and a later call of `_share` has set another event
         self._progress()
-        # Who is due at the same moment may have a crumb left by rounding.
-        through = [s for s in self._streams if s.left_bytes <= _CRUMB]
-        through = through or [min(self._streams, key=lambda s: s.left_bytes / s.rate)]
-        self._streams = [s for s in self._streams if s not in through]
+        # Transfers that end at the same moment may have some bytes left by rounding; the one that woke us up may, too.
+        through = [s for s in self._under_way if s.left_bytes <= _ROUNDING_BYTES]
+        through = through or [min(self._under_way, key=lambda s: s.left_bytes / s.rate)]
+        self._under_way = [s for s in self._under_way if s not in through]
         self._share()
         for stream in through:
             stream.done.succeed()

@@ -13,7 +13,7 @@ import numpy as np
 import simpy
 
 from simulators.engine import edits, learning, loop
-from simulators.engine.inputs import Plant
+from simulators.engine.inputs import EngineInputs
 from simulators.workloads.catalogue import Logistic, Mlp
 from simulators.workloads.datasets import Dataset, classification
 from simulators.workloads.models import make_proxy
@@ -28,13 +28,13 @@ class EngineJob:
     """A job ready to advance."""
 
     program: loop.Program
-    data: learning.Data
-    plant: Plant
+    data: learning.TrainingData
+    inputs: EngineInputs
     state: loop.State
 
     def advance(self, pushes: int) -> tuple[loop.State, jax.Array, jax.Array]:
         many = jnp.asarray(pushes, jnp.int32)
-        return loop.advance(self.program, self.data, self.plant, self.state, many, jnp.asarray(jnp.inf), rows=pushes)
+        return loop.advance(self.program, self.data, self.inputs, self.state, many, jnp.asarray(jnp.inf), rows=pushes)
 
 
 def dataset(features: int) -> Dataset:
@@ -44,20 +44,20 @@ def dataset(features: int) -> Dataset:
 def engine_job(features: int, hidden: tuple[int, ...], workers: int, policy: SyncPolicy) -> EngineJob:
     """Workers whose compute time jitters by 20 %, servers with bandwidth for four workers: nothing is switched off."""
     proxy = make_proxy(Mlp(hidden=hidden) if hidden else Logistic(), dataset(features))
-    data = learning.Data(tuple(map(jnp.asarray, proxy.train)), tuple(map(jnp.asarray, proxy.valid)))
-    model = learning.Model(proxy.losses, proxy.correct, "sgd", "each", BATCH)
+    data = learning.TrainingData(tuple(map(jnp.asarray, proxy.train)), tuple(map(jnp.asarray, proxy.valid)))
+    model = learning.LearningProgram(proxy.losses, proxy.correct, "sgd", "each", BATCH)
     program = loop.Program(model, policy.decide, policy.probes, "maxmin", overlapping=False)
-    plant = _plant(workers, len(proxy.train[0]))
-    blank = edits.blank(program, plant, proxy.init(jax.random.key(0)))
-    begun = policy.init(plant.active)
-    state = edits.launch(program, data, plant, blank, begun, plant.active, jnp.linspace(0.0, 4.0, workers))
-    return EngineJob(program, data, plant, state)
+    inputs = _inputs(workers, len(proxy.train[0]))
+    blank = edits.blank(program, inputs, proxy.init(jax.random.key(0)))
+    begun = policy.init(inputs.active)
+    state = edits.launch(program, data, inputs, blank, begun, inputs.active, jnp.linspace(0.0, 4.0, workers))
+    return EngineJob(program, data, inputs, state)
 
 
-def _plant(workers: int, samples: int) -> Plant:
+def _inputs(workers: int, samples: int) -> EngineInputs:
     each = partial(jnp.full, workers)
     shard = samples // workers
-    return Plant(
+    return EngineInputs(
         key=jnp.uint64(12345),
         active=jnp.ones(workers, bool),
         compute_seconds=each(4.0),
@@ -105,9 +105,9 @@ def bare_scan(job: EngineJob, workers: int, pushes: int) -> Callable[[], Any]:
     @jax.jit
     def run(parameters: Any) -> Any:
         def one(parameters: Any, i: jax.Array) -> tuple[Any, jax.Array]:
-            rows, count = learning.minibatch(model, job.data, job.plant, i % workers, i // workers)
+            rows, count = learning.minibatch(model, job.data, job.inputs, i % workers, i // workers)
             loss, gradient = jax.value_and_grad(partial(learning.mean_loss, model))(parameters, rows, count)
-            stepped = jax.tree.map(lambda p, g: p - job.plant.learning_rate * g, parameters, gradient)
+            stepped = jax.tree.map(lambda p, g: p - job.inputs.learning_rate * g, parameters, gradient)
             return stepped, loss
 
         return jax.lax.scan(one, parameters, jnp.arange(pushes, dtype=jnp.int32))
@@ -166,12 +166,12 @@ def plain_simpy(job: EngineJob, workers: int, pushes: int) -> Callable[[], list[
 
     @jax.jit
     def gradient(parameters: Any, worker: int, clock: int) -> Any:
-        rows, count = learning.minibatch(model, job.data, job.plant, jnp.asarray(worker), jnp.asarray(clock))
+        rows, count = learning.minibatch(model, job.data, job.inputs, jnp.asarray(worker), jnp.asarray(clock))
         return jax.value_and_grad(partial(learning.mean_loss, model))(parameters, rows, count)
 
     @jax.jit
     def update(parameters: Any, made: Any) -> Any:
-        return jax.tree.map(lambda p, g: p - job.plant.learning_rate * g, parameters, made)
+        return jax.tree.map(lambda p, g: p - job.inputs.learning_rate * g, parameters, made)
 
     def run() -> list[tuple[float, int, int, float]]:
         env, rng = simpy.Environment(), np.random.default_rng(0)

@@ -70,7 +70,7 @@ def test_minutes_of_the_papers_training(benchmark: Any) -> None:
         begun = instance.begin(policy)
         clocks, forever = jnp.asarray(most, jnp.int32), jnp.asarray(jnp.inf)
         state, _, used = loop.advance(
-            begun.program, instance.ground.data, begun.plant, begun.state, clocks, forever, rows=most
+            begun.program, instance.context.data, begun.inputs, begun.state, clocks, forever, rows=most
         )
         return state, int(used)
 

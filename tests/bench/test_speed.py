@@ -94,14 +94,14 @@ def test_plain_simpy_against_engine(benchmark: Any) -> None:
 def test_lanes_against_single(benchmark: Any) -> None:
     workers, pushes, lanes = 10, 300, 64
     job = engine_job(64, (), workers, policies.asp())
-    plants, states = (
-        jax.tree.map(lambda x: jnp.broadcast_to(x, (lanes, *x.shape)), tree) for tree in (job.plant, job.state)
+    inputs, states = (
+        jax.tree.map(lambda x: jnp.broadcast_to(x, (lanes, *x.shape)), tree) for tree in (job.inputs, job.state)
     )
-    plants = plants._replace(key=jnp.arange(lanes, dtype=jnp.uint64))
+    inputs = inputs._replace(key=jnp.arange(lanes, dtype=jnp.uint64))
     many, forever = jnp.asarray(pushes, jnp.int32), jnp.asarray(jnp.inf)
 
     def all_lanes() -> Any:
-        return loop.advance_lanes(job.program, job.data, plants, states, many, forever, rows=pushes)
+        return loop.advance_lanes(job.program, job.data, inputs, states, many, forever, rows=pushes)
 
     assert all_lanes()[2].tolist() == [pushes] * lanes
     ratio = in_turn(benchmark, all_lanes, partial(job.advance, pushes), rounds=5) / lanes

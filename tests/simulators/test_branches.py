@@ -7,8 +7,8 @@ import pytest
 
 from harness.drive import play
 from harness.score import score
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
-from simulators.reconfiguration.control_plane import Cluster
 from tests.support.small_jobs import KNOBS, job, machine, system
 from tuners.actions import Fork, Free, Reconfigure, Rejected, Run, Setting, Target
 

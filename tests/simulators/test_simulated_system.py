@@ -191,11 +191,11 @@ def running():
 
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_is_refused_changes_nothing(running, reason):
-    before = running.now, branch(running), running._branches[0].setting, sorted(running._branches)
+    before = running.now, branch(running), running.branches[0].setting, sorted(running.branches)
     expected = {"no server": "no servers", "unknown node": "node 'z'"}.get(reason, reason)
     with pytest.raises(Rejected, match=expected):
         running.perform(REFUSED[reason])
-    assert before == (running.now, branch(running), running._branches[0].setting, sorted(running._branches))
+    assert before == (running.now, branch(running), running.branches[0].setting, sorted(running.branches))
 
 
 def test_a_policy_that_nobody_knows_is_refused():

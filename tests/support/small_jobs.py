@@ -5,9 +5,10 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
 from simulators.cluster.profiles import Device, NodeType
-from simulators.reconfiguration.control_plane import Cluster
+from simulators.jobs import JobSpec
 from simulators.reconfiguration.plan import Costs
 from simulators.system import SimulatedSystem
 from simulators.workloads.catalogue import Demand, Proxy, Workload
@@ -107,13 +108,14 @@ def job(demand=None, model=None, **changed):
 
 def system(cluster, workload, setting, conditions, seed=0, **changed):
     """The same job in the simulator."""
-    rules = {"knobs": (), "target": Target("clocks", 1e9), "budget_seconds": 1e12, "costs": Costs(), "evaluate_clocks": 10}
-    return SimulatedSystem("judged", cluster, workload, setting, conditions=conditions, seed=seed, **(rules | changed))
+    rules = {"target": Target("clocks", 1e9), "budget_seconds": 1e12, "evaluate_clocks": 10}
+    facts = {"cluster": cluster, "workload": workload, "start": setting, "conditions": conditions, "seed": seed}
+    return SimulatedSystem(JobSpec(name="judged", **facts, **(rules | changed)))
 
 
 def branch(simulated, number=0):
     """What a tuner cannot see: one branch's parameters, optimizer slots and gradients, as the engine holds them."""
-    return simulated._branches[number].state
+    return simulated.branches[number].state
 
 
 # ---------------------------------------------------------------------------------------------------- one learning job

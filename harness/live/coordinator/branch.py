@@ -21,20 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.live.protocol.log import Commit
+from simulators.engine.inputs import Shards
 from simulators.engine.loop import Records
 from tuners.actions import Decision, Push, Setting, Status, SyncPolicy, Target
 
 __all__ = ["Cycle", "Facts", "Line", "LiveJob", "Shards"]
 
 _VERSIONS = 512  # remembered at least; a gradient that is staler counts as this stale
-
-
-class Shards(NamedTuple):
-    """What a setting gives each node, [k]; as `simulators.engine.inputs.Plant` has them."""
-
-    samples: NDArray[np.int32]  # in a mini-batch
-    start: NDArray[np.int32]  # of its part of the training data
-    length: NDArray[np.int32]
 
 
 @dataclass(frozen=True, kw_only=True)

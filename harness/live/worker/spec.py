@@ -17,13 +17,14 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpy.typing import NDArray
 
-from harness.live.coordinator.branch import LiveJob, Shards
+from harness.live.coordinator.branch import LiveJob
 from harness.live.protocol.blocks import Layout
 from harness.live.protocol.messages import Release
 from harness.live.worker.worker import Computed, Task
 from harness.scenario import Scenario, job, parse, workload_of
 from simulators import jobs
 from simulators.engine import inputs, learning
+from simulators.engine.learning import LearningProgram, TrainingData
 from simulators.engine.optimizers import REVISING
 from simulators.workloads.catalogue import Workload
 from tuners.actions import Job, Rejected, Setting
@@ -128,19 +129,20 @@ class Spec:
         for worker, row in zip(setting.workers, setting.loads, strict=False):
             if any(row[1:]):
                 raise Rejected(f"Cannot use loads {row} on {worker!r}: a live worker computes on its first device only.")
-        ShardsOf(self)(setting)
+        inputs.compute_times(self.scenario.cluster.nodes, self.workload.demand, setting)
+        self.live_job.shards(setting)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in ("name", "origin", "text", "seed")}
 
-    def _model(self, samples: int) -> learning.Model:
-        made = jobs.model(self.workload, self.job.space, samples)
+    def _model(self, samples: int) -> LearningProgram:
+        made = learning.learning_program(self.workload, self.job.space, samples)
         if made is None:
             raise TypeError("A workload that learns has a model.")
         return made
 
     @cached_property
-    def _drawn(self) -> tuple[learning.Data, NDArray[np.float32], Callable[[Any], Any]]:
+    def _drawn(self) -> tuple[TrainingData, NDArray[np.float32], Callable[[Any], Any]]:
         data, parameters = jobs.drawn(self.workload, self.seed, len(self.job.start.workers))
         flat, unravel = ravel_pytree(parameters)
         return data, np.asarray(flat, np.float32), unravel
@@ -152,29 +154,15 @@ class ShardsOf:
 
     spec: Spec
 
-    def __call__(self, setting: Setting) -> Shards:
-        spec = self.spec
-        nodes = spec.scenario.cluster.nodes
-        built = inputs.build(
-            nodes,
-            0.0,
-            spec.workload,
-            setting,
-            spec.scenario.conditions,
-            spec.job.target,
-            evaluate_clocks=1,
-            policy_seconds=0.0,
-            slowdown=np.ones(len(nodes)),
-            seed=spec.seed,
-        )
-        return Shards(*(np.asarray(a) for a in (built.samples, built.shard_start, built.shard_length)))
+    def __call__(self, setting: Setting) -> inputs.Shards:
+        return inputs.shards(self.spec.scenario.cluster.nodes, self.spec.workload, setting)
 
 
 # -------------------------------------------------------------------------------------------------------------- computing
 
 
 class _Shard(NamedTuple):
-    """One worker's part of the training data, as `learning.minibatch` asks a plant for it; [1] each."""
+    """One worker's part of the training data, as `learning.minibatch` reads it from `EngineInputs`; [1] each."""
 
     samples: Any
     shard_start: Any
@@ -183,21 +171,21 @@ class _Shard(NamedTuple):
 
 @partial(jax.jit, static_argnames=("model", "unravel"))
 def _gradient(
-    model: learning.Model, unravel: Any, data: learning.Data, shard: Any, clock: Array, flat: Array
+    model: LearningProgram, unravel: Any, data: TrainingData, shard: Any, clock: Array, flat: Array
 ) -> tuple[Array, Array]:
     return jax.value_and_grad(partial(_mean_loss, model, unravel, data, shard, clock))(flat)
 
 
 @partial(jax.jit, static_argnames=("model", "unravel"))
-def _loss(model: learning.Model, unravel: Any, data: learning.Data, shard: Any, clock: Array, flat: Array) -> tuple[Array]:
+def _loss(model: LearningProgram, unravel: Any, data: TrainingData, shard: Any, clock: Array, flat: Array) -> tuple[Array]:
     return (_mean_loss(model, unravel, data, shard, clock, flat),)
 
 
-def _mean_loss(model: learning.Model, unravel: Any, data: learning.Data, shard: Any, clock: Array, flat: Array) -> Array:
+def _mean_loss(model: LearningProgram, unravel: Any, data: TrainingData, shard: Any, clock: Array, flat: Array) -> Array:
     rows, count = learning.minibatch(model, data, shard, jnp.asarray(0, jnp.int32), clock)
     return learning.mean_loss(model, unravel(flat), rows, count)
 
 
 @partial(jax.jit, static_argnames=("model", "unravel"))
-def _evaluate(model: learning.Model, unravel: Any, data: learning.Data, flat: Array) -> tuple[Array, Array]:
+def _evaluate(model: LearningProgram, unravel: Any, data: TrainingData, flat: Array) -> tuple[Array, Array]:
     return learning.evaluate(model, data, unravel(flat))

@@ -17,22 +17,22 @@ from tuners.actions import Target
 KIND = InstanceKind(depths=(0,), workers=4, target=Target("clocks", 40))
 
 
-def plant(instance):
-    ground = instance.ground
-    return ground.plant(ground.job.start, policies.asp(), np.ones(len(ground.cluster.nodes)))
+def inputs(instance):
+    context = instance.context
+    return context.prepare(context.job.start, policies.asp()).inputs
 
 
 def test_an_instance_follows_from_its_seed():
     one, same, other = (draw(KIND, seed) for seed in (3, 3, 4))
-    for a, b in zip(one.ground.data.train, same.ground.data.train, strict=True):
+    for a, b in zip(one.context.data.train, same.context.data.train, strict=True):
         np.testing.assert_array_equal(a, b)
-    assert not np.array_equal(one.ground.data.train[0], other.ground.data.train[0])
-    assert np.array_equal(*(draw(KIND, seed).ground.data.valid[0] for seed in (3, 4)))
+    assert not np.array_equal(one.context.data.train[0], other.context.data.train[0])
+    assert np.array_equal(*(draw(KIND, seed).context.data.valid[0] for seed in (3, 4)))
 
 
 def test_half_of_the_data_is_drawn_without_repetition():
     whole = workload("rlp-digits").proxy.train[0]
-    half = draw(KIND, 0).ground.data.train[0]
+    half = draw(KIND, 0).context.data.train[0]
     assert len(half) == round(len(whole) / 2)
     rows = {row.tobytes() for row in np.asarray(whole)}
     assert {row.tobytes() for row in np.asarray(half)} <= rows
@@ -57,7 +57,7 @@ def test_stragglers_take_as_much_longer_as_in_table_1():
     kind = InstanceKind(depths=(0,), conditions=Conditions(jitter=0.0, stragglers=InstanceKind().conditions.stragglers))
     found = [draw(kind, seed) for seed in range(60)]
     slow = np.array([i.straggles for i in found])
-    mean = np.array([plant(i).sleep_mean_seconds[:-1] for i in found])
+    mean = np.array([inputs(i).sleep_mean_seconds[:-1] for i in found])
     assert slow.mean() == pytest.approx(0.3, abs=4 * np.sqrt(0.3 * 0.7 / slow.size))
     extra = mean[slow]
     assert extra.mean() == pytest.approx(9.4, abs=4 * 6.0 / np.sqrt(extra.size))
@@ -67,30 +67,30 @@ def test_stragglers_take_as_much_longer_as_in_table_1():
 
 def test_without_a_spread_all_stragglers_are_equally_slow():
     stragglers = Stragglers(mean_seconds=5.0, sd_seconds=1.0, probability=1.0)
-    made = plant(draw(replace(KIND, conditions=Conditions(stragglers=stragglers)), 0))
+    made = inputs(draw(replace(KIND, conditions=Conditions(stragglers=stragglers)), 0))
     assert made.sleep_mean_seconds.tolist() == [5.0] * 5
 
 
 def test_instances_of_one_depth_share_one_engine_and_can_be_lanes():
     begun = [draw(KIND, seed).begin(policies.ssp(2)) for seed in range(3)]
     assert len({b.program for b in begun}) == 1
-    data, plants, states = stacked(begun)
-    lanes = [jax.tree.map(lambda leaf, i=i: leaf[i], (data.train, plants, states)) for i in range(3)]
+    data, inputs, states = stacked(begun)
+    lanes = [jax.tree.map(lambda leaf, i=i: leaf[i], (data.train, inputs, states)) for i in range(3)]
     for branch, lane in zip(begun, lanes, strict=True):
-        alone = (branch.ground.data.train, branch.plant, branch.state)
+        alone = (branch.context.data.train, branch.inputs, branch.state)
         jax.tree.map(np.testing.assert_array_equal, lane, alone)
-    np.testing.assert_array_equal(data.valid[0], begun[2].ground.data.valid[0])
+    np.testing.assert_array_equal(data.valid[0], begun[2].context.data.valid[0])
 
 
 def test_instances_of_mnists_files(mnist_folder):  # noqa: F811
     kind = InstanceKind(workload="rlp-mnist", overrides={"valid_samples": 0}, data=mnist_folder, workers=2)
     found = draw(kind, 0, depth=0)
     assert [layer["w"].shape for layer in found.parameters] == [(784, 10)]
-    assert [len(column) for column in found.ground.data.train] == [15, 15]
+    assert [len(column) for column in found.context.data.train] == [15, 15]
 
 
 def test_one_worker_is_a_cluster():
-    assert plant(draw(replace(KIND, workers=1), 0)).active.tolist() == [True, False]
+    assert inputs(draw(replace(KIND, workers=1), 0)).active.tolist() == [True, False]
 
 
 def test_impossible_instances_are_refused():

@@ -58,7 +58,7 @@ class _Enough:
 def test_the_state_is_the_papers_on_the_pushes_of_a_real_run() -> None:
     instance = PLAN.instance(0)
     run = instance.begin(dqn.recording(policies.asp(), LEARNING, 40))
-    args = (run.program, instance.ground.data, run.plant, run.state)
+    args = (run.program, instance.context.data, run.inputs, run.state)
     state, table, used = loop.advance(*args, np.int32(40), np.float64(np.inf), rows=40)
     rows = np.asarray(state.clock.policy.record.rows)[: int(used)].astype(float)
     seen = loop.Records(*np.asarray(table)[: int(used)].T)
@@ -76,12 +76,12 @@ def test_the_state_is_the_papers_on_the_pushes_of_a_real_run() -> None:
 def test_stragglers_sleep_as_the_plan_says_for_the_depth_of_their_instance() -> None:
     plan = replace(PLAN, depths=(0, 0), rates=(0.5, 0.4), sleeps=(4.7, 0.0))
     by_rate = {0.5: Stragglers(4.7, 0.5, probability=0.3, spread_seconds=3.0), 0.4: Stragglers(0.0, 0.0, probability=0.3)}
-    grounds = [plan.instance(number).ground for number in range(8)]
-    assert {ground.workload.learning_rate for ground in grounds} == set(by_rate)
-    assert all(ground.conditions.stragglers == by_rate[ground.workload.learning_rate] for ground in grounds)
-    usual = replace(plan, sleeps=()).instance(0).ground
+    contexts = [plan.instance(number).context for number in range(8)]
+    assert {context.workload.learning_rate for context in contexts} == set(by_rate)
+    assert all(context.conditions.stragglers == by_rate[context.workload.learning_rate] for context in contexts)
+    usual = replace(plan, sleeps=()).instance(0).context
     assert usual.conditions.stragglers == STRAGGLERS
-    assert plan.instance(0).ground.job == usual.job  # nothing else is different
+    assert plan.instance(0).context.job == usual.job  # nothing else is different
 
 
 def test_an_interrupted_training_ends_with_the_same_bytes(
@@ -166,7 +166,7 @@ def test_an_instance_can_have_the_depth_of_another() -> None:
     first = next(n for n in range(9) if mixed.instance(n).depth == 0)
     other = next(n for n in range(9) if mixed.instance(n).depth == 1)
     like = mixed.instance(other, like=first)
-    assert (like.depth, like.ground.job.start.learning_rate) == (0, 0.5)
+    assert (like.depth, like.context.job.start.learning_rate) == (0, 0.5)
     assert (like.seed, like.straggles) == (mixed.instance(other).seed, mixed.instance(other).straggles)
 
 
@@ -221,6 +221,6 @@ def test_instances_can_be_made_again_and_their_seeds_are_not_for_evaluation() ->
     assert replace(PLAN, seed=1).instance(0).seed != PLAN.instance(0).seed
     mixed = replace(PLAN, sleeps=(), depths=(0, 1), rates=(0.5, 0.25))
     drawn = [mixed.instance(n) for n in range(12)]
-    pairs = {(i.depth, i.ground.job.start.learning_rate) for i in drawn}
+    pairs = {(i.depth, i.context.job.start.learning_rate) for i in drawn}
     assert pairs == {(0, 0.5), (1, 0.25)}
     assert np.mean([i.depth for i in drawn]) != 0

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from reports.papers.rlp_runs import stability_edge
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
 from simulators.cluster.profiles import Device, NodeType
-from simulators.reconfiguration.control_plane import Cluster
-from simulators.reconfiguration.plan import Costs
+from simulators.jobs import JobSpec
 from simulators.system import SimulatedSystem
 from simulators.workloads.catalogue import Demand, Workload
 from tuners import policies
@@ -34,9 +34,18 @@ def table_1(policy: str, seconds: float):
     start = Setting(workers=tuple(n for n, _ in nodes[:-1]), servers=("server",), batch_size=1, policy="asp")
     job = Workload(name="steps", demand=Demand(model_bytes=0.0, sample_seconds=1.0), proxy=None, samples=100)
     around = Conditions(jitter=0.0, stagger=False)
-    system = SimulatedSystem(
-        "table 1", Cluster(tuple(nodes)), job, start, (), Target("clocks", 1e6), 1e6, around, Costs(), 100, seed=0
+    spec = JobSpec(
+        name="table 1",
+        cluster=Cluster(tuple(nodes)),
+        workload=job,
+        start=start,
+        target=Target("clocks", 1e6),
+        budget_seconds=1e6,
+        evaluate_clocks=100,
+        conditions=around,
+        seed=0,
     )
+    system = SimulatedSystem(spec)
     system.perform(Install(made))
     seen = system.perform(Run(seconds=seconds))
     steps = np.array([w.pushes for w in seen.workers])

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Bucket, Conditions, Episode, check
-from simulators.reconfiguration.control_plane import Cluster
 from simulators.workloads.catalogue import Demand
 from tests.support.oracle import Bounded, Oracle
 from tests.support.small_jobs import CHEAP, KNOBS, NAMES, SMALL, branch, cluster, job, machine, start, system

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, Episode, Sleeps, Stragglers, check, straggling
-from simulators.reconfiguration.control_plane import Cluster
 from simulators.workloads.catalogue import Demand
 from tests.support.oracle import Bounded, Oracle
 from tests.support.small_jobs import (

@@ -88,10 +88,10 @@ def test_windows_may_be_cut_anywhere_with_buckets_and_recordings(traces):
 def test_lanes_meet_buckets_and_recordings_as_jobs_do_alone(traces):
     conditions = replaying(Conditions(buckets=TIGHT), compute=traces["bytedance-straggler"])
     jobs = [timed(conditions, seed=s) for s in (0, 1)]
-    lanes = [j._branches[0] for j in jobs]
+    lanes = [j.branches[0] for j in jobs]
     alone = [j.perform(Run(clocks=30)).pushes.seconds for j in (timed(conditions, seed=s) for s in (0, 1))]
-    data, plants, states = stacked(lanes)
-    args = (data, plants, states, jnp.int32(30), jnp.float64(1e9))
+    data, inputs, states = stacked(lanes)
+    args = (data, inputs, states, jnp.int32(30), jnp.float64(1e9))
     _, table, used = loop.advance_lanes(lanes[0].program, *args, rows=30, own_data=True)
     assert used.tolist() == [30, 30]
     np.testing.assert_allclose(np.asarray(table)[:, :, 0], alone, rtol=1e-12)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, Episode, Sleeps, Stragglers
 from simulators.engine import loop
-from simulators.reconfiguration.control_plane import Cluster
 from simulators.workloads.catalogue import Demand
 from tests.support.oracle import Backup, Bounded, Dynamic, Oracle
 from tests.support.small_jobs import MODEL, NAMES, branch, job, machine, plain_job, system, together
@@ -331,30 +331,30 @@ def test_windows_cut_anywhere_change_nothing(whole, cuts):
 
 def test_many_lanes_are_many_jobs():
     """Seeds, data, rates, bounds and clusters differ between lanes; each lane is what it would be alone."""
-    rates, bounds, states, plants, data = (0.05, 0.1, 0.2, 1e38), (0, 1, 3, 2**30), [], [], []
+    rates, bounds, states, inputs, data = (0.05, 0.1, 0.2, 1e38), (0, 1, 3, 2**30), [], [], []
     for lane, (rate, bound) in enumerate(zip(rates, bounds, strict=True)):
         cluster, workload, setting, around = plain_job(
             policy="ssp", staleness=bound, learning_rate=rate, workers=NAMES[: 2 + lane % 2]
         )
         made = system(cluster, workload, setting, around, seed=lane, target=Target("clocks", 30 if lane == 2 else 1e9))
-        lone = made._branches[0]
+        lone = made.branches[0]
         states.append(lone.state)
-        plants.append(lone.plant)
+        inputs.append(lone.inputs)
         program = lone.program
-        data.append(made._ground.data)
-    stacked = [jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows) for rows in (data, plants, states)]
+        data.append(lone.context.data)
+    stacked = [jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows) for rows in (data, inputs, states)]
     together_data = stacked[0]._replace(valid=data[0].valid)
     for clocks, seconds in ((40, np.inf), (512, 25.0)):
         args = (jnp.asarray(clocks, jnp.int32), jnp.asarray(seconds))
         lanes = (together_data, *stacked[1:], *args)
         together, tables, used = loop.advance_lanes(program, *lanes, rows=512, own_data=True)
-        for lane, (own, plant, state) in enumerate(zip(data, plants, states, strict=True)):
-            alone, table, count = loop.advance(program, own, plant, state, *args, rows=512)
+        for lane, (own, own_inputs, state) in enumerate(zip(data, inputs, states, strict=True)):
+            alone, table, count = loop.advance(program, own, own_inputs, state, *args, rows=512)
             assert int(used[lane]) == int(count)
             np.testing.assert_allclose(tables[lane][:count], table[:count], rtol=1e-5, atol=1e-6)
             mine = jax.tree.map(lambda leaf, lane=lane: leaf[lane], together)
             # What stands at nodes that are no workers means nothing.
-            clocks_of = [c._replace(loss=c.loss * plant.active) for c in (mine.clock, alone.clock)]
+            clocks_of = [c._replace(loss=c.loss * own_inputs.active) for c in (mine.clock, alone.clock)]
             learned = [m.parameters for m in (mine.learned, alone.learned)]
             jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *clocks_of)
             jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), *learned)

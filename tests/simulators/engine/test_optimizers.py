@@ -14,12 +14,12 @@ from tests.support.small_jobs import MODEL, cluster, job, start, system
 GRADIENTS = st.lists(st.floats(-3, 3, width=32).filter(lambda g: g == 0 or abs(g) > 1e-2), min_size=1, max_size=20)
 
 
-def applied(name, gradients, unseen=None, rate=0.1):
-    """Where one parameter is after these gradients, one after another; `unseen` is of each what it did not know of."""
+def applied(name, gradients, missed=None, rate=0.1):
+    """Where one parameter is after these gradients, one after another; `missed` is of each what it did not know of."""
     made, weight = optimizer(name, rate, 0.0), jnp.zeros(1)
     kept = made.init(weight)
-    for g, u in zip(gradients, unseen or [0.0] * len(gradients), strict=True):
-        step, kept = made.update(jnp.full(1, g), kept, weight, unseen=jnp.full(1, u))
+    for g, u in zip(gradients, missed or [0.0] * len(gradients), strict=True):
+        step, kept = made.update(jnp.full(1, g), kept, weight, missed=jnp.full(1, u))
         weight = optax.apply_updates(weight, step)
     return float(weight[0])
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, Sleeps
-from simulators.reconfiguration.control_plane import Cluster
 from simulators.workloads.catalogue import Demand
 from tests.support.small_jobs import Quadratic, branch, job, machine, system
 from tuners.actions import Run, Setting

@@ -9,9 +9,9 @@ import pytest
 from harness import scenario
 from reports.papers.bespoke_bo import ASSUMPTIONS, NETS, Case, uniform
 from reports.papers.bespoke_optimum import balanced, iteration_seconds, optimum, placements, schedule
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
 from simulators.cluster.profiles import Device, NodeType
-from simulators.reconfiguration.control_plane import Cluster
 from simulators.workloads.catalogue import Demand, Proxy, Workload, workload
 from tests.support import small_jobs
 from tuners.actions import Run, Setting, Target

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.training.train import TrainingPlan
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
-from simulators.reconfiguration.control_plane import Cluster
 from tests.support.small_jobs import job as workload_of
 from tests.support.small_jobs import machine, plain_job, system
 from tests.tuners.test_policies import MASKS, ORDERS, K, run

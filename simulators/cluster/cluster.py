@@ -1,0 +1,28 @@
+"""A cluster: its nodes, and how their network shares bandwidth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from simulators.cluster.profiles import NodeType
+
+__all__ = ["Cluster"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Machines and how their network shares bandwidth. Raises ValueError where that is no cluster."""
+
+    nodes: tuple[tuple[str, NodeType], ...]  # (name, type)
+    discipline: Literal["maxmin", "fifo", "uneven"] = "maxmin"  # uneven: weights by lot, as transfers over TCP fare
+    latency_seconds: float = 0.0  # one way, once per pull and per push
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.nodes]
+        if len(names) < 1 or len(set(names)) != len(names):
+            raise ValueError(f"Cannot make a cluster of nodes {names}: give at least one, each under a name of its own.")
+        if self.discipline not in ("maxmin", "fifo", "uneven"):
+            raise ValueError(f"Cannot share a network by {self.discipline!r}: choose maxmin, fifo or uneven.")
+        if not 0 <= self.latency_seconds < float("inf"):
+            raise ValueError(f"Cannot use latency_seconds = {self.latency_seconds}: it must be finite and not negative.")

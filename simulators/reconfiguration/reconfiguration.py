@@ -1,0 +1,463 @@
+"""One reconfiguration of one branch: its plan, its progress in simulated time, its effects on training, and its cost.
+
+A `Reconfiguration` plans the way from a branch's setting to another one and carries it out while the branch trains. The
+steps of the plan are SimPy processes, which run concurrently (`_Steps`). Two things flow between steps and training:
+
+* Steps tell the branch what the cluster is like just now: which workers may begin a mini-batch, how the model is divided,
+  what bandwidth is left (`Reconfiguration.apply_effects`).
+* The branch tells the steps which worker has pushed and which nodes are at rest (`Reconfiguration.progress`): a worker
+  stops after the mini-batch that it is at, and with relocation on demand a parameter moves with the push of a worker that
+  has pulled it since the graph was switched.
+
+Where nodes are lost meanwhile, the same reconfiguration continues with a recovery plan (`Reconfiguration.recover`), and its
+cost includes what was done before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Generator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import simpy
+
+from simulators.branch import Branch, PreparedSetting
+from simulators.engine.inputs import Effects, loads
+from simulators.reconfiguration import plan as planning
+from simulators.reconfiguration.control_plane import ControlPlane
+from simulators.reconfiguration.plan import Costs, Load, ReconfigurationPlan, Step
+from simulators.reconfiguration.transfers import Transfers
+from tuners.actions import Cost, Method, Setting, SyncPolicy
+
+__all__ = ["Reconfiguration"]
+
+
+class Reconfiguration:
+    """A reconfiguration that a tuner has requested (`target` is given), or a recovery that the runtime begins by itself.
+
+    `begin` or `recover` starts it; from then on call `progress` after every push and every event of the control plane, and
+    `apply_effects` before training goes on, until it is `over`.
+    """
+
+    def __init__(
+        self,
+        branch: Branch,
+        control: ControlPlane,
+        load: Load,
+        costs: Costs,
+        *,
+        target: PreparedSetting | None = None,
+        method: Method = "checkpoint",
+        waited: bool = False,
+    ) -> None:
+        self.branch, self.waited = branch, waited  # waited: a tuner waits for its end, and gets the cost as an answer
+        self.over = False
+        self._control, self._load, self._costs = control, load, costs
+        self._target, self._requested = target, target is not None
+        self.plan = planning.IN_PLACE  # the one requested; steps in progress may be those of a recovery
+        if target is not None:
+            self.plan = planning.plan(branch.setting, target.setting, method, load, costs)
+        self._steps: _Steps | None = None  # of the plan in progress
+        self._policy = self._old_policy = branch.policy
+        self._workers: frozenset[str] = frozenset()  # that may begin a mini-batch, as of the last `apply_effects`
+        self._applied: tuple[Setting, Effects] | None = None
+        self._begun_seconds = 0.0
+        # Of plans that losses have interrupted:
+        self._earlier_stall_seconds = self._earlier_bytes = 0.0
+        self._earlier_steps: tuple[str, ...] = ()
+        self._rolled_back = False
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the change takes no steps, so that `Branch.change_in_place` is all there is to do."""
+        return not self.plan.steps
+
+    @property
+    def quiescent(self) -> bool:
+        """Whether no worker trains until it is over."""
+        return self._steps is not None and self._steps.quiescent
+
+    @property
+    def trains(self) -> bool:
+        """Whether any worker is in a mini-batch."""
+        return not self.quiescent and len(self.branch.resting) < len(self.branch.context.job.nodes)
+
+    @property
+    def follows_pushes(self) -> bool:
+        """Whether it must be told of every single push just now."""
+        return self._steps is not None and self._steps.follows_pushes
+
+    @property
+    def needed_nodes(self) -> frozenset[str]:
+        """Nodes whose loss interrupts it: those of the new setting, and of the old one until they are deleted."""
+        return self._steps.needed_nodes if self._steps else frozenset()
+
+    # ---------------------------------------------------------------------------------------------- from begin to end
+
+    def begin(self, now: float) -> None:
+        """Begin to bring the branch to the target, at `now`."""
+        if self._target is None:
+            raise ValueError("Cannot begin a reconfiguration without a target: give one, or call recover.")
+        self._begun_seconds = now
+        self._start(self.plan, self._target.setting, self._target.policy, frozenset(), now)
+
+    def recover(self, lost: frozenset[str], now: float) -> bool:
+        """Begin what the runtime does when the branch has lost nodes; False where too few are left to continue.
+
+        A requested reconfiguration is completed where its new setting does without the lost nodes, and rolled back
+        otherwise. Either way all workers stop and the model is placed anew, so that no block is left between two servers.
+        """
+        branch, steps = self.branch, self._steps
+        wanted, policy, completes = branch.setting, branch.policy, True
+        if steps is not None:
+            steps.cancel()
+            completes = not self._requested or not lost & {*steps.new.workers, *steps.new.servers}
+            wanted = steps.new if self._requested and completes else steps.old
+            policy = self._policy if completes else self._old_policy
+            branch.restore(steps.old, self._old_policy)
+        # Nodes that a step had already deleted are lost as well: a roll-back would need them.
+        lost |= frozenset((*branch.setting.workers, *branch.setting.servers)) - self._control.present
+        # A node under notice may stay where it is used, but is not chosen anew.
+        usable = self._control.available | (self._control.present & set(wanted.workers + wanted.servers))
+        left = planning.survivors(wanted, usable, tuple(n.name for n in branch.context.job.nodes))
+        if left is None:
+            return False
+        if steps is None:
+            self._begun_seconds = now
+        else:
+            so_far = self.cost(now)
+            self._earlier_stall_seconds, self._earlier_bytes = so_far.stall_seconds, so_far.bytes_moved
+            outcome = ("complete" if completes else "roll back",) if self._requested else ()
+            self._earlier_steps = so_far.steps + outcome
+            self._rolled_back = self._rolled_back or not completes
+        half_way = steps is not None and self._requested
+        plan = planning.recovery(branch.setting, lost, half_way, self._load, self._costs)
+        branch.stop_workers(lost, now)
+        self._target = None  # the survivors' setting is prepared at the end
+        self._start(plan, left, policy, lost, now)
+        return True
+
+    def progress(self, pushed: str | None, now: float) -> None:
+        """`pushed` (None: no worker) has completed a push at `now`; steps continue as far as that lets them."""
+        steps = self._started
+        # Steps see the time of the push, even where the control plane has no event of its own.
+        self._control.be_at(now)
+        if pushed is not None:
+            steps.pushed(pushed)
+        steps.at_rest(self.branch.resting)
+        # What the push has ended may end further steps at this instant; they must, before training goes on.
+        self._control.settle()
+        if steps.finished:
+            self._finish(now)
+
+    def apply_effects(self, now: float) -> None:
+        """Let the branch train on the cluster as the steps have it just now; workers that may begin, begin."""
+        steps, branch, slowdown = self._started, self.branch, self._control.slowdown
+        switched = steps.switched and branch.setting != steps.new
+        if switched:
+            branch.install(self._prepared(), slowdown)
+        setting, effects = steps.setting, steps.effects
+        if not setting.workers:  # all have stopped, and no other has begun
+            branch.without_workers()
+        elif (setting, effects) != self._applied:
+            # Building inputs takes milliseconds, and most pushes change nothing.
+            self._applied = setting, effects
+            branch.apply_effects(setting, effects)
+        branch.set_slowdown(slowdown)
+        joined, self._workers = steps.workers - self._workers, steps.workers
+        if joined:
+            # A node that joins has no mini-batch yet; its waiting is counted from now.
+            branch.stop_workers(joined, now)
+        if (joined or switched) and not steps.quiescent:
+            branch.launch_waiting_workers()
+
+    def cost(self, now: float) -> Cost:
+        """What it has cost until `now`."""
+        steps = self._started
+        # A quiescent plan stalls training for all its time; others slow it down.
+        stalled = self._earlier_stall_seconds + (now - steps.begun_seconds if steps.quiescent else 0.0)
+        return Cost(
+            seconds=now - self._begun_seconds,
+            stall_seconds=stalled,
+            slow_seconds=max(now - self._begun_seconds - stalled, 0.0),
+            bytes_moved=math.fsum((self._earlier_bytes, steps.bytes_moved)),
+            steps=(*self._earlier_steps, *steps.completed),
+            done=not self._rolled_back and steps.finished,
+        )
+
+    def cancel(self) -> None:
+        """Give up the steps that are not completed; the branch stays what it is."""
+        self._started.cancel()
+
+    def _start(self, plan: ReconfigurationPlan, new: Setting, policy: SyncPolicy, lost: frozenset[str], now: float) -> None:
+        branch = self.branch
+        nodes = branch.context.cluster.nodes
+        ends = _Ends(branch.setting, new, {**loads(nodes, new), **loads(nodes, branch.setting)}, lost)
+        touched = branch.context.workload.demand.touched_fraction
+        nics = {name: kind.nic_bytes_per_second for name, kind in nodes}
+        self._control.be_at(now)  # before any process is made: a process begins at the control plane's present time
+        transfers = Transfers(self._control.env, nics)
+        self._steps = _Steps(self._control.env, transfers, plan, ends, self._costs, touched)
+        self._control.settle()
+        self._policy, self._old_policy = policy, branch.policy
+        self._workers, self._applied = frozenset(branch.setting.workers), None
+        if plan.quiescent:
+            branch.stop_all(now)
+
+    def _finish(self, now: float) -> None:
+        steps, branch, new_policy = self._started, self.branch, self._policy is not self.branch.policy
+        branch.install(self._prepared(), self._control.slowdown)
+        if steps.quiescent:
+            branch.stop_all(now)
+            branch.launch(branch.inputs.active)
+        elif new_policy or frozenset(branch.setting.workers) != frozenset(steps.old.workers):
+            branch.launch_waiting_workers()
+        self.over = True
+
+    def _prepared(self) -> PreparedSetting:
+        return self._target or self.branch.context.prepare(self._started.new, self._policy)
+
+    @property
+    def _started(self) -> _Steps:
+        if self._steps is None:
+            raise ValueError("Cannot carry on a reconfiguration that has not begun: call begin or recover first.")
+        return self._steps
+
+
+# ------------------------------------------------------------------------------------------------------------------ steps
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Where a plan begins and where it is to end."""
+
+    old: Setting
+    new: Setting
+    rows: Mapping[str, tuple[int, ...]]  # samples per device of every worker in either; of one in both, the old ones
+    lost: frozenset[str] = frozenset()  # nodes whose loss is the reason
+
+
+class _Steps:
+    """Carries out a plan from the moment it is made: one SimPy process per step."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        transfers: Transfers,
+        plan: ReconfigurationPlan,
+        ends: _Ends,
+        costs: Costs,
+        touched_fraction: float,
+    ) -> None:
+        self._env, self._transfers, self._plan, self._costs = env, transfers, plan, costs
+        self._ends, self._touched = ends, touched_fraction
+        self.begun_seconds = float(env.now)
+        self.completed: list[str] = []  # names of steps, in order of completion
+        self.bytes_moved = 0.0
+        self.switched = False  # relocation: the new setting is in force already
+        self._stopping: dict[str, simpy.Event] = {}  # workers at their last mini-batch
+        self._stopped: set[str] = set()
+        self._started: list[str] = []
+        self._moved: dict[tuple[str, str], int] = {}  # blocks that each node has received less those it gave: (of, node)
+        self._to_move = {(of, n): c for of in ("model", "data") for n, c in self._balance(of).items()}
+        self._sweeps: set[int] = set()  # steps whose parameters have not all got to their new owner
+        self._left = 1.0  # of those parameters, the part that no push has carried there
+        self._fresh: set[str] = set()  # workers whose mini-batch began after the graph was switched
+        self._ended = [env.event() for _ in plan.steps]
+        self._processes = [env.process(self._step(i)) for i in range(len(plan.steps))]
+
+    # --------------------------------------------------------------------------------------------------- as it is just now
+
+    @property
+    def quiescent(self) -> bool:
+        """Whether no worker trains meanwhile."""
+        return self._plan.quiescent
+
+    @property
+    def finished(self) -> bool:
+        return all(e.triggered for e in self._ended)
+
+    @property
+    def new(self) -> Setting:
+        return self._ends.new
+
+    @property
+    def old(self) -> Setting:
+        return self._ends.old
+
+    @property
+    def needed_nodes(self) -> frozenset[str]:
+        """Nodes of the new setting, and those of the old one that are not deleted yet."""
+        old, new = self._ends.old, self._ends.new
+        gone = {n for n in (*old.workers, *old.servers) if f"delete {n}" in self.completed}
+        return frozenset((*new.workers, *new.servers, *old.workers, *old.servers)) - gone - self._ends.lost
+
+    @property
+    def workers(self) -> frozenset[str]:
+        """Workers that may begin a mini-batch."""
+        working = self._ends.new.workers if self.switched else self._working()
+        return frozenset(working) - self._stopping.keys() - self._ends.lost
+
+    @property
+    def follows_pushes(self) -> bool:
+        """Whether a push can change anything: parameters move with it, or a worker stops after it."""
+        carried = self.switched and bool(self._sweeps) and self._touched > 0
+        return carried or bool(self._stopping) or bool(self._ends.lost)
+
+    @property
+    def setting(self) -> Setting:
+        """The setting between old and new that holds just now.
+
+        Roles and shares follow the steps; the policy and the rest change last, or at once when the graph is switched.
+        """
+        if self.switched:
+            return self._ends.new
+        old, new = self._ends.old, self._ends.new
+        workers, rows = self._working(), self._ends.rows
+        shared = self._shares("model", old.servers, old.shares()[1], new.servers, new.shares()[1])
+        data: tuple[float, ...] = ()
+        if old.data_shares or new.data_shares:
+            held = self._shares("data", old.workers, old.shares()[0], new.workers, new.shares()[0])
+            total = sum(held.get(w, 0.0) for w in workers)
+            data = tuple(held.get(w, 0.0) / total for w in workers)
+        return replace(
+            old,
+            workers=workers,
+            servers=tuple(shared),
+            model_shares=tuple(shared.values()),
+            data_shares=data,
+            loads=tuple(rows[w] for w in workers) if old.loads or new.loads else (),
+        )
+
+    @property
+    def effects(self) -> Effects:
+        """What the steps take from training just now."""
+        sweeping = [self._plan.steps[i] for i in sorted(self._sweeps)] if self.switched else []
+        unmoved = self._left * sum(s.blocks for s in sweeping) / self._costs.model_blocks
+        pulled = None
+        if unmoved > 0:
+            # Parameters that have not moved yet are pulled from their old owner.
+            new = self._ends.new
+            shares = dict(zip(new.servers, new.shares()[1], strict=True))
+            for step in sweeping:
+                part = self._left * step.blocks / self._costs.model_blocks
+                shares[step.node] = shares.get(step.node, 0.0) + part
+                shares[step.to] = max(shares[step.to] - part, 0.0)
+            pulled = {n: s for n, s in shares.items() if s > 0}
+        moving = {s.node for i, s in enumerate(self._plan.steps) if s.of == "model" and not self._ended[i].triggered}
+        return Effects(
+            workers=self.workers,
+            out=self._transfers.out,
+            into=self._transfers.into,
+            pull_shares=pulled,
+            push_factor=1.0 + unmoved,
+            redirects=len(moving),
+            blocked_until_seconds=self._transfers.busy_until_seconds("model"),
+        )
+
+    def pushed(self, worker: str) -> None:
+        """`worker` has completed a push, now."""
+        if not self._sweeps or not self.switched:
+            return
+        if worker not in self._fresh:
+            # This push belongs to a pull from before the switch, and carries nothing to a new owner; the next one does.
+            self._fresh.add(worker)
+            return
+        self._left *= 1.0 - self._touched
+        self._transfers.scale(1.0 - self._touched)
+
+    def at_rest(self, nodes: Collection[str]) -> None:
+        """These nodes are in no mini-batch, now."""
+        for node in [n for n in self._stopping if n in nodes]:
+            self._stopping.pop(node).succeed()
+            self._stopped.add(node)
+
+    def cancel(self) -> None:
+        """Give up what is not completed."""
+        for process in self._processes:
+            if process.is_alive:
+                # SimPy raises what a process did not handle out of `step`; an interrupted step is no error.
+                process.defused = True
+                process.interrupt()
+        self._transfers.stop()
+
+    # ------------------------------------------------------------------------------------------------------- one step each
+
+    def _step(self, index: int) -> Generator[simpy.Event, Any, None]:
+        step = self._plan.steps[index]
+        try:
+            yield self._env.all_of([self._ended[i] for i in step.after])
+            yield from self._carry_out(index, step)
+        except simpy.Interrupt:
+            return
+        self.completed.append(step.name)
+        self._ended[index].succeed()
+
+    def _carry_out(self, index: int, step: Step) -> Generator[simpy.Event, Any, None]:
+        if step.kind == "stop":
+            self._stopping[step.node] = self._env.event()
+            yield self._stopping[step.node]
+        elif step.kind == "start":
+            yield self._env.timeout(step.seconds)
+            self._started.append(step.node)
+            self._fresh.add(step.node)
+        elif step.kind == "move":
+            yield from self._move(step)
+        elif step.kind == "sweep":
+            self._sweeps.add(index)
+            yield self._send(step, step.bytes_moved, self._costs.sweep_bytes_per_second, "sweep")
+            self._sweeps.discard(index)
+        else:
+            yield self._env.timeout(step.seconds)
+            self.bytes_moved += step.bytes_moved
+            self.switched = self.switched or (self._plan.on_demand and step.kind == "graph")
+
+    def _move(self, step: Step) -> Generator[simpy.Event, Any, None]:
+        """So many blocks at a time: first their owner changes, then their bytes follow (Cruise, Section IV-B)."""
+        rate = self._costs.model_bytes_per_second if step.of == "model" else self._costs.data_bytes_per_second
+        left = step.blocks
+        while left > 0:
+            wave = min(left, self._costs.blocks_in_flight)
+            yield self._env.timeout(self._costs.handshake_seconds)
+            yield self._send(step, step.bytes_moved * wave / step.blocks, rate, f"{step.of} {step.node}")
+            left -= wave
+            for node, change in ((step.node, -wave), (step.to, wave)):
+                self._moved[(step.of, node)] = self._moved.get((step.of, node), 0) + change
+
+    def _send(self, step: Step, size_bytes: float, rate: float, group: str) -> simpy.Event:
+        self.bytes_moved += size_bytes
+        return self._transfers.send(step.node, step.to, size_bytes, group=group, group_bytes_per_second=rate)
+
+    def _working(self) -> tuple[str, ...]:
+        """Workers that have not stopped yet, and those that have started."""
+        old, new = self._ends.old, self._ends.new
+        kept = tuple(w for w in old.workers if w not in self._stopped)
+        return kept + tuple(w for w in new.workers if w in self._started)
+
+    def _balance(self, of: str) -> dict[str, int]:
+        """Blocks that each node is to receive less those it is to give."""
+        total: dict[str, int] = {}
+        for step in self._plan.steps:
+            if step.kind == "move" and step.of == of:
+                total[step.node] = total.get(step.node, 0) - step.blocks
+                total[step.to] = total.get(step.to, 0) + step.blocks
+        return total
+
+    def _shares(
+        self,
+        of: str,
+        old: tuple[str, ...],
+        was: tuple[float, ...],
+        new: tuple[str, ...],
+        will: tuple[float, ...],
+    ) -> dict[str, float]:
+        """Each node's share, as far from the old to the new one as its blocks have moved; only of nodes that hold some."""
+        before, after = dict(zip(old, was, strict=True)), dict(zip(new, will, strict=True))
+        found = {}
+        for node in dict.fromkeys((*old, *new)):
+            to_move = self._to_move.get((of, node), 0)
+            done = self._moved.get((of, node), 0) / to_move if to_move else 0.0
+            found[node] = before.get(node, 0.0) + done * (after.get(node, 0.0) - before.get(node, 0.0))
+        total = sum(found.values())
+        return {n: s / total for n, s in found.items() if s > 1e-12}
