@@ -64,7 +64,7 @@ class Instance:
     depth: int  # -1: the workload's own model
     straggles: tuple[bool, ...]  # per worker
     context: JobContext
-    parameters: Any  # at the beginning
+    parameters: Any  # at time 0
 
     def begin(self, policy: SyncPolicy) -> Branch:
         """The instance at time 0: `loop.advance` takes its `.program`, `.inputs` and `.state`, with `context.data`."""
@@ -107,10 +107,10 @@ def draw(kind: InstanceKind, seed: int, *, depth: int | None = None) -> Instance
 
 
 def stacked(branches: Sequence[Branch]) -> tuple[TrainingData, EngineInputs, State]:
-    """Branches of equal shapes as the lanes of one engine: every array with a leading lane axis, validation data shared."""
+    """Stack branches of equal shapes as lanes of one engine: arrays get a leading lane axis; validation data is shared."""
     data = [b.context.data for b in branches]
     train, inputs, states = (
-        jax.tree.map(lambda *leaves: np.stack(leaves), *rows)  # on the host, where no stack needs compiling
+        jax.tree.map(lambda *leaves: np.stack(leaves), *rows)  # NumPy, because JAX would compile each stack
         for rows in ([d.train for d in data], [b.inputs for b in branches], [b.state for b in branches])
     )
     return TrainingData(train, data[0].valid), inputs, states
