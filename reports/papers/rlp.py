@@ -116,8 +116,8 @@ def ratio(found: Ratio) -> str:
 def learned(files: Sequence[str]) -> dict[str, SyncPolicy]:
     """The shipped policy, or those in `files`, by name."""
     if not files:
-        return {"rlp": tuner.policy(policy_file.shipped())}
-    return {f"rlp[{Path(f).stem}]": tuner.policy(policy_file.load(f)) for f in files}
+        return {"rlp": tuner.greedy_policy(policy_file.shipped())}
+    return {f"rlp[{Path(f).stem}]": tuner.greedy_policy(policy_file.load(f)) for f in files}
 
 
 # ---------------------------------------------------------------------------------------------------------- Figs. 2 and 3
