@@ -21,7 +21,7 @@ from reports.statistics import Bounds, Interval, censored, median_interval
 from traces.exchanges import Exchange
 from tuners import resolve
 from tuners.actions import Action, Evaluate, Evaluation, Fork, Job, Run, System, Target, Tuner
-from tuners.search.epochs import Course, Line, plateaued, train_on
+from tuners.search.epochs import Course, TrainedBranch, plateaued, train_on
 
 __all__ = [
     "Case",
@@ -192,7 +192,7 @@ def tuner(case: Case) -> Callable[[Job], Tuner]:
         return resolve(case.tuner).factory
 
     def train(job: Job) -> Tuner:
-        yield from train_on(job, Course(Line(0, job.start)), plateau_epochs=case.plateau)
+        yield from train_on(job, Course(TrainedBranch(0, job.start)), plateau_epochs=case.plateau)
 
     return train
 

@@ -14,21 +14,25 @@ from typing import Any, TypeVar
 import pytest
 
 from tuners.cruise.milp import solve
-from tuners.cruise.placement import Kind, Problem, best_in_batches, best_split, place, placement_seconds, splits
+from tuners.cruise.placement import MachineKind, Problem, best_in_batches, best_split, place, placement_seconds, splits
 from tuners.cruise.split import best_worker_count, epoch_seconds
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600)]
 
 T = TypeVar("T")
 
-SLOW = Kind(count=32, compute_seconds=6.58e-4, bytes_per_second=156.25e6)
-FAST = Kind(count=4, compute_seconds=3.29e-4, bytes_per_second=625e6)
+SLOW = MachineKind(count=32, compute_seconds=6.58e-4, bytes_per_second=156.25e6)
+FAST = MachineKind(count=4, compute_seconds=3.29e-4, bytes_per_second=625e6)
 ALIKE = Problem(kinds=(SLOW,), samples=1_900_000, batch_size=10_000, model_bytes=568e6)
 MIXED = replace(ALIKE, kinds=(replace(SLOW, count=28), FAST))
 EVEN = replace(ALIKE, kinds=(replace(SLOW, count=16), replace(FAST, count=16)))
 THREE = replace(
     ALIKE,
-    kinds=(replace(SLOW, count=12), replace(FAST, count=10), Kind(count=10, compute_seconds=5e-4, bytes_per_second=3e8)),
+    kinds=(
+        replace(SLOW, count=12),
+        replace(FAST, count=10),
+        MachineKind(count=10, compute_seconds=5e-4, bytes_per_second=3e8),
+    ),
 )
 
 

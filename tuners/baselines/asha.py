@@ -15,7 +15,7 @@ from typing import Any, Literal
 import optuna
 
 from tuners.actions import Job, Tuner
-from tuners.search.epochs import Course, Line, drop, fork, train_on
+from tuners.search.epochs import Course, TrainedBranch, drop, fork, train_on
 from tuners.search.tunables import Convention, Which, tunables
 
 __all__ = ["asha"]
@@ -50,14 +50,14 @@ def asha(
             continue
         refusals = 0
         course = yield from train_on(
-            job, Course(Line(branch, setting)), plateau_epochs=plateau_epochs, enough=_Behind(trial)
+            job, Course(TrainedBranch(branch, setting)), plateau_epochs=plateau_epochs, enough=_Behind(trial)
         )
         _tell(study, trial, course)
         worse = course
         if not course.lost and (best is None or course.peak > best.peak):
             best, worse = course, best or course
         if worse is not best:
-            yield from drop(worse.line.branch)
+            yield from drop(worse.trained.branch)
 
 
 def _study(job: Job, pruner: str) -> optuna.Study:

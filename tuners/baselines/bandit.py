@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuners.bo_online.surrogate import Encoding
-from tuners.search.searchers import Point, Result
+from tuners.search.searchers import Point, TriedPoint
 from tuners.settings import Scalar, Space
 
 __all__ = ["Bandit", "area_under_curve"]
@@ -37,7 +37,7 @@ class Bandit:
     def __init__(self, space: Space, seed: Sequence[int]) -> None:
         self._encoding = Encoding(space)
         self._rng = np.random.default_rng(list(seed))
-        self._results: list[tuple[_Floats, Result]] = []
+        self._results: list[tuple[_Floats, TriedPoint]] = []
         self._used: deque[tuple[str, bool]] = deque(maxlen=_WINDOW)  # technique, and whether it brought a new best
         self._technique = ""
 
@@ -55,7 +55,7 @@ class Bandit:
         better = all(score > r.score for _, r in self._results)
         if self._technique:
             self._used.append((self._technique, better))
-        self._results.append((self._encoding.row(values), Result(dict(values), score)))
+        self._results.append((self._encoding.row(values), TriedPoint(dict(values), score)))
 
     def _chosen(self) -> str:
         """The technique of the greatest credit; those that were never used come first, in random order."""
@@ -76,25 +76,27 @@ def area_under_curve(successes: Sequence[bool]) -> float:
 # ------------------------------------------------------------------------------------------------------------ techniques
 
 
-def _chance(encoding: Encoding, results: Sequence[tuple[_Floats, Result]], rng: np.random.Generator) -> _Floats:
+def _chance(encoding: Encoding, results: Sequence[tuple[_Floats, TriedPoint]], rng: np.random.Generator) -> _Floats:
     del results
     row: _Floats = encoding.spread(rng.random((1, len(encoding.space.knobs))))[0]
     return row
 
 
-def _uniform_mutation(encoding: Encoding, results: Sequence[tuple[_Floats, Result]], rng: np.random.Generator) -> _Floats:
+def _uniform_mutation(
+    encoding: Encoding, results: Sequence[tuple[_Floats, TriedPoint]], rng: np.random.Generator
+) -> _Floats:
     """The best point with some knobs drawn anew."""
     best, fresh = _best(encoding, results, rng), _chance(encoding, results, rng)
     return np.where(_some(len(best), rng), fresh, best)
 
 
-def _normal_mutation(encoding: Encoding, results: Sequence[tuple[_Floats, Result]], rng: np.random.Generator) -> _Floats:
+def _normal_mutation(encoding: Encoding, results: Sequence[tuple[_Floats, TriedPoint]], rng: np.random.Generator) -> _Floats:
     """The best point with some columns moved a little."""
     best = _best(encoding, results, rng)
     return np.where(_some(len(best), rng), np.clip(best + _SPREAD * rng.standard_normal(len(best)), 0, 1), best)
 
 
-def _evolution(encoding: Encoding, results: Sequence[tuple[_Floats, Result]], rng: np.random.Generator) -> _Floats:
+def _evolution(encoding: Encoding, results: Sequence[tuple[_Floats, TriedPoint]], rng: np.random.Generator) -> _Floats:
     """Differential evolution (Storn and Price 1997): the best, moved by the difference of two others."""
     if len(results) < 3:
         return _chance(encoding, results, rng)
@@ -104,7 +106,7 @@ def _evolution(encoding: Encoding, results: Sequence[tuple[_Floats, Result]], rn
     return np.where(rng.random(len(best)) < 0.5, np.clip(moved, 0, 1), best)
 
 
-def _best(encoding: Encoding, results: Sequence[tuple[_Floats, Result]], rng: np.random.Generator) -> _Floats:
+def _best(encoding: Encoding, results: Sequence[tuple[_Floats, TriedPoint]], rng: np.random.Generator) -> _Floats:
     return max(results, key=lambda r: r[1].score)[0] if results else _chance(encoding, results, rng)
 
 
@@ -114,7 +116,7 @@ def _some(width: int, rng: np.random.Generator) -> NDArray[np.bool_]:
     return chosen
 
 
-_TECHNIQUES: dict[str, Callable[[Encoding, Sequence[tuple[_Floats, Result]], np.random.Generator], _Floats]] = {
+_TECHNIQUES: dict[str, Callable[[Encoding, Sequence[tuple[_Floats, TriedPoint]], np.random.Generator], _Floats]] = {
     "differential evolution": _evolution,
     "uniform mutation": _uniform_mutation,
     "normal mutation": _normal_mutation,

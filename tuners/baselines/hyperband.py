@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tuners.actions import Action, Job, Tuner
-from tuners.search.epochs import Course, Line, drop, fork, train_on
+from tuners.search.epochs import Course, TrainedBranch, drop, fork, train_on
 from tuners.search.tunables import Convention, Tunables, Which, tunables
 
 __all__ = ["Bracket", "Schedule", "brackets", "hyperband"]
@@ -56,7 +56,7 @@ def hyperband(
         for epochs in bracket.epochs:
             courses = yield from _stage(job, courses, epochs, plateau_epochs)
         for course in courses:
-            yield from drop(course.line.branch)
+            yield from drop(course.trained.branch)
 
 
 def brackets(schedule: Schedule) -> Iterator[Bracket]:
@@ -87,7 +87,7 @@ def _drawn(job: Job, what: Tunables, settings: int, rng: np.random.Generator) ->
         setting = what.setting(what.space.sample(rng), job.start)
         branch = yield from fork(0, setting)
         if branch is not None:
-            made.append(Course(Line(branch, setting)))
+            made.append(Course(TrainedBranch(branch, setting)))
     return made
 
 
@@ -99,5 +99,5 @@ def _stage(job: Job, courses: list[Course], epochs: int, plateau_epochs: int) ->
     ranked = sorted(trained, key=lambda c: -c.peak)
     kept = len(ranked) - len(ranked) // 2
     for course in ranked[kept:]:
-        yield from drop(course.line.branch)
+        yield from drop(course.trained.branch)
     return ranked[:kept]

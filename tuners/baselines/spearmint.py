@@ -10,7 +10,7 @@ when the best five peaks differ by less than 10 %, as in the paper's second comp
 from __future__ import annotations
 
 from tuners.actions import Job, Tuner
-from tuners.search.epochs import Course, Line, drop, fork, score, train_on
+from tuners.search.epochs import Course, TrainedBranch, drop, fork, score, train_on
 from tuners.search.searchers import searcher
 from tuners.search.tunables import Convention, Which, tunables
 
@@ -44,12 +44,12 @@ def spearmint(
             refusals += 1
             continue
         refusals = 0
-        course = yield from train_on(job, Course(Line(branch, setting)), plateau_epochs=plateau_epochs)
+        course = yield from train_on(job, Course(TrainedBranch(branch, setting)), plateau_epochs=plateau_epochs)
         search.tell(values, score(job, course.peak))
         worse = course
         if not course.lost and (best is None or course.peak > best.peak):
             best, worse = course, best or course
         if worse is not best:
-            yield from drop(worse.line.branch)
+            yield from drop(worse.trained.branch)
     if best is not None:
         yield from drop(0)

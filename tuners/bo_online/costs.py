@@ -16,7 +16,7 @@ from scipy.optimize import nnls
 
 from tuners.settings import Setting
 
-__all__ = ["TECHNIQUES", "Change", "Technique", "change_seconds", "technique_seconds", "techniques"]
+__all__ = ["TECHNIQUES", "PastReconfiguration", "Technique", "change_seconds", "technique_seconds", "techniques"]
 
 Technique: TypeAlias = Literal["TDR", "ODMR", "SSR"]
 
@@ -26,7 +26,7 @@ _EVENLY = 1e-3
 """The weight of the wish for small costs: decides only what the changes leave open."""
 
 
-class Change(NamedTuple):
+class PastReconfiguration(NamedTuple):
     """A change that was made and measured."""
 
     needed: frozenset[Technique]
@@ -59,7 +59,7 @@ def _by_node(setting: Setting) -> tuple[dict[str, float], dict[str, float]]:
     return dict(zip(setting.workers, data, strict=True)), dict(zip(setting.servers, model, strict=True))
 
 
-def technique_seconds(changes: Sequence[Change]) -> dict[Technique, float]:
+def technique_seconds(changes: Sequence[PastReconfiguration]) -> dict[Technique, float]:
     """The seconds of each technique, never negative, that explain the changes best; 0 for one that was never needed."""
     if not changes:
         return dict.fromkeys(TECHNIQUES, 0.0)
@@ -70,7 +70,7 @@ def technique_seconds(changes: Sequence[Change]) -> dict[Technique, float]:
 
 
 def change_seconds(
-    changes: Sequence[Change], needed: frozenset[Technique], rule: Literal["technique", "mean"] = "technique"
+    changes: Sequence[PastReconfiguration], needed: frozenset[Technique], rule: Literal["technique", "mean"] = "technique"
 ) -> float:
     """What a change that needs these techniques is expected to take: R_cost. Nothing is known before the first change."""
     if rule == "mean":

@@ -21,7 +21,7 @@ from scipy.stats import norm
 
 from tuners.settings import Choice, Integer, Knob, Scalar, Space
 
-__all__ = ["Encoding", "Posterior", "Surrogate", "best_rows", "expected_improvement", "lower_bound", "probability"]
+__all__ = ["Encoding", "GaussianPosterior", "Surrogate", "best_rows", "expected_improvement", "lower_bound", "probability"]
 
 _Floats = NDArray[np.float64]
 
@@ -151,17 +151,17 @@ class Surrogate:
         seed: int,
         *,
         span: tuple[float, float] = (0.0, 1.0),
-        like: Posterior | None = None,
-    ) -> Posterior:
+        like: GaussianPosterior | None = None,
+    ) -> GaussianPosterior:
         """What the observations `seconds` [n] at `rows` [n, columns], the state last, say of every other row.
 
         `span` is what the state is at the end and at the beginning of the job. Hyper-parameters are those of `like` where
         it is given, else fitted.
         """
-        return Posterior(self, rows, seconds, seed, span, like)
+        return GaussianPosterior(self, rows, seconds, seed, span, like)
 
 
-class Posterior:
+class GaussianPosterior:
     """Mean and standard deviation of the remaining seconds, the noise of observation left out."""
 
     __slots__ = ("_log", "_model", "_offset", "_scale", "_state_offset", "_state_scale")
@@ -173,7 +173,7 @@ class Posterior:
         seconds: _Floats,
         seed: int,
         span: tuple[float, float],
-        like: Posterior | None,
+        like: GaussianPosterior | None,
     ) -> None:
         least = seconds[seconds > 0].min(initial=np.inf)
         clipped = np.minimum(seconds, surrogate.clip * least)

@@ -43,11 +43,11 @@ from scipy.stats import qmc
 
 from tuners.actions import Action, Evaluation, Job, Method, Reconfigure, Rejected, Run, Setting, Space, Tuner, Window
 from tuners.bo_online.convergence import Estimator, Segment
-from tuners.bo_online.costs import Change, change_seconds, techniques
+from tuners.bo_online.costs import PastReconfiguration, change_seconds, techniques
 from tuners.bo_online.repository import Repeats, Stretch, Triple, threshold, triples
 from tuners.bo_online.surrogate import (
     Encoding,
-    Posterior,
+    GaussianPosterior,
     Surrogate,
     best_rows,
     expected_improvement,
@@ -145,7 +145,7 @@ class _Progress:
     couple_threads: bool
     estimator: Estimator
     stretches: list[Stretch] = field(default_factory=list)
-    changes: list[Change] = field(default_factory=list)
+    changes: list[PastReconfiguration] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     refused: set[Setting] = field(default_factory=set)  # by the system, with the nodes that it has
     tried: set[bytes] = field(default_factory=set)  # rows of the initial phase
@@ -163,7 +163,7 @@ class _Progress:
         cores = min(n.cores for n in self.job.nodes)
         self.encoding = Encoding(replace(space, knobs=tuned), cores if self.couple_threads else None)
         self.tried.add(self.row(self.setting).tobytes())
-        self.fitted: tuple[int, Posterior] | None = None  # the posterior of the last fit, and of how many stretches
+        self.fitted: tuple[int, GaussianPosterior] | None = None  # the posterior of the last fit, and of how many stretches
 
     def row(self, setting: Setting) -> _Floats:
         return self.encoding.row(self.encoding.space.values(setting))
@@ -228,7 +228,7 @@ def _change(at: _Progress, setting: Setting, how: Method | None) -> Generator[Ac
         return False
     at.since += cost.seconds
     if cost.done:
-        at.changes.append(Change(techniques(at.setting, setting), cost.seconds))
+        at.changes.append(PastReconfiguration(techniques(at.setting, setting), cost.seconds))
         at.setting = setting
     return cost.done
 
@@ -308,7 +308,7 @@ def _span(at: _Progress, end: float) -> tuple[float, float]:
     return (0.0, at.job.target.value) if at.job.target.metric == "clocks" else (end, at.first_loss)
 
 
-def _posterior(at: _Progress, seen: list[Triple], span: tuple[float, float], surrogate: Surrogate) -> Posterior:
+def _posterior(at: _Progress, seen: list[Triple], span: tuple[float, float], surrogate: Surrogate) -> GaussianPosterior:
     """The model of all triples. Its hyper-parameters are fitted anew only now and then, for fitting is what takes time."""
     rows = np.array([np.append(t.row, t.state) for t in seen])
     seconds = np.array([t.seconds for t in seen])
@@ -320,7 +320,7 @@ def _posterior(at: _Progress, seen: list[Triple], span: tuple[float, float], sur
     return posterior
 
 
-def _reference(at: _Progress, seen: list[Triple], posterior: Posterior, incumbent: _Incumbent) -> float:
+def _reference(at: _Progress, seen: list[Triple], posterior: GaussianPosterior, incumbent: _Incumbent) -> float:
     """The seconds that a new setting has to improve on."""
     if incumbent == "last":
         return seen[-1].seconds

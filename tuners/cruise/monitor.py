@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tuners.actions import Job, Window
-from tuners.cruise.placement import Kind
+from tuners.cruise.placement import MachineKind
 from tuners.settings import Node
 
-__all__ = ["Group", "Monitor", "Reading", "groups", "remember"]
+__all__ = ["MachineGroup", "Monitor", "Reading", "groups", "remember"]
 
 _MOST_GROUPS = 3
 
@@ -85,20 +85,20 @@ def remember(known: dict[str, float], readings: Mapping[str, Reading], newest: f
         known[node] = newest * now + (1 - newest) * known.get(node, now)
 
 
-class Group(NamedTuple):
+class MachineGroup(NamedTuple):
     """Machines that the cost model takes to be alike."""
 
     nodes: tuple[str, ...]
     seconds_per_sample: float
     bytes_per_second: float
 
-    def kind(self, achieved: float) -> Kind:
+    def kind(self, achieved: float) -> MachineKind:
         """To the cost model, where pulls achieve that share of the stated bandwidth."""
         rate = achieved * self.bytes_per_second
-        return Kind(count=len(self.nodes), compute_seconds=self.seconds_per_sample, bytes_per_second=rate)
+        return MachineKind(count=len(self.nodes), compute_seconds=self.seconds_per_sample, bytes_per_second=rate)
 
 
-def groups(nodes: Iterable[Node], readings: Mapping[str, Reading], known: Mapping[str, float]) -> list[Group]:
+def groups(nodes: Iterable[Node], readings: Mapping[str, Reading], known: Mapping[str, float]) -> list[MachineGroup]:
     """`nodes` by type, with what is known of each; of more than three types, the most similar are taken as one."""
     nodes = tuple(nodes)
     types = dict.fromkeys(n.type for n in nodes)
@@ -109,7 +109,7 @@ def groups(nodes: Iterable[Node], readings: Mapping[str, Reading], known: Mappin
         seconds = [measured[n.name] for n in members if n.name in measured]
         seconds = seconds or [known[n.name] for n in members if n.name in known]
         compute = float(np.mean(seconds)) if seconds else _by_cores(nodes, known, members[0].cores)
-        found.append(Group(tuple(n.name for n in members), compute, min(n.nic_bytes_per_second for n in members)))
+        found.append(MachineGroup(tuple(n.name for n in members), compute, min(n.nic_bytes_per_second for n in members)))
     while len(found) > _MOST_GROUPS:
         found = _merged(found)
     return found
@@ -122,15 +122,15 @@ def _by_cores(nodes: Iterable[Node], known: Mapping[str, float], cores: int) -> 
     return total / cores
 
 
-def _merged(found: list[Group]) -> list[Group]:
+def _merged(found: list[MachineGroup]) -> list[MachineGroup]:
     """The two groups least apart in compute and bandwidth as one: mean compute, the narrower bandwidth."""
 
-    def apart(a: Group, b: Group) -> float:
+    def apart(a: MachineGroup, b: MachineGroup) -> float:
         compute = log(max(a.seconds_per_sample, 1e-300) / max(b.seconds_per_sample, 1e-300))
         return abs(compute) + abs(log(a.bytes_per_second / b.bytes_per_second))
 
     pairs = [(a, b) for i, a in enumerate(found) for b in found[i + 1 :]]
     a, b = min(pairs, key=lambda pair: apart(*pair))
     mean = np.average([a.seconds_per_sample, b.seconds_per_sample], weights=[len(a.nodes), len(b.nodes)])
-    one = Group(a.nodes + b.nodes, float(mean), min(a.bytes_per_second, b.bytes_per_second))
+    one = MachineGroup(a.nodes + b.nodes, float(mean), min(a.bytes_per_second, b.bytes_per_second))
     return [*(g for g in found if g is not a and g is not b), one]

@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "Kind",
+    "MachineKind",
     "Placement",
     "Problem",
     "ServerTerm",
@@ -60,7 +60,7 @@ _ROUNDING = 1e-12  # a share this far below nothing is nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class MachineKind:
     """So many machines that are alike."""
 
     count: int
@@ -72,7 +72,7 @@ class Kind:
 class Problem:
     """What Fig. 3 is given. Machines are numbered through, kind after kind."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[MachineKind, ...]
     samples: float  # D, in an epoch
     batch_size: float  # B, samples in a mini-batch
     model_bytes: float  # M, moved by one pull

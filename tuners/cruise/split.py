@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from tuners.actions import Job, Rejected, Setting
-from tuners.cruise.monitor import Group, Reading, groups
+from tuners.cruise.monitor import MachineGroup, Reading, groups
 from tuners.cruise.placement import (
     Placement,
     Problem,
@@ -28,7 +28,7 @@ from tuners.cruise.placement import (
 )
 from tuners.settings import Node
 
-__all__ = ["TIE", "Model", "Roles", "Wanted", "best_worker_count", "epoch_seconds", "roles"]
+__all__ = ["TIE", "CostModel", "Roles", "Wanted", "best_worker_count", "epoch_seconds", "roles"]
 
 TIE = 1e-9
 """Relative difference of epoch times below which they are equal."""
@@ -79,7 +79,7 @@ class Wanted(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class CostModel:
     """The cost model of a job. What can be chosen is explained in `tuners.cruise.cruise`."""
 
     job: Job
@@ -135,7 +135,9 @@ class Model:
                 if admitted(setting):
                     yield setting, seconds
 
-    def _problem(self, current: Setting, found: list[Group], readings: Mapping[str, Reading], share: float) -> Problem:
+    def _problem(
+        self, current: Setting, found: list[MachineGroup], readings: Mapping[str, Reading], share: float
+    ) -> Problem:
         return Problem(
             kinds=tuple(g.kind(share) for g in found),
             samples=self.job.samples,
@@ -145,7 +147,7 @@ class Model:
             overlap=self.overlap and current.policy != "bsp",
         )
 
-    def _achieved(self, current: Setting, everyone: list[Group], readings: Mapping[str, Reading]) -> float:
+    def _achieved(self, current: Setting, everyone: list[MachineGroup], readings: Mapping[str, Reading]) -> float:
         """The share of the stated bandwidth that the pulls achieve: what they should take over what they took.
 
         With overlap a pull that waits for a busy server ends when the server has been round all workers.
@@ -162,7 +164,9 @@ class Model:
         busy = sum(r.compute_seconds for r in readings.values())
         return float(max(served.sum() / (took + busy), alone.sum() / took))
 
-    def _seconds(self, current: Setting, everyone: list[Group], readings: Mapping[str, Reading], share: float) -> float:
+    def _seconds(
+        self, current: Setting, everyone: list[MachineGroup], readings: Mapping[str, Reading], share: float
+    ) -> float:
         """What an epoch takes under the current split, in which no machine is missing."""
         problem = self._problem(current, everyone, readings, share)
         placement = _placed(current, problem, everyone)
@@ -204,7 +208,7 @@ def _in_order(current: Setting, nodes: Iterable[str]) -> list[str]:
     return sorted(nodes, key=lambda n: (rank.get(n, 1), order.get(n, 0)))
 
 
-def _ordered(group: Group, current: Setting) -> Group:
+def _ordered(group: MachineGroup, current: Setting) -> MachineGroup:
     return group._replace(nodes=tuple(_in_order(current, group.nodes)))
 
 
@@ -216,7 +220,7 @@ def _even_split(current: Setting, workers: int, nodes: Iterable[str]) -> Setting
     )
 
 
-def _placed(setting: Setting, problem: Problem, found: list[Group]) -> Placement:
+def _placed(setting: Setting, problem: Problem, found: list[MachineGroup]) -> Placement:
     """`setting` on the machines of `found`."""
     number = {n: i for i, n in enumerate(n for g in found for n in g.nodes)}
     data, model = setting.shares()

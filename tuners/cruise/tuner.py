@@ -33,7 +33,7 @@ from typing import Literal
 from tuners.actions import Job, Method, NodeEvent, Reconfigure, Rejected, Run, Setting, Tuner
 from tuners.cruise.monitor import Monitor, remember
 from tuners.cruise.placement import ServerTerm
-from tuners.cruise.split import TIE, Model, Roles, roles
+from tuners.cruise.split import TIE, CostModel, Roles, roles
 from tuners.settings import Node
 
 __all__ = ["cruise"]
@@ -80,7 +80,9 @@ def cruise(
     """
     if not (job.space.frees("worker_count") or job.space.frees("role")):
         return
-    model = Model(job=job, server_term=server_term, overlap=overlap, round_up=round_up, bandwidth=bandwidth, against=against)
+    model = CostModel(
+        job=job, server_term=server_term, overlap=overlap, round_up=round_up, bandwidth=bandwidth, against=against
+    )
     current, monitor, known = job.start, Monitor(warmup, forget, recent), dict[str, float]()
     resources = _Resources(frozenset(n.name for n in job.nodes))
     left, refused = Counter[Roles](), set[Roles]()  # splits since resources last changed

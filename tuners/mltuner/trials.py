@@ -27,7 +27,7 @@ import numpy as np
 
 from tuners.actions import Action, Fork, Job, Rejected, Run, Window
 from tuners.mltuner.summarizer import Summariser, Summary
-from tuners.search.epochs import Line, drop, epoch_clocks, fork
+from tuners.search.epochs import TrainedBranch, drop, epoch_clocks, fork
 from tuners.search.searchers import Point, Searcher
 from tuners.search.tunables import Tunables
 
@@ -53,7 +53,7 @@ class Rules:
 class Found(NamedTuple):
     """What came of a search."""
 
-    line: Line | None  # the winner, still there; None: nothing is better than nothing
+    line: TrainedBranch | None  # the winner, still there; None: nothing is better than nothing
     tried: int  # proposals
 
 
@@ -62,7 +62,7 @@ class _Trial:
     """A branch on trial, and its progress in its own time."""
 
     values: Point
-    line: Line
+    line: TrainedBranch
     seconds: float = 0.0
     moments: list[np.ndarray[Any, Any]] = field(default_factory=list)
     losses: list[np.ndarray[Any, Any]] = field(default_factory=list)
@@ -87,7 +87,7 @@ class _Search:
     """One search, as far as it has come."""
 
     job: Job
-    parent: Line
+    parent: TrainedBranch
     tunables: Tunables
     searcher: Searcher
     summariser: Summariser
@@ -115,7 +115,7 @@ class _Search:
 
 
 def find(
-    job: Job, parent: Line, tunables: Tunables, searcher: Searcher, summariser: Summariser, rules: Rules
+    job: Job, parent: TrainedBranch, tunables: Tunables, searcher: Searcher, summariser: Summariser, rules: Rules
 ) -> Generator[Action[Any], Any, Found]:
     """The setting under which `parent` converges fastest, as a branch that has already begun. The parent stays as it is."""
     at = _Search(job, parent, tunables, searcher, summariser, rules)
@@ -200,7 +200,7 @@ def _begun(at: _Search) -> Generator[Action[Any], Any, _Trial | None]:
         setting = at.tunables.setting(values, at.parent.setting)
         branch = yield from fork(at.parent.branch, setting)
         if branch is not None:
-            return _Trial(values, Line(branch, setting))
+            return _Trial(values, TrainedBranch(branch, setting))
         at.tell(values, 0.0)
     return None
 

@@ -35,8 +35,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from tuners.actions import Action, Job, Space, Tuner
 from tuners.mltuner.summarizer import Summariser
 from tuners.mltuner.trials import Rules, find, warn_of
-from tuners.search.epochs import Line, drop, fork, plateaued, train_epoch, validate
-from tuners.search.searchers import Kind, Searcher, searcher
+from tuners.search.epochs import TrainedBranch, drop, fork, plateaued, train_epoch, validate
+from tuners.search.searchers import Searcher, SearcherKind, searcher
 from tuners.search.tunables import Convention, Which, tunables
 
 __all__ = ["MakeSearcher", "mltuner"]
@@ -50,7 +50,7 @@ _SHARE = 0.5  # of the budget, after which the first search begins no further tr
 def mltuner(
     job: Job,
     *,
-    search: Kind | MakeSearcher = "tpe",
+    search: SearcherKind | MakeSearcher = "tpe",
     tuned: Which = "all",
     momentum: Convention = "heavy_ball",
     copies: int = 1,
@@ -83,7 +83,7 @@ def mltuner(
     what = tunables(job, tuned, copies=copies, convention=momentum)
     if not what.space.knobs or job.target.counts:
         return
-    at = _Training(job, Line(0, job.start), most_trials, snapshot == "best")
+    at = _Training(job, TrainedBranch(0, job.start), most_trials, snapshot == "best")
     retunes = job.target.metric == "accuracy" if retune is None else retune
 
     def tune(*, first: bool = False) -> Generator[Action[Any], Any, bool]:
@@ -126,9 +126,9 @@ class _SearcherError(Exception):
     """A searcher that cannot even be made."""
 
 
-def _named(kind: Kind) -> MakeSearcher:
-    if kind not in get_args(Kind):
-        raise ValueError(f"Cannot search by {kind!r}: choose one of {', '.join(get_args(Kind))}.")
+def _named(kind: SearcherKind) -> MakeSearcher:
+    if kind not in get_args(SearcherKind):
+        raise ValueError(f"Cannot search by {kind!r}: choose one of {', '.join(get_args(SearcherKind))}.")
     return lambda space, seed: searcher(kind, space, seed)
 
 
@@ -146,7 +146,7 @@ def _made(make: MakeSearcher, space: Space, *seed: int) -> Searcher:
 class _Good(NamedTuple):
     """A model worth keeping."""
 
-    line: Line  # a branch of its own, or, until that trains on, the one that is trained
+    line: TrainedBranch  # a branch of its own, or, until that trains on, the one that is trained
     quality: float
 
 
@@ -155,7 +155,7 @@ class _Training:
     """The job: the line that is being trained, and the best model so far."""
 
     job: Job
-    line: Line
+    line: TrainedBranch
     trials: int  # that the next search may make
     keeps: bool
     good: _Good | None = None
@@ -177,7 +177,7 @@ class _Training:
             copy = yield from fork(self.line.branch)
             self.good = None if copy is None else self.good._replace(line=self.line._replace(branch=copy))
         done = yield from train_epoch(self.job, self.line)
-        self.line = done.line
+        self.line = done.trained
         self.qualities.append(done.quality)
         if self.keeps and not done.lost and (self.good is None or done.quality > self.good.quality):
             if self.good is not None:
@@ -191,7 +191,7 @@ class _Training:
             yield from drop(self.line.branch)
             self.line = self.good.line
 
-    def go_on(self, winner: Line | None) -> Generator[Action[Any], Any, bool]:
+    def go_on(self, winner: TrainedBranch | None) -> Generator[Action[Any], Any, bool]:
         """With the winner of a search, if there is one."""
         if winner is None:
             return False

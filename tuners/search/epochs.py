@@ -16,7 +16,7 @@ from tuners.actions import Action, Evaluate, Evaluation, Fork, Free, Job, Reject
 __all__ = [
     "Course",
     "Epoch",
-    "Line",
+    "TrainedBranch",
     "drop",
     "epoch_clocks",
     "fork",
@@ -29,22 +29,22 @@ __all__ = [
 ]
 
 
-class Line(NamedTuple):
+class TrainedBranch(NamedTuple):
     """A branch that is being trained, as far as it has come."""
 
     branch: int
     setting: Setting
     clocks: int = 0  # pushes since it was forked
 
-    def after(self, seen: Window) -> Line:
-        """The line once it has trained for a window; the runtime itself may have changed its setting."""
+    def after(self, seen: Window) -> TrainedBranch:
+        """The branch once it has trained for a window; the runtime itself may have changed its setting."""
         return self._replace(setting=seen.setting or self.setting, clocks=self.clocks + seen.clocks)
 
 
 class Epoch(NamedTuple):
     """What an epoch has brought."""
 
-    line: Line  # afterwards
+    trained: TrainedBranch  # at its end
     quality: float  # minus infinity where the branch is lost: it diverged, or the system will not run it
     lost: bool = False
 
@@ -52,7 +52,7 @@ class Epoch(NamedTuple):
 class Course(NamedTuple):
     """A branch and how good it was after each epoch."""
 
-    line: Line
+    trained: TrainedBranch
     qualities: tuple[float, ...] = ()
     lost: bool = False
 
@@ -84,17 +84,17 @@ def plateaued(qualities: Sequence[float], epochs: int) -> bool:
     return len(qualities) > epochs and max(qualities[:-epochs]) >= max(qualities[-epochs:])
 
 
-def train_epoch(job: Job, line: Line) -> Generator[Action[Any], Any, Epoch]:
+def train_epoch(job: Job, trained: TrainedBranch) -> Generator[Action[Any], Any, Epoch]:
     """Train to the end of the current epoch, and evaluate."""
-    whole = epoch_clocks(job, line.setting)
+    whole = epoch_clocks(job, trained.setting)
     try:
-        seen = yield from Run(clocks=whole - line.clocks % whole, branch=line.branch)
+        seen = yield from Run(clocks=whole - trained.clocks % whole, branch=trained.branch)
     except Rejected:
-        return Epoch(line, -math.inf, lost=True)
-    line = line.after(seen)
+        return Epoch(trained, -math.inf, lost=True)
+    trained = trained.after(seen)
     if seen.status in ("diverged", "deadlock"):
-        return Epoch(line, -math.inf, lost=True)
-    return Epoch(line, (yield from validate(job, line.branch)))
+        return Epoch(trained, -math.inf, lost=True)
+    return Epoch(trained, (yield from validate(job, trained.branch)))
 
 
 def train_on(
@@ -107,8 +107,8 @@ def train_on(
 ) -> Generator[Action[Any], Any, Course]:
     """Train until the plateau, until so many epochs have been trained in all, or until `enough`."""
     while not (course.lost or len(course.qualities) >= epochs or plateaued(course.qualities, plateau_epochs)):
-        done = yield from train_epoch(job, course.line)
-        course = Course(done.line, (*course.qualities, done.quality), done.lost)
+        done = yield from train_epoch(job, course.trained)
+        course = Course(done.trained, (*course.qualities, done.quality), done.lost)
         if enough(course):
             break
     return course

@@ -24,9 +24,21 @@ import numpy as np
 from tuners.bo_online.surrogate import Encoding, Surrogate, best_rows, expected_improvement
 from tuners.settings import Choice, Integer, Knob, Scalar, Space
 
-__all__ = ["Kind", "Point", "Propose", "Result", "Search", "Searcher", "corner", "grid", "points", "searcher", "settled"]
+__all__ = [
+    "Point",
+    "Propose",
+    "Search",
+    "Searcher",
+    "SearcherKind",
+    "TriedPoint",
+    "corner",
+    "grid",
+    "points",
+    "searcher",
+    "settled",
+]
 
-Kind = Literal["tpe", "gp", "random", "grid"]
+SearcherKind = Literal["tpe", "gp", "random", "grid"]
 Point: TypeAlias = dict[str, Scalar]
 
 _DRAWS = 100  # for a point that has not been tried
@@ -36,7 +48,7 @@ _CORNER = 3  # points before the Gaussian process has
 _SURROGATE = Surrogate()
 
 
-class Result(NamedTuple):
+class TriedPoint(NamedTuple):
     """A point that was tried."""
 
     values: Point
@@ -55,7 +67,7 @@ class Searcher(Protocol):
         ...
 
 
-Propose: TypeAlias = Callable[[Space, Sequence[Result], int], Point | None]
+Propose: TypeAlias = Callable[[Space, Sequence[TriedPoint], int], Point | None]
 """A way of searching: from the space, the results so far and a seed of this proposal's own to the next point."""
 
 
@@ -67,7 +79,7 @@ class Search:
         self._propose = propose
         self._seed = tuple(seed)
         self._stops = stops
-        self._tried: dict[tuple[Scalar, ...], Result] = {}
+        self._tried: dict[tuple[Scalar, ...], TriedPoint] = {}
         self._proposed = 0
 
     def propose(self) -> Point | None:
@@ -84,7 +96,7 @@ class Search:
 
     def tell(self, values: Mapping[str, Scalar], score: float) -> None:
         plain = {k: values[k] for k in self._space.names}
-        self._tried[self._key(plain)] = Result(plain, score if math.isfinite(score) else 0.0)
+        self._tried[self._key(plain)] = TriedPoint(plain, score if math.isfinite(score) else 0.0)
 
     def _key(self, values: Mapping[str, Scalar]) -> tuple[Scalar, ...]:
         return tuple(values[k] for k in self._space.names)
@@ -94,7 +106,7 @@ class Search:
         return int(np.random.SeedSequence([*self._seed, self._proposed]).generate_state(1)[0])
 
 
-def searcher(kind: Kind, space: Space, seed: Sequence[int], *, stops: bool = True) -> Search:
+def searcher(kind: SearcherKind, space: Space, seed: Sequence[int], *, stops: bool = True) -> Search:
     """The searcher of that kind; the grid never `stops` before its end. Raises ValueError for one that is not known."""
     if kind == "grid":
         return Search(space, _through(grid(space, seed)), seed, stops=False)
@@ -158,7 +170,7 @@ def _axis(knob: Knob) -> list[Scalar]:
 # ------------------------------------------------------------------------------------------------------ ways of searching
 
 
-def _random(space: Space, results: Sequence[Result], seed: int) -> Point | None:
+def _random(space: Space, results: Sequence[TriedPoint], seed: int) -> Point | None:
     del results
     return space.sample(np.random.default_rng(seed))
 
@@ -166,7 +178,7 @@ def _random(space: Space, results: Sequence[Result], seed: int) -> Point | None:
 def _through(listed: list[Point]) -> Propose:
     """One after the other."""
 
-    def propose(space: Space, results: Sequence[Result], seed: int) -> Point | None:
+    def propose(space: Space, results: Sequence[TriedPoint], seed: int) -> Point | None:
         del space, seed
         tried = [r.values for r in results]
         return next((p for p in listed if p not in tried), None)
@@ -174,7 +186,7 @@ def _through(listed: list[Point]) -> Propose:
     return propose
 
 
-def _parzen(space: Space, results: Sequence[Result], seed: int) -> Point | None:
+def _parzen(space: Space, results: Sequence[TriedPoint], seed: int) -> Point | None:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -188,7 +200,7 @@ def _parzen(space: Space, results: Sequence[Result], seed: int) -> Point | None:
     return dict(study.ask(distributions).params)
 
 
-def _gaussian(space: Space, results: Sequence[Result], seed: int) -> Point | None:
+def _gaussian(space: Space, results: Sequence[TriedPoint], seed: int) -> Point | None:
     if not results:
         return corner(space)
     if len(results) < _CORNER:

@@ -16,7 +16,7 @@ from simulators.workloads.catalogue import Demand, Proxy, Workload, workload
 from tests.support import small_jobs
 from tuners.actions import Run, Setting, Target
 from tuners.bespoke_bo import schedules
-from tuners.cruise.placement import Kind, Placement, Problem, pull_seconds
+from tuners.cruise.placement import MachineKind, Placement, Problem, pull_seconds
 
 CASE = Case("c", "speechnet", 16)
 SPEECHNET = workload("bespoke-speechnet").demand
@@ -60,7 +60,10 @@ def test_apart_and_in_equal_parts_a_pull_takes_as_long_as_cruise_says(workers, s
     demand = Demand(model_bytes=model, sample_seconds=0.5)
     shares = (model / servers,) * servers
     problem = Problem(
-        kinds=(Kind(count=5, compute_seconds=0.5, bytes_per_second=rate),), samples=8.0, batch_size=8.0, model_bytes=model
+        kinds=(MachineKind(count=5, compute_seconds=0.5, bytes_per_second=rate),),
+        samples=8.0,
+        batch_size=8.0,
+        model_bytes=model,
     )
     placement = Placement(tuple(range(workers)), tuple(range(workers, 5)), (8.0,) * workers, shares)
     tau = float(np.maximum(*pull_seconds(problem, placement)).max())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from tuners.bo_online.costs import TECHNIQUES, Change, change_seconds, technique_seconds, techniques
+from tuners.bo_online.costs import TECHNIQUES, PastReconfiguration, change_seconds, technique_seconds, techniques
 from tuners.bo_online.surrogate import Encoding, Surrogate, best_rows, expected_improvement, lower_bound, probability
 from tuners.bo_online.tuner import initial_rows
 from tuners.settings import Choice, Integer, Node, Real, Setting, Space
@@ -332,7 +332,7 @@ def test_what_a_change_needs(change, needed):
 
 
 def changed(*made):
-    return [Change(frozenset(needed.split()), seconds) for needed, seconds in made]
+    return [PastReconfiguration(frozenset(needed.split()), seconds) for needed, seconds in made]
 
 
 def test_techniques_told_apart_add_up():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.toy import job, toys, window
 from tuners.actions import Cost, NodeEvent, Reconfigure, Rejected, Run, Setting, Space
 from tuners.cruise import cruise
-from tuners.cruise.placement import Kind, Problem
+from tuners.cruise.placement import MachineKind, Problem
 from tuners.cruise.split import best_worker_count, epoch_seconds
 from tuners.settings import Integer
 from tuners.testing import exchanges
@@ -22,7 +22,7 @@ POSITIVE = st.floats(1e-3, 1e3)
 def alike(machines, z, *, batch_size=100.0):
     """Machines on which a mini-batch computes for `z` times as long as an unloaded pull takes, which is one second."""
     return Problem(
-        kinds=(Kind(count=machines, compute_seconds=z / batch_size, bytes_per_second=1e9),),
+        kinds=(MachineKind(count=machines, compute_seconds=z / batch_size, bytes_per_second=1e9),),
         samples=190 * 100,
         batch_size=batch_size,
         model_bytes=1e9,
@@ -42,7 +42,7 @@ def ratio(measured, workers, to):
 def test_eq_5_is_what_brute_force_over_eq_4_finds(machines, compute, model, bandwidth, batch, samples):
     """Eqs. 1-4 written out machine by machine for even shares, d_i / B not rounded up, as Eq. 5 leaves it."""
     measured = Problem(
-        kinds=(Kind(count=machines, compute_seconds=compute, bytes_per_second=bandwidth),),
+        kinds=(MachineKind(count=machines, compute_seconds=compute, bytes_per_second=bandwidth),),
         samples=samples,
         batch_size=batch,
         model_bytes=model,

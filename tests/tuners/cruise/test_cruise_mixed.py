@@ -11,7 +11,7 @@ from tests.support.toy import job, window
 from tuners.actions import Cost, NodeEvent, Reconfigure, Rejected, Run, Setting, Space
 from tuners.cruise import cruise
 from tuners.cruise.monitor import Monitor, Reading, groups, remember
-from tuners.cruise.placement import Kind, Problem, best_in_batches, best_split, placement_seconds
+from tuners.cruise.placement import MachineKind, Problem, best_in_batches, best_split, placement_seconds
 from tuners.cruise.split import epoch_seconds
 from tuners.settings import Choice, Integer, Node
 from tuners.testing import check_tuner, exchanges
@@ -59,8 +59,8 @@ def begun(of, **options):
 def problem(slow, fast, *, slow_seconds, fast_seconds, **more):
     """The cost model's view of so many slow and fast machines that compute so many seconds for a mini-batch of 4."""
     kinds = (
-        Kind(count=slow, compute_seconds=slow_seconds / 4, bytes_per_second=1e6),
-        Kind(count=fast, compute_seconds=fast_seconds / 4, bytes_per_second=4e6),
+        MachineKind(count=slow, compute_seconds=slow_seconds / 4, bytes_per_second=1e6),
+        MachineKind(count=fast, compute_seconds=fast_seconds / 4, bytes_per_second=4e6),
     )
     return Problem(kinds=kinds, samples=1000, batch_size=4, model_bytes=2e4, **more)
 
@@ -164,7 +164,7 @@ def test_mini_batches_rounded_up_or_not():
     assert isinstance(begun(of, gain=0.0).send(seen), Run)
     assert len(begun(of, round_up=True).send(seen).setting.workers) == 2
     alike = Problem(
-        kinds=(Kind(count=5, compute_seconds=0.02, bytes_per_second=1e6),), samples=8, batch_size=4, model_bytes=2e4
+        kinds=(MachineKind(count=5, compute_seconds=0.02, bytes_per_second=1e6),), samples=8, batch_size=4, model_bytes=2e4
     )
     # 8/3 samples of 0.02 s and 2/3 of a pull that takes 1.5 x 0.02 s, or a whole one.
     assert epoch_seconds(3, 2, alike) == pytest.approx(8 / 3 * 0.02 + 2 / 3 * 0.03)
@@ -194,7 +194,10 @@ def test_added_or_overlapping_pulls():
     """Of 5 machines at z = 4 the paper's sum keeps (3, 2), overlapping pulls ask for (4, 1); under BSP nothing overlaps."""
     of = job("every knob")
     alike = Problem(
-        kinds=(Kind(count=5, compute_seconds=0.08 / 4, bytes_per_second=1e6),), samples=1000, batch_size=4, model_bytes=2e4
+        kinds=(MachineKind(count=5, compute_seconds=0.08 / 4, bytes_per_second=1e6),),
+        samples=1000,
+        batch_size=4,
+        model_bytes=2e4,
     )
     # In pulls: (4 + 1.5) / 3 = 1.83 against (4 + 4) / 4 = 2 added; 5 / 3 against max(4 + 1, 4) / 4 overlapping.
     assert epoch_seconds(3, 2, alike) == pytest.approx(250 / 3 * (0.08 + 0.03))

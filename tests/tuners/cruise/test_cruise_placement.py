@@ -16,7 +16,7 @@ from scipy.optimize import linprog
 
 from tuners.cruise.milp import solve
 from tuners.cruise.placement import (
-    Kind,
+    MachineKind,
     Placement,
     Problem,
     best_in_batches,
@@ -33,15 +33,15 @@ CLOSE = 1e-5  # HiGHS keeps to every row within 1e-6 of the programme's unit, an
 
 def paper(*, z=1.81, pull=3.635, fast=2.0, **more):
     """Cruise's mixed cluster: 28 r4.xlarge and 4 r4.4xlarge, NMF's 190 mini-batches; z is compute over pull."""
-    slow = Kind(count=28, compute_seconds=z * pull / 1e4, bytes_per_second=568e6 / pull)
-    quick = Kind(count=4, compute_seconds=z * pull / fast / 1e4, bytes_per_second=4 * 568e6 / pull)
+    slow = MachineKind(count=28, compute_seconds=z * pull / 1e4, bytes_per_second=568e6 / pull)
+    quick = MachineKind(count=4, compute_seconds=z * pull / fast / 1e4, bytes_per_second=4 * 568e6 / pull)
     return Problem(kinds=(slow, quick), samples=1.9e6, batch_size=1e4, model_bytes=568e6, **more)
 
 
 def problems(most_kinds=3, most=3, batches=6, batch_size=1.0, **fixed):
     """Small problems in round numbers, so that solvers meet no awkward scales."""
     kind = st.builds(
-        Kind,
+        MachineKind,
         count=st.integers(1, most),
         compute_seconds=st.integers(1, 40).map(lambda x: x / 10),
         bytes_per_second=st.integers(1, 20).map(lambda x: x / 4),
@@ -86,8 +86,8 @@ def in_proportion(problem, workers, servers, model):
 
 HAND = Problem(
     kinds=(
-        Kind(count=2, compute_seconds=1.0, bytes_per_second=1.0),
-        Kind(count=2, compute_seconds=0.25, bytes_per_second=4.0),
+        MachineKind(count=2, compute_seconds=1.0, bytes_per_second=1.0),
+        MachineKind(count=2, compute_seconds=0.25, bytes_per_second=4.0),
     ),
     samples=10,
     batch_size=2,
@@ -125,7 +125,7 @@ def test_nobody_works_or_nobody_serves():
 
 def test_a_whole_number_of_mini_batches_is_not_rounded_further():
     shares = np.full(10, 0.1)  # ten tenths of the data are 10 x 1 samples but for the last digit
-    problem = replace(HAND, kinds=(Kind(count=11, compute_seconds=0.0, bytes_per_second=1.0),), batch_size=1)
+    problem = replace(HAND, kinds=(MachineKind(count=11, compute_seconds=0.0, bytes_per_second=1.0),), batch_size=1)
     placement = Placement(tuple(range(10)), (10,), tuple(shares * 10 * (1 + 1e-15)), (8.0,))
     assert placement_seconds(problem, placement, round_up=True) == pytest.approx(80.0)
 
@@ -141,7 +141,7 @@ def test_for_alike_workers_both_server_terms_are_the_same(problem):
 
 @given(st.integers(2, 60), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3), st.booleans())
 def test_alike_machines_get_what_eq_5_says(machines, compute, rate, overlap):
-    kinds = (Kind(count=machines, compute_seconds=compute, bytes_per_second=rate),)
+    kinds = (MachineKind(count=machines, compute_seconds=compute, bytes_per_second=rate),)
     problem = Problem(kinds=kinds, samples=1000, batch_size=10, model_bytes=7.0, overlap=overlap)
     workers = best_worker_count(problem)
     assert best_split(problem).seconds == pytest.approx(epoch_seconds(workers, machines - workers, problem), rel=1e-12)
@@ -203,8 +203,8 @@ def test_a_fine_grid_of_model_shares_comes_as_close_as_its_steps(problem):
 def test_a_server_behind_a_narrow_nic_is_left_with_nothing():
     """One wide worker pulls from a wide server at 10 and through the narrow NIC at 1: the narrow server only delays it."""
     kinds = (
-        Kind(count=2, compute_seconds=0.1, bytes_per_second=10.0),
-        Kind(count=1, compute_seconds=1e6, bytes_per_second=0.1),
+        MachineKind(count=2, compute_seconds=0.1, bytes_per_second=10.0),
+        MachineKind(count=1, compute_seconds=1e6, bytes_per_second=0.1),
     )
     found = best_split(Problem(kinds=kinds, samples=1, batch_size=1, model_bytes=10.0))
     assert (found.workers, found.servers) == ((1, 0), (1, 1))
@@ -213,7 +213,9 @@ def test_a_server_behind_a_narrow_nic_is_left_with_nothing():
 
 
 def test_too_few_machines_and_too_many_kinds():
-    one = Problem(kinds=(Kind(count=1, compute_seconds=1, bytes_per_second=1),), samples=1, batch_size=1, model_bytes=1)
+    one = Problem(
+        kinds=(MachineKind(count=1, compute_seconds=1, bytes_per_second=1),), samples=1, batch_size=1, model_bytes=1
+    )
     assert best_split(one) is best_in_batches(one) is solve(one) is None
     with pytest.raises(ValueError, match="4 kinds: give at most 3"):
         best_split(replace(one, kinds=one.kinds * 4))
@@ -307,7 +309,7 @@ def test_the_milp_in_samples_is_what_brute_force_finds_with_eq_4s_rounding(probl
 
 
 # HiGHS called 59.52 s optimal here until the programme was given a bound of the epoch; 59 s are possible.
-_PAIRS = tuple(Kind(count=2, compute_seconds=c, bytes_per_second=b) for c, b in ((3.0, 0.5), (1.8, 0.25)))
+_PAIRS = tuple(MachineKind(count=2, compute_seconds=c, bytes_per_second=b) for c, b in ((3.0, 0.5), (1.8, 0.25)))
 _MISJUDGED = Problem(kinds=_PAIRS, samples=10.0, batch_size=1.0, model_bytes=2.5, server_term="paper")
 
 
