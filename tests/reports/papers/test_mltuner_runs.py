@@ -19,7 +19,7 @@ from tuners.toys import toys
 @pytest.fixture
 def deciding(monkeypatch):
     """Searches whose trial time is being decided just now (Algorithm 1)."""
-    now, decide = [], trials._decide_time
+    now, decide = [], trials.decide_trial_time
 
     def watched(at):
         now.append(at)
@@ -28,7 +28,7 @@ def deciding(monkeypatch):
         finally:
             now.remove(at)
 
-    monkeypatch.setattr(trials, "_decide_time", watched)
+    monkeypatch.setattr(trials, "decide_trial_time", watched)
     return now
 
 
