@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from harness import scenario
-from reports.papers.bespoke_bo import ASSUMPTIONS, NETS, Case, uniform
+from reports.papers.bespoke_bo import ASSUMPTIONS, NETS, Experiment, uniform
 from reports.papers.bespoke_optimum import balanced, iteration_seconds, optimum, placements, schedule
 from simulators.cluster.conditions import Conditions
 from simulators.cluster.profiles import Device, NodeType
@@ -18,7 +18,7 @@ from tuners.actions import Run, Setting, Target
 from tuners.bespoke_bo import schedules
 from tuners.cruise.placement import MachineKind, Placement, Problem, pull_seconds
 
-CASE = Case("c", "speechnet", 16)
+CASE = Experiment("c", "speechnet", 16)
 SPEECHNET = workload("bespoke-speechnet").demand
 
 
