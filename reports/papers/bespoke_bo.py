@@ -108,8 +108,8 @@ def _best(case: Experiment) -> Setting:
 def uniform(case: Experiment, kind: str = "") -> Setting | None:
     """The batch evenly on all devices of one kind ("": of any kind); None if there is no such device."""
     job = scenario.job(case.scenario)
-    _chosen = [(i, d) for i, d in devices(job) if kind in ("", job.nodes[i].devices[d])]
-    return setting(job, evenly(job, _chosen)) if _chosen else None
+    chosen = [(i, d) for i, d in devices(job) if kind in ("", job.nodes[i].devices[d])]
+    return setting(job, evenly(job, chosen)) if chosen else None
 
 
 # ---------------------------------------------------------------------------------------------------------------- tuning
