@@ -99,7 +99,7 @@ def test_a_prior_without_a_range_is_refused():
 
 
 def test_sequential_monte_carlo_and_importance_sampling_agree():
-    """Both are right where particles of the prior are plenty: expectations agree within their own errors."""
+    """Both are right if there are many particles of the prior: expectations agree within their own errors."""
     seen, part = evidence([4.1, 4.4], LOADS[[1, 3]]), PART
     smc = Posterior(part, np.random.default_rng(0), 512, moves=8)
     plain = Posterior(part, np.random.default_rng(1), 20_000, "importance")
@@ -108,7 +108,7 @@ def test_sequential_monte_carlo_and_importance_sampling_agree():
     for name in ("rate", "saturation"):
         (a, b), (one, other) = (smc.weights, plain.weights), (np.log(smc.values(name)), np.log(plain.values(name)))
         means, spread = (a @ one, b @ other), np.sqrt(a @ one**2 - (a @ one) ** 2)
-        # Neighbours among moved particles are alike, so that 512 count as some 100.
+        # Moved particles are correlated, so 512 count as about 100.
         error = spread * np.sqrt(1 / 100 + 1 / plain.effective[0])
         assert abs(means[0] - means[1]) < 4 * error
 
@@ -157,8 +157,7 @@ def test_intervals_cover_what_they_say():
 
 def test_an_outlier_is_left_out_and_its_neighbours_are_not():
     held_up = np.log(90.0) - np.log1p(4.0 / LOADS[:, 0]) - np.log(10) * np.array([0, 0, 1, 0, 0])  # ten times as slow
-    everybody = np.ones(5, bool)
-    found = trusted(PART, particle(amplitude=0.05), evidence(held_up), everybody)
+    found = trusted(PART, particle(amplitude=0.05), evidence(held_up), np.ones(5, bool))
     np.testing.assert_array_equal(found, [True, True, False, True, True])
     np.testing.assert_array_equal(trusted(PART, particle(amplitude=0.05), evidence(held_up), found), found)
 
@@ -217,9 +216,9 @@ def test_communication_knows_who_moves_what():
 
 
 def test_overlapping_communication_is_nearly_what_an_event_simulation_says():
-    """Schedules at random that compute for as long as they communicate: within 1 % of an iteration for most, 5 % on average.
+    """Random schedules that compute about as long as they communicate: within 1 % for most iterations, 5 % on average.
 
-    As printed, where all wait for the slowest connection, it is further off in sum by far.
+    The printed model, in which all workers wait for the slowest connection, has a far larger error in total.
     """
     made = scenario.load("boat-c-speechnet")
     job, demand, rng = scenario.job(made), workload("bespoke-speechnet").demand, np.random.default_rng(0)
@@ -278,7 +277,7 @@ def test_rates_aggregation_and_the_connection_that_binds_are_recovered():
 
 
 def test_independent_draws_make_the_slowest_of_many_seem_slower():
-    """Four alike machines under one load: together all are as slow; apart, one is 1.03 deviations late."""
+    """Four equal machines under one load: drawn jointly all are equally slow; independently, one is 1.03 deviations late."""
     truth = Truth({"c4.8xlarge": 4}, 400)
     job = truth.job
     model = learnt(truth, [replace(job.start, workers=job.start.workers[:1], loads=((400,),))])

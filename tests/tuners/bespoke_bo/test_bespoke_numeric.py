@@ -20,7 +20,7 @@ RNG = np.random.default_rng
 
 
 def known(truth: Truth, available=None, draws=2) -> Draws:
-    """Draws of a model that knows the truth: all particles are it."""
+    """Draws of a model that knows the truth: all particles have its values."""
     cluster, job = GroupedCluster.of(truth.job), truth.job
     model = IterationModel(cluster, 0, particles=32)
     model.observe([truth.observed(job.start, RNG(0))])
@@ -96,7 +96,7 @@ def test_expected_improvement_leads_to_the_same_schedule():
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["together", "overlapping"])
 def test_balanced_loads_finish_together_on_the_papers_setting(overlap):
-    """Large loads: nobody can give a sample away and all be done sooner, beyond the grid's half per cent."""
+    """Large loads: moving a sample to another worker gains nothing, up to the half per cent of the grid."""
     counts = {"g2.2xlarge": 2, "c4.2xlarge": 2, "c4.4xlarge": 2, "c4.8xlarge": 4}
     truth = Truth(counts, 65536, saturation=300.0, overlap=overlap)
     first = candidates(known(truth), np.inf, "decomposed", RNG(0))[0]

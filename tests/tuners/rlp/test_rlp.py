@@ -1,4 +1,4 @@
-"""RLP's policy: what it sees, what it may do, that the paper's policies are among those it can be, and its file."""
+"""RLP's policy: its state, its actions, that it can imitate the paper's fixed policies, and its file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RAW = Scaling(factor=np.ones(4, np.float32), limit=np.float32(1e6))
 
 
 def preferring(*actions):
-    """A policy that takes the first of these actions that it may, whatever it sees."""
+    """A policy that takes the first of these actions that is allowed, in every state."""
     blank = untrained(0)
     values = np.array([-actions.index(a) for a in range(3)], np.float32)
     flat = jax.tree.map(np.zeros_like, blank)
@@ -93,7 +93,7 @@ def test_an_action_releases_whom_the_paper_says(action, release):
 @given(ORDERS, MASKS, st.permutations(range(3)))
 @settings(max_examples=30)
 def test_it_never_stands_still_whatever_it_prefers(order, active, preferred):
-    """`run` fails when nobody is left who could push."""
+    """`run` fails when no worker is left that could push."""
     for m in run(preferring(*preferred), order, active):
         assert not (m.release & ~m.waiting).any()
 
@@ -111,7 +111,7 @@ def test_it_can_be_bsp_and_asp(order, active):
 
 @pytest.mark.parametrize("s", [1, 2, 5])
 def test_it_can_be_ssp_on_two_workers(s):
-    """One of them so slow that the other is held at every turn. The slow one's pushes are those with pushes between.
+    """One worker is so slow that the other is held again and again. Only the slow one has pushes by others since its pull.
 
     Q(nobody) = n - s + 1/2, Q(the pusher) = 0, Q(all who wait) = large x pushes between since the pull, of the newest push.
     """
@@ -130,7 +130,7 @@ def test_it_can_be_ssp_on_two_workers(s):
 
 
 def _timed(policy, s, pushes=40):
-    """Who is released at each push of two workers, one 2 s + 1 times as slow; staleness is counted as the engine does."""
+    """The workers released at each push of two, one of them 2 s + 1 times as slow; staleness counts as in the engine."""
     cycle, due, clocks = [1.0, 2 * s + 1.01], [1.0, 2 * s + 1.01], np.zeros(2, np.int32)
     pulled, state, active, decide = [0, 0], policy.init(np.ones(2, bool)), np.ones(2, bool), jax.jit(policy.decide)
     for n in range(pushes):
@@ -148,7 +148,7 @@ def _timed(policy, s, pushes=40):
 @given(ORDERS, st.integers(1, 6))
 @settings(max_examples=30)
 def test_its_three_actions_are_enough_for_ssp(order, s):
-    """With D = p_s - min p: W_s if 0 < D < s, nobody if D = s, all who wait if D = 0 (Section 3.1)."""
+    """With D = p_s - min p: W_s if 0 < D < s, none if D = s, all that wait if D = 0 (Section 3.1)."""
     for m in run(policies.ssp_as_printed(s), order):
         ahead = m.clocks[m.worker] - m.clocks.min()
         action = RELEASE_ALL if ahead == 0 else RELEASE_ONE if ahead < s else HOLD
@@ -174,7 +174,7 @@ def test_it_does_not_know_who_is_who(order, names):
 
 
 def test_one_worker_alone_is_never_held():
-    """Timing-only, too: there are no losses to look at, and it still decides."""
+    """The job is timing-only, too: the policy decides without any loss."""
     cluster = Cluster((("w", machine()), ("s", machine())))
     simulated = system(cluster, workload_of(), Setting(workers=("w",), servers=("s",), batch_size=8), Conditions())
     simulated.perform(Install(preferring(HOLD, RELEASE_ALL, RELEASE_ONE)))

@@ -1,4 +1,4 @@
-"""Deep Q-learning inside `decide`, against a plain numpy one that keeps transitions in a list; and its traps, one by one."""
+"""Deep Q-learning inside `decide`, against a plain numpy version with a list of transitions; and its traps, one by one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ K = 4
 SMALL = Options(replay=12, batch=4, copy=5, optimizer="sgd", rate=0.01, epsilon=0.3, unit_seconds=2.0)
 
 
-# ------------------------------------------------------------------------------------------------- a plain one, in numpy
+# --------------------------------------------------------------------------------------------- a plain version, in numpy
 
 
 def forward(network, x):
@@ -106,7 +106,7 @@ class Plain:
         self.online = descend(self.online, states, actions, goals, o.rate)
 
     def goal(self, first, second):
-        """-dt summed over the pushes after `first`, and what comes after `second`; None where that is no transition."""
+        """-dt summed over the pushes after `first`, plus the value after `second`; None if that is not a transition."""
         total = 0.0
         for i in range(first + 1, second + 1):
             if first < 0 or self.pushes[i]["n"] == 1:
@@ -147,7 +147,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_learning_is_algorithm_2(name):
-    """Over three episodes: one that ends, one that is cut short, one that diverges. The pool goes round four times."""
+    """Three episodes: one that ends, one that is cut short, one that diverges. The ring of the pool is filled four times."""
     options, rng = OPTIONS[name], np.random.default_rng(5)
     learner = dqn.new_learner(options, 1)
     plain = Plain(options, learner)
@@ -176,7 +176,7 @@ def test_learning_is_algorithm_2(name):
 
 
 def live(policy, rng, pushes):
-    """The state of `policy` after made-up pushes, and what it let happen: the workers released at each."""
+    """The state of `policy` after made-up pushes, and the workers that it released at each."""
     state, decide, now, released = policy.init(np.ones(K, bool)), jax.jit(policy.decide), 0.0, []
     for told, seconds, waiting in episode(rng, pushes):
         now += seconds
@@ -187,7 +187,7 @@ def live(policy, rng, pushes):
 
 @pytest.mark.parametrize("final", [True, False], ids=["ended", "cut short"])
 def test_a_run_teaches_afterwards_what_it_would_have_taught_at_the_time(final):
-    """Steps of learning, copies, what is drawn and the pool: all as if the learner had been there."""
+    """Steps of learning, copies, random draws and the pool: all as if the learner had learned during the run."""
     options, rng = SMALL, np.random.default_rng(6)
     begun = there = afterwards = dqn.new_learner(options, 1)
     for pushes in (12, 14):
@@ -225,7 +225,7 @@ def test_exploring_is_what_the_learner_knows_and_chance():
 
 @pytest.mark.parametrize("returns", ["undiscounted", "discounted"])
 def test_pretraining_regresses_on_the_time_that_was_left(returns):
-    """One mini-batch that holds the whole episode but its last push, which led nowhere."""
+    """One mini-batch with the whole episode except its last push, after which no time is left."""
     options = replace(SMALL, batch=16, replay=16, returns=returns, gamma=0.5, rate=0.001)
     rng, learner = np.random.default_rng(2), dqn.new_learner(options, 4)
     policy = dqn.recording_policy(policies.asp(), options, 20)
