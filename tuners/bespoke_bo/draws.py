@@ -62,7 +62,7 @@ class Draws:
         self.model, self.cluster, self.count, self.joint = model, cluster, count, joint
         self.grid = load_grid(cluster.batch)
         self._logs = np.log(self.grid)
-        # One random stream per part, so that the draws of a part do not depend on the other parts.
+        # One random stream per part, so that a part's draws do not depend on how many draws the other parts make.
         self._seeds = {n: np.random.default_rng([seed, i]) for i, n in enumerate(sorted(model.posteriors))}
         shared = dict[str, _Floats]()
         self.log_seconds = [[self._drawn(group, kind, shared) for kind in group.kinds] for group in cluster.groups]

@@ -85,13 +85,15 @@ def bespoke_bo(
         return
     overlap = communication == "overlapping"
     model = IterationModel(GroupedCluster.of(job), job.seed, inference=inference, particles=particles, overlap=overlap)
-    at = _Progress(job, model, draws, device_draws == "joint", numeric)
+    progress = _Progress(job, model, draws, device_draws == "joint", numeric)
     count = evaluations
     while True:
         for _ in range(count):
-            at.take((yield from measure(at.proposal(), at.current, iterations=iterations, counted=counted)))
-        yield from _settle(at)
-        yield from _watch(at)
+            progress.take(
+                (yield from measure(progress.proposal(), progress.current, iterations=iterations, counted=counted))
+            )
+        yield from _settle(progress)
+        yield from _watch(progress)
         count = rechecks
 
 
@@ -172,25 +174,25 @@ class _Progress:
             yield candidate_setting(self.job, found)
 
 
-def _settle(at: _Progress) -> Generator[Action[Any], Any, None]:
+def _settle(progress: _Progress) -> Generator[Action[Any], Any, None]:
     """Change the job to the best measured schedule."""
-    wanted = None if at.best is None else at.settings[at.best]
-    if wanted is None or wanted == at.current:
+    wanted = None if progress.best is None else progress.settings[progress.best]
+    if wanted is None or wanted == progress.current:
         return
     try:
         cost = yield from Reconfigure(wanted)
     except Rejected:
-        at.refused.add(wanted)
+        progress.refused.add(wanted)
         return
     if cost.done:
-        at.current = wanted
+        progress.current = wanted
 
 
-def _watch(at: _Progress) -> Generator[Action[Any], Any, None]:
+def _watch(progress: _Progress) -> Generator[Action[Any], Any, None]:
     """Let the job run until machines join or leave."""
     while True:
-        seen = yield from Run(clocks=_WATCH * len(at.current.workers))
-        if at.look(seen):
+        seen = yield from Run(clocks=_WATCH * len(progress.current.workers))
+        if progress.look(seen):
             return
 
 

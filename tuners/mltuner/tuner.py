@@ -82,13 +82,13 @@ def mltuner(
     what = tunables(job, tuned, copies=copies, convention=momentum)
     if not what.space.knobs or job.target.counts:
         return
-    at = _Training(job, TrainedBranch(0, job.start), most_trials, snapshot == "best")
+    training = _Training(job, TrainedBranch(0, job.start), most_trials, snapshot == "best")
     retunes = job.target.metric == "accuracy" if retune is None else retune
 
     def tune(*, first: bool = False) -> Generator[Action[Any], Any, bool]:
         """One search from the current model; the winner goes on. False if there is none."""
         rules = Rules(
-            most=at.trials,
+            most=training.trials,
             epochs=math.inf if first and bound == "retune" else 1,
             until_seconds=_SHARE * job.budget_seconds if first else math.inf,
             least_clocks=least_clocks,
@@ -96,29 +96,31 @@ def mltuner(
             decision_seconds=decision_seconds,
             own_time=trial_time == "branch",
         )
-        at.searches += 1
+        training.searches += 1
         with suppress(_SearcherError):
-            found = yield from find(job, at.trained, what, _made(make, what.space, job.seed, at.searches), summariser, rules)
-            at.trials = found.tried if found.winner is not None else at.trials
-            return (yield from at.switch_to(found.winner))
+            found = yield from find(
+                job, training.trained, what, _made(make, what.space, job.seed, training.searches), summariser, rules
+            )
+            training.trials = found.tried if found.winner is not None else training.trials
+            return (yield from training.switch_to(found.winner))
         return False
 
     # Initial tuning, Section 3.3.
-    yield from at.begin()
+    yield from training.begin()
     if initial:
         yield from tune(first=True)
 
     # Training and re-tuning, Section 4.4.
     while True:
-        lost = not (yield from at.epoch())
-        converged = retunes and plateaued(at.qualities, plateau_epochs)
-        if converged or (lost and at.good is None):
+        lost = not (yield from training.epoch())
+        converged = retunes and plateaued(training.qualities, plateau_epochs)
+        if converged or (lost and training.good is None):
             break
-        if lost or (retunes and plateaued(at.qualities, plateau_epochs - 1)):
-            yield from at.restore_best()
+        if lost or (retunes and plateaued(training.qualities, plateau_epochs - 1)):
+            yield from training.restore_best()
             if not (yield from tune()):
                 break
-    yield from at.finish()
+    yield from training.finish()
 
 
 class _SearcherError(Exception):
