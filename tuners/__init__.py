@@ -1,7 +1,7 @@
-"""Tuners of parameter servers, the contract they speak, and the synchronisation policies they install.
+"""Tuners of parameter servers, their contract with a system, and the synchronisation policies that they use.
 
-This file is the registry: which tuners there are, where each lives, and how an outsider's is found. Nothing is imported
-until a tuner is wanted, so that listing names costs nothing.
+This file is the registry: the names of all tuners, where each is defined, and how a tuner of another package is found. A
+tuner's module is imported when the tuner is used, so that listing the names is fast.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 __all__ = ["Entry", "embedded", "parse", "registry", "resolve"]
 
 _GROUP = "harness.tuners"
-"""The entry-point group under which other distributions offer tuners."""
+"""The entry-point group in which other distributions register tuners."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tuner by name, and where its factory lives."""
+    """One tuner: its name, and where its factory is defined."""
 
     name: str
     where: str  # "package.module:factory"
     summary: str
-    contestant: bool = True  # False: reported apart, because it knows what no tuner can know
+    contestant: bool = True  # False: reported apart, because it uses knowledge that no tuner can have
     embedded: bool = True  # ships with this distribution
-    options: tuple[tuple[str, Scalar], ...] = ()  # keyword arguments of the factory that are not the default
+    options: tuple[tuple[str, Scalar], ...] = ()  # keyword arguments of the factory that differ from its defaults
 
     @property
     def factory(self) -> TunerFactory:
-        """The factory itself, imported now. Raises ValueError where there is no such module, name or function."""
+        """The factory, imported now. Raises ValueError where module, name or function do not exist."""
         module_name, _, attribute = self.where.partition(":")
         if not module_name or not attribute:
             raise ValueError(f"Cannot find tuner {self.where!r}: write package.module:factory.")
@@ -62,59 +62,87 @@ class Entry:
 _EMBEDDED = {
     e.name: e
     for e in (
-        Entry("fixed", "tuners.baselines.fixed:fixed", "leaves the job as it starts"),
-        Entry("bsp", "tuners.baselines.fixed:bsp", "bulk synchronous: everybody waits for everybody"),
-        Entry("asp", "tuners.baselines.fixed:asp", "asynchronous: nobody waits"),
-        Entry("ssp", "tuners.baselines.fixed:ssp", "stale synchronous: nobody runs more than 3 clocks ahead"),
-        Entry("dssp", "tuners.baselines.fixed:dssp", "dynamic stale synchronous: the bound moves between 3 and 15 clocks"),
-        Entry("k_sync", "tuners.baselines.fixed:k_sync", "K-sync: 70 % of the workers end a round, the others begin anew"),
+        Entry("fixed", "tuners.baselines.fixed:fixed", "keeps the start setting"),
+        Entry(
+            "bsp", "tuners.baselines.fixed:bsp", "bulk synchronous: all workers wait for each other after every mini-batch"
+        ),
+        Entry("asp", "tuners.baselines.fixed:asp", "asynchronous: no worker waits"),
+        Entry(
+            "ssp", "tuners.baselines.fixed:ssp", "stale synchronous: no worker runs more than 3 clocks ahead of the slowest"
+        ),
+        Entry("dssp", "tuners.baselines.fixed:dssp", "dynamic stale synchronous: the bound varies between 3 and 15 clocks"),
+        Entry(
+            "k_sync",
+            "tuners.baselines.fixed:k_sync",
+            "K-sync: a round ends when 70 % of the workers have pushed; the others start again",
+        ),
         Entry(
             "k_batch_sync",
             "tuners.baselines.fixed:k_batch_sync",
-            "K-batch-sync: a round of mini-batches, whoever's they are",
+            "K-batch-sync: as K-sync, but a fast worker may push several times in a round",
         ),
-        Entry("k_async", "tuners.baselines.fixed:k_async", "K-async: who has pushed waits until 70 % of the workers have"),
+        Entry(
+            "k_async",
+            "tuners.baselines.fixed:k_async",
+            "K-async: a worker that has pushed waits until 70 % of the workers have pushed",
+        ),
         Entry(
             "backup_workers",
             "tuners.baselines.fixed:backup_workers",
-            "backup workers: what comes after its round is dropped",
+            "backup workers: a round ends early, and a late gradient is dropped",
         ),
-        Entry("sync_switch", "tuners.baselines.fixed:sync_switch", "Sync-Switch: BSP for 100 pushes, ASP from then on"),
-        Entry("rlp", "tuners.rlp:rlp", "RLP: a policy trained by deep Q-learning says at every push who goes on"),
+        Entry("sync_switch", "tuners.baselines.fixed:sync_switch", "Sync-Switch: BSP for the first 100 pushes, then ASP"),
+        Entry(
+            "rlp", "tuners.rlp:rlp", "RLP: a policy trained by deep Q-learning decides at every push which workers continue"
+        ),
         Entry(
             "random_search",
             "tuners.baselines.random_search:random_search",
-            "tries random settings online, stays with the best",
+            "tries random settings on the running job and keeps the best",
         ),
-        Entry("tpe", "tuners.baselines.tpe:tpe", "Optuna's tree-structured Parzen estimator, online"),
-        Entry("cruise", "tuners.cruise:cruise", "Cruise: workers against servers, from a cost model of an epoch"),
-        Entry("bo_online", "tuners.bo_online:bo_online", "TensorFlowOnline: Bayesian optimisation of the seconds left"),
-        Entry("mltuner", "tuners.mltuner:mltuner", "MLtuner: tries training tunables in branches, again on a plateau"),
+        Entry(
+            "tpe",
+            "tuners.baselines.tpe:tpe",
+            "tries settings of Optuna's tree-structured Parzen estimator and keeps the best",
+        ),
+        Entry(
+            "cruise", "tuners.cruise:cruise", "Cruise: chooses workers, servers and their shares by a cost model of an epoch"
+        ),
+        Entry("bo_online", "tuners.bo_online:bo_online", "TensorFlowOnline: Bayesian optimisation of the remaining seconds"),
+        Entry(
+            "mltuner",
+            "tuners.mltuner:mltuner",
+            "MLtuner: tries learning rates and other tunables in branches, again at each plateau",
+        ),
         Entry(
             "spearmint",
             "tuners.baselines.spearmint:spearmint",
-            "Bayesian optimisation of whole trainings, as MLtuner measured it",
+            "Bayesian optimisation over complete trainings, as MLtuner measured it",
         ),
         Entry(
             "hyperband", "tuners.baselines.hyperband:hyperband", "Hyperband with an infinite horizon, as MLtuner measured it"
         ),
+        Entry("asha", "tuners.baselines.asha:asha", "random settings; Optuna's pruners stop the slow ones early"),
         Entry(
-            "asha", "tuners.baselines.asha:asha", "random settings, those that fall behind stopped early by Optuna's pruners"
+            "bespoke_bo",
+            "tuners.bespoke_bo:bespoke_bo",
+            "Bespoke BO: finds a schedule in ten evaluations with a structured model",
         ),
-        Entry("bespoke_bo", "tuners.bespoke_bo:bespoke_bo", "Bespoke BO: a structured model schedules in ten evaluations"),
         Entry(
             "uniform_devices",
             "tuners.baselines.schedule_search:uniform_devices",
-            "schedules the batch evenly on all devices",
+            "shares the batch out evenly among all devices",
         ),
-        Entry("uniform_gpus", "tuners.baselines.schedule_search:uniform_gpus", "schedules the batch evenly on the GPUs"),
+        Entry("uniform_gpus", "tuners.baselines.schedule_search:uniform_gpus", "shares the batch out evenly among the GPUs"),
         Entry(
-            "schedule_search", "tuners.baselines.schedule_search:schedule_search", "a bandit over techniques, as OpenTuner's"
+            "schedule_search",
+            "tuners.baselines.schedule_search:schedule_search",
+            "searches schedules by a bandit over techniques, as OpenTuner does",
         ),
         Entry(
             "best_fixed",
             "tuners.baselines.best_fixed:best_fixed",
-            "the oracle: the best of 20 random fixed settings, known in hindsight",
+            "the oracle: the best of 20 fixed settings, chosen after running all of them",
             contestant=False,
         ),
     )
@@ -122,36 +150,36 @@ _EMBEDDED = {
 
 
 def registry() -> dict[str, Entry]:
-    """Every tuner by name: the embedded ones in their order, then those that other distributions offer.
+    """Every tuner by name: the embedded ones in their order, then those of other distributions.
 
-    An embedded name cannot be taken over.
+    Another distribution cannot replace an embedded tuner.
     """
     offered = (_from_entry_point(p) for p in sorted(entry_points(group=_GROUP), key=lambda p: p.name))
     return _EMBEDDED | {e.name: e for e in offered if e.name not in _EMBEDDED}
 
 
 def embedded() -> tuple[str, ...]:
-    """What ``--tuners all`` stands for: every embedded tuner that competes, and the oracle that they are held against."""
+    """The tuners that ``--tuners all`` means: all embedded contestants, and the oracle."""
     return tuple(_EMBEDDED)
 
 
 def resolve(name: str) -> Entry:
     """The tuner of that name, or the one at ``package.module:factory``.
 
-    Options stand in brackets behind it, as in ``cruise[gain=0.1,bandwidth=measured]``. Raises ValueError, with the nearest
-    names, where there is no such tuner or option.
+    Options follow in brackets, as in ``cruise[gain=0.1,bandwidth=measured]``. Raises ValueError, with the nearest names,
+    for an unknown tuner or option.
     """
     plain, options = parse(name)
     if options:
         entry = replace(resolve(plain), name=name, options=options)
-        _ = entry.factory  # so that a misspelt option is refused before anything runs
+        _ = entry.factory  # refuses a misspelt option before anything runs
         return entry
     known = registry()
     if name in known:
         return known[name]
     if ":" in name:
         entry = Entry(name, name, "a tuner of your own", embedded=False)
-        _ = entry.factory  # so that a misspelt one is refused before anything runs
+        _ = entry.factory  # refuses a misspelt name before anything runs
         return entry
     near = get_close_matches(name, known)
     raise ValueError(
@@ -160,7 +188,7 @@ def resolve(name: str) -> Entry:
 
 
 def parse(name: str) -> tuple[str, tuple[tuple[str, Scalar], ...]]:
-    """What stands before the brackets in ``cruise[gain=0.1]``, and the options within. Raises ValueError for bad ones."""
+    """The name before the brackets in ``cruise[gain=0.1]``, and the options in them. Raises ValueError for bad options."""
     plain, bracket, options = name.partition("[")
     if not bracket:
         return plain, ()
@@ -170,7 +198,7 @@ def parse(name: str) -> tuple[str, tuple[tuple[str, Scalar], ...]]:
 
 
 def _option(tuner: str, text: str) -> tuple[str, Scalar]:
-    """An option and its value: a number, true or false, or else a word."""
+    """The name of an option and its value: a number, true or false, or else a word."""
     name, equals, value = (part.strip() for part in text.partition("="))
     if not (name and equals and value):
         raise ValueError(f"Cannot read option {text!r} of tuner {tuner!r}: write option=value.")

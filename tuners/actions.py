@@ -1,7 +1,6 @@
-"""The contract: what a tuner may ask of a running parameter server, and what it is told.
+"""The contract: what a tuner may ask of a running training job, and what it gets as answers.
 
-A tuner is a generator that yields actions and is sent what was measured, as a SimPy process is a generator that yields
-events::
+A tuner is a generator. It yields actions and receives their answers, as a SimPy process yields events::
 
     def halve_when_stuck(job: Job) -> Tuner:
         setting = job.start
@@ -11,9 +10,10 @@ events::
                 setting = replace(setting, learning_rate=setting.learning_rate / 2)
                 yield from Reconfigure(setting)
 
-Who carries the actions out (the simulator, a recorded table, a live cluster) is a `System`; a tuner never holds one.
-A *clock* of the job is one completed push: one worker's gradient, received and accounted for. A tuner that returns has
-finished tuning: the job goes on to its target or budget under the last setting.
+A `System` carries out the actions: the simulator, a table of recorded runs, or a live cluster. A tuner never holds the
+system itself. A *clock* of the job is one completed push: the servers have received one worker's gradient and counted it.
+When a tuner returns, it has finished tuning: the job continues under its last setting until its target or the end of its
+budget.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ Method: TypeAlias = Literal["checkpoint", "migrate", "relocate"]
 (Cruise, Section IV-B), or on-demand relocation (TensorFlowOnline's ODMR)."""
 
 Status: TypeAlias = Literal["running", "target", "budget", "diverged", "deadlock"]
-"""Where a job stands: going on, target reached, out of simulated time, loss not finite, or nobody left to push."""
+"""The state of a job: it runs, has reached its target, has spent its budget, has a loss that is not finite, or has no worker
+that can push."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- job
@@ -72,17 +73,18 @@ Status: TypeAlias = Literal["running", "target", "budget", "diverged", "deadlock
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """When the job is done: the validation metric has reached `value`, or so many clocks are completed or samples used."""
+    """When the job is done: its validation metric has reached `value`, or it has completed that many clocks or samples."""
 
     metric: Literal["accuracy", "loss", "clocks", "samples"]
     value: float
 
     @property
     def counts(self) -> bool:
-        """Whether it counts what was done and not what was learned: for workloads that are timing-only."""
+        """Whether the target counts work (clocks or samples) and not learning, as jobs without real training do."""
         return self.metric in ("clocks", "samples")
 
     def reached(self, loss: float, accuracy: float, clocks: int = 0, samples: int = 0) -> bool:
+        """Whether a job with this validation loss and accuracy, or this much work done, has reached the target."""
         if self.counts:
             return (clocks if self.metric == "clocks" else samples) >= self.value
         return accuracy >= self.value if self.metric == "accuracy" else loss <= self.value
@@ -90,40 +92,40 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a tuner knows before it starts: public facts of cluster, workload and rules, never the simulator's constants."""
+    """What a tuner knows before it starts: public facts of cluster, workload and rules, but no constant of the simulator."""
 
     name: str
-    nodes: tuple[Node, ...]  # in the scenario's order; `worker_count` takes workers from the front
-    start: Setting  # what the job runs under until the tuner changes it
-    space: Space  # what may be changed, and over what range
+    nodes: tuple[Node, ...]  # in the scenario's order; with the knob `worker_count` the first ones are workers
+    start: Setting  # the setting until the tuner changes it
+    space: Space  # which knobs are free, and their ranges
     target: Target
-    budget_seconds: float  # simulated seconds; a job that has not reached its target by then is stopped
-    model_bytes: float  # what one full pull moves at 32 bits
+    budget_seconds: float  # the job ends after so many simulated seconds, with or without its target
+    model_bytes: float  # of one pull of the whole model, at 32 bits
     samples: int  # training samples
     seed: int  # for the tuner's own random numbers
-    methods: tuple[Method, ...] = ("checkpoint",)  # what `Reconfigure` may use here
-    branch_bytes: float = 0.0  # parameters and optimizer slots of one branch, all servers together; 0: not told
+    methods: tuple[Method, ...] = ("checkpoint",)  # that `Reconfigure` can use
+    branch_bytes: float = 0.0  # of parameters and optimizer slots of one branch, on all servers together; 0: unknown
 
 
-# ----------------------------------------------------------------------------------------------------------- measured
+# ------------------------------------------------------------------------------------------------------- measurements
 
 
 class Pushes(NamedTuple):
-    """One row per completed push, in order; every field has shape [n]."""
+    """The completed pushes in order of time; every field has shape [n], one entry per push."""
 
-    seconds: NDArray[np.float64]  # when the push was completed, seconds since the job began
+    seconds: NDArray[np.float64]  # completion of the push, since the job began
     worker: NDArray[np.int32]  # index into `Job.nodes`
-    clock: NDArray[np.int32]  # pushes this worker had completed before
+    clock: NDArray[np.int32]  # number of pushes that this worker had completed before
     compute_seconds: NDArray[np.float64]  # forward and backward pass, with per-message work and sleeps
     pull_seconds: NDArray[np.float64]
-    push_seconds: NDArray[np.float64]  # transfer and apply, with waiting for the server
-    wait_seconds: NDArray[np.float64]  # held back by the synchronisation policy before this cycle began
-    staleness: NDArray[np.int32]  # updates applied by others between this worker's pull and its push
-    loss: NDArray[np.float64]  # mean training loss of the mini-batch, at the parameters that were pulled
+    push_seconds: NDArray[np.float64]  # transfer, waiting for the server, and applying the update
+    wait_seconds: NDArray[np.float64]  # that the synchronisation policy made the worker wait before this mini-batch
+    staleness: NDArray[np.int32]  # number of updates that were applied between this worker's pull and its push
+    loss: NDArray[np.float64]  # mean training loss of the mini-batch, at the pulled parameters
 
 
 class WorkerWindow(NamedTuple):
-    """What one worker did within a window, as its monitor reports it (sums over its completed pushes)."""
+    """What one worker did in a window: sums over the pushes that it completed."""
 
     node: str
     pushes: int
@@ -136,18 +138,18 @@ class WorkerWindow(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """The model on the validation set; not charged to the clock."""
+    """Loss and accuracy of a model on the validation set. An evaluation takes no simulated time."""
 
     seconds: float
     clocks: int
     loss: float
-    accuracy: float  # nan where the workload has none
+    accuracy: float  # nan for a workload without accuracy
 
 
 class NodeEvent(NamedTuple):
-    """Something that happened to a node and that the runtime reports.
+    """A node came or went.
 
-    One that is "leaving" has been given notice: it still works, but is no longer counted as available, and "left" follows.
+    A node that is "leaving" has been given notice: it still works, but is not available to new settings. "left" follows.
     """
 
     seconds: float
@@ -157,18 +159,18 @@ class NodeEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The answer to `Run`: what was measured between two moments of the job."""
+    """The answer to `Run`: the measurements between two moments of the job."""
 
     start_seconds: float
     end_seconds: float
-    clocks: int  # pushes completed in this window
+    clocks: int  # number of pushes completed in this window
     pushes: Pushes
-    workers: tuple[WorkerWindow, ...]  # those that are workers under the current setting
+    workers: tuple[WorkerWindow, ...]  # one entry per worker of the current setting
     evaluations: tuple[Evaluation, ...] = ()
     events: tuple[NodeEvent, ...] = ()
     nodes: tuple[Node, ...] = ()  # available at the end of the window
-    setting: Setting | None = None  # in force at the end; the runtime itself changes it when it loses a node
-    changes: tuple[Cost, ...] = ()  # reconfigurations that nobody waited for, and that ended in this window
+    setting: Setting | None = None  # at the end of the window; the system itself changes it when a node is lost
+    changes: tuple[Cost, ...] = ()  # of reconfigurations with `wait=False` that ended in this window
     status: Status = "running"
 
     @property
@@ -178,61 +180,62 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a reconfiguration cost: the answer to one that was waited for, or an entry of `Window.changes`."""
+    """The cost of a reconfiguration: the answer to `Reconfigure`, or, with `wait=False`, an entry of `Window.changes`."""
 
     seconds: float  # from the request until the new setting is in force
-    stall_seconds: float  # of these, nobody trained
-    slow_seconds: float = 0.0  # of these, training went on but shared resources with the change
+    stall_seconds: float  # of these, no worker trained
+    slow_seconds: float = 0.0  # of these, training continued, slower, because the reconfiguration used the same machines
     bytes_moved: float = 0.0
-    steps: tuple[str, ...] = ()  # what was done, in order of completion
-    done: bool = True  # False: rolled back to the setting before, for a node was lost half-way; or the job ended first
+    steps: tuple[str, ...] = ()  # the steps of the plan, in order of completion
+    done: bool = True  # False: a node was lost and the previous setting was restored, or the job ended first
 
 
-# ------------------------------------------------------------------------------------- what decides inside the server
+# --------------------------------------------------------------------------------------------- synchronisation policies
 
 
 class Push(NamedTuple):
-    """What a synchronisation policy sees when a push has been completed. All arrays have one entry per node, [k]."""
+    """What a synchronisation policy sees when a push is complete. All arrays have one entry per node, [k]."""
 
-    worker: Any  # int32 scalar: who pushed
-    clocks: Any  # int32 [k]: completed pushes per worker, the pusher's already counted
-    waiting: Any  # bool [k]: held back by the policy, the pusher included
-    active: Any  # bool [k]: is a worker under the current setting
+    worker: Any  # int32 scalar: the worker that pushed
+    clocks: Any  # int32 [k]: completed pushes per worker, this push included
+    waiting: Any  # bool [k]: workers that wait for the policy, this one included
+    active: Any  # bool [k]: workers of the current setting
     seconds: Any  # float scalar: now
     staleness: Any  # int32 scalar: of this push
-    loss: Any  # float scalar: of the pushed mini-batch at the parameters pulled
-    loss_before: Any = 0.0  # float scalar: of the same mini-batch at the server, before the update (only if `probes`)
-    loss_after: Any = 0.0  # float scalar: and after it
+    loss: Any  # float scalar: of the mini-batch, at the pulled parameters
+    loss_before: Any = 0.0  # float scalar: of the mini-batch, at the server's parameters before the update (with `probes`)
+    loss_after: Any = 0.0  # float scalar: the same after the update
 
 
 class Decision(NamedTuple):
-    """What a synchronisation policy answers."""
+    """The answer of a synchronisation policy to a push."""
 
-    release: Any  # bool [k]: who starts a new cycle now; a worker that is busy abandons what it was doing
+    release: Any  # bool [k]: workers that start a new mini-batch now; a busy one abandons its current mini-batch
     accept: Any = True  # bool scalar: False drops this gradient (backup workers)
-    step: Any = True  # bool scalar: closes the group when gradients are summed or averaged before they are applied
+    step: Any = True  # bool scalar: ends the group, where gradients are summed or averaged before they are applied
 
 
 class SyncPolicy(NamedTuple):
-    """Who may go on after a push: a pure pair, traced by the simulator and called as it is by the live servers.
+    """Decides after each push which workers start their next mini-batch: a pair of pure functions.
 
     `init(active)` takes a bool mask [k] and returns the policy's state, a pytree of arrays. `decide(state, push)`
-    returns the next state and a `Decision`; both must be traceable by JAX, without side effects. Two policies that
-    share `decide` and differ only in their state share one compiled engine.
+    returns the next state and a `Decision`. JAX must be able to trace both, so they have no side effects: the simulator
+    compiles them, the live servers call them directly. Policies with the same `decide` and different states share one
+    compiled engine.
     """
 
     name: str
     init: Callable[[Any], Any]
     decide: Callable[[Any, Push], tuple[Any, Decision]]
-    probes: bool = False  # wants `loss_before` and `loss_after`: two more forward passes per push
-    seconds: float = 0.0  # simulated time one decision takes
+    probes: bool = False  # needs `loss_before` and `loss_after`, which take two more forward passes per push
+    seconds: float = 0.0  # simulated time that one decision takes
 
 
 # -------------------------------------------------------------------------------------------------------------- actions
 
 
 class Action(Generic[T]):
-    """A request answered with a `T`: ``answer = yield from action``."""
+    """A request whose answer is a `T`: ``answer = yield from action``."""
 
     __slots__ = ()
 
@@ -243,9 +246,9 @@ class Action(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Run(Action[Window]):
-    """Let `branch` train for so many clocks or so many seconds, whichever of the two is given.
+    """Train `branch` for that many clocks or that many seconds.
 
-    Ends early at the target, at the end of the budget, or when the job cannot go on; `Window.status` says so.
+    The run ends early at the target, at the end of the budget, or when the job cannot continue; `Window.status` says why.
     Raises ValueError unless exactly one of the two is given and it is positive.
     """
 
@@ -263,11 +266,11 @@ class Run(Action[Window]):
 
 @dataclass(frozen=True, slots=True)
 class Reconfigure(Action[Cost]):
-    """Bring `branch` from its setting to `setting`; training goes on meanwhile as far as the method allows.
+    """Change the setting of `branch` to `setting`; meanwhile training continues as far as the method allows.
 
-    Whoever does not `wait` is answered at once with a cost of nothing and finds the real one in `Window.changes`. Refused
-    (`Rejected`) where the setting is not in the job's space, needs a node that is not there, or while another
-    reconfiguration is under way.
+    With `wait=False` the answer comes at once and has zero cost; a later `Window.changes` has the real cost. The system
+    refuses (`Rejected`) a setting outside the job's space, a node that is not available, and a second reconfiguration
+    while one is under way.
     """
 
     setting: Setting
@@ -278,26 +281,26 @@ class Reconfigure(Action[Cost]):
 
 @dataclass(frozen=True, slots=True)
 class Fork(Action[int]):
-    """Snapshot `branch` (parameters, optimizer slots, worker state, data cursor) as a new branch; answered with its id.
+    """Copy `branch` (parameters, optimizer slots, worker state, data cursor) to a new branch; the answer is its number.
 
-    Refused (`Rejected`) where the servers have no memory left for it.
+    The system refuses (`Rejected`) where the servers have too little memory.
     """
 
     branch: int = 0
     setting: Setting | None = None  # None: the parent's
-    testing: bool = False  # a TESTING branch evaluates and never applies updates (MLtuner, Section 4.2)
+    testing: bool = False  # a testing branch computes losses and applies no update (MLtuner, Section 4.2)
 
 
 @dataclass(frozen=True, slots=True)
 class Free(Action[None]):
-    """Drop a branch and its memory. Freed branches cannot be named again; branch 0 can be freed like any other."""
+    """Delete a branch and free its memory. Its number is never used again. Branch 0 can be freed like any other."""
 
     branch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Install(Action[None]):
-    """Put a synchronisation policy of the tuner's own into the servers; it rules until the next Install or policy change."""
+    """Use a synchronisation policy of the tuner's own until the next `Install`, or until a setting names another policy."""
 
     policy: SyncPolicy
     branch: int = 0
@@ -305,7 +308,7 @@ class Install(Action[None]):
 
 @dataclass(frozen=True, slots=True)
 class Evaluate(Action[Evaluation]):
-    """Loss and accuracy of `branch` on the validation set, now."""
+    """Measure loss and accuracy of `branch` on the validation set now."""
 
     branch: int = 0
 
@@ -315,7 +318,7 @@ TunerFactory: TypeAlias = Callable[[Job], Tuner]
 
 
 class System(Protocol):
-    """Who carries out what tuners ask: the simulator, a recorded table, a live job."""
+    """Carries out the actions of a tuner: the simulator, a table of recorded runs, a live job, or a toy."""
 
     @property
     def job(self) -> Job: ...
@@ -331,5 +334,5 @@ class System(Protocol):
         ...
 
     def perform(self, action: Action[T]) -> T:
-        """Carry out `action`, which may take time. Raises Rejected, and changes nothing, where it cannot be done."""
+        """Carry out `action`, which may take time. Raises Rejected, and changes nothing, where that is not possible."""
         ...

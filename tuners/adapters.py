@@ -1,8 +1,8 @@
-"""Optimisers and state machines of other shapes, as tuners.
+"""Make tuners of optimisers and of state machines.
 
-`from_ask_tell` takes what most optimiser libraries offer, an object that is asked for values and told their score; the
-trials are made by `tuners.search.online_search`, which knows what a trial on a running job costs. `from_pair` takes a tuner
-written as a pure (init, update) pair, for instance to keep its state in a pytree.
+`from_ask_tell` takes an object with the methods `ask` and `tell`, as most optimiser libraries offer it;
+`tuners.search.online_search` makes the trials on the running job. `from_pair` takes a pair of pure functions (init, update),
+for instance for a tuner that keeps its state in a pytree.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class AskTell(Protocol):
     """An optimiser that maximises."""
 
     def ask(self) -> Mapping[str, Scalar]:
-        """One value for every knob of the job's space."""
+        """A value for each knob of the job's space."""
         ...
 
     def tell(self, values: Mapping[str, Scalar], score: float) -> None:
-        """The values last asked, and how fast the job learnt under them: minus infinity if it diverged or was refused."""
+        """The values of the last `ask`, and how fast the job learnt: minus infinity where it diverged or was refused."""
         ...
 
 
 def from_ask_tell(
     make: Callable[[Job], AskTell], *, trials: int = 12, share: float = 0.1, clocks: int | None = None
 ) -> TunerFactory:
-    """A tuner that asks `make(job)` for up to `trials` settings, tries each on a fork, and stays with the best.
+    """A tuner that asks `make(job)` for up to `trials` settings, tries each on a fork, and keeps the best.
 
-    All trials together take `share` of the job's budget, each the same time or so many `clocks`. A space without knobs
-    leaves nothing to ask for, and the job runs as it starts.
+    All trials together take `share` of the job's budget; each takes the same time, or so many `clocks`. A job without knobs
+    keeps its start setting.
     """
 
     def tuner(job: Job) -> Tuner:
@@ -51,9 +51,9 @@ def from_ask_tell(
 
 
 def from_pair(init: Callable[[Job], Step[S]], update: Callable[[S, Any], Step[S]]) -> TunerFactory:
-    """A tuner from `init(job)`, which gives a state and a first action, and `update(state, answer)`, which gives the next.
+    """A tuner of `init(job)`, which returns the first state and action, and `update(state, answer)`, which returns the next.
 
-    A refusal reaches `update` as the answer: the `Rejected` itself. An action of None ends the tuner.
+    After a refusal the answer is the `Rejected` itself. An action of None ends the tuner.
     """
 
     def tuner(job: Job) -> Tuner:

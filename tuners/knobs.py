@@ -1,4 +1,4 @@
-"""Knobs: one thing that may be set, and over what range.
+"""Knobs: what a tuner can set, and over what range.
 
 Part of the contract, re-exported by `tuners.settings`.
 """
@@ -62,7 +62,7 @@ class Integer:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A knob over named or listed values without an order that a model should rely on."""
+    """A knob with listed values, whose order has no meaning."""
 
     name: str
     options: tuple[Scalar, ...]

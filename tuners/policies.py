@@ -1,9 +1,10 @@
-"""Synchronisation policies as pure (init, decide) pairs: who may start its next mini-batch after a push.
+"""Synchronisation policies as pure pairs (init, decide): which workers start their next mini-batch after a push.
 
-BSP, ASP and SSP are one rule with different bounds, so they share one `decide` and one compiled engine: a worker may go
-on while it is at most `bound` clocks ahead of the slowest. The bound is Ho et al.'s (2013): 0 is BSP, infinity is ASP.
-RLP prints SSP with s + 1 for the same rule (Zhu et al. 2020, Section 3; see `ssp_as_printed`). Dutta et al.'s K-sync and
-its relatives are one rule, too: a group of K pushes, who goes on within it, and who is cut short when it closes.
+BSP, ASP and SSP are one rule with different bounds, so they share one `decide` and one compiled engine: a worker may
+continue while it is at most `bound` clocks ahead of the slowest one. The bound is that of Ho et al. (2013): 0 is BSP,
+infinity is ASP. RLP's paper writes s + 1 for the same bound (Zhu et al. 2020, Section 3; see `ssp_as_printed`). K-sync and
+its relatives (Dutta et al. 2018) are one rule, too: a group ends after K pushes; a policy says which workers continue before
+that, and which workers abandon their mini-batch then.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ _DSSP_RANGE = 12
 
 
 class _Bound(NamedTuple):
-    bound: Array  # int32 scalar: clocks that a worker may be ahead of the slowest
+    bound: Array  # int32 scalar: clocks by which a worker may be ahead of the slowest
 
 
 def bsp() -> SyncPolicy:
-    """Bulk synchronous parallel: everybody waits for everybody (Valiant 1990)."""
+    """Bulk synchronous parallel: all workers wait for each other after every mini-batch (Valiant 1990)."""
     return _bounded("bsp", 0)
 
 
 def asp() -> SyncPolicy:
-    """Asynchronous parallel: nobody waits."""
+    """Asynchronous parallel: no worker waits."""
     return _bounded("asp", _UNBOUNDED)
 
 
 def ssp(staleness: int) -> SyncPolicy:
-    """Stale synchronous parallel: at most `staleness` clocks ahead of the slowest (Ho et al. 2013).
+    """Stale synchronous parallel: no worker is more than `staleness` clocks ahead of the slowest (Ho et al. 2013).
 
     Raises ValueError for a negative bound.
     """
@@ -59,7 +60,7 @@ def ssp(staleness: int) -> SyncPolicy:
 
 
 def ssp_as_printed(s: int) -> SyncPolicy:
-    """SSP with the bound as RLP prints it, where s = 1 already is BSP and s = 0 would never release anybody."""
+    """SSP with the bound as RLP's paper writes it: s = 1 is BSP, and s = 0 would never release a worker."""
     if s < 1:
         raise ValueError(f"Cannot run SSP as RLP prints it with s = {s}: s = 0 deadlocks, s = 1 is BSP.")
     return ssp(s - 1)
@@ -76,24 +77,24 @@ def _bounded(name: str, bound: int) -> SyncPolicy:
 def _within_bound(state: _Bound, push: Push) -> tuple[_Bound, Decision]:
     slowest = jnp.min(jnp.where(push.active, push.clocks, _UNBOUNDED))
     release = push.waiting & (push.clocks - slowest <= state.bound)
-    # With no slack the barrier closes a group of gradients; with slack every push is a group of its own.
+    # With bound 0 the barrier ends a group of gradients; else every push is a group of its own.
     step = (state.bound > 0) | jnp.any(release)
     return state, Decision(release=release, step=step)
 
 
 class _Dynamic(NamedTuple):
-    low: Array  # int32 scalar: s_L, granted to everybody
-    offers: Array  # int32 [s_U - s_L + 1]: the extra clocks that the controller may grant, from 0
-    last_seconds: Array  # float [k]: when each worker pushed last
+    low: Array  # int32 scalar: s_L, the bound of every worker
+    offers: Array  # int32 [s_U - s_L + 1]: 0, 1, ..., the extra clocks that the controller may grant
+    last_seconds: Array  # float [k]: time of each worker's last push
     interval_seconds: Array  # float [k]: between its last two pushes
     credit: Array  # int32 [k]: extra clocks that a worker still has
 
 
 def dssp(low: int, high: int) -> SyncPolicy:
-    """Dynamic SSP: the bound moves within [low, high] (Zhao et al. 2019, Algorithms 1 and 2).
+    """Dynamic SSP: the bound varies within [low, high] (Zhao et al. 2019, Algorithms 1 and 2).
 
-    A worker that reaches `low` and is the fastest gets as many extra clocks (up to high - low) as make its predicted wait
-    for the slowest shortest. Raises ValueError unless 0 <= low <= high.
+    The fastest worker, when it reaches `low`, gets up to high - low extra clocks: the number after which its predicted wait
+    for the slowest worker is shortest. Raises ValueError unless 0 <= low <= high.
     """
     if not 0 <= low <= high:
         raise ValueError(f"Cannot bound staleness by [{low}, {high}]: give 0 <= low <= high.")
@@ -126,7 +127,7 @@ def _within_dynamic_bound(state: _Dynamic, push: Push) -> tuple[_Dynamic, Decisi
     spend = over[p] & (credit[p] > 0) & (ahead[p] <= high)
     release = push.waiting & ~over
     release = release.at[p].set(release[p] | spend)
-    # Credit is for one excursion beyond the lower bound; back inside it, the controller decides afresh.
+    # Credit is lost when the worker is within the lower bound again; then the controller decides anew.
     credit = jnp.where(over, credit, 0).at[p].add(-spend.astype(jnp.int32))
     credit = jnp.maximum(credit, 0)
     return state._replace(last_seconds=last, interval_seconds=interval, credit=credit), Decision(
@@ -135,7 +136,7 @@ def _within_dynamic_bound(state: _Dynamic, push: Push) -> tuple[_Dynamic, Decisi
 
 
 def _extra_clocks(state: _Dynamic, last: Array, interval: Array, p: Array, slowest: Array) -> Array:
-    """Number of further clocks r in [0, s_U - s_L] after which worker `p` would wait least for the slowest."""
+    """The number of extra clocks in [0, s_U - s_L] after which worker `p` would wait least for the slowest one."""
     mine = last[p] + state.offers * interval[p]
     theirs = last[slowest] + (state.offers + 1) * interval[slowest]
     gap = jnp.min(jnp.abs(mine[:, None] - theirs[None, :]), axis=1)
@@ -143,14 +144,14 @@ def _extra_clocks(state: _Dynamic, last: Array, interval: Array, p: Array, slowe
 
 
 class _Group(NamedTuple):
-    size: Array  # int32 scalar: pushes that close a group; all active workers where there are fewer
-    repeats: Array  # bool scalar: who has pushed goes on at once
-    cancels: Array  # bool scalar: who is busy when the group closes gives up its mini-batch
+    size: Array  # int32 scalar: pushes that end a group, or the number of active workers where that is smaller
+    repeats: Array  # bool scalar: a worker that has pushed continues at once
+    cancels: Array  # bool scalar: workers that are busy when the group ends abandon their mini-batch
     pushed: Array  # int32 scalar: in this group so far
 
 
 def k_sync(size: int) -> SyncPolicy:
-    """The first `size` workers to push end the round: the others give up, and all begin anew (Dutta et al. 2018).
+    """The first `size` pushes end a round: the other workers abandon their mini-batch, all start anew (Dutta et al. 2018).
 
     Raises ValueError for a size below 1, as its relatives do.
     """
@@ -158,16 +159,16 @@ def k_sync(size: int) -> SyncPolicy:
 
 
 def k_batch_sync(size: int) -> SyncPolicy:
-    """As `k_sync`, but who has pushed goes on: `size` mini-batches, whoever's, end the round (Dutta et al. 2018).
+    """As `k_sync`, but a worker that has pushed continues: any `size` pushes end a round (Dutta et al. 2018).
 
-    Where every push is applied as it comes, who goes on pulls what others have pushed in this round; where groups are summed
-    or averaged, it pulls the same parameters again, as in the paper.
+    Where the servers apply every push at once, that worker pulls parameters with updates of this round; where they sum or
+    average groups, it pulls the same parameters again, as in the paper.
     """
     return _grouped(f"k_batch_sync({size})", size, repeats=True, cancels=True)
 
 
 def k_async(size: int) -> SyncPolicy:
-    """Who has pushed waits until `size` have; these go on together, and nobody gives up (Dutta et al. 2018)."""
+    """A worker that has pushed waits until `size` have; they continue together, none starts over (Dutta et al. 2018)."""
     return _grouped(f"k_async({size})", size, repeats=False, cancels=False)
 
 
@@ -184,7 +185,7 @@ def _grouped(name: str, size: int, *, repeats: bool, cancels: bool) -> SyncPolic
 
 def _within_group(state: _Group, push: Push) -> tuple[_Group, Decision]:
     pushed = state.pushed + 1
-    # Fewer than `size` may be left; those who go on at once can fill a group of any size.
+    # There may be fewer active workers than `size`; workers that continue at once still reach any size.
     full = (pushed >= state.size) | (~state.repeats & (pushed >= jnp.sum(push.active)))
     mine = jnp.arange(push.active.shape[0]) == push.worker
     together = jnp.where(state.cancels, push.active, push.waiting)
@@ -193,17 +194,17 @@ def _within_group(state: _Group, push: Push) -> tuple[_Group, Decision]:
 
 
 class _Backup(NamedTuple):
-    size: Array  # int32 scalar: gradients that a round needs
+    size: Array  # int32 scalar: gradients that end a round
     round: Array  # int32 scalar: rounds completed
-    begun: Array  # int32 [k]: the round in which each worker pulled
+    begun: Array  # int32 [k]: round in which each worker pulled
     pushed: Array  # int32 scalar: gradients of this round so far
 
 
 def backup_workers(size: int) -> SyncPolicy:
-    """Synchronous rounds of the first `size` gradients; one that comes after its round is dropped (Chen et al. 2016).
+    """Synchronous rounds of the first `size` gradients; a gradient that comes after its round is dropped (Chen et al. 2016).
 
-    All workers beyond `size` are backups. Nobody is interrupted: who is late finishes, in vain, and then joins the round
-    under way. Raises ValueError for a size below 1.
+    The workers beyond `size` are backups. No worker is interrupted: a late one finishes its mini-batch, its gradient is
+    dropped, and it joins the current round. Raises ValueError for a size below 1.
     """
     _check_size("backup_workers", size)
 
@@ -254,12 +255,12 @@ def _check_size(name: str, size: int) -> None:
 
 
 def names() -> tuple[str, ...]:
-    """The policies that `Setting.policy` can name."""
+    """The names that `Setting.policy` can have."""
     return ("bsp", "asp", "ssp", "dssp")
 
 
 def named(policy: str, staleness: int) -> SyncPolicy:
-    """The policy that `Setting.policy` and `Setting.staleness` stand for. Raises Rejected for an unknown name."""
+    """The policy of `Setting.policy` and `Setting.staleness`. Raises Rejected for an unknown name."""
     made: dict[str, Any] = {
         "bsp": bsp,
         "asp": asp,

@@ -1,7 +1,7 @@
-"""What a running job can be set to: nodes, settings, knobs, and the space a scenario leaves free.
+"""Nodes, settings, and the space of knobs that a scenario leaves free.
 
-Part of the contract (see `tuners.actions`, which re-exports what tuner authors need), in a file of its own because it is
-plain data without any notion of time.
+Part of the contract: `tuners.actions` re-exports what authors of tuners need. The file is separate because this is plain
+data, without time.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ __all__ = ["Choice", "Integer", "Knob", "Node", "Real", "Rejected", "Scalar", "S
 
 
 class Rejected(Exception):
-    """A system refuses an action: what cannot be done, the value, the way out. Thrown into the tuner; the job goes on."""
+    """A system refuses an action: what cannot be done, the value, the way out. The tuner gets it as an exception; the job
+    continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine, as its vendor describes it (not as it behaves)."""
+    """One machine, as its vendor describes it, which may differ from how it performs."""
 
     name: str
     type: str
     cores: int
-    devices: tuple[str, ...]  # what can compute: "cpu", "gpu", ...
+    devices: tuple[str, ...]  # that can compute: "cpu", "gpu", ...
     nic_bytes_per_second: float  # each direction
     memory_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Everything a tuner may change about a running job. Plain values; `Space.check` says whether a job admits them."""
+    """The values of all knobs of a job. `Space.check` says whether a job admits a setting."""
 
     workers: tuple[str, ...]  # node names; may overlap with servers
     servers: tuple[str, ...]
@@ -52,13 +53,13 @@ class Setting:
     staleness: int = 0  # SSP's bound s in Ho et al.'s sense: 0 is BSP
     intra_threads: int = 0  # threads inside one operation; 0 is one per core
     inter_threads: int = 0  # operations at once; 0 is the framework's default
-    transfer_bits: int = 32  # 16 halves what pull and push move
+    transfer_bits: int = 32  # 16 halves the bytes of pull and push
     options: tuple[tuple[str, Scalar], ...] = ()  # graph options, by name
     learning_rate: float = 0.01
     momentum: float = 0.0  # heavy ball: v <- momentum v + g, w <- w - learning_rate v
 
     def shares(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Data share per worker and model share per server, with the equal shares written out."""
+        """Data share per worker and model share per server; equal shares are written out."""
         data = self.data_shares or (1.0 / len(self.workers),) * len(self.workers)
         model = self.model_shares or (1.0 / len(self.servers),) * len(self.servers)
         return data, model
@@ -71,14 +72,14 @@ _FIELDS = tuple(f.name for f in fields(Setting))
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The knobs that a scenario leaves free, around a base setting that holds the rest.
+    """The knobs that a scenario leaves free, and the base setting, which has the values of all other knobs.
 
     A knob is named after the field of `Setting` it sets, or is one of
 
     * ``worker_count``: the first so many nodes are workers, the others servers;
     * ``role/NODE``: "worker", "server", "both" or "idle";
-    * ``load/NODE/DEVICE``: samples on that device of the node (its index), used where the node is a worker. As `Real` knobs
-      they are weights, by which the base's whole batch is shared out, and a worker without a sample is none;
+    * ``load/NODE/DEVICE``: samples on that device (an index) of the node, used where the node is a worker. `Real` knobs are
+      weights: the batch of the base is shared out in proportion to them, and a node without a sample is not a worker;
     * ``data_share/NODE``, ``model_share/NODE``: weights, divided by their sum;
     * ``option/NAME``: a graph option.
 
@@ -109,16 +110,16 @@ class Space:
         return tuple(k.name for k in self.knobs)
 
     def knob(self, name: str) -> Knob | None:
-        """The knob of that name, or None where the scenario holds it fixed."""
+        """The knob of that name, or None where it is not free."""
         return next((k for k in self.knobs if k.name == name), None)
 
     def frees(self, name: str) -> bool:
-        """Whether any knob sets `name`, where "role", "load", ... stand for all knobs of that family."""
+        """Whether a knob sets `name`; "role", "load", ... mean all knobs of that family."""
         return any(k.name == name or k.name.startswith(name + "/") for k in self.knobs)
 
     @property
     def whole_batch(self) -> int:
-        """Samples of one mini-batch of all workers together, where free loads have to sum to it; 0 where they need not."""
+        """Samples in the mini-batches of all workers together, where free loads must sum to that; else 0."""
         weights = any(k.name.startswith("load/") and isinstance(k, Real) for k in self.knobs)
         return sum(map(sum, self.base.loads)) if weights else 0
 
@@ -127,7 +128,7 @@ class Space:
         return {k.name: k.sample(rng) for k in self.knobs}
 
     def setting(self, values: Mapping[str, Scalar]) -> Setting:
-        """The base setting with `values` put in. Raises ValueError for a name that is no knob of this space."""
+        """The base setting with these values of knobs. Raises ValueError for a name that is no knob of this space."""
         unknown = sorted(set(values) - set(self.names))
         if unknown:
             raise ValueError(f"No knob {unknown[0]!r} in this space: it has {', '.join(self.names) or 'none'}.")
@@ -150,7 +151,7 @@ class Space:
                 servers=tuple(n for n in names if was[n] in ("server", "both")),
             )
         if (setting.workers, setting.servers) != (self.base.workers, self.base.servers):
-            # Rows and shares of the base belong to its own workers and servers; others start even.
+            # Loads and shares of the base belong to its own workers and servers; other ones get equal shares.
             setting = replace(setting, loads=(), data_shares=(), model_shares=())
         return setting
 
@@ -179,7 +180,7 @@ class Space:
         return replace(setting, workers=workers, loads=tuple(loads[w] for w in workers))
 
     def values(self, setting: Setting) -> dict[str, Scalar]:
-        """The knobs' values in `setting`: the inverse of `setting` as far as the knobs can tell."""
+        """The values of the knobs in `setting`: the inverse of the method `setting`, as far as the knobs determine it."""
         return {k.name: self._value(k.name, setting) for k in self.knobs}
 
     def _value(self, name: str, setting: Setting) -> Scalar:
@@ -204,7 +205,7 @@ class Space:
         return value
 
     def check(self, setting: Setting) -> None:
-        """Raise Rejected, with the reason and the way out, unless a job with this space can run under `setting`."""
+        """Raise Rejected, with reason and way out, where a job with this space cannot run under `setting`."""
         _check_whole(setting, {n.name: len(n.devices) for n in self.nodes})
         roles_free = self.frees("role") or self.frees("worker_count")
         free = {
@@ -224,14 +225,14 @@ class Space:
             raise Rejected(f"Cannot use loads of {given} samples in all: they have to sum to the batch, {self.whole_batch}.")
         for knob in self.knobs:
             if knob.name.partition("/")[0] in ("load", "data_share", "model_share"):
-                continue  # ranges of weights bind the search, not the shares that come of them
+                continue  # the range of a weight limits the search, not the share that results from it
             value = self._value(knob.name, setting)
             if not knob.contains(value):
                 allowed = knob.options if isinstance(knob, Choice) else f"{knob.low} to {knob.high}"
                 raise Rejected(f"Cannot set {knob.name} to {value!r}: this scenario allows {allowed}.")
 
     def _check_families(self, setting: Setting) -> None:
-        """Raise Rejected where a member of a family differs from the base though only its siblings are free."""
+        """Raise Rejected where a role or option differs from the base and is not free, though others of its family are."""
         if self.frees("role") and self.knob("worker_count") is None:
             for node in self.nodes:
                 role, base = _role(setting, node.name), _role(self.base, node.name)
@@ -257,10 +258,10 @@ class Space:
         return made
 
     def values_of_row(self, row: ArrayLike) -> dict[str, Scalar]:
-        """The knobs' values that are nearest to `row`, in range and of the knob's own type.
+        """The values of the knobs that are nearest to `row`, in range and of each knob's type.
 
-        `row` has one column per option of a choice (the largest wins) and one per other knob; logarithmic knobs are given as
-        their natural logarithm.
+        `row` has one column per option of a choice (the largest one is chosen) and one per other knob. A logarithmic knob is
+        given by its natural logarithm.
         """
         cells, values, at = np.asarray(row, float).ravel(), dict[str, Scalar](), 0
         for k in self.knobs:
@@ -275,14 +276,14 @@ class Space:
 
 
 def _normalised(family: str, members: tuple[str, ...], values: Mapping[str, Scalar]) -> tuple[float, ...]:
-    """The weights `family/NODE` of `members` divided by their sum; () where none is given or all are zero."""
+    """The weights `family/NODE` of `members`, divided by their sum; () where none is given or all are zero."""
     weights = [float(values.get(f"{family}/{m}", 0.0)) for m in members]
     total = sum(weights)
     return tuple(w / total for w in weights) if total > 0 else ()
 
 
 def shared_out(weights: Sequence[float], total: int) -> tuple[int, ...]:
-    """`total` whole things in proportion to `weights`, by largest remainder, the first of equals first.
+    """Whole numbers with the sum `total`, in proportion to `weights`: by largest remainder, the first of equals first.
 
     Raises ValueError for weights that are negative, not finite or all zero.
     """

@@ -1,13 +1,13 @@
-"""The contract as a test: `check_tuner(factory)` tells the author of a tuner whether it keeps to `tuners.actions`.
+"""A test of the contract: `check_tuner(factory)` raises an error where a tuner breaks the rules of `tuners.actions`.
 
-Call it from a test of your own::
+Call it from your own test::
 
     def test_my_tuner_keeps_the_contract():
         check_tuner(my_tuner)
 
-It runs the tuner on every toy system of `tuners.toys` and raises AssertionError with the first thing that is wrong: a
-yield that is no action, time that stands still, a log that differs between two runs of one seed or that does not replay,
-a `Rejected` that the tuner does not survive, a touched global generator, or an action that was made and never yielded.
+It runs the tuner on every toy system of `tuners.toys` and raises AssertionError for the first fault: a yield that is no
+action, too many actions without time passing, a log that differs between two runs of one seed or that does not replay, a
+`Rejected` that ends the tuner, the use of a global random generator, or an action that is made and not yielded.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from tuners.toys import toys
 __all__ = ["Exchanged", "check_source", "check_tuner", "exchanges"]
 
 _STANDSTILL = 1000
-"""Exchanges without any time passing after which a tuner is said to spend no time."""
+"""So many exchanges in a row without any time passing are an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """One action and its answer, which is a `Rejected` where the system refused."""
+    """One action and its answer; the answer is a `Rejected` where the system refused."""
 
     action: Action[Any]
     answer: Any
 
     def __str__(self) -> str:
-        """What was asked, in words that are the same in every run."""
+        """The action as text that is the same in every run."""
         return f"Install({self.action.policy.name})" if isinstance(self.action, Install) else repr(self.action)
 
 
 def check_tuner(
     factory: TunerFactory, *, systems: Mapping[str, Callable[[int], System]] | None = None, seed: int = 7, most: int = 400
 ) -> None:
-    """Raise AssertionError, saying where and what, unless tuners from `factory` keep to the contract.
+    """Raise AssertionError, saying where and what, unless tuners of `factory` keep the contract.
 
-    `systems` are makers of fresh systems by name, from a seed; without them the toys serve. No more than `most` exchanges
-    are made on each.
+    `systems` has, by name, functions that make a new system from a seed; the default is the toys. The tuner makes at most
+    `most` exchanges on each.
     """
     check_source(factory)
     for name, make in (toys() if systems is None else systems).items():
@@ -69,18 +69,17 @@ def exchanges(
     most: int = 400,
     refuses: Callable[[int, Action[Any]], bool] = lambda _index, _action: False,
 ) -> list[Exchanged]:
-    """The log of a tuner on `system`, at most so many exchanges, refusing what `refuses(index, action)` says.
+    """The log of a tuner on `system`: at most `most` exchanges; `refuses(index, action)` says which ones are refused.
 
-    Raises AssertionError for a tuner that yields what is no action, spends no time, or raises.
+    Raises AssertionError where the tuner yields something else than an action, lets no time pass, or raises.
     """
     return list(_exchanges(_started(factory, system.job), system, most, refuses))
 
 
 def check_source(factory: TunerFactory) -> None:
-    """Raise AssertionError where an action, or a call that would yield some, stands as a bare statement: like a missing
-    ``await``, a missing ``yield from`` is silent.
+    """Raise AssertionError where ``yield from`` is missing before an action or a generator: Python itself says nothing then.
 
-    Looks at the whole module of the factory; a factory without source passes.
+    Reads the whole module of the factory; a factory without source passes.
     """
     plain = inspect.unwrap(factory.func if isinstance(factory, functools.partial) else factory)
     module = sys.modules.get(getattr(plain, "__module__", ""), None)
@@ -99,7 +98,7 @@ def check_source(factory: TunerFactory) -> None:
 
 
 class _Check:
-    """One tuner against one kind of system."""
+    """The checks of one tuner on one system."""
 
     def __init__(self, factory: TunerFactory, system: Callable[[], System], where: str, most: int) -> None:
         self.factory = factory
@@ -119,7 +118,7 @@ class _Check:
         self._same(log, [str(e) for e in again], "asks differently in a second run of the same seed")
 
     def replays(self, log: list[Exchanged]) -> None:
-        """A tuner is rebuilt by answering a fresh one from the log."""
+        """Answer a new tuner from the log: it must ask the same again, as for a run that is resumed."""
         asked, tuner, answer = list[str](), _started(self.factory, self.system().job), None
         try:
             for exchange in log:
@@ -132,9 +131,9 @@ class _Check:
         self._same(log, asked, "asks differently when its log is replayed")
 
     def survives_refusals(self, log: list[Exchanged]) -> None:
-        """Refuse the first and the last of each kind of action, then all of them at once.
+        """Refuse the first and the last action of each type, then all actions.
 
-        To train the job's own branch is the one thing that no system refuses while the job lasts.
+        Only `Run(branch=0)` is never refused: a system always trains the job's own branch while the job lasts.
         """
         kinds: dict[type[Any], list[int]] = {}
         for index, exchange in enumerate(log):
@@ -202,7 +201,7 @@ def _answer(system: System, action: Action[Any], *, refused: bool) -> Any:
 
 
 def _next(tuner: Tuner, answer: Any) -> Action[Any] | None:
-    """What the tuner asks next, or None when it has finished."""
+    """The next action of the tuner, or None when it has finished."""
     try:
         action = tuner.throw(answer) if isinstance(answer, Rejected) else tuner.send(answer)
     except StopIteration:
@@ -231,7 +230,7 @@ def _close(tuner: Tuner) -> None:
 
 
 def _named(expression: ast.expr, known: Mapping[str, Any]) -> Any:
-    """What a dotted name stands for at the top of a module, or None."""
+    """The object that a dotted name has in a module, or None."""
     if isinstance(expression, ast.Name):
         return known.get(expression.id)
     if isinstance(expression, ast.Attribute):

@@ -1,8 +1,8 @@
-"""Toy systems: small deterministic parameter servers that carry out the whole contract, for testing tuners.
+"""Toy systems: small deterministic parameter servers with the whole contract, to test tuners.
 
-Real stale SGD on a quadratic loss, pushed by a few workers in simulated time. They are as simple as the contract allows and
-no likeness of any cluster: good for asking whether a tuner works, useless for asking how well. A change of setting takes
-half a second, after which everybody starts a new cycle.
+A few workers run real stale SGD on a quadratic loss, in simulated time. The toys are as simple as the contract allows and
+resemble no cluster: they show whether a tuner works, not how good it is. A reconfiguration takes half a second; then every
+worker starts a new mini-batch.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ _DIVERGED_LOSS = 1e9
 
 @dataclass
 class _Branch:
-    """One copy of the training job. Arrays named [k] have an entry per node; its clock stands still while others run."""
+    """One branch. Arrays [k] have an entry per node. Its `seconds` do not advance while other branches run."""
 
     setting: Setting
     weights: NDArray[np.float64]
     velocity: NDArray[np.float64]
-    pulled: NDArray[np.float64]  # [k, parameters], what each worker pulled last
-    version: NDArray[np.int32]  # [k], of what it pulled
-    due: NDArray[np.float64]  # [k], when its push completes; infinite where it waits or is no worker
+    pulled: NDArray[np.float64]  # [k, parameters], the parameters that each worker pulled last
+    version: NDArray[np.int32]  # [k], number of updates in them
+    due: NDArray[np.float64]  # [k], completion of the next push; infinite for a node that waits or is no worker
     idle_since: NDArray[np.float64]  # [k]
-    waited: NDArray[np.float64]  # [k], before this cycle
+    waited: NDArray[np.float64]  # [k], seconds before this mini-batch
     done: NDArray[np.int32]  # [k], pushes since the job began
-    clocks: NDArray[np.int32]  # [k], pushes since the last change, as the policy counts them
+    clocks: NDArray[np.int32]  # [k], pushes since the last reconfiguration, as the policy counts them
     policy: SyncPolicy | None = None  # installed by the tuner
     policy_state: Any = None
     updates: int = 0
@@ -79,12 +79,12 @@ class _Branch:
 
 @dataclass
 class Toy:
-    """A system with one job, which may refuse forks, and whose nodes may leave at given seconds."""
+    """A system with one job. It can refuse forks, and nodes can leave at given seconds."""
 
     job: Job
     forks: bool = True
-    slowness: Mapping[str, float] = field(default_factory=dict)  # compute time of a node against the others'
-    leaving: Mapping[str, float] = field(default_factory=dict)  # node to the second it leaves
+    slowness: Mapping[str, float] = field(default_factory=dict)  # factor on the compute time of a node
+    leaving: Mapping[str, float] = field(default_factory=dict)  # the second at which a node leaves
     now: float = 0.0
     status: Status = "running"
 
@@ -112,7 +112,7 @@ class Toy:
         self._branches = {0: main}
         self._restart(main)
 
-    # ------------------------------------------------------------------------------------------------ what may be asked
+    # ---------------------------------------------------------------------------------------------------------- actions
 
     def perform(self, action: Action[T]) -> T:
         """Carry out `action`. Raises Rejected, and changes nothing, where it cannot be done."""
@@ -170,7 +170,7 @@ class Toy:
     def _run(self, action: Run) -> Window:
         branch = branch_of(self._branches, action.branch)
         check_running(f"run branch {action.branch}", "diverged" if branch.diverged else "running")
-        ahead = self.now - branch.seconds  # what the job's clock is ahead of this branch's
+        ahead = self.now - branch.seconds  # of the job's seconds over the branch's
         until = min(self.job.budget_seconds, self.now + (action.seconds or np.inf)) - ahead
         start, rows, seen, events = self.now, list[tuple[Any, ...]](), list[Evaluation](), list[NodeEvent]()
         while self.status == "running" and not branch.diverged and len(rows) < (action.clocks or np.inf):
@@ -189,10 +189,10 @@ class Toy:
                     seen.append(self._evaluation(branch))
         return self._window(branch, start, rows, seen, events)
 
-    # --------------------------------------------------------------------------------------------------- how it happens
+    # --------------------------------------------------------------------------------------------------------- training
 
     def _departures(self, branch: _Branch, ahead: float) -> list[NodeEvent]:
-        """Nodes whose second has come before the next push; the others start anew without them."""
+        """The nodes that leave before the next push; the other workers restart without them."""
         moment = float(np.min(branch.due)) + ahead
         gone = [n for n, seconds in self.leaving.items() if seconds <= moment and n not in self._left]
         self._left.update(gone)
@@ -206,12 +206,12 @@ class Toy:
 
     def _change(self, branch: _Branch, setting: Setting) -> None:
         if (setting.policy, setting.staleness) != (branch.setting.policy, branch.setting.staleness):
-            branch.policy = None  # an installed policy rules until the setting names another
+            branch.policy = None  # an installed policy is used until a setting names another
         branch.setting = setting
         self._restart(branch)
 
     def _restart(self, branch: _Branch) -> None:
-        """Everybody drops what it was doing and begins a cycle, with the policy as new."""
+        """All workers abandon their mini-batch and start a new one; the policy starts from its first state."""
         active = self._active(branch)
         branch.due[:] = np.inf
         branch.clocks[:] = 0
@@ -229,7 +229,7 @@ class Toy:
         branch.due[worker] = branch.seconds + sum(self._cycle_seconds(branch, worker))
 
     def _cycle_seconds(self, branch: _Branch, worker: int) -> tuple[float, float, float]:
-        """Of one cycle: compute, pull and push seconds."""
+        """Compute, pull and push seconds of one mini-batch."""
         setting, node = branch.setting, self.job.nodes[worker]
         jitter = float(self._jitter[worker, branch.done[worker] % _DRAWS])
         compute = _SECONDS_PER_SAMPLE * self._samples(setting, worker) * self.slowness.get(node.name, 1.0) * jitter
@@ -286,7 +286,7 @@ class Toy:
         return Evaluation(self.now, branch.updates, loss, np.nan)
 
     def _settle(self) -> None:
-        """The job has diverged when every branch has."""
+        """The job has diverged when all branches have."""
         if all(b.diverged for b in self._branches.values()):
             self.status = "diverged"
 
@@ -333,7 +333,7 @@ def _loss(weights: NDArray[np.float64]) -> float:
 
 
 def toys() -> dict[str, Callable[[int], Toy]]:
-    """Every toy by name, as a function of the seed. Together they cover what a system may grant, refuse and report."""
+    """Every toy by name, as a function of the seed. Together they cover what a system can do, refuse and report."""
     training: tuple[Knob, ...] = (
         Real("learning_rate", 1e-3, 30.0, log=True),
         Real("momentum", 0.0, 0.9),

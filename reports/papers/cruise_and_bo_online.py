@@ -17,6 +17,8 @@ from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
+from numpy.typing import ArrayLike
+from scipy.stats import rankdata
 
 from harness import scenario
 from harness.drive import Played, play
@@ -24,10 +26,10 @@ from reports.papers.grid import TABLE_III, TENSORFLOWONLINE, grid, loaded, playe
 from tuners.actions import Cost, Method, Pushes, Reconfigure, Rejected, Run, Setting, System, TunerFactory, Window
 from tuners.baselines.best_fixed import candidates
 from tuners.bo_online import bo_online
-from tuners.bo_online.convergence import Estimator, Segment, rank_of_estimate
+from tuners.bo_online.convergence import Estimator, Segment
 from tuners.cruise import cruise
 
-__all__ = ["TABLE_V", "main", "migration"]
+__all__ = ["TABLE_V", "main", "migration", "rank_of_estimate"]
 
 _MOST_CLOCKS = 60_000  # of a random setting; one that takes more counts as not reaching the target
 _SEGMENT = 108  # clocks, three per node, as in the public code
@@ -172,6 +174,25 @@ def _estimates(pushes: Pushes, workers: int, target: float) -> list[float]:
         found.append(remaining.iterations * float(seconds[-1] - seconds[0]) / (_SEGMENT - 1))
         before = estimator.level(losses, workers)
     return found
+
+
+def rank_of_estimate(estimated: ArrayLike, actual: ArrayLike) -> float:
+    """The mean true rank of the setting that is estimated best, over segments: 1 is a perfect estimate (Table VI).
+
+    `estimated` has a row of remaining seconds per segment and a column per setting. `actual` is either one row, completion
+    times (the paper's text), or a row per segment, the seconds that truly remained (its public code). A setting that is nan
+    in either has no part in that segment. Equal actual seconds share their mean rank; of equal estimates the truly best
+    counts.
+    """
+    guesses = np.atleast_2d(np.asarray(estimated, float))
+    truths = np.broadcast_to(np.asarray(actual, float), guesses.shape)
+    ranks = []
+    for guess, truth in zip(guesses, truths, strict=True):
+        known = ~np.isnan(guess) & ~np.isnan(truth)
+        if known.any():
+            best = guess[known] == guess[known].min()
+            ranks.append(rankdata(truth[known])[best].min())
+    return float(np.mean(ranks)) if ranks else np.nan
 
 
 def main() -> None:

@@ -1,1 +1,1 @@
-"""What the papers' tuners are held against: fixed settings and policies, random and generic search."""
+"""Baselines for the papers' tuners: fixed settings and policies, random search and generic search."""

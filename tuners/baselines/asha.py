@@ -1,8 +1,8 @@
-"""Random settings, of which those that fall behind are stopped early, through Optuna's pruners.
+"""Random settings; Optuna's pruners stop the worse ones early.
 
-One setting after the other trains a fresh copy of the model by the epoch, until its plateau, or until the pruner has seen
-enough of it: asynchronous successive halving (``pruner="asha"``, Li et al. 2018: a setting goes on from each rung, 1, 4,
-16, ... epochs, only if it is in the best quarter of those that came so far) or the median rule (``pruner="median"``,
+One setting after the other trains a fork of the first model by the epoch, until its plateau, or until the pruner stops it:
+asynchronous successive halving (``pruner="asha"``, Li et al. 2018: a setting continues after each rung, 1, 4,
+16, ... epochs, only if it is in the best quarter of those that reached the rung) or the median rule (``pruner="median"``,
 Golovin et al. 2017: it stops where its best quality is below the median of the others' after as many epochs). The best
 model so far is kept.
 """
@@ -20,7 +20,7 @@ from tuners.search.tunables import Convention, Which, tunables
 
 __all__ = ["asha"]
 
-_REFUSALS = 3  # of forks in a row, before it gives up
+_REFUSALS = 3  # of forks in a row, after which it stops
 
 
 def asha(
@@ -31,7 +31,7 @@ def asha(
     pruner: Literal["asha", "median"] = "asha",
     plateau_epochs: int = 5,
 ) -> Tuner:
-    """Train settings, and prune them, for ever. A job without a tunable to tune, or without losses, just runs."""
+    """Train settings, and prune them, without end. A job without a free tunable, or without losses, just runs."""
     if plateau_epochs < 1:
         raise ValueError(f"Cannot train to a plateau of {plateau_epochs} epochs: give at least 1.")
     what = tunables(job, tuned, convention=momentum)
@@ -73,7 +73,7 @@ def _study(job: Job, pruner: str) -> optuna.Study:
 
 
 class _Behind:
-    """Whether a course is to be stopped, by the pruner."""
+    """Whether the pruner stops a course."""
 
     def __init__(self, trial: optuna.Trial) -> None:
         self._trial = trial

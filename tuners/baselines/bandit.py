@@ -1,9 +1,9 @@
-"""OpenTuner's idea of a search: a bandit shares proposals out among techniques, by how often each brought a new best.
+"""OpenTuner's search: a bandit chooses among search techniques by how often each found a new best point.
 
-Ansel et al. 2014, Section 4.2. Each technique's credit is the area under the curve of its successes, in which late ones
-count for more, plus an allowance for one that has been used little. The techniques are of the kinds that its default
-ensemble has: differential evolution and greedy mutation, uniform and normal; in place of its simplex search, which needs
-more points to begin with than our searches make in all, plain chance. They see one row of numbers in [0, 1] per point.
+Ansel et al. 2014, Section 4.2. The credit of a technique is the area under the curve of its successes, in which late ones
+count more, plus an allowance for techniques with few uses. The techniques are of the kinds of OpenTuner's default ensemble:
+differential evolution, and greedy mutation, uniform and normal. Its simplex search needs more initial points than our
+searches have in all; random draws replace it. The techniques see one row of numbers in [0, 1] per point.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ __all__ = ["Bandit", "area_under_curve"]
 
 _Floats = NDArray[np.float64]
 
-_EXPLORATION = 0.05  # C, weight of the allowance
-_WINDOW = 500  # uses that are remembered
-_MUTATED = 0.1  # share of the columns that a mutation changes, one at least
+_EXPLORATION = 0.05  # C, the weight of the allowance
+_WINDOW = 500  # number of uses that count
+_MUTATED = 0.1  # share of the columns that a mutation changes, at least one
 _SPREAD = 0.1  # standard deviation of a normal mutation
-_DRAWS = 10  # for a point that has not been tried
-_POPULATION = 10  # of differential evolution: the latest so many points
+_DRAWS = 10  # at most, for a point that has not been tried
+_POPULATION = 10  # of differential evolution: this many of the latest points
 
 
 class Bandit:
-    """A searcher, see `tuners.search.searchers`: larger scores are better. Never proposes nothing."""
+    """A searcher, see `tuners.search.searchers`: larger scores are better. It never stops proposing."""
 
     def __init__(self, space: Space, seed: Sequence[int]) -> None:
         self._encoding = Encoding(space)
         self._rng = np.random.default_rng(list(seed))
         self._results: list[tuple[_Floats, TriedPoint]] = []
-        self._used: deque[tuple[str, bool]] = deque(maxlen=_WINDOW)  # technique, and whether it brought a new best
+        self._used: deque[tuple[str, bool]] = deque(maxlen=_WINDOW)  # technique, and whether it found a new best
         self._technique = ""
 
     def propose(self) -> Point | None:
@@ -58,7 +58,7 @@ class Bandit:
         self._results.append((self._encoding.row(values), TriedPoint(dict(values), score)))
 
     def _chosen(self) -> str:
-        """The technique of the greatest credit; those that were never used come first, in random order."""
+        """The technique of the highest credit; unused techniques come first, in random order."""
         uses = {t: [better for name, better in self._used if name == t] for t in _TECHNIQUES}
         fresh = [t for t, used in uses.items() if not used]
         if fresh:
@@ -68,7 +68,7 @@ class Bandit:
 
 
 def area_under_curve(successes: Sequence[bool]) -> float:
-    """Credit in [0, 1] of successes in order of time: the i-th counts i times, over the most that could be counted."""
+    """Credit in [0, 1] of successes in order of time: the i-th counts i times, divided by the maximum."""
     n = len(successes)
     return 2 / (n * (n + 1)) * sum(i for i, better in enumerate(successes, 1) if better) if n else 0.0
 
@@ -85,7 +85,7 @@ def _chance(encoding: Encoding, results: Sequence[tuple[_Floats, TriedPoint]], r
 def _uniform_mutation(
     encoding: Encoding, results: Sequence[tuple[_Floats, TriedPoint]], rng: np.random.Generator
 ) -> _Floats:
-    """The best point with some knobs drawn anew."""
+    """The best point with new random values of some knobs."""
     best, fresh = _best(encoding, results, rng), _chance(encoding, results, rng)
     return np.where(_some(len(best), rng), fresh, best)
 

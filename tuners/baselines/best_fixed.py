@@ -1,11 +1,11 @@
-"""The oracle: the best of N fixed settings, chosen in hindsight. A yardstick, not a contestant.
+"""The oracle: the best of N fixed settings, chosen after all of them have been run. A reference, not a contestant.
 
-This is the "Best of 100 random settings" against which TensorFlowOnline's Table III holds its tuner, with the scenario's
-own start among the N. A job has no restart, so no tuner can be this: the contest runs the job once per candidate and seed,
-each time *starting* under the candidate and never changing it, and reports the candidate of least mean completion time.
+It is the "Best of 100 random settings" with which TensorFlowOnline's Table III compares its tuner; here the scenario's start
+is one of the N. A job cannot restart, so no tuner can do this: the comparison runs the job once per candidate and seed, each
+time *starting* under the candidate and never changing it, and reports the candidate of least mean completion time.
 
-The candidates depend on the scenario, never on the seed, and one is chosen on all seeds together. A best picked seed by
-seed would be the least of N draws of luck, which no fixed setting attains.
+The candidates depend on the scenario, never on the seed, and one is chosen for all seeds together. A best setting chosen
+seed by seed would be the minimum of N random draws, which no fixed setting reaches.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _DRAWS_PER_CANDIDATE = 100
 def candidates(job: Job, *, count: int = 20, seed: int | None = None) -> list[Setting]:
     """At most `count` different settings that the job admits: its start, then random ones.
 
-    Without `seed` the draw follows from the job's name alone. There are fewer where the space holds fewer, or where nearly
-    everything in it is refused. Raises ValueError unless `count` is positive.
+    Without `seed` the draws depend on the job's name alone. There are fewer where the space has fewer settings, or where
+    nearly all of them are refused. Raises ValueError unless `count` is positive.
     """
     if count < 1:
         raise ValueError(f"Cannot choose the best of {count} settings: give at least 1.")
@@ -46,10 +46,10 @@ def candidates(job: Job, *, count: int = 20, seed: int | None = None) -> list[Se
 
 
 def choose(completions: Mapping[int, Sequence[float]]) -> int:
-    """Which candidate has the least mean completion, given its completion seconds on every seed; the first of equals.
+    """The candidate of least mean completion, from its completion seconds on every seed; the first of equals.
 
-    A run that did not reach its target counts with what it is given, its budget or infinity. Raises ValueError where there
-    is nothing to choose from or where candidates were not run on equally many seeds.
+    For a run that did not reach its target give its budget or infinity. Raises ValueError without candidates, and where
+    candidates have different numbers of runs.
     """
     counts = {index: len(seconds) for index, seconds in completions.items()}
     if not counts or 0 in counts.values() or len(set(counts.values())) > 1:
@@ -58,7 +58,7 @@ def choose(completions: Mapping[int, Sequence[float]]) -> int:
 
 
 def fixed_at(setting: Setting) -> TunerFactory:
-    """A tuner that brings any job to `setting` at once and leaves it there (where refused, as it starts)."""
+    """A tuner that reconfigures any job to `setting` once; where that is refused, the job keeps its start setting."""
 
     def tuner(job: Job) -> Tuner:
         if setting != job.start:
@@ -69,7 +69,7 @@ def fixed_at(setting: Setting) -> TunerFactory:
 
 
 def best_fixed(job: Job, *, index: int = 0, count: int = 20) -> Tuner:
-    """One candidate as a tuner: number `index`, reached by a reconfiguration, for systems that cannot start under it.
+    """Candidate number `index` as a tuner that reconfigures to it, for systems that cannot start under it.
 
     Raises ValueError for an index beyond the candidates.
     """

@@ -1,10 +1,9 @@
-"""Tuners that tune nothing: the job as it starts, or under one synchronisation policy from beginning to end.
+"""Tuners that tune nothing: the start setting, or one synchronisation policy from beginning to end.
 
-`fixed` is the default that every ratio in a report is taken against. The policies are those of Valiant 1990 (BSP), Ho et
-al. 2013 (SSP) and Zhao et al. 2019 (DSSP). Where the scenario leaves the policy free they reconfigure to it once, which
-costs what the system charges; where it does not, they install it into the servers. Policies that no setting can name are
-installed: those of Dutta et al. 2018 (K-sync and its relatives), Chen et al. 2016 (backup workers) and Li et al. 2021
-(Sync-Switch).
+`fixed` is the denominator of every ratio in a report. The policies are those of Valiant 1990 (BSP), Ho et al. 2013 (SSP) and
+Zhao et al. 2019 (DSSP). Where the scenario leaves the policy free, these tuners reconfigure to it once, at the cost that the
+system charges; else they install it. Policies that no setting can name are always installed: those of Dutta et al. 2018
+(K-sync and its relatives), Chen et al. 2016 (backup workers) and Li et al. 2021 (Sync-Switch).
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ __all__ = ["asp", "backup_workers", "bsp", "dssp", "fixed", "k_async", "k_batch_
 
 
 def fixed(job: Job) -> Tuner:
-    """Ask for nothing: the job goes on under `job.start` to its target or the end of its budget."""
+    """Ask for nothing: the job runs under `job.start` to its target or the end of its budget."""
     del job
     yield from ()
 
 
 def bsp(job: Job) -> Tuner:
-    """Everybody waits for everybody."""
+    """All workers wait for each other after every mini-batch."""
     yield from _under(replace(job.start, policy="bsp"), policies.bsp(), job)
 
 
 def asp(job: Job) -> Tuner:
-    """Nobody waits."""
+    """No worker waits."""
     yield from _under(replace(job.start, policy="asp"), policies.asp(), job)
 
 
 def ssp(job: Job, *, staleness: int = 3) -> Tuner:
-    """Nobody runs more than `staleness` clocks ahead of the slowest, in Ho et al.'s sense: 0 is BSP."""
+    """No worker runs more than `staleness` clocks ahead of the slowest (Ho et al.): 0 is BSP."""
     yield from _under(replace(job.start, policy="ssp", staleness=staleness), policies.ssp(staleness), job)
 
 
 def dssp(job: Job, *, low: int = 3, high: int = 15) -> Tuner:
-    """The bound moves within [`low`, `high`]; the defaults are Zhao et al.'s s_L = 3 and range 12."""
+    """The bound varies within [`low`, `high`]; the defaults are Zhao et al.'s s_L = 3 and range 12."""
     wanted = policies.dssp(low, high)
     named = replace(job.start, policy="dssp", staleness=low)
     # A setting names only the lower bound; another range has to be installed.
@@ -51,39 +50,39 @@ def dssp(job: Job, *, low: int = 3, high: int = 15) -> Tuner:
 
 
 def k_sync(job: Job, *, share: float = 0.7) -> Tuner:
-    """The first `share` of the workers to push end a round; the others give up, and all begin anew."""
+    """A round ends when `share` of the workers have pushed; the others abandon their mini-batch, and all start anew."""
     yield from _under(None, policies.k_sync(_count(job, share)), job)
 
 
 def k_batch_sync(job: Job, *, share: float = 0.7) -> Tuner:
-    """As many mini-batches as `share` of the workers end a round, whoever's they are."""
+    """A round ends after as many pushes as `share` of the workers; one worker may push several times."""
     yield from _under(None, policies.k_batch_sync(_count(job, share)), job)
 
 
 def k_async(job: Job, *, share: float = 0.7) -> Tuner:
-    """Who has pushed waits until `share` of the workers have; nobody gives up."""
+    """A worker that has pushed waits until `share` of the workers have; none abandons its mini-batch."""
     yield from _under(None, policies.k_async(_count(job, share)), job)
 
 
 def backup_workers(job: Job, *, share: float = 0.7) -> Tuner:
-    """The first `share` of the workers to push end a round; what the others push later is dropped."""
+    """A round ends when `share` of the workers have pushed; later gradients of the round are dropped."""
     yield from _under(None, policies.backup_workers(_count(job, share)), job)
 
 
 def sync_switch(job: Job, *, clocks: int = 100) -> Tuner:
-    """BSP for the first `clocks` pushes, ASP from then on. Its authors find the moment by trying, for recurring jobs."""
+    """BSP for the first `clocks` pushes, then ASP. The paper finds the number by trials, for jobs that recur."""
     yield from _under(None, policies.sync_switch(clocks), job)
 
 
 def _count(job: Job, share: float) -> int:
-    """That share of the workers that the job starts with, at least one."""
+    """`share` of the number of workers at the start, at least one."""
     if not 0 < share <= 1:
         raise ValueError(f"Cannot wait for a share {share:g} of the workers: it lies above 0, up to 1.")
     return max(1, round(share * len(job.start.workers)))
 
 
 def _under(setting: Setting | None, policy: SyncPolicy, job: Job) -> Generator[Action[Any], Any, None]:
-    """Bring the job to `setting`, or put `policy` into its servers where the setting is refused or there is none."""
+    """Reconfigure the job to `setting`, or install `policy` where that is refused or None."""
     if setting == job.start:
         return
     if setting is not None:

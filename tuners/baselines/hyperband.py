@@ -1,12 +1,12 @@
 """Hyperband with an infinite horizon, as MLtuner measured it (Li et al. 2016, first version; MLtuner, Section 5.2).
 
-Nobody knows how many epochs a model needs, so budgets are doubled for ever, and each is spent in several ways: on many
-settings that are halved early, or on few that train long. Settings are drawn at random; after each stage the half whose
-peak of validation quality is lower is dropped. A setting that has reached its plateau trains no further.
+How many epochs a model needs is not known, so the budget doubles without end, and each budget is spent in several ways: on
+many settings that are halved early, or on few that train long. Settings are random; after each stage the half with the
+lower peak of validation quality is dropped. A setting that has reached its plateau is not trained further.
 
 ``schedule="measured"`` is that of MLtuner's public code: budgets of B = 2^(K+1) epochs for K = 1, 2, ..., and for L = 1, 2,
-4, ... as long as K - L >= log2 L a bracket of 2^(L+1) settings and L stages, at whose end a setting has been trained for
-B / (settings left) / L epochs in all. Two settings are left in the end. ``schedule="paper"`` is Hyperband's own: for
+4, ... as long as K - L >= log2 L a bracket of 2^(L+1) settings and L stages. At the end of a stage a setting has been
+trained for B / (settings left) / L epochs in all. Two settings are left in the end. ``schedule="paper"`` is Hyperband's own: for
 l = 1, 2, ... as long as K - l >= log2 l a bracket of 2^l settings and B = 2^K epochs, where each stage *adds* so many.
 """
 
@@ -31,7 +31,7 @@ class Bracket(NamedTuple):
     """One successive halving."""
 
     settings: int
-    epochs: tuple[int, ...]  # that a setting has been trained for in all, when each stage ends
+    epochs: tuple[int, ...]  # of a setting in all, at the end of each stage
 
 
 def hyperband(
@@ -42,7 +42,7 @@ def hyperband(
     schedule: Schedule = "measured",
     plateau_epochs: int = 5,
 ) -> Tuner:
-    """Halve random settings, for ever. A job without a tunable to tune, or without losses, just runs."""
+    """Halve random settings, without end. A job without a free tunable, or without losses, just runs."""
     if plateau_epochs < 1:
         raise ValueError(f"Cannot train to a plateau of {plateau_epochs} epochs: give at least 1.")
     what = tunables(job, tuned, convention=momentum)
@@ -81,7 +81,7 @@ def _added(budget: int, stages: int) -> Bracket:
 
 
 def _drawn(job: Job, what: Tunables, settings: int, rng: np.random.Generator) -> Generator[Action[Any], Any, list[Course]]:
-    """Fresh copies of the model under settings drawn at random, without those that the system refuses."""
+    """Forks of the first model under random settings, without those that the system refuses."""
     made = []
     for _ in range(settings):
         setting = what.setting(what.space.sample(rng), job.start)

@@ -1,8 +1,7 @@
-"""Random search online: try settings drawn from the space, each for a while on the running job, then stay with the best.
+"""Random search online: try random settings, each for a while on the running job, then keep the best.
 
-The baseline that every search has to beat (Bergstra & Bengio 2012), put to work on one job that must be finished: trials
-take the job's own time (see `tuners.search.online_search`), and are compared by how fast the training loss decayed in them
-(see `tuners.search.progress_rate`).
+Every search must beat this baseline (Bergstra & Bengio 2012). Trials take the job's own time (see
+`tuners.search.online_search`) and are compared by how fast the training loss falls (see `tuners.search.progress_rate`).
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ __all__ = ["random_search"]
 
 
 def random_search(job: Job, *, trials: int = 12, share: float = 0.1, clocks: int | None = None) -> Tuner:
-    """Draw up to `trials` settings, knob by knob and independently, and try them on `share` of the job's budget.
+    """Draw up to `trials` settings, every knob independently, and try them within `share` of the job's budget.
 
-    Each trial gets the same time, or so many `clocks` where that is given.
+    Each trial takes the same time, or so many `clocks` where that is given.
     """
     return from_ask_tell(_Draws, trials=trials, share=share, clocks=clocks)(job)
 
 
 class _Draws:
-    """Proposes without learning."""
+    """Random proposals, without learning."""
 
     def __init__(self, job: Job) -> None:
         self._space = job.space

@@ -1,9 +1,9 @@
-"""What the bespoke optimiser is measured against (Bespoke BO, Section 4): two simple schedules, and searches that know
-nothing of how an iteration is made up.
+"""The baselines of the bespoke optimiser (Bespoke BO, Section 4): two simple schedules, and searches without a model of an
+iteration.
 
-`uniform_devices` shares the batch out evenly among all devices, `uniform_gpus` among the GPUs; whoever works serves, too.
-`schedule_search` looks for a schedule in the 30-odd dimensions of the job's space: by a bandit over techniques, as
-OpenTuner does (`tuners.baselines.bandit`); by a Gaussian process, as Spearmint does; by CMA-ES (Hansen and Ostermeier 2001,
+`uniform_devices` shares the batch out evenly among all devices, `uniform_gpus` among the GPUs; every worker is also a server.
+`schedule_search` searches the job's space, of about 30 dimensions: by a bandit over techniques, as OpenTuner
+does (`tuners.baselines.bandit`); by a Gaussian process, as Spearmint does; by CMA-ES (Hansen and Ostermeier 2001,
 of the cmaes library); by the tree-structured Parzen estimator; or at random.
 """
 
@@ -26,17 +26,17 @@ from tuners.settings import Space
 
 __all__ = ["Evolution", "schedule_search", "uniform_devices", "uniform_gpus"]
 
-_REFUSED = 10  # proposals in a row that cannot be run, before the search gives up
+_REFUSED = 10  # proposals in a row that cannot be run, after which the search stops
 
 
 def uniform_devices(job: Job) -> Tuner:
-    """The batch evenly on all devices."""
+    """Share the batch out evenly among all devices."""
     if is_free(job):
         yield from _stay(setting(job, evenly(job, devices(job))), job.start)
 
 
 def uniform_gpus(job: Job) -> Tuner:
-    """The batch evenly on the GPUs; a job without any goes on as it starts."""
+    """Share the batch out evenly among the GPUs; a job without GPUs keeps its start setting."""
     gpus = [(i, d) for i, d in devices(job) if job.nodes[i].devices[d] == "gpu"] if is_free(job) else []
     if gpus:
         yield from _stay(setting(job, evenly(job, gpus)), job.start)
@@ -45,9 +45,9 @@ def uniform_gpus(job: Job) -> Tuner:
 def schedule_search(
     job: Job, *, kind: Literal["bandit", "gp", "cmaes", "tpe", "random"] = "bandit", evaluations: int = 30
 ) -> Tuner:
-    """Try so many schedules within the running job, its start first, then stay with the best that can still be run.
+    """Try so many schedules on the running job, its start first, then keep the best that can still be run.
 
-    Raises ValueError for a search that is not known, or without evaluations.
+    Raises ValueError for an unknown kind, and for fewer than one evaluation.
     """
     if evaluations < 1:
         raise ValueError(f"Cannot search with {evaluations} evaluations: give at least 1.")
@@ -59,7 +59,7 @@ def schedule_search(
 def _explored(job: Job, search: Searcher, evaluations: int) -> Generator[Action[Any], Any, None]:
     found: list[MeasuredSchedule] = []
     current, there, refused = job.start, {n.name for n in job.nodes}, 0
-    for point in itertools.chain([None], iter(search.propose, None)):  # the start is no searcher's point
+    for point in itertools.chain([None], iter(search.propose, None)):  # the start setting is not a proposal
         wanted = job.start if point is None else _runnable(job, point, there)
         seen = (yield from measure(wanted, current)) if wanted is not None else None
         if point is not None:
@@ -80,7 +80,7 @@ def _explored(job: Job, search: Searcher, evaluations: int) -> Generator[Action[
 
 
 def _iteration(current: Setting) -> Generator[Action[Any], Any, Window | None]:
-    """What has become of a job that refused: an iteration of it, or None where it refuses even that."""
+    """One iteration of a job that has refused a schedule, to see its state; None where it refuses that, too."""
     try:
         return (yield from Run(clocks=len(current.workers)))
     except Rejected:
@@ -94,7 +94,7 @@ def _stay(wanted: Setting, current: Setting) -> Generator[Action[Any], Any, None
 
 
 def _runnable(job: Job, point: Point, there: set[str]) -> Setting | None:
-    """The setting that a point stands for, without nodes that are gone; None where nobody is left to work or to serve."""
+    """The setting of a point, without nodes that are gone; None where no worker or no server is left."""
     gone = {f"role/{n.name}": "idle" for n in job.nodes if n.name not in there and f"role/{n.name}" in point}
     wanted = job.space.setting(point | gone)
     try:

@@ -1,10 +1,10 @@
-"""Spearmint as MLtuner measured it: Bayesian optimisation of whole trainings (Snoek, Larochelle & Adams 2012; MLtuner,
+"""Spearmint as MLtuner measured it: Bayesian optimisation over complete trainings (Snoek, Larochelle & Adams 2012; MLtuner,
 Section 5.2).
 
-Every setting trains a fresh copy of the model until the validation quality has reached its plateau; the Gaussian process
-learns the peak of that and proposes the next setting by expected improvement. The first one sets every tunable to its
-minimum, as the authors of MLtuner always saw it do. It has no rule of its own when to stop: with ``stops=True`` it stops
-when the best five peaks differ by less than 10 %, as in the paper's second comparison, and the job goes on with the best.
+Every setting trains a fork of the first model until the validation quality has reached its plateau. The Gaussian process
+learns the peak quality and proposes the next setting by expected improvement. The first setting has every tunable at its
+minimum, as the authors of MLtuner always observed. Spearmint has no stopping rule. With ``stops=True`` it stops when the
+best five peaks differ by less than 10 %, as in the paper's second comparison, and the job continues with the best.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tuners.search.tunables import Convention, Which, tunables
 
 __all__ = ["spearmint"]
 
-_REFUSALS = 3  # of forks in a row, before it gives up
+_REFUSALS = 3  # of forks in a row, after which it stops
 
 
 def spearmint(
@@ -27,7 +27,7 @@ def spearmint(
     plateau_epochs: int = 5,
     stops: bool = False,
 ) -> Tuner:
-    """Train one setting after the other to completion. A job without a tunable to tune, or without losses, just runs."""
+    """Train one setting after the other to completion. A job without a free tunable, or without losses, just runs."""
     if plateau_epochs < 1:
         raise ValueError(f"Cannot train to a plateau of {plateau_epochs} epochs: give at least 1.")
     what = tunables(job, tuned, convention=momentum)

@@ -1,7 +1,7 @@
 """TPE online: Optuna's tree-structured Parzen estimator (Bergstra et al. 2011) proposes what to try next.
 
-The ask/tell adapter at work: this file says how to ask Optuna, `tuners.search.online_search` how trials are made on a
-running job. MLtuner's default searcher (HyperOpt) is the same estimator.
+An example of the ask/tell adapter: this file asks Optuna, `tuners.search.online_search` makes the trials on the running job.
+MLtuner's default searcher (HyperOpt) is the same estimator.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ __all__ = ["tpe"]
 
 
 def tpe(job: Job, *, trials: int = 12, share: float = 0.1, clocks: int | None = None, startup: int = 5) -> Tuner:
-    """Try up to `trials` settings, the first `startup` of them at random, on `share` of the job's budget.
+    """Try up to `trials` settings, the first `startup` of them random, within `share` of the job's budget.
 
-    Each trial gets the same time, or so many `clocks` where that is given.
+    Each trial takes the same time, or so many `clocks` where that is given.
     """
     return from_ask_tell(lambda j: _Study(j, startup), trials=trials, share=share, clocks=clocks)(job)
 
 
 class _Study:
-    """One Optuna study over the job's space. Settings without a score rank below every setting with one."""
+    """One Optuna study over the job's space. A setting without a score ranks below all settings with one."""
 
     def __init__(self, job: Job, startup: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -1,21 +1,21 @@
-"""How many iterations a job still needs, read off the losses of a stretch of it (TensorFlowOnline, Section IV).
+"""How many iterations a job still needs, estimated from the losses of a segment of it (TensorFlowOnline, Section IV).
 
-A convergence bound says how many iterations bring a loss to some height, up to a hidden constant. Fitted online, to the
-losses that one setting made from iteration j0 on, the constant belongs to that setting, and the bound taken at the
-threshold epsilon tells how far it is to go: Eq. 3 is the curve, Eq. 4 the same curve at epsilon, and Eq. 5 sets d, which
-cannot be fitted along. What the paper leaves open, what its public code settles otherwise, and what we found:
+A convergence bound says how many iterations bring a loss to some level, up to a hidden constant. The constant is fitted
+online, to the losses of one setting from iteration j0 on, so it belongs to that setting. The bound at the threshold epsilon
+then gives the remaining iterations: Eq. 3 is the curve, Eq. 4 the same curve at epsilon, and Eq. 5 sets d, which cannot be
+fitted as well. What the paper leaves open, what its public code does differently, and what we found:
 
 * The fit is least squares through the origin with d fixed, H = sum(x y) / sum(x x), over y = 1 .. a iterations from j0.
-  The code counts from the first loss that it kept (``origin="first"``) and takes the maximum alone for d (``d_rule="max"``).
-* A loss above d would make x negative; it counts as x = 0, which weighs as much as leaving it out: nothing.
-* d <= epsilon: nothing left to do. No loss below d: no estimate.
-* Losses that *rise* get a small H, so a small remainder, since d is then the last of them and the first ones look far below
-  it. Hence the slope must fall by more than `falls` of its standard errors; None drops the guard, as paper and code do.
+  The code counts from the first loss that it kept (``origin="first"``) and uses the maximum loss as d (``d_rule="max"``).
+* A loss above d would make x negative; it counts as x = 0, which has no weight in the fit.
+* d <= epsilon: no iterations remain. No loss below d: no estimate.
+* Losses that *rise* give a small H and so a small remainder, because d is then the last loss and the first ones look far
+  below it. Hence the slope must fall by more than `falls` standard errors; None drops the guard, as in paper and code.
 * With d the largest of noisy losses a slow segment seems fast: of 16,094 iterations to go (a = 108, epsilon 0.2, first loss
   1) noise of 2 % leaves 7,000 and noise of 10 % 1,600, while 161 stay 152. So means of `smoothing` losses are fitted, by
-  default of one round of the workers: 36 of them keep some 9,000 under 10 % of noise. Paper and code fit single losses.
+  default of one loss per worker: with 36 workers some 9,000 remain under 10 % of noise. Paper and code fit single losses.
 
-It sees training losses of mini-batches; a target on validation loss is taken to mean the same height.
+The estimate uses training losses of mini-batches; a target on validation loss is treated as the same level.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy.stats import rankdata
+from numpy.typing import NDArray
 
-__all__ = ["HOGWILD", "SERIAL", "Bound", "Estimator", "Remaining", "Segment", "inliers", "rank_of_estimate", "slope"]
+__all__ = ["HOGWILD", "SERIAL", "Bound", "Estimator", "Remaining", "Segment", "inliers", "slope"]
 
 _Floats = NDArray[np.float64]
 
@@ -37,19 +36,19 @@ class Segment(NamedTuple):
     """Losses of consecutive iterations under one setting."""
 
     losses: _Floats  # [n], after iterations j0 + 1 .. j0 + n of the job
-    loss_before: float = np.nan  # of iteration j0, under whatever setting came before; nan where there was none
+    loss_before: float = np.nan  # of iteration j0, under the setting before; nan where there was none
     clocks_before: int = 0  # j0
-    workers: int = 1  # that shared these iterations
+    workers: int = 1  # number of workers that pushed them
 
 
 class Remaining(NamedTuple):
-    """What one segment says of the way to epsilon."""
+    """The estimate from one segment: the iterations to epsilon."""
 
     iterations: float  # from j0 on; infinite where the segment shows no progress
     progress: bool
     hidden: float = np.nan  # H, fitted
     distance: float = np.nan  # d, set
-    falls: float = np.nan  # by how many of its standard errors the losses' slope lies below zero
+    falls: float = np.nan  # number of standard errors by which the slope of the losses is below zero
 
 
 # ------------------------------------------------------------------------------------------------------------- the bounds
@@ -59,7 +58,7 @@ class Bound(NamedTuple):
     """A convergence bound: iterations = H * shape(loss, d), with one hidden constant H."""
 
     name: str
-    shape: Callable[[_Floats, float], _Floats]  # (losses, d) to x; zero or less where the bound says nothing
+    shape: Callable[[_Floats, float], _Floats]  # (losses, d) to x; zero or less where the bound does not apply
     anchored: bool = True  # iterations count from the segment's j0; else from the beginning of the job
 
 
@@ -84,7 +83,7 @@ SERIAL = Bound("serial", _serial, anchored=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimator:
-    """Eqs. 3-5, and how they are fitted. The defaults are the paper's where it is sound."""
+    """Eqs. 3-5, and how they are fitted. The defaults are the paper's, except where noise would deceive it (see above)."""
 
     bound: Bound = HOGWILD
     d_rule: Literal["eq5", "max"] = "eq5"  # Eq. 5, or as the public code: the largest loss alone
@@ -104,12 +103,12 @@ class Estimator:
         losses, steps = _running_mean(losses, width), _running_mean(steps, width)
         if not len(losses) or losses.max() <= 0:
             return Remaining(np.inf, False, falls=falls)
-        losses = np.maximum(losses, 1e-3 * epsilon)  # a hinge loss can be zero, of which the bound says nothing
+        losses = np.maximum(losses, 1e-3 * epsilon)  # a hinge loss can be zero, where the bound is not defined
         d = self._distance(losses, segment.loss_before)
         if self.bound.anchored and d <= epsilon:
             return Remaining(0.0, True, distance=d, falls=falls)
         moved = 0.0 if self.origin == "first" else 1.0
-        skipped = steps[0] - 1.0  # where the running mean moved the first point to
+        skipped = steps[0] - 1.0  # iterations by which the running mean moved the first point
         y = steps - steps[0] + moved if self.bound.anchored else segment.clocks_before + steps
         x = np.maximum(self.bound.shape(losses, d), 0.0)
         hidden = float(x @ y / (x @ x)) if x.any() else np.nan
@@ -120,16 +119,16 @@ class Estimator:
         return Remaining(max(left, 0.0), True, hidden, d, falls)
 
     def width(self, segment: Segment, count: int) -> int:
-        """How many of `count` losses a running mean takes, so that at least three means are left."""
+        """The width of the running mean over `count` losses, such that at least three means are left."""
         return max(1, min(self.smoothing or segment.workers, count // 3))
 
     def level(self, losses: _Floats, workers: int, *, first: bool = False) -> float:
-        """The height of the loss where a segment ends, or begins: the mean of as many losses as the fit smooths over."""
+        """The level of the loss at the end, or the beginning, of a segment: a mean as wide as the smoothing of the fit."""
         width = self.smoothing or workers
         return float(np.mean(losses[:width] if first else losses[-width:])) if len(losses) else np.nan
 
     def _distance(self, losses: _Floats, before: float) -> float:
-        """d, Eq. 5: at most the bound's supremum 2 l, and no smaller than most of the losses."""
+        """d, Eq. 5: the largest loss, but at most the bound's supremum 2 l."""
         highest = float(losses.max())
         return min(2 * before, highest) if self.d_rule == "eq5" and before > 0 else highest
 
@@ -157,25 +156,3 @@ def slope(steps: _Floats, losses: _Floats) -> float:
 
 def _running_mean(values: _Floats, width: int) -> _Floats:
     return np.convolve(values, np.full(width, 1.0 / width), "valid") if len(values) else values
-
-
-# ------------------------------------------------------------------------------------------------------- how good it is
-
-
-def rank_of_estimate(estimated: ArrayLike, actual: ArrayLike) -> float:
-    """The mean true rank of the setting that is estimated best, over segments: 1 is a perfect estimate (Table VI).
-
-    `estimated` has a row of remaining seconds per segment and a column per setting. `actual` is either one row, completion
-    times (the paper's text), or a row per segment, the seconds that truly remained (its public code). A setting that is nan
-    in either has no part in that segment. Equal actual seconds share their mean rank; of equal estimates the truly best
-    counts.
-    """
-    guesses = np.atleast_2d(np.asarray(estimated, float))
-    truths = np.broadcast_to(np.asarray(actual, float), guesses.shape)
-    ranks = []
-    for guess, truth in zip(guesses, truths, strict=True):
-        known = ~np.isnan(guess) & ~np.isnan(truth)
-        if known.any():
-            best = guess[known] == guess[known].min()
-            ranks.append(rankdata(truth[known])[best].min())
-    return float(np.mean(ranks)) if ranks else np.nan

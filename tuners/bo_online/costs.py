@@ -1,9 +1,9 @@
-"""What a change of setting needs and what that costs, learnt from changes made (TensorFlowOnline, Section V).
+"""The cost of a reconfiguration, learnt from past ones (TensorFlowOnline, Section V).
 
-A change relocates training data (Type I-a: fetched anew, TDR), relocates the model (Type I-b: on demand, ODMR), sets the
-system anew (Type II: SSR), or any union of these, whose costs add up. Changes drawn at random need several at once, so
-their costs are told apart by non-negative least squares over all changes so far; what always came together shares evenly.
-The public code knows one mean over all changes, without the first.
+A reconfiguration relocates training data (Type I-a: workers fetch it again, TDR), relocates the model (Type I-b: on demand,
+ODMR), changes system settings (Type II: SSR), or any union of these; their costs add up. Random settings need several
+techniques at once, so the costs are separated by non-negative least squares over all reconfigurations so far. Techniques
+that always came together get equal costs. The public code uses one mean over all reconfigurations but the first.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Technique: TypeAlias = Literal["TDR", "ODMR", "SSR"]
 TECHNIQUES: tuple[Technique, ...] = ("TDR", "ODMR", "SSR")
 
 _EVENLY = 1e-3
-"""The weight of the wish for small costs: decides only what the changes leave open."""
+"""The weight of a preference for small costs: it decides only what the observations leave open."""
 
 
 class PastReconfiguration(NamedTuple):
-    """A change that was made and measured."""
+    """A reconfiguration that was made: the techniques that it needed, and its seconds."""
 
     needed: frozenset[Technique]
     seconds: float
 
 
 def techniques(old: Setting, new: Setting) -> frozenset[Technique]:
-    """What it takes to get from one setting to the other: nothing for equal ones.
+    """The techniques that a change from one setting to the other needs: none for equal settings.
 
-    Who works, or on how much of the data, is I-a; who serves, or how much of the model, is I-b; a worker that becomes a
+    A change of workers or of their data shares is I-a; of servers or of their model shares I-b; a worker that becomes a
     server is both. Every other field is a system setting, II.
     """
     needed = set[Technique]()
@@ -54,13 +54,13 @@ def techniques(old: Setting, new: Setting) -> frozenset[Technique]:
 
 
 def _by_node(setting: Setting) -> tuple[dict[str, float], dict[str, float]]:
-    """Who works on what share of the data, and who serves what share of the model."""
+    """The share of the data of each worker, and the share of the model of each server."""
     data, model = setting.shares()
     return dict(zip(setting.workers, data, strict=True)), dict(zip(setting.servers, model, strict=True))
 
 
 def technique_seconds(changes: Sequence[PastReconfiguration]) -> dict[Technique, float]:
-    """The seconds of each technique, never negative, that explain the changes best; 0 for one that was never needed."""
+    """The seconds of each technique, never negative, that fit the past best; 0 for one that was never needed."""
     if not changes:
         return dict.fromkeys(TECHNIQUES, 0.0)
     needs = np.array([[t in c.needed for t in TECHNIQUES] for c in changes], float)
@@ -72,7 +72,7 @@ def technique_seconds(changes: Sequence[PastReconfiguration]) -> dict[Technique,
 def change_seconds(
     changes: Sequence[PastReconfiguration], needed: frozenset[Technique], rule: Literal["technique", "mean"] = "technique"
 ) -> float:
-    """What a change that needs these techniques is expected to take: R_cost. Nothing is known before the first change."""
+    """R_cost, the expected seconds of a reconfiguration that needs these techniques; 0 before the first one."""
     if rule == "mean":
         later = [c.seconds for c in changes[1:]]
         return float(np.mean(later)) if later else 0.0

@@ -1,7 +1,7 @@
-"""What `tuners.bo_online` remembers of a job: stretches under one setting each, and the triples that a model learns from.
+"""The memory of `tuners.bo_online`: stretches of the job under one setting each, and the triples that the model learns from.
 
-A triple <X, l, Y> says: with the loss at l, the job was Y seconds from its end if it went on under X (III-B, Fig. 4).
-Triples are made anew from the stretches whenever they are wanted, since where the end lies may be known better by then.
+A triple <X, l, Y> says: at loss l, the job would end after Y more seconds under setting X (III-B, Fig. 4). Triples are made
+from all stretches each time, because epsilon may be known better by then.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ Repeats = Literal["latest", "all", "contiguous"]
 
 _EVALUATIONS = 10
 _SHARE = 0.1
-_MOST_TRIPLES = 100  # the latest, for a Gaussian process slows down with their cube
+_MOST_TRIPLES = 100  # the latest; the time of a Gaussian process grows with their cube
 
 
 class Stretch(NamedTuple):
-    """Some clocks of the job under one setting."""
+    """Consecutive clocks of the job under one setting."""
 
     row: _Floats  # the setting, encoded
     segment: Segment
-    seconds: float  # that all its clocks took together
-    loss_after: float  # the height of the loss at its end
+    seconds: float  # of all its clocks together
+    loss_after: float  # level of the loss at its end
 
 
 class Triple(NamedTuple):
     """One observation of the remaining seconds."""
 
     row: _Floats  # X, encoded
-    state: float  # l: the loss just before X was used; of a job that counts clocks, the clocks that were left
+    state: float  # l: the loss just before X was used; for a job that counts clocks, the remaining clocks
     seconds: float  # Y, from then on
-    progress: bool = True  # False: Y is no estimate but stands for "as bad as the worst"
-    remaining: Remaining | None = None  # what Y was made of, unless clocks were counted
+    progress: bool = True  # False: Y is not an estimate but that of the worst stretch
+    remaining: Remaining | None = None  # the estimate behind Y; None for a job that counts clocks
 
 
 def triples(
@@ -54,10 +54,10 @@ def triples(
     repeats: Repeats = "latest",
     state: Literal["before", "last"] = "before",
 ) -> list[Triple]:
-    """Every stretch as a triple, the latest last, under the names of `bo_online`'s options.
+    """Every stretch as a triple, the latest last; the options are those of `bo_online`.
 
-    Of a setting seen more than once the latest stretch counts, or, with "contiguous", the latest run of stretches without
-    another setting between them; with "all", each. None where nothing can be said of how far it is to go.
+    Of several stretches of one setting the latest counts, or, with "contiguous", the latest ones without another setting
+    between them; with "all", each. No triples where epsilon is not known.
     """
     counts = target.metric == "clocks"
     if not counts and not 0 < epsilon < np.inf:
@@ -87,7 +87,7 @@ def _estimated(stretch: Stretch, epsilon: float, estimator: Estimator, state: Li
 
 
 def contiguous(stretches: Sequence[Stretch]) -> list[Stretch]:
-    """The stretches, those joined that follow each other under one setting without a clock between them."""
+    """The stretches, where those that follow each other under one setting without a gap are joined."""
     joined: list[Stretch] = []
     for s in stretches:
         last = joined[-1] if joined else None
@@ -104,10 +104,10 @@ def contiguous(stretches: Sequence[Stretch]) -> list[Stretch]:
 
 
 def threshold(target: Target, evaluations: Sequence[Evaluation], first_loss: float, epsilon: float | None = None) -> float:
-    """The loss at which the job counts as done, nan where it counts clocks: `epsilon` if given, the target if it is a loss.
+    """epsilon, the loss at which the job is done: `epsilon` if given, else the target if it is a loss; nan for clocks.
 
-    For a target on accuracy, the loss that goes with it by a least-squares line through the latest evaluations, but no
-    higher than the lowest of these losses and no lower than half of it; without two of them, a tenth of the first loss.
+    For a target on accuracy: the loss at that accuracy on a least-squares line through the latest evaluations, but at most
+    the lowest of these losses and at least half of it. Without two evaluations: a tenth of the first loss.
     """
     if epsilon is not None:
         return epsilon

@@ -1,11 +1,21 @@
-"""The surrogate of `tuners.bo_online`: a Gaussian process over <setting, state>, what it is asked, and where it is asked.
+"""The surrogate of `tuners.bo_online`: a Gaussian process over <setting, state>, acquisition functions, their maximisation.
+
+What is whose:
+
+* GPy: the Gaussian process (`GPRegression`, its kernels and prior) and the optimiser of its hyper-parameters.
+* emukit: `GPyModelWrapper` alone, for predictions without the noise of observation.
+* Ours: the encoding of settings as rows, the restarts of the fit, expected improvement, probability of improvement and lower
+  bound, and the search for the row of the highest score. emukit's acquisition functions take their incumbent from the data
+  and know no state, but here the incumbent is the current setting at the *current* loss. emukit's optimisers search a box
+  and round afterwards, which proposes settings that the model knows already; here whole numbers are rounded and options
+  decided *before* a row is scored.
 
 Rows are knobs scaled to [0, 1] by their range (logarithmic knobs in the logarithm), choices one-hot, and last the state of
-the job, its loss, scaled by where it began and where it is to end: scaled by what was seen of it so far, as in the public
-code, a loss that has hardly moved would tell apart observations that differ in nothing else. Whole numbers are rounded and
-options decided *before* a row is scored, so what is scored is what would be set (rounding afterwards proposes settings that
-the model knows already). GPy and emukit are imported when first needed. GPy draws restarts from NumPy's global generator;
-it is lent a state of its own for as long as it fits.
+the job: its loss, scaled by its first value and its target. The public code scales it by the losses so far; then a loss
+that has hardly moved would separate observations that are alike.
+
+GPy and emukit are imported at first use, because that takes seconds. GPy draws restarts from NumPy's global generator;
+during a fit that generator has a seed of ours, and afterwards its old state.
 """
 
 from __future__ import annotations
@@ -33,17 +43,17 @@ _KERNELS = {"matern12": "Exponential", "matern32": "Matern32", "matern52": "Mate
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """Settings as rows in [0, 1], with the columns of `Space.values_of_row`."""
+    """Settings as rows of numbers in [0, 1], with the columns of `Space.values_of_row`."""
 
     space: Space
-    threads: int | None = None  # what intra_threads and inter_threads add up to, where both are free; None: uncoupled
+    threads: int | None = None  # sum of intra_threads and inter_threads, where both are free; None: not coupled
 
     @property
     def width(self) -> int:
         return sum(_columns(k) for k in self.space.knobs)
 
     def row(self, values: Mapping[str, Scalar]) -> _Floats:
-        """The row of `values`; a value that its knob does not have (the role of a lost node, say) is no option at all."""
+        """The row of `values`; a value that its choice does not have (say, a lost node's role) sets none of its columns."""
         cells: list[float] = []
         for k in self.space.knobs:
             value = values[k.name]
@@ -56,7 +66,7 @@ class Encoding:
         return np.array(cells)
 
     def values(self, row: _Floats) -> dict[str, Scalar]:
-        """The knobs' values that a row stands for."""
+        """The values of the knobs in a row."""
         cells, at = row.copy(), 0
         for k in self.space.knobs:
             if not isinstance(k, Choice):
@@ -66,7 +76,7 @@ class Encoding:
         return self.space.values_of_row(cells)
 
     def spread(self, shares: _Floats) -> _Floats:
-        """Rows of values at these `shares` of the knobs' ranges, [n, knobs] in [0, 1): uniform ones give uniform values."""
+        """Rows at these `shares` of the knobs' ranges, [n, knobs] in [0, 1): uniform shares give uniform values."""
         parts = []
         for k, share in zip(self.space.knobs, shares.T, strict=True):
             if isinstance(k, Choice):
@@ -74,14 +84,14 @@ class Encoding:
                 continue
             low, high = _ends(k)
             x = low + share * (high - low)
-            if isinstance(k, Integer):  # half a unit on both sides, so that the ends are as likely as their neighbours
+            if isinstance(k, Integer):  # half a unit more at both ends makes them as likely as their neighbours
                 wide = np.log([k.low - 0.5, k.high + 0.5]) if k.log else np.array([k.low - 0.5, k.high + 0.5])
                 x = wide[0] + share * (wide[1] - wide[0])
             parts.append(((x - low) / (high - low) if high > low else np.zeros_like(x))[:, None])
         return self.snap(np.hstack(parts))
 
     def snap(self, rows: _Floats) -> _Floats:
-        """The nearest rows that stand for settings: in range, whole where whole, one option each, threads coupled."""
+        """The nearest rows that are settings: in range, whole numbers rounded, one option per choice, threads coupled."""
         parts, at = dict[str, _Floats](), 0
         for k in self.space.knobs:
             part = rows[:, at : at + _columns(k)]
@@ -94,7 +104,7 @@ class Encoding:
         return np.hstack(list(parts.values()))
 
     def _couple(self, parts: dict[str, _Floats]) -> None:
-        """Let inter_threads be what intra_threads leaves of the cores, where both are free whole numbers."""
+        """Set inter_threads to the cores that intra_threads leaves, where both are free whole numbers."""
         intra, inter = self.space.knob("intra_threads"), self.space.knob("inter_threads")
         if self.threads is None or not isinstance(intra, Integer) or not isinstance(inter, Integer):
             return
@@ -133,16 +143,18 @@ def _snapped(knob: Knob, part: _Floats) -> _Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surrogate:
-    """What Gaussian process models the remaining seconds. The public code's is `fitted=False` with "matern12"."""
+    """The options of the Gaussian process. The public code uses `fitted=False` with "matern12"."""
 
     kernel: Literal["matern12", "matern32", "matern52", "rbf"] = "matern52"
     relevance: bool = True  # a length scale per column, drawn towards 1 by a prior
-    fitted: bool = True  # hyper-parameters by likelihood; else variance, length scale and noise are 1
+    fitted: bool = True  # hyper-parameters of highest likelihood; else variance, length scale and noise are 1
     restarts: int = 2
     iterations: int = 30  # of the optimiser, per restart
-    clip: float = 1e7  # seconds count as at most so many times the least positive ones (the code's figure)
-    scale: Literal["linear", "log"] = "linear"  # model the seconds, as paper and code do, or their logarithm
-    scaling: Literal["range", "standard"] = "range"  # of the state: by where it ends and began, or as seen (the code's)
+    clip: float = 1e7  # seconds above this multiple of the least positive ones are cut to it (the code's figure)
+    scale: Literal["linear", "log"] = "linear"  # the model is of the seconds, as in paper and code, or of their logarithm
+    scaling: Literal["range", "standard"] = (
+        "range"  # of the state: by its values at end and beginning, or by those seen so far (the code's)
+    )
 
     def posterior(
         self,
@@ -153,16 +165,16 @@ class Surrogate:
         span: tuple[float, float] = (0.0, 1.0),
         like: GaussianPosterior | None = None,
     ) -> GaussianPosterior:
-        """What the observations `seconds` [n] at `rows` [n, columns], the state last, say of every other row.
+        """The posterior after the observations `seconds` [n] at `rows` [n, columns], with the state in the last column.
 
-        `span` is what the state is at the end and at the beginning of the job. Hyper-parameters are those of `like` where
-        it is given, else fitted.
+        `span` is the state at the end and at the beginning of the job. Hyper-parameters are those of `like` where it is
+        given, else fitted.
         """
         return GaussianPosterior(self, rows, seconds, seed, span, like)
 
 
 class GaussianPosterior:
-    """Mean and standard deviation of the remaining seconds, the noise of observation left out."""
+    """Mean and standard deviation of the remaining seconds, without the noise of observation."""
 
     __slots__ = ("_log", "_model", "_offset", "_scale", "_state_offset", "_state_scale")
 
@@ -195,7 +207,7 @@ class GaussianPosterior:
         deviation = self._scale * np.sqrt(np.maximum(variance[:, 0], 0.0))
         if not self._log:
             return level, deviation
-        deviation = np.minimum(deviation, 3.0)  # beyond that the mean of a lognormal says nothing
+        deviation = np.minimum(deviation, 3.0)  # beyond that the mean of a lognormal has no meaning
         middle = np.exp(level + deviation**2 / 2)
         return middle, middle * np.sqrt(np.expm1(deviation**2))
 
@@ -209,7 +221,7 @@ def _standard(values: _Floats) -> tuple[float, float]:
 
 
 def _modelled(surrogate: Surrogate, rows: _Floats, targets: _Floats, like: Any) -> Any:
-    """The emukit model of standardised observations, fitted unless it takes over the parameters of the GPy model `like`."""
+    """The emukit model of standardised observations: fitted, or with the parameters of the GPy model `like`."""
     import GPy
     from emukit.model_wrappers import GPyModelWrapper
 
@@ -226,9 +238,9 @@ def _modelled(surrogate: Surrogate, rows: _Floats, targets: _Floats, like: Any) 
 
 
 def _fit(model: Any, surrogate: Surrogate) -> None:
-    """Bring a GPy model to its likeliest hyper-parameters, from where it is and from random ones.
+    """Set a GPy model to its likeliest hyper-parameters, found from its present ones and from random ones.
 
-    GPy's own restarts print when one fails; that of a start from which nothing can be factorised is no news.
+    GPy's own restarts print a warning when one fails; a start whose matrix cannot be factorised is no error here.
     """
     found = []
     for attempt in range(surrogate.restarts):
@@ -239,13 +251,13 @@ def _fit(model: Any, surrogate: Surrogate) -> None:
             found.append((float(model.objective_function()), attempt, model.param_array.copy()))
     likeliest = min((f for f in found if np.isfinite(f[0])), default=None)
     if likeliest is not None:
-        # Three digits, so that what a processor does to the last ones decides nothing.
+        # Three digits, because the last ones differ between processors, and must not change a decision.
         model[:] = [float(f"{x:.2e}") for x in likeliest[2]]
 
 
 @contextlib.contextmanager
 def _lent_generator(seed: int) -> Iterator[None]:
-    """NumPy's global generator, seeded, and given back as it was."""
+    """NumPy's global generator with a seed of ours; afterwards it has its old state."""
     kept = np.random.get_state()  # noqa: NPY002
     np.random.seed(seed % 2**32)  # noqa: NPY002
     try:
@@ -271,13 +283,13 @@ def probability(mean: _Floats, deviation: _Floats, best: float) -> _Floats:
 
 
 def _standardised(mean: _Floats, deviation: _Floats, best: float) -> _Floats:
-    """By how many deviations `best` lies above the mean, at most 40: further out nothing is left of the distribution."""
+    """By how many deviations `best` lies above the mean, at most 40: the density is zero there in floats."""
     off = best - mean
     return np.clip(np.divide(off, deviation, out=np.copysign(np.inf, off), where=deviation > 0), -40.0, 40.0)
 
 
 def lower_bound(mean: _Floats, deviation: _Floats, best: float, width: float = 2.0) -> _Floats:
-    """How far the lower end of the confidence region lies below `best`: larger is better. Ranks as GP-UCB does."""
+    """How far the lower end of the confidence region lies below `best`: larger is better. The order is that of GP-UCB."""
     return best - (mean - width * deviation)
 
 
@@ -295,9 +307,9 @@ def best_rows(
     parents: int = 10,
     offspring: int = 20,
 ) -> tuple[_Floats, _Floats]:
-    """Rows of high score and their scores, the best first, no row twice: uniform draws, then local search from the best.
+    """Rows of high score and their scores, best first, no row twice: uniform draws, then local search from the best rows.
 
-    `starts` [m, width] are rows to begin from as well. Each round moves about a third of the knobs of each of the best rows.
+    `starts` [m, width] are further rows to start from. Each round moves about a third of the knobs of each of the best rows.
     """
     knobs = len(encoding.space.knobs)
     rows = np.unique(np.vstack([encoding.snap(starts), encoding.spread(rng.random((draws, knobs)))]), axis=0)
@@ -312,13 +324,13 @@ def best_rows(
 
 
 def _descending(scores: _Floats) -> NDArray[np.intp]:
-    """The order of falling scores; those that agree to eight digits of the largest stay in theirs."""
+    """The order of falling scores. Scores that agree in eight digits, relative to the largest, keep their order."""
     unit = float(np.abs(scores).max(initial=0.0)) or 1.0
     return np.argsort(-np.round(scores / unit, 8), kind="stable")
 
 
 def _moved(encoding: Encoding, rows: _Floats, rng: np.random.Generator) -> _Floats:
-    """Each row with some knobs moved: numbers by a little (whole ones by one at least), choices to any option."""
+    """Each row with some knobs moved: numbers by a little (whole numbers by about one or more), choices to any option."""
     counts = [_columns(k) for k in encoding.space.knobs]
     steps = [_step(k) for k in encoding.space.knobs]
     chosen = rng.random((len(rows), len(counts))) < 1 / 3

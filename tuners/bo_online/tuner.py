@@ -1,34 +1,35 @@
 """Bayesian optimisation of a running job's system settings: TensorFlowOnline (Liu et al., "Towards Self-Tuning Parameter
-Servers", 2020), with its public code where the two part ways.
+Servers", 2020), with the choices of its public code as options where the two differ.
 
-A job starts under its own setting and goes through a few more, each for a while (III-B); from what it measured a Gaussian
-process learns T(<X, l>), the seconds that remain if the job goes on under X from loss l (III-A); from then on the setting
-of the highest expected improvement is proposed again and again, and taken where it gains more than the change costs
-(III-C). The remaining seconds of a stretch are its seconds per clock times the iterations left (IV:
-`tuners.bo_online.convergence`); costs are learnt by technique (V: `tuners.bo_online.costs`). Where we differ or had to
+First the job runs under its start setting and a few others, each for a while (III-B). From these measurements a Gaussian
+process learns T(<X, l>), the seconds that remain if the job continues under setting X from loss l (III-A). Then, again and
+again, the setting of the highest expected improvement is proposed, and taken where it gains more than the reconfiguration
+costs (III-C). The remaining seconds of a stretch are its seconds per clock times the remaining iterations (IV:
+`tuners.bo_online.convergence`). Costs are learnt per technique (V: `tuners.bo_online.costs`). Where we differ or had to
 choose:
 
-* Knobs are the system's: roles, threads, 16-bit transfer, graph options, policy and its bound. Rates, momentum, batch and
-  shares are left alone (``knobs="all"`` takes them too). The paper says that its knobs do not touch quality; 16 bits do, and
-  so does the number of workers where nobody waits. The estimate sees that only in the losses. Threads are coupled: in all
-  the paper's settings but one, those within and between operations add up to the cores.
-* A clock is one push, so a = 3 pushes per worker of the setting in force (``per="nodes"``: of the cluster, as the code
-  does). Where all wait for all, three of a worker are three rounds of the job, too few to fit anything to: there it is 10,
-  the code's count for its synchronous job (``clocks_per_worker=3``: the paper's). b counts the settings after X_0, so that
-  J = a + b a clocks (``counting="code"``: X_0 too).
-* One initial change is made in two parts, system settings before roles: settings drawn at random mostly change both at once,
-  so that their costs could not be told apart (``apart=False``: never).
-* Initial settings are a Latin hypercube ("centred" is the code's; "random" draws each by itself, as the paper says).
-* Every a clocks make a triple; of a setting seen before only the latest counts (``repeats="contiguous"``: all since it was
-  last chosen, the code's, which also pairs a triple with its *last* loss, ``state="last"``).
-* epsilon is the target where that is a loss, although the target is on validation and the estimate on training losses.
-  Where it is an accuracy, see `tuners.bo_online.repository.threshold`. A job that counts clocks needs no estimate: what is
-  left is known, and stands in for the loss as the state of the job.
-* A stretch that shows no progress counts as the worst of those that do, or as the budget where none does.
-* The incumbent is the current setting *at the current loss* ("min": the best of those seen, there; "last": the last triple's
-  seconds as they stand, the code's). The gate compares seconds with seconds; the code measures costs and never uses them
-  (``gate=False``). PI and LCB are no seconds: they choose the setting, and the gate asks for its expected improvement.
-* What is pushed while a change is under way belongs to no setting, and is left out, as is a stretch that lost a node.
+* It tunes system knobs: roles, threads, 16-bit transfer, graph options, policy and its bound. Learning rate, momentum, batch
+  and shares keep their values (``knobs="all"`` tunes them too). The paper says that its knobs do not change quality; 16 bits
+  do, and so does the number of workers where no worker waits. The estimate sees that only in the losses. Threads are
+  coupled: in all settings of the paper but one, threads within and between operations add up to the cores.
+* A clock is one push, so a = 3 pushes per worker of the current setting (``per="nodes"``: per node of the cluster, as in the
+  code). Under BSP three pushes of each worker are three rounds of the job, too few for a fit: there it is 10, the code's
+  number for its synchronous job (``clocks_per_worker=3``: the paper's). b counts the settings after X_0, so that the initial
+  phase has J = a + b a clocks (``counting="code"``: b includes X_0).
+* One initial reconfiguration is made in two parts, system settings before roles: random settings mostly change both at
+  once, and then their costs could not be separated (``apart=False``: never).
+* Initial settings are a Latin hypercube ("centred" is the code's; "random" draws each independently, as the paper says).
+* Every a clocks make a triple; of the triples of one setting only the latest counts (``repeats="contiguous"``: all since it
+  was last chosen, as in the code, which also pairs a triple with its *last* loss, ``state="last"``).
+* epsilon is the target where that is a loss, although the target is a validation loss and the estimate uses training losses.
+  For an accuracy see `tuners.bo_online.repository.threshold`. A job that counts clocks needs no estimate: its remaining
+  clocks are known, and are the state of the job instead of the loss.
+* A stretch without progress counts as the worst stretch with progress, or as the budget where there is none.
+* The incumbent is the current setting *at the current loss* ("min": the best setting so far, at the current loss; "last":
+  the seconds of the last triple unchanged, as in the code). The gate compares seconds with seconds; the code measures costs
+  and never uses them (``gate=False``). PI and LCB are not in seconds: they choose the setting, and the gate uses the
+  expected improvement.
+* Pushes during a reconfiguration belong to no setting and are left out, as is a stretch in which a node was lost.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from tuners.bo_online.surrogate import (
 )
 from tuners.settings import Knob
 
-__all__ = ["Design", "bo_online", "initial_rows"]
+__all__ = ["Design", "Proposal", "bo_online", "initial_rows", "proposal"]
 
 _Floats = NDArray[np.float64]
 Design = Literal["lhs", "centred", "random"]
@@ -66,11 +67,11 @@ _Incumbent = Literal["current", "min", "last"]
 _SYSTEM = ("worker_count", "role", "policy", "staleness", "intra_threads", "inter_threads", "transfer_bits", "option")
 _ROLES = ("workers", "servers", "loads", "data_shares", "model_shares")
 _ESTIMATOR, _SURROGATE = Estimator(), Surrogate()
-_PUSHES, _ROUNDS = 3, 10  # of each worker under one setting: where nobody waits for all, and where all do
-_DRAWS = 100  # for an initial setting that the job admits
+_PUSHES, _ROUNDS = 3, 10  # of each worker under one setting: without and with a barrier (BSP)
+_DRAWS = 100  # at most, for an initial setting that the job admits
 _REFUSALS = 3  # by the system, before an initial setting is given up
 _LOOKED_AT = 500  # of the best candidates, for one that the job admits
-_REFIT = 1.1  # growth of the observations after which hyper-parameters are fitted anew
+_REFIT = 1.1  # growth of the number of observations after which hyper-parameters are fitted again
 
 
 def bo_online(
@@ -96,10 +97,10 @@ def bo_online(
     apart: bool = True,
     method: Method = "relocate",
 ) -> Tuner:
-    """Try `settings` settings for a clocks each; then, every a clocks, what promises to finish the job soonest.
+    """Try `settings` settings for a clocks each; then, every a clocks, take the setting that promises the earliest end.
 
-    `clocks` fixes a, which otherwise is `clocks_per_worker` times the workers or nodes: 3, or 10 under BSP. `method` is
-    how the job is reconfigured if it can be so, else its first method. A job without a knob to tune just runs.
+    `clocks` fixes a; otherwise a is `clocks_per_worker` (3, or 10 under BSP) times the number of workers or nodes. `method`
+    is how the job is reconfigured, where the system has it, else the first method. A job without such knobs just runs.
     """
     if min(settings, *(1 if given is None else given for given in (clocks_per_worker, clocks))) < 1:
         raise ValueError(
@@ -125,7 +126,7 @@ def bo_online(
     while True:
         end = threshold(job.target, at.evaluations, at.first_loss, epsilon)
         seen = triples(at.stretches, job.target, job.budget_seconds, end, estimator, repeats, state)
-        wanted = _proposal(at, seen, _span(at, end), surrogate, acquisition, incumbent)
+        wanted = proposal(at, seen, _span(at, end), surrogate, acquisition, incumbent)
         if wanted is not None:
             cost = change_seconds(at.changes, techniques(at.setting, wanted.setting), costs)
             if not gate or wanted.gain_seconds > cost:
@@ -133,12 +134,12 @@ def bo_online(
         at.take((yield from Run(clocks=a())))
 
 
-# ------------------------------------------------------------------------------------------------------ what has happened
+# ------------------------------------------------------------------------------------------------------------ the job
 
 
 @dataclass
 class _Progress:
-    """The job as far as it has come, and what was measured on the way."""
+    """The job so far, and its measurements."""
 
     job: Job
     knobs: Literal["system", "all"]
@@ -147,11 +148,11 @@ class _Progress:
     stretches: list[Stretch] = field(default_factory=list)
     changes: list[PastReconfiguration] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
-    refused: set[Setting] = field(default_factory=set)  # by the system, with the nodes that it has
+    refused: set[Setting] = field(default_factory=set)  # by the system, with its present nodes
     tried: set[bytes] = field(default_factory=set)  # rows of the initial phase
     clocks: int = 0
-    since: float = 0.0  # when the setting came into force
-    loss: float = np.nan  # the height it has now
+    since: float = 0.0  # from when on the setting is in force
+    loss: float = np.nan  # present level
     first_loss: float = np.nan
 
     def __post_init__(self) -> None:
@@ -163,19 +164,19 @@ class _Progress:
         cores = min(n.cores for n in self.job.nodes)
         self.encoding = Encoding(replace(space, knobs=tuned), cores if self.couple_threads else None)
         self.tried.add(self.row(self.setting).tobytes())
-        self.fitted: tuple[int, GaussianPosterior] | None = None  # the posterior of the last fit, and of how many stretches
+        self.fitted: tuple[int, GaussianPosterior] | None = None  # number of stretches at the last fit, and its posterior
 
     def row(self, setting: Setting) -> _Floats:
         return self.encoding.row(self.encoding.space.values(setting))
 
     @property
     def state(self) -> float:
-        """What stands beside the setting in the model's input, now."""
+        """The model's input beside the setting, now: remaining clocks, or the loss."""
         counts = self.job.target.metric == "clocks"
         return self.job.target.value - self.clocks if counts else self.loss
 
     def take(self, seen: Window) -> None:
-        """Remember a window as a stretch under the setting in force, unless it was under no single one."""
+        """Add a window as a stretch under the current setting, unless its setting changed or a node was lost."""
         available = tuple(n.name for n in seen.nodes or self.job.nodes)
         setting = seen.setting or self.setting
         used = set(self.setting.workers + self.setting.servers)
@@ -199,7 +200,7 @@ class _Progress:
         self.stretches.append(Stretch(self.row(self.setting), segment, seconds, self.loss))
 
     def admitted(self, row: _Floats) -> Setting | None:
-        """The setting of a row on the nodes that are there; None for the current one, and where the job would refuse it."""
+        """The setting of a row on the available nodes; None for the current setting, and where the job would refuse it."""
         values, nodes = self.encoding.values(row), {n.name: n for n in self.job.nodes if n.name in self.available}
         space = self.encoding.space
         whole = set(space.base.workers + space.base.servers) <= nodes.keys()
@@ -214,13 +215,13 @@ class _Progress:
 
 
 def _node(knob: Knob) -> str | None:
-    """The node that a knob is about, if any."""
+    """The node that a knob sets, if any."""
     head, _, rest = knob.name.partition("/")
     return rest.partition("/")[0] if rest and head != "option" else None
 
 
 def _change(at: _Progress, setting: Setting, how: Method | None) -> Generator[Action[Any], Any, bool]:
-    """Bring the job to `setting`, and remember what it cost or that it was refused."""
+    """Reconfigure the job to `setting`, and record the cost or the refusal; whether it was done."""
     try:
         cost = yield from Reconfigure(setting, method=how)
     except Rejected:
@@ -237,9 +238,9 @@ def _change(at: _Progress, setting: Setting, how: Method | None) -> Generator[Ac
 
 
 def initial_rows(encoding: Encoding, count: int, rng: np.random.Generator, design: Design) -> _Floats:
-    """So many rows of settings to begin with, [count, width].
+    """`count` rows of initial settings, [count, width].
 
-    A Latin hypercube cuts the range of each knob into `count` parts and hits each once, at random or in its centre.
+    A Latin hypercube divides the range of each knob into `count` parts and uses each part once, at random or its centre.
     """
     shape = count, len(encoding.space.knobs)
     if design == "random" or not count:
@@ -248,10 +249,10 @@ def initial_rows(encoding: Encoding, count: int, rng: np.random.Generator, desig
 
 
 def _begin_with(at: _Progress, row: _Floats, how: Method | None, apart: bool) -> Generator[Action[Any], Any, bool]:
-    """Bring the job to the setting of `row`, or of one drawn anew where that was tried, is not admitted or is refused.
+    """Reconfigure the job to the setting of `row`, or of a new random row where that was tried or is refused.
 
-    Where the change is to be made `apart`, all but the roles changes first. False where there is nothing left to try; a job
-    whose system refuses goes on as it is for as long.
+    With `apart`, all but the roles changes first. False where no setting is left to try; where the system refuses all, the
+    job runs under its present setting instead.
     """
     refusals = 0
     for _ in range(_DRAWS):
@@ -273,20 +274,22 @@ def _begin_with(at: _Progress, row: _Floats, how: Method | None, apart: bool) ->
 # ------------------------------------------------------------------------------------------- the online tuning phase (III-C)
 
 
-class _Proposal(NamedTuple):
+class Proposal(NamedTuple):
+    """The setting to take next, and the seconds that it is expected to save."""
+
     setting: Setting
-    gain_seconds: float  # expected
+    gain_seconds: float
 
 
-def _proposal(
+def proposal(
     at: _Progress,
     seen: list[Triple],
     span: tuple[float, float],
     surrogate: Surrogate,
     acquisition: _Acquisition,
     incumbent: _Incumbent,
-) -> _Proposal | None:
-    """The setting that the acquisition function likes best among those the job admits, the current one left out."""
+) -> Proposal | None:
+    """The setting with the best score of the acquisition among those that the job admits, except the current one."""
     if len(seen) < 2 or not np.isfinite(at.state):
         return None
     posterior = _posterior(at, seen, span, surrogate)
@@ -299,17 +302,17 @@ def _proposal(
         setting = None if np.array_equal(row, current) else at.admitted(row)
         if setting is not None:
             gain = expected_improvement(*posterior(_at_state(row[None], at.state)), best)
-            return _Proposal(setting, float(gain[0]))
+            return Proposal(setting, float(gain[0]))
     return None
 
 
 def _span(at: _Progress, end: float) -> tuple[float, float]:
-    """What the state is at the end and at the beginning of the job."""
+    """The state at the end and at the beginning of the job."""
     return (0.0, at.job.target.value) if at.job.target.metric == "clocks" else (end, at.first_loss)
 
 
 def _posterior(at: _Progress, seen: list[Triple], span: tuple[float, float], surrogate: Surrogate) -> GaussianPosterior:
-    """The model of all triples. Its hyper-parameters are fitted anew only now and then, for fitting is what takes time."""
+    """The model of all triples. Hyper-parameters are fitted only now and then, because the fit takes most of the time."""
     rows = np.array([np.append(t.row, t.state) for t in seen])
     seconds = np.array([t.seconds for t in seen])
     count = len(at.stretches)
@@ -321,7 +324,7 @@ def _posterior(at: _Progress, seen: list[Triple], span: tuple[float, float], sur
 
 
 def _reference(at: _Progress, seen: list[Triple], posterior: GaussianPosterior, incumbent: _Incumbent) -> float:
-    """The seconds that a new setting has to improve on."""
+    """The seconds that a new setting must improve on."""
     if incumbent == "last":
         return seen[-1].seconds
     rows = np.array([t.row for t in seen]) if incumbent == "min" else at.row(at.setting)[None]

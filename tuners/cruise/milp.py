@@ -1,17 +1,19 @@
 """Cruise's optimisation problem (Lee et al., ICDCS 2019, Fig. 3) as a pure mixed-integer linear programme, for HiGHS.
 
-The paper hands products of variables to a commercial solver. They can be written linearly, without approximation:
+The paper gives products of variables to a commercial solver. They can be written linearly, without approximation:
 
 * the number of workers W = ||w|| is a constant: one programme for each W that a bound does not rule out, so that a server's
   term W m_j / b_ij is linear. The public code's, m_j sum_i w_i / b_ij, takes q_ij >= m_j - (1 - w_i), q >= 0 for w_i m_j;
 * n_i = sum_k 2^k beta_ik counts worker i's mini-batches, and z_ik >= tau_i - U_i (1 - beta_ik), z >= 0 stands for
   beta_ik tau_i, so that C >= C_w.proc^i d_i + sum_k 2^k z_ik is Eqs. 1-4 with the mini-batches rounded up;
-* w_i + s_i = 1 for every machine (||w|| + ||s|| = N alone would admit both or none), and d_i, m_j vanish with the role;
-* alike machines are put in order: those with most data first, those with most of the model last.
+* w_i + s_i = 1 for every machine (||w|| + ||s|| = N alone would admit both or none), and d_i, m_j are 0 without the role;
+* alike machines have an order, which removes symmetric solutions: most data first, most of the model last.
 
-The gap is zero: what is returned is optimal within HiGHS's tolerances, or, where time ran out, said not to be proven. This
-is slow, and is here to check the method of `tuners.cruise.placement` and for what that cannot do: Fig. 3's own rounding of
-samples to mini-batches (`data="samples"`), and models that come in whole blocks (`model_blocks`).
+The gap is zero: what is returned is optimal within HiGHS's tolerances, or, where time ran out, marked as not proven.
+
+``cruise[solver=milp]`` uses it with Fig. 3's own rounding of samples to mini-batches (`data="samples"`). It takes
+seconds for eight machines, where `tuners.cruise.placement`, the default, takes milliseconds. Tests hold the two against each
+other. Only this programme can do models that come in whole blocks (`model_blocks`).
 """
 
 from __future__ import annotations
@@ -43,14 +45,14 @@ def solve(
     model_blocks: int | None = None,
     limit_seconds: float = np.inf,
 ) -> Solved | None:
-    """The placement of least epoch time; None where machines are too few for both roles, or time ran out before any.
+    """The placement of least epoch time; None where machines are too few for both roles, or no time was left to find one.
 
     Raises ValueError for a problem whose pulls overlap.
 
     Args:
         problem: its samples count as whole mini-batches where `data` is "batches".
         data: what a worker can hold: whole mini-batches, or any part of the samples (then ceil(d_i / B) pulls).
-        model_blocks: how many equal blocks the model has; None divides it anyhow.
+        model_blocks: how many equal blocks the model has; None: servers can hold parts of any size.
         limit_seconds: of wall time for each W.
     """
     if problem.overlap:
@@ -79,7 +81,7 @@ def _whole_pulls(problem: Problem) -> NDArray[np.float64]:
 
 
 def _least_pulls(problem: Problem, workers: int) -> NDArray[np.float64]:
-    """A lower bound of tau_i with so many workers, whoever they are, [N]."""
+    """A lower bound of tau_i with so many workers, whichever machines they are, [N]."""
     whole, servers = _whole_pulls(problem), problem.machines - workers
     served = np.broadcast_to(whole.min(axis=0), whole.shape) if problem.server_term == "sum" else whole
     widest = np.sort(1 / served, axis=1)[:, -servers:].sum(axis=1)
@@ -100,7 +102,7 @@ def _bound(problem: Problem, workers: int, data: str) -> float:
 
 
 def _even(problem: Problem, workers: int, data: str, model_blocks: int | None) -> float:
-    """The epoch when the first so many machines work and all is shared out evenly: an upper bound of the best."""
+    """The epoch when the first machines are workers and all shares are equal: an upper bound of the best epoch."""
     servers = problem.machines - workers
     held = np.full(workers, problem.samples / workers)
     if data == "batches":
@@ -131,7 +133,7 @@ class _Programme:
         self.compute = _compute(problem) / self.unit
         self.least = _least_pulls(problem, workers) / self.unit
         self.cap = cap / self.unit
-        # No more mini-batches than there are, nor than fit into what is known to be possible.
+        # At most all mini-batches, and at most those that fit into an epoch that is known to be possible.
         fit = self.cap / (self.least + (0 if self.in_samples else self.compute))
         self.most = np.minimum(problem.batches, np.floor(np.minimum(fit, 1e9) * (1 + 1e-9))).astype(int)
         self.bits = max(1, int(self.most.max()).bit_length())
@@ -183,14 +185,14 @@ class _Programme:
         for i in range(self.n):
             self._add(-np.inf, 1.0, (1, self.share[i]), (1, self.works[i]))
             self._add(-np.inf, 0.0, *self._batches(i), (-float(self.most[i]), self.works[i]))
-            # d_i <= B n_i; in whole mini-batches the two are one.
+            # d_i <= B n_i; in whole mini-batches they are equal.
             self._add(0.0, np.inf if self.in_samples else 0.0, *self._batches(i), (-1, self.data[i]))
         if self.model_blocks is not None:
             for m, blocks in zip(self.share, self._new((self.n,), 0, self.model_blocks, whole=True), strict=True):
                 self._add(0.0, 0.0, (self.model_blocks, m), (-1, blocks))
 
     def _pulls(self) -> None:
-        """tau_i is at least each server's term and the worker's own; for a machine that does not work it costs nothing."""
+        """tau_i is at least each server's term and the worker's own; it has no cost for a machine that is no worker."""
         n, served = self.n, None
         if self.problem.server_term == "sum":
             served = self._new((1,), 0.0, np.inf)[0]
@@ -213,7 +215,7 @@ class _Programme:
             self._add(-np.inf, limit, (1, self.tau[i]))
             for k in range(self.bits):
                 self._add(-limit, np.inf, (1, self.paid[i, k]), (-1, self.tau[i]), (-limit, self.bit[i, k]))
-                # Not needed, but it tells the relaxation what a pull takes at least.
+                # Redundant, but it gives the relaxation a lower bound of a pull.
                 self._add(0.0, np.inf, (1, self.paid[i, k]), (-self.least[i], self.bit[i, k]))
             paid = [(-(2.0**k), self.paid[i, k]) for k in range(self.bits)]
             self._add(0.0, np.inf, (1, self.epoch), (-self.compute[i], self.data[i]), *paid)
@@ -227,7 +229,7 @@ class _Programme:
                 self._add(0.0, np.inf, (1, self.share[i + 1]), (-1, self.share[i]))
 
     def solved(self, limit_seconds: float) -> tuple[Placement | None, bool]:
-        """The best placement, if there is one within the cap; and whether the search was completed."""
+        """The best placement, if one is within the cap; and whether the search was completed."""
         size = len(self.low)
         matrix = csr_array((self.values, (self.rows, self.columns)), shape=(len(self.least_sum), size))
         options: dict[str, Any] = {"mip_rel_gap": 0.0}
@@ -257,7 +259,7 @@ class _Programme:
         data = held * problem.samples / problem.batch_size / held.sum()
         if self.in_samples:
             data = np.clip(np.where(roles, x[self.data], 0.0), 0.0, held)
-            # A sliver that tolerances leave over goes where mini-batches have room for it.
+            # A small rest that tolerances leave goes where mini-batches have room for it.
             missing = problem.samples / problem.batch_size - data.sum()
             data += missing * ((held - data) / max((held - data).sum(), 1e-300) if missing > 0 else data / data.sum())
         return Placement(

@@ -1,13 +1,13 @@
-"""Cruise's monitors (Lee et al., ICDCS 2019, Section IV-A.1), and what the cost model makes of them, by kind of machine.
+"""Cruise's monitors (Lee et al., ICDCS 2019, Section IV-A.1), and the input of the cost model, by kind of machine.
 
-Every worker reports what a mini-batch took it to compute and to pull. The first ones of each worker do not count, nor those
-that ended before the last change was complete. Averages are moving: the k-th newest mini-batch weighs (1 - forget)^k, of
-the `recent` newest ones, or of all since the last solve where that is 0; by default, here and in the public code, they are
-plain means.
+Every worker reports how long a mini-batch took to compute and to pull. The first mini-batches of each worker do not count,
+nor do those that ended before the last reconfiguration was complete. Averages are moving: the k-th newest mini-batch has the
+weight (1 - forget)^k, among the `recent` newest ones, or, where that is 0, among all since the last solve. By default, here
+and in the public code, they are plain means.
 
-A kind is a node type, as the vendor names it. What it takes to compute a sample there is the mean over its workers; where
-none works at the moment, what its machines were last remembered to take; where none ever did, T / cores as in the public
-code, T = sum_i C_i / sum_i(1 / cores_i) over the workers measured.
+A kind is a node type, as the vendor names it. Its seconds per sample are the mean over its workers; where no machine of the
+kind is a worker now, the mean of what was remembered of its machines; where none ever was, T / cores as in the public code,
+T = sum_i C_i / sum_i(1 / cores_i) over the measured workers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_GROUPS = 3
 
 
 class Reading(NamedTuple):
-    """What a mini-batch costs one worker, averaged."""
+    """What a mini-batch costs one worker, on average."""
 
     compute_seconds: float
     pull_seconds: float
@@ -41,16 +41,16 @@ class Reading(NamedTuple):
 
 
 class Monitor:
-    """What each worker's mini-batches cost since the last solve, less the first few of each."""
+    """The costs of each worker's mini-batches since the last solve, without its first few."""
 
     def __init__(self, skip: int, forget: float, recent: int, since_seconds: float = 0.0) -> None:
         self._skip, self._forget, self._recent = skip, forget, recent
         self._since_seconds = since_seconds
-        self._seen: dict[str, int] = {}  # mini-batches per worker so far, skipped ones included
+        self._seen: dict[str, int] = {}  # mini-batches per worker so far, with the skipped ones
         self._kept: dict[str, list[Reading]] = {}
 
     def add(self, window: Window, job: Job) -> None:
-        """Take in what `window` measured."""
+        """Add the measurements of `window`."""
         per_push = {w.node: w.samples / w.pushes for w in window.workers if w.pushes}
         pushes = window.pushes
         for row in np.flatnonzero(pushes.seconds > self._since_seconds):
@@ -61,15 +61,15 @@ class Monitor:
                 self._kept.setdefault(node, []).append(reading)
 
     def ready(self, workers: Iterable[str], least: int) -> bool:
-        """Whether there are `workers`, and each has at least so many mini-batches measured."""
+        """Whether there are `workers`, and each has at least `least` measured mini-batches."""
         return min((len(self._kept.get(w, ())) for w in workers), default=0) >= least
 
     def readings(self, workers: Iterable[str]) -> dict[str, Reading]:
-        """The moving averages of `workers`, all of whom have been measured."""
+        """The moving averages of `workers`, which all have measurements."""
         return {w: self._average(self._kept[w]) for w in workers}
 
     def clear(self) -> None:
-        """Forget the measurements, but not whom we have warmed up."""
+        """Forget the measurements, but not which workers are warm."""
         self._kept = {}
 
     def _average(self, kept: list[Reading]) -> Reading:
@@ -79,27 +79,27 @@ class Monitor:
 
 
 def remember(known: dict[str, float], readings: Mapping[str, Reading], newest: float) -> None:
-    """Bring what `known` says of each node, seconds per sample, up to date: the newest reading weighs `newest`."""
+    """Update `known`, the seconds per sample of each node: the newest reading has the weight `newest`."""
     for node, reading in readings.items():
         now = reading.seconds_per_sample
         known[node] = newest * now + (1 - newest) * known.get(node, now)
 
 
 class MachineGroup(NamedTuple):
-    """Machines that the cost model takes to be alike."""
+    """Machines that the cost model treats as alike."""
 
     nodes: tuple[str, ...]
     seconds_per_sample: float
     bytes_per_second: float
 
     def kind(self, achieved: float) -> MachineKind:
-        """To the cost model, where pulls achieve that share of the stated bandwidth."""
+        """The group as the cost model sees it, where pulls achieve that share of the vendor's bandwidth."""
         rate = achieved * self.bytes_per_second
         return MachineKind(count=len(self.nodes), compute_seconds=self.seconds_per_sample, bytes_per_second=rate)
 
 
 def groups(nodes: Iterable[Node], readings: Mapping[str, Reading], known: Mapping[str, float]) -> list[MachineGroup]:
-    """`nodes` by type, with what is known of each; of more than three types, the most similar are taken as one."""
+    """`nodes` by type, with their speed; where there are more than three types, the most similar ones become one."""
     nodes = tuple(nodes)
     types = dict.fromkeys(n.type for n in nodes)
     measured = {n: r.seconds_per_sample for n, r in readings.items()}
@@ -123,7 +123,7 @@ def _by_cores(nodes: Iterable[Node], known: Mapping[str, float], cores: int) -> 
 
 
 def _merged(found: list[MachineGroup]) -> list[MachineGroup]:
-    """The two groups least apart in compute and bandwidth as one: mean compute, the narrower bandwidth."""
+    """Join the two groups that differ least in compute and bandwidth: mean compute, the lower bandwidth."""
 
     def apart(a: MachineGroup, b: MachineGroup) -> float:
         compute = log(max(a.seconds_per_sample, 1e-300) / max(b.seconds_per_sample, 1e-300))

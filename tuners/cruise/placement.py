@@ -1,28 +1,29 @@
-"""Cruise's heterogeneous optimum (Lee et al., ICDCS 2019, Fig. 3): roles, data and model shares of machines of a few kinds.
+"""Cruise's optimum for machines of a few kinds (Lee et al., ICDCS 2019, Fig. 3): roles, data shares and model shares.
 
 The paper's letters: D samples in an epoch, B in a mini-batch, M bytes of model; machine i computes for C_w.proc^i seconds
 per sample and has bandwidth b_i, b_ij = min(b_i, b_j); worker i holds d_i samples, server j holds m_j bytes (in parts of
 any size; `tuners.cruise.milp` can keep to whole blocks). `placement_seconds` is Eqs. 1-4 for any placement.
 
-**Exact without a solver.** Let y_i = B C_w.proc^i + tau_i(m) be what a mini-batch takes worker i, tau_i being the larger of
-the server's and the worker's own term in Eq. 4. For given roles and m the slowest worker is fastest when all end together,
-d_i ~ 1 / y_i: an epoch takes D / B / sum_i(1 / y_i) seconds. tau_i is convex in m and blind to which of two alike servers
-holds what, so alike servers hold alike: what is left is how much each *kind* holds. Within a region where every tau_i is
-one linear piece the epoch is a concave function of that (a harmonic mean), so its minimum lies at a corner of the regions:
-where pieces are equal or a kind holds nothing. We try all corners for all numbers of workers per kind: the optimum, proven.
+**Exact without a solver.** Let y_i = B C_w.proc^i + tau_i(m) be the seconds of a mini-batch at worker i; tau_i is the larger
+of the server's and the worker's own term in Eq. 4. For given roles and m the epoch is shortest when all workers end at the
+same time, d_i ~ 1 / y_i; then it takes D / B / sum_i(1 / y_i) seconds. tau_i is convex in m and does not change when two
+alike servers swap their parts, so alike servers hold equal parts. The unknown is how much each *kind* holds. Where every
+tau_i is one linear piece, the epoch is a concave function of that (a harmonic mean), so its minimum lies at a corner of such
+a region: where two pieces are equal, or a kind holds nothing. We try all corners for all numbers of workers per kind, so the
+result is the proven optimum.
 
 Where we differ or had to choose:
 
-* Fig. 3's ||w|| + ||s|| = N leaves a machine both roles or none; here each has exactly one, and both roles occur. A server
-  may come out with nothing to hold: then it is better left out.
-* `server_term` "paper" is m_j w / b_ij, as if all workers were as wide as the one that asks; "sum", the default, is
-  m_j sum_i 1 / b_ij as in the public code, what serving each worker in turn takes. Alike workers make them equal.
-* The paper adds what a server takes to serve everybody to what a worker computes, as if all pulled at one moment.
-  Asynchronous workers come to pull while others compute: with `overlap`, y_i = max(B C_w.proc^i + the worker's own term,
-  the server's term), which is what a busy server allows. All of the above holds for that, too.
-* Eq. 4 rounds mini-batches up, Eq. 5 does not. `best_split` does not round. `best_in_batches` gives data away in whole
-  mini-batches, as the public code does, where rounding up changes nothing; it is exact, too. The relaxed optimum is a lower
-  bound of Fig. 3's, and the optimum in whole mini-batches an upper bound.
+* Fig. 3's ||w|| + ||s|| = N lets a machine have both roles or none; here each has exactly one, and both roles occur. A
+  server may get nothing to hold; then it is better left out.
+* `server_term` "paper" is m_j w / b_ij, as if all workers had the bandwidth of worker i. "sum", the default, is
+  m_j sum_i 1 / b_ij as in the public code: the seconds to serve each worker in turn. For alike workers they are equal.
+* The paper adds a server's seconds for all workers to a worker's compute, as if all workers pulled at one time.
+  Asynchronous workers pull while others compute: with `overlap`, y_i = max(B C_w.proc^i + the worker's own term, the
+  server's term), which is the limit of a busy server. The proof above holds for that, too.
+* Eq. 4 rounds mini-batches up, Eq. 5 does not. `best_split` does not round. `best_in_batches` assigns data in whole
+  mini-batches, as the public code does, so that rounding up changes nothing; it is exact, too. The relaxed optimum is a
+  lower bound of Fig. 3's, and the optimum in whole mini-batches an upper bound.
 """
 
 from __future__ import annotations
@@ -53,15 +54,15 @@ __all__ = [
 _Array: TypeAlias = NDArray[np.float64]
 
 ServerTerm: TypeAlias = Literal["paper", "sum"]
-"""What a server's bandwidth costs a pull: m_j w / b_ij, or m_j sum_i 1 / b_ij."""
+"""The server's part of a pull: m_j w / b_ij, or m_j sum_i 1 / b_ij."""
 
 _MOST_KINDS = 3
-_ROUNDING = 1e-12  # a share this far below nothing is nothing
+_ROUNDING = 1e-12  # relative error of floats that counts as zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineKind:
-    """So many machines that are alike."""
+    """Machines that are alike, and how many there are."""
 
     count: int
     compute_seconds: float  # C_w.proc, per sample
@@ -70,14 +71,14 @@ class MachineKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What Fig. 3 is given. Machines are numbered through, kind after kind."""
+    """The input of Fig. 3. Machines are numbered from 0, kind after kind."""
 
     kinds: tuple[MachineKind, ...]
     samples: float  # D, in an epoch
     batch_size: float  # B, samples in a mini-batch
-    model_bytes: float  # M, moved by one pull
+    model_bytes: float  # M, of one pull
     server_term: ServerTerm = "sum"
-    overlap: bool = False  # a server serves some while others compute
+    overlap: bool = False  # servers serve some workers while others compute
 
     @property
     def machines(self) -> int:
@@ -95,7 +96,7 @@ class Problem:
 
 
 class Placement(NamedTuple):
-    """Who does what. Workers and servers by the number of their machine; a machine may be both, or neither."""
+    """Roles and shares. Workers and servers are numbers of machines; a machine may be both, or neither."""
 
     workers: tuple[int, ...]
     servers: tuple[int, ...]
@@ -104,7 +105,7 @@ class Placement(NamedTuple):
 
 
 class Split(NamedTuple):
-    """An optimum by kind, and the epoch time that Eqs. 1-4 give it. All but the last have one entry per kind."""
+    """A placement by kind, and its epoch time by Eqs. 1-4. All fields but the last have one entry per kind."""
 
     workers: tuple[int, ...]
     servers: tuple[int, ...]
@@ -117,7 +118,7 @@ class Split(NamedTuple):
 
 
 def pull_seconds(problem: Problem, placement: Placement) -> tuple[_Array, _Array]:
-    """The two terms of Eq. 4, [workers]: a pull if the slowest server is the bottleneck, and if the worker's own NIC is."""
+    """The two terms of Eq. 4, [workers]: seconds of a pull limited by the slowest server, and by the worker's own NIC."""
     kind, model = problem.kind_of(), np.array(placement.model)
     rate = np.array([k.bytes_per_second for k in problem.kinds])[kind]
     seconds = 1 / np.minimum(rate[list(placement.workers), None], rate[None, list(placement.servers)])  # per byte, [w, s]
@@ -129,7 +130,7 @@ def pull_seconds(problem: Problem, placement: Placement) -> tuple[_Array, _Array
 def placement_seconds(problem: Problem, placement: Placement, *, round_up: bool = False) -> float:
     """Epoch time C of any placement by Eqs. 1-4, with ceil(d_i / B) mini-batches as in Eq. 4 or d_i / B as in Eq. 5.
 
-    Infinite where nobody works or nobody serves.
+    Infinite without workers or without servers.
     """
     if not placement.workers or not placement.servers:
         return np.inf
@@ -144,7 +145,7 @@ def placement_seconds(problem: Problem, placement: Placement, *, round_up: bool 
 
 
 def place(problem: Problem, split: Split) -> Placement:
-    """`split` machine by machine: the first ones of each kind work, the others serve."""
+    """`split` machine by machine: the first ones of each kind are workers, the others servers."""
     workers, servers = list[tuple[int, float]](), list[tuple[int, float]]()
     first = 0
     for kind, w, d, m in zip(problem.kinds, split.workers, split.data, split.model, strict=True):
@@ -159,7 +160,7 @@ def place(problem: Problem, split: Split) -> Placement:
 
 
 def best_split(problem: Problem) -> Split | None:
-    """The placement of least epoch time, not rounding mini-batches; None where machines are too few for both roles.
+    """The placement with the shortest epoch, mini-batches not rounded; None where machines are too few for both roles.
 
     Raises ValueError for more than three kinds: treat the most similar ones as one, or use `tuners.cruise.milp`.
     """
@@ -221,7 +222,7 @@ def _compute(problem: Problem) -> _Array:
 
 
 def _pieces(problem: Problem, workers: NDArray[np.int64], kinds: list[int]) -> _Array:
-    """The linear pieces whose largest is y: seconds as a function of what share of the model each of `kinds` holds.
+    """The linear pieces whose maximum is y: seconds as a function of the share of the model that each of `kinds` holds.
 
     [v, u, p, t]: v numbers of workers, a worker of kind u, pieces p (a server of each kind, then the worker), t in `kinds`.
     """
@@ -232,7 +233,7 @@ def _pieces(problem: Problem, workers: NDArray[np.int64], kinds: list[int]) -> _
         served = workers.sum(axis=1)[:, None, None] * whole[None] / servers[:, None]
     else:
         served = np.broadcast_to((workers @ whole / servers)[:, None], (len(workers), *whole.shape))
-    # The shares' sum is 1, so that a constant is as much for each of them.
+    # The shares have the sum 1, so a constant is the same coefficient for each of them.
     compute = _compute(problem)[:, None, None]
     alone = np.broadcast_to(whole, served.shape)[:, :, None] + compute
     return np.concatenate([served[..., None] * np.eye(len(kinds)) + (0.0 if problem.overlap else compute), alone], axis=2)
@@ -241,7 +242,7 @@ def _pieces(problem: Problem, workers: NDArray[np.int64], kinds: list[int]) -> _
 def _corners(equal: _Array) -> _Array:
     """Shares [v, c, t] of t kinds, none negative, sum 1, where t - 1 of the planes x . `equal`[v, h] = 0 or x_t = 0 meet.
 
-    What meets nowhere, or outside, gives way to even shares, which do no harm.
+    Planes that do not meet, or meet outside, are replaced by equal shares, which do no harm.
     """
     rows, _, kinds = equal.shape
     planes = np.concatenate([np.broadcast_to(np.eye(kinds), (rows, kinds, kinds)), equal], axis=1)
@@ -270,11 +271,11 @@ def _subsets(n: int) -> Iterator[tuple[int, ...]]:
 
 
 def best_in_batches(problem: Problem) -> Placement | None:
-    """The placement of least epoch time when every worker holds whole mini-batches; None where machines are too few.
+    """The placement with the shortest epoch when every worker holds whole mini-batches; None where machines are too few.
 
-    Exact: the relaxed optimum of the same roles is a lower bound, so that most of them need no closer look. For the others,
-    every share k_u of mini-batches per kind whose slowest worker could still win is tried, and for given k the best model
-    shares are again a corner, now of the planes on which any two workers' pieces are equal.
+    Exact: the relaxed optimum of the same roles is a lower bound, which excludes most roles. For the others we try all
+    numbers k_u of mini-batches per kind whose slowest worker could still be better; for given k the best model shares are
+    again at a corner, now of the planes on which any two workers' pieces are equal.
     """
     found = _relaxed(problem)
     bounds = problem.batches / found.rate
@@ -307,13 +308,13 @@ def _whole(problem: Problem, found: _Relaxed, row: int, limit: float) -> tuple[f
     limit = min(limit, best[0])
     kinds = np.flatnonzero(servers > 0).tolist()
     pieces = _pieces(problem, workers[None], kinds)[0]
-    # What a mini-batch takes at the very least, were all shares to this worker's liking.
+    # The least seconds of a mini-batch, with the shares that are best for this worker.
     least = np.array([(_corners(_differences(p))[0] @ p.T).max(axis=1).min() for p in pieces])
     most = np.where(workers > 0, np.floor(limit / least * (1 + _ROUNDING)), 0).astype(int)
     fewest = [max(0, ceil((need - (workers @ most - w * k)) / w)) if w else 0 for w, k in zip(workers, most, strict=True)]
     for batches in _minimal(need, workers, fewest, most.tolist()):
         some = np.flatnonzero(batches > 0)
-        # Seconds of each kind's whole epoch: linear in the shares, whose sum is 1.
+        # Seconds of each kind's whole epoch: linear in the shares, which have the sum 1.
         epoch = (batches[some, None, None] * pieces[some]).reshape(-1, len(kinds))
         corners = _corners(_differences(epoch))[0]
         seconds = (corners @ epoch.T).max(axis=1)
@@ -331,7 +332,7 @@ def _differences(pieces: _Array) -> _Array:
 
 
 def _handed_out(need: int, workers: NDArray[np.int64], cycle: _Array) -> NDArray[np.int64]:
-    """Mini-batches per worker of each kind, `need` in all, whose slowest worker is fastest for given seconds of one."""
+    """Mini-batches per worker of each kind, `need` in all, with the shortest epoch for these seconds of a mini-batch."""
     rate = float((workers / cycle).sum())
     batches = np.where(workers > 0, np.floor(need / rate / cycle), 0).astype(int)
     while workers @ batches < need:
@@ -340,7 +341,7 @@ def _handed_out(need: int, workers: NDArray[np.int64], cycle: _Array) -> NDArray
 
 
 def _minimal(need: int, workers: NDArray[np.int64], fewest: list[int], most: list[int]) -> Iterator[NDArray[np.int64]]:
-    """All k within the bounds with `workers` . k at least `need`, as small as can be in the last kind that works."""
+    """All k within the bounds with `workers` . k at least `need`, as small as possible in the last kind with workers."""
     last = int(np.flatnonzero(workers)[-1])
     free = [range(f, m + 1) if i != last else range(1) for i, (f, m) in enumerate(zip(fewest, most, strict=True))]
     for chosen in product(*free):
@@ -351,7 +352,7 @@ def _minimal(need: int, workers: NDArray[np.int64], fewest: list[int], most: lis
 
 
 def _exactly(problem: Problem, placement: Placement) -> Placement:
-    """`placement` with the mini-batches handed out beyond what there is taken away again, from the first workers on."""
+    """`placement` without the samples that whole mini-batches have too many, taken from the first workers."""
     data, surplus = list(placement.data), sum(placement.data) - problem.samples
     for i in range(len(data)):
         taken = min(surplus, data[i])

@@ -1,8 +1,8 @@
-"""The best split for a job: the cost model of Cruise (Lee et al., ICDCS 2019, Section III) applied to what was measured.
+"""The best split for a job: the cost model of Cruise (Lee et al., ICDCS 2019, Section III), applied to measurements.
 
-Machines of one type share evenly, and Eq. 5 finds the best number of workers in O(N); machines of several types get the
-optimum of Fig. 3 (`tuners.cruise.placement`). How a split becomes a setting: with as few changes of role as can be, so that
-workers stay workers first, idle machines come next and servers, which hold the model, last.
+Machines of one type get equal shares, and Eq. 5 finds the best number of workers in O(N). Machines of several types get the
+optimum of Fig. 3 (`tuners.cruise.placement`, or `tuners.cruise.milp`). A split becomes a setting with as few changes of role
+as possible: workers stay workers first, idle machines become workers next, and servers, which hold the model, last.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from tuners.actions import Job, Rejected, Setting
+from tuners.cruise import milp
 from tuners.cruise.monitor import MachineGroup, Reading, groups
 from tuners.cruise.placement import (
     Placement,
@@ -28,7 +29,7 @@ from tuners.cruise.placement import (
 )
 from tuners.settings import Node
 
-__all__ = ["TIE", "CostModel", "Roles", "Wanted", "best_worker_count", "epoch_seconds", "roles"]
+__all__ = ["TIE", "CostModel", "Roles", "Solver", "Wanted", "best_worker_count", "epoch_seconds", "roles"]
 
 TIE = 1e-9
 """Relative difference of epoch times below which they are equal."""
@@ -36,14 +37,17 @@ TIE = 1e-9
 Roles: TypeAlias = tuple[frozenset[str], frozenset[str]]
 """Workers and servers."""
 
+Solver: TypeAlias = Literal["exact", "milp"]
+"""How the best placement on machines of several kinds is found: by `tuners.cruise.placement` or by `tuners.cruise.milp`."""
+
 
 # ------------------------------------------------------------------------------------------- alike machines (III-C, Eq. 5)
 
 
 def epoch_seconds(workers: int, servers: int, problem: Problem, *, round_up: bool = False) -> float:
-    """Time of an epoch on machines of one kind under an even split, Eqs. 1-4: what Eq. 5 minimises.
+    """Time of an epoch on machines of one kind with equal shares, Eqs. 1-4; Eq. 5 minimises it.
 
-    Eq. 4 rounds up what each worker pulls, Eq. 5 does not. Infinite where either is missing.
+    Eq. 4 rounds up each worker's number of pulls, Eq. 5 does not. Infinite without workers or without servers.
     """
     if workers < 1 or servers < 1:
         return np.inf
@@ -58,7 +62,7 @@ def epoch_seconds(workers: int, servers: int, problem: Problem, *, round_up: boo
 
 
 def best_worker_count(problem: Problem, allowed: Iterable[int] | None = None, *, round_up: bool = False) -> int | None:
-    """The number of workers of least epoch time in O(N), among 1 .. N - 1 or those `allowed`; the fewest of equals.
+    """The number of workers with the shortest epoch, in O(N), among 1 .. N - 1 or those `allowed`; the smallest of equals.
 
     None where no split is possible.
     """
@@ -71,7 +75,7 @@ def best_worker_count(problem: Problem, allowed: Iterable[int] | None = None, *,
 
 
 class Wanted(NamedTuple):
-    """The best split of some machines, and what it saves of the current epoch time."""
+    """The best split, its epoch time, and the share of the current epoch time that it saves."""
 
     setting: Setting
     seconds: float
@@ -80,12 +84,13 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """The cost model of a job. What can be chosen is explained in `tuners.cruise.cruise`."""
+    """The cost model of a job. The options are those of `tuners.cruise.cruise`."""
 
     job: Job
     server_term: ServerTerm
     overlap: bool
     round_up: bool
+    solver: Solver
     bandwidth: Literal["nic", "measured"]
     against: Literal["predicted", "measured"]
 
@@ -97,7 +102,7 @@ class CostModel:
         known: Mapping[str, float],
         refused: Set[Roles],
     ) -> Wanted | None:
-        """The best split of the machines that are there; of those in use, unless others make it strictly better."""
+        """The best split of the available machines; only of those in use, unless the others make it strictly better."""
         in_use = set(current.workers + current.servers)
         gone = in_use - {n.name for n in available}
         everyone = groups([*available, *(n for n in self.job.nodes if n.name in gone)], readings, known)
@@ -118,7 +123,7 @@ class CostModel:
     def _ranked(
         self, current: Setting, problem: Problem, names: list[str], refused: Set[Roles]
     ) -> Iterator[tuple[Setting, float]]:
-        """Settings that the job admits and their epoch times, the fastest first (of alike machines, only that one)."""
+        """Settings that the job admits, with their epoch times, the fastest first (for alike machines only that one)."""
 
         def admitted(setting: Setting) -> bool:
             return roles(setting) not in refused and _admits(self.job, setting)
@@ -129,7 +134,7 @@ class CostModel:
             if w is not None:
                 yield even[w], epoch_seconds(w, len(names) - w, problem, round_up=self.round_up)
             return
-        for placement in _placements(problem, self.round_up):
+        for placement in _placements(problem, self.solver, self.round_up):
             seconds = placement_seconds(problem, placement, round_up=self.round_up)
             for setting in _settings(current, names, placement):
                 if admitted(setting):
@@ -148,9 +153,9 @@ class CostModel:
         )
 
     def _achieved(self, current: Setting, everyone: list[MachineGroup], readings: Mapping[str, Reading]) -> float:
-        """The share of the stated bandwidth that the pulls achieve: what they should take over what they took.
+        """The share of the vendor's bandwidth that the pulls achieve: predicted over measured seconds of a pull.
 
-        With overlap a pull that waits for a busy server ends when the server has been round all workers.
+        With overlap a pull that waits for a busy server ends when the server has served all workers.
         """
         problem = self._problem(current, everyone, readings, 1.0)
         served, alone = pull_seconds(problem, _placed(current, problem, everyone))
@@ -167,7 +172,7 @@ class CostModel:
     def _seconds(
         self, current: Setting, everyone: list[MachineGroup], readings: Mapping[str, Reading], share: float
     ) -> float:
-        """What an epoch takes under the current split, in which no machine is missing."""
+        """The epoch time of the current split, in which no machine is missing."""
         problem = self._problem(current, everyone, readings, share)
         placement = _placed(current, problem, everyone)
         if self.against == "measured":
@@ -177,11 +182,16 @@ class CostModel:
         return placement_seconds(problem, placement, round_up=self.round_up)
 
 
-def _placements(problem: Problem, round_up: bool) -> Iterator[Placement]:
-    """The optimum first, then the best of every number of workers per kind."""
-    whole = best_in_batches(problem) if round_up else None
-    if whole is not None:
-        yield whole
+def _placements(problem: Problem, solver: Solver, round_up: bool) -> Iterator[Placement]:
+    """The optimum first; then, for systems that refuse it, the best placement of each number of workers per kind."""
+    if solver == "milp":
+        solved = milp.solve(problem, data="samples")
+        if solved is not None:
+            yield solved.placement
+    elif round_up:
+        whole = best_in_batches(problem)
+        if whole is not None:
+            yield whole
     yield from (place(problem, split) for split in splits(problem))
 
 
@@ -202,7 +212,7 @@ def _admits(job: Job, setting: Setting) -> bool:
 
 
 def _in_order(current: Setting, nodes: Iterable[str]) -> list[str]:
-    """In the order in which machines should be made workers: workers are that already, and servers hold the model."""
+    """The order in which machines become workers: present workers first, servers last, because they hold the model."""
     rank = dict.fromkeys(current.servers, 2) | dict.fromkeys(current.workers, 0)
     order = {n: i for i, n in enumerate(current.workers)}
     return sorted(nodes, key=lambda n: (rank.get(n, 1), order.get(n, 0)))
@@ -213,7 +223,7 @@ def _ordered(group: MachineGroup, current: Setting) -> MachineGroup:
 
 
 def _even_split(current: Setting, workers: int, nodes: Iterable[str]) -> Setting:
-    """So many workers, all other machines servers, even shares, and as few changes of role from `current` as can be."""
+    """So many workers, all other machines servers, equal shares, and as few changes of role from `current` as possible."""
     order = _in_order(current, nodes)
     return replace(
         current, workers=tuple(order[:workers]), servers=tuple(order[workers:]), loads=(), data_shares=(), model_shares=()
@@ -221,7 +231,7 @@ def _even_split(current: Setting, workers: int, nodes: Iterable[str]) -> Setting
 
 
 def _placed(setting: Setting, problem: Problem, found: list[MachineGroup]) -> Placement:
-    """`setting` on the machines of `found`."""
+    """`setting` as a placement on the machines of `found`."""
     number = {n: i for i, n in enumerate(n for g in found for n in g.nodes)}
     data, model = setting.shares()
     return Placement(
@@ -233,7 +243,7 @@ def _placed(setting: Setting, problem: Problem, found: list[MachineGroup]) -> Pl
 
 
 def _settings(current: Setting, names: list[str], placement: Placement) -> Iterator[Setting]:
-    """`placement` as a setting: without the servers that hold nothing, then with them."""
+    """`placement` as a setting: first without the servers that hold nothing, then with them."""
     data = {names[i]: d for i, d in zip(placement.workers, placement.data, strict=True)}
     model = {names[j]: m for j, m in zip(placement.servers, placement.model, strict=True)}
     for held in ({s: m for s, m in model.items() if m > 0}, model):
@@ -251,6 +261,6 @@ def _settings(current: Setting, names: list[str], placement: Placement) -> Itera
 
 
 def _shares(parts: list[float]) -> tuple[float, ...]:
-    """Parts of their sum; () where they are even."""
+    """Each part over the sum; () where all are equal."""
     total = sum(parts)
     return () if max(parts) - min(parts) <= TIE * total else tuple(p / total for p in parts)

@@ -1,39 +1,41 @@
-"""Cruise: which machines work, which serve, and how much of data and model each holds, from a cost model of an epoch (Lee
-et al., "Automating System Configuration of Distributed Machine Learning", ICDCS 2019).
+"""Cruise: choose workers, servers, and their shares of data and model, by a cost model of an epoch (Lee et al., "Automating
+System Configuration of Distributed Machine Learning", ICDCS 2019).
 
-Monitors report what a mini-batch costs each worker (`tuners.cruise.monitor`); from that the model predicts the time of an
-epoch under every split (`tuners.cruise.split`), and the job is reconfigured, by migration, when the best split gains enough.
-Where we differ or had to choose:
+Monitors report what a mini-batch costs each worker (`tuners.cruise.monitor`). From that the model predicts the time of an
+epoch under every split (`tuners.cruise.split`). When the best split gains enough, the job is reconfigured by migration.
+Where we differ from the paper or had to choose:
 
-* The gain is predicted against predicted, as the public code does; ``against="measured"`` charges the model's own error to
-  the current split. The paper's threshold of 5 % is the default (the code's is 0), for one type and for several (the code
-  has none there). Mini-batches are not rounded up, as in Eq. 5, unless `round_up`, as in Eq. 4.
-* ``C_w.proc`` is seconds per sample, measured. ``M`` is what one pull moves under the current setting. ``b`` is what the
-  vendor states of the NIC, or with ``bandwidth="measured"`` that times what the pulls achieved of it: a server may serve
-  slower than its NIC.
-* The paper's model adds a server's work for everybody to each worker's compute, which is exact where all pull at once (BSP).
-  `overlap`, our addition, lets asynchronous workers pull while others compute, up to what the servers can serve.
-* `server_term` "sum" is the public code's, "paper" is Eq. 4; they differ where workers' NICs do.
-* After a change what was measured is forgotten, what was pushed during the change does not count, nor does the first
-  mini-batch after it, since it may mix both settings.
-* Resources that come and go are an exception from the threshold. Where a machine in use was lost, any better split is
-  taken; where it is in use still, having been given notice, every split is better. New machines are used where that is
-  strictly better than the best split of those in use, and gains `extra_gain` over the current one.
-* No oscillation: ties keep the current split, and one that was left is taken up again only for twice the gain, the next
-  time for four times, until resources change. A split that the system refused is not asked for again until then, either.
-* Fig. 3 makes every machine worker or server. A server that would hold nothing is left idle, where the job allows that.
+* The gain compares two predictions, as in the public code. ``against="measured"`` compares the prediction with the measured
+  epoch of the current split, so that an error of the model counts as a gain. The paper's threshold of 5 % is the default
+  (the code's is 0), for one type of machine and for several (the code has none there). Mini-batches are not rounded up, as
+  in Eq. 5; with `round_up` they are, as in Eq. 4.
+* ``C_w.proc`` is the measured seconds per sample. ``M`` is the bytes of one pull under the current setting. ``b`` is the
+  vendor's bandwidth of the NIC; ``bandwidth="measured"`` multiplies it by the share that the pulls achieved, because a
+  server may serve slower than its NIC.
+* The paper's model adds a server's work for all workers to each worker's compute. That is exact where all workers pull at
+  the same time (BSP). With `overlap`, our addition, some workers pull while others compute, up to the servers' bandwidth.
+* `server_term` "sum" is the public code's, "paper" is Eq. 4. They differ where the workers' NICs differ.
+* `solver` "milp" is the paper's programme (Fig. 3), "exact" is our method without a solver.
+* After a reconfiguration all measurements are forgotten. Pushes during the reconfiguration do not count, nor does the first
+  mini-batch after it, which may mix both settings.
+* The threshold does not hold when machines come and go. When a machine in use was lost, any better split is taken. While a
+  machine in use has been given notice, every split without it is better. New machines are used where that is strictly
+  better than the best split of the machines in use, and gains `extra_gain` over the current split.
+* No oscillation: of equal splits the current one is kept. A split that the job has left must gain twice the threshold to be
+  chosen again, then four times, until machines come or go. Until then a refused split is not asked for again, either.
+* Fig. 3 makes every machine a worker or a server. A server that would hold nothing is left idle, where the job allows it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, get_args
 
 from tuners.actions import Job, Method, NodeEvent, Reconfigure, Rejected, Run, Setting, Tuner
 from tuners.cruise.monitor import Monitor, remember
 from tuners.cruise.placement import ServerTerm
-from tuners.cruise.split import TIE, CostModel, Roles, roles
+from tuners.cruise.split import TIE, CostModel, Roles, Solver, roles
 from tuners.settings import Node
 
 __all__ = ["cruise"]
@@ -49,6 +51,7 @@ def cruise(
     server_term: ServerTerm = "sum",
     overlap: bool = False,
     round_up: bool = False,
+    solver: Solver = "exact",
     batches: int = 10,
     warmup: int = 3,
     resume: int = 1,
@@ -57,31 +60,41 @@ def cruise(
     recent: int = 0,
     newest: float = 0.9,
 ) -> Tuner:
-    """Watch, predict, and reconfigure workers, servers and their shares when that gains more than `gain`.
+    """Measure, predict, and reconfigure workers, servers and their shares when that gains more than `gain`.
 
-    A job whose roles are not free just runs.
+    A job whose roles are not free keeps its setting. Raises ValueError for a solver that cannot be used.
 
     Args:
         job: what to tune.
-        gain: share of the current epoch time that a change must be predicted to save.
-        extra_gain: the same where it is machines that have joined which make the difference.
-        against: what a prediction is held against: the model's epoch time of the current split, or the measured one.
-        bandwidth: b as the vendor states it, or as the pulls achieved it.
+        gain: predicted share of the current epoch time that a reconfiguration must save.
+        extra_gain: the same, for a split that uses machines which have joined.
+        against: the epoch time to compare with: the predicted or the measured one of the current split.
+        bandwidth: b, as the vendor states it or as the pulls achieved it.
         server_term: the server's part of Eq. 4.
-        overlap: whether a server serves some workers while others compute, unless the policy is "bsp".
+        overlap: whether servers serve some workers while others compute (never under the policy "bsp").
         round_up: whether the model rounds each worker's mini-batches up.
-        batches: the model is consulted every so many mini-batches per worker,
-        least: once every worker has so many of them measured,
-        warmup: not counting its first ones, and
-        resume: after each change.
+        solver: what finds the best placement on machines of several types: "exact" tries all corners (see
+            `tuners.cruise.placement`); "milp" solves the paper's programme (see `tuners.cruise.milp`), which rounds up, in
+            seconds to minutes. It cannot be used with `overlap`.
+        batches: mini-batches per worker between two solves.
+        warmup: first mini-batches of each worker that do not count.
+        resume: the same after each reconfiguration.
+        least: mini-batches of every worker that a solve needs.
         forget: the k-th newest mini-batch weighs (1 - forget)^k.
         recent: how many of the newest mini-batches are averaged; 0 is all since the last solve.
-        newest: weight of the newest reading in what is remembered of a machine that may not be a worker later.
+        newest: weight of the newest reading in the memory of a machine's speed, used while it is not a worker.
     """
+    _check_solver(solver, overlap=overlap)
     if not (job.space.frees("worker_count") or job.space.frees("role")):
         return
     model = CostModel(
-        job=job, server_term=server_term, overlap=overlap, round_up=round_up, bandwidth=bandwidth, against=against
+        job=job,
+        server_term=server_term,
+        overlap=overlap,
+        round_up=round_up,
+        solver=solver,
+        bandwidth=bandwidth,
+        against=against,
     )
     current, monitor, known = job.start, Monitor(warmup, forget, recent), dict[str, float]()
     resources = _Resources(frozenset(n.name for n in job.nodes))
@@ -92,7 +105,7 @@ def cruise(
         if resources.change(current, available, seen.events):
             left, refused = Counter(), set()
         if seen.setting is not None and roles(seen.setting) != roles(current):
-            # The runtime has lost a machine and changed the setting itself.
+            # The system has lost a machine and changed the setting itself.
             monitor = Monitor(resume, forget, recent, seen.end_seconds)
         current = seen.setting or current
         monitor.add(seen, job)
@@ -122,15 +135,15 @@ def cruise(
 
 
 class _Resources:
-    """Which machines there are, and what that has to do with the split in use."""
+    """The available machines, and whether a split has been chosen since they changed."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self.names = names
-        self._lost = False  # a machine in use went, and no split was chosen since
-        self._joined = frozenset[str]()  # machines that came since a split was chosen
+        self._lost = False  # a machine in use has left, and no split was chosen since then
+        self._joined = frozenset[str]()  # machines that have come since a split was chosen
 
     def change(self, current: Setting, available: Iterable[Node], events: Iterable[NodeEvent]) -> bool:
-        """Take note of what is available now, and of what came or went meanwhile; whether there is any news."""
+        """Record the machines that are available now; True where any has come or gone."""
         before, self.names = self.names, frozenset(n.name for n in available)
         came = {e.node for e in events if e.event == "joined"} | (self.names - before)
         went = {e.node for e in events if e.event != "joined"} | (before - self.names)
@@ -140,17 +153,25 @@ class _Resources:
         return bool(came or went)
 
     def considered(self) -> None:
-        """A split has been chosen with these machines in mind."""
+        """A split of these machines has been chosen."""
         self._lost, self._joined = False, frozenset()
 
     def needed(self, wanted: Setting, gain: float, extra_gain: float, left: Counter[Roles]) -> float:
-        """What a change to `wanted` has to gain, twice as much for every time that it was `left`."""
+        """The gain that a change to `wanted` needs: twice as much for each time that the job has `left` that split."""
         if self._lost:
             return TIE
         joins = not self._joined.isdisjoint(wanted.workers + wanted.servers)
         return max(TIE, extra_gain if joins else gain * 2 ** left[roles(wanted)])
 
 
+def _check_solver(solver: str, *, overlap: bool) -> None:
+    """Raise ValueError for a solver that is not known, or that cannot solve the model with overlap."""
+    if solver not in get_args(Solver):
+        raise ValueError(f"Cannot solve by {solver!r}: choose one of {', '.join(get_args(Solver))}.")
+    if solver == "milp" and overlap:
+        raise ValueError("Cannot use solver='milp' with overlap=True: Fig. 3 knows no overlap; leave one of them out.")
+
+
 def _method(job: Job) -> Method | None:
-    """Cruise migrates blocks; a system that cannot gets its own first method."""
+    """Cruise migrates blocks; where a system cannot, None means the first method of the job."""
     return "migrate" if "migrate" in job.methods else None

@@ -1,1 +1,1 @@
-"""Search on a running job: trials, searchers, and how fast a job learns."""
+"""Search on a running job: trials, searchers, epochs, and the rate of progress that compares trials."""

@@ -1,7 +1,7 @@
-"""Training by the epoch, on branches: what MLtuner and the searches it is measured against have in common.
+"""Training of branches by the epoch, as MLtuner and its rivals need it.
 
-An epoch is one pass over the training data, so many pushes as that takes at the setting's mini-batch; after each, the
-branch is evaluated on the validation data. Training has converged when that has not become better for some epochs.
+An epoch is one pass over the training data: as many pushes as that takes with the mini-batches of the setting. After each
+epoch the branch is evaluated on the validation data. Training has converged when that has not improved for some epochs.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ __all__ = [
 
 
 class TrainedBranch(NamedTuple):
-    """A branch that is being trained, as far as it has come."""
+    """A branch and its setting, and how long it has been trained."""
 
     branch: int
     setting: Setting
     clocks: int = 0  # pushes since it was forked
 
     def after(self, seen: Window) -> TrainedBranch:
-        """The branch once it has trained for a window; the runtime itself may have changed its setting."""
+        """The branch after a window of training, in which the system itself may have changed its setting."""
         return self._replace(setting=seen.setting or self.setting, clocks=self.clocks + seen.clocks)
 
 
 class Epoch(NamedTuple):
-    """What an epoch has brought."""
+    """A branch after an epoch."""
 
     trained: TrainedBranch  # at its end
-    quality: float  # minus infinity where the branch is lost: it diverged, or the system will not run it
+    quality: float  # minus infinity where the branch is lost: it diverged, or the system refuses to run it
     lost: bool = False
 
 
 class Course(NamedTuple):
-    """A branch and how good it was after each epoch."""
+    """A branch and its quality after each epoch."""
 
     trained: TrainedBranch
     qualities: tuple[float, ...] = ()
@@ -69,18 +69,18 @@ def epoch_clocks(job: Job, setting: Setting) -> int:
 
 
 def quality(job: Job, seen: Evaluation) -> float:
-    """How good a model is, larger is better: its accuracy, or minus its loss in a job that has none."""
+    """The quality of a model, larger is better: its accuracy, or minus its loss where the target is no accuracy."""
     value = seen.accuracy if job.target.metric == "accuracy" else -seen.loss
     return value if math.isfinite(value) else -math.inf
 
 
 def score(job: Job, peak: float) -> float:
-    """A quality as what searchers take: zero for the worthless, larger is better."""
+    """A quality as a score for searchers: larger is better, zero is worthless."""
     return peak if job.target.metric == "accuracy" and math.isfinite(peak) else math.exp(peak)
 
 
 def plateaued(qualities: Sequence[float], epochs: int) -> bool:
-    """Whether none of the last `epochs` entries is better than the best before them; one that is as good is not better."""
+    """Whether none of the last `epochs` entries is greater than all entries before them."""
     return len(qualities) > epochs and max(qualities[:-epochs]) >= max(qualities[-epochs:])
 
 
@@ -105,7 +105,7 @@ def train_on(
     epochs: float = math.inf,
     enough: Callable[[Course], bool] = lambda _: False,
 ) -> Generator[Action[Any], Any, Course]:
-    """Train until the plateau, until so many epochs have been trained in all, or until `enough`."""
+    """Train until the plateau, until `epochs` epochs have been trained in all, or until `enough`."""
     while not (course.lost or len(course.qualities) >= epochs or plateaued(course.qualities, plateau_epochs)):
         done = yield from train_epoch(job, course.trained)
         course = Course(done.trained, (*course.qualities, done.quality), done.lost)
@@ -115,7 +115,7 @@ def train_on(
 
 
 def validate(job: Job, branch: int) -> Generator[Action[Any], Any, float]:
-    """The quality of a branch now; minus infinity where the system will not tell."""
+    """The quality of a branch now; minus infinity where the system refuses to evaluate it."""
     try:
         return quality(job, (yield from Evaluate(branch)))
     except Rejected:
@@ -131,6 +131,6 @@ def fork(branch: int, setting: Setting | None = None) -> Generator[Action[Any], 
 
 
 def drop(branch: int) -> Generator[Action[Any], Any, None]:
-    """Free a branch, if it is there."""
+    """Free a branch, if it exists."""
     with suppress(Rejected):
         yield from Free(branch)

@@ -1,14 +1,13 @@
-"""Online search: one trial after the other on the running job, then the job goes on with the best of them.
+"""Online search: one trial after the other on the running job; then the job continues with the best of them.
 
-Trials on a job that must be finished anyway are not free: each costs its time, and a bad one (a learning rate beyond the
-stability edge, say) ruins the model it trains. So every trial runs on a fork of the job as it stood when the search began,
-which also makes trials comparable; the best fork is kept and the job continues on it, the others are freed. At no time are
-there more than three branches: the parent, the best and the trial. A system without forks gets its trials in place, one
-after the other on the only model there is, and whatever a trial does to that model stays.
+Trials cost the time of the job, and a bad one (say, a learning rate beyond the edge of stability) ruins the model that it
+trains. So every trial runs on a fork of the job as it was when the search began, which also makes trials comparable. The job
+continues on the best fork; the others are freed. There are never more than three branches: the parent, the best and the
+trial. On a system without forks the trials run one after the other on the only model, and each changes it.
 
-Trials last equally long rather than equally many clocks, as MLtuner's do: a setting with few workers would otherwise take
-the time of many trials. The start setting is always the first trial, so that a search does not end with what it measured
-to be worse.
+All trials take the same time, not the same number of clocks, as in MLtuner: otherwise a setting with few workers would take
+the time of many trials. The start setting is always the first trial, so that a search never ends with a setting that
+measured worse than the start.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tuners.search.progress_rate import progress_per_second
 __all__ = ["search"]
 
 _WORTHLESS = -np.inf
-"""The score of a trial that diverged, and of a setting that the job refuses."""
+"""The score of a trial that diverged, and of a refused setting."""
 
 
 class _Trial(NamedTuple):
@@ -45,11 +44,11 @@ def search(
     share: float,
     clocks: int | None = None,
 ) -> Tuner:
-    """Try the start and up to `trials` proposals of `ask` on `share` of the job's budget, then stay with the best.
+    """Try the start and up to `trials` proposals of `ask` within `share` of the job's budget, then keep the best.
 
-    Every trial gets the same time, or so many `clocks` where that is given; none begins once the share is spent. `tell` gets
-    every proposal back with its score, larger is better, minus infinity for one that diverged or was refused. Raises
-    ValueError for hyper-parameters that make no search.
+    Every trial takes the same time, or so many `clocks` where that is given; none begins after the share is spent. `tell`
+    gets every proposal with its score: larger is better, minus infinity for one that diverged or was refused. Raises
+    ValueError unless `trials` is positive and `share` in (0, 1].
     """
     if trials < 1 or not 0 < share <= 1:
         raise ValueError(f"Cannot search with trials={trials}, share={share}: give at least 1, and a share in (0, 1].")
@@ -89,7 +88,7 @@ def _search(
 
 
 def _on_a_fork(job: Job, setting: Setting, length: Run) -> Generator[Action[Any], Any, _Trial | None]:
-    """A trial on a fork of the job's own branch, or None where the system will not fork."""
+    """A trial on a fork of the job's own branch; None where the system refuses."""
     try:
         branch = yield from Fork(0, setting)
     except Rejected:
@@ -103,7 +102,7 @@ def _on_a_fork(job: Job, setting: Setting, length: Run) -> Generator[Action[Any]
 
 
 def _in_place(job: Job, setting: Setting | None, length: Run) -> Generator[Action[Any], Any, _Trial | None]:
-    """A trial on the job itself, under `setting` or as it starts; None where the system refuses it."""
+    """A trial on the job itself, under `setting` or the start setting; None where the system refuses."""
     try:
         if setting is not None:
             yield from Reconfigure(setting)
@@ -114,7 +113,7 @@ def _in_place(job: Job, setting: Setting | None, length: Run) -> Generator[Actio
 
 
 def _stay_with(best: _Trial, job: Job) -> Generator[Action[Any], Any, None]:
-    """Let the job go on as the best trial did. Where even that one diverged, the parent goes on as it was."""
+    """Continue the job with the best trial; where even that one diverged, with the parent."""
     if best.branch is None:
         with suppress(Rejected):
             yield from Reconfigure(best.setting)
@@ -136,7 +135,7 @@ def _scored(job: Job, setting: Setting, branch: int | None, seen: Window) -> _Tr
 
 
 def _admitted(job: Job, values: Mapping[str, Scalar]) -> Setting | None:
-    """The setting that `values` stand for, or None where the job would refuse it."""
+    """The setting of these values, or None where the job would refuse it."""
     try:
         setting = job.space.setting(values)
         job.space.check(setting)

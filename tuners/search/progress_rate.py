@@ -1,11 +1,11 @@
-"""How fast a job learns, measured from a stretch of it: what online search compares settings by.
+"""How fast a job learns in a window: the measure by which online search compares settings.
 
-Completion time is what counts, but a trial is over long before completion. The loss of SGD falls by about the same
-*factor* per second while a setting serves it well, so the measure is the rate of that factor: minus the slope of the
-logarithm of training loss over simulated seconds. Being relative, it compares a trial made early, at a high loss, with
-one made late; being per second, it weighs hardware and statistical efficiency together. The score of a trial is that rate
-less its own standard error, so that a few lucky mini-batches do not win (MLtuner's Section 4.1 penalises noise likewise).
-It sees only training loss, at the horizon of a trial: a setting that starts fast and stalls deceives it.
+The result of a run is its completion time, but a trial ends long before that. Under a good setting the loss of SGD falls by
+about the same *factor* per second, so the measure is minus the slope of the logarithm of the training loss over simulated
+seconds. It is relative, so it compares an early trial, at a high loss, with a late one; it is per second, so it includes
+hardware and statistical efficiency. The score of a trial is this rate minus its standard error, so that random draws of a
+few mini-batches do not win (MLtuner, Section 4.1, also penalises noise). The measure sees only training loss within the
+trial: it overestimates a setting that starts fast and then stalls.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _TINY_LOSS = 1e-12
 
 
 class Decay(NamedTuple):
-    """How fast a loss shrinks."""
+    """How fast a loss falls."""
 
-    per_second: float  # of the loss's logarithm
-    error: float  # the standard error of that
+    per_second: float  # fall of the logarithm of the loss
+    error: float  # standard error of `per_second`
 
 
 def progress_per_second(seen: Window, target: Target) -> float:
-    """The score of a trial, larger is better; minus infinity for one that diverged or can no longer go on.
+    """The score of a trial, larger is better; minus infinity for one that diverged or cannot continue.
 
-    Clocks or samples per second where the job only counts these, else the decay of its training loss less its error.
+    Clocks or samples per second where the target counts these, else the decay of the training loss minus its error.
     """
     if seen.status in ("diverged", "deadlock"):
         return -np.inf
@@ -46,8 +46,9 @@ def progress_per_second(seen: Window, target: Target) -> float:
 def loss_decay(pushes: Pushes, *, groups: int = 10) -> Decay:
     """Minus the least-squares slope of ln(mean training loss) over seconds, each mean over one of `groups` equal groups.
 
-    The means come before the logarithm because mini-batch losses are noisy and the logarithm is not linear. Nothing is
-    claimed of fewer than three groups, which fit a line without error; a loss that is not finite decays at minus infinity.
+    The means are taken before the logarithm because mini-batch losses are noisy and the logarithm is not linear. With fewer
+    than three groups the decay is zero, because a line fits them without error. With a loss that is not finite it is minus
+    infinity.
     """
     if not np.isfinite(pushes.loss).all():
         return Decay(-np.inf, 0.0)

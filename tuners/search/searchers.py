@@ -1,15 +1,15 @@
-"""What to try next: searchers of a space, behind one small interface (MLtuner, Section 4.3).
+"""Searchers: what to try next in a space, behind one small interface (MLtuner, Section 4.3).
 
-A searcher proposes a point, and is told how it scored, larger is better, zero for one that is worthless; it may be told
-again when a point was tried for longer. It proposes nothing once it has seen enough: when the best five scores that are not
-zero differ by less than 10 % of the best, and when every point has been tried. The paper exempts the grid from the former
-and its public code the random searcher, too; here only the grid is, for it ends anyway. Everything is drawn from the seed.
+A searcher proposes a point and is told its score: larger is better, zero is worthless. It is told again when a point was
+tried for longer. It stops proposing when the best five scores above zero differ by less than 10 % of the best, and when
+every point has been tried. In the paper the first rule does not hold for the grid, and in its public code not for the random
+searcher, either; here only the grid is exempt, because it ends anyway. All random numbers come from the seed.
 
-* "random" draws every knob by itself.
-* "grid" goes through a grid of 11 values per continuous knob, in random order.
-* "gp" is Bayesian optimisation: a Gaussian process (GPy, through emukit) and expected improvement, as in Spearmint, whose
-  first point is the corner where every knob is at its minimum (Section 5.2), with two random ones after it.
-* "tpe" is the tree-structured Parzen estimator that HyperOpt made known, through Optuna: MLtuner's default.
+* "random" draws every knob independently.
+* "grid" tries a grid of 11 values per continuous knob, in random order.
+* "gp" is Bayesian optimisation as in Spearmint: a Gaussian process (GPy, through emukit) and expected improvement. Its first
+  point has every knob at its minimum (Section 5.2); the next two are random.
+* "tpe" is the tree-structured Parzen estimator of HyperOpt, here through Optuna: MLtuner's default.
 """
 
 from __future__ import annotations
@@ -41,38 +41,38 @@ __all__ = [
 SearcherKind = Literal["tpe", "gp", "random", "grid"]
 Point: TypeAlias = dict[str, Scalar]
 
-_DRAWS = 100  # for a point that has not been tried
+_DRAWS = 100  # at most, for a point that has not been tried
 _GRID = 11  # values of a continuous knob
-_STARTUP = 10  # random points before the Parzen estimator has something to estimate from
-_CORNER = 3  # points before the Gaussian process has
+_STARTUP = 10  # random points before the Parzen estimator is used
+_CORNER = 3  # points before the Gaussian process is used
 _SURROGATE = Surrogate()
 
 
 class TriedPoint(NamedTuple):
-    """A point that was tried."""
+    """A point that was tried, and its score."""
 
     values: Point
     score: float
 
 
 class Searcher(Protocol):
-    """What a tuner asks of a searcher."""
+    """The interface of a searcher."""
 
     def propose(self) -> Point | None:
-        """What to try next; None: nothing, the search is over."""
+        """The next point to try; None: the search is over."""
         ...
 
     def tell(self, values: Mapping[str, Scalar], score: float) -> None:
-        """How a point scored; again, if it was tried for longer."""
+        """The score of a point; again, if it was tried for longer."""
         ...
 
 
 Propose: TypeAlias = Callable[[Space, Sequence[TriedPoint], int], Point | None]
-"""A way of searching: from the space, the results so far and a seed of this proposal's own to the next point."""
+"""A way of searching: the next point from the space, the results so far, and a seed for this proposal."""
 
 
 class Search:
-    """The searcher that proposes as `propose` says, never a point twice, and stops by the rule above."""
+    """The searcher that proposes by `propose`, never a point twice, and stops by the rule above."""
 
     def __init__(self, space: Space, propose: Propose, seed: Sequence[int], *, stops: bool = True) -> None:
         self._space = space
@@ -87,7 +87,7 @@ class Search:
         if len(results) >= points(self._space) or (self._stops and settled([r.score for r in results])):
             return None
         for draw in range(_DRAWS):
-            # A way that insists on what is known already is helped out by chance.
+            # A way that keeps proposing tried points is replaced by random draws after some attempts.
             way = self._propose if draw < _DRAWS // 10 else _random
             found = way(self._space, results, self._next_seed())
             if found is None or self._key(found) not in self._tried:
@@ -107,7 +107,7 @@ class Search:
 
 
 def searcher(kind: SearcherKind, space: Space, seed: Sequence[int], *, stops: bool = True) -> Search:
-    """The searcher of that kind; the grid never `stops` before its end. Raises ValueError for one that is not known."""
+    """The searcher of that kind; the grid never `stops` before its end. Raises ValueError for an unknown kind."""
     if kind == "grid":
         return Search(space, _through(grid(space, seed)), seed, stops=False)
     ways: dict[str, Propose] = {"tpe": _parzen, "gp": _gaussian, "random": _random}
@@ -117,13 +117,13 @@ def searcher(kind: SearcherKind, space: Space, seed: Sequence[int], *, stops: bo
 
 
 def settled(scores: Sequence[float], *, best: int = 5, spread: float = 0.1) -> bool:
-    """Whether the `best` best scores above zero differ by less than `spread` of the best."""
+    """Whether the `best` highest scores above zero differ by less than the share `spread` of the highest."""
     ranked = sorted((s for s in scores if s > 0), reverse=True)[:best]
     return len(ranked) == best and 1 - ranked[-1] / ranked[0] < spread
 
 
 def points(space: Space) -> float:
-    """How many points a space has; infinite where a knob is continuous."""
+    """The number of points of a space; infinite where a knob is continuous."""
     return math.prod(_count(k) for k in space.knobs)
 
 
@@ -136,7 +136,7 @@ def _count(knob: Knob) -> float:
 
 
 def corner(space: Space) -> Point:
-    """Every knob at its minimum; of a choice, the least option or, among words, the first."""
+    """The point with every knob at its minimum; for a choice the least option or, among words, the first."""
     return {k.name: _least(k) for k in space.knobs}
 
 
@@ -148,7 +148,7 @@ def _least(knob: Knob) -> Scalar:
 
 
 def grid(space: Space, seed: Sequence[int]) -> list[Point]:
-    """A grid over the space in random order."""
+    """The points of a grid over the space, in random order."""
     axes = [_axis(k) for k in space.knobs]
     made = [dict(zip(space.names, row, strict=True)) for row in itertools.product(*axes)]
     order = np.random.default_rng([*seed]).permutation(len(made))
@@ -156,7 +156,7 @@ def grid(space: Space, seed: Sequence[int]) -> list[Point]:
 
 
 def _axis(knob: Knob) -> list[Scalar]:
-    """The values of one knob: all of few, evenly spread ones of many, ends included."""
+    """The values of one knob on the grid: all options of a choice, else evenly spread ones with both ends."""
     if isinstance(knob, Choice):
         return list(knob.options)
     low, high = (np.log(knob.low), np.log(knob.high)) if knob.log else (knob.low, knob.high)
@@ -176,7 +176,7 @@ def _random(space: Space, results: Sequence[TriedPoint], seed: int) -> Point | N
 
 
 def _through(listed: list[Point]) -> Propose:
-    """One after the other."""
+    """The listed points one after the other."""
 
     def propose(space: Space, results: Sequence[TriedPoint], seed: int) -> Point | None:
         del space, seed
@@ -193,7 +193,7 @@ def _parzen(space: Space, results: Sequence[TriedPoint], seed: int) -> Point | N
     distributions = space.to_optuna()
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP)
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    # Made anew for each proposal, because Optuna takes no second score for a point.
+    # A new study for each proposal, because Optuna takes no second score for a point.
     study.add_trials(
         [optuna.trial.create_trial(params=r.values, distributions=distributions, value=r.score) for r in results]
     )
@@ -207,7 +207,7 @@ def _gaussian(space: Space, results: Sequence[TriedPoint], seed: int) -> Point |
         return _random(space, results, seed)
     encoding, rng = Encoding(space), np.random.default_rng(seed)
     known = np.array([encoding.row(r.values) for r in results])
-    costs = np.array([-r.score for r in results])  # the surrogate's are to be small
+    costs = np.array([-r.score for r in results])  # the surrogate minimises
     posterior = _SURROGATE.posterior(_with_state(known), costs, seed)
     best = float(costs.min())
     rows, _ = best_rows(lambda r: expected_improvement(*posterior(_with_state(r)), best), encoding, known, rng)
@@ -219,5 +219,5 @@ def _gaussian(space: Space, results: Sequence[TriedPoint], seed: int) -> Point |
 def _with_state(
     rows: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """Rows with the surrogate's last column, the state of the job, which makes no difference here."""
+    """Rows with the surrogate's last column, the state of the job, which is constant here."""
     return np.column_stack([rows, np.zeros(len(rows))])

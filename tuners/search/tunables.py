@@ -1,10 +1,9 @@
-"""The training tunables of a job: learning rate, momentum, mini-batch, staleness (MLtuner, Table 3), and how they are
-searched.
+"""The training tunables of a job: learning rate, momentum, mini-batch, staleness (MLtuner, Table 3).
 
-Which of them are free, and over what range, is the job's own affair; here they are picked out of its space, so that a
-searcher sees nothing else. A momentum has two conventions. The servers here keep a heavy ball, v <- m v + g and w <- w - r
-v; MLtuner's average, h <- m h + (1 - m) g and w <- w - r h, which is the same path with r (1 - m) for r. Pairs found under
-one convention mean something else under the other: `heavy_ball` and `moving_average` convert.
+The job says which of them are free, and over what range; this module selects them from its space, so that a searcher sees
+nothing else. Momentum has two conventions. The servers here use a heavy ball, v <- m v + g and w <- w - r v. MLtuner uses a
+moving average, h <- m h + (1 - m) g and w <- w - r h; a heavy ball with the rate r (1 - m) has the same path. A pair (r, m)
+has a different meaning under each: `heavy_ball` and `moving_average` convert it.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ _TUNABLES = ("learning_rate", "momentum", "batch_size", "staleness")
 
 @dataclass(frozen=True, slots=True)
 class Tunables:
-    """What is searched, and what a point of it means to the job."""
+    """The searched space, and how a point of it becomes a setting."""
 
-    space: Space  # of the tunables alone, duplicates included
+    space: Space  # the tunables alone, with duplicates
     convention: Convention  # of the searched pairs of rate and momentum
-    bounded: bool  # the staleness is tuned, so the policy has to be the one that it bounds
+    bounded: bool  # the staleness is tuned, so the policy must be "ssp"
 
     def setting(self, values: dict[str, Scalar], base: Setting) -> Setting:
-        """`base` with the tunables at `values`; duplicates change nothing."""
+        """`base` with these values of the tunables; duplicates change nothing."""
         plain: dict[str, Any] = {name: value for name, value in values.items() if name in _TUNABLES}
         rate = self.space.knob("learning_rate")
         if self.convention == "moving_average" and rate is not None and not isinstance(rate, Choice):
@@ -45,10 +44,10 @@ class Tunables:
 
 
 def tunables(job: Job, which: Which = "all", *, copies: int = 1, convention: Convention = "heavy_ball") -> Tunables:
-    """The tunables that `job` leaves free, or its learning rate alone.
+    """The free tunables of `job`, or its learning rate alone.
 
-    With `copies` of more than 1 each is there so many times, and only the first counts: the paper's "4x2 tunables". A bound
-    on staleness is tuned where it bounds something: under the policy "ssp", or where the job lets that be chosen.
+    With `copies` above 1 each exists so many times, and only the first has an effect: the paper's "4x2 tunables". The
+    staleness is tuned where the policy is "ssp", or where the job lets a tuner choose "ssp".
     """
     names = _TUNABLES if which == "all" else _TUNABLES[:1]
     policy = job.space.knob("policy")
@@ -60,18 +59,17 @@ def tunables(job: Job, which: Which = "all", *, copies: int = 1, convention: Con
 
 
 def _twin(knob: Knob, number: int) -> Knob:
-    # A space takes no knob that sets nothing; a graph option that is never set comes nearest.
+    # A space refuses a knob that sets nothing; a graph option that is never set has the same effect.
     return replace(knob, name=f"option/{knob.name} {number}")
 
 
 def heavy_ball(rate: float, momentum: float) -> tuple[float, float]:
-    """The heavy ball that goes where the moving average with `rate` and `momentum` goes."""
+    """Rate and momentum of the heavy ball with the same path as the moving average with `rate` and `momentum`."""
     return rate * (1.0 - momentum), momentum
 
 
 def moving_average(rate: float, momentum: float) -> tuple[float, float]:
-    """The moving average that goes where the heavy ball with `rate` and `momentum` goes. Raises ValueError for momentum
-    1."""
+    """Rate and momentum of the moving average with the same path as this heavy ball. Raises ValueError for momentum 1."""
     if not momentum < 1:
         raise ValueError(f"Cannot convert momentum {momentum}: a moving average stands still there; give less than 1.")
     return rate / (1.0 - momentum), momentum

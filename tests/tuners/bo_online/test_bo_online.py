@@ -12,7 +12,7 @@ from tuners.actions import Cost, Job, NodeEvent, Reconfigure, Rejected, Run, Set
 from tuners.bo_online import bo_online
 from tuners.bo_online.convergence import Estimator
 from tuners.bo_online.surrogate import Surrogate
-from tuners.bo_online.tuner import _Progress, _Proposal
+from tuners.bo_online.tuner import Proposal, _Progress
 from tuners.settings import Choice, Integer, Node, Real
 from tuners.testing import check_tuner, exchanges
 
@@ -36,7 +36,7 @@ REFUSED = Rejected("Cannot do that: the test refuses it.")
 
 
 @dataclass
-class Line:
+class Curve:
     """A job whose loss follows Eq. 3 from 1 on, whatever the setting, and whose clocks take what the setting says."""
 
     job: Job = GOAL
@@ -69,25 +69,25 @@ class Line:
 
 
 def played(factory=bo_online, most=60, **system):
-    line = Line(**system)
-    exchanges(factory, line, most=most)
-    return line
+    curve = Curve(**system)
+    exchanges(factory, curve, most=most)
+    return curve
 
 
-def changes(line):
-    return [a.setting for a in line.asked if isinstance(a, Reconfigure)]
+def changes(curve):
+    return [a.setting for a in curve.asked if isinstance(a, Reconfigure)]
 
 
 # ------------------------------------------------------------------------------------------------------------------ phases
 
 
 def test_the_initial_phase_tries_ten_settings_for_three_clocks_per_worker_each():
-    line = played(partial(bo_online, apart=False), most=21)
-    assert line.asked[0] == Run(clocks=6)
-    tried = line.asked[1::2]
+    curve = played(partial(bo_online, apart=False), most=21)
+    assert curve.asked[0] == Run(clocks=6)
+    tried = curve.asked[1::2]
     assert all(isinstance(a, Reconfigure) and a.method == "relocate" for a in tried)
     assert len({a.setting for a in tried} | {START}) == 11
-    assert line.asked[2::2] == [Run(clocks=3 * len(a.setting.workers)) for a in tried]
+    assert curve.asked[2::2] == [Run(clocks=3 * len(a.setting.workers)) for a in tried]
 
 
 def test_one_change_is_made_in_parts_so_that_costs_can_be_told_apart():
@@ -114,8 +114,8 @@ def test_threads_are_coupled_and_rates_left_alone():
 def test_how_long_a_setting_is_tried(options, clocks):
     assert next(bo_online(GOAL, **options)) == Run(clocks=clocks)
     if "clocks_per_worker" not in options:
-        line = played(partial(bo_online, **options), most=21)
-        assert {a for a in line.asked if isinstance(a, Run)} == {Run(clocks=clocks)}
+        curve = played(partial(bo_online, **options), most=21)
+        assert {a for a in curve.asked if isinstance(a, Run)} == {Run(clocks=clocks)}
 
 
 @pytest.mark.parametrize(("options", "each"), [({}, 10), ({"clocks_per_worker": 3}, 3)], ids=str)
@@ -129,8 +129,8 @@ def test_the_code_counts_the_start_among_the_initial_settings():
     """Too dear to change anything afterwards, so that only initial settings are changed to: b, and b - 1."""
     one_knob = replace(GOAL, space=Space(START, NODES, KNOBS[:1]))
     for counting, count in (("paper", 4), ("code", 3)):
-        line = played(partial(bo_online, settings=4, counting=counting), most=20, job=one_knob, change_seconds=1e9)
-        assert len(changes(line)) == count
+        curve = played(partial(bo_online, settings=4, counting=counting), most=20, job=one_knob, change_seconds=1e9)
+        assert len(changes(curve)) == count
 
 
 @pytest.mark.parametrize("options", [{"settings": 0}, {"clocks_per_worker": 0}, {"clocks": 0}], ids=str)
@@ -148,8 +148,8 @@ def test_the_baseline_changes_by_checkpoint_and_others_by_what_they_have():
     assert {a.method for a in played(partial(bo_online, method="checkpoint")).asked if isinstance(a, Reconfigure)} == {
         "checkpoint"
     }
-    line = played(job=replace(GOAL, methods=("migrate",)), most=3)
-    assert line.asked[1].method is None
+    curve = played(job=replace(GOAL, methods=("migrate",)), most=3)
+    assert curve.asked[1].method is None
 
 
 # ---------------------------------------------------------------------------------------------------------------- the gate
@@ -159,8 +159,8 @@ def test_the_baseline_changes_by_checkpoint_and_others_by_what_they_have():
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_job_mostly_runs_under_what_finishes_it_soonest(acquisition, seed):
     """Of 35 settings, the worst of which takes 18 times as long, the best has more of the online phase than all others."""
-    line = played(partial(bo_online, acquisition=acquisition), most=90, job=replace(GOAL, seed=seed), change_seconds=20.0)
-    online = line.under[11:]
+    curve = played(partial(bo_online, acquisition=acquisition), most=90, job=replace(GOAL, seed=seed), change_seconds=20.0)
+    online = curve.under[11:]
     assert online.count((4, 6)) > len(online) / 2
 
 
@@ -172,8 +172,8 @@ def test_a_change_has_to_gain_more_than_it_costs():
 
 
 def test_the_public_code_has_no_gate():
-    line = played(partial(bo_online, gate=False, apart=False), most=61, change_seconds=1e9)
-    assert len(changes(line)) == 30  # 10 to begin with, then one every a clocks
+    curve = played(partial(bo_online, gate=False, apart=False), most=61, change_seconds=1e9)
+    assert len(changes(curve)) == 30  # 10 to begin with, then one every a clocks
 
 
 @pytest.mark.parametrize(
@@ -189,33 +189,33 @@ def test_the_public_code_has_no_gate():
 def test_the_gate_knows_costs_by_technique(monkeypatch, change, gain, costs, taken):
     """Threads cost nothing here and roles a thousand seconds, which the initial phase has shown."""
 
-    class Apart(Line):
+    class Apart(Curve):
         def perform(self, action):
             same = isinstance(action, Reconfigure) and action.setting.workers == self.setting.workers
             self.change_seconds = 0.0 if same else 1000.0
             return super().perform(action)
 
     def proposal(at, *_):
-        return _Proposal(replace(at.setting, **change), gain)
+        return Proposal(replace(at.setting, **change), gain)
 
-    monkeypatch.setattr("tuners.bo_online.tuner._proposal", proposal)
-    line = Apart()
-    exchanges(partial(bo_online, costs=costs), line, most=24)
-    begun = [i for i, a in enumerate(line.asked) if isinstance(a, Run)][10]
-    assert isinstance(line.asked[begun + 1], Reconfigure) == taken
+    monkeypatch.setattr("tuners.bo_online.tuner.proposal", proposal)
+    curve = Apart()
+    exchanges(partial(bo_online, costs=costs), curve, most=24)
+    begun = [i for i, a in enumerate(curve.asked) if isinstance(a, Run)][10]
+    assert isinstance(curve.asked[begun + 1], Reconfigure) == taken
 
 
 @pytest.mark.parametrize("incumbent", ["current", "min", "last"])
 def test_every_incumbent_leads_to_proposals(incumbent):
-    line = played(partial(bo_online, incumbent=incumbent), change_seconds=0.0)
-    assert len(changes(line)) > 10
+    curve = played(partial(bo_online, incumbent=incumbent), change_seconds=0.0)
+    assert len(changes(curve)) > 10
 
 
 def test_the_current_setting_is_never_proposed():
-    line = Line(change_seconds=0.0)
-    for exchange in exchanges(partial(bo_online, gate=False), line, most=60):
+    curve = Curve(change_seconds=0.0)
+    for exchange in exchanges(partial(bo_online, gate=False), curve, most=60):
         if isinstance(exchange.action, Reconfigure):
-            before = line.asked[: line.asked.index(exchange.action)]
+            before = curve.asked[: curve.asked.index(exchange.action)]
             last = next((a.setting for a in reversed(before) if isinstance(a, Reconfigure)), START)
             assert exchange.action.setting != last
 
@@ -226,24 +226,24 @@ def test_the_current_setting_is_never_proposed():
 def test_a_setting_that_was_refused_is_not_asked_for_again():
     refused = []
 
-    class Fussy(Line):
+    class Fussy(Curve):
         def perform(self, action):
             if isinstance(action, Reconfigure) and len(action.setting.workers) > 2:
                 refused.append(action.setting)
                 raise REFUSED
             return super().perform(action)
 
-    line = Fussy()
-    exchanges(bo_online, line, most=80)
+    curve = Fussy()
+    exchanges(bo_online, curve, most=80)
     assert len(refused) == len(set(refused)) > 3
-    assert len(line.setting.workers) <= 2
-    assert line.now > 0
+    assert len(curve.setting.workers) <= 2
+    assert curve.now > 0
 
 
 def test_lost_nodes_are_not_proposed_and_their_stretch_does_not_count():
     left = NODES[1:]
 
-    class Losing(Line):
+    class Losing(Curve):
         def perform(self, action):
             seen = super().perform(action)
             if isinstance(action, Run) and self.clocks > 60:
@@ -254,11 +254,11 @@ def test_lost_nodes_are_not_proposed_and_their_stretch_does_not_count():
                 seen = replace(seen, nodes=left, setting=self.setting)
             return seen
 
-    line = Losing(change_seconds=0.0)
-    exchanges(partial(bo_online, gate=False), line, most=80)
-    runs = [i for i, a in enumerate(line.asked) if isinstance(a, Run)]
-    done = np.cumsum([line.asked[i].clocks for i in runs])
-    after = line.asked[runs[int(np.argmax(done > 60))] + 1 :]
+    curve = Losing(change_seconds=0.0)
+    exchanges(partial(bo_online, gate=False), curve, most=80)
+    runs = [i for i, a in enumerate(curve.asked) if isinstance(a, Run)]
+    done = np.cumsum([curve.asked[i].clocks for i in runs])
+    after = curve.asked[runs[int(np.argmax(done > 60))] + 1 :]
     proposed = [a.setting for a in after if isinstance(a, Reconfigure)]
     assert len(proposed) > 5
     assert not any("n0" in s.workers + s.servers for s in proposed)
@@ -357,11 +357,11 @@ def test_choices_among_options_are_learnt():
     base = replace(GOAL, start=replace(START, options=(("jit", "on"),)))
     of = replace(base, space=replace(space, base=base.start))
 
-    class Optional(Line):
+    class Optional(Curve):
         def per_clock(self, setting):
             return 0.1 * {"off": 1, "on": 2, "more": 4}[dict(setting.options)["jit"]] * (1 + abs(len(setting.workers) - 3))
 
-    line = Optional(job=of, setting=of.start)
-    exchanges(bo_online, line, most=80)
-    assert dict(line.setting.options)["jit"] == "off"
-    assert len(line.setting.workers) == 3
+    curve = Optional(job=of, setting=of.start)
+    exchanges(bo_online, curve, most=80)
+    assert dict(curve.setting.options)["jit"] == "off"
+    assert len(curve.setting.workers) == 3

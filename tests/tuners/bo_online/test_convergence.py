@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import lambertw
 from scipy.stats import linregress
 
-from tuners.bo_online.convergence import HOGWILD, SERIAL, Estimator, Segment, inliers, rank_of_estimate, slope
+from tuners.bo_online.convergence import HOGWILD, SERIAL, Estimator, Segment, inliers, slope
 
 PLAIN = Estimator(outliers=math.inf, smoothing=1)
 """As the equations stand: every loss by itself."""
@@ -190,32 +190,6 @@ def test_smoothing_leaves_three_means_at_least():
     assert Estimator().level(losses, 2) == 5.5
     assert Estimator().level(losses, 2, first=True) == 1.5
     assert math.isnan(Estimator().level(np.empty(0), 2))
-
-
-# ---------------------------------------------------------------------------------------------------------------- Table VI
-
-
-def test_the_rank_of_the_estimated_optimum():
-    """The paper's example: X_2 seems best at iteration 60, X_1 at 120."""
-    estimated = [[5555, 4444, 7777], [3333, 4222, 6666]]
-    assert rank_of_estimate(estimated, [10.0, 20.0, 30.0]) == 1.5
-    assert rank_of_estimate(estimated, [30.0, 20.0, 10.0]) == 2.5
-    assert rank_of_estimate(estimated, [[3, 1, 2], [3, 1, 2]]) == 2.0
-
-
-@given(st.lists(st.floats(1, 1e6), min_size=1, max_size=30, unique=True))
-def test_a_perfect_estimate_ranks_first(seconds):
-    assert rank_of_estimate([seconds] * 3, seconds) == 1.0
-    assert rank_of_estimate([[-s for s in seconds]], seconds) == len(seconds)
-
-
-def test_ranks_with_ties_and_gaps():
-    nan = math.nan
-    assert rank_of_estimate([[1, 1, 2]], [30, 10, 20]) == 1.0
-    assert rank_of_estimate([[1, 2, 3]], [10, 10, 20]) == 1.5
-    assert rank_of_estimate([[nan, 2, 3], [nan, nan, nan]], [1, 2, 3]) == 1.0
-    assert rank_of_estimate([[1, 2, 3]], [nan, 2, 1]) == 2.0
-    assert math.isnan(rank_of_estimate([[nan]], [1]))
 
 
 def test_losses_of_zero_say_little_and_break_nothing():
