@@ -31,8 +31,8 @@ from tuners import policies
 from tuners.actions import Scalar, SyncPolicy, Target
 from tuners.rlp import dqn, policy_file
 from tuners.rlp.dqn import Learner
+from tuners.rlp.network import Trained
 from tuners.rlp.options import Options
-from tuners.rlp.tuner import Trained
 
 __all__ = [
     "CHECKPOINT_RUNS",
@@ -203,7 +203,7 @@ def train(
     kept = checkpoint(out)
     if kept.exists() and not resume:
         raise ValueError(f"Cannot train to {out}: a training was interrupted here; go on with --resume, or remove {kept}.")
-    nothing = _Training(dqn.beginner(plan.options, plan.seed), (0,) * len(_ENDINGS))
+    nothing = _Training(dqn.new_learner(plan.options, plan.seed), (0,) * len(_ENDINGS))
     at = _restored(plan, kept, nothing) if kept.exists() else nothing
     try:
         while at.runs < plan.runs:
@@ -215,7 +215,7 @@ def train(
         raise
     endings = dict(zip(_ENDINGS, at.endings, strict=True))
     about = {"command": plan.command(), "seed": plan.seed, "plan": plan.about(), "endings": endings}
-    made = Trained(*dqn.learned(plan.options, at.learner), about)
+    made = Trained(*dqn.trained_network(plan.options, at.learner), about)
     _write(out, policy_file.dumps(made))
     kept.unlink(missing_ok=True)
     return made
@@ -260,21 +260,21 @@ def _next(plan: TrainingPlan, at: _Training, watch: Callable[[TrainingProgress],
 
 def _policy(plan: TrainingPlan, upcoming: Round, at: _Training, lane: int) -> SyncPolicy:
     if upcoming.fixed is not None:
-        return dqn.recording(upcoming.fixed, plan.options, plan.most_pushes)
+        return dqn.recording_policy(upcoming.fixed, plan.options, plan.most_pushes)
     if plan.lanes == 1:
-        return dqn.learning(plan.options, at.learner)
-    return dqn.exploring(plan.options, at.learner, at.runs + lane, plan.most_pushes)
+        return dqn.learning_policy(plan.options, at.learner)
+    return dqn.exploring_policy(plan.options, at.learner, at.runs + lane, plan.most_pushes)
 
 
 def _learned(plan: TrainingPlan, upcoming: Round, learner: Learner, clock: loop.Clock) -> Learner:
     """The learner after one run."""
     options, final, lost = plan.options, int(clock.status) != 0, _lost_seconds(plan, clock)
     if upcoming.fixed is not None:
-        learner = dqn.pretrained(options, learner, dqn.recorded(clock.policy, lost_seconds=lost, options=options))
+        learner = dqn.pretrained(options, learner, dqn.record_of(clock.policy, lost_seconds=lost, options=options))
     elif plan.lanes == 1:
-        learner = dqn.ended(clock.policy, final=final, lost_seconds=lost, options=options)
+        learner = dqn.after_run(clock.policy, final=final, lost_seconds=lost, options=options)
     else:
-        learner = dqn.learned_from(options, learner, clock.policy.record, final=final, lost_seconds=lost)
+        learner = dqn.learn_from_record(options, learner, clock.policy.record, final=final, lost_seconds=lost)
     return learner
 
 

@@ -1,14 +1,15 @@
-"""The bespoke optimiser's figures beside what its paper publishes. A script that prints Markdown:
+"""The bespoke optimiser's results beside the figures that its paper publishes. A program that prints Markdown:
 
-    python tests/published_bespoke.py optimum|table|convergence [--nics middle] [--nets ...] [--settings c] [--tuners ...]
+    python -m reports.papers.bespoke_bo optimum|table|convergence [--nics middle] [--nets ...] [--settings c] [--tuners ...]
 
-`optimum`: the best schedule there is for each of the 36 cases, which no tuner knows (`bespoke_optimum`). `table`: Fig. 1,
-time per input of uniform devices, uniform GPUs and of what a tuner has found in ten evaluations, over the best of the
-sub-graph, and how far it is from the optimum. `convergence`: Fig. 2, setting C and SpeechNet of batch 2^16, three runs of
-each tuner.
+`optimum`: the best schedule of each of the 36 experiments, which no tuner knows (`reports.papers.bespoke_optimum`). `table`:
+Fig. 1, the time per input of uniform devices, of uniform GPUs and of the schedule that a tuner finds in ten evaluations,
+over the best of the sub-graph; and the tuner's distance from the optimum. `convergence`: Fig. 2, setting C and SpeechNet
+with a batch of 2^16, three runs of each tuner.
 
-The paper gives no speeds of NICs. Each of three assumptions has its own speeds of GPU and CPU, fitted so that uniform GPUs
-take 9.82 s and the best schedule 4.31 s in the case of Fig. 2: a description, two constants for two figures.
+The paper gives no speeds of network interfaces (NICs). Each of three assumptions has its own speeds of GPU and CPU, fitted
+so that uniform GPUs take 9.82 s and the best schedule 4.31 s in the experiment of Fig. 2. That is a description, not a
+prediction: two constants for two figures.
 """
 
 from __future__ import annotations
@@ -34,41 +35,18 @@ from tuners import resolve
 from tuners.actions import Run, Setting, Window
 from tuners.bespoke_bo.schedules import devices, evenly, setting
 
-__all__ = [
-    "ASSUMPTIONS",
-    "NETS",
-    "OTHERS",
-    "OURS",
-    "PEAKS",
-    "TYPES",
-    "Assumption",
-    "Case",
-    "Evaluated",
-    "assumed",
-    "best",
-    "cases",
-    "chosen",
-    "convergence_lines",
-    "draw_convergence",
-    "evaluated",
-    "main",
-    "optimum_lines",
-    "roles",
-    "subgraph",
-    "table_lines",
-    "uniform",
-]
+__all__ = ["ASSUMPTIONS", "NETS", "Assumption", "Experiment", "main", "uniform"]
 
 NETS = {"googlenet": range(6, 10), "alexnet": range(8, 12), "speechnet": range(13, 17)}  # Table 2: log2 of the batches
-TYPES = ("g2.2xlarge", "c4.2xlarge", "c4.4xlarge", "c4.8xlarge")
-PEAKS = 20.8 / 46  # of a hyperthread of g2, over one of c4
+_TYPES = ("g2.2xlarge", "c4.2xlarge", "c4.4xlarge", "c4.8xlarge")
+_PEAKS = 20.8 / 46  # peak of a hyperthread of g2 over that of c4
 
-OURS = ("bespoke_bo[evaluations=10]", 10)
-OTHERS = tuple((f"schedule_search[kind={kind},evaluations=30]", 30) for kind in ("bandit", "gp", "cmaes", "tpe", "random"))
+_OURS = ("bespoke_bo[evaluations=10]", 10)
+_OTHERS = tuple((f"schedule_search[kind={kind},evaluations=30]", 30) for kind in ("bandit", "gp", "cmaes", "tpe", "random"))
 
 
 class Assumption(NamedTuple):
-    """Gbit/s of each type's NIC, and the speeds that go with them, in reference cores."""
+    """Speeds of NICs in Gbit/s, one per machine type, and the fitted speeds of devices, in reference cores."""
 
     nics: tuple[float, float, float, float]
     gpu: float
@@ -82,49 +60,53 @@ ASSUMPTIONS = {
 }
 
 
-class Case(NamedTuple):
-    """One of the 36 experiments, under an assumption on NICs."""
+class Experiment(NamedTuple):
+    """One of the paper's 36 experiments, under an assumption about NICs."""
 
     setting: str  # a | b | c
     net: str
-    log2: int
+    log2: int  # of the batch
     nics: str = "middle"
 
     @property
     def batch(self) -> int:
+        """Samples per iteration."""
         return 1 << self.log2
 
     @property
     def scenario(self) -> Scenario:
+        """The arena of the experiment, with the assumed speeds."""
         found = scenario.load(f"boat-{self.setting}-{self.net}[global_batch_size={self.batch}]")
-        nodes = tuple((name, assumed(kind, ASSUMPTIONS[self.nics])) for name, kind in found.cluster.nodes)
+        nodes = tuple((name, _assumed(kind, ASSUMPTIONS[self.nics])) for name, kind in found.cluster.nodes)
         return replace(found, cluster=replace(found.cluster, nodes=nodes))
 
     def seconds(self, under: Setting) -> float:
-        """Of an iteration, without noise."""
+        """Seconds of an iteration under a setting, without noise."""
         return iteration_seconds(self.scenario.cluster, workload(f"bespoke-{self.net}").demand, under)
 
 
-def assumed(kind: NodeType, given: Assumption) -> NodeType:
-    at = TYPES.index(kind.name)
-    cpu = given.hyperthread * (PEAKS if at == 0 else 1)
+def _assumed(kind: NodeType, given: Assumption) -> NodeType:
+    """The node type with the assumed speeds."""
+    at = _TYPES.index(kind.name)
+    cpu = given.hyperthread * (_PEAKS if at == 0 else 1)
     speeds = [msgspec.structs.replace(d, speed=given.gpu if d.kind == "gpu" else cpu) for d in kind.devices]
     return msgspec.structs.replace(kind, nic_bytes_per_second=given.nics[at] * 125e6, devices=tuple(speeds))
 
 
-def cases(settings: Sequence[str], nets: Sequence[str], nics: str) -> list[Case]:
-    return [Case(s, net, log2, nics) for s in settings for net in nets for log2 in NETS[net]]
+def _experiments(settings: Sequence[str], nets: Sequence[str], nics: str) -> list[Experiment]:
+    """The experiments of some settings and networks."""
+    return [Experiment(s, net, log2, nics) for s in settings for net in nets for log2 in NETS[net]]
 
 
 @cache
-def best(case: Case) -> Setting:
-    """The best schedule there is."""
+def _best(case: Experiment) -> Setting:
+    """The setting with the shortest iteration."""
     made = case.scenario
     return optimum(made.cluster, workload(f"bespoke-{case.net}").demand, case.batch, scenario.job(made).start)
 
 
-def uniform(case: Case, kind: str = "") -> Setting | None:
-    """The batch evenly on all devices of that kind, or of any; None where there is none."""
+def uniform(case: Experiment, kind: str = "") -> Setting | None:
+    """The batch evenly on all devices of one kind ("": of any kind); None if there is no such device."""
     job = scenario.job(case.scenario)
     chosen = [(i, d) for i, d in devices(job) if kind in ("", job.nodes[i].devices[d])]
     return setting(job, evenly(job, chosen)) if chosen else None
@@ -133,18 +115,18 @@ def uniform(case: Case, kind: str = "") -> Setting | None:
 # ---------------------------------------------------------------------------------------------------------------- tuning
 
 
-class Evaluated(NamedTuple):
-    """One evaluation of a tuner's: what it measured, and what it would have without noise."""
+class _Evaluation(NamedTuple):
+    """One evaluation by a tuner: its measured seconds of an iteration, and the seconds without noise."""
 
     setting: Setting
     measured: float
     seconds: float
 
 
-def evaluated(case: Case, tuner: str, count: int, seed: int) -> list[Evaluated]:
-    """The first so many evaluations of a tuner: two runs of equal length under one setting, the latter of which counts."""
+def _evaluated(case: Experiment, tuner: str, count: int, seed: int) -> list[_Evaluation]:
+    """The first `count` evaluations of a tuner: two runs of equal length under one setting, of which the second counts."""
     system = scenario.system(case.scenario, seed)
-    found: list[Evaluated] = []
+    found: list[_Evaluation] = []
     before: Window | None = None
     for exchange in drive(resolve(tuner).factory(system.job), system):
         seen = exchange.answer if isinstance(exchange.action, Run) and isinstance(exchange.answer, Window) else None
@@ -154,23 +136,23 @@ def evaluated(case: Case, tuner: str, count: int, seed: int) -> list[Evaluated]:
             before = seen
         else:
             iterations = seen.clocks / len(seen.setting.workers)
-            found.append(Evaluated(seen.setting, seen.seconds / iterations, case.seconds(seen.setting)))
+            found.append(_Evaluation(seen.setting, seen.seconds / iterations, case.seconds(seen.setting)))
             before = None
         if len(found) == count:
             break
     return found
 
 
-def chosen(found: Sequence[Evaluated]) -> Evaluated:
-    """What a tuner would stay with."""
+def _chosen(found: Sequence[_Evaluation]) -> _Evaluation:
+    """The evaluation that a tuner would choose: the one with the least measured seconds."""
     return min(found, key=lambda e: e.measured)
 
 
 # --------------------------------------------------------------------------------------------------------------- printed
 
 
-def roles(job_names: Sequence[str], under: Setting) -> str:
-    """Machines by first letter and role: g2 s4 means two of g and four of s."""
+def _roles(job_names: Sequence[str], under: Setting) -> str:
+    """Numbers of machines by role and first letter of the name: "work gx2 cx4" means two of g and four of c."""
     parts = []
     for role, names in (
         ("work", set(under.workers) - set(under.servers)),
@@ -183,43 +165,45 @@ def roles(job_names: Sequence[str], under: Setting) -> str:
     return ", ".join(parts)
 
 
-def optimum_lines(options: argparse.Namespace) -> Iterator[str]:
+def _optimum_lines(options: argparse.Namespace) -> Iterator[str]:
+    """The best schedule of each experiment."""
     yield "| NICs | case | uniform devices | uniform GPUs | optimum | workers | roles |\n|---|---|---|---|---|---|---|"
     for nics in options.nics:
-        for case in cases(options.settings, options.nets, nics):
-            under, gpus, even = best(case), uniform(case, "gpu"), uniform(case)
+        for case in _experiments(options.settings, options.nets, nics):
+            under, gpus, even = _best(case), uniform(case, "gpu"), uniform(case)
             names = [n for n, _ in case.scenario.cluster.nodes]
             shown = "" if gpus is None else f"{case.seconds(gpus):.3f}"
             yield (
                 f"| {nics} | {case.setting.upper()} {case.net} 2^{case.log2} | {case.seconds(even or under):.3f} | {shown} "
-                f"| {case.seconds(under):.3f} | {len(under.workers)} | {roles(names, under)} |"
+                f"| {case.seconds(under):.3f} | {len(under.workers)} | {_roles(names, under)} |"
             )
 
 
-def table_lines(options: argparse.Namespace) -> Iterator[str]:
+def _table_lines(options: argparse.Namespace) -> Iterator[str]:
+    """Fig. 1."""
     yield "| NICs | case | ms/input | uniform devices | uniform GPUs | found | workers | over the optimum | host s |"
     yield "|---|---|---|---|---|---|---|---|---|"
     over: dict[str, list[float]] = {}
     for nics in options.nics:
         for s in options.settings:
             for net in options.nets:
-                yield from subgraph(cases([s], [net], nics), options, over.setdefault(nics, []))
+                yield from _subgraph(_experiments([s], [net], nics), options, over.setdefault(nics, []))
     for nics, found in over.items():
         within = sum(x <= 1.1 for x in found)
         yield f"\n{nics}: within 10 % of the optimum in {within} of {len(found)}; median {statistics.median(found):.3f}"
 
 
-def subgraph(four: Sequence[Case], options: argparse.Namespace, over: list[float]) -> Iterator[str]:
-    """The four batches of one network in one setting, over the least time per input that was found in them."""
+def _subgraph(four: Sequence[Experiment], options: argparse.Namespace, over: list[float]) -> Iterator[str]:
+    """One sub-graph of Fig. 1: the four batches of a network in a setting, over the least time per input among them."""
     started = [time.perf_counter()]
     found = []
     for case in four:
-        found.append(chosen(evaluated(case, options.tuner, options.evaluations, options.seed)))
+        found.append(_chosen(_evaluated(case, options.tuner, options.evaluations, options.seed)))
         started.append(time.perf_counter())
     norm = min(e.seconds / c.batch for c, e in zip(four, found, strict=True))
     for i, (case, end) in enumerate(zip(four, found, strict=True)):
         even, gpus = uniform(case), uniform(case, "gpu")
-        over.append(end.seconds / case.seconds(best(case)))
+        over.append(end.seconds / case.seconds(_best(case)))
         shares = ["" if u is None else f"{case.seconds(u) / case.batch / norm:.2f}" for u in (even, gpus, end.setting)]
         yield (
             f"| {case.nics} | {case.setting.upper()} {case.net} 2^{case.log2} | {1e3 * norm:.3f} | {' | '.join(shares)} "
@@ -227,32 +211,35 @@ def subgraph(four: Sequence[Case], options: argparse.Namespace, over: list[float
         )
 
 
-def convergence_lines(options: argparse.Namespace) -> Iterator[str]:
+def _convergence_lines(options: argparse.Namespace) -> Iterator[str]:
+    """Fig. 2, as a table and optionally as a picture."""
     yield "| NICs | tuner | evaluations | best, three runs (s, without noise) | median | over the optimum | best so far |"
     yield "|---|---|---|---|---|---|---|"
     for nics in options.nics:
-        case = Case("c", "speechnet", 16, nics)
+        case = Experiment("c", "speechnet", 16, nics)
         found: dict[str, list[list[float]]] = {}
-        least = case.seconds(best(case))
-        gpus = case.seconds(uniform(case, "gpu") or best(case))
+        least = case.seconds(_best(case))
+        gpus = case.seconds(uniform(case, "gpu") or _best(case))
         yield f"| {nics} | optimum | | {least:.3f} | [4.31] | 1 | uniform GPUs {gpus:.3f} [9.82] |"
         for tuner, count in options.tuners:
-            runs = [evaluated(case, tuner, count, seed) for seed in range(3)]
-            ends = [chosen(r).seconds for r in runs]
+            runs = [_evaluated(case, tuner, count, seed) for seed in range(3)]
+            ends = [_chosen(r).seconds for r in runs]
             marks = [n for n in (1, 5, 10, 20, 30) if n <= count]
             curves = "; ".join(
-                f"{n}: " + "/".join(f"{chosen(r[:n]).seconds:.2f}" for r in runs) for n in marks if all(len(r) for r in runs)
+                f"{n}: " + "/".join(f"{_chosen(r[:n]).seconds:.2f}" for r in runs)
+                for n in marks
+                if all(len(r) for r in runs)
             )
             median = statistics.median(ends)
             shown = "/".join(f"{e:.2f}" for e in ends)
             yield f"| {nics} | {tuner} | {count} | {shown} | {median:.2f} | {median / least:.2f} | {curves} |"
-            found[tuner] = [[chosen(r[:n]).seconds for n in range(1, len(r) + 1)] for r in runs if r]
+            found[tuner] = [[_chosen(r[:n]).seconds for n in range(1, len(r) + 1)] for r in runs if r]
         if options.picture:
-            draw_convergence(options.picture.with_stem(f"{options.picture.stem}-{nics}"), found, least)
+            _draw_convergence(options.picture.with_stem(f"{options.picture.stem}-{nics}"), found, least)
 
 
-def draw_convergence(path: Path, found: Mapping[str, list[list[float]]], least: float) -> None:
-    """Fig. 2: the best schedule so far, in seconds without noise, over evaluations; a line per run."""
+def _draw_convergence(path: Path, found: Mapping[str, list[list[float]]], least: float) -> None:
+    """Fig. 2 as a picture: the best schedule so far, in seconds without noise, over evaluations; one line per run."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     for number, (tuner, runs) in enumerate(found.items()):
@@ -266,20 +253,25 @@ def draw_convergence(path: Path, found: Mapping[str, list[list[float]]], least: 
 
 
 def main() -> None:
+    """Run the program."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("what", choices=("optimum", "table", "convergence"))
     parser.add_argument("--nics", nargs="+", default=["middle"], choices=tuple(ASSUMPTIONS))
     parser.add_argument("--nets", nargs="+", default=list(NETS), choices=tuple(NETS))
     parser.add_argument("--settings", nargs="+", default=["a", "b", "c"], choices=("a", "b", "c"))
-    parser.add_argument("--tuner", default=OURS[0], help="of the table")
-    parser.add_argument("--evaluations", type=int, default=OURS[1])
+    parser.add_argument("--tuner", default=_OURS[0], help="tuner of the table")
+    parser.add_argument("--evaluations", type=int, default=_OURS[1])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tuners", nargs="+", default=[OURS[0], *(name for name, _ in OTHERS)], help="of the convergence")
-    parser.add_argument("--picture", type=Path, help="PNG or SVG to draw the convergence in, one per assumption")
+    parser.add_argument(
+        "--tuners", nargs="+", default=[_OURS[0], *(name for name, _ in _OTHERS)], help="tuners of the convergence"
+    )
+    parser.add_argument(
+        "--picture", type=Path, help="PNG or SVG file for the picture of the convergence, one per assumption"
+    )
     options = parser.parse_args()
-    counts = dict((OURS, *OTHERS))
+    counts = dict((_OURS, *_OTHERS))
     options.tuners = [(name, counts.get(name, 10 if "bespoke" in name else 30)) for name in options.tuners]
-    lines = {"optimum": optimum_lines, "table": table_lines, "convergence": convergence_lines}[options.what]
+    lines = {"optimum": _optimum_lines, "table": _table_lines, "convergence": _convergence_lines}[options.what]
     for line in lines(options):
         print(line, flush=True)  # noqa: T201
 

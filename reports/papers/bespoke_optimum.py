@@ -1,10 +1,10 @@
-"""What an iteration of synchronous training takes without noise, and the schedule for which it takes least.
+"""The seconds of an iteration of synchronous training without noise, and the schedule with the fewest.
 
-Computed from the simulator's constants, which no tuner sees: for reports, to tell how far from the best a tuner ends.
+Both are computed from the simulator's constants, which no tuner sees, to report how far from the optimum a tuner ends.
 
-An iteration under all of the bespoke optimiser's assumptions: everybody pulls from time 0, computes once it has pulled,
-and pushes; the iteration ends with the last push. Transfers share all NICs max-min fairly, so a machine with a wide NIC
-computes while others still pull.
+An iteration follows the bespoke optimiser's assumptions: every worker pulls from time 0, computes when it has pulled, and
+pushes; the iteration ends with the last push. Transfers share all network interfaces (NICs) max-min fairly, so a machine
+with a fast NIC computes while others still pull. `reports.papers.bespoke_bo` prints the results.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ from simulators.engine.inputs import compute_times
 from simulators.workloads.workload import Demand
 from tuners.settings import Setting
 
-__all__ = ["Placement", "balanced", "iteration_seconds", "optimum", "placements", "polished", "schedule", "types"]
+__all__ = ["balanced", "event_by_event", "iteration_seconds", "optimum", "placements", "schedule"]
 
 _Floats = NDArray[np.float64]
 
@@ -32,32 +31,31 @@ _Floats = NDArray[np.float64]
 
 
 def iteration_seconds(cluster: Cluster, demand: Demand, setting: Setting) -> float:
-    """Seconds of one iteration under a setting, without noise: event by event."""
+    """Seconds of one iteration under a setting, without noise."""
     seconds = {w: t for w, (t, _) in compute_times(cluster.nodes, demand, setting).items()}
-    names = [n for n, _ in cluster.nodes]
-    compute = np.array([seconds.get(n, np.nan) for n in names])
-    shares = dict(zip(setting.servers, setting.shares()[1], strict=True))
-    return float(_iteration(compute, *_usage(cluster, shares), demand.model_bytes))
+    compute = np.array([seconds.get(n, np.nan) for n, _ in cluster.nodes])
+    return event_by_event(cluster, setting, demand.model_bytes, compute)
 
 
 def _usage(cluster: Cluster, shares: dict[str, float]) -> tuple[_Floats, _Floats]:
-    """What a byte of each node's pull (first k rows) and push puts on the NICs' outgoing (first k columns) and incoming
-    sides, and how much these carry in a second."""
+    """The load of one byte of each node's pull (first k rows) and push (last k rows) on the outgoing (first k columns) and
+    incoming sides of all NICs, [2 k, 2 k]; and the capacity of these sides in bytes per second, [2 k]."""
     k = len(cluster.nodes)
     share = np.array([shares.get(n, 0.0) for n, _ in cluster.nodes])
-    served = np.tile(share, (k, 1)) * (1 - np.eye(k))  # by whom: what one serves itself crosses no NIC
+    served = np.tile(share, (k, 1)) * (1 - np.eye(k))  # a node's transfer with itself crosses no NIC
     own = np.diag(served.sum(1))
     nics = np.array([kind.nic_bytes_per_second for _, kind in cluster.nodes])
     return np.block([[served, own], [own, served]]), np.concatenate([nics, nics])
 
 
-def _iteration(compute: _Floats, usage: _Floats, capacity: _Floats, model_bytes: float) -> float:
-    """Seconds until the last push has ended, from seconds of computing [k], nan for who does not work."""
+def event_by_event(cluster: Cluster, setting: Setting, model_bytes: float, compute: _Floats) -> float:
+    """Seconds until the last push ends, by events, from the compute seconds of each node [k]; nan: not a worker."""
+    usage, capacity = _usage(cluster, dict(zip(setting.servers, setting.shares()[1], strict=True)))
     k, now = len(compute), 0.0
     works = ~np.isnan(compute)
     bytes_left = np.full(2 * k, model_bytes)
     flying = np.concatenate([works, np.zeros(k, bool)])
-    due = np.full(k, np.inf)  # when those that compute will have computed
+    due = np.full(k, np.inf)  # when each worker that computes has finished
     while flying.any() or np.isfinite(due).any():
         rates = _maxmin(usage, capacity, flying)
         ends = np.where(flying, bytes_left / np.where(flying, rates, 1.0), np.inf)
@@ -68,11 +66,11 @@ def _iteration(compute: _Floats, usage: _Floats, capacity: _Floats, model_bytes:
         computed = due <= now
         flying = (flying & ~done) | np.concatenate([np.zeros(k, bool), computed])
         due = np.where(done[:k], now + compute, np.where(computed, np.inf, due))
-    return now
+    return float(now)
 
 
 def _maxmin(usage: _Floats, capacity: _Floats, flying: NDArray[np.bool_]) -> _Floats:
-    """Max-min fair rates [f] by progressive filling, for `usage` [f, r]. One that uses nothing is as good as done."""
+    """Max-min fair rates [f] by progressive filling, for `usage` [f, r]. A transfer that uses no NIC ends at once."""
     rates, rising, free = np.zeros(len(usage)), flying & usage.any(1), capacity.copy()
     while rising.any():
         demand = usage[rising].sum(0)
@@ -87,15 +85,8 @@ def _maxmin(usage: _Floats, capacity: _Floats, flying: NDArray[np.bool_]) -> _Fl
 # ---------------------------------------------------------------------------------------------------------- placements
 
 
-class Placement(NamedTuple):
-    """How many machines of each type are idle, workers only, servers only, and both; and the iteration it allows."""
-
-    counts: tuple[tuple[int, int, int, int], ...]
-    seconds: float
-
-
-def types(cluster: Cluster) -> list[tuple[NodeType, list[str]]]:
-    """Machine types and the names of their machines."""
+def _types(cluster: Cluster) -> list[tuple[NodeType, list[str]]]:
+    """The machine types, with the names of their machines."""
     found: dict[str, tuple[NodeType, list[str]]] = {}
     for name, kind in cluster.nodes:
         found.setdefault(kind.name, (kind, []))[1].append(name)
@@ -103,10 +94,10 @@ def types(cluster: Cluster) -> list[tuple[NodeType, list[str]]]:
 
 
 def placements(cluster: Cluster) -> NDArray[np.int64]:
-    """All ways to give roles to machines that differ in more than names, [n, types, 4]: at least one works, one serves."""
+    """All numbers of machines that are idle, worker, server and both, [n, types, 4], with a worker and a server at least."""
     parts = [
         [(total - w - s - b, w, s, b) for w, s, b in itertools.product(range(total + 1), repeat=3) if w + s + b <= total]
-        for total in (len(names) for _, names in types(cluster))
+        for total in (len(names) for _, names in _types(cluster))
     ]
     made: NDArray[np.int64] = np.array(list(itertools.product(*parts)))
     works, serves = made[..., [1, 3]].sum((1, 2)) > 0, made[..., [2, 3]].sum((1, 2)) > 0
@@ -115,12 +106,12 @@ def placements(cluster: Cluster) -> NDArray[np.int64]:
 
 
 def balanced(cluster: Cluster, demand: Demand, batch: int) -> tuple[NDArray[np.int64], _Floats]:
-    """All placements, and the seconds of an iteration in which everybody ends at the same moment, loads not rounded.
+    """All placements, and the seconds of an iteration in which all workers end at the same moment, loads not rounded.
 
-    What is pushed so that all end together is a pull played backwards. So whoever pulls for P seconds has T - 2 P to
-    compute, and T is where all that can be computed in that is the batch. Infinite where somebody would have no time.
+    If all pushes end together, they take as long as the pulls, in reverse. So a worker that pulls for P seconds has T - 2 P
+    to compute, and T follows from the batch by bisection. T is infinite if that leaves some worker no time to compute.
     """
-    kinds = [kind for kind, _ in types(cluster)]
+    kinds = [kind for kind, _ in _types(cluster)]
     counts = placements(cluster)
     pulls = _pull_seconds(counts, np.array([k.nic_bytes_per_second for k in kinds]), demand.model_bytes)
     working = counts[..., [1, 3]]  # [n, types, (worker, both)]
@@ -134,7 +125,7 @@ def balanced(cluster: Cluster, demand: Demand, batch: int) -> tuple[NDArray[np.i
 
 
 def _pull_seconds(counts: NDArray[np.int64], nics: _Floats, model_bytes: float) -> _Floats:
-    """Seconds of a pull in which all workers begin together, [n, types, (worker only, both)]."""
+    """Seconds of a pull that all workers begin together, [n, types, (pure worker, both)]."""
     working, serving = counts[..., [1, 3]].astype(float), counts[..., [2, 3]].sum((1, 2))
     share = 1.0 / serving[:, None]
     both = np.array([0.0, 1.0])
@@ -155,16 +146,16 @@ def _pull_seconds(counts: NDArray[np.int64], nics: _Floats, model_bytes: float) 
 def _class_rates(
     weight: _Floats, flying: NDArray[np.bool_], counts: NDArray[np.int64], nics: _Floats, share: _Floats, both: _Floats
 ) -> _Floats:
-    """Max-min fair rates of pulls [n, types, 2] by progressive filling, all machines of a type and role alike."""
+    """Max-min fair rates of pulls [n, types, 2] by progressive filling; machines of one type and role are equal."""
     rates, rising = np.zeros(weight.shape), flying.copy()
     alone = (counts[..., [2, 3]].sum((1, 2)) == 1)[:, None, None] & (both == 1)  # the only server pulls from itself
     rates, rising = np.where(rising & alone, 1e30, 0.0), rising & ~alone
-    into = 1.0 - both * share[..., None]  # what of a byte that it pulls crosses a worker's own NIC, [n, 1, 2]
+    into = 1.0 - both * share[..., None]  # share of a pulled byte that crosses the worker's own NIC, [n, 1, 2]
     for _ in range(2 * len(nics)):
         fixed = np.where(alone, 0.0, rates)
         used_in, grow_in = fixed * into, rising * into
         all_used, all_grow = (weight * fixed).sum((1, 2))[:, None], (weight * rising).sum((1, 2))[:, None]
-        # A server that works serves everybody but itself.
+        # A machine that is both serves all workers but itself.
         used_out = np.stack([share * all_used + 0 * nics, share * (all_used - fixed[..., 1])], -1)
         grow_out = np.stack([share * all_grow + 0 * nics, share * (all_grow - rising[..., 1])], -1)
         serves = counts[..., [2, 3]] > 0
@@ -175,7 +166,7 @@ def _class_rates(
         rates = np.where(rising, rates + step, rates)
         full = grow[:, None, None] * (1 + 1e-12)
         full_out = room_out <= full
-        # Who is held up by a full server: everybody, but a machine by its own side only where others of its kind serve.
+        # A full server limits all workers. If it is the only full one, it does not limit itself: its own pull skips its NIC.
         several = counts[..., 3] > 1
         held = full_out.any((1, 2))[:, None, None] & np.ones_like(rising)
         only_own = full_out.sum((1, 2)) == 1
@@ -185,7 +176,7 @@ def _class_rates(
 
 
 def _samples_in(kinds: Sequence[NodeType], demand: Demand, seconds: _Floats) -> _Floats:
-    """Samples that a machine of each type (second axis) computes in so many seconds, with the best choice of its devices."""
+    """Samples that a machine of each type (second axis) computes in `seconds`, with the best choice of its devices."""
     found = np.zeros(seconds.shape)
     for t, kind in enumerate(kinds):
         for chosen in _device_sets(kind):
@@ -213,12 +204,12 @@ def _device_samples(kind: NodeType, device: int, demand: Demand, seconds: _Float
 def schedule(
     cluster: Cluster, demand: Demand, batch: int, counts: NDArray[np.int64], seconds: float, like: Setting
 ) -> Setting:
-    """The setting `like` under a placement, everybody with so many whole samples as can be done by the same moment.
+    """The setting `like` under a placement, every worker with the whole samples that it can compute by one moment.
 
-    That is the first one, from `seconds` on, by which the batch can be done; what can be done beyond it is left out where
-    most is done.
+    That moment is the first, not before `seconds`, at which the samples reach the batch. Surplus samples are taken from the
+    devices with the most.
     """
-    kinds = types(cluster)
+    kinds = _types(cluster)
     pulls = _pull_seconds(counts[None], np.array([k.nic_bytes_per_second for k, _ in kinds]), demand.model_bytes)[0]
     names = {n: (kind, role) for kind, n, role in _roles(kinds, counts)}
     pull = {n: float(pulls[t, int(names[n][1] == 3)]) for t, (_, group) in enumerate(kinds) for n in group}
@@ -249,7 +240,7 @@ def _roles(kinds: list[tuple[NodeType, list[str]]], counts: NDArray[np.int64]) -
 
 
 def _row(kind: NodeType, demand: Demand, seconds: float) -> list[int]:
-    """The most whole samples per device that together are done in so many seconds."""
+    """The most whole samples per device that a machine computes in `seconds`."""
 
     def row(chosen: tuple[int, ...]) -> list[int]:
         left = np.array([seconds - (demand.aggregate_seconds if len(chosen) > 1 else 0.0)])
@@ -260,19 +251,19 @@ def _row(kind: NodeType, demand: Demand, seconds: float) -> list[int]:
 
 
 def optimum(cluster: Cluster, demand: Demand, batch: int, like: Setting, *, tried: int = 40, refined: int = 3) -> Setting:
-    """The schedule of the least iteration: the `tried` best placements with loads in whole samples, the best few refined."""
+    """The schedule with the shortest iteration: of the `tried` best placements with whole loads, a few are refined."""
     counts, seconds = balanced(cluster, demand, batch)
     order = [i for i in np.argsort(seconds, kind="stable")[:tried] if np.isfinite(seconds[i])]
     made = {schedule(cluster, demand, batch, counts[i], seconds[i], like) for i in order}
     ranked = sorted(made, key=lambda s: (iteration_seconds(cluster, demand, s), s.workers))
-    return min((polished(cluster, demand, s) for s in ranked[:refined]), key=lambda found: found[1])[0]
+    return min((_refined(cluster, demand, s) for s in ranked[:refined]), key=lambda found: found[1])[0]
 
 
-def polished(cluster: Cluster, demand: Demand, setting: Setting) -> tuple[Setting, float]:
-    """A setting with its loads moved between devices as long as that makes an iteration shorter, and its seconds.
+def _refined(cluster: Cluster, demand: Demand, setting: Setting) -> tuple[Setting, float]:
+    """The setting with loads moved between devices while that shortens an iteration; and its seconds.
 
-    Rounding may have given the wrong device one sample too many; and to end together is not quite the best, for of pushes
-    that meet at a server one that comes early is out of the way.
+    Rounding may have given the wrong device a sample too many. Also, ending together is not quite optimal: pushes that meet
+    at a server slow each other down, and an early push avoids that.
     """
     batch = sum(map(sum, setting.loads))
     least = max(1, batch // 4096)
@@ -287,7 +278,7 @@ def polished(cluster: Cluster, demand: Demand, setting: Setting) -> tuple[Settin
 
 
 def _neighbours(cluster: Cluster, demand: Demand, setting: Setting, step: int) -> Iterator[tuple[Setting, float]]:
-    """Settings with so many samples moved from one working device to another, and their seconds. Nobody stops working."""
+    """Settings with `step` samples moved from one working device to another, and their seconds. Every worker keeps some."""
     slots = [(i, d) for i, row in enumerate(setting.loads) for d, samples in enumerate(row) if samples]
     for (i, d), (j, e) in itertools.permutations(slots, 2):
         rows = [list(row) for row in setting.loads]

@@ -1,11 +1,11 @@
-"""What the tuners do where Cruise and TensorFlowOnline publish a figure. A script that prints it, achieved [published]:
+"""Cruise and TensorFlowOnline beside the figures that they publish. A program that prints them, measured [published]:
 
-    python tests/published_tuners.py [cruise] [bo_online] [rank]
+    python -m reports.papers.cruise_and_bo_online [cruise] [bo_online] [rank] [--settings 100]
 
-`cruise`: what Cruise chooses from every start of its Table III, on its mixed cluster (Fig. 8) and when machines come and go
-(Fig. 7), by the paper's additive model and with pulls that overlap. `bo_online`: completion against random settings, and
-what reconfigurations cost by relocation and by checkpoint (Table V). `rank`: the rank of the estimated optimum (Table VI).
-The last two run 100 random settings of each tf36 scenario, or as many as `--settings` says, and take minutes each.
+`cruise`: the choice of Cruise from every start of its Table III, on its mixed cluster (Fig. 8) and when machines join and
+leave (Fig. 7), with the paper's additive model and with overlapping pulls. `bo_online`: completion against random settings,
+and the cost of reconfigurations by relocation and by checkpoint (Table V). `rank`: the rank of the estimated optimum
+(Table VI). The last two run `--settings` random settings of each tf36 scenario and take minutes each.
 """
 
 from __future__ import annotations
@@ -29,52 +29,39 @@ from tuners.bo_online import bo_online
 from tuners.bo_online.convergence import Estimator, Segment
 from tuners.cruise import cruise
 
-__all__ = [
-    "TABLE_V",
-    "TABLE_VI",
-    "at_random",
-    "bo_online_lines",
-    "changes",
-    "cruise_lines",
-    "estimated",
-    "last_setting",
-    "main",
-    "migration",
-    "pace",
-    "rank_lines",
-    "rank_of_estimate",
-    "tuned",
-]
+__all__ = ["TABLE_V", "main", "migration", "rank_of_estimate"]
 
-_MOST_CLOCKS = 60_000  # of a random setting; one that takes more counts as not having got there
+_MOST_CLOCKS = 60_000  # of a random setting; one that takes more counts as not reaching the target
 _SEGMENT = 108  # clocks, three per node, as in the public code
 
-# Table V: reconfigurations; seconds of one by checkpoint and by relocation. Table VI: rank of 100.
+# Table V: number of reconfigurations; seconds of one by checkpoint and by relocation. Table VI: rank among 100 settings.
 TABLE_V = {"tf36-logr": (37, 47, 12), "tf36-svm": (50, 13, 2), "tf36-cifar": (26, 16, 2), "tf36-imagenet8": (24, 40, 6)}
-TABLE_VI = {"tf36-logr": 3.3, "tf36-svm": 2.0, "tf36-cifar": 22.0, "tf36-imagenet8": 13.0}
+_TABLE_VI = {"tf36-logr": 3.3, "tf36-svm": 2.0, "tf36-cifar": 22.0, "tf36-imagenet8": 13.0}
 
 
 # ---------------------------------------------------------------------------------------------------------------- Cruise
 
 
-def tuned(name: str, tuner: TunerFactory, seed: int = 0, start: Setting | None = None) -> Played:
+def _tuned(name: str, tuner: TunerFactory, seed: int = 0, start: Setting | None = None) -> Played:
+    """One run of the tuner on the scenario."""
     return play(tuner, scenario.system(scenario.load(name), seed, start))
 
 
-def last_setting(run: Played) -> Setting:
+def _last_setting(run: Played) -> Setting:
+    """The setting at the end of a run."""
     found = [e.answer.setting for e in run.exchanges if isinstance(e.answer, Window) and e.answer.setting is not None]
     return found[-1] if found else run.job.start
 
 
-def changes(run: Played) -> Iterator[tuple[float, Setting, Cost]]:
-    """When each reconfiguration had ended, what to, and what it cost."""
+def _reconfigurations(run: Played) -> Iterator[tuple[float, Setting, Cost]]:
+    """The end of each reconfiguration in seconds, its new setting, and its cost."""
     for e in run.exchanges:
         if isinstance(e.action, Reconfigure) and isinstance(e.answer, Cost):
             yield e.seconds, e.action.setting, e.answer
 
 
-def cruise_lines() -> Iterator[str]:
-    """Table III, Fig. 8, Fig. 7."""
+def _cruise_lines() -> Iterator[str]:
+    """Cruise: Table III, Figs. 8 and 7, and costs of plans."""
     models: dict[str, TunerFactory] = {"additive": cruise, "overlap": partial(cruise, overlap=True)}
     for name, start, choice, _, performance, _ in TABLE_III:
         job = loaded(name)[1]
@@ -82,7 +69,7 @@ def cruise_lines() -> Iterator[str]:
         found = grid(name)
         yield f"{name} {start}: best {min(found, key=found.__getitem__)} [Cruise chose {choice}, {performance:.1%}]"
         for label, tuner in models.items():
-            end = last_setting(tuned(name, tuner, start=begin))
+            end = _last_setting(_tuned(name, tuner, start=begin))
             chosen = (len(end.workers), len(end.servers))
             fell = 1 - found[chosen] / found[start]
             yield f"   {label:9} {chosen}, {relative_performance(name, chosen):.1%} of the best; epoch fell by {fell:.1%}"
@@ -90,16 +77,16 @@ def cruise_lines() -> Iterator[str]:
         name = f"cruise-{name}-mixed"
         yield f"{name} [{published} %]"
         for label, tuner in models.items():
-            run = tuned(name, tuner)
-            last = last_setting(run)
+            run = _tuned(name, tuner)
+            last = _last_setting(run)
             roles = [sum(n.startswith(p) for n in group) for group in (last.workers, last.servers) for p in ("n", "big")]
-            rates = [pace(played(name, s, learns=False)) for s in (run.job.start, last)]
+            rates = [_seconds_per_push(played(name, s, learns=False)) for s in (run.job.start, last)]
             yield f"   {label:9} ({roles[0]}+{roles[1]}, {roles[2]}+{roles[3]}); epoch fell by {1 - rates[1] / rates[0]:.1%}"
     yield "cruise-nmf-opportunistic [(14, 2) -> (25, 7) 87.3 s -> (12, 4) 98.4 s -> (25, 7)]"
     for label, tuner in models.items():
         steps = [
             f"{seconds:.0f} s: ({len(s.workers)}, {len(s.servers)}) in {cost.seconds:.0f} s"
-            for seconds, s, cost in changes(tuned("cruise-nmf-opportunistic", tuner))
+            for seconds, s, cost in _reconfigurations(_tuned("cruise-nmf-opportunistic", tuner))
         ]
         yield f"   {label:9} " + "; ".join(steps)
     yield "costs of plans, published 31.3, 87.3 and 98.4 s"
@@ -107,7 +94,7 @@ def cruise_lines() -> Iterator[str]:
         yield f"   {before} -> {after}: {migration(before, after).seconds:.1f} s"
 
 
-def pace(system: System) -> float:
+def _seconds_per_push(system: System) -> float:
     """Seconds per push, in steady state."""
     workers = len(system.job.start.workers)
     system.perform(Run(clocks=25 * workers))
@@ -116,7 +103,7 @@ def pace(system: System) -> float:
 
 
 def migration(start: tuple[int, int], end: tuple[int, int]) -> Cost:
-    """What Cruise's plan from one split of NMF's machines to another costs; machines beyond the split stand idle."""
+    """The cost of Cruise's plan from one split of NMF's machines to another; machines outside a split are idle."""
     found = scenario.load("cruise-nmf-32")
     names = [n for n, _ in found.cluster.nodes]
     first, then = (
@@ -132,8 +119,8 @@ def migration(start: tuple[int, int], end: tuple[int, int]) -> Cost:
 
 
 @cache
-def at_random(name: str, count: int) -> tuple[tuple[Setting, Pushes, float], ...]:
-    """Random settings of a scenario: what each pushed, and when it reached the target (never: infinity)."""
+def _random_settings(name: str, count: int) -> tuple[tuple[Setting, Pushes, float], ...]:
+    """Random settings of a scenario, each with its pushes and the seconds to the target (infinite if not reached)."""
     found = []
     for setting in candidates(loaded(name)[1], count=count + 1, seed=1)[1:]:
         try:
@@ -144,17 +131,18 @@ def at_random(name: str, count: int) -> tuple[tuple[Setting, Pushes, float], ...
     return tuple(found)
 
 
-def bo_online_lines(count: int, seeds: int = 5) -> Iterator[str]:
+def _bo_online_lines(count: int, seeds: int = 5) -> Iterator[str]:
+    """TensorFlowOnline: completion, and Table V."""
     for name, (times, checkpoint, relocation) in TABLE_V.items():
-        random = sorted(s for _, _, s in at_random(name, count) if np.isfinite(s))
+        random = sorted(s for _, _, s in _random_settings(name, count) if np.isfinite(s))
         worst, average, best = random[-1], statistics.fmean(random), random[0]
         rows = {label: row[5] * row[6] for label, row in TENSORFLOWONLINE[name].items()}
         yield f"{name}: {len(random)} of {count} random settings get there: {worst:.0f}, {average:.0f}, {best:.0f} s"
         by_method: tuple[tuple[Method, float], ...] = (("relocate", relocation), ("checkpoint", checkpoint))
         for method, published in by_method:
-            runs = [tuned(name, partial(bo_online, method=method), seed) for seed in range(seeds)]
+            runs = [_tuned(name, partial(bo_online, method=method), seed) for seed in range(seeds)]
             took = statistics.median(r.outcome.seconds for r in runs)
-            costs = [c for r in runs for _, _, c in changes(r)]
+            costs = [c for r in runs for _, _, c in _reconfigurations(r)]
             each = statistics.fmean(c.seconds for c in costs)
             gain = rows["average"] / rows["tfonline"]
             yield (
@@ -164,10 +152,11 @@ def bo_online_lines(count: int, seeds: int = 5) -> Iterator[str]:
             )
 
 
-def rank_lines(count: int) -> Iterator[str]:
-    for name, published in TABLE_VI.items():
-        target, runs = loaded(name)[1].target.value, at_random(name, count)
-        estimates = [estimated(pushes, len(setting.workers), target) for setting, pushes, _ in runs]
+def _rank_lines(count: int) -> Iterator[str]:
+    """Table VI."""
+    for name, published in _TABLE_VI.items():
+        target, runs = loaded(name)[1].target.value, _random_settings(name, count)
+        estimates = [_estimates(pushes, len(setting.workers), target) for setting, pushes, _ in runs]
         table = np.full((max(map(len, estimates)), len(runs)), np.nan)
         for column, values in enumerate(estimates):
             table[: len(values), column] = values
@@ -175,8 +164,8 @@ def rank_lines(count: int) -> Iterator[str]:
         yield f"{name}: rank {rank_of_estimate(table, actual):.1f} of {len(runs)} [{published} of 100]"
 
 
-def estimated(pushes: Pushes, workers: int, target: float) -> list[float]:
-    """The seconds that remain by Eqs. 3-5, from every segment of a run."""
+def _estimates(pushes: Pushes, workers: int, target: float) -> list[float]:
+    """The remaining seconds by Eqs. 3-5, estimated at every segment of a run."""
     estimator, found = Estimator(), []
     before = estimator.level(pushes.loss[:_SEGMENT], workers, first=True)
     for begin in range(0, len(pushes.loss) - _SEGMENT + 1, _SEGMENT):
@@ -207,14 +196,15 @@ def rank_of_estimate(estimated: ArrayLike, actual: ArrayLike) -> float:
 
 
 def main() -> None:
+    """Run the program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=["cruise"], choices=["cruise", "bo_online", "rank"])
     parser.add_argument("--settings", type=int, default=100)
     options = parser.parse_args()
     made: dict[str, Callable[[], Iterator[str]]] = {
-        "cruise": cruise_lines,
-        "bo_online": partial(bo_online_lines, options.settings),
-        "rank": partial(rank_lines, options.settings),
+        "cruise": _cruise_lines,
+        "bo_online": partial(_bo_online_lines, options.settings),
+        "rank": partial(_rank_lines, options.settings),
     }
     for part in options.parts:
         for line in made[part]():

@@ -1,9 +1,9 @@
-"""What the calibrated scenarios give where Cruise and TensorFlowOnline publish a figure. A script that prints it all:
+"""The calibrated scenarios beside the figures that Cruise and TensorFlowOnline publish about settings, without any tuner.
 
-    python tests/published_grid.py [cruise] [tensorflowonline] [random]
+    python -m reports.papers.grid [cruise] [tensorflowonline] [random]
 
-`cruise` and `tensorflowonline` take seconds; `random` runs 100 random settings of each tf36 scenario to their targets, which
-takes minutes. Everything is simulated from the scenario files: no constant of the cluster is repeated here.
+prints them. `cruise` and `tensorflowonline` take seconds; `random` runs 100 random settings of each tf36 scenario to the
+target and takes minutes. Everything is simulated from the scenario files: no constant of a cluster is repeated here.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ from tuners.baselines.best_fixed import candidates
 __all__ = [
     "CRUISE",
     "FIGURE_8",
-    "FITTED",
     "TABLE_III",
     "TENSORFLOWONLINE",
     "Row",
     "Split",
-    "cruise_lines",
     "epoch_seconds",
     "grid",
     "iteration_seconds",
@@ -41,15 +39,12 @@ __all__ = [
     "mixed_epoch_seconds",
     "played",
     "published_setting",
-    "random_lines",
     "relative_performance",
     "run_to_target",
     "split",
-    "steady",
-    "tensorflowonline_lines",
 ]
 
-Split = tuple[int, int]
+Split = tuple[int, int]  # numbers of workers and servers
 
 # Epoch time over the best split's: Tables Ia, Ib and Ic, and Table III's relative performance of (22, 10), (24, 8), (26, 6).
 CRUISE: dict[str, dict[Split, float]] = {
@@ -60,8 +55,8 @@ CRUISE: dict[str, dict[Split, float]] = {
     "cruise-nmf-52-m4-large": {(34, 18): 1.0, (38, 14): 1.08, (42, 10): 1.48},
     "cruise-nmf-52-m4-xlarge": {(34, 18): 1.10, (38, 14): 1.05, (42, 10): 1.0},
 }
-# Of these, values other than the best's own 1, and constants fitted to them.
-FITTED: dict[str, tuple[int, int]] = {
+# Per scenario: constants that were fitted, and published values that they were fitted to, the 1 of the best not counted.
+_FITTED: dict[str, tuple[int, int]] = {
     "cruise-nmf-32": (1, 4),
     "cruise-mlr-32": (1, 3),
     "cruise-lda-32": (1, 2),
@@ -69,8 +64,8 @@ FITTED: dict[str, tuple[int, int]] = {
     "cruise-nmf-52-m4-large": (1, 2),
     "cruise-nmf-52-m4-xlarge": (1, 2),
 }
-# Table III: scenario, start, what Cruise chose, the best of the grid, relative performance, and the epoch's drop of
-# Sec. V-C, where NMF's figures (of Fig. 6) contradict Tables Ia and III: 39.0 and 18.1 % follow from those.
+# Table III: scenario, start, Cruise's choice, the best of the grid, relative performance, and the drop of the epoch time
+# (Sec. V-C). NMF's drops, from Fig. 6, contradict Tables Ia and III, from which 39.0 and 18.1 % follow.
 TABLE_III: tuple[tuple[str, Split, Split, Split, float, float], ...] = (
     ("cruise-nmf-32", (27, 5), (24, 8), (23, 9), 0.988, 0.358),
     ("cruise-nmf-32", (18, 14), (22, 10), (23, 9), 0.939, 0.223),
@@ -121,13 +116,13 @@ TENSORFLOWONLINE: dict[str, dict[str, Row]] = {
 
 @cache
 def loaded(name: str) -> tuple[scenario.Scenario, Job]:
-    """The scenario, and its job as tuners see it."""
+    """The scenario, and its job as a tuner sees it."""
     found = scenario.load(name)
     return found, scenario.job(found)
 
 
 def played(name: str, setting: Setting, seed: int = 0, *, learns: bool = True) -> SimulatedSystem:
-    """The scenario beginning under `setting`, with all the time in the world; without learning, it has no target either."""
+    """The scenario under `setting`, with practically no budget; without `learns` it is timing-only and has no target."""
     found, _ = loaded(name)
     made = workload(found.workload.name, found.workload.overrides)
     if not learns:
@@ -149,8 +144,8 @@ def played(name: str, setting: Setting, seed: int = 0, *, learns: bool = True) -
     return SimulatedSystem(spec)
 
 
-def steady(name: str, setting: Setting, cycles: int = 60, warm_up: int = 25, seed: int = 0) -> tuple[float, Pushes]:
-    """Seconds of `cycles` pushes per worker after `warm_up` of them, in which workers fall out of step; and the pushes."""
+def _steady(name: str, setting: Setting, cycles: int = 60, warm_up: int = 25, seed: int = 0) -> tuple[float, Pushes]:
+    """Seconds of `cycles` pushes per worker, and these pushes, after a warm-up in which workers fall out of step."""
     system, w = played(name, setting, seed, learns=False), len(setting.workers)
     system.perform(Run(clocks=warm_up * w))
     window = system.perform(Run(clocks=cycles * w))
@@ -158,38 +153,38 @@ def steady(name: str, setting: Setting, cycles: int = 60, warm_up: int = 25, see
 
 
 def split(name: str, workers: int) -> Setting:
-    """The scenario's start with the first so many nodes as workers, the others as servers."""
+    """The start setting with the first `workers` nodes as workers and the others as servers."""
     return loaded(name)[1].space.setting({"worker_count": workers})
 
 
 def epoch_seconds(name: str, workers: int) -> float:
-    """One pass over the data with so many workers."""
+    """Seconds of one pass over the data with that number of workers."""
     setting = split(name, workers)
     samples = loaded(name)[1].samples
-    seconds, pushes = steady(name, setting)
+    seconds, pushes = _steady(name, setting)
     return samples / setting.batch_size * seconds / len(pushes.seconds)
 
 
 @cache
 def grid(name: str) -> dict[Split, float]:
-    """Seconds of an epoch for every split from half of the nodes as workers up to all but three."""
+    """Seconds of an epoch for every split, from half of the nodes as workers to all but three."""
     nodes = len(loaded(name)[1].nodes)
     return {(w, nodes - w): epoch_seconds(name, w) for w in range(nodes // 2, nodes - 2)}
 
 
 def relative_performance(name: str, chosen: Split) -> float:
-    """The best split's epoch over that of the chosen one, as Table III has it."""
+    """The epoch time of the best split over that of the chosen one, as in Table III."""
     found = grid(name)
     return min(found.values()) / found[chosen]
 
 
 def mixed_epoch_seconds(roles: tuple[int, int, int, int], *, even: bool) -> float:
-    """NMF on Cruise's two kinds of machine. With even shares the slowest worker ends an epoch, else all end together."""
+    """Seconds of an epoch of NMF on Cruise's two kinds of machine. With `even` shares, the slowest worker ends the epoch."""
     _, start = loaded("cruise-nmf-mixed")
     slow, fast = ([n.name for n in start.nodes if n.name.startswith(p)] for p in ("n", "big"))
     a, b, c, d = roles
     workers, servers = (*slow[:a], *fast[:b]), (*slow[a : a + c], *fast[b : b + d])
-    seconds, pushes = steady("cruise-nmf-mixed", replace(start.start, workers=workers, servers=servers))
+    seconds, pushes = _steady("cruise-nmf-mixed", replace(start.start, workers=workers, servers=servers))
     counts = np.bincount(pushes.worker, minlength=len(start.nodes))
     rates = np.array([counts[i] for i, n in enumerate(start.nodes) if n.name in workers]) / seconds
     batches = start.samples / start.start.batch_size
@@ -197,7 +192,7 @@ def mixed_epoch_seconds(roles: tuple[int, int, int, int], *, even: bool) -> floa
 
 
 def published_setting(name: str, row: Row) -> Setting:
-    """A setting of Tables IV and IX to XI, as far as the simulator has effects for it."""
+    """A setting of Tables IV and IX to XI, as far as the simulator models it."""
     workers, intra, inter, jit, bits = row[:5]
     space = loaded(name)[1].space
     knobs: Mapping[str, Any] = {
@@ -211,14 +206,14 @@ def published_setting(name: str, row: Row) -> Setting:
 
 
 def iteration_seconds(name: str, row: Row) -> float:
-    """Seconds per iteration as the paper counts: a push of an asynchronous job, a round of a synchronous one."""
+    """Seconds per iteration as the paper counts it: one push of an asynchronous job, one round of a synchronous job."""
     setting = published_setting(name, row)
-    seconds, pushes = steady(name, setting)
+    seconds, pushes = _steady(name, setting)
     return seconds / len(pushes.seconds) * (len(setting.workers) if setting.policy == "bsp" else 1)
 
 
 def run_to_target(name: str, setting: Setting, seed: int, most: int = 60_000) -> tuple[int, float]:
-    """Pushes and seconds to the target; where it takes more than `most` pushes, infinite seconds."""
+    """Pushes and seconds to the target; infinite seconds if it takes more than `most` pushes."""
     window = played(name, setting, seed).perform(Run(clocks=most))
     return window.clocks, window.end_seconds if window.status == "target" else float("inf")
 
@@ -226,12 +221,12 @@ def run_to_target(name: str, setting: Setting, seed: int, most: int = 60_000) ->
 # --------------------------------------------------------------------------------------------------------------- printed
 
 
-def cruise_lines() -> Iterator[str]:
-    """Tables Ia to Ic, III and Fig. 8, achieved [published]."""
+def _cruise_lines() -> Iterator[str]:
+    """Tables Ia to Ic, III and Fig. 8, simulated [published]."""
     for name, cells in CRUISE.items():
         found = grid(name)
         best = min(found, key=found.__getitem__)
-        fitted, values = FITTED[name]
+        fitted, values = _FITTED[name]
         yield f"{name}: best {best}, {found[best]:.1f} s; {fitted} constant fitted to {values} values"
         yield "   " + "  ".join(f"{s} {found[s] / found[best]:.3f} [{ratio:.3f}]" for s, ratio in cells.items())
         near = sorted(found, key=found.__getitem__)[:6]
@@ -249,8 +244,8 @@ def cruise_lines() -> Iterator[str]:
     yield f"   best of the splits with all fast machines as workers: {best_roles} {tried[best_roles]:.0f} s [(19, 4, 9, 0)]"
 
 
-def tensorflowonline_lines() -> Iterator[str]:
-    """Table III, achieved [published]: seconds per iteration, and pushes of the proxy against the paper's."""
+def _tensorflowonline_lines() -> Iterator[str]:
+    """Table III, simulated [published]: seconds per iteration, and iterations of the proxy against the paper's."""
     for name, rows in TENSORFLOWONLINE.items():
         yield name
         for label, row in rows.items():
@@ -259,8 +254,8 @@ def tensorflowonline_lines() -> Iterator[str]:
             yield f"   {label:9} {iteration_seconds(name, row):8.4f} s [{row[6]}]  {rounds:8.0f} iterations [{row[5]}]"
 
 
-def random_lines(count: int = 100, names: Sequence[str] = tuple(TENSORFLOWONLINE)) -> Iterator[str]:
-    """Worst, average and best of random settings that reach the target, as the paper's baselines."""
+def _random_lines(count: int = 100, names: Sequence[str] = tuple(TENSORFLOWONLINE)) -> Iterator[str]:
+    """The worst, average and best of random settings that reach the target: the paper's baselines."""
     for name in names:
         _, job = loaded(name)
         seconds = []
@@ -276,7 +271,8 @@ def random_lines(count: int = 100, names: Sequence[str] = tuple(TENSORFLOWONLINE
 
 
 def main(words: Sequence[str]) -> None:
-    parts = {"cruise": cruise_lines, "tensorflowonline": tensorflowonline_lines, "random": random_lines}
+    """Print the parts named in `words`."""
+    parts = {"cruise": _cruise_lines, "tensorflowonline": _tensorflowonline_lines, "random": _random_lines}
     for word in words or ("cruise", "tensorflowonline"):
         for line in parts[word]():
             print(line, flush=True)  # noqa: T201  # a script

@@ -1,14 +1,14 @@
-"""What MLtuner does where its paper publishes a figure. A script that prints it, measured [published]:
+"""MLtuner's results beside the figures that its paper publishes. A program that prints them, measured [published]:
 
-    python tests/published_mltuner.py [PART ...] [--seeds 10] [--kept FILE]
+    python -m reports.papers.mltuner [PART ...] [--seeds 10] [--kept FILE]
 
-`contest`: time to the best accuracy on two tasks, one of which over-fits, against what the paper measured it against.
-`other`: the sequence model. `ideal`: distance from the best of a grid of fixed settings, and what
-the time goes to. `spread`: over ten runs. `starts`: bad starts, re-tuned. `copies`: twice the tunables. `adaptive`: the
-initial rate that is picked for adaptive optimizers. `rates`: how much that matters in matrix factorisation.
+`contest`: time to the best accuracy on two tasks, one of which over-fits, against the paper's rivals. `other`: the sequence
+model. `ideal`: distance from the best of a grid of fixed settings, and how the time is spent. `spread`: variation over ten
+runs. `starts`: bad start settings, re-tuned. `copies`: twice the tunables. `adaptive`: the initial rate chosen for adaptive
+optimizers. `rates`: how much that rate matters in matrix factorisation.
 
-With `--kept` runs are kept in a file and not made again; delete it when the code has changed. All parts take about an hour
-on one core.
+With `--kept` runs are stored in a file and not repeated; delete the file when the code has changed. All parts take about an
+hour on one core.
 """
 
 from __future__ import annotations
@@ -25,61 +25,48 @@ from typing import Any
 import numpy as np
 
 from harness import scenario
-from reports.papers.mltuner_runs import Case, Lab, Ran, convergence, count, median, shares, short, times, variation
+from reports.papers.mltuner_runs import (
+    Lab,
+    RunRequest,
+    RunResult,
+    convergence,
+    count,
+    median,
+    shares,
+    short,
+    times,
+    variation,
+)
 from reports.statistics import Bounds, censored, median_interval, rank, rank_keys, ratios
 
-__all__ = [
-    "ADAPTIVE",
-    "CLOUDS",
-    "DIGITS",
-    "EARLIER",
-    "GRID",
-    "PARTS",
-    "PUBLISHED",
-    "RATE_ONLY",
-    "RATINGS",
-    "ROWS",
-    "TUNERS",
-    "VARIANTS",
-    "adaptive_lines",
-    "contest_lines",
-    "copies_lines",
-    "fixed",
-    "ideal",
-    "ideal_lines",
-    "main",
-    "other_lines",
-    "ranks",
-    "rates_lines",
-    "spread_lines",
-    "starts_lines",
-    "typical",
-    "whole",
-]
+__all__ = ["main"]
 
-DIGITS, CLOUDS, ROWS, RATINGS = (f"mltuner-{name}" for name in ("digits", "clouds", "rows", "ratings"))
-TUNERS = ("mltuner", "hyperband", "spearmint", "asha")
-VARIANTS = ("mltuner[bound=retune]", "mltuner[snapshot=none]")
-PUBLISHED = {"hyperband": 9, "spearmint": 3}  # times MLtuner's, Cifar10 to 76 %, Section 5.2
-RATE_ONLY = "mltuner[tuned=rate,retune=false]"
-EARLIER = {DIGITS: (0.90, 0.94, 0.95, 0.96), CLOUDS: (0.80, 0.83, 0.85, 0.86)}
-ADAPTIVE = ("rmsprop", "nesterov", "adam", "adadelta", "adagrad", "adarevision")
+_DIGITS, _CLOUDS, _ROWS, _RATINGS = (f"mltuner-{name}" for name in ("digits", "clouds", "rows", "ratings"))
+_TUNERS = ("mltuner", "hyperband", "spearmint", "asha")
+_VARIANTS = ("mltuner[bound=retune]", "mltuner[snapshot=none]")
+_PUBLISHED = {"hyperband": 9, "spearmint": 3}  # times MLtuner's, Cifar10 to 76 %, Section 5.2
+_RATE_ONLY = "mltuner[tuned=rate,retune=false]"
+_EARLIER = {_DIGITS: (0.90, 0.94, 0.95, 0.96), _CLOUDS: (0.80, 0.83, 0.85, 0.86)}
+_ADAPTIVE = ("rmsprop", "nesterov", "adam", "adadelta", "adagrad", "adarevision")
 
 # --------------------------------------------------------------------------------------------------------------- contest
 
 
-def contest_lines(lab: Lab, seeds: int, names: Sequence[str] = (DIGITS, CLOUDS)) -> Iterator[str]:
+def _contest_lines(lab: Lab, seeds: int, names: Sequence[str] = (_DIGITS, _CLOUDS)) -> Iterator[str]:
+    """Section 5.2: MLtuner against its rivals."""
     for name in names:
-        cases = [whole(name, t) if "mltuner" in t else Case(scenario=name, tuner=t) for t in (*TUNERS, *VARIANTS)]
+        cases = [
+            _whole_run(name, t) if "mltuner" in t else RunRequest(scenario=name, tuner=t) for t in (*_TUNERS, *_VARIANTS)
+        ]
         runs, target = {case.tuner: lab.each(case, seeds) for case in cases}, scenario.load(name).target.value
         found = {t: times(mine, target) for t, mine in runs.items()}
         yield f"{name}: seconds to {target:.1%}, medians with 95 % intervals over {seeds} seeds"
         for t in runs:
             ratio = median(ratios(found[t], found["mltuner"]), ".2f")
-            said = "" if t == "mltuner" else f"; {ratio} x mltuner [{PUBLISHED.get(t, '-')}]"
+            said = "" if t == "mltuner" else f"; {ratio} x mltuner [{_PUBLISHED.get(t, '-')}]"
             yield f"   {t:22} {count(found[t])} {median(found[t])}{said}"
-        yield from ranks({t: found[t] for t in TUNERS})
-        for earlier in EARLIER[name]:
+        yield from _rank_lines({t: found[t] for t in _TUNERS})
+        for earlier in _EARLIER[name]:
             there = {t: times(mine, earlier) for t, mine in runs.items()}
             yield f"   to {earlier:.1%}: " + "; ".join(
                 f"{t} {count(f)} {short(median_interval(f))}" for t, f in there.items()
@@ -87,31 +74,32 @@ def contest_lines(lab: Lab, seeds: int, names: Sequence[str] = (DIGITS, CLOUDS))
         yield f"   until the target, mltuner spends {shares(runs['mltuner'], found['mltuner'])}"
 
 
-def whole(name: str, tuner: str = "mltuner", **more: Any) -> Case:
-    """Until it has both reached the target and finished."""
-    return Case(scenario=name, tuner=tuner, until="both", **more)
+def _whole_run(name: str, tuner: str = "mltuner", **more: Any) -> RunRequest:
+    """A run until it has reached the target and the tuner has ended."""
+    return RunRequest(scenario=name, tuner=tuner, until="both", **more)
 
 
-def ranks(found: Mapping[str, Bounds]) -> Iterator[str]:
-    """Friedman's test over the seeds."""
+def _rank_lines(found: Mapping[str, Bounds]) -> Iterator[str]:
+    """The ranks of tuners, by Friedman's test over the seeds."""
     keys = [rank_keys(f.least.tolist(), np.isfinite(f.most).tolist(), [False] * len(f.most)) for f in found.values()]
     made = rank(tuple(found), np.column_stack(keys))
     rows = zip(made.tuners, made.ranks, made.groups, strict=True)
     yield f"   {made.verdict} " + ", ".join(f"{t} {r.estimate:.1f} {g}".rstrip() for t, r, g in rows)
 
 
-def other_lines(lab: Lab, seeds: int, name: str = ROWS) -> Iterator[str]:
+def _other_lines(lab: Lab, seeds: int, name: str = _ROWS) -> Iterator[str]:
+    """The sequence model: MLtuner against the start setting."""
     target = scenario.load(name).target.value
     yield f"{name}: seconds to {target:.1%}, {seeds} seeds"
     for t in ("mltuner", "fixed"):
-        runs = lab.each(Case(scenario=name, tuner=t), seeds)
+        runs = lab.each(RunRequest(scenario=name, tuner=t), seeds)
         taken = times(runs, target)
         yield f"   {t:22} {count(taken)} {median(taken)}" + (f"; {shares(runs, taken)}" if t == "mltuner" else "")
 
 
 # ----------------------------------------------------------------------------------------------------------------- ideal
 
-GRID = {
+_GRID = {
     "learning_rate": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
     "momentum": (0.0, 0.5, 0.9),
     "batch_size": (4, 16, 64),
@@ -119,40 +107,43 @@ GRID = {
 }
 
 
-def ideal(lab: Lab, name: str, seeds: int, best_of: int = 12) -> tuple[dict[str, Any], int]:
+def _best_of_grid(lab: Lab, name: str, seeds: int, best_of: int = 12) -> tuple[dict[str, Any], int]:
     """The best of the grid: the least time to the target with one seed, then the least median over seeds among the best."""
     quality = scenario.load(name).target.value
     screened = list[tuple[float, dict[str, Any]]]()
-    for values in product(*GRID.values()):
-        start = dict(zip(GRID, values, strict=True))
-        # A twelfth of the budget is more than twice what the best takes.
-        ran = lab(Case(scenario=name, tuner="fixed", start=start, budgets=1 / 12))
+    for values in product(*_GRID.values()):
+        start = dict(zip(_GRID, values, strict=True))
+        # The best setting needs less than half of this.
+        ran = lab(RunRequest(scenario=name, tuner="fixed", start=start, budgets=1 / 12))
         screened.append((ran.reached(quality), start))
     screened.sort(key=lambda found: found[0])
     reached = sum(math.isfinite(s) for s, _ in screened)
-    finals = [(typical(lab, name, seeds, start), start) for s, start in screened[:best_of] if math.isfinite(s)]
+    finals = [(_median_seconds(lab, name, seeds, start), start) for s, start in screened[:best_of] if math.isfinite(s)]
     return min(finals, key=lambda found: found[0])[1], reached
 
 
-def fixed(lab: Lab, name: str, seeds: int, start: dict[str, Any]) -> list[Ran]:
-    return lab.each(Case(scenario=name, tuner="fixed", start=start, budgets=1 / 4), seeds)
+def _fixed(lab: Lab, name: str, seeds: int, start: dict[str, Any]) -> list[RunResult]:
+    """Runs under one fixed setting."""
+    return lab.each(RunRequest(scenario=name, tuner="fixed", start=start, budgets=1 / 4), seeds)
 
 
-def typical(lab: Lab, name: str, seeds: int, start: dict[str, Any]) -> float:
+def _median_seconds(lab: Lab, name: str, seeds: int, start: dict[str, Any]) -> float:
+    """The median seconds to the target under one fixed setting."""
     quality = scenario.load(name).target.value
-    return statistics.median(r.reached(quality) for r in fixed(lab, name, seeds, start))
+    return statistics.median(r.reached(quality) for r in _fixed(lab, name, seeds, start))
 
 
-def ideal_lines(lab: Lab, seeds: int, names: Sequence[str] = (DIGITS, CLOUDS)) -> Iterator[str]:
+def _ideal_lines(lab: Lab, seeds: int, names: Sequence[str] = (_DIGITS, _CLOUDS)) -> Iterator[str]:
+    """MLtuner against the best setting of the grid, and how its time is spent."""
     for name in names:
-        start, reached = ideal(lab, name, seeds)
-        target, points = scenario.load(name).target.value, math.prod(map(len, GRID.values()))
-        theirs, ours = fixed(lab, name, seeds, start), lab.each(whole(name), seeds)
+        start, reached = _best_of_grid(lab, name, seeds)
+        target, points = scenario.load(name).target.value, math.prod(map(len, _GRID.values()))
+        theirs, ours = _fixed(lab, name, seeds, start), lab.each(_whole_run(name), seeds)
         best, mine = times(theirs, target), times(ours, target)
         yield f"{name}: {reached} of {points} settings reach {target:.1%} within a twelfth of the budget; the best {start}"
         yield f"   to the target {median(best)} s, mltuner {median(mine)} s: {median(ratios(mine, best), '.1f')} x [5]"
         yield f"      of which {shares(ours, mine)} [large jobs: initial 2 to 6 %]"
-        trained = lab.each(Case(scenario=name, tuner="train", start=start, until="finished"), seeds)
+        trained = lab.each(RunRequest(scenario=name, tuner="train", start=start, until="finished"), seeds)
         best, mine = convergence(trained), convergence(ours)
         yield f"   to convergence {median(best)} s, mltuner {median(mine)} s: {median(ratios(mine, best), '.1f')} x [5]"
         yield f"      of which {shares(ours, mine)}"
@@ -163,9 +154,10 @@ def ideal_lines(lab: Lab, seeds: int, names: Sequence[str] = (DIGITS, CLOUDS)) -
 # -------------------------------------------------------------------------------------------------------- mltuner by itself
 
 
-def spread_lines(lab: Lab, seeds: int, name: str = DIGITS) -> Iterator[str]:
-    target, plain = scenario.load(name).target.value, whole(name)
-    ideal_case = Case(scenario=name, tuner="train", start=ideal(lab, name, seeds)[0], until="finished")
+def _spread_lines(lab: Lab, seeds: int, name: str = _DIGITS) -> Iterator[str]:
+    """Variation over seeds of jobs, and over seeds of searches."""
+    target, plain = scenario.load(name).target.value, _whole_run(name)
+    ideal_case = RunRequest(scenario=name, tuner="train", start=_best_of_grid(lab, name, seeds)[0], until="finished")
     kinds = {
         "mltuner, distinct seeds": (lab.each(plain, seeds), 0.22),
         "mltuner, one job, distinct searches": ([lab(replace(plain, tuner_seed=100 + s)) for s in range(seeds)], 0.22),
@@ -180,14 +172,15 @@ def spread_lines(lab: Lab, seeds: int, name: str = DIGITS) -> Iterator[str]:
         yield f"   accuracy {median([r.peak for r in runs], '.3f')}, CoV {variation([r.peak for r in runs]):.3f} [0.01]"
 
 
-def starts_lines(lab: Lab, seeds: int, names: Sequence[str] = (DIGITS, CLOUDS)) -> Iterator[str]:
+def _starts_lines(lab: Lab, seeds: int, names: Sequence[str] = (_DIGITS, _CLOUDS)) -> Iterator[str]:
+    """Section 5.5: random start settings, as they are and re-tuned."""
     for name in names:
         target, space = scenario.load(name).target.value, scenario.job(scenario.load(name)).space
         rng = np.random.default_rng(7)
         starts = [dict(space.sample(rng)) for _ in range(seeds)]
-        alone = [lab(Case(scenario=name, tuner="fixed", start=s, budgets=1 / 4)) for s in starts]
-        again = [lab(whole(name, "mltuner[initial=false]", start=s)) for s in starts]
-        tuned = lab.each(whole(name), seeds)
+        alone = [lab(RunRequest(scenario=name, tuner="fixed", start=s, budgets=1 / 4)) for s in starts]
+        again = [lab(_whole_run(name, "mltuner[initial=false]", start=s)) for s in starts]
+        tuned = lab.each(_whole_run(name), seeds)
         yield f"{name}: {seeds} random starting settings [all converge]"
         good = statistics.median(r.best for r in tuned) - 0.02
         for label, runs in (("as they are", alone), ("re-tuned", again), ("tuned at first", tuned)):
@@ -197,8 +190,9 @@ def starts_lines(lab: Lab, seeds: int, names: Sequence[str] = (DIGITS, CLOUDS)) 
             yield f"      {near}/{seeds} within .02 of what tuning ends with, the least {min(best):.3f}"
 
 
-def copies_lines(lab: Lab, seeds: int, name: str = DIGITS) -> Iterator[str]:
-    one, two = (lab.each(whole(name, t), seeds) for t in ("mltuner", "mltuner[copies=2]"))
+def _copies_lines(lab: Lab, seeds: int, name: str = _DIGITS) -> Iterator[str]:
+    """Section 5.6: four tunables against twice as many."""
+    one, two = (lab.each(_whole_run(name, t), seeds) for t in ("mltuner", "mltuner[copies=2]"))
     for what, kind in (("initial tuning", "search 1"), ("all tuning", "search")):
         four, eight = (censored([r.spent(kind) for r in runs], [True] * seeds) for runs in (one, two))
         mean = eight.least.mean() / four.least.mean()
@@ -214,27 +208,28 @@ def copies_lines(lab: Lab, seeds: int, name: str = DIGITS) -> Iterator[str]:
 # ----------------------------------------------------------------------------------------------------------------- rates
 
 
-def adaptive_lines(lab: Lab, seeds: int, name: str = DIGITS, plateau: int = 20) -> Iterator[str]:
-    """Momentum .9, the largest mini-batch and no staleness, the paper's defaults."""
+def _adaptive_lines(lab: Lab, seeds: int, name: str = _DIGITS, plateau: int = 20) -> Iterator[str]:
+    """Section 5.3: initial rates of adaptive optimizers; momentum .9, the largest mini-batch, no staleness, as the paper."""
     base = {"momentum": 0.9, "batch_size": 64, "staleness": 0}
     rates = [float(np.round(10.0**power, 7)) for power in np.linspace(-5, 0, 11)]
     yield f"{name}: accuracy once {plateau} epochs have not made it better, over {seeds} seeds [within .02 for all six]"
-    for optimizer in ADAPTIVE:
-        plain = Case(scenario=name, tuner="train", optimizer=optimizer, until="finished", plateau=plateau)
+    for optimizer in _ADAPTIVE:
+        plain = RunRequest(scenario=name, tuner="train", optimizer=optimizer, until="finished", plateau=plateau)
         runs = [lab.each(replace(plain, start={**base, "learning_rate": rate}), seeds) for rate in rates]
         found = np.array([[r.peak for r in row] for row in runs])
-        mine = np.array([r.peak for r in lab.each(replace(plain, tuner=RATE_ONLY, start=base, until="plateau"), seeds)])
+        mine = np.array([r.peak for r in lab.each(replace(plain, tuner=_RATE_ONLY, start=base, until="plateau"), seeds)])
         means, gaps = found.mean(axis=1), found.max(axis=0) - mine
         near = f"{(means > means.max() - 0.02).sum()} of {len(rates)} rates within .02"
         yield f"   {optimizer:9} the best rate, {rates[means.argmax()]:g}: {means.max():.3f}; mltuner's: {mine.mean():.3f}"
         yield f"      below each seed's best by {gaps.mean():.3f}, {gaps.max():.3f} at most; {near}"
 
 
-def rates_lines(lab: Lab, seeds: int, name: str = RATINGS) -> Iterator[str]:
+def _rates_lines(lab: Lab, seeds: int, name: str = _RATINGS) -> Iterator[str]:
+    """Matrix factorisation: how much time a bad initial rate costs, and what MLtuner picks."""
     quality, rates = -scenario.load(name).target.value, [float(10.0**p) for p in np.linspace(-5, 0, 21)]
     for optimizer in ("adarevision", "adagrad"):
-        plain = Case(scenario=name, tuner="fixed", optimizer=optimizer)
-        # Half of the budget is more than ten times what the best takes.
+        plain = RunRequest(scenario=name, tuner="fixed", optimizer=optimizer)
+        # The best rate needs less than a tenth of this.
         taken = times([lab(replace(plain, start={"learning_rate": r}, budgets=1 / 2)) for r in rates], quality)
         best = float(taken.least.min())
         slow = (taken.least > 10 * best).mean()
@@ -252,27 +247,28 @@ def rates_lines(lab: Lab, seeds: int, name: str = RATINGS) -> Iterator[str]:
 
 # ------------------------------------------------------------------------------------------------------------------ main
 
-PARTS: dict[str, Callable[[Lab, int], Iterator[str]]] = {
-    "contest": contest_lines,
-    "other": other_lines,
-    "ideal": ideal_lines,
-    "spread": spread_lines,
-    "starts": starts_lines,
-    "copies": copies_lines,
-    "adaptive": adaptive_lines,
-    "rates": rates_lines,
+_PARTS: dict[str, Callable[[Lab, int], Iterator[str]]] = {
+    "contest": _contest_lines,
+    "other": _other_lines,
+    "ideal": _ideal_lines,
+    "spread": _spread_lines,
+    "starts": _starts_lines,
+    "copies": _copies_lines,
+    "adaptive": _adaptive_lines,
+    "rates": _rates_lines,
 }
 
 
 def main() -> None:
+    """Run the program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=list(PARTS), choices=PARTS)
+    parser.add_argument("parts", nargs="*", default=list(_PARTS), choices=_PARTS)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--kept", type=Path)
     options = parser.parse_args()
     lab = Lab(options.kept)
     for part in options.parts:
-        for line in PARTS[part](lab, options.seeds):
+        for line in _PARTS[part](lab, options.seeds):
             print(line, flush=True)  # noqa: T201  # a script
     print(f"code as of {lab.commits()}")  # noqa: T201
 

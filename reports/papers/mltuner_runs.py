@@ -1,4 +1,4 @@
-"""Whole runs of tuners, kept in a file if wanted, and what can be read off them: for `published_mltuner.py`."""
+"""Whole runs of tuners, optionally stored in a file, and figures about them: for the program `reports.papers.mltuner`."""
 
 from __future__ import annotations
 
@@ -24,71 +24,66 @@ from tuners.actions import Action, Evaluate, Evaluation, Fork, Job, Run, System,
 from tuners.search.epochs import Course, TrainedBranch, plateaued, train_on
 
 __all__ = [
-    "Case",
     "Lab",
-    "Ran",
-    "commit",
+    "RunRequest",
+    "RunResult",
     "convergence",
     "count",
-    "driven",
-    "loaded",
-    "made",
     "median",
-    "phases",
     "shares",
     "short",
     "times",
-    "tuner",
     "variation",
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """One run to be made."""
+class RunRequest:
+    """One run to make. Stored runs are found by these fields, so their names and order are part of the file format."""
 
     scenario: str
-    tuner: str  # as `harness` has it, or "train": the start, to the plateau
+    tuner: str  # a name that `harness` takes; or "train": the start setting until the plateau
     seed: int = 0
-    tuner_seed: int | None = None  # if not the job's
-    start: dict[str, Any] | None = None  # in place of the scenario's, by knob
+    tuner_seed: int | None = None  # None: the seed of the job
+    start: dict[str, Any] | None = None  # knobs that replace those of the scenario
     optimizer: str | None = None
-    budgets: float = 1.0  # of the scenario's
-    until: str = "target"  # reached; or the tuner has "finished"; or "both"; or the "plateau"
-    plateau: int = 5  # epochs that have made it no better
+    budgets: float = 1.0  # factor on the budget of the scenario
+    until: str = "target"  # the run ends at the target, when the tuner has "finished", after "both", or at the "plateau"
+    plateau: int = 5  # epochs without improvement
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ran:
-    """What came of it. A quality is an accuracy, or minus a loss."""
+class RunResult:
+    """The result of a run. A quality is an accuracy, or minus a loss."""
 
     budget: float
     ended: float
-    finished: float | None  # when the tuner had, if it had
-    curve: list[tuple[float, float]]  # (seconds, best quality so far) of any branch, as the system validates them
-    epochs: list[tuple[float, float]]  # (seconds, quality) as the tuner validates them
-    phases: list[tuple[str, float, int]]  # what the time went to: kind, until which second, settings tried in it
+    finished: float | None  # when the tuner ended; None: it did not
+    curve: list[tuple[float, float]]  # (seconds, best quality so far) of any branch, as validated by the system
+    epochs: list[tuple[float, float]]  # (seconds, quality) as validated by the tuner
+    phases: list[tuple[str, float, int]]  # how the time was spent: (kind, end in seconds, settings tried)
 
     def reached(self, quality: float) -> float:
-        """Seconds until some branch was so good; infinite where none was."""
+        """Seconds until some branch reached `quality`; infinite if none did."""
         return next((s for s, q in self.curve if q >= quality), math.inf)
 
     @property
     def best(self) -> float:
-        """The best quality of any branch, as the system validates them."""
+        """The best quality of any branch, as validated by the system."""
         return self.curve[-1][1] if self.curve else -math.inf
 
     @property
     def peak(self) -> float:
-        """The best quality as the tuner validates."""
+        """The best quality, as validated by the tuner."""
         return max((q for _, q in self.epochs), default=-math.inf)
 
     @property
     def converged(self) -> float:
+        """Seconds until the tuner ended; infinite if it did not."""
         return math.inf if self.finished is None else self.finished
 
     def spent(self, kind: str, until: float = math.inf) -> float:
-        """Seconds in phases whose name starts so."""
+        """Seconds up to `until` in phases whose name starts with `kind`."""
         begins = [0.0, *(end for _, end, _ in self.phases)]
         return sum(
             max(min(end, until) - begin, 0.0)
@@ -97,44 +92,48 @@ class Ran:
         )
 
     def tried(self, kind: str) -> int:
-        """Settings tried in phases whose name starts so."""
+        """Settings tried in phases whose name starts with `kind`."""
         return sum(settings for name, _, settings in self.phases if name.startswith(kind))
 
 
 class Lab:
-    """Makes runs, and keeps them."""
+    """Makes runs, and stores them in the file `kept`, if given, so that none is made twice."""
 
     def __init__(self, kept: Path | None) -> None:
         self._path, self._kept = kept, dict[str, Any]()
         if kept is not None and kept.exists():
             self._kept = {json.dumps(line["case"]): line for line in map(json.loads, kept.read_text().splitlines())}
 
-    def __call__(self, case: Case) -> Ran:
+    def __call__(self, case: RunRequest) -> RunResult:
         key = json.dumps(asdict(case))
         if key not in self._kept:
-            line = {"case": asdict(case), "commit": commit(), "ran": asdict(made(case))}
+            line = {"case": asdict(case), "commit": _commit(), "ran": asdict(_made(case))}
             self._kept[key] = line
             if self._path is not None:
                 with self._path.open("a") as out:
                     out.write(json.dumps(line) + "\n")
-        return Ran(**self._kept[key]["ran"])
+        return RunResult(**self._kept[key]["ran"])
 
-    def each(self, case: Case, seeds: int) -> list[Ran]:
+    def each(self, case: RunRequest, seeds: int) -> list[RunResult]:
+        """The run with each of the first `seeds` seeds."""
         return [self(replace(case, seed=seed)) for seed in range(seeds)]
 
     def commits(self) -> str:
+        """The commits of the code that made the runs."""
         return ", ".join(sorted({line["commit"] for line in self._kept.values()}))
 
 
 @cache
-def commit() -> str:
+def _commit() -> str:
+    """The commit of this code."""
     words = ["git", "describe", "--always", "--exclude=*", "--abbrev=10"]
     found = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)  # noqa: S603  # ours
     return found.stdout.strip()
 
 
 @cache
-def loaded(name: str, optimizer: str | None) -> Scenario:
+def _loaded(name: str, optimizer: str | None) -> Scenario:
+    """The scenario, with another optimizer if one is given."""
     found = scenario.load(name)
     if optimizer is None:
         return found
@@ -142,11 +141,12 @@ def loaded(name: str, optimizer: str | None) -> Scenario:
     return replace(found, workload=msgspec.structs.replace(found.workload, overrides=overrides))
 
 
-def made(case: Case) -> Ran:
-    found = loaded(case.scenario, case.optimizer)
+def _made(case: RunRequest) -> RunResult:
+    """Make the run."""
+    found = _loaded(case.scenario, case.optimizer)
     metric = found.target.metric
     wanted = found.target.value if metric == "accuracy" else -found.target.value
-    # A target that nothing reaches, so that the tuner goes on to its end.
+    # A target that no run reaches, so that the run lasts until the tuner ends.
     target = found.target if case.until == "target" else Target(metric, 2.0 if metric == "accuracy" else -1.0)
     budget = found.budget.seconds * case.budgets
     found = replace(found, target=target, budget=msgspec.structs.replace(found.budget, seconds=budget))
@@ -156,7 +156,7 @@ def made(case: Case) -> Ran:
     sign, value = (1.0, "accuracy") if metric == "accuracy" else (-1.0, "loss")
     exchanges, finished = list[Exchange](), False
     curve, epochs = list[tuple[float, float]](), list[tuple[float, float]]()
-    for exchange in driven(tuner(case)(replace(system.job, seed=seed)), system):
+    for exchange in _driven(_factory(case)(replace(system.job, seed=seed)), system):
         finished = not exchange.asked
         if finished and (case.until == "finished" or (case.until == "both" and curve and curve[-1][1] >= wanted)):
             break
@@ -170,24 +170,24 @@ def made(case: Case) -> Ran:
             if case.until == "plateau" and plateaued([q for _, q in epochs[1:]], case.plateau):
                 break
     asked = [e for e in exchanges if e.asked]
-    return Ran(
+    return RunResult(
         budget=budget,
         ended=system.now,
         finished=asked[-1].seconds if finished and asked else None,
         curve=curve,
         epochs=epochs,
-        phases=list(phases(exchanges)),
+        phases=list(_phases(exchanges)),
     )
 
 
-def driven(tuner: Tuner, system: System) -> Iterator[Exchange]:
-    """Raises RuntimeError where the tuner fails."""
+def _driven(tuner: Tuner, system: System) -> Iterator[Exchange]:
+    """The exchanges of a run. Raises RuntimeError if the tuner fails."""
     outcome = yield from drive(tuner, system)
     if outcome.status == "error":
         raise RuntimeError(outcome.reason)
 
 
-def tuner(case: Case) -> Callable[[Job], Tuner]:
+def _factory(case: RunRequest) -> Callable[[Job], Tuner]:
     if case.tuner != "train":
         return resolve(case.tuner).factory
 
@@ -197,8 +197,8 @@ def tuner(case: Case) -> Callable[[Job], Tuner]:
     return train
 
 
-def phases(exchanges: Sequence[Exchange]) -> Iterator[tuple[str, float, int]]:
-    """MLtuner's searches, its training between them, and what comes after it has finished."""
+def _phases(exchanges: Sequence[Exchange]) -> Iterator[tuple[str, float, int]]:
+    """MLtuner's searches, the training between them, and the time after its end."""
     kind, until, tried, searches = "training", 0.0, 0, 0
     following: list[Action[Any] | None] = [e.action for e in exchanges[1:]]
     for e, after in zip(exchanges, [*following, None], strict=True):
@@ -221,17 +221,19 @@ def phases(exchanges: Sequence[Exchange]) -> Iterator[tuple[str, float, int]]:
 # --------------------------------------------------------------------------------------------------------------- figures
 
 
-def times(runs: Sequence[Ran], quality: float) -> Bounds:
+def times(runs: Sequence[RunResult], quality: float) -> Bounds:
+    """Seconds of each run until `quality`, censored at its budget."""
     found = [r.reached(quality) for r in runs]
     return censored([min(f, r.budget) for f, r in zip(found, runs, strict=True)], [math.isfinite(f) for f in found])
 
 
-def convergence(runs: Sequence[Ran]) -> Bounds:
+def convergence(runs: Sequence[RunResult]) -> Bounds:
+    """Seconds of each run until the tuner ended, censored at its budget."""
     return censored([min(r.converged, r.budget) for r in runs], [math.isfinite(r.converged) for r in runs])
 
 
 def median(values: Bounds | Sequence[float], form: str = ".0f") -> str:
-    """The median with its interval, "> ..." where censored values decide it."""
+    """The median with its interval; "> ..." if censored values decide it."""
     if not isinstance(values, Bounds):
         values = Bounds(np.asarray(values), np.asarray(values))
     found = median_interval(values)
@@ -239,11 +241,12 @@ def median(values: Bounds | Sequence[float], form: str = ".0f") -> str:
 
 
 def short(found: Interval, form: str = ".0f") -> str:
+    """The estimate alone, with its bound."""
     return f"{'' if found.bound == '=' else found.bound}{found.estimate:{form}}"
 
 
 def count(values: Bounds) -> str:
-    """How many of them were measured."""
+    """How many of the values are not censored."""
     return f"{np.isfinite(values.most).sum()}/{len(values.most)}"
 
 
@@ -252,8 +255,8 @@ def variation(values: Sequence[float]) -> float:
     return statistics.stdev(values) / statistics.fmean(values)
 
 
-def shares(runs: Sequence[Ran], until: Bounds) -> str:
-    """What the time until then went to, as means over runs."""
+def shares(runs: Sequence[RunResult], until: Bounds) -> str:
+    """How the time until `until` was spent, in mean shares over runs."""
     found = [
         [r.spent(kind, end) / end for r, end in zip(runs, until.least, strict=True)]
         for kind in ("search 1", "search", "training", "after")

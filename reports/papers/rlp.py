@@ -1,16 +1,16 @@
-"""What RLP does where its paper publishes a figure. A script that prints it, achieved [published]:
+"""RLP's results beside the figures that its paper publishes. A program that prints Markdown, measured [published]:
 
-    python tests/published_rlp.py [fig2] [fig3] [table1] [axis] [--classes NAME ...] [--depth H] [--instances 100]
+    python -m reports.papers.rlp [fig2] [fig3] [table1] [axis] [--classes NAME ...] [--depth H] [--instances 100]
         [--first 200] [--stragglers N] [--few] [--policy FILE ...] [--out FOLDER]
 
-`fig2`: speed-ups over BSP, ASP and the best SSP, in all and by depth and stragglers, of every policy in the project, RLP
-among them, on the classes of instances (see `rlp_runs.kind`). `fig3`: on 2, 5 and 8 workers, at depth 6, on other data,
-and all of these together. `table1`: steps, idle and inference shares on one instance with several stragglers, with the
-picture of Fig. 4 as `fig4.html`. `axis`: where the classes lie with regard to stability. Runs are kept in `--out`, and not
-made twice; 100 instances of one class take about a quarter of an hour on two cores, a third of it with `--few`.
+`fig2`: speed-ups over BSP, ASP and the best SSP, overall and by depth and stragglers, of all policies of the project, RLP
+included, on the classes of instances (`reports.papers.rlp_runs.kind`). `fig3`: on 2, 5 and 8 workers, at depth 6, on other
+data, and with all three changes. `table1`: steps, idle and inference shares on one instance with several stragglers, and the
+picture of Fig. 4 as `fig4.html`. `axis`: how close each class is to the edge of stability. Runs are stored in `--out` and
+not repeated; 100 instances of one class take about a quarter of an hour on two cores, a third of that with `--few`.
 
-Instances are those of 100 seeds from `--first` on: the policy that ships was trained on seeds from 10**6 on, and chosen on
-seeds below 200.
+Instances have 100 seeds from `--first` on. The policy that ships was trained on seeds from 10**6 on and selected on seeds
+below 200.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from reports.papers.rlp_runs import (
     BOUNDS,
     CLASSES,
     USUAL_MOST,
+    InstanceRun,
     Ratio,
-    Run,
     baselines,
     best_of,
     by_seed,
@@ -53,88 +53,69 @@ from tuners import policies
 from tuners.actions import Pushes, SyncPolicy
 from tuners.rlp import policy_file, tuner
 
-__all__ = [
-    "BY_DEPTH",
-    "BY_STRAGGLERS",
-    "FIGURES",
-    "FIG_2",
-    "FIXED",
-    "SSPS",
-    "UNSEEN",
-    "Asked",
-    "against",
-    "axis",
-    "curvature",
-    "fig2",
-    "fig3",
-    "learned",
-    "main",
-    "over_best",
-    "parts",
-    "ranking",
-    "ratio",
-    "statistics",
-    "table1",
-    "values",
-]
+__all__ = ["main"]
 
-FIG_2 = {"bsp": 1.56, "asp": 1.86, "best ssp": 1.44}
-BY_DEPTH = {0: 1.48, 3: 1.43}
-BY_STRAGGLERS = {"0": 1.02, "1": 1.22, "2+": 1.51}
-UNSEEN = {"depth 6": 1.33, "other data": 1.22, "all, 2 workers": 1.69, "all, 5 workers": 1.19, "all, 8 workers": 1.20}
-SSPS = tuple(policies.ssp(bound).name for bound in BOUNDS)
-FIXED = ("bsp", "asp", *SSPS)  # what the paper holds RLP against
+# Published speed-ups.
+_FIG_2 = {"bsp": 1.56, "asp": 1.86, "best ssp": 1.44}
+_BY_DEPTH = {0: 1.48, 3: 1.43}
+_BY_STRAGGLERS = {"0": 1.02, "1": 1.22, "2+": 1.51}
+_FIG_3 = {"depth 6": 1.33, "other data": 1.22, "all, 2 workers": 1.69, "all, 5 workers": 1.19, "all, 8 workers": 1.20}
+_SSPS = tuple(policies.ssp(bound).name for bound in BOUNDS)
+_FIXED = ("bsp", "asp", *_SSPS)  # the policies that the paper compares RLP with
 
 
-class Asked(NamedTuple):
-    """What the command line asks for."""
+class _Asked(NamedTuple):
+    """The options of the command line."""
 
     classes: Sequence[str]
-    depth: int | None  # None: each instance draws its own
+    depth: int | None  # of all instances; None: drawn per instance
     first: int
     instances: int
-    stragglers: int | None  # of every instance; None: as they are drawn
-    few: bool  # only what the paper holds RLP against, and the best hand-made rule
-    mine: Mapping[str, SyncPolicy]
-    kept: Path
+    stragglers: int | None  # of every instance; None: as drawn
+    few: bool  # only the policies of the paper, and the best fixed rule
+    learned: Mapping[str, SyncPolicy]
+    stored: Path  # the file of runs
     say: Callable[[str], None]
 
     @property
     def seeds(self) -> Sequence[int]:
+        """Seeds of the instances."""
         if self.stragglers is None:
             return range(self.first, self.first + self.instances)
         return with_stragglers(self.stragglers, self.instances, self.first)
 
 
-def ratio(found: Ratio) -> str:
+def _ratio_text(found: Ratio) -> str:
+    """A speed-up with its interval and the number of runs behind it."""
     ended = f"{found.both} pairs" + (
         f", {found.base_failed} + {found.failed} did not end" if found.base_failed + found.failed else ""
     )
     return f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f}), median {found.median:.2f}; {ended}"
 
 
-def learned(files: Sequence[str]) -> dict[str, SyncPolicy]:
+def _learned(files: Sequence[str]) -> dict[str, SyncPolicy]:
     """The shipped policy, or those in `files`, by name."""
     if not files:
-        return {"rlp": tuner.policy(policy_file.shipped())}
-    return {f"rlp[{Path(f).stem}]": tuner.policy(policy_file.load(f)) for f in files}
+        return {"rlp": tuner.greedy_policy(policy_file.shipped())}
+    return {f"rlp[{Path(f).stem}]": tuner.greedy_policy(policy_file.load(f)) for f in files}
 
 
 # ---------------------------------------------------------------------------------------------------------- Figs. 2 and 3
 
 
-def fig2(asked: Asked) -> Iterator[str]:
+def _fig2(asked: _Asked) -> Iterator[str]:
+    """Fig. 2: every policy on the classes of instances."""
     everything = baselines()
-    under = {name: everything[name] for name in (*FIXED, "k_async(7)")} if asked.few else everything
+    under = {name: everything[name] for name in (*_FIXED, "k_async(7)")} if asked.few else everything
     for name in asked.classes:
-        found = runs(name, drawn(name, asked.seeds, asked.depth), under | dict(asked.mine), asked.kept, asked.say)
-        yield from ("", f"## {name}, {asked.instances} instances from seed {asked.first} on", "", *ranking(found))
-        for policy in (*asked.mine, "k_async(7)"):
-            yield from ("", f"### {policy}", "", *against(found, policy), *parts(found, policy))
+        found = runs(name, drawn(name, asked.seeds, asked.depth), under | dict(asked.learned), asked.stored, asked.say)
+        yield from ("", f"## {name}, {asked.instances} instances from seed {asked.first} on", "", *_ranking(found))
+        for policy in (*asked.learned, "k_async(7)"):
+            yield from ("", f"### {policy}", "", *_comparisons(found, policy), *_by_part(found, policy))
 
 
-def ranking(found: Sequence[Run]) -> Iterator[str]:
-    """Every policy, the fastest first."""
+def _ranking(found: Sequence[InstanceRun]) -> Iterator[str]:
+    """A table of all policies, the fastest first."""
     base = by_seed(found, "bsp")
     yield "| policy | median s | median pushes | did not end | idle | speed-up over BSP |"
     yield "|---|---|---|---|---|---|"
@@ -142,41 +123,42 @@ def ranking(found: Sequence[Run]) -> Iterator[str]:
         own = [r for r in found if r.policy == policy]
         lost, idle = sum(r.status != "target" for r in own), np.mean([r.idle for r in own])
         middle = [np.median([getattr(r, field) for r in own]) for field in ("seconds", "pushes")]
-        faster = ratio(speed_up(found, base, policy))
+        faster = _ratio_text(speed_up(found, base, policy))
         yield f"| {policy} | {middle[0]:.0f} | {middle[1]:.0f} | {lost} | {idle:.0%} | {faster} |"
 
 
-def against(found: Sequence[Run], policy: str, published: Mapping[str, float] = FIG_2) -> Iterator[str]:
-    """The three that the paper holds RLP against; the best SSP, and the best of all, are one for all instances."""
-    bound, best = best_of(found, SSPS), best_of(found, FIXED)
+def _comparisons(found: Sequence[InstanceRun], policy: str, published: Mapping[str, float] = _FIG_2) -> Iterator[str]:
+    """Speed-ups of `policy` over the paper's baselines; the best SSP and the best fixed policy are one for all instances."""
+    bound, best = best_of(found, _SSPS), best_of(found, _FIXED)
     bases = {"bsp": by_seed(found, "bsp"), "asp": by_seed(found, "asp"), "best ssp": by_seed(found, bound)}
     for base, seconds in bases.items():
         note = f" = {bound}" if base == "best ssp" else ""
         printed = f" [{published[base]:.2f}]" if base in published else ""
-        yield f"- over {base}{note}: {ratio(speed_up(found, seconds, policy))}{printed}"
-    yield f"- over the best of BSP, ASP, SSP for all = {best}: {ratio(speed_up(found, by_seed(found, best), policy))}"
-    yield f"- over the best SSP of each instance, in hindsight: {ratio(speed_up(found, oracle(found, SSPS), policy))}"
-    yield f"- over the best of all these of each instance: {ratio(speed_up(found, oracle(found, FIXED), policy))}"
+        yield f"- over {base}{note}: {_ratio_text(speed_up(found, seconds, policy))}{printed}"
+    yield f"- over the best of BSP, ASP, SSP for all = {best}: {_ratio_text(speed_up(found, by_seed(found, best), policy))}"
+    yield f"- over the best SSP of each instance, in hindsight: {_ratio_text(speed_up(found, oracle(found, _SSPS), policy))}"
+    yield f"- over the best of all these of each instance: {_ratio_text(speed_up(found, oracle(found, _FIXED), policy))}"
 
 
-def parts(found: Sequence[Run], policy: str) -> Iterator[str]:
-    """By depth and by stragglers, over the best of BSP, ASP and SSP in that part."""
+def _by_part(found: Sequence[InstanceRun], policy: str) -> Iterator[str]:
+    """Speed-ups by depth and by stragglers, over the best of BSP, ASP and SSP in each part."""
     for depth in sorted({r.depth for r in found}):
-        yield f"- depth {depth}: " + over_best([r for r in found if r.depth == depth], policy, BY_DEPTH.get(depth))
+        yield f"- depth {depth}: " + _over_best([r for r in found if r.depth == depth], policy, _BY_DEPTH.get(depth))
     for label, wanted in (("0", (0,)), ("1", (1,)), ("2+", range(2, 99))):
         part = [r for r in found if r.stragglers in wanted]
         if part:
-            yield f"- {label} stragglers: " + over_best(part, policy, BY_STRAGGLERS[label])
+            yield f"- {label} stragglers: " + _over_best(part, policy, _BY_STRAGGLERS[label])
 
 
-def over_best(found: Sequence[Run], policy: str, published: float | None = None) -> str:
-    best = best_of(found, [p for p in FIXED if any(r.policy == p for r in found)])
+def _over_best(found: Sequence[InstanceRun], policy: str, published: float | None = None) -> str:
+    """The speed-up of `policy` over the fixed policy with the least median."""
+    best = best_of(found, [p for p in _FIXED if any(r.policy == p for r in found)])
     note = "" if published is None else f" [{published:.2f}]"
-    return f"over {best}: {ratio(speed_up(found, by_seed(found, best), policy))}{note}"
+    return f"over {best}: {_ratio_text(speed_up(found, by_seed(found, best), policy))}{note}"
 
 
-def fig3(asked: Asked) -> Iterator[str]:
-    """Figs. 3(a) to (c), the published of each over the best of all."""
+def _fig3(asked: _Asked) -> Iterator[str]:
+    """Figs. 3(a) to (c); published are speed-ups over the best fixed policy of each case."""
     cases: dict[str, dict[str, object]] = {f"{k} workers": {"workers": k, "depth": 1} for k in (2, 5, 8)}
     cases |= {"depth 6": {"depth": 6}, "other data": {"depth": 1, "data": "clouds-mlp"}}
     cases |= {f"all, {k} workers": {"workers": k, "depth": 6, "data": "clouds-mlp"} for k in (2, 5, 8)}
@@ -184,19 +166,19 @@ def fig3(asked: Asked) -> Iterator[str]:
     for name, (case, options) in product(asked.classes, cases.items()):
         group = policies.k_async(max(1, round(0.7 * int(str(options.get("workers", 10))))))
         instances = drawn(name, asked.seeds, **options)  # type: ignore[arg-type]
-        under = {p.name: p for p in (*fixed, group)} | dict(asked.mine)
-        found = runs(f"{name}, {case}", instances, under, asked.kept, asked.say)
+        under = {p.name: p for p in (*fixed, group)} | dict(asked.learned)
+        found = runs(f"{name}, {case}", instances, under, asked.stored, asked.say)
         yield f"\n## {name}, {case}: {asked.instances} instances from seed {asked.first} on\n"
-        for policy in (*asked.mine, group.name):
-            yield f"### {policy}, {over_best(found, policy, UNSEEN.get(case))}"
-            yield from against(found, policy, {})
+        for policy in (*asked.learned, group.name):
+            yield f"### {policy}, {_over_best(found, policy, _FIG_3.get(case))}"
+            yield from _comparisons(found, policy, {})
 
 
 # ------------------------------------------------------------------------------------------------------ Table 1, Fig. 4
 
 
-def table1(asked: Asked) -> Iterator[str]:
-    """One instance with several stragglers of each class; published: 279, 659, 252 and 380 pushes."""
+def _table1(asked: _Asked) -> Iterator[str]:
+    """Table 1: one instance with several stragglers of each class; published: 279, 659, 252 and 380 pushes."""
     drawings = []
     for name in asked.classes:
         instance = next(i for i in drawn(name, asked.seeds, depth=1) if name == "even" or sum(i.straggles) == 4)
@@ -204,20 +186,21 @@ def table1(asked: Asked) -> Iterator[str]:
         yield "| policy | steps of W1..W10 | pushes | seconds | idle | inference | correlation of steps and step times |"
         yield "|---|---|---|---|---|---|---|"
         for label, policy in (
-            {p.name: p for p in (policies.bsp(), policies.asp(), policies.ssp(7))} | dict(asked.mine)
+            {p.name: p for p in (policies.bsp(), policies.asp(), policies.ssp(7))} | dict(asked.learned)
         ).items():
             status, table = table_of(instance, policy)
-            yield statistics(label, status, table, policy.seconds, len(instance.straggles))
+            yield _table1_row(label, status, table, policy.seconds, len(instance.straggles))
             columns = [table[:, i] for i in range(9)]
             columns[1] = columns[1].astype(np.int32)
             drawing = workers_over_time(Pushes(*columns), f"{name}-{label}".replace("(", "-").strip(")"))  # type: ignore[arg-type]
             drawings += [f"<h2>{name}: {label}</h2>{drawing.svg}<p>{drawing.caption}</p>"] if drawing else []
-    picture = asked.kept.with_name("fig4.html")
+    picture = asked.stored.with_name("fig4.html")
     picture.write_text(f"<body style='max-width: 60em'><p>{WORKERS_NOTE}</p>{''.join(drawings)}", "utf-8")
     yield f"\nThe pictures: {picture}"
 
 
-def statistics(label: str, status: str, table: NDArray[np.float64], decision_seconds: float, workers: int) -> str:
+def _table1_row(label: str, status: str, table: NDArray[np.float64], decision_seconds: float, workers: int) -> str:
+    """One row of Table 1."""
     worker, end = table[:, 1].astype(int), float(table[-1, 0])
     steps = np.bincount(worker, minlength=workers)
     step_seconds = np.bincount(worker, table[:, 3:6].sum(1), minlength=workers) / np.maximum(steps, 1)
@@ -232,9 +215,9 @@ def statistics(label: str, status: str, table: NDArray[np.float64], decision_sec
 # -------------------------------------------------------------------------------------------------------------- stability
 
 
-def axis(asked: Asked) -> Iterator[str]:
-    """workers x rate x curvature: where each policy becomes unstable on a quadratic, where the classes lie, at first and
-    where ASP ends, and how many of BSP's pushes ASP takes there."""
+def _axis(asked: _Asked) -> Iterator[str]:
+    """Stability in workers x rate x curvature: the edge of each policy on a quadratic; then the value of each class, at the
+    start and where ASP ends, and ASP's pushes and time over BSP's."""
     yield "| policy | edge without stragglers | with stragglers: three instances |"
     yield "|---|---|---|"
     groups = [policies.k_async(2), policies.k_async(4), policies.k_async(7), policies.k_sync(7)]
@@ -248,30 +231,31 @@ def axis(asked: Asked) -> Iterator[str]:
     for name, depth in product(asked.classes, (0, 1, 2, 3)):
         instances = drawn(name, asked.seeds, depth=depth)
         both = {"bsp": policies.bsp(), "asp": policies.asp()}
-        found = runs(name, instances, both, asked.kept, asked.say)
+        found = runs(name, instances, both, asked.stored, asked.say)
         rate = float(kind(name, depth).overrides["learning_rate"])
-        ends = [10 * rate * curvature(i, at_end=end) for end in (False, True) for i in instances[:3]]
+        ends = [10 * rate * _curvature(i, at_end=end) for end in (False, True) for i in instances[:3]]
         pushes, seconds = (
-            np.median([b / a for a, b in zip(*(values(found, p, field) for p in both), strict=True) if a < np.inf])
+            np.median([b / a for a, b in zip(*(_values(found, p, field) for p in both), strict=True) if a < np.inf])
             for field in ("pushes", "seconds")
         )
         first, last = np.median(ends[:3]), np.median(ends[3:])
         yield f"| {name} | {depth} | {first:.2f} | {last:.2f} | {pushes:.2f} | {seconds:.2f} |"
 
 
-def values(found: Sequence[Run], policy: str, field: str) -> list[float]:
+def _values(found: Sequence[InstanceRun], policy: str, field: str) -> list[float]:
+    """One field of each run of `policy`, in order; infinite for a run that did not reach the target."""
     return [float(getattr(r, field)) if r.status == "target" else np.inf for r in found if r.policy == policy]
 
 
-def curvature(instance: Instance, *, at_end: bool, samples: int = 256, iterations: int = 25) -> float:
+def _curvature(instance: Instance, *, at_end: bool, samples: int = 256, iterations: int = 25) -> float:
     """The largest eigenvalue of the Hessian of the training loss, by power iteration."""
     b = instance.begin(policies.asp())
     model, parameters = b.program.model, instance.parameters
+    if model is None or b.state.learned is None:
+        raise ValueError(f"Cannot compute the curvature of seed {instance.seed}: it is timing-only; draw one with a model.")
     if at_end:
         b.advance(USUAL_MOST, float("inf"), USUAL_MOST)
-        assert b.state.learned is not None
         parameters = b.state.learned.parameters
-    assert model is not None
     rows = tuple(column[:samples] for column in instance.context.data.train)
     slope = jax.grad(partial(mean_loss, model._replace(batch=samples), rows=rows, count=jnp.asarray(samples)))
 
@@ -292,28 +276,30 @@ def curvature(instance: Instance, *, at_end: bool, samples: int = 256, iteration
     return float(size)
 
 
+_FIGURES = {"fig2": _fig2, "fig3": _fig3, "table1": _table1, "axis": _axis}
+
+
 def main() -> None:
+    """Run the program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", default=list(FIGURES))
+    parser.add_argument("what", nargs="*", default=list(_FIGURES))
     parser.add_argument("--classes", nargs="+", choices=CLASSES, default=CLASSES)
-    parser.add_argument("--depth", type=int, help="of all instances of fig2, instead of one that each draws")
+    parser.add_argument("--depth", type=int, help="of all instances of fig2; otherwise drawn per instance")
     parser.add_argument("--instances", type=int, default=100)
     parser.add_argument("--first", type=int, default=200, help="seed of the first instance")
-    parser.add_argument("--stragglers", type=int, help="of all instances, which are the first seeds with so many")
+    parser.add_argument("--stragglers", type=int, help="of all instances; the first seeds with so many are taken")
     parser.add_argument("--few", action="store_true", help="only BSP, ASP, SSP, k_async(7) and RLP in fig2")
-    parser.add_argument("--policy", action="append", default=[], help="a policy file; may be given again")
+    parser.add_argument("--policy", action="append", default=[], help="a policy file; may be repeated")
     parser.add_argument("--out", type=Path, default=Path("results/published-rlp"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     wanted = (given.classes, given.depth, given.first, given.instances, given.stragglers, given.few)
-    asked = Asked(*wanted, learned(given.policy), given.out / "runs.jsonl", partial(print, flush=True))
+    asked = _Asked(*wanted, _learned(given.policy), given.out / "runs.jsonl", partial(print, flush=True))
     for what in given.what:
-        text = "\n".join(FIGURES[what](asked))
+        text = "\n".join(_FIGURES[what](asked))
         (given.out / f"{what}.md").write_text(text + "\n", "utf-8")
         asked.say(f"\n# {what}\n\n{text}")
 
-
-FIGURES = {"fig2": fig2, "fig3": fig3, "table1": table1, "axis": axis}
 
 if __name__ == "__main__":
     main()

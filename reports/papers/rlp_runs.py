@@ -1,4 +1,6 @@
-"""Runs of RLP's instances under synchronisation policies, kept as they end, and what they say: for `published_rlp.py`."""
+"""Runs of RLP's instances under synchronisation policies, stored as they end, and statistics of them: for the program
+`reports.papers.rlp`.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +26,15 @@ from tuners.actions import SyncPolicy, Target
 __all__ = [
     "BOUNDS",
     "CLASSES",
-    "CLOUDS",
-    "CLOUDS_EDGE",
-    "EDGE_RATES",
-    "MOST_PUSHES",
     "USUAL_MOST",
+    "InstanceRun",
     "Ratio",
-    "Run",
     "baselines",
     "best_of",
     "by_seed",
     "drawn",
-    "idle_seconds",
     "kind",
     "oracle",
-    "read",
-    "run",
     "runs",
     "speed_up",
     "stability_edge",
@@ -48,13 +43,13 @@ __all__ = [
     "with_stragglers",
 ]
 
-MOST_PUSHES = {0: 6_000}  # of a run, by depth; one that takes more is counted as not having got there
-USUAL_MOST = 2_000
+_MOST_PUSHES = {0: 6_000}  # of a run, by depth; a run that takes more counts as one that did not reach the target
+USUAL_MOST = 2_000  # at all other depths
 BOUNDS = (1, 2, 4, 7, 11, 16)  # of SSP, in Ho et al.'s sense; the paper's s is one more
-EDGE_RATES = {0: 0.4, 1: 0.2, 2: 0.14, 3: 0.1, 6: 0.05}  # by depth: where BSP just fails to converge on digits
-CLOUDS_EDGE = {1: 0.6, 6: 0.05}  # the same on Gaussian clouds
-CLOUDS = {"data.label_noise": 0.0, "data.margin": 4.0, "data.samples": 4000, "demand.sample_seconds": 0.2996}
-CLOUDS |= {
+_EDGE_RATES = {0: 0.4, 1: 0.2, 2: 0.14, 3: 0.1, 6: 0.05}  # by depth: the rate at which BSP just fails to converge on digits
+_CLOUDS_EDGE = {1: 0.6, 6: 0.05}  # the same on Gaussian clouds
+_CLOUDS = {"data.label_noise": 0.0, "data.margin": 4.0, "data.samples": 4000, "demand.sample_seconds": 0.2996}
+_CLOUDS |= {
     "demand.fixed_seconds": 0.0,
     "demand.model_bytes": 1e4,
     "demand.message_seconds": 0.0,
@@ -66,8 +61,8 @@ CLASSES = ("edge", "mild", "even", "skewed", "paper")
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run. An unfinished one took infinitely long."""
+class InstanceRun:
+    """One run of one instance under one policy. Its seconds are infinite if it did not reach the target."""
 
     kind: str
     policy: str
@@ -78,44 +73,47 @@ class Run:
     seconds: float
     pushes: int
     steps: tuple[int, ...]  # of each worker
-    idle: float  # share of the workers' time held back by the policy
-    inference: float  # share of the run's time that its decisions took, one after another
+    idle: float  # share of the workers' time in which the policy held them back
+    inference: float  # share of the run's time that its decisions took, in sequence
 
 
 class Ratio(NamedTuple):
-    """Of seconds, base over policy: over instances on which both got there, with a 95 % bootstrap interval."""
+    """Speed-up, base seconds over policy seconds, on instances where both reach the target; 95 % bootstrap interval."""
 
     mean: float  # geometric
     low: float
     high: float
-    median: float  # of all instances, one that never got there taking for ever
+    median: float  # over all instances; infinite seconds for a run that did not reach the target
     both: int
     base_failed: int
     failed: int
 
 
 def kind(name: str, depth: int, *, workers: int = 10, data: str = "rlp-digits") -> InstanceKind:
-    """`paper`: as the paper says, with mixed data and rate 0.01. `edge`: the rate at which BSP just fails to converge.
-    `mild`: 0.85 of that, and stragglers that sleep for a third of a step; `even`: the same, and none. `skewed`: the paper's
-    rate, and data dealt out by class."""
+    """A class of instances by name.
+
+    `paper`: as the paper says, with mixed data and rate 0.01. `edge`: the rate at which BSP just fails to converge. `mild`:
+    0.85 of that, with stragglers that sleep for a third of a step. `even`: the same rate without stragglers. `skewed`: the
+    paper's rate, with data distributed to workers by class.
+    """
     clouds = data == "clouds-mlp"
-    edge = (CLOUDS_EDGE if clouds else EDGE_RATES)[depth]
+    edge = (_CLOUDS_EDGE if clouds else _EDGE_RATES)[depth]
     rate = {"edge": 1.0, "mild": 0.85, "even": 0.85}.get(name, 0.0) * edge or (0.03 if clouds else 0.01)
     overrides: dict[str, Any] = {"learning_rate": rate, "skew": float(name == "skewed")}
     if clouds:
-        overrides |= CLOUDS
+        overrides |= _CLOUDS
     made = InstanceKind(workload=data, overrides=overrides, workers=workers)
     return replace(made, conditions={"even": _EVEN, "mild": _MILD}.get(name, made.conditions))
 
 
 def drawn(name: str, seeds: Iterable[int], depth: int | None = None, **options: Any) -> list[Instance]:
-    """One instance per seed, of a depth that the seed draws, or of `depth`."""
+    """One instance per seed, of `depth` or, if None, of a depth drawn by the seed."""
     depths = {seed: int(np.random.default_rng([seed, 4]).choice((0, 1, 2, 3))) if depth is None else depth for seed in seeds}
     return [draw(kind(name, h, **options), seed, depth=h) for seed, h in depths.items()]
 
 
 def with_stragglers(wanted: int, count: int, first: int) -> list[int]:
-    """The first so many seeds from `first` on whose ten workers have so many stragglers; `even` apart, in every class."""
+    """The first `count` seeds from `first` on whose ten workers have `wanted` stragglers; in every class but `even`."""
 
     def stragglers(seed: int) -> int:
         nodes = (*(f"w{i}" for i in range(10)), "server")
@@ -125,7 +123,7 @@ def with_stragglers(wanted: int, count: int, first: int) -> list[int]:
 
 
 def baselines(workers: int = 10) -> dict[str, SyncPolicy]:
-    """By name, everything that RLP is held against."""
+    """All policies that RLP is compared with, by name."""
     seven = max(1, round(0.7 * workers))
     made = [policies.bsp(), policies.asp(), *map(policies.ssp, BOUNDS), policies.dssp(3, 15)]
     made += [policies.k_sync(seven), policies.k_batch_sync(seven), policies.backup_workers(seven)]
@@ -135,26 +133,27 @@ def baselines(workers: int = 10) -> dict[str, SyncPolicy]:
 
 
 def table_of(instance: Instance, policy: SyncPolicy) -> tuple[str, NDArray[np.float64]]:
-    """The instance under the policy to its end: how it ended, and its records, [n, 11]."""
-    b, most = instance.begin(policy), MOST_PUSHES.get(instance.depth, USUAL_MOST)
+    """Run the instance under the policy to its end: its status and its records, [n, 11]."""
+    b, most = instance.begin(policy), _MOST_PUSHES.get(instance.depth, USUAL_MOST)
     args = (b.program, instance.context.data, b.inputs, b.state, jnp.int32(most), jnp.asarray(jnp.inf))
     state, table, used = loop.advance(*args, rows=most)
     return loop.STATUSES[int(state.clock.status)], np.asarray(table)[: int(used)]
 
 
-def run(name: str, label: str, instance: Instance, policy: SyncPolicy) -> Run:
+def _run(name: str, label: str, instance: Instance, policy: SyncPolicy) -> InstanceRun:
+    """Run the instance under the policy to its end."""
     status, table = table_of(instance, policy)
     workers = len(instance.straggles)
     end = float(table[-1, 0])
     steps = np.bincount(table[:, 1].astype(int), minlength=workers)
-    idle = idle_seconds(table, workers).sum() / (workers * end)
+    idle = _idle_seconds(table, workers).sum() / (workers * end)
     inference = policy.seconds * len(table) / end
     seconds = end if status == "target" else float("inf")
     found = (name, label, instance.seed, instance.depth, sum(instance.straggles), status, seconds, len(table))
-    return Run(*found, tuple(map(int, steps)), float(idle), float(inference))
+    return InstanceRun(*found, tuple(map(int, steps)), float(idle), float(inference))
 
 
-def idle_seconds(table: NDArray[np.float64], workers: int) -> NDArray[np.float64]:
+def _idle_seconds(table: NDArray[np.float64], workers: int) -> NDArray[np.float64]:
     """Seconds that the policy held each worker back before the mini-batches that it pushed."""
     worker, waited = table[:, 1].astype(int), table[:, 6]
     return np.bincount(worker, weights=waited, minlength=workers).astype(np.float64)
@@ -166,15 +165,15 @@ def runs(
     under: Mapping[str, SyncPolicy],
     kept: Path,
     say: Callable[[str], None] = lambda _: None,
-) -> list[Run]:
-    """Every instance under every policy; what `kept` holds already is not run again. Keys of `under` are the names."""
-    known = {(r.kind, r.policy, r.seed, r.depth): r for r in read(kept)}
+) -> list[InstanceRun]:
+    """Every instance under every policy of `under`, by name; runs that the file `kept` holds are not repeated."""
+    known = {(r.kind, r.policy, r.seed, r.depth): r for r in _read(kept)}
     found = []
     for label, policy in under.items():
         for instance in instances:
             key = (name, label, instance.seed, instance.depth)
             if key not in known:
-                known[key] = run(name, label, instance, policy)
+                known[key] = _run(name, label, instance, policy)
                 with kept.open("a", encoding="utf-8") as out:
                     out.write(json.dumps(asdict(known[key])) + "\n")
             found.append(known[key])
@@ -183,23 +182,24 @@ def runs(
     return found
 
 
-def read(kept: Path) -> list[Run]:
+def _read(kept: Path) -> list[InstanceRun]:
+    """The runs in the file `kept`; none if it does not exist."""
     if not kept.exists():
         return []
     lines = (json.loads(line) for line in kept.read_text("utf-8").splitlines())
-    return [Run(**{**line, "steps": tuple(line["steps"])}) for line in lines]
+    return [InstanceRun(**{**line, "steps": tuple(line["steps"])}) for line in lines]
 
 
 # ------------------------------------------------------------------------------------------------------------ statistics
 
 
-def by_seed(found: Sequence[Run], policy: str) -> dict[tuple[int, int], float]:
-    """Seconds of each instance."""
+def by_seed(found: Sequence[InstanceRun], policy: str) -> dict[tuple[int, int], float]:
+    """Seconds of each run of `policy`, by (seed, depth)."""
     return {(r.seed, r.depth): r.seconds for r in found if r.policy == policy}
 
 
-def speed_up(found: Sequence[Run], base: Mapping[tuple[int, int], float], policy: str) -> Ratio:
-    """Of `policy` over `base`, paired by instance."""
+def speed_up(found: Sequence[InstanceRun], base: Mapping[tuple[int, int], float], policy: str) -> Ratio:
+    """The speed-up of `policy` over `base`, paired by instance."""
     mine = by_seed(found, policy)
     pairs = np.array([(base[key], mine[key]) for key in sorted(base.keys() & mine.keys())]).reshape(-1, 2)
     ended = np.isfinite(pairs)
@@ -223,13 +223,13 @@ def speed_up(found: Sequence[Run], base: Mapping[tuple[int, int], float], policy
     )
 
 
-def best_of(found: Sequence[Run], names: Sequence[str]) -> str:
-    """The policy of least median seconds: one for all instances."""
+def best_of(found: Sequence[InstanceRun], names: Sequence[str]) -> str:
+    """The policy with the least median seconds over all instances."""
     return min(names, key=lambda name: float(np.median(list(by_seed(found, name).values()))))
 
 
-def oracle(found: Sequence[Run], names: Sequence[str]) -> dict[tuple[int, int], float]:
-    """The least seconds among `names`, instance by instance: what nobody could choose beforehand."""
+def oracle(found: Sequence[InstanceRun], names: Sequence[str]) -> dict[tuple[int, int], float]:
+    """The least seconds among `names` for each instance: a choice in hindsight, which no tuner can make."""
     each = [by_seed(found, name) for name in names]
     return {key: min(seconds[key] for seconds in each) for key in each[0]}
 
@@ -238,7 +238,7 @@ def oracle(found: Sequence[Run], names: Sequence[str]) -> dict[tuple[int, int], 
 
 
 def staleness_of(seed: int, policy: SyncPolicy, *, stragglers: bool, pushes: int = 1500) -> NDArray[np.int64]:
-    """Of every push on one instance's cluster, whatever is learned there."""
+    """The staleness of every push on the cluster of one instance; it does not depend on the model."""
     around = InstanceKind().conditions if stragglers else _EVEN
     idle = InstanceKind(depths=(0,), units=4, target=Target("clocks", pushes), evaluate_clocks=2**30, conditions=around)
     _, table = table_of(draw(idle, seed), policy)
@@ -246,7 +246,7 @@ def staleness_of(seed: int, policy: SyncPolicy, *, stragglers: bool, pushes: int
 
 
 def stability_edge(staleness: NDArray[np.int64], workers: int) -> float:
-    """workers x rate x curvature beyond which x <- x - rate curvature x_stale grows on a quadratic; by bisection."""
+    """The workers x rate x curvature beyond which x <- x - rate curvature x_stale grows on a quadratic; by bisection."""
     low, high = 0.0, 20.0
     for _ in range(24):
         middle = (low + high) / 2

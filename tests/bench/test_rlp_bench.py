@@ -20,6 +20,7 @@ from tests.bench.jobs import engine_job
 from tuners import policies
 from tuners.actions import Decision, Push, SyncPolicy
 from tuners.rlp import dqn, tuner
+from tuners.rlp.network import Trained, untrained
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600)]
 
@@ -29,9 +30,9 @@ PAPER = TrainingPlan(depths=(1,), pretrain=100, episodes=1000)  # 500 runs of fi
 
 def asp_by_network() -> SyncPolicy:
     """A full network that always releases the worker: the same pushes as ASP, so that only the decision costs more."""
-    network = tuner.untrained(0)
+    network = untrained(0)
     biases = (*network.biases[:-1], np.array([-1e6, 1e6, 0.0], np.float32))
-    return tuner.policy(tuner.Trained(network._replace(biases=biases)), seconds=0.0)
+    return tuner.greedy_policy(Trained(network._replace(biases=biases)), seconds=0.0)
 
 
 def asp_that_looks() -> SyncPolicy:
@@ -64,7 +65,7 @@ def test_deciding_by_network(benchmark: Any, against: SyncPolicy, what: str, rea
 def test_minutes_of_the_papers_training(benchmark: Any) -> None:
     """From the seconds per push of a few runs, digits with one hidden layer, without compilation."""
     options, most, instance = PAPER.options, 400, PAPER.instance(0)
-    learner = dqn.beginner(options, 0)
+    learner = dqn.new_learner(options, 0)
 
     def run(policy: SyncPolicy) -> tuple[loop.State, int]:
         begun = instance.begin(policy)
@@ -75,14 +76,14 @@ def test_minutes_of_the_papers_training(benchmark: Any) -> None:
         return state, int(used)
 
     def pretraining() -> int:
-        state, used = run(dqn.recording(PRETRAINING[1], options, most))
-        record = dqn.recorded(state.clock.policy, lost_seconds=0.0, options=options)
+        state, used = run(dqn.recording_policy(PRETRAINING[1], options, most))
+        record = dqn.record_of(state.clock.policy, lost_seconds=0.0, options=options)
         jax.block_until_ready(dqn.pretrained(options, learner, record))
         return used
 
     def episode() -> int:
-        state, used = run(dqn.learning(options, learner))
-        jax.block_until_ready(dqn.ended(state.clock.policy, final=True, lost_seconds=0.0, options=options))
+        state, used = run(dqn.learning_policy(options, learner))
+        jax.block_until_ready(dqn.after_run(state.clock.policy, final=True, lost_seconds=0.0, options=options))
         return used
 
     each = []

@@ -1,7 +1,7 @@
-"""A made-up cluster whose every rate and speed is known, for tests of the bespoke optimiser: plain NumPy, no simulator.
+"""A made-up cluster with known rates and speeds, for tests of the bespoke optimiser: plain NumPy, no simulator.
 
-Iterations are what the model supposes them to be: the slowest machine, and communication at the slowest connection. Rates
-and speeds are those under which the paper's two figures for setting C come out: 272 Mflop per sample, 24 Gflop/s per
+An iteration is what the model assumes: the compute time of the slowest machine, plus communication at the slowest
+connection. Rates and speeds reproduce the paper's two figures for setting C: 272 Mflop per sample, 24 Gflop/s per
 hyperthread, 1 Tflop/s per GPU.
 """
 
@@ -40,15 +40,15 @@ ROLES = ("idle", "worker", "server", "both")
 
 @dataclass(frozen=True)
 class Truth:
-    """A cluster of so many machines of each type, under a batch."""
+    """A cluster with `counts` machines of each type, and the batch of its job."""
 
     counts: Mapping[str, int]
     batch: int
     model_bytes: float = 173e6
     saturation: float = 0.0  # samples at which half of a device's rate is reached
-    aggregation: float = 0.05  # seconds, where several devices of a machine work
-    overlap: bool = False  # who has the model early computes early
-    jitter: float = 0.0  # of a machine's seconds in an iteration
+    aggregation: float = 0.05  # seconds to sum gradients if several devices of a machine work
+    overlap: bool = False  # a worker that has the model early computes early
+    jitter: float = 0.0  # relative noise of a machine's seconds in an iteration
     dead: tuple[str, ...] = ()  # machines whose first device cannot compute
     seed: int = 0
     budget_seconds: float = 1e6
@@ -94,8 +94,8 @@ class Truth:
         return (samples + self.saturation) / rate if samples else 0.0
 
     def transfers(self, setting: Setting) -> dict[str, float]:
-        """Seconds that each machine's connection is busy: each way in turn, so at half of its speed; one that is both sends
-        while it receives."""
+        """Seconds in which each machine's connection is busy, at half of its speed: one direction after the other. A machine
+        that is both worker and server sends while it receives."""
         workers, servers = len(setting.workers), len(setting.servers)
         found = {}
         for node in self.job.nodes:
@@ -106,7 +106,7 @@ class Truth:
         return found
 
     def communication_seconds(self, setting: Setting) -> float:
-        """What an iteration takes beyond its slowest machine."""
+        """Seconds of an iteration beyond the compute time of its slowest machine."""
         return self.seconds(setting) - max(self.compute(setting).values())
 
     def compute(self, setting: Setting) -> dict[str, float]:
@@ -114,7 +114,7 @@ class Truth:
         return {w: self.machine_seconds(kinds[w], row) for w, row in zip(setting.workers, setting.loads, strict=True)}
 
     def finish_seconds(self, setting: Setting) -> list[float]:
-        """When each worker is through; without overlap, apart from communication."""
+        """When each worker finishes; without overlap, communication is not included."""
         busy, compute = self.transfers(setting), self.compute(setting)
         served = max(busy[s] for s in setting.servers) if self.overlap else 0.0
         return [seconds + max(busy[w], served) * self.overlap for w, seconds in compute.items()]
@@ -124,20 +124,20 @@ class Truth:
         return max(each) + self.aggregation * (sum(n > 0 for n in row) > 1)
 
     def seconds(self, setting: Setting) -> float:
-        """Of an iteration, without noise."""
+        """Seconds of an iteration, without noise."""
         return max(self.finish_seconds(setting)) + (0.0 if self.overlap else max(self.transfers(setting).values()))
 
     def observed(self, setting: Setting, rng: np.random.Generator, noise: float = 0.01) -> Observed:
-        """An evaluation of one iteration, with so much noise in every machine and in the iteration."""
+        """An evaluation of one iteration, with relative `noise` on every machine and on the iteration."""
         job, clean = self.job, self.compute(setting)
         shape = len(job.nodes), max(len(n.devices) for n in job.nodes)
         loads, devices, machines = np.zeros(shape, np.int64), np.full(shape, np.nan), np.full((1, shape[0]), np.nan)
         for i, (node, row) in enumerate(zip(job.nodes, schedules.schedule(job, setting).loads, strict=True)):
-            luck = np.exp(noise * rng.standard_normal())
+            noise_factor = np.exp(noise * rng.standard_normal())
             for d, n in enumerate(row):
                 loads[i, d] = n
-                devices[i, d] = self.device_seconds(node.type, d, n) * luck if n else np.nan
-            machines[0, i] = clean.get(node.name, np.nan) * luck
+                devices[i, d] = self.device_seconds(node.type, d, n) * noise_factor if n else np.nan
+            machines[0, i] = clean.get(node.name, np.nan) * noise_factor
         slowest = float(np.nanmax(machines))
         whole = slowest + self.communication_seconds(setting) + noise * slowest * rng.standard_normal()
         serves = np.array([n.name in setting.servers for n in job.nodes])
@@ -145,9 +145,9 @@ class Truth:
 
 
 class TruthSystem:
-    """A system under which iterations are those of a `Truth`. Machines in `leaving` go at the given seconds.
+    """A system whose iterations are those of a `Truth`. Machines in `leaving` leave at the given seconds.
 
-    `held_up` are iterations, counted from the beginning, in which everything takes ten times as long.
+    In the iterations `held_up`, counted from the beginning, computing takes ten times as long.
     """
 
     def __init__(self, truth: Truth, leaving: Mapping[str, float] | None = None, held_up: tuple[int, ...] = ()) -> None:
@@ -217,13 +217,13 @@ class TruthSystem:
     def _worker(self, name: str, row: tuple[int, ...], pushes: Pushes) -> WorkerWindow:
         index = [n.name for n in self.job.nodes].index(name)
         kind, mine = self.job.nodes[index].type, pushes.compute_seconds[pushes.worker == index]
-        luck = mine.mean() / self.truth.machine_seconds(kind, row)
-        each = tuple(self.truth.device_seconds(kind, d, n) * luck for d, n in enumerate(row))
+        slowdown = mine.mean() / self.truth.machine_seconds(kind, row)
+        each = tuple(self.truth.device_seconds(kind, d, n) * slowdown for d, n in enumerate(row))
         return WorkerWindow(name, len(mine), len(mine) * sum(row), float(mine.sum()), 0.0, 0.0, 0.0, each)
 
 
 def play(tuner: Generator[Action[Any], Any, None], system: TruthSystem, most: int) -> list[Action[Any]]:
-    """Carry out so many of a tuner's actions, or all until the job ends."""
+    """Carry out the first `most` actions of a tuner, or all until the job ends."""
     asked, answer = list[Action[Any]](), None
     for _ in range(most):
         try:

@@ -19,7 +19,7 @@ from cmaes import CMA
 
 from tuners.actions import Action, Job, Reconfigure, Rejected, Run, Scalar, Setting, Tuner, Window
 from tuners.baselines.bandit import Bandit
-from tuners.bespoke_bo.schedules import Measured, devices, evenly, is_free, measure, setting
+from tuners.bespoke_bo.schedules import MeasuredSchedule, devices, evenly, is_free, measure, setting
 from tuners.bo_online.surrogate import Encoding
 from tuners.search.searchers import Point, Searcher, searcher
 from tuners.settings import Space
@@ -57,20 +57,20 @@ def schedule_search(
 
 
 def _explored(job: Job, search: Searcher, evaluations: int) -> Generator[Action[Any], Any, None]:
-    found: list[Measured] = []
+    found: list[MeasuredSchedule] = []
     current, there, refused = job.start, {n.name for n in job.nodes}, 0
     for point in itertools.chain([None], iter(search.propose, None)):  # the start setting is not a proposal
         wanted = job.start if point is None else _runnable(job, point, there)
         seen = (yield from measure(wanted, current)) if wanted is not None else None
         if point is not None:
-            search.tell(point, 1 / seen.seconds if isinstance(seen, Measured) else 0.0)
-        refused = 0 if isinstance(seen, Measured) else refused + 1
+            search.tell(point, 1 / seen.seconds if isinstance(seen, MeasuredSchedule) else 0.0)
+        refused = 0 if isinstance(seen, MeasuredSchedule) else refused + 1
         if wanted is not None:
-            window = seen.window if isinstance(seen, Measured) else seen or (yield from _iteration(current))
+            window = seen.window if isinstance(seen, MeasuredSchedule) else seen or (yield from _iteration(current))
             if window is None or window.status != "running":
                 return
             current, there = window.setting or current, {n.name for n in window.nodes}
-        if isinstance(seen, Measured):
+        if isinstance(seen, MeasuredSchedule):
             found.append(seen)
         if len(found) == evaluations or refused == _REFUSED:
             break

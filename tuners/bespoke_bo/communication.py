@@ -1,39 +1,34 @@
 """Communication in an iteration of synchronous SGD: the semi-parametric part of the bespoke model (Dalibard et al., "Tuning
 the Scheduling of Distributed Stochastic Gradient Descent with Bayesian Optimization", Section 3).
 
-The paper predicts max over machines of transfer(m) / connection_speed(type of m), with a Gaussian process for the rest. What
-transfer(m) is, the priors and the process's inputs are ours; the public framework has no such model.
+The paper predicts max over machines of transfer(m) / connection_speed(type of m), with a Gaussian process for the residual.
+The definition of transfer(m), the priors and the inputs of the process are ours; the public framework has no such model.
 
-* Of a model of P bytes equally held by S servers, a worker moves P each way, or P - P / S if it is a server itself, and a
-  server moves P / S for each worker but itself. A machine that is both moves the one while it moves the other, or both
-  in turn, or something between: `duplex`, in [0, 1], is inferred.
-* Nobody has the model before its slowest server has sent it; beyond that a worker's own connection is its own affair: who
-  has pulled early computes early, and who has computed early has pushed before the others want to. `overlap`, in [0, 1], is
-  inferred, too: how far an iteration is that, between 0, where everybody waits for the slowest connection as printed
-  (``overlap=False`` keeps it there), and 1, where it ends with the last push.
-* The process depends on the numbers of workers and servers and on the parametric prediction, and goes in proportion to it.
-* Connection speeds are uniform in their logarithm around half of what the vendor states, for an iteration pulls and pushes.
+* The model of P bytes is spread equally over S servers. A worker moves P each way, or P - P / S if it is a server itself. A
+  server moves P / S for each worker but itself. A machine that is both moves the two at the same time, one after the other,
+  or something between: `duplex`, in [0, 1], is inferred.
+* No worker has the whole model before the slowest server has sent it. Apart from that, workers need not wait for each other:
+  a worker with a fast connection computes early and pushes early. `overlap`, in [0, 1], is inferred, too: at 0 all workers
+  wait for the slowest connection, as printed (``overlap=False`` fixes it at 0); at 1 the iteration ends with the last push.
+* The process depends on the numbers of workers and servers and on the parametric prediction, and scales with the latter.
+* Connection speeds have a log-uniform prior around half of the vendor's figure, because an iteration pulls and pushes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
+from tuners.bespoke_bo.grouped_cluster import GroupedCluster
 from tuners.bespoke_bo.parts import Part, Prior
-
-if TYPE_CHECKING:
-    from tuners.bespoke_bo.model import Cluster
 
 __all__ = ["communication", "overlapping", "transfer_seconds"]
 
 _Floats = NDArray[np.float64]
 
 
-def communication(cluster: Cluster, *, overlap: bool = True) -> Part:
-    """The seconds of an iteration that its slowest machine does not account for, from `Cluster.traffic`."""
+def communication(cluster: GroupedCluster, *, overlap: bool = True) -> Part:
+    """The seconds of an iteration beyond the compute time of its slowest machine, from `GroupedCluster.traffic`."""
     unit = cluster.model_bytes / float(np.median(cluster.speeds))
 
     def mean(parameters: _Floats, inputs: _Floats) -> _Floats:
@@ -60,23 +55,24 @@ def communication(cluster: Cluster, *, overlap: bool = True) -> Part:
         width=3,
         amplitude=Prior("amplitude", 0.005, 0.15),
         length=Prior("length", 0.3, 5.0),
-        noise=Prior("noise", 1e-3, 0.02),  # of the slowest machine's seconds, which communication is the rest to
+        noise=Prior("noise", 1e-3, 0.02),  # relative to the slowest machine's compute time
         floor=0.05 * unit,
     )
 
 
-def overlapping(cluster: Cluster, parameters: _Floats) -> _Floats:
-    """How much of its own transfer a machine can hide, [N], from parameters [N, p]; 0 where the part has no such thing."""
+def overlapping(cluster: GroupedCluster, parameters: _Floats) -> _Floats:
+    """The share of its own transfer that a machine can hide, [N], from parameters [N, p]; 0 for a part without `overlap`."""
     column = len(cluster.types) + 1
     found: _Floats = parameters[:, column] if parameters.shape[1] > column else np.zeros(len(parameters))
     return found
 
 
-def transfer_seconds(cluster: Cluster, parameters: _Floats, inputs: _Floats) -> tuple[_Floats, _Floats]:
+def transfer_seconds(cluster: GroupedCluster, parameters: _Floats, inputs: _Floats) -> tuple[_Floats, _Floats]:
     """How long connections are busy in an iteration, from parameters [N, p] at inputs [.., n, d].
 
-    Those of workers with their own transfer, [N, n, types, 2]: worker only, and both; for types without a worker as well.
-    And those of servers with all workers, [N, n, 2 types]: of each type the server only, and both; 0 where there is none.
+    First a worker's own transfer, [N, n, types, 2]: pure workers, and machines that are both; also for types without a
+    worker. Then a server's transfer for all workers, [N, n, 2 types]: pure servers of each type, then machines that are
+    both; 0 where there is none.
     """
     size, count = cluster.model_bytes, len(cluster.types)
     speeds, duplex = parameters[:, None, :count], parameters[:, None, count]
@@ -91,25 +87,25 @@ def transfer_seconds(cluster: Cluster, parameters: _Floats, inputs: _Floats) -> 
 
 
 def _of_workers(columns: _Floats) -> _Floats:
-    """Of columns for workers, servers and both of each type, [.., 3 types], the first and the last, [.., types, 2]."""
+    """The columns of workers and of both, [.., types, 2], out of those of workers, servers and both, [.., 3 types]."""
     return np.stack([columns[..., 0::3], columns[..., 2::3]], axis=-1)
 
 
 def _last_push(own: _Floats, served: _Floats, inputs: _Floats) -> _Floats:
-    """When the last push has ended, in seconds since the slowest machine would have computed without communication, [N, n].
+    """The end of the last push, in seconds after the slowest machine would have computed without communication, [N, n].
 
-    All pull at once. Of what is pushed a server takes in what comes first, and is never idle while something is there.
+    All workers pull at once. A server receives pushes in the order in which they become ready, and idles only if none is.
     """
     early, count = (_of_workers(inputs[..., first::2]).reshape(*inputs.shape[:-1], -1) for first in (2, 3))
     each = own.reshape(*own.shape[:-2], -1)
     ready = 0.5 * np.maximum(each, served.max(-1, keepdims=True)) - early
     ready = np.where(early >= 0, ready, -np.inf)
     last = np.where(early >= 0, ready + 0.5 * each, 0.0).max(-1)
-    later = ready[..., None, :] >= ready[..., :, None]  # who pushes no sooner than each
+    later = ready[..., None, :] >= ready[..., :, None]  # whether a worker is ready no sooner than another
     pushes, mine = (later * count[..., None, :]).sum(-1), later[..., 1::2]
     kinds, workers = mine.shape[-1], inputs[..., 0]
     for server in range(2 * kinds):
-        # What a machine that is both pushes to itself crosses no connection.
+        # A machine that is both pushes its own share to itself, without a connection.
         itself = mine[..., server - kinds] if server >= kinds else 0
         crossing = (pushes - itself) / np.maximum(workers - (server >= kinds), 1)[..., None]
         busy = np.where(early >= 0, ready + 0.5 * served[..., None, server] * crossing, 0.0)

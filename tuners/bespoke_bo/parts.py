@@ -1,15 +1,15 @@
-"""The declarative layer of the bespoke model: quantities that are observed by themselves, each a parametric mean with a
-Gaussian process on top (Dalibard et al., "Tuning the Scheduling of Distributed Stochastic Gradient Descent with Bayesian
+"""The declarative layer of the bespoke model: quantities that are observed separately, each a parametric mean plus a
+Gaussian process (Dalibard et al., "Tuning the Scheduling of Distributed Stochastic Gradient Descent with Bayesian
 Optimization", Section 3).
 
-A `Part` says what a quantity depends on; everything here is computed for many particles, which are values of a part's
-parameters, at once. The Gaussian processes are GPy's Matérn-5/2 (the public framework's default) with its kernel evaluated
-on all particles' scaled distances together, because a GPy model per particle costs more than all the rest; conditioning is
-batched Cholesky. Priors are uniform, as in all published examples of the framework, where it pays in the logarithm.
+A `Part` says what a quantity depends on. Everything here is computed for many particles at once; a particle holds values of
+a part's parameters. The Gaussian processes use GPy's Matérn-5/2 kernel (the public framework's default), evaluated on the
+scaled distances of all particles together, because one GPy model per particle costs more than everything else; conditioning
+is batched Cholesky. Priors are uniform, as in all published examples of the framework, some in the logarithm.
 
 A forward draw is a function (Wilson et al., "Efficiently sampling functions from Gaussian process posteriors", 2020): a draw
-of the prior from random Fourier features, corrected by what was observed. Whatever is asked of one draw is therefore drawn
-jointly, above all the times of machines that share a type.
+of the prior from random Fourier features, corrected by the observations. All values of one draw are therefore drawn jointly,
+above all the times of machines that share a type.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["Evidence", "Part", "Paths", "Prior", "draw_paths", "log_likelihood",
 
 _Floats = NDArray[np.float64]
 _JITTER = 1e-8  # of a kernel's variance
-_FAR = 7.0  # deviations, beyond which an observation is an outlier
-_DOUBT = 1e3  # an outlier's noise is so many times as large
+_FAR = 7.0  # standard deviations beyond which an observation is an outlier
+_DOUBT = 1e3  # factor on the noise of an outlier
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """A parameter that is uniform between two ends, in its logarithm if `log`. Raises ValueError for an empty range."""
+    """A parameter with a uniform prior, in its logarithm if `log`. Raises ValueError for an empty range."""
 
     name: str
     low: float
@@ -47,7 +47,7 @@ class Prior:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The range that particles move in."""
+        """The range of a particle's column, a logarithm if `log`."""
         return (float(np.log(self.low)), float(np.log(self.high))) if self.log else (self.low, self.high)
 
 
@@ -61,26 +61,26 @@ class Part:
     name: str
     parameters: tuple[Prior, ...]  # of the mean
     mean: Callable[[_Floats, _Floats], _Floats]  # (parameters [N, p], inputs [.., n, d]) -> [N, n]
-    features: Callable[[_Floats, _Floats], _Floats]  # (inputs, mean [N, n]) -> [N or 1, n, width], what g depends on
+    features: Callable[[_Floats, _Floats], _Floats]  # (inputs, mean [N, n]) -> [N or 1, n, width], the inputs of g
     width: int
     amplitude: Prior  # standard deviation of g
     length: Prior  # one length scale for all features
-    noise: Prior  # standard deviation, before the evidence's own scale
+    noise: Prior  # standard deviation, times the `spread` of the evidence
     floor: float | None = None  # scale(x) is mean(x) + floor; None: it is 1
 
     @property
     def priors(self) -> tuple[Prior, ...]:
-        """All of a particle's columns, in order."""
+        """The columns of a particle, in order."""
         return (*self.parameters, self.amplitude, self.length, self.noise)
 
     def values(self, particles: _Floats) -> _Floats:
-        """Parameters as they are meant, from particles [N, columns] that may be logarithms."""
+        """Parameter values, from particles [N, columns], some of which are logarithms."""
         return np.where([p.log for p in self.priors], np.exp(particles), particles)
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What was observed of a part: `values` [n] at `inputs` [n, d], with noise of so many times the part's [n]."""
+    """Observations of a part: `values` [n] at `inputs` [n, d]; noise is the part's times `spread` [n]."""
 
     inputs: _Floats
     values: _Floats
@@ -90,7 +90,7 @@ class Evidence:
         return len(self.values)
 
     def without(self, outliers: NDArray[np.bool_]) -> Evidence:
-        """The same with as good as no weight on `outliers` [n]."""
+        """The same evidence with almost no weight on `outliers` [n]."""
         return Evidence(self.inputs, self.values, np.where(outliers, self.spread * _DOUBT, self.spread))
 
 
@@ -133,7 +133,7 @@ def _shape(values: _Floats) -> tuple[_Floats, _Floats, _Floats]:
 
 
 def _factor(part: Part, values: _Floats, evidence: Evidence) -> tuple[_At, _Floats]:
-    """The part at the evidence, and the Cholesky factor [N, n, n] of the covariance of what was observed."""
+    """The part at the evidence, and the Cholesky factor [N, n, n] of the covariance of the observations."""
     at = _at(part, values, evidence.inputs)
     amplitude, length, noise = _shape(values)
     scale = at.scale * amplitude[:, None]
@@ -170,10 +170,10 @@ def predict(part: Part, particles: _Floats, evidence: Evidence, inputs: _Floats)
 
 
 def trusted(part: Part, particles: _Floats, evidence: Evidence, before: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which observations are no outliers, [n], when those that were not `before` are the ones to begin with.
+    """Which observations are not outliers, [n]; the search starts from the answer `before`.
 
-    An outlier lies more than seven deviations from what all that are trusted predict of it, in the median over particles.
-    The worst goes first, for it makes its neighbours look bad; never more than half of them go.
+    An outlier is more than seven standard deviations from the prediction of all trusted observations, in the median over
+    particles. The worst is removed first, because it spoils the predictions for its neighbours. At most half are removed.
     """
     values = part.values(particles)
     noise = (_shape(values)[2][:, None] * evidence.spread) ** 2
@@ -184,7 +184,7 @@ def trusted(part: Part, particles: _Floats, evidence: Evidence, before: NDArray[
         precision = np.swapaxes(inverse, 1, 2) @ inverse
         own = np.diagonal(precision, axis1=1, axis2=2)
         residual = (precision @ (evidence.values - at.mean)[:, :, None])[:, :, 0] / own
-        # Of the others' prediction, with the noise that the observation itself would have.
+        # The variance of the prediction by the others, with the observation's own noise, not that of an outlier.
         variance = np.maximum(1 / own - np.where(found, 0.0, noise * (_DOUBT**2 - 1)), noise)
         far = np.median(residual**2 / variance, axis=0)
         found = found | (far < _FAR**2)
@@ -200,7 +200,7 @@ def trusted(part: Part, particles: _Floats, evidence: Evidence, before: NDArray[
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Draws of a part as functions: one per particle that it was made from."""
+    """Draws of a part as functions, one per particle."""
 
     part: Part
     values: _Floats  # [N, columns]
@@ -211,12 +211,12 @@ class Paths:
     pulled: _Floats  # [N, n]: covariance^-1 (observed - drawn)
 
     def __call__(self, inputs: _Floats) -> _Floats:
-        """The draws [N, m] at `inputs` [m, d] or [N, m, d], each draw at its own."""
+        """The draws [N, m] at `inputs` [m, d], or [N, m, d] with inputs per draw."""
         there = _at(self.part, self.values, inputs)
         return there.mean + there.scale * self._residual(there)
 
     def some(self, rows: slice) -> Paths:
-        """Some of the draws."""
+        """The draws of some rows."""
         seen = self.seen and _At(self.seen.mean[rows], self.seen.features[rows], self.seen.scale[rows])
         values, frequencies, phases = self.values[rows], self.frequencies[rows], self.phases[rows]
         return Paths(self.part, values, frequencies, phases, self.weights[rows], seen, self.pulled[rows])
@@ -237,7 +237,7 @@ class Paths:
 
 
 def draw_paths(part: Part, particles: _Floats, evidence: Evidence, rng: np.random.Generator, *, waves: int = 128) -> Paths:
-    """One function per row of `particles` [N, columns], given what was observed.
+    """One function per row of `particles` [N, columns], given the evidence.
 
     A Matérn-5/2 process has Student-t frequencies of 5 degrees of freedom.
     """

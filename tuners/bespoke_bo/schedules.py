@@ -1,7 +1,7 @@
-"""Schedules of synchronous training: who works, who serves, and how many samples every device gets (Bespoke BO, Section 2).
+"""Schedules of synchronous training: workers, servers, and the samples of every device (Dalibard et al., Section 2).
 
-The domain that the bespoke optimiser and the searches it is measured against have in common, and what an evaluation is:
-20 iterations of the running job under a schedule, of which the last 10 count, for the first few vary.
+The bespoke optimiser and the searches that it is compared with share this domain, and this evaluation: 20 iterations of the
+running job under a schedule. Only the last 10 count, because the first few vary.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ import numpy as np
 from tuners.actions import Action, Job, Reconfigure, Rejected, Run, Setting, Window
 from tuners.settings import Real, shared_out
 
-__all__ = ["Measured", "Schedule", "batch", "devices", "evenly", "is_free", "measure", "schedule", "setting"]
+__all__ = ["MeasuredSchedule", "Schedule", "batch", "devices", "evenly", "is_free", "measure", "schedule", "setting"]
 
 
 class Schedule(NamedTuple):
-    """One point of the domain. Who has samples is a worker, so that no two schedules stand for one setting."""
+    """One point of the domain. A node with samples is a worker, so that each setting has exactly one schedule."""
 
     servers: tuple[str, ...]  # in the job's order
     loads: tuple[tuple[int, ...], ...]  # samples per device, a row for every node of the job; all zero: not a worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What an evaluation has brought."""
+class MeasuredSchedule:
+    """The result of one evaluation."""
 
     setting: Setting
-    seconds: float  # of an iteration, mean of those that count
-    iteration_seconds: tuple[float, ...]  # each of them
-    machine_seconds: Mapping[str, float]  # per worker, of one mini-batch: its devices and bringing their gradients together
+    seconds: float  # of an iteration, mean over those that count
+    iteration_seconds: tuple[float, ...]  # of each iteration that counts
+    machine_seconds: Mapping[str, float]  # per worker, of one mini-batch: its devices and the sum of their gradients
     device_seconds: Mapping[str, tuple[float, ...]]  # per worker and device, 0 for one without samples
-    window: Window  # in which this was measured
+    window: Window  # of the iterations that count
 
 
 # ------------------------------------------------------------------------------------------------------------ the domain
 
 
 def is_free(job: Job) -> bool:
-    """Whether schedules are this job's to choose: synchronous, roles free, loads free and adding up to one batch."""
+    """Whether the schedule of this job is free: synchronous, with free roles, and free loads that sum to one batch."""
     return job.start.policy == "bsp" and job.space.frees("role") and batch(job) > 0
 
 
 def batch(job: Job) -> int:
-    """Samples that all workers together use in one iteration; 0 where that is not fixed."""
+    """Samples of all workers together in one iteration; 0 if that is not fixed."""
     return job.space.whole_batch
 
 
@@ -61,7 +61,7 @@ def devices(job: Job) -> tuple[tuple[int, int], ...]:
 
 
 def setting(job: Job, schedule: Schedule) -> Setting:
-    """The start setting under that schedule."""
+    """The start setting with that schedule."""
     rows = {node.name: row for node, row in zip(job.nodes, schedule.loads, strict=True) if any(row)}
     return replace(
         job.start,
@@ -74,7 +74,7 @@ def setting(job: Job, schedule: Schedule) -> Setting:
 
 
 def schedule(job: Job, setting: Setting) -> Schedule:
-    """The schedule of a setting that says its loads."""
+    """The schedule of a setting that has loads."""
     rows = dict(zip(setting.workers, setting.loads, strict=True))
     return Schedule(
         tuple(n.name for n in job.nodes if n.name in setting.servers),
@@ -83,9 +83,9 @@ def schedule(job: Job, setting: Setting) -> Schedule:
 
 
 def evenly(job: Job, chosen: Sequence[tuple[int, int]]) -> Schedule:
-    """The batch shared out evenly among the `chosen` devices; whoever works serves, too (Section 4).
+    """The batch shared out evenly among the `chosen` devices; every worker is also a server (Section 4).
 
-    Where there are more devices than samples, the last ones get none. Raises ValueError where no device is chosen.
+    If there are more devices than samples, the last ones get none. Raises ValueError if no device is chosen.
     """
     rows = [[0] * len(n.devices) for n in job.nodes]
     for (node, device), samples in zip(chosen, shared_out([1.0] * len(chosen), batch(job)), strict=True):
@@ -99,11 +99,11 @@ def evenly(job: Job, chosen: Sequence[tuple[int, int]]) -> Schedule:
 
 def measure(
     setting: Setting, current: Setting | None, *, iterations: int = 20, counted: int = 10
-) -> Generator[Action[Any], Any, Measured | Window | None]:
-    """Bring the job from its `current` setting to another and let it train for so many iterations, the last of which count.
+) -> Generator[Action[Any], Any, MeasuredSchedule | Window | None]:
+    """Change the job from its `current` setting to `setting` and train for `iterations`, of which the last `counted` count.
 
-    Answered with None where the setting is refused, and with the last window alone where something came between: the job
-    ended, or a node was lost and the runtime has changed the setting. Raises ValueError unless 0 < counted < iterations.
+    Returns None if the setting is refused, and only the last window if the evaluation was interrupted: the job ended, or a
+    node was lost and the runtime changed the setting. Raises ValueError unless 0 < counted < iterations.
     """
     if not 0 < counted < iterations:
         raise ValueError(f"Cannot count {counted} of {iterations} iterations: count some, and leave some out before them.")
@@ -118,10 +118,10 @@ def measure(
         return None
     if not _went_well(seen, setting, counted * workers):
         return seen
-    # Each iteration ends with the push of the slowest, and the next begins.
+    # An iteration ends, and the next begins, with the push of its slowest worker.
     ends = seen.pushes.seconds[workers - 1 :: workers]
     each = np.diff(np.concatenate([[seen.start_seconds], ends]))
-    return Measured(
+    return MeasuredSchedule(
         setting=setting,
         seconds=float(each.mean()),
         iteration_seconds=tuple(float(x) for x in each),
@@ -132,5 +132,5 @@ def measure(
 
 
 def _went_well(seen: Window, setting: Setting, clocks: int) -> bool:
-    """Whether a window brought all its clocks under the setting asked for; the last push of a job may be the target."""
+    """Whether a window has all its clocks under the requested setting; its last push may reach the target of the job."""
     return seen.clocks == clocks and (seen.setting or setting) == setting and seen.status in ("running", "target")

@@ -1,11 +1,11 @@
 """Sequential Monte Carlo over the parameters of one part of the bespoke model (Wood et al., "A new approach to probabilistic
 programming inference", 2014, to which Dalibard et al. point).
 
-Particles are weighted by the likelihood of what was observed; where their effective number falls below half, they are
-resampled and moved. One evaluation can say more than any particle of the prior expects, so the likelihood is brought in by
-steps, each as large as leaves half of the particles effective, and moves are Metropolis-Hastings in the spread of the
-particles. ``inference="importance"`` is what the framework's public code does: the prior's particles are weighted, never
-resampled and never moved, for which it takes 50,000 of them.
+Particles are weighted by the likelihood of the observations. When fewer than half of them are effective, they are resampled
+and moved by Metropolis-Hastings steps of the size of their spread. One evaluation can be more informative than any particle
+of the prior, so the likelihood is introduced in steps; each step is the largest that leaves half of the particles effective.
+``inference="importance"`` is the framework's public code: particles of the prior are weighted, never resampled, never moved,
+and it takes 50,000 of them.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ __all__ = ["Inference", "Posterior"]
 _Floats = NDArray[np.float64]
 Inference = Literal["smc", "importance"]
 
-_LEAST = 10  # effective particles, below which what they say is worth little
-_PASSES = 4  # of learning and leaving outliers out
+_LEAST = 10  # fewer effective particles than this raise a warning
+_PASSES = 4  # of inference and removal of outliers
 _BATCH = 512  # particles whose matrices are in memory at once
-_STEPS = 60  # of tempering, before the rest is taken at once
+_STEPS = 60  # of tempering; the last takes all that is left
 
 
 class Posterior:
-    """What is known about one part: weighted particles. Deterministic for one `rng`.
+    """The posterior of one part: weighted particles. Deterministic for one `rng`.
 
-    `effective` is the effective sample size after each observation, before resampling; `accepted` the share of moves that
-    were, for each round of them. A warning tells where fewer than ten particles count.
+    `effective` has the effective sample size after each call of `observe`, before resampling; `accepted` has the share of
+    accepted moves of each round. Fewer than ten effective particles raise a RuntimeWarning.
     """
 
     def __init__(
@@ -48,22 +48,22 @@ class Posterior:
         none = np.zeros(0)
         self.evidence = Evidence(np.zeros((0, 1)), none, none)
         self._likelihood = np.zeros(count)
-        self.trusted: NDArray[np.bool_] = np.zeros(0, bool)  # of the evidence, [n]: no outlier
+        self.trusted: NDArray[np.bool_] = np.zeros(0, bool)  # of the evidence, [n]: not an outlier
 
     @property
     def weights(self) -> _Floats:
-        """Of the particles, [N], sum 1."""
+        """The weights of the particles, [N], with sum 1."""
         return _normalised(self._logs)
 
     def observe(self, evidence: Evidence) -> None:
-        """Take `evidence` for all that is known: what was before, and more behind it. Outliers are left out."""
+        """Replace the evidence by `evidence`: the old observations, then new ones. Outliers are ignored."""
         if not len(evidence):
             return
-        # What is new is believed first: before it has been learnt from, it may well be a surprise.
+        # New observations are trusted first: before the particles have moved, a correct one can look like an outlier.
         known = np.concatenate([self.trusted, np.ones(len(evidence) - len(self.trusted), bool)])
         for _ in range(_PASSES):
             self.trusted = known
-            self._to(evidence.without(~known))
+            self._temper(evidence.without(~known))
             known = trusted(self.part, self.sample(64, np.random.default_rng(0)), evidence, known)
             if (known == self.trusted).all():
                 break
@@ -81,7 +81,7 @@ class Posterior:
         return found
 
     def draw(self, count: int, rng: np.random.Generator) -> Paths:
-        """So many functions."""
+        """`count` functions."""
         return draw_paths(self.part, self.sample(count, rng), self.evidence, rng)
 
     def predict(self, particles: _Floats, inputs: _Floats) -> tuple[_Floats, _Floats]:
@@ -89,15 +89,15 @@ class Posterior:
         return predict(self.part, particles, self.evidence, inputs)
 
     def values(self, name: str) -> _Floats:
-        """One parameter's values, a particle each, [N]; they weigh `weights`."""
+        """The values of one parameter, one per particle, [N]; their weights are `weights`."""
         column = [p.name for p in self.part.priors].index(name)
         found: _Floats = self.part.values(self.particles)[:, column]
         return found
 
-    # ---------------------------------------------------------------------------------------------------- how it is done
+    # --------------------------------------------------------------------------------------------------------- tempering
 
-    def _to(self, evidence: Evidence) -> None:
-        """From the evidence so far to `evidence`, bridging the two geometrically."""
+    def _temper(self, evidence: Evidence) -> None:
+        """Move from the current evidence to `evidence` through a geometric bridge."""
         before, old = self.evidence, self._likelihood
         new = self._log_likelihood(self.particles, evidence)
         reached, least = 0.0, np.inf
@@ -131,7 +131,7 @@ class Posterior:
     def _rejuvenate(
         self, before: Evidence, evidence: Evidence, old: _Floats, new: _Floats, reached: float
     ) -> tuple[_Floats, _Floats]:
-        """Resample, then move under the likelihood reached. Returns both likelihoods of the particles as they are then."""
+        """Resample, then move under the likelihood reached so far. Returns both log likelihoods of the new particles."""
         chosen = _systematic(self.weights, self.count, float(self.rng.uniform()))
         at, old, new = self.particles[chosen], old[chosen], new[chosen]
         spread = np.cov(self.particles, rowvar=False, aweights=self.weights) + 1e-12 * np.eye(at.shape[1])
@@ -165,11 +165,11 @@ def _normalised(logs: _Floats) -> _Floats:
 
 
 def _effective(weights: _Floats) -> float:
-    """1 / sum of squares: how many equal particles would say as much."""
+    """The effective sample size: 1 / sum of squared weights."""
     return float(1.0 / (weights**2).sum())
 
 
 def _systematic(weights: _Floats, count: int, offset: float) -> NDArray[np.intp]:
-    """Indices of `count` particles in proportion to their weights, at even steps through them."""
+    """Indices of `count` particles in proportion to their weights, by systematic resampling."""
     marks = (np.arange(count) + offset) / count
     return np.minimum(np.searchsorted(np.cumsum(weights), marks), len(weights) - 1)

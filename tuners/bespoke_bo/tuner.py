@@ -1,23 +1,23 @@
 """The bespoke optimiser: schedules of synchronous SGD by Bayesian optimisation with a structured model (Dalibard et al.,
 "Tuning the Scheduling of Distributed Stochastic Gradient Descent with Bayesian Optimization", 2017).
 
-Each evaluation is 20 iterations of the running job under a schedule; the mean of the last 10 is the objective, and the times
-of all devices and machines are what the model learns from (`tuners.bespoke_bo.model`, `tuners.bespoke_bo.smc`). The next
-schedule is the one of the largest expected improvement (`tuners.bespoke_bo.draws`, `tuners.bespoke_bo.numeric`). Where we
-differ or chose:
+Each evaluation is 20 iterations of the running job under a schedule. The mean of the last 10 is the objective; the model
+learns from the times of all devices and machines (`tuners.bespoke_bo.model`, `tuners.bespoke_bo.smc`). The next schedule is
+the one with the largest expected improvement (`tuners.bespoke_bo.draws`, `tuners.bespoke_bo.numeric`). Where we differ from
+the paper or had to choose:
 
-* The paper tunes before the training; here every evaluation is a piece of the training and costs what it costs. After
-  the last one the job stays with the best schedule that was measured, and when machines come or go a few more are tried.
-* The public framework has no schedule to begin with; here loads begin in proportion to cores, a GPU counting as 32, with
-  everybody worker and server, which the paper says tends to do well.
-* The model is fed medians over the iterations that count, so that one that was held up says nothing; what lies far from what
-  all else predicts is left out (`tuners.bespoke_bo.parts.trusted`).
-* Who has pulled early computes early, as far as that is inferred; ``communication="as_printed"`` lets all wait for the
+* The paper tunes before the training. Here every evaluation is part of the training, and its cost is charged. After the last
+  one the job stays with the best measured schedule; when machines join or leave, a few more schedules are tried.
+* The public framework has no initial schedule. Here the first one makes every machine worker and server, which by the paper
+  tends to do well, with loads in proportion to cores; a GPU counts as 32 cores.
+* The model gets medians over the counted iterations, so one delayed iteration has no effect. Observations far from the
+  prediction of all others are ignored (`tuners.bespoke_bo.parts.trusted`).
+* A worker that has pulled early computes early, to an inferred degree; ``communication="as_printed"`` makes all wait for the
   slowest connection (`tuners.bespoke_bo.communication`).
-* Repeated configurations vary little, says the paper, so that none is measured twice, nor one that is the same but for 3 %
-  of some loads.
-* ``inference="importance"`` and ``device_draws="as_published_code"`` are what the public code does: particles of the prior
-  that are never resampled, and a draw for each machine by itself where its own guard was to make them joint.
+* The paper says that repeated measurements vary little. So no setting is measured twice, nor one whose loads differ by at
+  most 3 % from a measured one.
+* ``inference="importance"`` and ``device_draws="as_published_code"`` are the public code's ways: particles of the prior that
+  are never resampled, and an independent draw for each machine, because its guard for joint draws never holds.
 * ``numeric="direct"`` and ``"cmaes"`` search all 30 dimensions at once.
 """
 
@@ -31,17 +31,18 @@ import numpy as np
 
 from tuners.actions import Action, Job, Reconfigure, Rejected, Run, Setting, Tuner, Window
 from tuners.bespoke_bo.draws import Draws
-from tuners.bespoke_bo.model import BOTH, SERVER, WORKER, Cluster, IterationModel, Observed
+from tuners.bespoke_bo.grouped_cluster import BOTH, SERVER, WORKER, GroupedCluster
+from tuners.bespoke_bo.model import IterationModel, Observed
 from tuners.bespoke_bo.numeric import Candidate, Numeric, candidates
-from tuners.bespoke_bo.schedules import Measured, Schedule, batch, is_free, measure, setting
+from tuners.bespoke_bo.schedules import MeasuredSchedule, Schedule, batch, is_free, measure, setting
 from tuners.bespoke_bo.smc import Inference
 from tuners.settings import shared_out
 
-__all__ = ["bespoke_bo", "observed", "proportional"]
+__all__ = ["bespoke_bo", "candidate_setting", "observed", "proportional"]
 
-_GPU_CORES = 32.0  # about a K520's peak over that of a hyperthread
-_ALIKE = 0.03
-_WATCH = 10  # iterations between two looks at the cluster
+_GPU_CORES = 32.0  # about the peak of a K520 over that of a hyperthread
+_ALIKE = 0.03  # relative difference of loads that counts as none
+_WATCH = 10  # iterations between two checks of the cluster
 
 
 def bespoke_bo(
@@ -58,22 +59,22 @@ def bespoke_bo(
     device_draws: Literal["joint", "as_published_code"] = "joint",
     numeric: Numeric = "decomposed",
 ) -> Tuner:
-    """Try `evaluations` schedules, and stay with the best; try `rechecks` more whenever machines come or go.
+    """Try `evaluations` schedules and stay with the best; try `rechecks` more whenever machines join or leave.
 
-    A job whose schedule is not free just runs.
+    A job whose schedule is not free runs as it is.
 
     Args:
-        job: what to tune.
+        job: the job to tune.
         evaluations: schedules to try; the paper needs ten.
         rechecks: schedules to try when the cluster has changed.
-        iterations: of the job under each, of which
-        counted: the last ones count.
-        draws: possible clusters over which the improvement is expected (the public code's examples take 100).
-        particles: of each part of the model.
-        inference: sequential Monte Carlo, or the public code's importance sampling, which wants 50,000 particles.
-        communication: whether who has the model early may compute early, or all wait for the slowest connection.
-        device_draws: whether machines that share a device type are drawn together.
-        numeric: how the schedule of the largest expected improvement is searched for.
+        iterations: iterations of the job per evaluation.
+        counted: the last iterations of an evaluation, which count.
+        draws: draws of the model for the expected improvement (the public code's examples use 100).
+        particles: particles of each part of the model.
+        inference: sequential Monte Carlo, or the public code's importance sampling, which needs 50,000 particles.
+        communication: whether workers that have the model early compute early, or all wait for the slowest connection.
+        device_draws: whether machines that share a device type are drawn jointly.
+        numeric: how to search for the schedule with the largest expected improvement.
     """
     if min(evaluations, draws, particles) < 1 or rechecks < 0:
         raise ValueError(
@@ -83,20 +84,22 @@ def bespoke_bo(
     if not is_free(job):
         return
     overlap = communication == "overlapping"
-    model = IterationModel(Cluster.of(job), job.seed, inference=inference, particles=particles, overlap=overlap)
-    at = _Progress(job, model, draws, device_draws == "joint", numeric)
+    model = IterationModel(GroupedCluster.of(job), job.seed, inference=inference, particles=particles, overlap=overlap)
+    progress = _Progress(job, model, draws, device_draws == "joint", numeric)
     count = evaluations
     while True:
         for _ in range(count):
-            at.take((yield from measure(at.proposal(), at.current, iterations=iterations, counted=counted)))
-        yield from _settle(at)
-        yield from _watch(at)
+            progress.take(
+                (yield from measure(progress.proposal(), progress.current, iterations=iterations, counted=counted))
+            )
+        yield from _settle(progress)
+        yield from _watch(progress)
         count = rechecks
 
 
 @dataclass
 class _Progress:
-    """What was tried, what came of it, and what the job runs under now."""
+    """What was tried and measured, and the current setting of the job."""
 
     job: Job
     model: IterationModel
@@ -104,18 +107,18 @@ class _Progress:
     joint: bool
     numeric: Numeric
     seen: list[Observed] = field(default_factory=list)
-    settings: list[Setting] = field(default_factory=list)  # of what was seen
-    refused: set[Setting] = field(default_factory=set)  # by the system, with the nodes that it has
+    settings: list[Setting] = field(default_factory=list)  # of each entry of `seen`
+    refused: set[Setting] = field(default_factory=set)  # by the system, since the nodes last changed
 
     def __post_init__(self) -> None:
         self.current = self.job.start
         self.available = frozenset(n.name for n in self.job.nodes)
         self.asked = self.current
 
-    # ------------------------------------------------------------------------------------------------------ what is known
+    # --------------------------------------------------------------------------------------------------------- evaluations
 
-    def take(self, answer: Measured | Window | None) -> None:
-        """Learn from an evaluation: what was measured, that something came between, or that the schedule was refused."""
+    def take(self, answer: MeasuredSchedule | Window | None) -> None:
+        """Record an evaluation: its measurement, a window if it was interrupted, or None if the schedule was refused."""
         if answer is None:
             self.refused.add(self.asked)
         elif isinstance(answer, Window):
@@ -127,7 +130,7 @@ class _Progress:
             self.look(answer.window)
 
     def look(self, window: Window) -> bool:
-        """Take note of who is there and what is in force; whether either has changed."""
+        """Update the available nodes and the current setting; returns whether either has changed."""
         now = frozenset(n.name for n in window.nodes or self.job.nodes)
         changed = now != self.available or (window.setting or self.current) != self.current
         if now != self.available:
@@ -137,7 +140,7 @@ class _Progress:
 
     @property
     def best(self) -> int | None:
-        """The fastest evaluation whose machines are all there, with the whole batch; None where there is none."""
+        """The fastest evaluation with the whole batch on machines that are all available; None if there is none."""
         whole = batch(self.job)
         there = [
             i
@@ -146,19 +149,19 @@ class _Progress:
         ]
         return min(there, key=lambda i: self.seen[i].seconds, default=None)
 
-    # ------------------------------------------------------------------------------------------------------- what is next
+    # ----------------------------------------------------------------------------------------------------------- proposals
 
     def proposal(self) -> Setting:
-        """The next setting to evaluate; the current one where nothing else is left to try."""
+        """The next setting to evaluate; the current one if no other is left to try."""
         self.asked = next((s for s in self._proposals() if not self._tried(s)), self.current)
         return self.asked
 
     def _tried(self, wanted: Setting) -> bool:
-        """Whether a setting was refused, or one that is as good as the same was measured."""
+        """Whether a setting was refused, or an equal or almost equal one was measured."""
         return wanted in self.refused or any(_alike(wanted, s) for s in self.settings)
 
     def _proposals(self) -> Generator[Setting, None, None]:
-        cluster = Cluster.of(self.job, sorted(self.available))
+        cluster = GroupedCluster.of(self.job, sorted(self.available))
         if not self.seen:
             first = proportional(self.job, cluster)
             yield from [] if first is None else [first]
@@ -168,36 +171,36 @@ class _Progress:
         best = np.inf if self.best is None else self.seen[self.best].seconds
         drawn = Draws(self.model, cluster, self.draws, seed, self.joint)
         for found in candidates(drawn, best, self.numeric, np.random.default_rng(seed)):
-            yield _setting(self.job, found)
+            yield candidate_setting(self.job, found)
 
 
-def _settle(at: _Progress) -> Generator[Action[Any], Any, None]:
-    """Bring the job to the best schedule that was measured."""
-    wanted = None if at.best is None else at.settings[at.best]
-    if wanted is None or wanted == at.current:
+def _settle(progress: _Progress) -> Generator[Action[Any], Any, None]:
+    """Change the job to the best measured schedule."""
+    wanted = None if progress.best is None else progress.settings[progress.best]
+    if wanted is None or wanted == progress.current:
         return
     try:
         cost = yield from Reconfigure(wanted)
     except Rejected:
-        at.refused.add(wanted)
+        progress.refused.add(wanted)
         return
     if cost.done:
-        at.current = wanted
+        progress.current = wanted
 
 
-def _watch(at: _Progress) -> Generator[Action[Any], Any, None]:
-    """Let the job run until machines have come or gone."""
+def _watch(progress: _Progress) -> Generator[Action[Any], Any, None]:
+    """Let the job run until machines join or leave."""
     while True:
-        seen = yield from Run(clocks=_WATCH * len(at.current.workers))
-        if at.look(seen):
+        seen = yield from Run(clocks=_WATCH * len(progress.current.workers))
+        if progress.look(seen):
             return
 
 
 # ------------------------------------------------------------------------------------------------------------ pure functions
 
 
-def proportional(job: Job, cluster: Cluster) -> Setting | None:
-    """Everybody worker and server as far as roles are free, loads in proportion to cores; None where that is no setting."""
+def proportional(job: Job, cluster: GroupedCluster) -> Setting | None:
+    """Every machine worker and server if its role is free, loads in proportion to cores; None if that is not allowed."""
     weights, serves = dict[tuple[int, int], float](), set[int]()
     for group in cluster.groups:
         for machine in group.members:
@@ -218,22 +221,22 @@ def proportional(job: Job, cluster: Cluster) -> Setting | None:
     return wanted
 
 
-def _setting(job: Job, found: Candidate) -> Setting:
+def candidate_setting(job: Job, found: Candidate) -> Setting:
     """The setting of a candidate."""
     rows = tuple(tuple(int(x) for x in row[: len(n.devices)]) for n, row in zip(job.nodes, found.loads, strict=True))
     return setting(job, Schedule(tuple(n.name for n, serves in zip(job.nodes, found.serves, strict=True) if serves), rows))
 
 
 def _alike(one: Setting, other: Setting) -> bool:
-    """Whether two schedules differ by nothing but 3 % of some loads, less than what their measurements vary by."""
+    """Whether two schedules differ only in loads, by at most 3 %: less than the noise of a measurement."""
     if (one.workers, one.servers) != (other.workers, other.servers):
         return False
     pairs = [pair for rows in zip(one.loads, other.loads, strict=True) for pair in zip(*rows, strict=True)]
     return all(abs(a - b) <= _ALIKE * max(a, b) for a, b in pairs)
 
 
-def observed(job: Job, measured: Measured) -> Observed:
-    """What the model learns from. Of devices only means are known; they count as far as their machine's median tells."""
+def observed(job: Job, measured: MeasuredSchedule) -> Observed:
+    """A measurement as the model takes it. Devices have only means: these are scaled by their machine's median over mean."""
     index = {n.name: i for i, n in enumerate(job.nodes)}
     workers, count = measured.setting.workers, len(measured.iteration_seconds)
     shape = len(index), max(len(n.devices) for n in job.nodes)

@@ -1,27 +1,26 @@
-"""MLtuner: tune the training tunables of a job by branching it, at its start and whenever it gets stuck (Cui, Ganger &
-Gibbons, "MLtuner: System Support for Automatic Machine Learning Tuning", 2018), with its public code where the two part
-ways.
+"""MLtuner: tune the training tunables of a job in branches, at its start and whenever it stops improving (Cui, Ganger &
+Gibbons, "MLtuner: System Support for Automatic Machine Learning Tuning", 2018). Options cover the points where the paper and
+its public code differ.
 
-Settings are tried in branches of the running job, each for a short while, and the one whose training loss falls fastest
-goes on (`tuners.mltuner.trials`, `tuners.mltuner.summarizer`). After every epoch the model is validated; where it has not
-become better for some epochs the tunables are tuned again (Section 4.4). It sees training losses while it searches and
-validation quality between searches. Where we differ or had to choose:
+Settings are tried in branches of the running job, each for a short time, and the branch whose training loss falls fastest
+goes on (`tuners.mltuner.trials`, which has Algorithm 1, and `tuners.mltuner.summarizer`). After every epoch the model is
+validated; if it has not improved for some epochs, the tunables are tuned again (Section 4.4). The tuner uses training losses
+during a search and validation quality between searches. Where we differ or had to choose:
 
-* The best model so far is kept as a branch (``snapshot="best"``), and a search starts from it. The paper starts from the
-  model as it is, and frees it (``snapshot="none"``): where training loss and accuracy part, or training diverges, there is
-  no way back.
-* A re-tuning begins one epoch before the rule of convergence would hold, and the epoch after it decides: with
-  ``plateau_epochs=5``, the paper's rule for its larger jobs (20 for Cifar10), after 4. An epoch that is as good as the best
-  is not better.
-* A trial lasts one epoch at most, in the first search, too, as in the public code; the paper has no such bound there
-  (``bound="retune"``), and doubles its way to trials of many epochs where an epoch is short. A re-tuning has no more trials
-  than the search before; the first search has 40 and half of the budget, which is our choice.
-* A job whose target is a loss is tuned once and trained to it, with no re-tuning (Section 5.1); ``retune`` decides
-  otherwise. The same serves adaptive optimizers: ``tuned="rate"`` with ``retune=False`` tunes their initial rate alone
-  (Section 5.3).
-* ``initial=False`` begins with the job's own setting and leaves all to re-tuning (Section 5.5), ``copies=2`` doubles the
-  tunables (Section 5.6).
-* Once nothing is found, or the rule of convergence holds, the tuner has finished: the job goes on with the best model.
+* The best model so far is kept as a branch (``snapshot="best"``), and every search starts from it. The paper starts from the
+  current model and frees it (``snapshot="none"``); then there is no way back if training diverges, or if the accuracy falls
+  although the training loss does, too.
+* Re-tuning begins one epoch before the rule of convergence would hold, and the epoch after it decides. With
+  ``plateau_epochs=5``, the paper's rule for its larger jobs (20 for Cifar10), that is after 4. An epoch as good as the best
+  is not an improvement.
+* A trial lasts at most one epoch, also in the first search, as in the public code. The paper has no such bound there
+  (``bound="retune"``): if an epoch is short, its trials double to many epochs. A re-tuning has no more trials than the
+  search before; the first search has at most 40 trials and half of the budget, which is our choice.
+* A job whose target is a loss is tuned once and trained to it, without re-tuning (Section 5.1), unless ``retune`` says
+  otherwise. For adaptive optimizers ``tuned="rate"`` with ``retune=False`` tunes only the initial rate (Section 5.3).
+* ``initial=False`` begins with the job's own setting and only re-tunes (Section 5.5); ``copies=2`` doubles the tunables
+  (Section 5.6).
+* When a search finds nothing, or the rule of convergence holds, the tuner ends: the job goes on with the best model.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ from tuners.search.tunables import Convention, Which, tunables
 __all__ = ["MakeSearcher", "mltuner"]
 
 MakeSearcher: TypeAlias = Callable[[Space, Sequence[int]], Searcher]
-"""From a space and a seed to a searcher of one's own."""
+"""Makes a searcher from a space and a seed."""
 
-_SHARE = 0.5  # of the budget, after which the first search begins no further trial
+_SHARE = 0.5  # share of the budget after which the first search begins no further trial
 
 
 def mltuner(
@@ -68,9 +67,9 @@ def mltuner(
     decision_seconds: float = 0.0,
     trial_time: Literal["decided", "branch"] = "decided",
 ) -> Tuner:
-    """Tune at the start, train by the epoch, and tune again on a plateau, until that helps no more.
+    """Tune at the start, train by epochs, and tune again on a plateau, until that no longer helps.
 
-    A job without a tunable to tune, or without losses, just runs. Raises ValueError for options that make no tuner.
+    A job without free tunables, or without losses, runs as it is. Raises ValueError for options that are out of range.
     """
     if plateau_epochs < 2 or min(most_trials, copies, least_clocks) < 1 or min(start_clocks, decision_seconds) < 0:
         raise ValueError(
@@ -83,47 +82,49 @@ def mltuner(
     what = tunables(job, tuned, copies=copies, convention=momentum)
     if not what.space.knobs or job.target.counts:
         return
-    at = _Training(job, TrainedBranch(0, job.start), most_trials, snapshot == "best")
+    training = _Training(job, TrainedBranch(0, job.start), most_trials, snapshot == "best")
     retunes = job.target.metric == "accuracy" if retune is None else retune
 
     def tune(*, first: bool = False) -> Generator[Action[Any], Any, bool]:
-        """Find a setting for the model as it is, and let the winner go on; False where there is none."""
+        """One search from the current model; the winner goes on. False if there is none."""
         rules = Rules(
-            most=at.trials,
+            most=training.trials,
             epochs=math.inf if first and bound == "retune" else 1,
             until_seconds=_SHARE * job.budget_seconds if first else math.inf,
             least_clocks=least_clocks,
             start_clocks=start_clocks,
             decision_seconds=decision_seconds,
-            longest=trial_time == "branch",
+            own_time=trial_time == "branch",
         )
-        at.searches += 1
+        training.searches += 1
         with suppress(_SearcherError):
-            found = yield from find(job, at.line, what, _made(make, what.space, job.seed, at.searches), summariser, rules)
-            at.trials = found.tried if found.line is not None else at.trials
-            return (yield from at.go_on(found.line))
+            found = yield from find(
+                job, training.trained, what, _made(make, what.space, job.seed, training.searches), summariser, rules
+            )
+            training.trials = found.tried if found.winner is not None else training.trials
+            return (yield from training.switch_to(found.winner))
         return False
 
     # Initial tuning, Section 3.3.
-    yield from at.begin()
+    yield from training.begin()
     if initial:
         yield from tune(first=True)
 
     # Training and re-tuning, Section 4.4.
     while True:
-        lost = not (yield from at.epoch())
-        converged = retunes and plateaued(at.qualities, plateau_epochs)
-        if converged or (lost and at.good is None):
+        lost = not (yield from training.epoch())
+        converged = retunes and plateaued(training.qualities, plateau_epochs)
+        if converged or (lost and training.good is None):
             break
-        if lost or (retunes and plateaued(at.qualities, plateau_epochs - 1)):
-            yield from at.go_back()
+        if lost or (retunes and plateaued(training.qualities, plateau_epochs - 1)):
+            yield from training.restore_best()
             if not (yield from tune()):
                 break
-    yield from at.finish()
+    yield from training.finish()
 
 
 class _SearcherError(Exception):
-    """A searcher that cannot even be made."""
+    """A searcher cannot be made."""
 
 
 def _named(kind: SearcherKind) -> MakeSearcher:
@@ -144,67 +145,70 @@ def _made(make: MakeSearcher, space: Space, *seed: int) -> Searcher:
 
 
 class _Good(NamedTuple):
-    """A model worth keeping."""
+    """The best model so far."""
 
-    line: TrainedBranch  # a branch of its own, or, until that trains on, the one that is trained
+    trained: TrainedBranch  # the current branch until that trains on, then a copy of it
     quality: float
 
 
 @dataclass(slots=True)
 class _Training:
-    """The job: the line that is being trained, and the best model so far."""
+    """The state of the job: the branch that is trained, and the best model so far."""
 
     job: Job
-    line: TrainedBranch
-    trials: int  # that the next search may make
-    keeps: bool
+    trained: TrainedBranch
+    trials: int  # limit of the next search
+    keeps_best: bool
     good: _Good | None = None
     searches: int = 0
     qualities: list[float] = field(default_factory=list)  # after each epoch
 
     def begin(self) -> Generator[Action[Any], Any, None]:
-        if self.keeps:
-            self.good = _Good(self.line, (yield from validate(self.job, self.line.branch)))
+        """Keep the initial model as the best so far, if a snapshot is wanted."""
+        if self.keeps_best:
+            self.good = _Good(self.trained, (yield from validate(self.job, self.trained.branch)))
 
     @property
     def at_best(self) -> bool:
-        """Whether the branch that is trained is the best model itself."""
-        return self.good is not None and self.good.line.branch == self.line.branch
+        """Whether the current branch is the best model itself."""
+        return self.good is not None and self.good.trained.branch == self.trained.branch
 
     def epoch(self) -> Generator[Action[Any], Any, bool]:
-        """Train for one epoch; False where the line is lost by that."""
+        """Train for one epoch; False if the branch is lost by that: it diverged, or the system refuses to run it."""
+        # Training changes the branch in place, so the best model is copied first.
         if self.good is not None and self.at_best:
-            copy = yield from fork(self.line.branch)
-            self.good = None if copy is None else self.good._replace(line=self.line._replace(branch=copy))
-        done = yield from train_epoch(self.job, self.line)
-        self.line = done.trained
+            copy = yield from fork(self.trained.branch)
+            self.good = None if copy is None else self.good._replace(trained=self.trained._replace(branch=copy))
+        done = yield from train_epoch(self.job, self.trained)
+        self.trained = done.trained
         self.qualities.append(done.quality)
-        if self.keeps and not done.lost and (self.good is None or done.quality > self.good.quality):
+        if self.keeps_best and not done.lost and (self.good is None or done.quality > self.good.quality):
             if self.good is not None:
-                yield from drop(self.good.line.branch)
-            self.good = _Good(self.line, done.quality)
+                yield from drop(self.good.trained.branch)
+            self.good = _Good(self.trained, done.quality)
         return not done.lost
 
-    def go_back(self) -> Generator[Action[Any], Any, None]:
-        """To the best model so far, where it was kept."""
+    def restore_best(self) -> Generator[Action[Any], Any, None]:
+        """Go on from the best model so far, if it was kept."""
         if self.good is not None and not self.at_best:
-            yield from drop(self.line.branch)
-            self.line = self.good.line
+            yield from drop(self.trained.branch)
+            self.trained = self.good.trained
 
-    def go_on(self, winner: TrainedBranch | None) -> Generator[Action[Any], Any, bool]:
-        """With the winner of a search, if there is one."""
+    def switch_to(self, winner: TrainedBranch | None) -> Generator[Action[Any], Any, bool]:
+        """Go on with the winner of a search; False if there is none."""
         if winner is None:
             return False
+        # The best model stays: the next search, or the end of the tuner, may need it.
         if not self.at_best:
-            yield from drop(self.line.branch)
-        self.line = winner
+            yield from drop(self.trained.branch)
+        self.trained = winner
         return True
 
     def finish(self) -> Generator[Action[Any], Any, None]:
-        """Leave the better one of the two models, for the job to go on with."""
+        """Keep the better of the best and the current model, and free the other."""
         if self.good is None or self.at_best:
             return
         if self.qualities and self.good.quality > self.qualities[-1]:
-            yield from self.go_back()
+            yield from self.restore_best()
         else:
-            yield from drop(self.good.line.branch)
+            yield from drop(self.good.trained.branch)

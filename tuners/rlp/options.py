@@ -1,4 +1,4 @@
-"""How RLP's policy learns, by options; the defaults are the paper's (Zhu et al. 2020, Sections 3.3 and 4)."""
+"""The options of RLP's training; the defaults are the paper's (Zhu et al. 2020, Sections 3.3 and 4)."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ OPTIMIZERS = {"sgd": optax.sgd, "adam": optax.adam}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to learn; the defaults are the paper's. Raises ValueError for what makes no sense."""
+    """How to learn; the defaults are the paper's. Raises ValueError for a value out of range."""
 
     gamma: float = 0.8  # discount per push
-    epsilon: float = 0.1  # of all actions are drawn at random
+    epsilon: float = 0.1  # share of actions that are drawn at random
     rate: float = 0.01
-    anneal: int = 0  # pushes over which the rate falls to nothing; 0: it stays
+    anneal: int = 0  # pushes over which the rate falls to 0; 0: it stays
     replay: int = 50  # N: pushes in the pool
     batch: int = 32  # transitions per step of learning
     steps: int = 1  # pushes that a transition spans
     copy: int = 5  # c: pushes between two copies of the network into the target network
-    optimizer: str = "adam"  # or sgd; the print does not say
-    double: bool = False  # the network that learns chooses the next action, the target network values it
-    returns: str = "undiscounted"  # to regress on in pre-training; or discounted, which is what gamma then goes on with
-    unit_seconds: float = 1.0  # rewards are counted in
-    as_printed: bool = False
+    optimizer: str = "adam"  # or sgd; the paper does not say
+    double: bool = False  # double Q-learning: the network that learns chooses the next action, the target network values it
+    returns: str = "undiscounted"  # goals of pre-training; or discounted, by `gamma`
+    unit_seconds: float = 1.0  # unit in which rewards are counted
+    as_printed: bool = False  # Algorithm 2 to the letter, and features that are not scaled; see `tuners.rlp.dqn`
 
     def __post_init__(self) -> None:
         rules = {

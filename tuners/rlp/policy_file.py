@@ -1,8 +1,8 @@
-"""The file that a trained RLP policy is kept in: arrays and a table of plain facts as npz, with a digest; never pickled.
+"""The file of a trained RLP policy: arrays and a table of plain facts as npz, with a digest; never pickled.
 
-It holds `schema` and `version`, how the policy came to be (`about`: the command, the seed and what else is known), the
-network's layers and the scaling of its features; equal policies are equal bytes. `digest` is the SHA-256 of all the rest,
-so that a file that was damaged or edited is refused.
+It holds `schema` and `version`, how the policy was trained (`about`: the command, the seed and further facts), the layers of
+the network and the scaling of its features. Equal policies give equal bytes. `digest` is the SHA-256 of all the rest, so a
+damaged or edited file is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tuners.rlp.tuner import SIZES, Network, Scaling, Trained, untrained
+from tuners.rlp.network import SIZES, Network, Scaling, Trained, untrained
 
 __all__ = ["VERSION", "dumps", "load", "loads", "pack", "shipped", "unpack"]
 
@@ -29,14 +29,14 @@ _WAY_OUT = "train one with `harness train rlp`"
 
 
 def dumps(trained: Trained) -> bytes:
-    """The file. Raises ValueError for a network that is not finite: its training diverged."""
+    """The bytes of the file. Raises ValueError for a network that is not finite: its training diverged."""
     arrays = _arrays(trained.network, trained.scaling)
     _check_finite(arrays, "Cannot keep this policy")
     return pack(_SCHEMA, VERSION, trained.about, arrays)
 
 
 def loads(data: bytes, name: str) -> Trained:
-    """The policy in such a file, which errors call `name`. Raises ValueError, saying why, for what is none."""
+    """The policy in the bytes of a file, which errors call `name`. Raises ValueError, with the reason, for other bytes."""
     refusal = f"Cannot load a policy from {name}"
     about, arrays = unpack(data, _SCHEMA, VERSION, refusal, _WAY_OUT)
     expected = {key: np.shape(a) for key, a in _arrays(untrained(0), Scaling()).items()}
@@ -52,9 +52,9 @@ def loads(data: bytes, name: str) -> Trained:
 
 
 def load(path: str) -> Trained:
-    """The policy in the file at `path`. Raises ValueError where there is none, or none that can be used."""
+    """The policy in the file at `path`. Raises ValueError if there is none, or none that can be used."""
     try:
-        with open(path, "rb") as file:  # noqa: PTH123  # a tuner knows no paths
+        with open(path, "rb") as file:  # noqa: PTH123  # tuners must not import pathlib
             return loads(file.read(), path)
     except OSError as error:
         raise ValueError(f"Cannot load a policy from {path}: {error.strerror}; {_WAY_OUT}.") from error
@@ -62,7 +62,7 @@ def load(path: str) -> Trained:
 
 @cache
 def shipped() -> Trained:
-    """The policy that comes with this package; how it was trained stands in its `about`."""
+    """The policy that ships with this package; its `about` says how it was trained."""
     return loads(files("tuners.rlp").joinpath("policy.npz").read_bytes(), "tuners/rlp/policy.npz")
 
 
@@ -81,7 +81,7 @@ def pack(schema: str, version: int, about: Mapping[str, Any], arrays: Mapping[st
 def unpack(
     data: bytes, schema: str, version: int, refusal: str, way_out: str
 ) -> tuple[Mapping[str, Any], dict[str, NDArray[Any]]]:
-    """The facts and arrays that `pack` packed. Raises ValueError, beginning with `refusal`, for anything else."""
+    """The facts and arrays that `pack` packed. Raises ValueError, beginning with `refusal`, for any other bytes."""
     try:
         with np.load(BytesIO(data), allow_pickle=False) as kept:
             whole = {name: kept[name] for name in kept.files}

@@ -19,9 +19,9 @@ from simulators.cluster.conditions import Stragglers
 from simulators.engine import loop
 from tests.tuners.rlp.test_rlp import RAW, plain_states, push
 from tuners import policies
-from tuners.rlp import dqn, policy_file, tuner
+from tuners.rlp import dqn, policy_file
+from tuners.rlp.network import Scaling, network_input, with_push
 from tuners.rlp.options import Options
-from tuners.rlp.tuner import Scaling
 
 LEARNING = Options(replay=20, batch=8, rate=0.001, unit_seconds=10.0)
 PLAN = TrainingPlan(
@@ -57,7 +57,7 @@ class _Enough:
 
 def test_the_state_is_the_papers_on_the_pushes_of_a_real_run() -> None:
     instance = PLAN.instance(0)
-    run = instance.begin(dqn.recording(policies.asp(), LEARNING, 40))
+    run = instance.begin(dqn.recording_policy(policies.asp(), LEARNING, 40))
     args = (run.program, instance.context.data, run.inputs, run.state)
     state, table, used = loop.advance(*args, np.int32(40), np.float64(np.inf), rows=40)
     rows = np.asarray(state.clock.policy.record.rows)[: int(used)].astype(float)
@@ -69,8 +69,8 @@ def test_the_state_is_the_papers_on_the_pushes_of_a_real_run() -> None:
     for scaling in (Scaling(), RAW, Scaling(offset=np.array([100, 1, 0, 2], np.float32))):
         history = jnp.zeros((10, 4), jnp.float32)
         for row, expected in zip(rows, plain_states(rows[:, :4].tolist(), scaling), strict=True):
-            history = tuner.remembered(history, push(0, [True], staleness=row[3], before=row[1], after=row[1] + row[2]))
-            np.testing.assert_allclose(tuner.encoded(scaling, history), expected, rtol=1e-4, atol=1e-4)
+            history = with_push(history, push(0, [True], staleness=row[3], before=row[1], after=row[1] + row[2]))
+            np.testing.assert_allclose(network_input(scaling, history), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_stragglers_sleep_as_the_plan_says_for_the_depth_of_their_instance() -> None:

@@ -18,8 +18,8 @@ from tuners.toys import toys
 
 @pytest.fixture
 def deciding(monkeypatch):
-    """Searches whose trial time is being decided just now (Algorithm 1)."""
-    now, decide = [], trials._decide_time
+    """Searches whose trial time is being decided at the moment (Algorithm 1)."""
+    now, decide = [], trials.decide_trial_time
 
     def watched(at):
         now.append(at)
@@ -28,12 +28,12 @@ def deciding(monkeypatch):
         finally:
             now.remove(at)
 
-    monkeypatch.setattr(trials, "_decide_time", watched)
+    monkeypatch.setattr(trials, "decide_trial_time", watched)
     return now
 
 
 def at_once(tuner, simulated, deciding):
-    """Of each exchange: how many branches there are after it, and the trials so far if the trial time is being decided."""
+    """Per exchange: the number of branches after it, and of trials so far if the trial time is being decided."""
     alive, counts = {0}, []
     for exchange in drive(tuner, simulated):
         if isinstance(exchange.action, Fork) and not isinstance(exchange.answer, Rejected):
@@ -45,7 +45,7 @@ def at_once(tuner, simulated, deciding):
 
 
 def three_at_most(counts):
-    """How many branches there were outside of Algorithm 1, which is held to its own bound."""
+    """The numbers of branches outside of Algorithm 1, which has its own bound."""
     assert all(n <= 1 + tried for n, tried in counts if tried)
     kept = [n for n, tried in counts if tried is None]
     assert max(kept, default=0) <= 3
@@ -56,9 +56,9 @@ def three_at_most(counts):
 @pytest.mark.parametrize("snapshot", ["best", "none"])
 @pytest.mark.parametrize("retune", [True, False], ids=["re-tuned", "tuned once"])
 def test_three_branches_at_most_but_while_the_trial_time_is_decided(deciding, retune, snapshot, toy):
-    """The parent, the best and the trial (Section 4.6). The model that is kept is the parent of every search, and beside it
-    there is only the branch that is trained: it never makes a fourth. While the time is decided every trial so far has a
-    branch, by Algorithm 1."""
+    """The parent, the best and the trial (Section 4.6). The best model is the parent of every search, and between searches
+    the only other branch is the current one, so there is never a fourth. While the time is being decided, every trial so far
+    has a branch, by Algorithm 1."""
     for seed in range(3):
         system = toys()[toy](seed)
         system.job = replace(system.job, target=Target("loss", 1e-6), budget_seconds=60.0)

@@ -1,8 +1,8 @@
 """Published figures of Cruise and TensorFlowOnline: the calibrated scenarios reproduce them within what is promised.
 
-Everything is simulated from the scenario files. The number of constants fitted to a table stands beside its values in
-`published_grid`, or in the file that holds the constant. Left out are what the papers contradict themselves about: (14, 2)
-as the best of 16 machines, NMF's drops of Fig. 6 against Tables Ia and III, percentages of Table V's text.
+Everything is simulated from the scenario files. The number of constants fitted to a table is given beside its values in
+`reports.papers.grid`, or in the file of the constant. Left out are figures on which a paper contradicts itself: (14, 2) as
+the best of 16 machines, NMF's drops of Fig. 6 against Tables Ia and III, the percentages in the text on Table V.
 """
 
 from __future__ import annotations

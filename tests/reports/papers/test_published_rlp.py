@@ -1,6 +1,6 @@
 """RLP's Table 1 (Zhu et al. 2020): its counts of steps follow from its step times, all but one; its idle shares do not.
 
-Each row ends when its slowest worker, W7, has done as many steps as printed; ASP, where nobody waits for W7, after 466 s.
+Each row ends when its slowest worker, W7, has done as many steps as printed; ASP, where no worker waits for W7, after 466 s.
 """
 
 from functools import cache
@@ -28,7 +28,7 @@ ASP_SECONDS = 466.0  # 21 steps of W7
 
 @cache
 def table_1(policy: str, seconds: float):
-    """Steps of each worker in so many seconds, and the share of time that the policy held them back."""
+    """Steps of each worker in `seconds`, and the share of time in which the policy held workers back."""
     made = {"bsp": policies.bsp(), "asp": policies.asp(), "ssp": policies.ssp_as_printed(8)}[policy]
     nodes = [(f"w{i}", worker(1.0 / s)) for i, s in enumerate(STEP_SECONDS, 1)] + [("server", worker(1.0))]
     start = Setting(workers=tuple(n for n, _ in nodes[:-1]), servers=("server",), batch_size=1, policy="asp")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from harness import scenario
-from reports.papers.bespoke_bo import ASSUMPTIONS, NETS, Case, uniform
+from reports.papers.bespoke_bo import ASSUMPTIONS, NETS, Experiment, uniform
 from reports.papers.bespoke_optimum import balanced, iteration_seconds, optimum, placements, schedule
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
@@ -19,7 +19,7 @@ from tuners.actions import Run, Setting, Target
 from tuners.bespoke_bo import schedules
 from tuners.cruise.placement import MachineKind, Placement, Problem, pull_seconds
 
-CASE = Case("c", "speechnet", 16)
+CASE = Experiment("c", "speechnet", 16)
 SPEECHNET = workload("bespoke-speechnet").demand
 
 
@@ -162,16 +162,17 @@ def test_a_job_ends_with_the_push_that_brings_its_samples():
 
 @pytest.mark.parametrize("loads", [(6, 2), (4, 4)])
 def test_in_a_mean_every_sample_counts_the_same(loads):
-    # The loss is p x, so that a gradient is a mean of x, whose values are 1 and 5.
+    # The loss is p x, from p = 1 on: a worker's loss and its gradient are both the mean of its x, whose values are 1 and 5.
     rows = np.repeat([1.0, 5.0], 20).astype(np.float32)
-    proxy = Proxy(lambda key: np.zeros(1, np.float32), lambda p, x: p[0] * x[0], lambda p, x: x[0] * 0, (rows,), (rows,))
+    proxy = Proxy(lambda key: np.ones(1, np.float32), lambda p, x: p[0] * x[0], lambda p, x: x[0] * 0, (rows,), (rows,))
     job = Workload(
         name="line", demand=Demand(model_bytes=1.0, sample_seconds=1.0), proxy=proxy, aggregation="mean", samples=40
     )
     cluster = Cluster(tuple((n, machine(10.0)) for n in "abc"))
     setting = Setting(workers=("a", "b"), servers=("c",), loads=tuple((n,) for n in loads), policy="bsp", learning_rate=1.0)
     made = small_jobs.system(cluster, job, setting, Conditions(jitter=0.0, stagger=False))
-    first, other = (np.asarray(made._ground.data.train[0])[half] for half in (slice(20), slice(20, 40)))
-    made.perform(Run(clocks=2))
-    parts = [first[: loads[0]].sum(), other[: loads[1]].sum()]
-    assert float(small_jobs.branch(made).learned.parameters[0]) == pytest.approx(-sum(parts) / sum(loads), rel=1e-6)
+    pushes = made.perform(Run(clocks=2)).pushes
+    means = dict(zip(pushes.worker.tolist(), pushes.loss.tolist(), strict=True))
+    assert means[0] != means[1]
+    mean = sum(n * means[worker] for worker, n in enumerate(loads)) / sum(loads)
+    assert float(small_jobs.branch(made).learned.parameters[0]) == pytest.approx(1 - mean, rel=1e-6)

@@ -12,7 +12,7 @@ from tests.support.bespoke_truth import Truth, TruthSystem, play
 from tests.support.toy import job as toy_job
 from tuners.actions import Reconfigure, Rejected, Run
 from tuners.bespoke_bo import bespoke_bo
-from tuners.bespoke_bo.model import Cluster
+from tuners.bespoke_bo.grouped_cluster import GroupedCluster
 from tuners.bespoke_bo.schedules import measure
 from tuners.bespoke_bo.tuner import observed, proportional
 from tuners.testing import check_tuner
@@ -35,7 +35,7 @@ def test_it_begins_in_proportion_to_cores_and_runs_twenty_iterations():
     tuner = bespoke_bo(SMALL.job, **QUICK)
     first = next(tuner)
     assert isinstance(first, Reconfigure)
-    assert first.setting == proportional(SMALL.job, Cluster.of(SMALL.job))
+    assert first.setting == proportional(SMALL.job, GroupedCluster.of(SMALL.job))
     assert first.setting.workers == first.setting.servers == tuple(n.name for n in SMALL.job.nodes)
     loads = dict(zip(first.setting.workers, first.setting.loads, strict=True))
     assert loads["c4.8xlarge-0"][0] == pytest.approx(4096 * 36 / (36 + 36 + 8 + 8 + 32), abs=1)

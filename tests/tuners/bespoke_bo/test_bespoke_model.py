@@ -11,13 +11,14 @@ import pytest
 from scipy.stats import binom, norm
 
 from harness import scenario
-from reports.papers.bespoke_optimum import _iteration, _usage
+from reports.papers.bespoke_optimum import event_by_event
 from simulators.engine.inputs import compute_times
 from simulators.workloads.catalogue import workload
 from tests.support.bespoke_truth import HYPERTHREAD, SPEEDS, Truth
 from tuners.bespoke_bo.communication import communication
 from tuners.bespoke_bo.draws import Draws, Iterations, expected_improvement, load_grid
-from tuners.bespoke_bo.model import Cluster, IterationModel, device_rate
+from tuners.bespoke_bo.grouped_cluster import GroupedCluster
+from tuners.bespoke_bo.model import IterationModel, device_rate
 from tuners.bespoke_bo.parts import Evidence, Prior, draw_paths, log_likelihood, predict, trusted
 from tuners.bespoke_bo.schedules import schedule
 from tuners.bespoke_bo.smc import Posterior
@@ -98,7 +99,7 @@ def test_a_prior_without_a_range_is_refused():
 
 
 def test_sequential_monte_carlo_and_importance_sampling_agree():
-    """Both are right where particles of the prior are plenty: expectations agree within their own errors."""
+    """Both are right if there are many particles of the prior: expectations agree within their own errors."""
     seen, part = evidence([4.1, 4.4], LOADS[[1, 3]]), PART
     smc = Posterior(part, np.random.default_rng(0), 512, moves=8)
     plain = Posterior(part, np.random.default_rng(1), 20_000, "importance")
@@ -107,7 +108,7 @@ def test_sequential_monte_carlo_and_importance_sampling_agree():
     for name in ("rate", "saturation"):
         (a, b), (one, other) = (smc.weights, plain.weights), (np.log(smc.values(name)), np.log(plain.values(name)))
         means, spread = (a @ one, b @ other), np.sqrt(a @ one**2 - (a @ one) ** 2)
-        # Neighbours among moved particles are alike, so that 512 count as some 100.
+        # Moved particles are correlated, so 512 count as about 100.
         error = spread * np.sqrt(1 / 100 + 1 / plain.effective[0])
         assert abs(means[0] - means[1]) < 4 * error
 
@@ -156,8 +157,7 @@ def test_intervals_cover_what_they_say():
 
 def test_an_outlier_is_left_out_and_its_neighbours_are_not():
     held_up = np.log(90.0) - np.log1p(4.0 / LOADS[:, 0]) - np.log(10) * np.array([0, 0, 1, 0, 0])  # ten times as slow
-    everybody = np.ones(5, bool)
-    found = trusted(PART, particle(amplitude=0.05), evidence(held_up), everybody)
+    found = trusted(PART, particle(amplitude=0.05), evidence(held_up), np.ones(5, bool))
     np.testing.assert_array_equal(found, [True, True, False, True, True])
     np.testing.assert_array_equal(trusted(PART, particle(amplitude=0.05), evidence(held_up), found), found)
 
@@ -184,7 +184,7 @@ def test_an_outlier_teaches_nothing():
 @pytest.mark.parametrize(("workers", "servers"), [(3, 1), (1, 3), (2, 2)])
 def test_communication_of_disjoint_roles_is_what_cruise_predicts(workers, servers):
     """Each way max(P, w P / s) / speed (Cruise, Eq. 4, with equal shares)."""
-    cluster = Cluster.of(Truth({"c4.8xlarge": 4}, 64).job)
+    cluster = GroupedCluster.of(Truth({"c4.8xlarge": 4}, 64).job)
     placement = np.array([[4 - workers - servers, workers, servers, 0]])
     seconds = mean_seconds(cluster, [1e8], 0.3, placement)
     assert seconds == pytest.approx(max(173e6, workers * 173e6 / servers) / 1e8)
@@ -199,7 +199,7 @@ def mean_seconds(cluster, speeds, duplex, placement, late=None, overlap=0.0):
 def test_communication_knows_who_moves_what():
     """The closed form against one that goes through the machines."""
     truth = Truth({"g2.2xlarge": 1, "c4.8xlarge": 2}, 64)
-    cluster, job = Cluster.of(truth.job), truth.job
+    cluster, job = GroupedCluster.of(truth.job), truth.job
     for roles in product(range(4), repeat=3):
         works, serves = [r in (1, 3) for r in roles], np.array([r in (2, 3) for r in roles])
         if not any(works) or not any(serves):
@@ -216,21 +216,21 @@ def test_communication_knows_who_moves_what():
 
 
 def test_overlapping_communication_is_nearly_what_an_event_simulation_says():
-    """Schedules at random that compute for as long as they communicate: within 1 % of an iteration for most, 5 % on average.
+    """Random schedules that compute about as long as they communicate: within 1 % for most iterations, 5 % on average.
 
-    As printed, where all wait for the slowest connection, it is further off in sum by far.
+    The printed model, in which all workers wait for the slowest connection, has a far larger error in total.
     """
     made = scenario.load("boat-c-speechnet")
     job, demand, rng = scenario.job(made), workload("bespoke-speechnet").demand, np.random.default_rng(0)
-    cluster, off = Cluster.of(job), []
+    cluster, off = GroupedCluster.of(job), []
     for _ in range(30):
         setting = job.space.setting(job.space.sample(rng))
         clean = {w: seconds for w, (seconds, _) in compute_times(made.cluster.nodes, demand, setting).items()}
         drawn = np.array([clean.get(n.name, np.nan) * rng.uniform(0.1, 0.2) for n in job.nodes])
         of = schedule(job, setting)
         loads, serves = np.array([[sum(row)] for row in of.loads]), np.array([n.name in of.servers for n in job.nodes])
-        late, placement = cluster.slowest(loads, serves, drawn[None])[0], cluster.placement(loads, serves)
-        exact = event_by_event(drawn, made.cluster, setting, demand)
+        late, placement = cluster.slowest_seconds(loads, serves, drawn[None])[0], cluster.placement(loads, serves)
+        exact = event_by_event(made.cluster, setting, demand.model_bytes, drawn)
         speeds = [s / 2 for s in cluster.speeds]
         found = [mean_seconds(cluster, speeds, 0.0, placement, late, overlap)[0] for overlap in (1.0, 0.0)]
         off.append([abs(np.nanmax(drawn) + x - exact) / exact for x in found])
@@ -240,13 +240,8 @@ def test_overlapping_communication_is_nearly_what_an_event_simulation_says():
     assert printed.sum() > 5 * overlapping.sum()
 
 
-def event_by_event(compute, cluster, setting, demand):
-    shares = dict(zip(setting.servers, setting.shares()[1], strict=True))
-    return _iteration(compute, *_usage(cluster, shares), demand.model_bytes)
-
-
 def test_traffic_of_a_machine_that_is_both_can_add_up():
-    cluster = Cluster.of(Truth({"c4.8xlarge": 2}, 64).job)
+    cluster = GroupedCluster.of(Truth({"c4.8xlarge": 2}, 64).job)
     both = np.array([[0, 0, 0, 2]])
     one_way, two_ways = (mean_seconds(cluster, [173e6], duplex, both) for duplex in (0.0, 1.0))
     assert (one_way, two_ways) == (pytest.approx(0.5), pytest.approx(1.0))
@@ -256,7 +251,7 @@ def test_traffic_of_a_machine_that_is_both_can_add_up():
 
 
 def learnt(truth, settings, noise=0.01, **options):
-    model = IterationModel(Cluster.of(truth.job), 3, **options)
+    model = IterationModel(GroupedCluster.of(truth.job), 3, **options)
     rng = np.random.default_rng(truth.seed)
     model.observe([truth.observed(s, rng, noise) for s in settings])
     return model
@@ -264,7 +259,7 @@ def learnt(truth, settings, noise=0.01, **options):
 
 def test_rates_aggregation_and_the_connection_that_binds_are_recovered():
     truth = Truth({"g2.2xlarge": 1, "c4.4xlarge": 2, "c4.8xlarge": 2}, 4096)
-    first = proportional(truth.job, Cluster.of(truth.job))
+    first = proportional(truth.job, GroupedCluster.of(truth.job))
     big = ("c4.8xlarge-0", "c4.8xlarge-1")
     tried = [truth.job.start, first, *(replace(first, servers=s) for s in (big, big[:1], ("g2.2xlarge-0", *big)))]
     model = learnt(truth, tried, 0.002)
@@ -282,11 +277,11 @@ def test_rates_aggregation_and_the_connection_that_binds_are_recovered():
 
 
 def test_independent_draws_make_the_slowest_of_many_seem_slower():
-    """Four alike machines under one load: together all are as slow; apart, one is 1.03 deviations late."""
+    """Four equal machines under one load: drawn jointly all are equally slow; independently, one is 1.03 deviations late."""
     truth = Truth({"c4.8xlarge": 4}, 400)
     job = truth.job
     model = learnt(truth, [replace(job.start, workers=job.start.workers[:1], loads=((400,),))])
-    cluster, loads = Cluster.of(job), np.full((1, 4, 1), 100)
+    cluster, loads = GroupedCluster.of(job), np.full((1, 4, 1), 100)
     joint, apart = (Draws(model, cluster, 300, 1, joint) for joint in (True, False))
     together, each = joint.machine_seconds(0, loads), apart.machine_seconds(0, loads)
     np.testing.assert_allclose(together.max(2), together[:, :, 0])
@@ -314,11 +309,11 @@ def test_expected_improvement_of_one_draw_is_the_textbook_one():
 def test_the_same_draws_are_used_for_all_candidates():
     truth = Truth({"c4.8xlarge": 2}, 64)
     model = learnt(truth, [truth.job.start])
-    drawn = Draws(model, Cluster.of(truth.job), 20, 1)
+    drawn = Draws(model, GroupedCluster.of(truth.job), 20, 1)
     loads, serves = np.array([[[32], [32]], [[32], [32]]]), np.ones((2, 2), bool)
     both = drawn.iterations(loads, serves).seconds
     np.testing.assert_array_equal(both[:, 0], both[:, 1])
-    np.testing.assert_array_equal(both, Draws(model, Cluster.of(truth.job), 20, 1).iterations(loads, serves).seconds)
+    np.testing.assert_array_equal(both, Draws(model, GroupedCluster.of(truth.job), 20, 1).iterations(loads, serves).seconds)
 
 
 def test_a_grid_of_loads_has_both_ends_and_all_that_there_are_where_they_are_few():
@@ -330,10 +325,10 @@ def test_a_grid_of_loads_has_both_ends_and_all_that_there_are_where_they_are_few
 
 def test_the_cluster_knows_what_is_free():
     truth = Truth({"g2.2xlarge": 2, "c4.8xlarge": 1}, 64, dead=("g2.2xlarge-1",))
-    groups = Cluster.of(truth.job).groups
+    groups = GroupedCluster.of(truth.job).groups
     assert [(g.type, g.members, g.kinds) for g in groups] == [
         ("g2.2xlarge", (0,), ("gpu", "cpu")),
         ("g2.2xlarge", (1,), ("cpu",)),
         ("c4.8xlarge", (2,), ("cpu",)),
     ]
-    assert len(Cluster.of(truth.job, ["c4.8xlarge-0"]).groups) == 1
+    assert len(GroupedCluster.of(truth.job, ["c4.8xlarge-0"]).groups) == 1

@@ -20,7 +20,7 @@ LOSS = Target("loss", 1e-9)
 def played(
     search=None, *, most=300, refuses=lambda _index, _action: False, of=None, law=falls, accuracy=None, pace=None, **options
 ):
-    """MLtuner on a forest, up to so many exchanges."""
+    """MLtuner on a forest, up to `most` exchanges."""
     more = {name: rule for name, rule in (("accuracy", accuracy), ("pace", pace)) if rule}
     forest = Forest(of or job(), law=law, **more)
     if search is not None:
@@ -170,7 +170,7 @@ def test_the_rate_alone_is_tuned_for_an_adaptive_optimizer():
     knobs = (RATE, Choice("batch_size", (10, 20)))
     forest = played(most=250, of=job(*knobs), tuned="rate", retune=False, plateau_epochs=2, accuracy=lambda b: 0.5)
     assert {setting.batch_size for _, setting in forest.trials()} == {10}
-    assert len(forest.asked(Evaluate)) > 5  # no end and no second search, although it stands still
+    assert len(forest.asked(Evaluate)) > 5  # no end and no second search, although the model does not improve
     assert sum(a.testing for a in forest.asked(Fork)) == 1
 
 

@@ -17,7 +17,7 @@ LOSS = Target("loss", 1e-9)
 
 
 class Batches(Scripted):
-    """Rates, and after so many of them mini-batches half as large, of which an epoch has twice as many."""
+    """Rates; after `halved_after` proposals also mini-batches of half the size, of which an epoch has twice as many."""
 
     def __init__(self, *rates, halved_after):
         super().__init__(*rates)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.forest import NODES, RATE, START, job
-from tuners.mltuner.summarizer import Summariser, Summary
+from tuners.mltuner.summarizer import ProgressSummary, Summariser
 from tuners.search.tunables import heavy_ball, moving_average, tunables
 from tuners.settings import Choice, Integer, Real, Space
 
@@ -31,7 +31,7 @@ def test_a_straight_fall_is_as_fast_as_it_is_steep(rule, n):
 def test_the_noise_is_the_largest_rise_and_is_taken_off_the_fall():
     """Windows of one: 10, 8, 9, 4, 4.5, 0 over five seconds: falls by 10, rises by 1 at most."""
     found = Summariser(windows=6)(np.arange(6.0), [10, 8, 9, 4, 4.5, 0])
-    assert found == Summary("converging", (10 - 1) / 5, 10.0, 1.0)
+    assert found == ProgressSummary("converging", (10 - 1) / 5, 10.0, 1.0)
 
 
 def test_windows_are_averages_over_equal_shares():
@@ -46,7 +46,7 @@ def test_the_starting_point_counts_from_the_first_push():
 
 @pytest.mark.parametrize(("n", "count"), [(9, 9), (10, 10), (19, 19), (20, 10), (39, 13), (57, 11)])
 def test_the_public_code_cuts_up_to_twice_as_many_windows_and_drops_the_rest(n, count):
-    found = Summariser(windows_rule="code")._averaged(np.arange(float(n)))
+    found = Summariser(windows_rule="code").window_means(np.arange(float(n)))
     assert len(found) == count
     assert found[-1] == pytest.approx(np.mean(np.arange(n)[: n // max(n // 10, 1) * max(n // 10, 1)][-max(n // 10, 1) :]))
 
@@ -69,7 +69,7 @@ def test_what_does_not_fall_is_unstable_and_has_no_speed(losses):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_numbers_that_overflow_have_diverged(bad):
-    assert SUMMARISE([1, 2, 3], [3.0, 2.0, bad]) == Summary("diverged", 0.0)
+    assert SUMMARISE([1, 2, 3], [3.0, 2.0, bad]) == ProgressSummary("diverged", 0.0)
 
 
 def test_ten_times_the_start_has_diverged_unless_that_is_left_out():

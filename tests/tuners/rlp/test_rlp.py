@@ -1,8 +1,7 @@
-"""RLP's policy: what it sees, what it may do, that the paper's policies are among those it can be, and its file."""
+"""RLP's policy: its state, its actions, that it can imitate the paper's fixed policies, and its file."""
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from dataclasses import replace
 from io import BytesIO
@@ -23,18 +22,29 @@ from tests.tuners.test_policies import MASKS, ORDERS, K, run
 from tuners import policies
 from tuners.actions import Install, Push, Rejected, Run, Setting
 from tuners.rlp import policy_file, tuner
+from tuners.rlp.network import (
+    HOLD,
+    RELEASE_ALL,
+    RELEASE_ONE,
+    Network,
+    Scaling,
+    Trained,
+    decision_of,
+    network_input,
+    untrained,
+    with_push,
+)
 from tuners.rlp.options import Options
-from tuners.rlp.tuner import HOLD, RELEASE_ALL, RELEASE_ONE, Network, Scaling, Trained
 
 RAW = Scaling(factor=np.ones(4, np.float32), limit=np.float32(1e6))
 
 
 def preferring(*actions):
-    """A policy that takes the first of these actions that it may, whatever it sees."""
-    blank = tuner.untrained(0)
+    """A policy that takes the first of these actions that is allowed, in every state."""
+    blank = untrained(0)
     values = np.array([-actions.index(a) for a in range(3)], np.float32)
     flat = jax.tree.map(np.zeros_like, blank)
-    return tuner.policy(Trained(flat._replace(biases=(*flat.biases[:-1], values))))
+    return tuner.greedy_policy(Trained(flat._replace(biases=(*flat.biases[:-1], values))))
 
 
 def push(worker, waiting, active=None, seconds=1.0, staleness=0, before=1.0, after=0.5):
@@ -58,9 +68,9 @@ def plain_states(rows, scaling):
 
 @pytest.mark.parametrize("wild", [np.nan, np.inf, -np.inf])
 def test_a_loss_that_is_not_finite_is_at_the_limit_and_decides_all_the_same(wild):
-    history = tuner.remembered(jnp.zeros((10, 4), jnp.float32), push(0, [True, False], before=wild, after=wild))
-    assert np.abs(tuner.encoded(Scaling(), history)).max() == Scaling().limit
-    policy = tuner.policy(Trained(tuner.untrained(0)))
+    history = with_push(jnp.zeros((10, 4), jnp.float32), push(0, [True, False], before=wild, after=wild))
+    assert np.abs(network_input(Scaling(), history)).max() == Scaling().limit
+    policy = tuner.greedy_policy(Trained(untrained(0)))
     _, decision = policy.decide(policy.init(np.ones(2, bool)), push(0, [True, True], before=wild, after=wild))
     assert np.asarray(decision.release).any()
 
@@ -74,7 +84,7 @@ def test_a_loss_that_is_not_finite_is_at_the_limit_and_decides_all_the_same(wild
     ids=["nobody", "the pusher", "all who wait"],
 )
 def test_an_action_releases_whom_the_paper_says(action, release):
-    decision = tuner.decided(jnp.asarray(action), push(1, [True, True, False, False]))
+    decision = decision_of(jnp.asarray(action), push(1, [True, True, False, False]))
     assert decision.release.tolist() == [bool(r) for r in release]
     assert decision.accept is True
     assert decision.step is True
@@ -83,7 +93,7 @@ def test_an_action_releases_whom_the_paper_says(action, release):
 @given(ORDERS, MASKS, st.permutations(range(3)))
 @settings(max_examples=30)
 def test_it_never_stands_still_whatever_it_prefers(order, active, preferred):
-    """`run` fails when nobody is left who could push."""
+    """`run` fails when no worker is left that could push."""
     for m in run(preferring(*preferred), order, active):
         assert not (m.release & ~m.waiting).any()
 
@@ -101,18 +111,18 @@ def test_it_can_be_bsp_and_asp(order, active):
 
 @pytest.mark.parametrize("s", [1, 2, 5])
 def test_it_can_be_ssp_on_two_workers(s):
-    """One of them so slow that the other is held at every turn. The slow one's pushes are those with pushes between.
+    """One worker is so slow that the other is held again and again. Only the slow one has pushes by others since its pull.
 
     Q(nobody) = n - s + 1/2, Q(the pusher) = 0, Q(all who wait) = large x pushes between since the pull, of the newest push.
     """
-    blank = jax.tree.map(lambda x: np.zeros_like(x), tuner.untrained(0))
+    blank = jax.tree.map(lambda x: np.zeros_like(x), untrained(0))
     first, second, last = (np.array(w) for w in blank.weights)
     first[0, 0] = first[3, 1] = second[0, 0] = second[1, 1] = 1.0  # n and l pass the leaky units as they are, being positive
     last[0, HOLD], last[1, RELEASE_ALL] = 1.0, 1e4
     network = Network((first, second, last), (*blank.biases[:-1], np.float32([0.5 - s, 0, 0])))
 
     held = 0
-    mines, printeds = _timed(tuner.policy(Trained(network, RAW)), s), _timed(policies.ssp_as_printed(s), s)
+    mines, printeds = _timed(tuner.greedy_policy(Trained(network, RAW)), s), _timed(policies.ssp_as_printed(s), s)
     for mine, printed in zip(mines, printeds, strict=True):
         assert mine == printed
         held += not any(mine)
@@ -120,7 +130,7 @@ def test_it_can_be_ssp_on_two_workers(s):
 
 
 def _timed(policy, s, pushes=40):
-    """Who is released at each push of two workers, one 2 s + 1 times as slow; staleness is counted as the engine does."""
+    """The workers released at each push of two, one of them 2 s + 1 times as slow; staleness counts as in the engine."""
     cycle, due, clocks = [1.0, 2 * s + 1.01], [1.0, 2 * s + 1.01], np.zeros(2, np.int32)
     pulled, state, active, decide = [0, 0], policy.init(np.ones(2, bool)), np.ones(2, bool), jax.jit(policy.decide)
     for n in range(pushes):
@@ -138,18 +148,18 @@ def _timed(policy, s, pushes=40):
 @given(ORDERS, st.integers(1, 6))
 @settings(max_examples=30)
 def test_its_three_actions_are_enough_for_ssp(order, s):
-    """With D = p_s - min p: W_s if 0 < D < s, nobody if D = s, all who wait if D = 0 (Section 3.1)."""
+    """With D = p_s - min p: W_s if 0 < D < s, none if D = s, all that wait if D = 0 (Section 3.1)."""
     for m in run(policies.ssp_as_printed(s), order):
         ahead = m.clocks[m.worker] - m.clocks.min()
         action = RELEASE_ALL if ahead == 0 else RELEASE_ONE if ahead < s else HOLD
-        assert tuner.decided(jnp.asarray(action), push(m.worker, m.waiting)).release.tolist() == m.release.tolist()
+        assert decision_of(jnp.asarray(action), push(m.worker, m.waiting)).release.tolist() == m.release.tolist()
 
 
 @given(ORDERS, st.permutations(range(K)))
 @settings(max_examples=20)
 def test_it_does_not_know_who_is_who(order, names):
     """Renaming the workers renames those released; and workers that are not there make no difference."""
-    policy, names = tuner.policy(policy_file.shipped()), np.array(names)
+    policy, names = tuner.greedy_policy(policy_file.shipped()), np.array(names)
     there = np.append(np.ones(K, bool), np.zeros(3, bool))
     states = [policy.init(np.ones(K, bool)), policy.init(np.ones(K, bool)), policy.init(there)]
     for n, m in enumerate(run(policies.ssp(2), order)):
@@ -164,7 +174,7 @@ def test_it_does_not_know_who_is_who(order, names):
 
 
 def test_one_worker_alone_is_never_held():
-    """Timing-only, too: there are no losses to look at, and it still decides."""
+    """The job is timing-only, too: the policy decides without any loss."""
     cluster = Cluster((("w", machine()), ("s", machine())))
     simulated = system(cluster, workload_of(), Setting(workers=("w",), servers=("s",), batch_size=8), Conditions())
     simulated.perform(Install(preferring(HOLD, RELEASE_ALL, RELEASE_ONE)))
@@ -176,7 +186,7 @@ def test_one_worker_alone_is_never_held():
 
 
 def test_a_policy_comes_back_as_it_was_and_equal_ones_are_equal_bytes(tmp_path):
-    made = Trained(tuner.untrained(3), Scaling(limit=np.float32(7)), {"seed": 3, "command": "harness train rlp"})
+    made = Trained(untrained(3), Scaling(limit=np.float32(7)), {"seed": 3, "command": "harness train rlp"})
     data = policy_file.dumps(made)
     (tmp_path / "p.npz").write_bytes(data)
     back = policy_file.load(str(tmp_path / "p.npz"))
@@ -195,21 +205,13 @@ def _changed(data, edit):
     return out.getvalue()
 
 
-def _facts(**changed):
-    def edit(arrays):
-        facts = json.loads(arrays["facts"].tobytes()) | changed
-        arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-        arrays["digest"] = policy_file._digest({k: a for k, a in arrays.items() if k != "digest"})
-
-    return edit
+def _packed(data, *, schema="rlp-policy", version=1, **changed):
+    """A file with a correct digest that differs from `data` in its schema, its version or some arrays."""
+    about, arrays = policy_file.unpack(data, "rlp-policy", 1, "Cannot read the test's own file", "mend the test")
+    return policy_file.pack(schema, version, about, arrays | changed)
 
 
-def _wider(arrays):
-    arrays["weights1"] = np.zeros((64, 33), np.float32)
-    arrays["digest"] = policy_file._digest({k: a for k, a in arrays.items() if k != "digest"})
-
-
-DATA = policy_file.dumps(Trained(tuner.untrained(0)))
+DATA = policy_file.dumps(Trained(untrained(0)))
 
 
 @pytest.mark.parametrize(
@@ -220,9 +222,12 @@ DATA = policy_file.dumps(Trained(tuner.untrained(0)))
         (_changed(DATA, lambda a: a.pop("digest")), "no such file, or it is damaged"),
         (_changed(DATA, lambda a: a.update(facts=np.array([{}], object))), "no such file, or it is damaged"),
         (_changed(DATA, lambda a: a.update(weights0=a["weights0"] + 1)), "its digest does not fit"),
-        (_changed(DATA, _facts(version=2)), "'rlp-policy' version 2, not 'rlp-policy' version 1"),
-        (_changed(DATA, _facts(schema="cat")), "it is 'cat' version 1"),
-        (_changed(DATA, _wider), r"weights1 is \(64, 33\), not \(64, 32\). Its network is not 40-64-32-3"),
+        (_packed(DATA, version=2), "'rlp-policy' version 2, not 'rlp-policy' version 1"),
+        (_packed(DATA, schema="cat"), "it is 'cat' version 1"),
+        (
+            _packed(DATA, weights1=np.zeros((64, 33), np.float32)),
+            r"weights1 is \(64, 33\), not \(64, 32\). Its network is not 40-64-32-3",
+        ),
     ],
     ids=["empty", "cut", "no digest", "objects", "edited", "version", "schema", "shape"],
 )
@@ -236,7 +241,7 @@ def test_a_file_that_holds_no_policy_is_refused(data, reason, tmp_path):
 def test_a_file_that_is_not_there_and_a_network_that_is_not_finite():
     with pytest.raises(ValueError, match="No such file or directory; train one"):
         policy_file.load("nowhere.npz")
-    lost = jax.tree.map(lambda x: x * np.float32(np.nan), tuner.untrained(0))
+    lost = jax.tree.map(lambda x: x * np.float32(np.nan), untrained(0))
     with pytest.raises(ValueError, match=r"weights0.* are not finite, so its training diverged; train with a smaller rate"):
         policy_file.dumps(Trained(lost))
 
@@ -250,12 +255,12 @@ def test_the_tuner_installs_the_shipped_policy_or_the_one_that_is_named(tmp_path
     asked = next(tuner.rlp(job))
     assert isinstance(asked, Install)
     assert (asked.policy.name, asked.policy.probes, asked.policy.seconds) == ("rlp", True, tuner.DECISION_SECONDS)
-    (tmp_path / "mine.npz").write_bytes(policy_file.dumps(Trained(tuner.untrained(5))))
+    (tmp_path / "mine.npz").write_bytes(policy_file.dumps(Trained(untrained(5))))
     mine = next(tuner.rlp(job, policy=str(tmp_path / "mine.npz"), decision_seconds=0.5))
     assert mine.policy.decide is asked.policy.decide
     assert mine.policy.seconds == 0.5
     held = mine.policy.init(np.ones(2, bool))
-    np.testing.assert_array_equal(held.network.weights[0], tuner.untrained(5).weights[0])
+    np.testing.assert_array_equal(held.network.weights[0], untrained(5).weights[0])
     refused = tuner.rlp(job)
     next(refused)
     with pytest.raises(StopIteration):

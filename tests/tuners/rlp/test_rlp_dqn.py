@@ -1,4 +1,4 @@
-"""Deep Q-learning inside `decide`, against a plain numpy one that keeps transitions in a list; and its traps, one by one."""
+"""Deep Q-learning inside `decide`, against a plain numpy version with a list of transitions; and its traps, one by one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.tuners.rlp.test_rlp import plain_states
 from tuners import policies
 from tuners.actions import Push
 from tuners.rlp import dqn, tuner
+from tuners.rlp.network import HOLD, RELEASE_ALL, RELEASE_ONE, Network, Trained, untrained
 from tuners.rlp.options import Options
-from tuners.rlp.tuner import HOLD, RELEASE_ALL, RELEASE_ONE, Network, untrained
 
 K = 4
 SMALL = Options(replay=12, batch=4, copy=5, optimizer="sgd", rate=0.01, epsilon=0.3, unit_seconds=2.0)
 
 
-# ------------------------------------------------------------------------------------------------- a plain one, in numpy
+# --------------------------------------------------------------------------------------------- a plain version, in numpy
 
 
 def forward(network, x):
@@ -106,7 +106,7 @@ class Plain:
         self.online = descend(self.online, states, actions, goals, o.rate)
 
     def goal(self, first, second):
-        """-dt summed over the pushes after `first`, and what comes after `second`; None where that is no transition."""
+        """-dt summed over the pushes after `first`, plus the value after `second`; None if that is not a transition."""
         total = 0.0
         for i in range(first + 1, second + 1):
             if first < 0 or self.pushes[i]["n"] == 1:
@@ -147,12 +147,12 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_learning_is_algorithm_2(name):
-    """Over three episodes: one that ends, one that is cut short, one that diverges. The pool goes round four times."""
+    """Three episodes: one that ends, one that is cut short, one that diverges. The ring of the pool is filled four times."""
     options, rng = OPTIONS[name], np.random.default_rng(5)
-    learner = dqn.beginner(options, 1)
+    learner = dqn.new_learner(options, 1)
     plain = Plain(options, learner)
     for pushes, final, lost in ((20, True, 0.0), (15, False, 0.0), (12, True, 6.0)):
-        policy = dqn.learning(options, learner)
+        policy = dqn.learning_policy(options, learner)
         state, decide = policy.init(np.ones(K, bool)), jax.jit(policy.decide)
         plain.begin()
         now = 100.0
@@ -164,19 +164,19 @@ def test_learning_is_algorithm_2(name):
             expected = np.zeros(K, bool)
             expected[0] = action == RELEASE_ONE
             np.testing.assert_array_equal(decision.release, waiting if action == RELEASE_ALL else expected)
-        learner = dqn.ended(state, final=final, lost_seconds=lost, options=options)
+        learner = dqn.after_run(state, final=final, lost_seconds=lost, options=options)
         plain.end(final, lost)
     for mine, theirs in ((learner.online, plain.online), (learner.target, plain.target)):
         for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(Network(*theirs)), strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
-    begun = dqn.beginner(options, 1).online
+    begun = dqn.new_learner(options, 1).online
     assert any(
         np.abs(a - b).max() > 1e-7 for a, b in zip(jax.tree.leaves(learner.online), jax.tree.leaves(begun), strict=True)
     )
 
 
 def live(policy, rng, pushes):
-    """The state of `policy` after made-up pushes, and what it let happen: the workers released at each."""
+    """The state of `policy` after made-up pushes, and the workers that it released at each."""
     state, decide, now, released = policy.init(np.ones(K, bool)), jax.jit(policy.decide), 0.0, []
     for told, seconds, waiting in episode(rng, pushes):
         now += seconds
@@ -187,15 +187,15 @@ def live(policy, rng, pushes):
 
 @pytest.mark.parametrize("final", [True, False], ids=["ended", "cut short"])
 def test_a_run_teaches_afterwards_what_it_would_have_taught_at_the_time(final):
-    """Steps of learning, copies, what is drawn and the pool: all as if the learner had been there."""
+    """Steps of learning, copies, random draws and the pool: all as if the learner had learned during the run."""
     options, rng = SMALL, np.random.default_rng(6)
-    begun = there = afterwards = dqn.beginner(options, 1)
+    begun = there = afterwards = dqn.new_learner(options, 1)
     for pushes in (12, 14):
-        state, _ = live(dqn.learning(options, there), rng, pushes)
+        state, _ = live(dqn.learning_policy(options, there), rng, pushes)
         rows = state.learner.pool[(there.stored + np.arange(pushes)) % there.pool.shape[0]]
         over = {"final": final, "lost_seconds": 3.0, "options": options}
         record = dqn.Record(jnp.pad(rows, ((0, 5), (0, 0))), jnp.asarray(pushes))
-        there, afterwards = dqn.ended(state, **over), dqn.learned_from(learner=afterwards, record=record, **over)
+        there, afterwards = dqn.after_run(state, **over), dqn.learn_from_record(learner=afterwards, record=record, **over)
     for a, b in zip(jax.tree.leaves(there), jax.tree.leaves(afterwards), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     assert np.abs(afterwards.online.weights[0] - begun.online.weights[0]).max() > 1e-4
@@ -203,15 +203,15 @@ def test_a_run_teaches_afterwards_what_it_would_have_taught_at_the_time(final):
 
 
 def test_exploring_is_what_the_learner_knows_and_chance():
-    learner = dqn.beginner(SMALL, 3)
+    learner = dqn.new_learner(SMALL, 3)
 
     def explored(epsilon, episode_number):
-        policy = dqn.exploring(replace(SMALL, epsilon=epsilon), learner, episode_number, 60)
+        policy = dqn.exploring_policy(replace(SMALL, epsilon=epsilon), learner, episode_number, 60)
         state, released = live(policy, np.random.default_rng(8), 60)
         return np.asarray(state.record.rows), released
 
     rows, released = explored(0.0, 0)
-    greedy = tuner.policy(tuner.Trained(learner.online, learner.scaling))
+    greedy = tuner.greedy_policy(Trained(learner.online, learner.scaling))
     assert released == live(greedy, np.random.default_rng(8), 60)[1]
     np.testing.assert_array_equal(rows, explored(0.0, 1)[0])
     one, other = (explored(1.0, number)[0][:, 4].astype(int) for number in (0, 1))
@@ -225,10 +225,10 @@ def test_exploring_is_what_the_learner_knows_and_chance():
 
 @pytest.mark.parametrize("returns", ["undiscounted", "discounted"])
 def test_pretraining_regresses_on_the_time_that_was_left(returns):
-    """One mini-batch that holds the whole episode but its last push, which led nowhere."""
+    """One mini-batch with the whole episode except its last push, after which no time is left."""
     options = replace(SMALL, batch=16, replay=16, returns=returns, gamma=0.5, rate=0.001)
-    rng, learner = np.random.default_rng(2), dqn.beginner(options, 4)
-    policy = dqn.recording(policies.asp(), options, 20)
+    rng, learner = np.random.default_rng(2), dqn.new_learner(options, 4)
+    policy = dqn.recording_policy(policies.asp(), options, 20)
     state, now, rows, times, actions = policy.init(np.ones(K, bool)), 7.0, [], [], []
     decide = jax.jit(policy.decide)
     for n, (told, seconds, waiting) in enumerate(episode(rng, 9), start=1):
@@ -238,7 +238,7 @@ def test_pretraining_regresses_on_the_time_that_was_left(returns):
         actions.append(RELEASE_ALL if waiting.sum() > 1 else RELEASE_ONE)
         state, _ = decide(state, made_up(told, waiting, now))
     told = jax.device_get(state)  # as from a lane
-    made = dqn.pretrained(options, learner, dqn.recorded(told, lost_seconds=0.0, options=options))
+    made = dqn.pretrained(options, learner, dqn.record_of(told, lost_seconds=0.0, options=options))
     gamma = 1.0 if returns == "undiscounted" else options.gamma
     spans = np.diff(times) / options.unit_seconds
     goals = [-sum(gamma**j * span for j, span in enumerate(spans[i:])) for i in range(8)]
@@ -257,7 +257,7 @@ def test_pretraining_regresses_on_the_time_that_was_left(returns):
 
 def recorded(policy, moments):
     """The actions that a record holds of pushes (worker, waiting)."""
-    policy = dqn.recording(policy, SMALL, 10)
+    policy = dqn.recording_policy(policy, SMALL, 10)
     state, clocks, decide = policy.init(np.ones(3, bool)), np.zeros(3, np.int32), jax.jit(policy.decide)
     for worker, waiting in moments:
         clocks[worker] += 1
@@ -275,26 +275,26 @@ def test_a_record_names_what_a_fixed_policy_did():
 
 
 def test_only_a_run_that_came_to_its_end_ends():
-    state = SimpleNamespace(learner=dqn.beginner(SMALL, 0)._replace(stored=jnp.asarray(8)))
+    state = SimpleNamespace(learner=dqn.new_learner(SMALL, 0)._replace(stored=jnp.asarray(8)))
     for final, as_printed, marked in ((True, False, 1.0), (False, False, 0.0), (True, True, 0.0)):
         options = replace(SMALL, as_printed=as_printed)
-        pool = np.asarray(dqn.ended(state, final=final, lost_seconds=8.0 if final else 0.0, options=options).pool)
+        pool = np.asarray(dqn.after_run(state, final=final, lost_seconds=8.0 if final else 0.0, options=options).pool)
         expected = np.zeros_like(pool)
         expected[7, 7], expected[7, 6] = marked, marked * 8.0 / options.unit_seconds
         np.testing.assert_array_equal(pool, expected)
 
 
 def test_what_is_learned_is_the_network_that_learns_or_as_printed_its_copy():
-    learner = dqn.beginner(SMALL, 0)._replace(target=jax.tree.map(jnp.asarray, untrained(9)))
-    assert dqn.learned(SMALL, learner)[0] is learner.online
-    assert dqn.learned(replace(SMALL, as_printed=True), learner)[0] is learner.target
+    learner = dqn.new_learner(SMALL, 0)._replace(target=jax.tree.map(jnp.asarray, untrained(9)))
+    assert dqn.trained_network(SMALL, learner)[0] is learner.online
+    assert dqn.trained_network(replace(SMALL, as_printed=True), learner)[0] is learner.target
 
 
 def test_learners_of_equal_options_share_one_engine():
-    one, other = (dqn.learning(SMALL, dqn.beginner(SMALL, seed)) for seed in (0, 1))
-    assert one.decide is other.decide
-    assert dqn.exploring(SMALL, dqn.beginner(SMALL, 0), 1, 9).decide is dqn._exploring(SMALL)
-    assert dqn.recording(policies.bsp(), SMALL, 9).decide is dqn.recording(policies.asp(), SMALL, 9).decide
+    one, other = (dqn.new_learner(SMALL, seed) for seed in (0, 1))
+    assert dqn.learning_policy(SMALL, one).decide is dqn.learning_policy(replace(SMALL), other).decide
+    assert dqn.exploring_policy(SMALL, one, 1, 9).decide is dqn.exploring_policy(SMALL, other, 2, 5).decide
+    assert dqn.recording_policy(policies.bsp(), SMALL, 9).decide is dqn.recording_policy(policies.asp(), SMALL, 9).decide
 
 
 @pytest.mark.parametrize(
