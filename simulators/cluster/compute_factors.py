@@ -12,7 +12,7 @@ __all__ = ["NO_FACTORS", "Factors"]
 
 
 class Factors(NamedTuple):
-    """Recorded compute times over the usual one, and how many of them each node has, as `Plant` holds them."""
+    """Recorded compute times over the usual one, and how many of them each node has, as `EngineInputs` holds them."""
 
     values: Array | NDArray[np.float64]  # [k, m]
     counts: NDArray[np.int32]  # [k]
