@@ -24,7 +24,7 @@ def timing_only(setting=WORKS, *, nic=100.0, memory=1e9, optimizer="momentum", *
 
 
 def gap(simulated, **run):
-    """Seconds before a window in which nobody trains."""
+    """Seconds before a window in which no worker trains."""
     before = simulated.now
     return simulated.perform(Run(**run)).start_seconds - before
 
@@ -40,7 +40,7 @@ def gap(simulated, **run):
     ],
     ids=["two servers", "one worker", "unequal shares", "16 bits", "roles that overlap"],
 )
-def test_training_another_branch_pulls_the_model_anew(setting, seconds):
+def test_training_another_branch_pulls_the_whole_model_first(setting, seconds):
     simulated = timing_only(setting)
     assert gap(simulated, clocks=10) == 0.0
     child = simulated.perform(Fork(0))
@@ -53,7 +53,7 @@ def test_training_another_branch_pulls_the_model_anew(setting, seconds):
     assert gap(simulated, clocks=5, branch=other) == pytest.approx(seconds)
 
 
-def test_a_reconfiguration_that_takes_steps_is_a_switch_and_one_in_place_is_none():
+def test_a_reconfiguration_with_steps_switches_branches_and_one_in_place_does_not():
     simulated = timing_only(knobs=KNOBS)
     child = simulated.perform(Fork(0))
     before = simulated.now
@@ -79,7 +79,7 @@ def test_servers_refuse_a_branch_that_they_have_no_memory_for(optimizer):
     assert simulated.perform(Fork(0)) == 3
 
 
-def test_the_score_tells_of_branches_and_what_they_cost():
+def test_the_score_counts_branches_and_their_costs():
     def forks(job):
         for _ in range(2):
             child = yield from Fork(0)

@@ -1,4 +1,4 @@
-"""What tuners ask, carried out in simulated time: nothing lost or counted twice, refusals without effect, stated costs."""
+"""Actions in simulated time: no update is lost or counted twice, a refusal has no effect, costs are as stated."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ from tuners.settings import Choice, Real
 # ------------------------------------------------------------------------------------------------------------- same seed
 
 
-def test_the_same_seed_meets_the_same_luck():
+def test_the_same_seed_draws_the_same_noise():
     rough = Conditions(sleeps=Sleeps(0.2, 1.0, 0.5), stragglers=Stragglers(2.0, 0.5, 0.4))
     one, same, other = (learning(rough, seed).perform(Run(clocks=200)) for seed in (4, 4, 5))
     assert_same_bytes(one.pushes, same.pushes)
@@ -52,8 +52,8 @@ def test_the_same_seed_meets_the_same_luck():
     assert one.end_seconds != other.end_seconds
 
 
-def test_luck_is_named_by_worker_and_mini_batch_not_by_who_asks():
-    """Another policy lets the same mini-batch of the same worker take as long."""
+def test_noise_depends_on_worker_and_mini_batch_and_not_on_the_policy():
+    """Under another policy, the same mini-batch of the same worker takes equally long."""
     took = []
     for policy in ("bsp", "asp", "ssp"):
         seen = learning(setting=start(policy=policy)).perform(Run(clocks=150)).pushes
@@ -115,7 +115,7 @@ def action_at_random(rng, simulated, testing):
 
 
 @pytest.mark.parametrize("aggregation", ["each", "sum"])
-def test_nothing_is_lost_or_counted_twice_whatever_is_asked(aggregation):
+def test_no_update_is_lost_or_counted_twice_under_random_actions(aggregation):
     """Hundreds of actions at random: with updates of +1, every branch's parameters are the number of its pushes."""
     rng = np.random.default_rng(len(aggregation))
     workload = replace(job(SMALL, aggregation=aggregation), proxy=COUNTER, samples=64)
@@ -190,7 +190,7 @@ def running():
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_is_refused_changes_nothing(running, reason):
+def test_a_refused_action_changes_nothing(running, reason):
     before = running.now, branch(running), running.branches[0].setting, sorted(running.branches)
     expected = {"no server": "no servers", "unknown node": "node 'z'"}.get(reason, reason)
     with pytest.raises(Rejected, match=expected):
@@ -198,14 +198,14 @@ def test_what_is_refused_changes_nothing(running, reason):
     assert before == (running.now, branch(running), running.branches[0].setting, sorted(running.branches))
 
 
-def test_a_policy_that_nobody_knows_is_refused():
+def test_an_unknown_policy_is_refused():
     simulated = learning(knobs=(Choice("policy", ("asp", "gossip")),))
     with pytest.raises(Rejected, match="choose one of bsp, asp, ssp, dssp"):
         simulated.perform(Reconfigure(start(policy="gossip")))
     assert simulated.perform(Run(clocks=1)).clocks == 1
 
 
-def test_a_queue_first_come_first_served_knows_no_overlapping_roles():
+def test_first_come_first_served_refuses_overlapping_roles():
     simulated = system(cluster("fifo"), job(SMALL), start(), Conditions(), knobs=KNOBS)
     with pytest.raises(Rejected, match="use maxmin"):
         simulated.perform(Reconfigure(start(servers=NAMES[2:])))
@@ -213,7 +213,7 @@ def test_a_queue_first_come_first_served_knows_no_overlapping_roles():
         system(cluster("fifo"), job(SMALL), start(servers=NAMES[2:]), Conditions())
 
 
-def test_a_diverged_branch_is_left_behind():
+def test_other_branches_run_on_after_one_has_diverged():
     simulated = learning(knobs=(Real("learning_rate", 1e-3, 1e38),))
     simulated.perform(Run(clocks=10))
     wild = simulated.perform(Fork(0, setting=start(learning_rate=1e38)))
@@ -228,7 +228,7 @@ def test_a_diverged_branch_is_left_behind():
 # --------------------------------------------------------------------------------------------------------- what it costs
 
 
-def test_a_reconfiguration_takes_what_its_plan_says():
+def test_a_reconfiguration_takes_the_time_of_its_plan():
     simulated = learning()
     simulated.perform(Run(clocks=20))
     before = simulated.now
@@ -252,8 +252,8 @@ def test_threads_take_a_restart_and_policies_no_time_at_all():
     assert {w.samples for w in simulated.perform(Run(clocks=60)).workers} != {0}
 
 
-def test_a_change_in_place_leaves_the_cycles_under_way_alone():
-    """To the same setting, it leaves no trace."""
+def test_a_change_in_place_does_not_interrupt_cycles_in_progress():
+    """A change to the same setting has no effect at all."""
     whole, cut = learning(seed=9), learning(seed=9)
     seen = [cut.perform(Run(clocks=17)), cut.perform(Run(seconds=1.234))]
     assert cut.perform(Reconfigure(start())).seconds == 0.0
@@ -265,7 +265,7 @@ def test_a_change_in_place_leaves_the_cycles_under_way_alone():
     np.testing.assert_array_equal(pushes.loss, expected.loss)
 
 
-def test_time_goes_on_where_a_change_ends_after_the_budget():
+def test_a_reconfiguration_may_end_after_the_budget():
     simulated = learning(budget_seconds=20.0)
     simulated.perform(Run(seconds=15.0))
     simulated.perform(Reconfigure(start(workers=NAMES[:2])))
@@ -308,7 +308,7 @@ def test_two_forks_run_alike():
     jax.tree.map(np.testing.assert_array_equal, *parameters)
 
 
-def test_a_fork_goes_on_as_its_parent_does_and_costs_a_copy():
+def test_a_fork_continues_like_its_parent_and_costs_a_copy():
     simulated = learning(seed=3)
     simulated.perform(Run(clocks=33))
     before = simulated.now

@@ -1,6 +1,6 @@
-"""The judge of the engine: the same cluster event by event, in plain Python and float64, written to be read.
+"""The oracle for the engine: the same cluster event by event, in plain Python and float64, written to be read.
 
-One loop, one event at a time, no compiled code and none of the simulator's own: transfers are filled progressively over
+One loop, one event at a time, no compiled code and no code of the simulator: transfers are filled progressively over
 every NIC by name, and a gradient is computed when its push *arrives*, on a copy of the parameters that were pulled.
 """
 
@@ -116,7 +116,7 @@ class Worker:
 
 @dataclass
 class Backup(Bounded):
-    """A barrier that waits for all but `spare` workers, who then give up what they were doing."""
+    """A barrier that waits for all but `spare` workers, which then lose the gradient in progress."""
 
     bound: float = 0
     spare: int = 1
@@ -174,7 +174,7 @@ class Oracle:
         threads = min(self.setting.intra_threads or kind.cores, kind.cores)
         return kind.devices[0].speed / (serial + (1 - serial) / threads)
 
-    # ---- chance
+    # ---- random draws
 
     def _sleepers(self, seed):
         """Probability, mean and deviation of every worker's sleep."""
@@ -219,7 +219,7 @@ class Oracle:
     # ---- time
 
     def _rates(self):
-        """Progress per second of everybody who is not waiting, and tokens that every bucket loses."""
+        """Progress per second of every worker that is not waiting, and tokens that every bucket loses."""
         rates = {}
         for w, state in self.workers.items():
             if state.phase == COMPUTE:
@@ -258,7 +258,7 @@ class Oracle:
         return uses
 
     def run(self, pushes):
-        """Go on until so many pushes are completed, or nobody is left who could push."""
+        """Go on until so many pushes are completed, or no worker is left that could push."""
         while len(self.rows) < pushes and any(s.phase != WAIT for s in self.workers.values()):
             rates, drains = self._rates()
             busy = {w: s.left for w, s in self.workers.items() if s.phase != WAIT}
@@ -314,7 +314,7 @@ class Oracle:
 
     def _begin(self, name, extra=0.0):
         worker = self.workers[name]
-        waited = self.now - worker.began if worker.phase == WAIT else 0.0  # one that gives up was not held back
+        waited = self.now - worker.began if worker.phase == WAIT else 0.0  # one released in a cycle has not waited
         worker.took = {WAIT: waited, "drawn": self._draw(name, worker.begun) + extra}
         worker.phase, worker.left = PULL, self.workload.demand.model_bytes * self.setting.transfer_bits / 32
         worker.arrival, self.arrivals = self.arrivals, self.arrivals + 1

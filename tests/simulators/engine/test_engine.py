@@ -1,4 +1,4 @@
-"""The engine against the judge over random clusters; bounds and ends of policies; windows; lanes."""
+"""The engine against the oracle over random clusters; bounds and ends of policies; windows; lanes."""
 
 import math
 from functools import partial
@@ -121,22 +121,22 @@ def named(setting, policy, staleness):
     return Setting(**changes), plain[policy]
 
 
-def assert_agree(window, simulated, judge):
+def assert_agree(window, simulated, oracle):
     """Same order, same durations, same staleness, same learning."""
     for name in ("worker", "clock", "staleness"):
-        np.testing.assert_array_equal(getattr(window.pushes, name), judge.column(name), err_msg=name)
+        np.testing.assert_array_equal(getattr(window.pushes, name), oracle.column(name), err_msg=name)
     for name in ("seconds", "compute_seconds", "pull_seconds", "push_seconds", "wait_seconds"):
-        mine, theirs = getattr(window.pushes, name), judge.column(name)
-        # Whoever is first to transfer is served faster, so what differs by rounding grows with every shared transfer.
+        mine, theirs = getattr(window.pushes, name), oracle.column(name)
+        # The worker that transfers first is served faster, so a difference by rounding grows with every shared transfer.
         for part, tolerance in ((slice(20), 1e-9), (slice(20, None), 1e-6)):
             np.testing.assert_allclose(mine[part], theirs[part], rtol=tolerance, atol=tolerance, err_msg=name)
-    np.testing.assert_allclose(window.pushes.loss, judge.column("loss"), rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(window.pushes.loss, oracle.column("loss"), rtol=2e-4, atol=2e-5)
     parameters = branch(simulated).learned.parameters
-    for name, value in judge.parameters.items():
+    for name, value in oracle.parameters.items():
         np.testing.assert_allclose(np.asarray(parameters[name]), value, rtol=2e-4, atol=2e-4, err_msg=name)
 
 
-def judged(made, policy, staleness, pushes=50):
+def compared(made, policy, staleness, pushes=50):
     cluster, workload, setting, around, seed = whole_job(made)
     setting, plain = named(setting, policy, staleness)
     simulated = system(cluster, workload, setting, around, seed)
@@ -150,26 +150,26 @@ BOUNDED = st.sampled_from([("bsp", 0), ("asp", 0), ("ssp", 1), ("ssp", 3)])
 @slow_to_compile
 @given(jobs(), BOUNDED)
 def test_max_min_sharing_with_every_push_applied(made, policy):
-    judged(made, *policy)
+    compared(made, *policy)
 
 
 @slow_to_compile
 @given(jobs(discipline="fifo", aggregation="sum"), BOUNDED)
 def test_first_come_first_served_with_sums(made, policy):
-    judged(made, *policy)
+    compared(made, *policy)
 
 
 @slow_to_compile
 @given(jobs(overlap=True, aggregation="mean", optimizer="momentum"), BOUNDED)
 def test_workers_that_serve_with_means_and_momentum(made, policy):
-    judged(made, *policy)
+    compared(made, *policy)
 
 
 @slow_to_compile
 @given(jobs(queue=False, optimizer="adarevision"), st.integers(0, 3))
 def test_dynamic_bounds_with_revised_rates(made, low):
     """Without an apply queue: where it is full, pushes come at equal distances, and predictions tie up to rounding."""
-    judged(made, "dssp", low)
+    compared(made, "dssp", low)
 
 
 def _all_but_one(state, push):
@@ -179,7 +179,7 @@ def _all_but_one(state, push):
 
 @slow_to_compile
 @given(jobs(aggregation="mean"))
-def test_workers_that_are_told_to_give_up(made):
+def test_workers_that_a_policy_releases_in_the_middle_of_a_cycle(made):
     """Backup workers (Chen et al. 2016): a new cycle begins for those that compute, transfer or queue, too."""
     cluster, workload, setting, around, seed = whole_job(made)
     setting, _ = named(setting, "bsp", 0)
@@ -201,19 +201,19 @@ def test_ssp_never_exceeds_its_bound_and_never_deadlocks(made, bound):
     assert (window.status, window.clocks) == ("running", 150)
     workers = [NAMES.index(w) for w in setting.workers]
     clocks = np.cumsum(window.pushes.worker[:, None] == np.array(workers), axis=0)
-    # Released at most `bound` ahead of the slowest, so after its push nobody is further than one more.
+    # Released at most `bound` ahead of the slowest, so after its push no worker is further ahead than one more.
     assert (clocks.max(axis=1) - clocks.min(axis=1) <= bound + 1).all()
     # From c - s at a pull, another worker comes at most to c + s + 1 before the push: Ho et al.'s bound on staleness.
     assert window.pushes.staleness.max() <= (2 * bound + 1) * (len(workers) - 1)
 
 
-def _nobody(state, push):
+def _release_none(state, push):
     return state, Decision(release=push.waiting & False)
 
 
-def test_a_policy_that_releases_nobody_ends_in_deadlock():
+def test_a_policy_that_releases_no_worker_ends_in_deadlock():
     simulated = system(*plain_job())
-    simulated.perform(Install(SyncPolicy("nobody", lambda active: (), _nobody)))
+    simulated.perform(Install(SyncPolicy("none", lambda active: (), _release_none)))
     window = simulated.perform(Run(clocks=100))
     assert (window.status, window.clocks, simulated.status) == ("deadlock", 3, "deadlock")
     assert window.end_seconds == window.pushes.seconds[-1]
@@ -221,7 +221,7 @@ def test_a_policy_that_releases_nobody_ends_in_deadlock():
         simulated.perform(Run(clocks=1))
 
 
-def test_a_loss_that_is_no_number_ends_the_job_as_diverged():
+def test_a_loss_of_nan_ends_the_job_as_diverged():
     simulated = system(*plain_job(learning_rate=1e38))
     window = simulated.perform(Run(clocks=100))
     assert (window.status, simulated.status) == ("diverged", "diverged")
@@ -248,14 +248,14 @@ def test_a_target_of_validation_ends_the_job_with_the_first_evaluation_that_reac
     assert window.evaluations[-1].seconds == simulated.now
 
 
-def test_evaluations_are_those_of_the_judge():
+def test_evaluations_are_those_of_the_oracle():
     cluster, workload, setting, around = plain_job()
     window = system(cluster, workload, setting, around, seed=3).perform(Run(clocks=60))
     for seen in window.evaluations:
-        judge = Oracle(cluster, workload, setting, around, Bounded(math.inf), 3, MODEL).run(seen.clocks)
-        loss, _ = MODEL.gradient(judge.parameters, MODEL.valid)
-        scores = MODEL.valid[0] @ judge.parameters["w"] + judge.parameters["b"]
-        assert seen.seconds == pytest.approx(judge.now, rel=1e-9)
+        oracle = Oracle(cluster, workload, setting, around, Bounded(math.inf), 3, MODEL).run(seen.clocks)
+        loss, _ = MODEL.gradient(oracle.parameters, MODEL.valid)
+        scores = MODEL.valid[0] @ oracle.parameters["w"] + oracle.parameters["b"]
+        assert seen.seconds == pytest.approx(oracle.now, rel=1e-9)
         assert seen.loss == pytest.approx(loss, rel=1e-5)
         assert seen.accuracy == pytest.approx(np.mean(np.argmax(scores, axis=1) == MODEL.valid[1]), rel=1e-12)
 
@@ -353,7 +353,7 @@ def test_many_lanes_are_many_jobs():
             assert int(used[lane]) == int(count)
             np.testing.assert_allclose(tables[lane][:count], table[:count], rtol=1e-5, atol=1e-6)
             mine = jax.tree.map(lambda leaf, lane=lane: leaf[lane], together)
-            # What stands at nodes that are no workers means nothing.
+            # Entries of nodes that are not workers have no meaning.
             clocks_of = [c._replace(loss=c.loss * own_inputs.active) for c in (mine.clock, alone.clock)]
             learned = [m.parameters for m in (mine.learned, alone.learned)]
             jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *clocks_of)

@@ -23,7 +23,7 @@ ORDERS = st.permutations(range(F)).map(np.array)
 
 
 def one_resource(limits, capacity, active):
-    """The same transfers in words that the judge understands: everybody's own limit, and the shared resource."""
+    """The same transfers as the oracle takes them: each with its own limit, and the shared resource."""
     flows = {f: {("own", f): 1.0, "shared": 1.0} for f in range(F) if active[f]}
     return flows, {("own", f): limits[f] for f in range(F)} | {"shared": capacity}
 
@@ -40,7 +40,7 @@ def test_waterfill_fills_progressively(limits, capacity, active):
 
 
 @given(LIMITS, MASKS)
-def test_waterfill_without_a_shared_limit_gives_everybody_its_own(limits, active):
+def test_waterfill_without_a_shared_limit_gives_each_its_own(limits, active):
     np.testing.assert_array_equal(np.asarray(waterfill(limits, np.inf, active)), np.where(active, limits, 0.0))
 
 
@@ -60,7 +60,7 @@ def test_maxmin_fills_progressively(usage, capacity, active):
 
 
 @given(USAGES, CAPACITIES, MASKS)
-def test_maxmin_is_feasible_and_everybody_has_a_bottleneck(usage, capacity, active):
+def test_maxmin_is_feasible_and_each_transfer_has_a_bottleneck(usage, capacity, active):
     """Bertsekas and Gallager, 6.5.2: rates are max-min fair if and only if every transfer has a full resource on which
     no other is faster."""
     rates = np.asarray(maxmin(usage, capacity, active))
@@ -76,7 +76,7 @@ def test_maxmin_is_feasible_and_everybody_has_a_bottleneck(usage, capacity, acti
 
 
 @given(LIMITS, BANDWIDTHS, MASKS, ORDERS)
-def test_first_come_first_served_gives_each_what_its_elders_leave(limits, capacity, active, arrival):
+def test_first_come_first_served_gives_each_what_earlier_ones_leave(limits, capacity, active, arrival):
     flows, resources = one_resource(limits, capacity, active)
     in_order = {f: flows[f] for f in np.argsort(arrival) if active[f]}
     expected = first_come(in_order, resources)
@@ -86,7 +86,7 @@ def test_first_come_first_served_gives_each_what_its_elders_leave(limits, capaci
 
 
 @given(LIMITS, BANDWIDTHS, MASKS, ORDERS)
-def test_first_come_first_served_never_lets_the_young_slow_the_old(limits, capacity, active, arrival):
+def test_first_come_first_served_never_lets_later_transfers_slow_earlier_ones(limits, capacity, active, arrival):
     rates = np.asarray(fifo(limits, capacity, active, arrival))
     assert rates.sum() <= capacity * (1 + 1e-9)
     for young in np.flatnonzero(active):
@@ -98,8 +98,8 @@ def test_first_come_first_served_never_lets_the_young_slow_the_old(limits, capac
 
 @settings(max_examples=40)
 @given(LIMITS, BANDWIDTHS, MASKS, LIMITS)
-def test_weights_divide_what_all_want(limits, capacity, active, weights):
-    """Everybody has all it can use, or the largest rate for its weight; progressive filling at those paces says the same."""
+def test_weights_divide_a_shared_resource(limits, capacity, active, weights):
+    """Each has all that it can use, or the largest rate for its weight; progressive filling at these paces agrees."""
     rates = np.asarray(uneven(limits, capacity, active, weights))
     for f in np.flatnonzero(active & (rates < limits * (1 - 1e-9))):
         assert rates[f] / weights[f] >= (rates / weights).max() * (1 - 1e-9)
@@ -113,7 +113,7 @@ def test_weights_divide_what_all_want(limits, capacity, active, weights):
 
 
 @given(LIMITS, BANDWIDTHS, MASKS, ORDERS)
-def test_no_discipline_leaves_bandwidth_idle_that_somebody_could_use(limits, capacity, active, arrival):
+def test_no_discipline_leaves_bandwidth_idle_that_a_transfer_could_use(limits, capacity, active, arrival):
     possible = min(capacity, limits[active].sum())
     for rates in (waterfill(limits, capacity, active), fifo(limits, capacity, active, arrival)):
         np.testing.assert_allclose(np.asarray(rates).sum(), possible, rtol=1e-9, atol=1e-14 * limits.sum())

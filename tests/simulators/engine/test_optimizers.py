@@ -1,4 +1,4 @@
-"""AdaRevision against AdaGrad and its own theory (the engine's judge has a plain one); what optimizers keep."""
+"""AdaRevision against AdaGrad and its own theory (the oracle has a plain one); what state optimizers keep."""
 
 import jax.numpy as jnp
 import optax
@@ -15,7 +15,7 @@ GRADIENTS = st.lists(st.floats(-3, 3, width=32).filter(lambda g: g == 0 or abs(g
 
 
 def applied(name, gradients, missed=None, rate=0.1):
-    """Where one parameter is after these gradients, one after another; `missed` is of each what it did not know of."""
+    """One parameter after these gradients, in this order; `missed` is, for each, the sum of gradients since its pull."""
     made, weight = optimizer(name, rate, 0.0), jnp.zeros(1)
     kept = made.init(weight)
     for g, u in zip(gradients, missed or [0.0] * len(gradients), strict=True):
@@ -37,7 +37,7 @@ def test_without_delay_it_is_adagrad(gradients):
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.floats(0.1, 3.0), min_size=2, max_size=12), st.sampled_from([1, -1]))
-def test_gradients_that_did_not_know_of_each_other_are_as_one_of_their_sum(sizes, sign):
+def test_gradients_of_one_pull_are_like_one_gradient_of_their_sum(sizes, sign):
     """z is the square of the sum, and all earlier steps are revised to its rate: n steps at one point are one AdaGrad step,
     where AdaGrad itself would go about sqrt(n) times as far, however late they are."""
     gradients = [sign * g for g in sizes]
@@ -58,5 +58,5 @@ def test_a_mean_of_gradients_has_no_one_delay():
         system(cluster(), job(model=MODEL, optimizer="adarevision", aggregation="mean"), start(), Conditions())
 
 
-def test_workloads_know_it():
+def test_workloads_can_name_it():
     assert workload("ratings-mf", {"optimizer": "adarevision"}).optimizer == "adarevision"

@@ -101,7 +101,7 @@ def test_pulls_and_pushes_are_two_sharing_stations(w, s, push):
 def test_first_come_first_served_reaches_the_overlap_bound(w, s, jitter):
     """max(z + 1, w / s) / w seconds per push: pulls of some hide behind the compute of others. z = 1.81 (Cruise's NMF).
 
-    Without jitter staggered workers find an order in which nobody waits; with it, a queue near saturation costs a little.
+    Without jitter staggered workers find an order in which no worker waits; with it, a queue near saturation costs a little.
     """
     found, _ = rate(timed(w, s, 1.81, Conditions(jitter=jitter), "fifo"), 40 * w, 100 * w)
     assert 1 / found == pytest.approx(max(2.81, w / s) / w, rel=1e-9 if jitter == 0 else 0.02)
@@ -120,7 +120,7 @@ def test_cruises_nmf_on_32_machines():
 
 @pytest.mark.parametrize("policy", ["bsp", "asp"])
 @pytest.mark.parametrize(("w", "s", "push"), [(18, 14, 0.0), (27, 5, 1.0), (4, 9, 0.5)])
-def test_without_jitter_or_stagger_everybody_stays_in_lockstep(policy, w, s, push):
+def test_without_jitter_or_stagger_all_workers_stay_in_lockstep(policy, w, s, push):
     """The additive formula: w workers at once take max(1, w / s) for a pull, and for a push."""
     simulated = timed(w, s, 1.77, Conditions(jitter=0.0, stagger=False), push=push, policy=policy)
     window = simulated.perform(Run(clocks=40 * w))
@@ -177,7 +177,7 @@ def repairman_wait(machines, away_seconds, service_seconds):
     Embedded chain at departures: during a service, each of those away comes back with 1 - exp(-service / away).
     """
     n, back = machines, 1 - math.exp(-service_seconds / away_seconds)
-    chain = np.zeros((n, n))  # customers left behind: 0 .. n-1
+    chain = np.zeros((n, n))  # customers that a departing one leaves: 0 .. n-1
     for left in range(n):
         present = max(left, 1)  # an empty server waits for the first of n to come back
         for arrivals in range(n - present + 1):
@@ -215,7 +215,7 @@ def test_pushes_queue_at_the_servers_as_at_an_m_d_1_queue():
 
 
 def descent(workers, learning_rate, pushes, curvature=2.0):
-    """ASP on h / 2 x^2 by equal, staggered workers without jitter: everybody's gradient is workers - 1 updates old."""
+    """ASP on h / 2 x^2 by equal, staggered workers without jitter: every gradient is workers - 1 updates old."""
     model = Quadratic(curvature, centres=[0.0] * 40, first=1.0)
     cluster = Cluster(tuple((n, machine(BANDWIDTH)) for n in NAMES[:8]))
     setting = Setting(workers=NAMES[:workers], servers=NAMES[7:8], batch_size=4, learning_rate=learning_rate)

@@ -1,4 +1,4 @@
-"""Reconfigurations in simulated time: training goes on, nothing is lost, nodes come and go, stated costs are charged."""
+"""Reconfigurations in simulated time: training continues, no update is lost, nodes come and go, costs are as stated."""
 
 from dataclasses import replace
 
@@ -101,7 +101,7 @@ def test_with_updates_of_one_the_model_is_the_number_of_pushes(seed, method, pol
 # --------------------------------------------------------------------------------------------- training goes on
 
 
-def test_by_migration_and_relocation_training_goes_on_and_by_checkpoint_it_stands_still():
+def test_by_migration_and_relocation_training_continues_and_by_checkpoint_it_stalls():
     new = start(workers=("a", "b", "c", "d"), servers=("e",))
     for method in METHODS:
         simulated = timed()
@@ -171,7 +171,7 @@ def replace_costs(**changed):
 
 @pytest.mark.parametrize("touched", [0.0, 1.0])
 def test_relocated_parameters_move_with_pushes_or_are_swept(touched):
-    """A dense model is over with the first push of what was pulled after the switch; one that nobody touches is swept."""
+    """A dense model is over with the first push of what was pulled after the switch; one without pushes is swept."""
     demand = Demand(model_bytes=100.0, sample_seconds=0.25, apply_seconds=0.05, touched_fraction=touched)
     workload, slow = replace(job(demand), samples=64, batch_size=4), replace_costs(sweep_bytes_per_second=2.0)
     simulated = system(cluster(), workload, start(), Conditions(jitter=0.0), knobs=KNOBS, costs=slow)
@@ -186,7 +186,7 @@ def test_relocated_parameters_move_with_pushes_or_are_swept(touched):
         switch, ended = 30.0 + COSTS.graph_seconds, 30.0 + cost.seconds - COSTS.delete_seconds
         counts = np.bincount(pushes.worker[(pushes.seconds > switch) & (pushes.seconds <= ended)], minlength=3)
         assert cost.seconds < swept
-        assert max(counts) == 2  # somebody's second push since the switch ended it
+        assert max(counts) == 2  # a worker's second push since the switch ended it
         assert pushes.seconds[pushes.seconds <= ended + 1e-9][-1] == pytest.approx(ended)
 
 
@@ -229,7 +229,7 @@ def test_cutting_a_run_into_windows_changes_nothing_during_a_change(method):
 # ------------------------------------------------------------------------------------------------------- refusals
 
 
-def test_while_a_change_is_under_way_another_is_refused_and_the_job_goes_on():
+def test_during_a_reconfiguration_another_is_refused_and_the_job_continues():
     simulated = timed()
     simulated.perform(Run(seconds=20.0))
     child = simulated.perform(Fork(0))
@@ -257,7 +257,7 @@ def events(window):
     return [(e.node, e.event) for e in window.events]
 
 
-def test_nodes_that_come_and_go_are_told_of_and_cannot_be_used_while_away():
+def test_windows_report_nodes_that_come_and_go_and_absent_ones_cannot_be_used():
     comings = (NodeChange(("e",), 30.0, "joins"), NodeChange(("e",), 60.0, "leaves", notice_seconds=20.0))
     simulated = timed(Conditions(jitter=0.0, nodes=comings), start(servers=("d",)))
     first = simulated.perform(Run(seconds=20.0))
@@ -277,7 +277,7 @@ def test_nodes_that_come_and_go_are_told_of_and_cannot_be_used_while_away():
     assert (events(left), left.changes, left.setting) == ([("e", "left")], (), start(servers=("d",)))
 
 
-def test_a_lost_worker_is_dropped_while_the_others_go_on():
+def test_a_lost_worker_is_dropped_while_the_others_continue():
     simulated = counting(Conditions(nodes=(NodeChange(("b",), 40.0, "fails"),)), start(learning_rate=0.5, policy="bsp"))
     seen = simulated.perform(Run(seconds=90.0))
     assert events(seen) == [("b", "failed")]
@@ -289,7 +289,7 @@ def test_a_lost_worker_is_dropped_while_the_others_go_on():
     assert counted(simulated, 0) == seen.clocks
 
 
-def test_what_a_lost_server_held_is_restored_onto_the_others():
+def test_the_part_of_a_lost_server_is_restored_onto_the_others():
     simulated = counting(Conditions(nodes=(NodeChange(("e",), 40.0, "fails"),)))
     seen = simulated.perform(Run(seconds=90.0))
     assert seen.setting == start(learning_rate=0.5, servers=("d",))

@@ -1,4 +1,4 @@
-"""Reconfigurations at odd moments: of branches that stood still, or are past saving, and while nodes are lost."""
+"""Reconfigurations at odd moments: of branches that have not trained for a while or have ended, and while nodes are lost."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def losing(node, seconds):
 @pytest.mark.parametrize(
     "action", [Install(bsp(), branch=1), Reconfigure(start(learning_rate=0.5, workers=("a",)), branch=1)]
 )
-def test_a_branch_that_lost_a_node_while_it_stood_still_must_run_before_it_changes(action):
+def test_a_branch_that_lost_a_node_while_it_did_not_train_must_run_before_it_changes(action):
     simulated = counting(losing("b", 40.0))
     simulated.perform(Run(seconds=10.0))
     assert simulated.perform(Fork(0)) == 1
@@ -47,7 +47,7 @@ def test_a_node_that_is_lost_while_a_branch_is_copied_is_lost_to_both(setting, l
     simulated = counting(losing(lost, 10.25))
     simulated.perform(Run(seconds=10.0))
     child = simulated.perform(Fork(0, setting=setting))
-    # The one that has a recovery under way goes first.
+    # The branch with a recovery in progress must run first.
     for number in (child, 0):
         seen = simulated.perform(Run(seconds=60.0, branch=number))
         assert seen.clocks > 4
@@ -56,7 +56,7 @@ def test_a_node_that_is_lost_while_a_branch_is_copied_is_lost_to_both(setting, l
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_a_branch_that_is_past_saving_cannot_be_reconfigured_and_holds_nobody_up(wait):
+def test_a_branch_in_deadlock_cannot_be_reconfigured_and_delays_no_other(wait):
     simulated = timed()
     child = simulated.perform(Fork(0))
     nobody = SyncPolicy("nobody", lambda active: jnp.asarray(0), lambda state, push: (state, Decision(push.waiting & False)))
@@ -70,7 +70,7 @@ def test_a_branch_that_is_past_saving_cannot_be_reconfigured_and_holds_nobody_up
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_nobody_begins_before_the_change_that_lets_it(method):
+def test_no_worker_begins_before_the_reconfiguration_that_starts_it(method):
     """Also where all steps are free, and the last event lies before the request."""
     free = replace_costs(add_seconds=0.0, graph_seconds=0.0, start_seconds=0.0, restart_seconds=0.0, handshake_seconds=0.0)
     simulated = timed(setting=start(servers=("d",)), costs=free)
@@ -83,8 +83,8 @@ def test_nobody_begins_before_the_change_that_lets_it(method):
     assert pushes.seconds[first] - spent >= 20.0 - 1e-9
 
 
-def test_what_a_branch_did_before_it_stood_still_is_not_slowed_down_afterwards():
-    """a has computed three quarters of its mini-batch when it is put aside, and the last one at half the speed."""
+def test_progress_before_a_pause_is_not_slowed_down_by_an_episode_after_it():
+    """a has computed three quarters of its mini-batch when another branch trains, and the rest at half the speed."""
     slow = Conditions(jitter=0.0, stagger=False, episodes=(Episode("a", 20.0, 1000.0, 2.0),))
     quick = replace_costs(fork_bytes_per_second=1e12)
     simulated = timed(slow, start(workers=("a",)), costs=quick)
@@ -96,8 +96,8 @@ def test_what_a_branch_did_before_it_stood_still_is_not_slowed_down_afterwards()
     assert simulated.perform(Run(clocks=1)).pushes.compute_seconds[0] == pytest.approx(1.25 * plain.compute_seconds[0])
 
 
-def test_windows_leave_out_only_the_standstill_that_they_begin_with():
-    """Training that nobody saw, pushes or none, is in the next window; so is a standstill that came after it."""
+def test_windows_leave_out_only_the_stall_that_they_begin_with():
+    """Training outside of a window, with pushes or without, is in the next window; so is a stall after it."""
     simulated = timed(costs=replace_costs(graph_seconds=0.125))
     simulated.perform(Run(clocks=10))
     asked = simulated.now
@@ -128,8 +128,8 @@ def test_small_shares_of_the_data_are_never_refused_half_way():
     assert simulated.perform(Run(seconds=20.0)).setting == new
 
 
-def test_workers_lost_one_after_the_other_are_both_dropped_while_the_others_go_on():
-    """The second is lost before the runtime has acted on the first: nobody asked for a change, so nothing is rolled back."""
+def test_workers_lost_one_after_the_other_are_both_dropped_while_the_others_continue():
+    """The second is lost before the runtime has acted on the first. No change was requested, so nothing is rolled back."""
     lost = (NodeChange(("a",), 40.0, "fails"), NodeChange(("b",), 42.0, "fails"))
     simulated = timed(Conditions(jitter=0.0, nodes=lost))
     seen = simulated.perform(Run(seconds=90.0))
@@ -139,7 +139,7 @@ def test_workers_lost_one_after_the_other_are_both_dropped_while_the_others_go_o
     assert np.sum(seen.pushes.seconds > 42.0) > 3
 
 
-def test_a_change_that_the_job_does_not_outlive_is_not_done():
+def test_a_reconfiguration_that_the_job_ends_during_is_not_done():
     simulated = timed(target=Target("clocks", 40))
     simulated.perform(Run(clocks=37))
     assert not simulated.perform(Reconfigure(start(servers=("e",)), method="migrate")).done
