@@ -80,7 +80,7 @@ class Heart(threading.Thread):
         super().__init__(name=f"heart of {mail.name}", daemon=True)
         self._mail = mail
         self._over = threading.Event()
-        self._outlets = mail.transport.beside()
+        self._outlets = mail.transport.second_sender()
 
     def run(self) -> None:
         beat = encode(self._mail.name, signal(Beat(), self._mail.generation))
