@@ -16,7 +16,7 @@ from statistics import median
 from typing import NamedTuple, TypeAlias
 
 from harness.live.processes.runtime import node_of
-from harness.live.protocol.messages import Done, Head, Release, Staged
+from harness.live.protocol.messages import GradientDone, Head, PushStaged, Release
 from tuners.actions import Setting
 
 __all__ = ["Links", "Meter", "Pair", "Slow", "Transfer"]
@@ -45,7 +45,7 @@ class Transfer(NamedTuple):
 class _Cycle:
     number: int
     released_seconds: float
-    done: Done | None = None
+    done: GradientDone | None = None
     staged: dict[str, tuple[float, int]] = field(default_factory=dict)  # by server: when, and how many blocks
 
 
@@ -65,11 +65,11 @@ class Meter:
 
     def heard(self, sender: str, head: Head, now: float) -> None:
         """The coordinator is told this."""
-        if isinstance(head, Done):
+        if isinstance(head, GradientDone):
             cycle = self._cycles.get(sender)
             if cycle is not None and cycle.number == head.cycle:
                 self._close(sender, cycle, head)
-        elif isinstance(head, Staged):
+        elif isinstance(head, PushStaged):
             cycle = self._cycles.get(head.worker)
             if cycle is not None and cycle.number == head.cycle:
                 blocks = sum(end - start for start, end in head.runs)
@@ -77,7 +77,7 @@ class Meter:
                 if head.done is not None:
                     self._close(head.worker, cycle, head.done)
 
-    def _close(self, worker: str, cycle: _Cycle, done: Done) -> None:
+    def _close(self, worker: str, cycle: _Cycle, done: GradientDone) -> None:
         """Count what has been staged so far."""
         busy = done.pull_seconds + done.compute_seconds
         for server, (at, blocks) in cycle.staged.items():

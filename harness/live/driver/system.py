@@ -277,7 +277,7 @@ class LiveSystem:
         control, request = self._control, 0
 
         def over() -> bool:
-            return request in control.measured or request <= control.runtime.seen.forgotten
+            return request in control.measured or request <= control.runtime.seen.cancelled_requests
 
         while request not in control.measured:  # a coordinator that died, or went back, is to be asked anew
             request = control.runtime.call("evaluate", action.branch)

@@ -22,7 +22,7 @@ from harness.live.protocol.wire import Beat, Here, Peers, Unreadable, decode, en
 from harness.live.server.server import Server
 from harness.live.server.store import Store
 from harness.live.transport.transport import Transport
-from harness.live.worker.worker import Computed, Task, Worker
+from harness.live.worker.worker import Computed, Worker, WorkerTask
 
 __all__ = ["BEAT_SECONDS", "TICK_SECONDS", "Compute", "Heart", "Mail", "Member", "run_server", "run_worker"]
 
@@ -31,7 +31,7 @@ TICK_SECONDS = 0.25
 
 _log = logging.getLogger(__name__)
 
-Compute: TypeAlias = Callable[[Task], Computed]
+Compute: TypeAlias = Callable[[WorkerTask], Computed]
 
 
 class Mail:
@@ -80,7 +80,7 @@ class Heart(threading.Thread):
         super().__init__(name=f"heart of {mail.name}", daemon=True)
         self._mail = mail
         self._over = threading.Event()
-        self._outlets = mail.transport.beside()
+        self._outlets = mail.transport.second_sender()
 
     def run(self) -> None:
         beat = encode(self._mail.name, signal(Beat(), self._mail.generation))
@@ -134,7 +134,7 @@ def run_worker(member: Member, layout: Layout, prepare: Callable[[], Compute], c
     """
     keep_memory()
     mail = Mail(member.name, member.generation, member.transport)
-    tasks: deque[Task] = deque()
+    tasks: deque[WorkerTask] = deque()
     core = Worker(member.name, member.generation, layout, mail.send, time.monotonic, tasks.append)
     compute = prepare()
 

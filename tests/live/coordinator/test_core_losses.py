@@ -1,4 +1,4 @@
-"""The cores of a live job in memory: what is of the past, what is saved, and what is done about losses."""
+"""The cores of a live job in memory: old messages, saved snapshots, and losses."""
 
 import random
 from dataclasses import replace
@@ -9,8 +9,8 @@ import pytest
 from harness.live.coordinator.branch import Shards
 from harness.live.coordinator.journal import FileJournal
 from harness.live.protocol import messages
-from harness.live.protocol.log import Commit
-from harness.live.protocol.messages import Done, Message, Pull, Stage, Staged
+from harness.live.protocol.log import CommitEntry
+from harness.live.protocol.messages import GradientDone, Message, Pull, PushStaged, StagePush
 from tests.live.support.memory import COORDINATOR, EVALUATOR, NODES, start
 from tuners import policies
 from tuners.actions import Decision, SyncPolicy, Target
@@ -18,20 +18,20 @@ from tuners.actions import Decision, SyncPolicy, Target
 # ------------------------------------------------------------------------------------------------- what is of the past
 
 
-def test_what_is_staged_again_is_acknowledged_again_and_counts_once():
+def test_a_push_staged_again_is_acknowledged_again_and_counts_once():
     memory = start(policy="bsp", workers=2)
     name, slow = messages.worker(NODES[0]), messages.worker(NODES[1])
-    while not memory.cores[name]._told:
+    while not any(
+        m for (s, _), queue in memory.channels.items() for m in queue if s == name and isinstance(m.head, StagePush)
+    ):
         memory.deliver(memory.rng.choice([p for p in memory.pending() if p[0] != slow]))
-    stages = [m for (s, r), queue in memory.channels.items() for m in queue if s == name and isinstance(m.head, Stage)]
-    assert stages
     for _ in range(2):
         for pair in [p for p in memory.pending() if p[0] == name and p[1] != COORDINATOR]:
             repeated = list(memory.channels[pair])
             while memory.channels[pair]:
                 memory.deliver(pair)
             memory.channels[pair].extend(repeated)
-    acknowledged = [m.head for q in memory.channels.values() for m in q if isinstance(m.head, Staged)]
+    acknowledged = [m.head for q in memory.channels.values() for m in q if isinstance(m.head, PushStaged)]
     assert len(acknowledged) >= 4
     memory.steps(300)
     memory.settle()
@@ -39,35 +39,38 @@ def test_what_is_staged_again_is_acknowledged_again_and_counts_once():
 
 
 @pytest.mark.parametrize("age", ["view", "generation"])
-def test_messages_of_the_past_are_refused(age):
+def test_messages_of_an_older_view_or_generation_are_refused(age):
     memory = start()
     memory.steps(200)
-    view = memory.coordinator._ledger.view
+    view = memory.coordinator.view
     name = messages.server(NODES[-1])
-    core, refused = memory.cores[name], memory.cores[name].refused
-    core._members[messages.worker("n0")] = 2
+    core = memory.cores[name]
+    memory.kill(messages.worker("n0"))
+    memory.coordinator.lose([messages.worker("n0")])
+    memory.drain_until_idle(name)
+    refused = core.refused
     core.receive(messages.worker("n0"), Message(Pull(1, 0, 0, ((0, 1),)), (), view - (age == "view"), 1))
     assert core.refused == refused + 1
     refused = memory.coordinator.refused
     given = (view - 1, 1) if age == "view" else (view, 0)
-    memory.coordinator.receive(name, Message(Staged("worker/n0", 1, ((0, 1),)), (), *given))
+    memory.coordinator.receive(name, Message(PushStaged("worker/n0", 1, ((0, 1),)), (), *given))
     assert memory.coordinator.refused == refused + 1
 
 
-def test_a_coordinator_believes_no_worker_that_was_replaced():
+def test_a_coordinator_refuses_a_worker_that_was_replaced():
     memory = start(policy="bsp")
     name = messages.worker(NODES[0])
+    cycle = memory.coordinator.branches[0].busy[0].number
     memory.coordinator.expect(name, 2)
     assert name not in memory.coordinator.members
-    cycle = memory.coordinator._cycles.last
-    memory.coordinator.receive(name, Message(Done(cycle, 0.0, 0.0, 0.0, 0), (), 1, 1))
+    memory.coordinator.receive(name, Message(GradientDone(cycle, 0.0, 0.0, 0.0, 0), (), 1, 1))
     assert memory.coordinator.refused == 1
 
 
 @pytest.mark.parametrize(
-    ("lost", "probes"), [(Stage, False), (Staged, False), (Done, True)], ids=["stage", "staged", "done"]
+    ("lost", "probes"), [(StagePush, False), (PushStaged, False), (GradientDone, True)], ids=["stage", "staged", "done"]
 )
-def test_what_is_lost_of_a_push_comes_again(lost, probes):
+def test_lost_messages_of_a_push_are_sent_again(lost, probes):
     memory = start(policy=policies.asp()._replace(probes=probes), workers=1, retry_seconds=1.0)
     while pending := memory.pending():
         if isinstance(memory.channels[pending[0]][0].head, lost):
@@ -81,7 +84,7 @@ def test_what_is_lost_of_a_push_comes_again(lost, probes):
     assert memory.pushes[0] > 0
 
 
-def test_a_journal_leaves_out_what_was_cut_short(tmp_path):
+def test_a_journal_ignores_a_record_that_was_cut_short(tmp_path):
     path = tmp_path / "journal"
     journal = FileJournal(path)
     for record in (b"one", b"two", b""):
@@ -115,16 +118,16 @@ def test_an_evaluator_measures_while_training_goes_on():
     assert all(e.accuracy >= e.clocks for _, e in poll.reports[0].evaluations)
 
 
-def test_a_branch_goes_its_own_way_and_the_other_stands_still():
+def test_a_fork_trains_while_its_parent_is_paused():
     memory = start(policy="bsp")
     memory.steps(300)
     fork = memory.coordinator.fork(0, replace(memory.setting, learning_rate=-2.0), policies.asp())
     memory.coordinator.run(fork)
-    begun, busy = memory.pushes[0], memory.coordinator._cycles.lines[0].busy.keys()
+    begun, busy = memory.pushes[0], memory.coordinator.branches[0].busy.keys()
     memory.steps(600)
     assert memory.pushes[0] == begun
     memory.coordinator.run(0)
-    assert memory.coordinator._cycles.lines[0].busy.keys() >= busy
+    assert memory.coordinator.branches[0].busy.keys() >= busy
     memory.steps(200)
     memory.settle()
     more = memory.pushes[fork] - begun
@@ -133,7 +136,7 @@ def test_a_branch_goes_its_own_way_and_the_other_stands_still():
     np.testing.assert_array_equal(memory.model(fork), np.full(12, begun + 2 * more, np.float32))
     memory.coordinator.free(fork)
     memory.drain()
-    assert all(list(c._store.branches) == [0] for n, c in memory.cores.items() if n.startswith("server"))
+    assert all(list(store.branches) == [0] for store in memory.stores.values())
 
 
 def test_a_testing_branch_applies_nothing():
@@ -148,7 +151,7 @@ def test_a_testing_branch_applies_nothing():
 
 
 @pytest.mark.parametrize("servers", [1, 3])
-def test_what_was_saved_begins_another_job(servers):
+def test_another_job_begins_from_a_saved_snapshot(servers):
     memory = start(random.Random(5), servers=servers, optimizer="momentum", momentum=1.0)
     memory.steps(400)
     index = memory.coordinator.snapshot(save=True)
@@ -167,13 +170,13 @@ def test_what_was_saved_begins_another_job(servers):
 
 
 def within_a_round(memory, pushes=40):
-    """Two thirds of a BSP round are under way; rows so far."""
+    """Train until two thirds of a BSP round are in progress; returns the rows so far."""
     while memory.pushes[0] < pushes or memory.pushes[0] % 3 != 1:
         memory.step()
     return memory.coordinator.poll().reports[0].rows
 
 
-def test_rows_are_told_until_a_driver_has_taken_them():
+def test_rows_are_reported_until_the_driver_confirms_them():
     """The answer to the second poll is lost with the coordinator that gave it."""
     memory = start()
     memory.steps(300)
@@ -192,7 +195,7 @@ def test_rows_are_told_until_a_driver_has_taken_them():
 
 
 def saved(memory):
-    """What another job can begin with."""
+    """The arguments of `begin_from` for another job."""
     index = memory.coordinator.snapshot(save=True)
     while memory.coordinator.durable < index:
         memory.step()
@@ -200,7 +203,7 @@ def saved(memory):
 
 
 @pytest.mark.parametrize("aggregation", ["each", "mean"])
-def test_bsp_goes_on_from_within_a_round_as_if_nothing_had_happened(aggregation):
+def test_bsp_resumes_within_a_round_without_a_trace(aggregation):
     memory = start(policy="bsp", workers=3, aggregation=aggregation)
     rows = [within_a_round(memory)]
     if aggregation == "each":  # where gradients are grouped, nobody need finish
@@ -222,14 +225,14 @@ def test_bsp_goes_on_from_within_a_round_as_if_nothing_had_happened(aggregation)
     np.testing.assert_array_equal(staleness, count % 3 if each else 0 * count)
 
 
-def test_who_waits_for_others_waits_on_when_a_job_goes_on():
+def test_a_waiting_worker_still_waits_after_a_resume():
     memory = start(policy="ssp", staleness=1, workers=3)
     slow = messages.worker(NODES[0])
     while others := [p for p in memory.pending() if slow not in p]:
         memory.deliver(memory.rng.choice(others))
     again = start(random.Random(6), policy="ssp", staleness=1, workers=3, begun=saved(memory))
-    line = again.coordinator._cycles.lines[0]
-    assert (line.clocks[:3].tolist(), list(line.busy)) == ([0, 2, 2], [0])
+    branch = again.coordinator.branches[0]
+    assert (branch.clocks[:3].tolist(), list(branch.busy)) == ([0, 2, 2], [0])
     again.steps(400)
     again.settle()
     np.testing.assert_array_equal(again.model(), np.full(12, again.pushes[0], np.float32))
@@ -241,7 +244,7 @@ def test_a_push_that_was_saved_before_its_policy_decided_counts_once():
 
     probing = SyncPolicy("probing", lambda active: (), decide, probes=True)
     memory = start(policy=probing, workers=2)
-    while memory.pushes[0] < 20 or not memory.coordinator._cycles.probing:
+    while memory.pushes[0] < 20 or not memory.coordinator.branches[0].undecided:
         memory.step()
     again = start(random.Random(6), policy=probing, workers=2, begun=saved(memory))
     again.steps(800)
@@ -250,7 +253,7 @@ def test_a_push_that_was_saved_before_its_policy_decided_counts_once():
     np.testing.assert_array_equal(again.model(), np.full(12, again.pushes[0], np.float32))
 
 
-def test_everybody_can_be_replaced_from_what_the_coordinator_saved():
+def test_all_processes_can_be_replaced_from_the_coordinators_copy():
     memory = start(servers=2)
     memory.steps(300)
     memory.coordinator.halt(0)
@@ -277,12 +280,12 @@ def test_everybody_can_be_replaced_from_what_the_coordinator_saved():
 # -------------------------------------------------------------------------------------------------------------- losses
 
 
-def test_what_a_worker_and_a_server_take_with_them_is_counted():
+def test_pushes_lost_with_a_worker_and_a_server_are_counted():
     memory = start(random.Random(3), workers=2, servers=2, policy="bsp", snapshot_commits=1000)
     memory.steps(400)
     worker, server = messages.worker(NODES[0]), messages.server(NODES[-1])
     durable = memory.coordinator.durable
-    mine = [e for i, e in memory.history.items() if isinstance(e, Commit) and e.worker == worker and i > durable]
+    mine = [e for i, e in memory.history.items() if isinstance(e, CommitEntry) and e.worker == worker and i > durable]
     memory.kill(worker)
     memory.kill(server)
     memory.coordinator.lose([worker, server])
@@ -293,7 +296,7 @@ def test_what_a_worker_and_a_server_take_with_them_is_counted():
     np.testing.assert_array_equal(memory.model(), np.full(12, memory.pushes[0] - len(mine), np.float32))
 
 
-def test_groups_are_smaller_by_all_that_is_withdrawn():
+def test_withdrawn_pushes_leave_their_groups():
     policy = policies.k_batch_sync(2)
     memory = start(workers=2, servers=2, policy=policy, aggregation="sum", snapshot_commits=1000)
     memory.drain_until_idle(messages.server(NODES[-1]))
@@ -306,7 +309,7 @@ def test_groups_are_smaller_by_all_that_is_withdrawn():
     memory.coordinator.lose([worker, server])
     memory.recover()
     assert memory.coordinator.poll().lost_pushes == 3
-    assert [line.grouped for line in memory.coordinator._cycles.lines.values()] == [0, 0]
+    assert [branch.grouped for branch in memory.coordinator.branches.values()] == [0, 0]
     memory.settle()
     assert memory.model(0).tolist() == memory.model(fork).tolist() == [0] * 12
     memory.coordinator.run(fork)
@@ -316,7 +319,7 @@ def test_groups_are_smaller_by_all_that_is_withdrawn():
     assert memory.model(fork).tolist() == [2] * 12
 
 
-def test_nobody_who_has_a_copy_means_an_error_that_says_so():
+def test_recovery_without_any_copy_of_a_block_is_refused():
     memory = start(servers=2)
     memory.steps(300)
     for name in [n for n in memory.cores if n.startswith("server")]:
@@ -328,12 +331,12 @@ def test_nobody_who_has_a_copy_means_an_error_that_says_so():
         memory.recover()
 
 
-def test_a_server_that_is_started_anew_keeps_no_more_than_its_share():
+def test_a_restarted_server_gets_no_more_than_its_share():
     memory = start(servers=2)
     new, old = (messages.server(n) for n in NODES[-2:])
     memory.coordinator.place((old,), (1.0,))
     memory.steps(400)
-    assert set(memory.coordinator._ledger.table.values()) == {old}
+    assert set(memory.coordinator.owners.values()) == {old}
     memory.coordinator.finish()
     memory.settle()
     memory.coordinator.snapshot(save=True)
@@ -346,11 +349,11 @@ def test_a_server_that_is_started_anew_keeps_no_more_than_its_share():
     memory.drain()
     memory.coordinator.recover((new, old), (0.5, 0.5))
     memory.drain()
-    owners = list(memory.coordinator._ledger.table.values())
+    owners = list(memory.coordinator.owners.values())
     assert owners.count(old) == owners.count(new)
 
 
-def test_a_job_of_which_nobody_has_a_copy_goes_back_to_what_was_saved():
+def test_a_job_without_any_copy_goes_back_to_the_saved_snapshot():
     memory = start(servers=2)
     memory.steps(300)
     index = memory.coordinator.snapshot(save=True)
@@ -378,10 +381,10 @@ def test_workers_keep_few_pushes():
     memory = start(snapshot_commits=10, checks=False)
     for _ in range(40):
         memory.steps(50)
-        assert all(len(c._kept) < 40 for n, c in memory.cores.items() if n.startswith("worker"))
+        assert all(c.kept < 40 for n, c in memory.cores.items() if n.startswith("worker"))
     assert memory.pushes[0] > 100
-    assert all(len(c._log) < 5 for n, c in memory.cores.items() if n.startswith("server"))
-    assert len(memory.coordinator._ledger.entries) < 60
+    assert all(c.backlog < 5 for n, c in memory.cores.items() if n.startswith("server"))
+    assert len(memory.coordinator.log) < 60
 
 
 def uneven(setting):
@@ -393,6 +396,6 @@ def test_a_mean_weighs_workers_by_their_samples():
     memory.push(messages.worker(NODES[0]))
     memory.push(messages.worker(NODES[1]))
     memory.settle()
-    weights = [e.weight for e in memory.history.values() if isinstance(e, Commit)]
+    weights = [e.weight for e in memory.history.values() if isinstance(e, CommitEntry)]
     assert weights == [0.5, 1.5]
     np.testing.assert_array_equal(memory.model(), np.ones(12, np.float32))

@@ -1,7 +1,7 @@
-"""Processes that only pretend: a coordinator that says what one would say, in real time, of a job that nobody computes.
+"""A simulated coordinator and its processes, in real time: it answers the driver, and nothing is computed.
 
-For tests of what a driver makes of it: actions, windows, losses. Every worker completes a push every few milliseconds; the
-loss falls with every push, faster at a higher learning rate, and not at all on a branch that tests.
+For tests of the driver: actions, windows, losses. Every worker completes a push every few milliseconds. The loss falls with
+every push, faster at a higher learning rate, and not at all on a branch that tests.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class Pretend:
         if self.moving and now >= self.moved_at:
             self.moving = 0
         branch = self.branches.get(self.running)
-        stands = self.halted or self.dead_owners or branch is None or branch.status != "running"
-        able = [] if stands else [w for w in branch.setting.workers if worker(w) in self.members]
+        idle = self.halted or self.dead_owners or branch is None or branch.status != "running"
+        able = [] if idle else [w for w in branch.setting.workers if worker(w) in self.members]
         while able and self.until + self.cycle_seconds <= now:
             self.until += self.cycle_seconds
             for name in able:
