@@ -159,14 +159,14 @@ def results(folder, rows):
     scenario = load("small.toml")
     names = list(dict.fromkeys(r["tuner"] for r in rows))
     manifest = {"schema": schema.VERSION, "scenarios": ["small"], "tuners": names, "oracles": [], "seeds": 3}
-    (job_folder / "scenarios").mkdir(parents=True)
-    (job_folder / "scenarios" / "small.toml").write_text(scenario.text)
-    (job_folder / "manifest.json").write_text(json.dumps(manifest))
-    store.write(pl.DataFrame(rows, schema=schema.SCORES), job_folder / "scores.parquet", schema.SCORES)
+    (folder / "scenarios").mkdir(parents=True)
+    (folder / "scenarios" / "small.toml").write_text(scenario.text)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    store.write(pl.DataFrame(rows, schema=schema.SCORES), folder / "scores.parquet", schema.SCORES)
     for name, table in (("evaluations", schema.EVALUATIONS), ("settings", schema.SETTINGS)):
-        store.write(pl.DataFrame(schema=table), job_folder / f"{name}.parquet", table)
-    store.write_host(pl.DataFrame(schema=schema.HOST), job_folder / "host.csv")
-    return job_folder
+        store.write(pl.DataFrame(schema=table), folder / f"{name}.parquet", table)
+    store.write_host(pl.DataFrame(schema=schema.HOST), folder / "host.csv")
+    return folder
 
 
 def test_the_winner_of_a_comparison_is_deployed(here, capsys):
