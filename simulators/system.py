@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,18 @@ from tuners.actions import (
     Window,
 )
 from tuners.settings import Knob
+from tuners.system import (
+    Handlers,
+    branch_of,
+    check_no_reconfiguration,
+    check_nodes,
+    check_not_last,
+    check_other_branch,
+    check_running,
+    handler_of,
+    method_of,
+    policy_of,
+)
 
 __all__ = ["SimulatedSystem"]
 
@@ -79,7 +91,7 @@ class SimulatedSystem:
         self._load = Load(self.job.model_bytes, blocks, workload.demand.sample_bytes * workload.samples / blocks)
         try:
             self.job.space.check(start)
-            self._check_there(start)
+            check_nodes(start, self.job, self._control.available)
             data, parameters = jobs.drawn(workload, seed, len(start.workers))
             self._ground = Ground(cluster, workload, conditions, self.job, data, evaluate_clocks, seed, factors)
             policy = policies.named(start.policy, start.staleness)
@@ -105,7 +117,7 @@ class SimulatedSystem:
 
     def perform(self, action: Action[T]) -> T:
         """Carry out `action`. Raises Rejected, and changes nothing, where it cannot be done."""
-        handlers: dict[type[Action[Any]], Any] = {
+        handlers: Handlers = {
             Run: self._run,
             Reconfigure: self._reconfigure,
             Install: self._install,
@@ -113,20 +125,19 @@ class SimulatedSystem:
             Free: self._free,
             Evaluate: self._evaluate,
         }
-        if type(action) not in handlers:
-            raise Rejected(f"Cannot carry out {action!r}: this system knows {', '.join(a.__name__ for a in handlers)}.")
+        handler = handler_of(action, handlers)
         if self._conditions.thinking_seconds > 0:
             self._think(action)
-        return cast(T, handlers[type(action)](action))
+        return handler(action)
 
     # ------------------------------------------------------------------------------------------------------------ run
 
     def _run(self, action: Run) -> Window:
-        branch = self._branch(action.branch)
-        if branch.status != "running" and not len(branch.unseen):
-            raise Rejected(f"Cannot run branch {action.branch}: it has {branch.status}; free it and go on with another.")
-        if self._transition is not None and self._transition.branch is not branch:
-            raise Rejected(f"Cannot run branch {action.branch} while another is being reconfigured: run that one first.")
+        branch = branch_of(self._branches, action.branch)
+        if not len(branch.unseen):
+            check_running(f"run branch {action.branch}", branch.status)
+        other = self._transition is not None and self._transition.branch is not branch
+        check_other_branch(action.branch, is_reconfigured=other)
         self._switch_to(branch)
         self._bring_to_now(branch)
         start = self._now
@@ -237,12 +248,6 @@ class SimulatedSystem:
 
     # ---------------------------------------------------------------------------------------------------------- nodes
 
-    def _check_there(self, setting: Setting) -> None:
-        for node in (*setting.workers, *setting.servers):
-            if node not in self._control.available:
-                there = ", ".join(n.name for n in self.job.nodes if n.name in self._control.available)
-                raise Rejected(f"Cannot use node {node!r}: it is not there, or about to leave; there are {there}.")
-
     def _lost(self, branch: Branch) -> frozenset[str]:
         """Nodes that `branch` has been using, or is to use, and that are no longer there."""
         used = frozenset((*branch.setting.workers, *branch.setting.servers))
@@ -272,14 +277,14 @@ class SimulatedSystem:
     # ----------------------------------------------------------------------------------------------- settings, policies
 
     def _reconfigure(self, action: Reconfigure) -> Cost:
-        branch, setting = self._branch(action.branch), action.setting
-        method = action.method or self.job.methods[0]
-        if method not in self.job.methods:
-            raise Rejected(f"Cannot reconfigure by {method!r}: this system can {', '.join(self.job.methods)}.")
+        branch, setting = branch_of(self._branches, action.branch), action.setting
+        method = method_of(action, self.job)
         self._check_free(branch, f"reconfigure branch {action.branch}")
         self.job.space.check(setting)
-        self._check_there(setting)
-        transition = self._begin(branch, setting, self._policy(branch, setting), method, waited=action.wait)
+        check_nodes(setting, self.job, self._control.available)
+        transition = self._begin(
+            branch, setting, policy_of(setting, branch.setting, branch.policy), method, waited=action.wait
+        )
         if transition is None or not action.wait:
             return Cost(seconds=0.0, stall_seconds=0.0)
         # Where nobody trains anyway, the change may end after the budget.
@@ -288,17 +293,10 @@ class SimulatedSystem:
         return self._waited_cost if self._transition is None else self._transition.cost(self._now)
 
     def _install(self, action: Install) -> None:
-        branch = self._branch(action.branch)
+        branch = branch_of(self._branches, action.branch)
         self._check_free(branch, f"install a policy in branch {action.branch}")
         self._bring_to_now(branch)
         self._change_in_place(branch, branch.setting, action.policy)
-
-    def _policy(self, branch: Branch, setting: Setting) -> SyncPolicy:
-        """The policy that `setting` names; an installed one stays while the setting names the same as before."""
-        old = branch.setting
-        if (old.policy, old.staleness) == (setting.policy, setting.staleness):
-            return branch.policy
-        return policies.named(setting.policy, setting.staleness)
 
     def _begin(
         self, branch: Branch, setting: Setting, policy: SyncPolicy, method: Method, *, waited: bool
@@ -336,30 +334,20 @@ class SimulatedSystem:
 
     def _check_free(self, branch: Branch, wanted: str) -> None:
         """Raise Rejected during a reconfiguration, and where `branch` cannot go on as it is."""
-        if self._transition is not None:
-            raise Rejected(
-                f"Cannot {wanted}: a reconfiguration is under way; run on until `Window.changes` tells of its end."
-            )
-        if branch.status != "running":
-            raise Rejected(f"Cannot {wanted}: it has {branch.status}; free it and go on with another.")
+        check_no_reconfiguration(wanted, self._transition)
+        check_running(wanted, branch.status)
         if lost := self._lost(branch):
             raise Rejected(f"Cannot {wanted}: it has lost {', '.join(sorted(lost))}; run it, and it goes on without.")
 
     # -------------------------------------------------------------------------------------------------------- branches
 
-    def _branch(self, number: int) -> Branch:
-        if number not in self._branches:
-            alive = ", ".join(map(str, self._branches))
-            raise Rejected(f"Cannot use branch {number}: it was never forked, or was freed; there are {alive}.")
-        return self._branches[number]
-
     def _fork(self, action: Fork) -> int:
-        parent = self._branch(action.branch)
+        parent = branch_of(self._branches, action.branch)
         setting = parent.setting if action.setting is None else action.setting
         self._check_free(parent, f"fork branch {action.branch}")
         self.job.space.check(setting)
-        self._check_there(setting)
-        policy = self._policy(parent, setting)
+        check_nodes(setting, self.job, self._control.available)
+        policy = policy_of(setting, parent.setting, parent.policy)
         self._ground.program(setting, policy)
         self._ground.plant(setting, policy, self._control.slowdown)
         jobs.check_memory(self.job, [setting, *(b.setting for b in self._branches.values())])
@@ -388,13 +376,12 @@ class SimulatedSystem:
         self._now = end
 
     def _free(self, action: Free) -> None:
-        branch = self._branch(action.branch)
-        if len(self._branches) == 1:
-            raise Rejected(f"Cannot free branch {action.branch}: it is the last one, and the job would be lost.")
+        branch = branch_of(self._branches, action.branch)
+        check_not_last(self._branches, action.branch)
         if self._transition is not None and self._transition.branch is branch:
             self._check_free(branch, f"free branch {action.branch}")
         del self._branches[action.branch]
         self._cached = None if branch is self._cached else self._cached
 
     def _evaluate(self, action: Evaluate) -> Evaluation:
-        return self._branch(action.branch).evaluation(self._now)
+        return branch_of(self._branches, action.branch).evaluation(self._now)

@@ -14,7 +14,7 @@ numbers vary they are the options "workers" and "servers" of a setting.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -46,6 +46,7 @@ from tuners.actions import (
     WorkerWindow,
 )
 from tuners.settings import Choice, Knob, Node
+from tuners.system import Handlers, branch_of, check_not_last, handler_of
 
 __all__ = ["Recorded", "RecordedSystem", "recorded_job", "recorded_runs"]
 
@@ -178,20 +179,18 @@ class RecordedSystem:
 
     def perform(self, action: Action[T]) -> T:
         """Carry out `action`. Raises Rejected, and changes nothing, where the table has no answer."""
-        answers: Mapping[type[Any], Callable[[Any], Any]] = {
+        handlers: Handlers = {
             Run: self._run,
             Reconfigure: self._reconfigure,
+            Install: self._install,
             Fork: self._fork,
             Free: self._free,
             Evaluate: self._evaluate,
         }
-        if type(action) not in answers:
-            what = "a policy" if isinstance(action, Install) else repr(action)
-            raise Rejected(f"Cannot carry out {what}: these runs are recorded, and what they did cannot be changed.")
-        return cast(T, answers[type(action)](action))
+        return handler_of(action, handlers)(action)
 
     def _run(self, action: Run) -> Window:
-        branch = self._branch(action.branch)
+        branch = branch_of(self._branches, action.branch)
         each = branch.run.seconds / branch.run.clocks
         if action.clocks is None:
             until = branch.seconds + cast(float, action.seconds)
@@ -244,13 +243,17 @@ class RecordedSystem:
         )
 
     def _reconfigure(self, action: Reconfigure) -> Cost:
-        branch, run = self._branch(action.branch), self._run_of(action.setting)
+        branch, run = branch_of(self._branches, action.branch), self._run_of(action.setting)
         if run is not branch.run:
             self._branches[action.branch] = _Branch(run)
         return Cost(seconds=0.0, stall_seconds=0.0)
 
+    def _install(self, action: Install) -> None:
+        del action
+        raise Rejected("Cannot carry out a policy: these runs are recorded, and what they did cannot be changed.")
+
     def _fork(self, action: Fork) -> int:
-        parent = self._branch(action.branch)
+        parent = branch_of(self._branches, action.branch)
         if action.testing:
             raise Rejected("Cannot fork a testing branch: these runs are recorded, and all of them trained.")
         run = parent.run if action.setting is None else self._run_of(action.setting)
@@ -259,23 +262,16 @@ class RecordedSystem:
         return number
 
     def _free(self, action: Free) -> None:
-        self._branch(action.branch)
-        if len(self._branches) == 1:
-            raise Rejected(f"Cannot free branch {action.branch}: it is the last one, and the job would be lost.")
+        branch_of(self._branches, action.branch)
+        check_not_last(self._branches, action.branch)
         del self._branches[action.branch]
 
     def _evaluate(self, action: Evaluate) -> Evaluation:
-        branch = self._branch(action.branch)
+        branch = branch_of(self._branches, action.branch)
         before = [e for e in branch.run.evaluations if e.seconds <= branch.seconds]
         if not before:
             raise Rejected(f"Cannot evaluate branch {action.branch}: nothing was recorded before {branch.run.seconds:g} s.")
         return before[-1]._replace(seconds=self.now)
-
-    def _branch(self, number: int) -> _Branch:
-        if number not in self._branches:
-            alive = ", ".join(map(str, self._branches))
-            raise Rejected(f"Cannot use branch {number}: it was never forked, or was freed; there are {alive}.")
-        return self._branches[number]
 
     def _run_of(self, setting: Setting) -> Recorded:
         """The run that was recorded under `setting`. Raises Rejected, which offers the nearest, where there is none."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ from tuners.actions import (
     WorkerWindow,
 )
 from tuners.settings import Choice, Integer, Knob, Node, Real
+from tuners.system import Handlers, branch_of, check_nodes, check_not_last, check_running, handler_of, method_of
 
 __all__ = ["Toy", "toys"]
 
@@ -115,26 +116,20 @@ class Toy:
 
     def perform(self, action: Action[T]) -> T:
         """Carry out `action`. Raises Rejected, and changes nothing, where it cannot be done."""
-        answers: dict[type[Any], Callable[[Any], Any]] = {
+        handlers: Handlers = {
             Run: self._run,
             Reconfigure: self._reconfigure,
+            Install: self._install,
             Fork: self._fork,
             Free: self._free,
-            Install: self._install,
-            Evaluate: lambda a: self._evaluation(self._branch(a.branch, "evaluate")),
+            Evaluate: lambda a: self._evaluation(branch_of(self._branches, a.branch)),
         }
-        return cast("T", answers[type(action)](action))
-
-    def _branch(self, number: int, verb: str) -> _Branch:
-        if number not in self._branches:
-            raise Rejected(f"Cannot {verb} branch {number}: it was never forked, or was freed.")
-        return self._branches[number]
+        return handler_of(action, handlers)(action)
 
     def _reconfigure(self, action: Reconfigure) -> Cost:
-        branch = self._branch(action.branch, "reconfigure")
+        branch = branch_of(self._branches, action.branch)
         self._check(action.setting)
-        if action.method is not None and action.method not in self.job.methods:
-            raise Rejected(f"Cannot reconfigure by {action.method!r}: this toy knows {', '.join(self.job.methods)}.")
+        method_of(action, self.job)
         if action.setting == branch.setting:
             return Cost(seconds=0.0, stall_seconds=0.0)
         branch.seconds += _CHANGE_SECONDS
@@ -145,14 +140,12 @@ class Toy:
 
     def _check(self, setting: Setting) -> None:
         self.job.space.check(setting)
-        gone = sorted(self._left & set(setting.workers + setting.servers))
-        if gone:
-            raise Rejected(f"Cannot use node {gone[0]!r}: it left the job.")
+        check_nodes(setting, self.job, set(self._names) - self._left)
 
     def _fork(self, action: Fork) -> int:
         if not self.forks:
             raise Rejected(f"Cannot fork branch {action.branch}: this toy keeps one model; try settings in place.")
-        parent = self._branch(action.branch, "fork")
+        parent = branch_of(self._branches, action.branch)
         setting = action.setting or parent.setting
         self._check(setting)
         child = copy.deepcopy(replace(parent, policy=None, policy_state=None))
@@ -164,21 +157,19 @@ class Toy:
         return self._ids
 
     def _free(self, action: Free) -> None:
-        self._branch(action.branch, "free")
-        if len(self._branches) == 1:
-            raise Rejected(f"Cannot free branch {action.branch}: it is the only one left.")
+        branch_of(self._branches, action.branch)
+        check_not_last(self._branches, action.branch)
         del self._branches[action.branch]
         self._settle()
 
     def _install(self, action: Install) -> None:
-        branch = self._branch(action.branch, "install a policy on")
+        branch = branch_of(self._branches, action.branch)
         branch.policy = action.policy
         self._restart(branch)
 
     def _run(self, action: Run) -> Window:
-        branch = self._branch(action.branch, "run")
-        if branch.diverged:
-            raise Rejected(f"Cannot run branch {action.branch}: it diverged; free it.")
+        branch = branch_of(self._branches, action.branch)
+        check_running(f"run branch {action.branch}", "diverged" if branch.diverged else "running")
         ahead = self.now - branch.seconds  # what the job's clock is ahead of this branch's
         until = min(self.job.budget_seconds, self.now + (action.seconds or np.inf)) - ahead
         start, rows, seen, events = self.now, list[tuple[Any, ...]](), list[Evaluation](), list[NodeEvent]()

@@ -83,7 +83,7 @@ def test_leaving_nodes_are_reported_and_cannot_be_used():
     assert [(e.node, e.event) for e in seen.events] == [("n1", "left")]
     assert "n1" not in {n.name for n in seen.nodes} | {w.node for w in seen.workers}
     assert not (seen.pushes.worker[seen.pushes.seconds > 4.5] == 1).any()
-    with pytest.raises(Rejected, match="it left the job"):
+    with pytest.raises(Rejected, match="'n1': it is not there"):
         toy.perform(Reconfigure(toy.job.space.setting({"worker_count": 4})))
 
 

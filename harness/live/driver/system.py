@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 
@@ -40,6 +40,18 @@ from tuners.actions import (
     Status,
     SyncPolicy,
     Window,
+)
+from tuners.system import (
+    Handlers,
+    branch_of,
+    check_no_reconfiguration,
+    check_nodes,
+    check_not_last,
+    check_other_branch,
+    check_running,
+    handler_of,
+    method_of,
+    policy_of,
 )
 
 __all__ = ["LiveSystem"]
@@ -85,7 +97,7 @@ class LiveSystem:
     def perform(self, action: Action[T]) -> T:
         """Carry out `action`. Raises Rejected, and changes nothing, where it cannot be done; RuntimeError where the job is
         broken for good."""
-        handlers: dict[type[Action[Any]], Any] = {
+        handlers: Handlers = {
             Run: self._run,
             Reconfigure: self._reconfigure,
             Install: self._install,
@@ -93,17 +105,16 @@ class LiveSystem:
             Free: self._free,
             Evaluate: self._evaluate,
         }
-        if type(action) not in handlers:
-            raise Rejected(f"Cannot carry out {action!r}: this system knows {', '.join(a.__name__ for a in handlers)}.")
+        handler = handler_of(action, handlers)
         with self._control.news:
             self._control.wait(lambda: True)
             try:
-                answer = handlers[type(action)](action)
+                answer = handler(action)
             except Rejected:
                 self._control.performed += 1
                 raise
             self._control.performed += 1
-            return cast(T, answer)
+            return answer
 
     def checkpoint(self) -> None:
         """Have everything kept as it is. Nobody trains from now on."""
@@ -123,11 +134,11 @@ class LiveSystem:
     # ----------------------------------------------------------------------------------------------------------------- run
 
     def _run(self, action: Run) -> Window:
-        sight = self._sight(action.branch)
-        if sight.status != "running" and not len(sight.unseen):
-            raise Rejected(f"Cannot run branch {action.branch}: it has {sight.status}; free it and go on with another.")
-        if self._control.change is not None and self._control.change.branch != action.branch:
-            raise Rejected(f"Cannot run branch {action.branch} while another is being reconfigured: run that one first.")
+        sight = branch_of(self._control.sights, action.branch)
+        if not len(sight.unseen):
+            check_running(f"run branch {action.branch}", sight.status)
+        other = self._control.change is not None and self._control.change.branch != action.branch
+        check_other_branch(action.branch, is_reconfigured=other)
         self._switch_to(action.branch)
         goal = math.inf if action.clocks is None else sight.clocks + action.clocks
         limit = min(self.job.budget_seconds, math.inf if action.seconds is None else self.now + action.seconds)
@@ -177,13 +188,11 @@ class LiveSystem:
 
     def _reconfigure(self, action: Reconfigure) -> Cost:
         number, setting = action.branch, action.setting
-        sight = self._sight(number)
-        method = action.method or self.job.methods[0]
-        if method not in self.job.methods:
-            raise Rejected(f"Cannot reconfigure by {method!r}: this system can {', '.join(self.job.methods)}.")
+        sight = branch_of(self._control.sights, number)
+        method = method_of(action, self.job)
         self._check_free(sight, f"reconfigure branch {number}")
         self._check(setting)
-        policy = self._policy(sight, setting)
+        policy = policy_of(setting, sight.setting, sight.policy)
         sight.before = None
         if plan.in_place(sight.setting, setting, method):
             self._put(number, setting, policy)
@@ -209,7 +218,7 @@ class LiveSystem:
         return change.cost()
 
     def _install(self, action: Install) -> None:
-        sight = self._sight(action.branch)
+        sight = branch_of(self._control.sights, action.branch)
         self._check_free(sight, f"install a policy in branch {action.branch}")
         self._put(action.branch, sight.setting, action.policy)
 
@@ -222,12 +231,6 @@ class LiveSystem:
             self._control.happened(f"policy {policy.name} is installed")
         sight.setting, sight.policy = setting, policy
 
-    def _policy(self, sight: Sight, setting: Setting) -> SyncPolicy:
-        """The policy that `setting` names; an installed one stays while the setting names the same as before."""
-        if (sight.setting.policy, sight.setting.staleness) == (setting.policy, setting.staleness):
-            return sight.policy
-        return policies.named(setting.policy, setting.staleness)
-
     def _block_bytes(self) -> float:
         layout = self._spec.layout
         return 4.0 * layout.size / layout.count * (1 + slots(self._spec.workload.optimizer)) * len(self._control.sights)
@@ -236,44 +239,30 @@ class LiveSystem:
         """Raise Rejected where the job cannot run under `setting`, here and now."""
         self.job.space.check(setting)
         self._spec.check(setting)
-        for node in (*setting.workers, *setting.servers):
-            if node not in self._control.losses.present:
-                there = ", ".join(n.name for n in self.job.nodes if n.name in self._control.losses.present)
-                raise Rejected(f"Cannot use node {node!r}: it is not there; there are {there}.")
+        check_nodes(setting, self.job, self._control.losses.present)
 
     def _check_free(self, sight: Sight, wanted: str) -> None:
         """Raise Rejected during a reconfiguration, and where the branch cannot go on as it is; a loss is made good first."""
-        if self._control.change is not None:
-            raise Rejected(
-                f"Cannot {wanted}: a reconfiguration is under way; run on until `Window.changes` tells of its end."
-            )
+        check_no_reconfiguration(wanted, self._control.change)
         self._control.wait_for_hands()
-        if sight.status != "running":
-            raise Rejected(f"Cannot {wanted}: it has {sight.status}; free it and go on with another.")
+        check_running(wanted, sight.status)
 
     # ------------------------------------------------------------------------------------------------------------ branches
 
-    def _sight(self, number: int) -> Sight:
-        if number not in self._control.sights:
-            alive = ", ".join(map(str, self._control.sights))
-            raise Rejected(f"Cannot use branch {number}: it was never forked, or was freed; there are {alive}.")
-        return self._control.sights[number]
-
     def _fork(self, action: Fork) -> int:
-        parent = self._sight(action.branch)
+        parent = branch_of(self._control.sights, action.branch)
         self._check_free(parent, f"fork branch {action.branch}")
         setting = parent.setting if action.setting is None else action.setting
         self._check(setting)
-        policy = self._policy(parent, setting)
+        policy = policy_of(setting, parent.setting, parent.policy)
         jobs.check_memory(self.job, [setting, *(sight.setting for sight in self._control.sights.values())])
         number: int = self._control.runtime.call("fork", action.branch, setting, policy, testing=action.testing)
         self._control.sights[number] = parent.fork(action.branch, setting, policy, self.now, testing=action.testing)
         return number
 
     def _free(self, action: Free) -> None:
-        self._sight(action.branch)
-        if len(self._control.sights) == 1:
-            raise Rejected(f"Cannot free branch {action.branch}: it is the last one, and the job would be lost.")
+        branch_of(self._control.sights, action.branch)
+        check_not_last(self._control.sights, action.branch)
         if self._control.change is not None and self._control.change.branch == action.branch:
             self._check_free(self._control.sights[action.branch], f"free branch {action.branch}")
         self._control.wait_for_hands()  # they may be at work on this branch
@@ -284,7 +273,7 @@ class LiveSystem:
         del self._control.sights[action.branch]
 
     def _evaluate(self, action: Evaluate) -> Evaluation:
-        self._sight(action.branch)
+        branch_of(self._control.sights, action.branch)
         control, request = self._control, 0
 
         def over() -> bool:

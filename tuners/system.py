@@ -1,0 +1,103 @@
+"""What every `System` does in the same way: find the handler of an action, find a branch, and refuse in the same words.
+
+A system raises `Rejected` before it changes anything. The functions named `check_...` raise it where an action cannot be
+carried out, and return nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sized
+from typing import Any, TypeAlias, TypeVar, cast
+
+from tuners import policies
+from tuners.actions import Action, Job, Method, Reconfigure, Rejected, Setting, Status, SyncPolicy
+
+__all__ = [
+    "Handlers",
+    "branch_of",
+    "check_no_reconfiguration",
+    "check_nodes",
+    "check_not_last",
+    "check_other_branch",
+    "check_running",
+    "handler_of",
+    "method_of",
+    "policy_of",
+]
+
+T = TypeVar("T")
+B = TypeVar("B")
+
+Handlers: TypeAlias = Mapping[type[Action[Any]], Callable[[Any], Any]]
+"""The function of a system that carries out an action, by the type of the action."""
+
+
+def handler_of(action: Action[T], handlers: Handlers) -> Callable[[Action[T]], T]:
+    """The handler of `action`. Raises Rejected for an action that the system does not know."""
+    if type(action) not in handlers:
+        raise Rejected(f"Cannot carry out {action!r}: this system knows {', '.join(a.__name__ for a in handlers)}.")
+    return cast("Callable[[Action[T]], T]", handlers[type(action)])
+
+
+# ------------------------------------------------------------------------------------------------------------- branches
+
+
+def branch_of(branches: Mapping[int, B], number: int) -> B:
+    """The branch of that number. Raises Rejected where there is none."""
+    if number not in branches:
+        alive = ", ".join(map(str, branches))
+        raise Rejected(f"Cannot use branch {number}: it was never forked, or was freed; there are {alive}.")
+    return branches[number]
+
+
+def check_not_last(branches: Sized, number: int) -> None:
+    """Refuse to free branch `number` where it is the only one."""
+    if len(branches) == 1:
+        raise Rejected(f"Cannot free branch {number}: it is the last one, and the job would be lost.")
+
+
+def check_running(wanted: str, status: Status) -> None:
+    """Refuse `wanted`, as "fork branch 3", where the branch has ended with `status`."""
+    if status != "running":
+        raise Rejected(f"Cannot {wanted}: it has {status}; free it and go on with another.")
+
+
+# ------------------------------------------------------------------------------------------------------ reconfigurations
+
+
+def check_no_reconfiguration(wanted: str, under_way: object | None) -> None:
+    """Refuse `wanted` while a reconfiguration is under way; None where there is none."""
+    if under_way is not None:
+        raise Rejected(f"Cannot {wanted}: a reconfiguration is under way; run on until `Window.changes` tells of its end.")
+
+
+def check_other_branch(number: int, *, is_reconfigured: bool) -> None:
+    """Refuse to run branch `number` while another branch is reconfigured."""
+    if is_reconfigured:
+        raise Rejected(f"Cannot run branch {number} while another is being reconfigured: run that one first.")
+
+
+def check_nodes(setting: Setting, job: Job, available: Container[str]) -> None:
+    """Refuse a setting that uses a node which is not available."""
+    for node in (*setting.workers, *setting.servers):
+        if node not in available:
+            there = ", ".join(n.name for n in job.nodes if n.name in available)
+            raise Rejected(f"Cannot use node {node!r}: it is not there, or about to leave; there are {there}.")
+
+
+def method_of(action: Reconfigure, job: Job) -> Method:
+    """The method that `action` names, or else the first of the job. Raises Rejected for one that the job does not have."""
+    method = action.method or job.methods[0]
+    if method not in job.methods:
+        raise Rejected(f"Cannot reconfigure by {method!r}: this system can {', '.join(job.methods)}.")
+    return method
+
+
+def policy_of(setting: Setting, before: Setting, policy: SyncPolicy) -> SyncPolicy:
+    """The policy under `setting`, after `policy` was in force under the setting `before`.
+
+    An installed policy stays in force until a setting names another policy or another bound than the one before.
+    """
+    if (before.policy, before.staleness) == (setting.policy, setting.staleness):
+        return policy
+    return policies.named(setting.policy, setting.staleness)
