@@ -128,10 +128,10 @@ def test_conditions_that_are_only_simulated_are_named_beforehand(here, capsys):
     (here / "small.toml").write_text(f"{SMALL}sleeps = {{ {sleeps} }}\nepisodes = [{{ {episode} }}]\n")
     assert main(["deploy", "--live", "small.toml", "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "\nNot here: sleeps, episodes of [conditions]; live hosts have conditions of their own.\n" in said
+    assert "\nNot applied: sleeps, episodes of [conditions]; live hosts have conditions of their own.\n" in said
     (here / "small.toml").write_text(SMALL)
     assert main(["deploy", "--live", "small.toml", "--dry-run"]) == 0
-    assert "Not here" not in capsys.readouterr().out
+    assert "Not applied" not in capsys.readouterr().out
 
 
 def test_there_is_nobody_at_that_address(here, capsys):
@@ -192,7 +192,7 @@ def test_without_a_winner_nothing_is_deployed(here, capsys):
 def begun(out, *, tuner="fixed", seed=0):
     """A folder as an interrupted job leaves it."""
     with job_folder.claimed(out, load("small.toml"), tuner, seed, resume=False):
-        job_folder.Log(out, ())
+        job_folder.ExchangeLog(out, ())
         state = {"seconds": 1.0, "branch": 0, "exchanges": 0}
         checkpoint_file.save(out / job_folder.CHECKPOINT, Checkpoint({"0/parameters": np.ones(650, np.float32)}, state))
 
@@ -253,7 +253,7 @@ class Job:
         self.said = ""
 
     def read(self, words=None):
-        """What is said until some words are, or to the end."""
+        """Read the output up to a line with some words, or to the end."""
         for line in self.process.stdout:
             self.said += line
             if words is not None and words in line:
@@ -266,7 +266,7 @@ class Job:
         return self.process.wait()
 
     def left(self):
-        """Processes that it started and that are still there."""
+        """Processes that it started and that still run."""
         found = []
         for place in Path("/proc").glob("[0-9]*"):
             try:
@@ -326,7 +326,7 @@ def test_a_job_on_ray_is_interrupted_and_resumed_to_its_target(here, ray_alone):
 
 
 def check_reached(job, out):
-    """What is said and left at the target; the score and the exchanges."""
+    """Check the output and the files of a job that has reached its target; returns its score and exchanges."""
     assert "target after" in job.said
     assert "live / simulated" in job.said
     score = json.loads((out / "score.json").read_text())

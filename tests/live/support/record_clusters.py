@@ -1,6 +1,6 @@
 """Records live jobs on clusters of known links and CPUs, for the simulator to be held against. A script, for root:
 
-    python tests/live/record_clusters.py [homogeneous heterogeneous stragglers reconfigurations] [--clocks 60]
+    python tests/live/support/record_clusters.py [homogeneous heterogeneous stragglers reconfigurations] [--clocks 60]
 
 Each cluster is five hosts (network namespaces) with links of tens of Mbit/s, slow enough that what the machine does besides
 matters little. One job visits every setting of a design and trains so many clocks per worker under each; its windows become
@@ -22,8 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-import live.conftest  # noqa: F401 (Ray's settings, before it is imported)
-
+import tests.live.conftest  # noqa: F401 (Ray's settings, before it is imported)
 from harness.live.driver.system import LiveSystem
 from harness.live.worker.spec import Spec
 from harness.record import MADE_BY
@@ -64,12 +63,12 @@ seconds = 100_000
 
 _README = """# Recordings of live jobs
 
-Made by `tests/live/record_clusters.py` of this project (Apache-2.0, like the rest): a parameter server of real processes, on
-hosts that are network namespaces of one machine, with links shaped by `tc tbf` and CPU quotas by control groups. How busy
-the machine was stands in the origin of each trace, as its load; what each host was given stands in its run's extras. The
-model is the perceptron of `digits-mlp`, 76,840 bytes, trained by SGD. `harness trace check`, `harness calibrate` and
-`harness fidelity` read them. `reports/published/live-fidelity.html` holds the simulator against them, each half by the
-other, and is made by
+Made by `tests/live/support/record_clusters.py` of this project (Apache-2.0, like the rest): a parameter server of real
+processes, on hosts that are network namespaces of one machine, with links shaped by `tc tbf` and CPU quotas by control
+groups. How busy the machine was stands in the origin of each trace, as its load; what each host was given stands in its
+run's extras. The model is the perceptron of `digits-mlp`, 76,840 bytes, trained by SGD. `harness trace check`, `harness
+calibrate` and `harness fidelity` read them. `reports/published/live-fidelity.html` holds the simulator against them, each
+half by the other, and is made by
 
     harness fidelity traces/data/{homogeneous,heterogeneous,stragglers,reconfigurations} \\
         --folds 2 --discipline uneven --findings traces/data/findings.txt --out fidelity
@@ -175,12 +174,12 @@ def record(name: str, design: Design, folder: Path, clocks: int) -> None:
     try:
         cluster.add_hosts(_NODES + 1)
         cluster.start(range(_NODES + 1))
-        with cluster.inside(0), deployed(spec, cluster) as patient:
+        with cluster.inside(0), deployed(spec, cluster) as job:
             for i, (rate, cpus) in enumerate(zip(design.megabits_per_second, design.cpus, strict=True), 1):
                 cluster.set_rate(i, rate)
                 cluster.set_quota(i, cpus)
             with _straggling(cluster, design.slow_cpus):
-                _visit(patient.live, name, design, folder, clocks)
+                _visit(job.live, name, design, folder, clocks)
     finally:
         cluster.end()
 
