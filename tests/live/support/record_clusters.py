@@ -1,10 +1,10 @@
-"""Records live jobs on clusters of known links and CPUs, for the simulator to be held against. A script, for root:
+"""Records live jobs on clusters with known links and CPUs, to compare the simulator with. A script, for root:
 
     python tests/live/support/record_clusters.py [homogeneous heterogeneous stragglers reconfigurations] [--clocks 60]
 
 Each cluster is five hosts (network namespaces) with links of tens of Mbit/s, slow enough that what the machine does besides
-matters little. One job visits every setting of a design and trains so many clocks per worker under each; its windows become
-a trace, a folder that `harness calibrate` and `harness fidelity` read. `README.md` beside them says what was set.
+matters little. One job visits every setting of a design and trains so many clocks per worker under each. Its windows become
+a trace, a folder that `harness calibrate` and `harness fidelity` read. The `README.md` beside them says what was set.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ half by the other, and is made by
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """A cluster, and what is done on it."""
+    """A cluster, and the settings that its job visits."""
 
     says: str
     megabits_per_second: tuple[float, ...]  # of each host's link
@@ -127,7 +127,7 @@ def _designs() -> dict[str, Design]:
 
 
 def _visit(live: LiveSystem, name: str, design: Design, folder: Path, clocks: int) -> None:
-    live.perform(Run(clocks=1))  # what was trained before the links were shaped is seen with this, and not recorded
+    live.perform(Run(clocks=1))  # takes the pushes from before the links were shaped, so that they are not recorded
     with TraceWriter(folder, _origin(name)) as writer:
         recorder = Recorder(writer, name, start=live.job.start)
         for setting, method in design.visits:
@@ -167,7 +167,7 @@ def _straggling(cluster: NamespaceCluster, cpus: float | None) -> Iterator[None]
 
 
 def record(name: str, design: Design, folder: Path, clocks: int) -> None:
-    """Record one design; what was in `folder` before is gone."""
+    """Record one design; replaces `folder`."""
     shutil.rmtree(folder, ignore_errors=True)
     spec = Spec(name, f"{name}.toml", _SCENARIO, 0)
     cluster = NamespaceCluster()
@@ -221,7 +221,7 @@ def _readme(out: Path, designs: dict[str, Design]) -> str:
 
 
 def main() -> None:
-    """Record what the command line names, and say what there is."""
+    """Record the designs that the command line names, and write the README of all."""
     designs = _designs()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", default=list(designs), help="designs (default: all)")
