@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from harness.live.processes.names import peers
 from harness.live.protocol.blocks import Layout
 from harness.live.worker.spec import Spec
-from harness.live.worker.worker import Computed, Task
+from harness.live.worker.worker import Computed, WorkerTask
 from tests.live.support.ones import ONES
 from tuners import policies
 
@@ -44,7 +44,7 @@ class Idle(Spec):
     def gradient(self) -> NDArray[np.float32]:
         return -np.ones(self.layout.size, np.float32)
 
-    def compute(self, task: Task) -> Computed:
+    def compute(self, task: WorkerTask) -> Computed:
         return Computed(task.number, task.kind, 1.0, gradient=self.gradient)
 
     def warm_up(self, *, validates: bool = True) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from bench.test_live import offers
 
-from harness.live.worker.worker import Computed, Task
+from harness.live.worker.worker import Computed, WorkerTask
 from tests.bench.live_jobs import Idle
 from tests.live.support.ones import ONES
 from tuners.actions import Cost, Method, Reconfigure, Run
@@ -34,7 +34,7 @@ TIMES = 4  # that all blocks leave a server, and come back
 class Steady(Idle):
     """As `Idle`, with mini-batches that take their time."""
 
-    def compute(self, task: Task) -> Computed:
+    def compute(self, task: WorkerTask) -> Computed:
         time.sleep(COMPUTE_SECONDS)
         return super().compute(task)._replace(seconds=COMPUTE_SECONDS)
 

@@ -1,1 +1,1 @@
-"""The coordinator of a live job: the one log that orders everything, and the policy that says who goes on."""
+"""The coordinator of a live job: it orders all changes in one log, runs the policy and handles losses."""

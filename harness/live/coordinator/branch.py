@@ -1,7 +1,8 @@
-"""One branch of training as the coordinator sees it: who is busy, how far everybody is, and what the policy says.
+"""The coordinator's state of one branch: its workers, their clocks, the policy's state and the measurements of its pushes.
 
-The arithmetic is that of `simulators.engine.loop` (`_settle`) and `simulators.engine.edits` (`_launch`), in real time.
-Nothing is sent from here, and what is done depends on nothing but the arguments: a journal of these brings a line back.
+The arithmetic is that of `simulators.engine.loop` and `simulators.engine.edits`, in real time.
+Nothing here sends messages or reads a clock: the state depends on the arguments alone, so that the next
+coordinator gets the same state when it replays the journal.
 """
 
 from __future__ import annotations
@@ -20,70 +21,71 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.live.protocol.log import Commit
+from harness.live.protocol.log import CommitEntry
 from simulators.engine.loop import Records
 from tuners.actions import Decision, Push, Setting, Status, SyncPolicy, Target
 
-__all__ = ["Cycle", "Facts", "Line", "LiveJob", "Shards"]
+__all__ = ["CoordinatorBranch", "Cycle", "LiveJob", "PushFacts", "Shards"]
 
-_VERSIONS = 512  # remembered at least; a gradient that is staler counts as this stale
+_VERSIONS = 512  # remembered at least: the staleness of an older gradient is cut off there
 
 
 class Shards(NamedTuple):
-    """What a setting gives each node, [k]; as `simulators.engine.inputs.Plant` has them."""
+    """Each node's mini-batch size and part of the training data under a setting, [k], as in `simulators.engine.inputs`."""
 
-    samples: NDArray[np.int32]  # in a mini-batch
-    start: NDArray[np.int32]  # of its part of the training data
-    length: NDArray[np.int32]
+    samples: NDArray[np.int32]  # per mini-batch
+    start: NDArray[np.int32]  # first row of the node's part of the training data
+    length: NDArray[np.int32]  # rows of that part
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveJob:
-    """What does not change while a job runs."""
+    """The constants of a job."""
 
     nodes: tuple[str, ...]
-    size: int  # parameters
+    size: int  # number of parameters
     blocks: int = 64
     optimizer: str = "sgd"
     aggregation: str = "each"
     target: Target
-    evaluate_clocks: int  # validate after so many pushes; 0: never
+    evaluate_clocks: int  # evaluate the running branch every so many pushes; 0: never
     shards: Callable[[Setting], Shards]
-    snapshot_commits: int = 0  # take a snapshot after so many; 0: max(20, 4 per worker)
-    retry_seconds: float = 2.0  # ask again for what has not come by then, and after twice as long again
+    snapshot_commits: int = 0  # take a snapshot every so many; 0: max(20, 4 per worker)
+    retry_seconds: float = 2.0  # retransmit after this time; the wait doubles each time
 
 
 class Cycle(NamedTuple):
-    """A worker's mini-batch under way."""
+    """The mini-batch that a worker is at."""
 
     number: int
-    clock: int  # mini-batches that the worker had begun before
+    clock: int  # mini-batches that the worker began before this one
     released_seconds: float
-    wait_seconds: float  # before that
-    after: int  # it begins with what the log's entries up to this one have made of the model
+    wait_seconds: float  # between its previous push and its release
+    after: int  # it pulls the model as of this entry of the log, or later
 
 
-class Facts(NamedTuple):
-    """What is known of a push when it is completed."""
+class PushFacts(NamedTuple):
+    """The measurements of a push that is complete."""
 
     worker: int
     seconds: float
     loss: float
     pull_seconds: float
     compute_seconds: float
-    pulled: int  # entry of the log, the last that the parameters pulled contain
+    pulled: int  # the pulled parameters contain the log up to this entry
     loss_before: float = 0.0
     loss_after: float = 0.0
 
 
 @cache
 def _compiled(decide: Callable[[Any, Push], tuple[Any, Decision]]) -> Callable[..., tuple[Any, jax.Array]]:
-    """`decide` with few arguments and results, for most of its time goes into handing these over.
+    """`decide`, compiled, with few arguments and results.
 
     Takes the state, (worker, staleness, clocks) int32 [2 + k], (waiting, active) bool [2, k] and (seconds, loss, loss
     before, loss after) float64 [4]; returns the next state and (accept, step, release) bool [2 + k].
     """
 
+    # Passing arguments and results takes most of the time of a call, so vectors are packed into few arrays.
     def packed(state: Any, whole: jax.Array, flags: jax.Array, real: jax.Array) -> tuple[Any, jax.Array]:
         push = Push(whole[0], whole[2:], flags[0], flags[1], real[0], whole[1], *real[1:])
         state, decision = decide(state, push)
@@ -95,46 +97,51 @@ def _compiled(decide: Callable[[Any, Push], tuple[Any, Decision]]) -> Callable[.
 
 @lru_cache(maxsize=64)
 def _pickled(policy: SyncPolicy) -> bytes:
-    """Policies are closures, which takes long to write down."""
+    """A policy as bytes. Cached, because it is a closure, which takes cloudpickle long."""
     dumped: bytes = cloudpickle.dumps(policy)
     return dumped
 
 
-class Line:
-    """A branch. `busy` are its mini-batches under way, by worker; `due` who was released and could not begin yet."""
+class CoordinatorBranch:
+    """One branch. `busy`: mini-batches in progress, by worker. `due`: workers that are released and cannot begin yet."""
 
     def __init__(
         self, number: int, setting: Setting, policy: SyncPolicy, shards: Shards, *, testing: bool, groups: bool
     ) -> None:
-        """`groups`: gradients wait until the policy closes their group."""
+        """`testing`: pushes are measured, not applied. `groups`: gradients wait until the policy closes their group."""
         nodes = len(shards.samples)
         self.number, self.testing, self.groups = number, testing, groups
         self.setting, self.policy, self.shards = setting, policy, shards
         self.status: Status = "running"
-        self.state: Any = None  # the policy's
+        self.state: Any = None  # of the policy
         self.active = np.zeros(nodes, bool)
         self.clocks = np.zeros(nodes, np.int32)  # pushes since the policy was installed
-        self.drawn = np.zeros(nodes, np.int32)  # mini-batches begun
-        self.since_seconds = np.zeros(nodes)  # that each worker waits
+        self.begun = np.zeros(nodes, np.int32)  # mini-batches, by worker
+        self.waiting_since_seconds = np.zeros(nodes)
         self.pushes = self.samples = self.version = self.grouped = self.steps = 0
         self.inherited = 0  # pushes before the fork
         self.busy: dict[int, Cycle] = {}
         self.due: set[int] = set()
         self.halted = True
         self._paused_seconds: float | None = None
-        self.rows: list[tuple[float, ...]] = []  # that the driver may not have taken yet
-        self.told = 0  # rows that it has
-        self._staleness: dict[int, int] = {}  # of pushes that are committed, and on which the policy is still to decide
-        self._versions: list[tuple[int, int]] = [(-1, 0)]  # (entry of the log, version since then)
+        self.rows: list[tuple[float, ...]] = []  # of pushes that the driver has not confirmed yet
+        self.rows_taken = 0  # rows that it has confirmed
+        self._staleness: dict[int, int] = {}  # by worker, of committed pushes that the policy has not decided on
+        self._versions: list[tuple[int, int]] = [(-1, 0)]  # (entry of the log, version from there on)
 
-    def forked(self, number: int, *, testing: bool) -> Line:
-        """Another branch that goes on from here."""
-        made = Line(number, self.setting, self.policy, self.shards, testing=testing, groups=self.groups)
+    def forked(self, number: int, *, testing: bool) -> CoordinatorBranch:
+        """A new branch that continues from this one."""
+        made = CoordinatorBranch(number, self.setting, self.policy, self.shards, testing=testing, groups=self.groups)
         for name, value in vars(self).items():
-            if name not in ("number", "testing", "rows", "told"):
+            if name not in ("number", "testing", "rows", "rows_taken"):
                 setattr(made, name, value.copy() if isinstance(value, np.ndarray | dict | set | list) else value)
         made.inherited = self.pushes
         return made
+
+    @property
+    def undecided(self) -> frozenset[int]:
+        """Workers whose push is committed, while the policy waits for the loss after it."""
+        return frozenset(self._staleness)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "policy": _pickled(self.policy)}
@@ -145,51 +152,52 @@ class Line:
     # --------------------------------------------------------------------------------------------------------- releases
 
     def install(self, policy: SyncPolicy, active: NDArray[np.bool_], seconds: float) -> list[int]:
-        """Put a policy in force anew, its clocks at zero; who is released: those that wait, or have come just now."""
-        since_seconds = seconds if self._paused_seconds is None else self._paused_seconds  # `resume` adds all of a pause
-        self.since_seconds[active & ~self.active] = since_seconds
+        """Start a policy with its clocks at zero. Returns the workers that it releases: those that wait or are new."""
+        # `resume` adds the whole pause to every worker, so a worker that joins during a pause must wait since its start.
+        since_seconds = seconds if self._paused_seconds is None else self._paused_seconds
+        self.waiting_since_seconds[active & ~self.active] = since_seconds
         self.policy, self.active = policy, active
         self.state = jax.tree.map(np.asarray, policy.init(active))
         self.clocks[:] = 0
         return self._waiting()
 
     def halt(self, seconds: float) -> None:
-        """Everybody stops; mini-batches under way are given up."""
+        """Stop all workers and drop their mini-batches."""
         for worker in [*self.busy, *self.due]:
             self.give_up(worker, seconds)
         self.halted, self.active = True, np.zeros_like(self.active)
 
     def pause(self, seconds: float) -> None:
-        """Nobody trains this branch from now on."""
+        """The branch stops training now."""
         self._paused_seconds = seconds
 
     def resume(self, seconds: float) -> None:
-        """As if no time had passed."""
+        """The branch trains again: shift the start of all waits by the length of the pause."""
         if self._paused_seconds is not None:
-            self.since_seconds += seconds - self._paused_seconds
+            self.waiting_since_seconds += seconds - self._paused_seconds
         self._paused_seconds = None
 
-    def start_clock(self, seconds: float) -> None:
-        """Time is counted from elsewhere now, and so is the log: nobody has waited, and everybody pulls what there is."""
+    def restart_clock(self, seconds: float) -> None:
+        """Forget times and log indices of another coordinator: no worker has waited, and all versions before are one."""
         self._paused_seconds = seconds
-        self.since_seconds[:] = seconds
+        self.waiting_since_seconds[:] = seconds
         self._versions = [(-1, self.version)]
 
     def give_up(self, worker: int, seconds: float) -> None:
-        """A worker is in no mini-batch any more."""
+        """Drop a worker's mini-batch; from now on it waits."""
         self.busy.pop(worker, None)
         self.due.discard(worker)
         self._staleness.pop(worker, None)
-        self.since_seconds[worker] = seconds
+        self.waiting_since_seconds[worker] = seconds
 
     def begin(self, worker: int, number: int, seconds: float, after: int) -> Cycle:
-        """A worker begins a mini-batch: its next, or again the one that it was at when the branch came to rest."""
+        """A worker begins its next mini-batch, or repeats the one that it was at when the branch was paused."""
         again = self.busy.get(worker)
         if again is None:
-            self.drawn[worker] += 1
+            self.begun[worker] += 1
         self.due.discard(worker)
-        wait = seconds - self.since_seconds[worker] if again is None else again.wait_seconds
-        self.busy[worker] = Cycle(number, int(self.drawn[worker]) - 1, seconds, float(wait), after)
+        wait = seconds - self.waiting_since_seconds[worker] if again is None else again.wait_seconds
+        self.busy[worker] = Cycle(number, int(self.begun[worker]) - 1, seconds, float(wait), after)
         self._staleness.pop(worker, None)
         return self.busy[worker]
 
@@ -200,22 +208,22 @@ class Line:
 
     # ----------------------------------------------------------------------------------------------------------- pushes
 
-    def settle(self, facts: Facts, worker: str, index: int) -> tuple[Commit, list[int]]:
-        """A push is completed: what to write into the log at `index`, and who is released."""
+    def settle(self, facts: PushFacts, worker: str, index: int) -> tuple[CommitEntry, list[int]]:
+        """A push is complete. Returns the log's entry at `index`, and the workers that the policy releases."""
         staleness, cycle = self._staleness_of(facts.pulled), self.busy[facts.worker]
         decision, released = self._decide(facts, staleness)
         return self._commit(worker, facts.worker, cycle, bool(decision.accept), bool(decision.step), index), released
 
-    def advance(self, facts: Facts, worker: str, index: int) -> Commit:
-        """A push of a policy that probes counts before the policy decides, which `settle_probed` lets it do."""
+    def advance(self, facts: PushFacts, worker: str, index: int) -> CommitEntry:
+        """A push is complete under a policy that probes: it is applied now, and `settle_probed` asks the policy later."""
         self._staleness[facts.worker] = self._staleness_of(facts.pulled)
         return self._commit(worker, facts.worker, self.busy[facts.worker], True, True, index)
 
-    def settle_probed(self, facts: Facts) -> list[int]:
-        """The losses around a push that `advance` was told of have come: who is released."""
+    def settle_probed(self, facts: PushFacts) -> list[int]:
+        """The losses before and after a push of `advance` are known. Returns the workers that the policy releases."""
         return self._decide(facts, self._staleness.pop(facts.worker))[1]
 
-    def _commit(self, name: str, worker: int, cycle: Cycle, accept: bool, step: bool, index: int) -> Commit:
+    def _commit(self, name: str, worker: int, cycle: Cycle, accept: bool, step: bool, index: int) -> CommitEntry:
         accept = accept and not self.testing
         self.grouped += accept
         take = (step or not self.groups) and self.grouped > 0
@@ -223,9 +231,10 @@ class Line:
         if take:
             self.version, self.steps, self.grouped = self.version + taken, self.steps + 1, 0
             self._versions.append((index, self.version))
+            # Cut off in large pieces, so that the cost per push is constant.
             if len(self._versions) > 2 * _VERSIONS:
                 del self._versions[:_VERSIONS]
-        return Commit(
+        return CommitEntry(
             branch=self.number,
             worker=name,
             cycle=cycle.number,
@@ -239,19 +248,20 @@ class Line:
         )
 
     def _staleness_of(self, index: int) -> int:
+        """Gradients that were applied after entry `index` of the log."""
         at = bisect_right(self._versions, (index, 2**62)) - 1
         return self.version - self._versions[max(at, 0)][1]
 
     def _weight(self, worker: int) -> float:
-        """As in `simulators.engine.learning`: all samples count the same in a mean."""
+        """The weight of a gradient in a mean over samples, as in `simulators.engine.learning`."""
         workers = self.active.copy()
         workers[worker] = True
         samples = self.shards.samples
         return float(np.float32(samples[worker] * workers.sum() / samples[workers].sum()))
 
-    def _decide(self, facts: Facts, staleness: int) -> tuple[Decision, list[int]]:
+    def _decide(self, facts: PushFacts, staleness: int) -> tuple[Decision, list[int]]:
         worker, cycle = facts.worker, self.busy[facts.worker]
-        self.give_up(worker, facts.seconds)
+        self.give_up(worker, facts.seconds)  # first: the policy sees this worker among those that wait
         self.clocks[worker] += 1
         whole = np.empty(2 + len(self.clocks), np.int32)
         whole[0], whole[1], whole[2:] = worker, staleness, self.clocks
@@ -264,7 +274,7 @@ class Line:
         released = [w for w, yes in enumerate(release) if yes and self.active[w]]
         return Decision(release, accept, step), released if self.status == "running" else []
 
-    def _count(self, facts: Facts, cycle: Cycle, staleness: int) -> None:
+    def _count(self, facts: PushFacts, cycle: Cycle, staleness: int) -> None:
         self.pushes += 1
         self.samples += int(self.shards.samples[facts.worker])
         spent = facts.seconds - cycle.released_seconds - facts.pull_seconds - facts.compute_seconds
@@ -274,6 +284,7 @@ class Line:
             clock=cycle.clock,
             compute_seconds=facts.compute_seconds,
             pull_seconds=facts.pull_seconds,
+            # The remainder of the cycle. Clocks of two processes can make it slightly negative.
             push_seconds=max(spent, 0.0),
             wait_seconds=cycle.wait_seconds,
             staleness=staleness,

@@ -1,8 +1,9 @@
-"""The coordinator: one log for all servers, and the policy that says who goes on.
+"""The coordinator: one log for all servers, and the policy that releases workers.
 
-Here is what drivers ask for and what a journal gives back. Cycles of workers are in `harness.live.coordinator.cycles`,
-branches in `harness.live.coordinator.branch`, the log in `harness.live.coordinator.ledger`, losses and views in
-`harness.live.coordinator.membership`.
+This file has what the driver asks for, the dispatch of messages, and the journal. The branches and the cycles of their
+workers are in `harness.live.coordinator.cycles`, the log in `harness.live.coordinator.ledger`, members and views in
+`harness.live.coordinator.membership`. These owners do not call one another back: they return what the coordinator has to do
+next.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from harness.live.coordinator.branch import Facts, Line, LiveJob, Shards
+import numpy as np
+
+from harness.live.coordinator.branch import CoordinatorBranch, LiveJob, PushFacts, Shards
 from harness.live.coordinator.cycles import Cycles
 from harness.live.coordinator.evaluations import Evaluations
 from harness.live.coordinator.journal import Journal
@@ -21,36 +24,36 @@ from harness.live.coordinator.moves import Goal, Moves
 from harness.live.coordinator.snapshots import Snapshots
 from harness.live.protocol.blocks import Layout, blocks_in
 from harness.live.protocol.driver_reports import Poll, Report
-from harness.live.protocol.log import Fork, Free
+from harness.live.protocol.log import ForkEntry, FreeEntry, LogEntry
 from harness.live.protocol.messages import (
     Array,
-    Copy,
-    Done,
+    BlocksMoved,
+    CopyKept,
+    EntriesMissing,
+    EvaluationResult,
+    GradientDone,
     Head,
     Hello,
-    Kept,
-    Measured,
+    LossProbed,
     Message,
-    Missing,
-    Moved,
-    Probed,
-    Ready,
-    Seen,
+    PushStaged,
     Send,
-    Staged,
+    SnapshotCopy,
+    TableSeen,
+    ViewReady,
 )
 from harness.live.protocol.messages import worker as worker_name
 from tuners.actions import Rejected, Setting, SyncPolicy
 
 __all__ = ["Coordinator", "LiveJob", "Poll", "Report", "Shards"]
 
-_NOTES = 2000  # in the journal, before it is begun anew
+_RECORDS = 2000  # in the journal before it is replaced by one record, so that replaying it stays short
 
 
 class Coordinator:
     """The core of the coordinator's process, without sockets, threads or a clock of its own.
 
-    Everything that a driver asks for returns at once; what has become of it is seen by `poll`. Peers are named as in
+    All requests of the driver return at once; `poll` shows their effects. Processes are named as in
     `harness.live.protocol.messages`.
     """
 
@@ -58,85 +61,92 @@ class Coordinator:
         self.job, self._now = job, now
         self._ledger = Ledger(Layout(job.size, job.blocks), send, journal)
         self._moves, self._snapshots = Moves(self._ledger), Snapshots(self._ledger)
-        self._membership = Membership(self._ledger, self._snapshots, self._moves, now, job.retry_seconds, self._gone_back)
-        self._evaluations = Evaluations(self._ledger, self._evaluator, now)
-        self._cycles = Cycles(job, self._ledger, self._membership, self._snapshots, self._evaluations, now)
+        self._membership = Membership(self._ledger, self._snapshots, self._moves, now, job.retry_seconds)
+        self._evaluations = Evaluations(self._ledger, job.nodes, now)
+        self._cycles = Cycles(job, self._ledger, self._membership, now)
         self._next_branch = 1
-        self.refused = 0  # messages of the past
-        self._marks: dict[int, bytes] = {}  # this coordinator as of snapshots that were saved
+        self._uncopied = 0  # pushes since the last snapshot
+        self.refused = 0  # messages of an older view or generation
+        self._marks: dict[int, bytes] = {}  # pickled state of this coordinator at snapshots taken with `save`
 
-    # ------------------------------------------------------------------------------------------------- its beginning
+    # ------------------------------------------------------------------------------------------------- begin and restore
 
     def begin(self, setting: Setting, policy: SyncPolicy, parameters: Array) -> None:
-        """Branch 0 with these parameters, [P] float32. Then `expect` peers, `recover` when servers have joined, which gives
-        them the model, and `run` when workers have. A job that runs begins again, and what was pushed is lost."""
+        """Create branch 0 with these parameters, [P] float32. Then `expect` processes, `recover` when the servers have
+        joined, which gives them the model, and `run` when the workers have. A job that runs already starts over."""
         self._check(policy)
-        line = Line(0, setting, policy, self.job.shards(setting), testing=False, groups=self.job.aggregation != "each")
-        self._begin({0: line}, (), {0: {"parameters": parameters}})
+        groups = self.job.aggregation != "each"
+        branch = CoordinatorBranch(0, setting, policy, self.job.shards(setting), testing=False, groups=groups)
+        self._begin({0: branch}, (), {0: {"parameters": parameters}})
 
     def begin_from(self, state: bytes, vectors: dict[int, dict[str, Array]]) -> dict[int, int]:
-        """As `begin`, with what `checkpoint` and `saved` gave once: another job's, or this one's when nobody has a copy of
-        some block any more. What was pushed since is lost, and branches are those of then: the pushes that each has.
+        """Like `begin`, from the results of `checkpoint` and `saved`: of another job, or of this one when a block has no
+        copy any more. Later pushes are lost. Returns the branches of the checkpoint, and the pushes of each.
 
-        Whoever was in a mini-batch begins it again, on the model of then. That is what it had before, and training is what
-        it would have been, where the branch has made no step since its release: after `finish`, right after a barrier, and
-        anywhere under BSP where gradients are grouped.
+        A worker that was in a mini-batch repeats it on the restored model. Training is the same as without the interruption
+        if the branch had made no step since the worker's release: after `finish`, right after a barrier, and anywhere under
+        BSP with grouped gradients.
         """
-        lines, next_branch, probing = pickle.loads(state)  # noqa: S301 - the job's own checkpoint
+        branches, next_branch, undecided = pickle.loads(state)  # noqa: S301 - the job's own checkpoint
         self._next_branch = max(self._next_branch, next_branch)
-        self._begin(lines, probing, vectors)
-        return {number: line.pushes for number, line in lines.items()}
+        self._begin(branches, undecided, vectors)
+        return {number: branch.pushes for number, branch in branches.items()}
 
     def _begin(
-        self, lines: dict[int, Line], probing: Iterable[tuple[int, Facts]], vectors: dict[int, dict[str, Array]]
+        self,
+        branches: dict[int, CoordinatorBranch],
+        undecided: Iterable[tuple[int, PushFacts]],
+        vectors: dict[int, dict[str, Array]],
     ) -> None:
-        self._membership.lost_pushes += self._cycles.begin_anew(lines, probing)
-        self._ledger.begin_anew()
+        self._evaluations.reset()
+        self._membership.lost_pushes += self._cycles.reset(branches, undecided)
+        self._ledger.reset()
         self._moves.goal = None
-        self._snapshots.give(vectors)
+        self._snapshots.keep_model(vectors)
         self._record()
 
     @classmethod
     def restored(cls, job: LiveJob, send: Send, now: Callable[[], float], journal: Journal) -> Coordinator:
-        """A coordinator that goes on where the journal ends; call `recover` when it can reach its peers."""
+        """A coordinator that continues where the journal ends. Call `recover` once it can reach its processes."""
         made = cls(job, send, now, journal)
-        repeated: dict[str, Callable[..., Any]] = {
+        replayed: dict[str, Callable[..., Any]] = {
             "state": made._load,
             "entry": made._ledger.append,
-            "durable": made._ledger.settle,
+            "durable": made._ledger.make_durable,
             "settle": made._cycles.settle,
             "advance": made._cycles.advance,
             "settle_probed": made._cycles.settle_probed,
-            "told": made._cycles.told,
+            "told": made._cycles.confirm_rows,
         }
-        made._ledger.muted = True
+        made._ledger.replaying = True
         for record in journal:
             kind, *fields = pickle.loads(record)  # noqa: S301 - the job's own journal
-            repeated[kind](*fields)
-        made._ledger.muted = False
-        made._ledger.inherit()
+            replayed[kind](*fields)
+        made._ledger.replaying = False
+        made._ledger.take_over()
         made._record()
         return made
 
     def checkpoint(self, index: int) -> bytes:
-        """All but the vectors as of a snapshot that was taken with `save`, for `begin_from`. Raises KeyError if there is a
-        later one."""
+        """The coordinator's state at a snapshot that was taken with `save`, for `begin_from`. Raises KeyError if a later
+        one of these is complete."""
         return self._marks[index]
 
     def expect(self, name: str, generation: int) -> None:
-        """A process of this name and generation may join; those of older generations are refused from now on."""
+        """Let a process of this name and generation join. Messages of its older generations are refused from now on."""
         if self._ledger.members.get(name, generation) < generation:
             self.lose([name])
         self._ledger.expected[name] = generation
         self._record()
 
-    # ------------------------------------------------------------------------------------------------- what comes in
+    # ------------------------------------------------------------------------------------------------- messages that arrive
 
     def receive(self, sender: str, message: Message) -> None:
-        """Take a message in."""
+        """Handle one message."""
         head, ledger = message.head, self._ledger
         if isinstance(head, Hello):
             self._on_hello(sender, message.generation)
+        # A process that is taken for dead may still run and send: its generation is no member's any more.
         elif ledger.members.get(sender) == message.generation and message.view == ledger.view:
             self._handle(sender, head, message.arrays)
         else:
@@ -144,91 +154,112 @@ class Coordinator:
 
     def _on_hello(self, sender: str, generation: int) -> None:
         if self._ledger.expected.get(sender) == generation and self._membership.admit(sender, generation):
-            self._evaluations.again()
-            self._cycles.welcome(self._cycles.line)
+            self._evaluations.ask_again()
+            # Only the running branch: by the time that another one runs, the same workers may be back.
+            if self._cycles.current is not None:
+                self._cycles.update_workers(self._cycles.current)
             self._record()
 
     def _handle(self, sender: str, head: Head, arrays: tuple[Array, ...]) -> None:
         match head:
-            case Done():
-                self._cycles.done(sender, head)
-            case Staged():
-                self._cycles.staged(head)
-            case Probed():
-                self._cycles.probed(sender, head)
-            case Kept():
-                self._durable(self._snapshots.kept(sender, head))
-            case Copy():
-                self._durable(self._snapshots.copied(sender, head, arrays))
-            case Moved():
-                self._moves.come(blocks_in(head.runs), self._now())
-            case Measured():
-                self._evaluations.measured(head, self._cycles.lines, self.job.target)
-            case Missing():
-                self._membership.repeat(sender, head.index)
-            case Ready():
+            case GradientDone():
+                self._after_push(self._cycles.done(sender, head))
+            case PushStaged():
+                self._after_push(self._cycles.staged(head))
+            case LossProbed():
+                self._after_push(self._cycles.probed(sender, head))
+            case CopyKept():
+                self._after_copy(self._snapshots.kept(sender, head))
+            case SnapshotCopy():
+                self._after_copy(self._snapshots.copied(sender, head, arrays))
+            case BlocksMoved():
+                self._moves.arrived(blocks_in(head.runs), self._now())
+            case EvaluationResult():
+                self._on_evaluation(head)
+            case EntriesMissing():
+                if self._membership.resend(sender, head.index):
+                    self._begin_view()
+            case ViewReady():
                 if self._membership.ready(sender):
-                    self._cycles.copy()
-                    self._moves.go_on()
+                    # At once: until it is durable, some blocks may have one holder only.
+                    self._take_snapshot()
+                    self._moves.advance()
                 self._record()
-            case Seen():
-                self._membership.seen(sender, head.index)
+            case TableSeen():
+                self._membership.table_used(sender, head.index)
 
-    def _durable(self, complete: bool) -> None:
+    def _after_push(self, branch: CoordinatorBranch | None) -> None:
+        """Do what is due after every so many pushes. None: no push was completed."""
+        if branch is None:
+            return
+        if self.job.evaluate_clocks and branch.pushes % self.job.evaluate_clocks == 0:
+            self._evaluations.request(branch, automatic=True)
+        self._uncopied += 1
+        often = self.job.snapshot_commits or max(20, 4 * int(np.count_nonzero(branch.active)))
+        # Twice as rarely while another snapshot is in progress, which the new one would replace.
+        if self._uncopied >= often * (1 + bool(self._snapshots.under_way)) and not self.recovering:
+            self._take_snapshot()
+        self._membership.dismiss_retired(self._cycles.busy)
+
+    def _after_copy(self, complete: bool) -> None:
         if complete:
             self._marks = {i: mark for i, mark in self._marks.items() if i >= self._snapshots.saved_index}
-            if self._ledger.notes > _NOTES:
+            if self._ledger.records > _RECORDS:
                 self._record()
 
-    def _evaluator(self) -> str | None:
-        names = (w for w in self._ledger.workers if w.partition("/")[2] not in self.job.nodes)
-        return next(names, None)
+    def _on_evaluation(self, head: EvaluationResult) -> None:
+        found = self._evaluations.answered(head)
+        if found is not None:
+            self._cycles.evaluated(*found)
 
     def tick(self) -> None:
-        """Now and then: ask again for what has not come."""
-        self._cycles.tick()
-        self._evaluations.again(self.job.retry_seconds)
-        self._membership.let_go(self._cycles.busy)
+        """Call this now and then: it asks again for what has not arrived."""
+        if self._cycles.ask_again():
+            if self._membership.overdue:
+                self._begin_view()
+            self._membership.retransmit()
+        self._evaluations.ask_again(self.job.retry_seconds)
+        self._membership.dismiss_retired(self._cycles.busy)
 
-    # -------------------------------------------------------------------------------------------------- what drivers ask
+    # ------------------------------------------------------------------------------------------------ requests of the driver
 
     def run(self, branch: int) -> None:
-        """Train this branch, which is launched where everybody stands. Those that were in a mini-batch of another begin it
-        again when that one is run again."""
-        line = self._cycles.lines[branch]
+        """Train this branch, and pause the one that runs. Workers repeat the mini-batch that they were at when it was
+        paused; the policy of a branch that never ran, or was halted, is started."""
+        of = self._cycles.branches[branch]
         if branch != self._cycles.running or self._cycles.finishing:
             self._cycles.rest()
             self._cycles.run(branch)
             self._record()
-        if line.state is None or line.halted:
+        if of.state is None or of.halted:
             self.launch(branch)
 
     def finish(self) -> bool:
-        """Let those who are in a mini-batch complete it, and nobody begin another, until `rest` or `run`; whether all have.
-        Who is released meanwhile begins when the branch is run again."""
-        line = self._cycles.line
-        if line is not None and not self._cycles.finishing:
+        """Let workers complete their mini-batches and begin no others until `rest` or `run`. Returns whether all have
+        completed. Workers that are released meanwhile begin when the branch runs again."""
+        branch = self._cycles.current
+        if branch is not None and not self._cycles.finishing:
             self._cycles.finishing = True
             self._record()
-        return line is None or line.status != "running" or not line.busy
+        return branch is None or branch.status != "running" or not branch.busy
 
     def rest(self) -> None:
-        """Train no branch; who is in a mini-batch begins it again when the branch is run again."""
+        """Pause the running branch. Workers repeat their mini-batches when it runs again."""
         self._cycles.rest()
         self._record()
 
     def put(self, branch: int, setting: Setting, policy: SyncPolicy | None = None) -> None:
-        """Put a setting in force, apart from where blocks are. Mini-batches under way go on; a new policy, or other
-        workers, put the policy in force anew and release those that wait. None: the policy stays. Raises Rejected for a
-        policy that probes where gradients are grouped."""
-        line = self._cycles.lines[branch]
-        self._check(policy or line.policy)
-        line.setting, line.shards = setting, self.job.shards(setting)
-        self._membership.stay(map(worker_name, setting.workers))
-        if line.state is None or line.halted:
-            line.policy = policy or line.policy
+        """Change the setting of a branch, except where blocks are (see `place`). Mini-batches in progress go on. A new
+        policy, or other workers, start the policy anew and release the workers that wait. None: the policy stays. Raises
+        Rejected for a policy that probes, where gradients are grouped."""
+        of = self._cycles.branches[branch]
+        self._check(policy or of.policy)
+        of.setting, of.shards = setting, self.job.shards(setting)
+        self._membership.keep(map(worker_name, setting.workers))
+        if of.state is None or of.halted:
+            of.policy = policy or of.policy
         else:
-            self._cycles.renew(line, policy or line.policy)
+            self._cycles.install(of, policy or of.policy)
         self._record()
 
     def _check(self, policy: SyncPolicy) -> None:
@@ -239,45 +270,44 @@ class Coordinator:
             )
 
     def halt(self, branch: int) -> None:
-        """Everybody stops, mini-batches under way are given up: before a restart under another setting."""
-        line = self._cycles.lines[branch]
+        """Stop all workers of a branch and drop their mini-batches, before a restart under another setting."""
+        of = self._cycles.branches[branch]
         if branch == self._cycles.running:
-            self._cycles.stop(line.busy)
-        line.halt(self._now())
+            self._cycles.stop(of.busy)
+        of.halt(self._now())
         self._record()
 
     def launch(self, branch: int) -> None:
-        """All workers of the branch's setting begin, with the policy put in force anew."""
-        line = self._cycles.lines[branch]
-        now, line.halted = self._now(), False
-        self._cycles.begin(line, line.install(line.policy, self._cycles.active(line), now), now)
+        """Start the branch's policy and release all workers of its setting."""
+        of = self._cycles.branches[branch]
+        now, of.halted = self._now(), False
+        self._cycles.release(of, of.install(of.policy, self._cycles.active(of), now), now)
         self._record()
 
     def place(
         self, servers: tuple[str, ...], shares: tuple[float, ...], *, on_demand: bool = False, at_once: int = 4
     ) -> None:
-        """Begin to move blocks until these servers have these shares; `moving` until done. With `on_demand`, all change
-        owners at once, and come when they are asked for or swept. Raises ValueError for a server that is not there."""
+        """Begin to move blocks until these servers have these shares; `moving` counts down to 0. With `on_demand`, all
+        blocks change owners at once and are sent when asked for. Raises ValueError for a server that has not joined."""
         missing = [s for s in servers if s not in self._ledger.members]
         if missing:
-            raise ValueError(
-                f"Cannot move blocks to {missing[0]!r}: it is not there; start it, and place when it has joined."
-            )
-        self._membership.stay(servers)
+            raise ValueError(f"Cannot move blocks to {missing[0]!r}: it has not joined; start it, and place when it has.")
+        self._membership.keep(servers)
         self._moves.goal = Goal(servers, shares, on_demand, at_once)
         self._moves.seconds = self._now()
         if not self.recovering:
-            self._moves.go_on()
+            self._moves.advance()
         self._record()
 
     def fork(
         self, parent: int, setting: Setting, policy: SyncPolicy | None = None, *, testing: bool = False, number: int = 0
     ) -> int:
-        """A new branch as the parent is now; it rests until it is run. It may be given the `number` of one that is gone."""
+        """Create a branch from the parent's present state; returns its number. It does not run until `run`. `number`
+        gives it the number of a branch that was freed."""
         number = number or self._next_branch
         self._next_branch = max(self._next_branch, number + 1)
-        self._cycles.lines[number] = self._cycles.lines[parent].forked(number, testing=testing)
-        self._ledger.append(Fork(number, parent))
+        self._cycles.branches[number] = self._cycles.branches[parent].forked(number, testing=testing)
+        self._ledger.append(ForkEntry(number, parent))
         self.put(number, setting, policy)
         return number
 
@@ -285,114 +315,159 @@ class Coordinator:
         """Drop a branch."""
         if branch == self._cycles.running:
             self.rest()
-        del self._cycles.lines[branch]
-        self._ledger.append(Free(branch))
-        self._evaluations.drop(branch)
+        del self._cycles.branches[branch]
+        self._ledger.append(FreeEntry(branch))
+        self._evaluations.drop_branch(branch)
         self._record()
 
     def evaluate(self, branch: int) -> int:
-        """Have a branch evaluated as it is now; the number by which its report tells of it, unless `Poll.forgotten`."""
-        return self._evaluations.begin(self._cycles.lines[branch], automatic=False)
+        """Evaluate a branch as it is now. Returns a number: a report gives the result under it, unless the request is among
+        `Poll.cancelled_requests`."""
+        return self._evaluations.request(self._cycles.branches[branch], automatic=False)
 
     def snapshot(self, *, save: bool = False) -> int:
-        """Copy everything as it is now, for buddies to keep; with `save`, for the coordinator, too. The log's index: done
-        when `durable` has come to it."""
-        index = self._cycles.copy(save=save)
+        """Copy the model to backups; with `save`, also to the coordinator. Returns its index in the log: the snapshot is
+        complete when `durable` has reached it."""
+        index = self._take_snapshot(save=save)
         if save:
-            probing = [(self._cycles.running, facts) for facts in self._cycles.probing.values()]
-            self._marks[index] = pickle.dumps((self._cycles.lines, self._next_branch, probing))
+            undecided = [(self._cycles.running, facts) for facts in self._cycles.undecided.values()]
+            self._marks[index] = pickle.dumps((self._cycles.branches, self._next_branch, undecided))
         return index
+
+    def _take_snapshot(self, *, save: bool = False) -> int:
+        self._uncopied = 0
+        return self._snapshots.take(self._membership.retiring, save=save)
 
     def saved(self, index: int) -> dict[int, dict[str, Array]]:
         """A snapshot that was taken with `save`: by branch, each vector (parameters, slots, group), [P]. Raises KeyError
-        where it is not complete, or there is a later one."""
+        if it is not complete, or a later one is."""
         return self._snapshots.saved(index)
 
     def lose(self, names: Iterable[str]) -> None:
-        """These are dead, or not to be trusted any more. Workers are dropped, the others go on; after the loss of a server
-        nothing is applied until `recover`."""
+        """These processes are dead, or shall be treated as dead. The policy continues without the workers among them; after
+        the loss of a server that owns blocks, servers apply nothing until `recover`."""
         lost = [n for n in names if n in self._ledger.members]
         for name in lost:
             self._cycles.lose(name)
-        self._membership.lose(lost)
-        self._cycles.refresh()
+        for name in lost:
+            if self._membership.lose(name):
+                self._begin_view()
+        if not self.recovering:
+            # A dead worker cannot stage its pushes again, so make them durable at once.
+            self._snapshots.take(self._membership.retiring)
+        for branch in self._cycles.branches.values():
+            self._cycles.update_workers(branch)
         self._record()
 
     def recover(self, servers: tuple[str, ...] = (), shares: tuple[float, ...] = ()) -> None:
-        """Go back to the last durable snapshot and on from there by the log, on those who are there; blocks of dead servers
-        go to `servers`, as far as possible by these shares, and what `place` was asked for is void (none given: they go to
-        those that are left). Raises RuntimeError where copies of a block are nowhere."""
+        """Go back to the last durable snapshot and replay the log, on the processes that are alive. Blocks of dead servers
+        go to `servers`, by these shares if possible, which cancels `place`; without `servers`, to those that are left.
+        Raises RuntimeError where a block has no copy."""
         if servers:
             self._moves.goal = None
-        self._membership.recover(servers, shares)
+        self._begin_view(servers, shares)
         self._record()
 
-    def _gone_back(self, ungrouped: list[int]) -> None:
-        """A view has begun: what was staged is gone, and pushes of open groups of these branches were withdrawn."""
-        for branch in ungrouped:
-            if branch in self._cycles.lines:
-                self._cycles.lines[branch].grouped -= 1
+    def _begin_view(self, servers: tuple[str, ...] = (), shares: tuple[float, ...] = ()) -> None:
+        for branch in self._membership.recover(servers, shares):
+            if branch in self._cycles.branches:
+                self._cycles.branches[branch].grouped -= 1
         self._cycles.forget_staged()
 
     def retire(self, names: Iterable[str]) -> None:
-        """These are to leave: servers without blocks, workers of no setting. They can be stopped when not `needed`."""
-        self._membership.leaving.update(dict.fromkeys(names, self._ledger.index + 1))
-        self._cycles.copy()
-        self._ledger.table_to(self._ledger.workers)
+        """These shall leave: servers without blocks, workers of no setting. Stop them when they are not `needed`."""
+        self._membership.retiring.update(dict.fromkeys(names, self._ledger.index + 1))
+        self._take_snapshot()  # what they still keep must have another holder
+        self._ledger.send_table(self._ledger.workers)
         self._record()
 
     def needed(self, name: str) -> bool:
-        """Whether stopping that peer now would lose anything."""
-        self._membership.let_go(self._cycles.busy)
+        """Whether stopping this process now would lose anything."""
+        self._membership.dismiss_retired(self._cycles.busy)
         return name in self._ledger.members
 
-    # --------------------------------------------------------------------------------------------------- what drivers see
+    # ------------------------------------------------------------------------------------------------- what the driver sees
 
     @property
     def members(self) -> Mapping[str, int]:
-        """Who has joined, with generations."""
+        """The processes that have joined, with their generations."""
         return self._ledger.members
 
     @property
+    def branches(self) -> Mapping[int, CoordinatorBranch]:
+        """All branches, by number."""
+        return self._cycles.branches
+
+    @property
+    def running(self) -> int | None:
+        """The branch that trains."""
+        return self._cycles.running
+
+    @property
+    def owners(self) -> Mapping[int, str]:
+        """The server that owns each block."""
+        return self._ledger.table
+
+    @property
+    def holders(self) -> Mapping[int, set[str]]:
+        """The processes that keep a copy of each block, as of the last durable snapshot."""
+        return self._ledger.holders
+
+    @property
+    def log(self) -> Mapping[int, LogEntry]:
+        """The entries of the log after the last durable snapshot, by index."""
+        return self._ledger.entries
+
+    @property
+    def view(self) -> int:
+        """The number of the present view."""
+        return self._ledger.view
+
+    @property
+    def goal(self) -> Goal | None:
+        """Where `place` moves the blocks to."""
+        return self._moves.goal
+
+    @property
     def moving(self) -> int:
-        """Blocks that are not yet where they are to be."""
-        return self._moves.left
+        """Blocks that are not yet where `place` wants them."""
+        return self._moves.remaining
 
     @property
     def durable(self) -> int:
-        """The log's entry up to which nothing can be lost with one process."""
+        """The entry of the log up to which the death of one process loses nothing."""
         return self._ledger.durable
 
     @property
     def recovering(self) -> bool:
-        """Whether servers are being brought back to what the log says, or wait to be."""
+        """Whether servers restore a view, or wait for `recover`."""
         return self._membership.recovering
 
     def poll(self, taken: Mapping[int, int] | None = None) -> Poll:
-        """What has happened. A driver says how many rows of each branch it has `taken`, and is told of the others again and
-        again, so that none are lost with a coordinator that dies while it answers; without that, it has what it was told."""
+        """The state of the job. `taken` confirms the rows of each branch that the driver has; all others are reported again.
+        So no rows are lost with a coordinator that dies while it answers. None: the driver takes all with this answer."""
         reports = {}
-        for number, line in self._cycles.lines.items():
-            first, rows = self._cycles.untold(line, None if taken is None else taken.get(number, 0))
+        for number, branch in self._cycles.branches.items():
+            first, rows = self._cycles.rows_from(branch, None if taken is None else taken.get(number, 0))
             reports[number] = Report(first, rows, self._evaluations.take(number))
         return Poll(
             now=self._now(),
             reports=reports,
-            statuses={number: line.status for number, line in self._cycles.lines.items()},
+            statuses={number: branch.status for number, branch in self._cycles.branches.items()},
             moving=self.moving,
             durable=self.durable,
             recovering=self.recovering,
             members=dict(self.members),
             lost_pushes=self._membership.lost_pushes,
-            forgotten=self._evaluations.forgotten,
+            cancelled_requests=self._evaluations.cancelled_requests,
         )
 
     # ------------------------------------------------------------------------------------------------------- its journal
 
     def _record(self) -> None:
-        """Write down everything; what was written before is needed no more."""
+        """Replace the journal by the present state."""
         parts = (part.dump() for part in (self._ledger, self._membership, self._cycles))
-        self._ledger.restart(pickle.dumps(("state", *parts, self._next_branch, self._moves.goal)))
+        self._ledger.restart_journal(pickle.dumps(("state", *parts, self._next_branch, self._moves.goal)))
 
     def _load(self, ledger: dict[str, Any], membership: dict[str, Any], cycles: dict[str, Any], *kept: Any) -> None:
         self._ledger.load(ledger)

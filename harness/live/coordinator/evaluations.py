@@ -1,64 +1,70 @@
-"""Evaluations asked of the evaluator, so that nobody who trains waits for them."""
+"""Evaluations by the evaluator process, so that training does not wait for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.live.coordinator.branch import Line
+from harness.live.coordinator.branch import CoordinatorBranch
 from harness.live.coordinator.ledger import Ledger
-from harness.live.protocol.messages import Measure, Measured, Rest
-from tuners.actions import Evaluation, Target
+from harness.live.protocol.messages import EvaluationRequest, EvaluationResult, Rest
+from tuners.actions import Evaluation
 
 __all__ = ["Evaluations"]
 
 
 @dataclass
 class _Asked:
-    measure: Measure
-    clocks: int  # of the branch, then
+    request: EvaluationRequest
+    clocks: int  # of the branch, at the request
     automatic: bool
-    seconds: float
+    seconds: float  # when the evaluator was asked last
 
 
 class Evaluations:
-    """Those under way and those that nobody has been told of."""
+    """Evaluations in progress, and results that the driver has not taken."""
 
-    def __init__(self, ledger: Ledger, evaluator: Callable[[], str | None], now: Callable[[], float]) -> None:
-        self._ledger, self._evaluator, self._now = ledger, evaluator, now
-        self._last = self._forgotten = 0
+    def __init__(self, ledger: Ledger, nodes: tuple[str, ...], now: Callable[[], float]) -> None:
+        """`nodes` are those of the job; a worker on none of them is the evaluator."""
+        self._ledger, self._nodes, self._now = ledger, nodes, now
+        self._last = self._cancelled = 0
         self._asked: dict[int, _Asked] = {}
         self._found: dict[int, list[tuple[int, Evaluation]]] = {}  # by branch
 
     @property
-    def forgotten(self) -> int:
-        """Numbers up to this one are of the past, a coordinator's before this one among them: who has no answer gets none,
-        and may ask anew."""
-        return max(self._forgotten, self._ledger.generation << 32)
+    def cancelled_requests(self) -> int:
+        """Requests up to this number are cancelled unless answered already: ask again."""
+        # Numbers begin at generation << 32, so this covers the requests of a coordinator that died.
+        return max(self._cancelled, self._ledger.generation << 32)
 
-    def begin_anew(self) -> None:
-        """The model is another one. Nobody is told any more of the one before."""
-        self._forgotten = self._last
+    def _evaluator(self) -> str | None:
+        return next((w for w in self._ledger.workers if w.partition("/")[2] not in self._nodes), None)
+
+    def reset(self) -> None:
+        """The model is replaced: drop all requests, and the results of the model before."""
+        self._cancelled = self._last
         self._asked.clear()
         self._found.clear()
 
-    def drop(self, branch: int) -> None:
-        """A branch is freed. Its servers answer no more, and the evaluator is not to wait for them."""
-        mine = [number for number, asked in self._asked.items() if asked.measure.branch == branch]
+    def drop_branch(self, branch: int) -> None:
+        """A branch is freed: cancel its evaluations."""
+        mine = [number for number, asked in self._asked.items() if asked.request.branch == branch]
         for number in mine:
             del self._asked[number]
         name = self._evaluator()
+        # Servers no longer answer pulls of that branch, and the evaluator would wait for them for ever.
         if mine and name is not None:
             self._ledger.tell(name, Rest())
-            self.again()
+            self.ask_again()
 
-    def begin(self, line: Line, *, automatic: bool) -> int:
-        """Ask for one of a branch as it is now; its number. An automatic one is left out while another is under way."""
-        if automatic and any(a.automatic and a.measure.branch == line.number for a in self._asked.values()):
+    def request(self, branch: CoordinatorBranch, *, automatic: bool) -> int:
+        """Evaluate a branch as it is now; returns the request's number. An automatic request is skipped, and 0 returned,
+        while another automatic one of the branch is in progress."""
+        if automatic and any(a.automatic and a.request.branch == branch.number for a in self._asked.values()):
             return 0
-        self._last = max(self._last, self.forgotten) + 1
-        measure = Measure(self._last, line.number, self._ledger.index)
-        self._asked[self._last] = _Asked(measure, line.pushes, automatic, self._now())
+        self._last = max(self._last, self.cancelled_requests) + 1
+        request = EvaluationRequest(self._last, branch.number, self._ledger.index)
+        self._asked[self._last] = _Asked(request, branch.pushes, automatic, self._now())
         self._ask(self._asked[self._last])
         return self._last
 
@@ -66,26 +72,24 @@ class Evaluations:
         name = self._evaluator()
         if name is not None:
             asked.seconds = self._now()
-            self._ledger.tell(name, asked.measure)
+            self._ledger.tell(name, asked.request)
 
-    def again(self, older_seconds: float = 0.0) -> None:
-        """Ask again for what was asked so long ago."""
+    def ask_again(self, older_seconds: float = 0.0) -> None:
+        """Repeat the requests that are at least this old."""
         for asked in self._asked.values():
             if self._now() - asked.seconds >= older_seconds:
                 self._ask(asked)
 
-    def measured(self, head: Measured, lines: Mapping[int, Line], target: Target) -> None:
-        """An answer; it may bring a branch to its target."""
+    def answered(self, head: EvaluationResult) -> tuple[int, Evaluation] | None:
+        """Store a result. Returns it with its branch; None for a request that is cancelled or answered already."""
         asked = self._asked.pop(head.number, None)
-        line = lines.get(asked.measure.branch) if asked else None
-        if asked is None or line is None:
-            return
+        if asked is None:
+            return None
         evaluation = Evaluation(self._now(), asked.clocks, head.loss, head.accuracy)
-        number = 0 if asked.automatic else head.number
-        self._found.setdefault(line.number, []).append((number, evaluation))
-        if line.status == "running" and not target.counts and target.reached(head.loss, head.accuracy):
-            line.status = "target"
+        branch, number = asked.request.branch, 0 if asked.automatic else head.number
+        self._found.setdefault(branch, []).append((number, evaluation))
+        return branch, evaluation
 
     def take(self, branch: int) -> tuple[tuple[int, Evaluation], ...]:
-        """What has been found since it was last asked for."""
+        """The results of a branch since the last call."""
         return tuple(self._found.pop(branch, ()))

@@ -1,4 +1,4 @@
-"""What the coordinator must not forget: records, appended one by one, read back by the coordinator that follows it."""
+"""The coordinator's journal on disk: records that are appended one by one, and replayed by the next coordinator."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Journal(Protocol):
     """Records in order."""
 
     def append(self, record: bytes) -> None:
-        """One more; it survives this process when the call returns."""
+        """Add a record; it survives the death of this process once the call returns."""
         ...
 
     def restart(self, record: bytes) -> None:
-        """This record in the place of all."""
+        """Replace all records by this one."""
         ...
 
     def __iter__(self) -> Iterator[bytes]:
@@ -31,7 +31,7 @@ class Journal(Protocol):
 
 
 class FileJournal:
-    """A journal in a file. A last record that was cut short is left out, and overwritten by the next."""
+    """A journal in a file. Ignores a last record that was cut short; the next one overwrites it."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, path.open("a+b", buffering=0)

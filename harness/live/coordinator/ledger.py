@@ -1,4 +1,5 @@
-"""What the coordinator knows of its servers: the log since the last durable snapshot, who owns which block, who is there."""
+"""The owner of the log: its entries since the last durable snapshot, the owners of all blocks, and the members of the
+job."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from typing import Any
 
 from harness.live.coordinator.journal import Journal
 from harness.live.protocol.blocks import Layout, blocks_in, owners_of
-from harness.live.protocol.log import Commit, Entry, Move
-from harness.live.protocol.messages import COORDINATOR, Array, Head, Log, Message, Send, Table
+from harness.live.protocol.log import CommitEntry, LogEntry, MoveEntry
+from harness.live.protocol.messages import COORDINATOR, Array, Head, LogAppend, Message, OwnerTable, Send
 
 __all__ = ["Ledger"]
 
@@ -17,100 +18,101 @@ _KEPT = ("index", "entries", "durable", "holders", "view", "generation", "table"
 
 
 class Ledger:
-    """The log and its readers. What is appended is journalled first, then sent to all servers."""
+    """The log and its readers. An appended entry is written to the journal first, then sent to all servers."""
 
     def __init__(self, layout: Layout, send: Send, journal: Journal) -> None:
         self.layout, self.send, self.journal = layout, send, journal
-        self.notes = 0  # in the journal since it was begun anew
-        self.muted = False  # while a journal is read back, nothing is sent or written
+        self.records = 0  # in the journal since its last restart
+        self.replaying = False  # a journal is read back: nothing is sent or written
         self.index = 0  # of the last entry
-        self.entries: dict[int, Entry] = {}  # after the durable snapshot
-        self.durable = 0
-        self.holders: dict[int, set[str]] = {}  # of the durable snapshot, by block
+        self.entries: dict[int, LogEntry] = {}  # after the durable snapshot
+        self.durable = 0  # index of the last complete snapshot
+        self.holders: dict[int, set[str]] = {}  # processes with a copy of that snapshot, by block
         self.view, self.generation = 0, 1
-        self.table: dict[int, str] = {}
-        self.table_index = 0
-        self.members: dict[str, int] = {}
-        self.expected: dict[str, int] = {}
-        self.begin_anew()
+        self.table: dict[int, str] = {}  # owners, by block
+        self.table_index = 0  # of the entry that changed the table last
+        self.members: dict[str, int] = {}  # generations of the processes that have joined
+        self.expected: dict[str, int] = {}  # generations that may join
+        self.reset()
 
-    def begin_anew(self) -> None:
-        """What was before does not matter any more; the coordinator has what comes now."""
+    def reset(self) -> None:
+        """Drop all entries: the coordinator itself gives the model, as of now, at the next view."""
         self.durable, self.entries = self.index, {}
         self.holders = {b: {COORDINATOR} for b in self.layout.everything}
         self.table = dict.fromkeys(self.layout.everything, COORDINATOR)
 
     def dump(self) -> dict[str, Any]:
-        """All of it that a successor needs."""
+        """The state that a successor needs."""
         return {name: getattr(self, name) for name in _KEPT}
 
     def load(self, kept: dict[str, Any]) -> None:
-        """The way back from `dump`."""
+        """The inverse of `dump`."""
         for name in _KEPT:
             setattr(self, name, kept[name])
 
     @property
     def servers(self) -> list[str]:
-        """Those that are there, in order."""
+        """Servers that have joined, sorted."""
         return sorted(m for m in self.members if m.startswith("server/"))
 
     @property
     def workers(self) -> list[str]:
-        """Those that are there, evaluators included, in order."""
+        """Workers that have joined, the evaluator included, sorted."""
         return sorted(m for m in self.members if m.startswith("worker/"))
 
     def tell(self, receiver: str, head: Head, arrays: tuple[Array, ...] = ()) -> None:
-        """Send, as what the coordinator says now."""
-        if not self.muted:
+        """Send a message of the present view and generation."""
+        if not self.replaying:
             self.send(receiver, Message(head, arrays, self.view, self.generation))
 
-    def append(self, entry: Entry, *record: Any) -> int:
-        """The log's next entry; `record` is what the journal has to remember in its place. Its index."""
+    def append(self, entry: LogEntry, *record: Any) -> int:
+        """Append an entry; returns its index. `record`: what to write to the journal in place of the entry."""
         self.index += 1
-        self.note(*(record or ("entry", entry)))
+        # Before any server can hear of it: a successor must know every entry that a server may have applied.
+        self.write(*(record or ("entry", entry)))
         self.entries[self.index] = entry
-        if isinstance(entry, Move):
+        if isinstance(entry, MoveEntry):
             self.table.update(dict.fromkeys(blocks_in(entry.runs), entry.target))
             self.table_index = self.index
-        head = Log(self.index, entry)
+        head = LogAppend(self.index, entry)
         for name in self.servers:
             self.tell(name, head)
         return self.index
 
-    def note(self, *record: Any) -> None:
-        """Write a record into the journal."""
-        if not self.muted:
-            self.notes += 1
+    def write(self, *record: Any) -> None:
+        """Append a record to the journal."""
+        if not self.replaying:
+            self.records += 1
             self.journal.append(pickle.dumps(record))
 
-    def inherit(self) -> None:
-        """The coordinator before this one has died, with the copies that it held."""
+    def restart_journal(self, record: bytes) -> None:
+        """Replace the whole journal by one record."""
+        if not self.replaying:
+            self.records = 0
+            self.journal.restart(record)
+
+    def take_over(self) -> None:
+        """Continue after a coordinator that died, and with it the copies that it held."""
         self.generation += 1
         for holders in self.holders.values():
             holders.discard(COORDINATOR)
 
-    def restart(self, record: bytes) -> None:
-        """Begin the journal anew with a record of everything."""
-        if not self.muted:
-            self.notes = 0
-            self.journal.restart(record)
-
-    def repeat(self, receiver: str, after: int) -> None:
-        """Send a server all entries after that one again."""
+    def resend(self, receiver: str, after: int) -> None:
+        """Send a server again all entries after that one."""
         for index in range(after + 1, self.index + 1):
-            self.tell(receiver, Log(index, self.entries[index]))
+            self.tell(receiver, LogAppend(index, self.entries[index]))
 
     def commits(self, worker: str) -> list[int]:
-        """The cycles of a worker's pushes that are not durable."""
-        return [e.cycle for e in self.entries.values() if isinstance(e, Commit) and e.worker == worker]
+        """The cycles of a worker's pushes that are not durable yet."""
+        return [e.cycle for e in self.entries.values() if isinstance(e, CommitEntry) and e.worker == worker]
 
-    def settle(self, index: int, holders: dict[int, set[str]]) -> None:
-        """The snapshot at `index` is durable."""
-        self.note("durable", index, holders)
+    def make_durable(self, index: int, holders: dict[int, set[str]]) -> None:
+        """The snapshot at `index` is complete: entries up to it are no longer needed."""
+        self.write("durable", index, holders)
         self.durable, self.holders = index, holders
         self.entries = {i: e for i, e in self.entries.items() if i > index}
 
-    def table_to(self, workers: Iterable[str]) -> None:
-        """Tell workers who owns what."""
+    def send_table(self, workers: Iterable[str]) -> None:
+        """Tell workers the owners of all blocks."""
         for name in workers:
-            self.tell(name, Table(self.table_index, owners_of(self.table)))
+            self.tell(name, OwnerTable(self.table_index, owners_of(self.table)))

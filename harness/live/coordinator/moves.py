@@ -1,4 +1,4 @@
-"""Blocks on their way to other owners, as the coordinator sees them."""
+"""The coordinator's plan for blocks that move to other servers."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ from typing import NamedTuple
 
 from harness.live.coordinator.ledger import Ledger
 from harness.live.protocol.blocks import Blocks, members, moves_to, runs_of
-from harness.live.protocol.log import Move
-from harness.live.protocol.messages import Fetch
+from harness.live.protocol.log import MoveEntry
+from harness.live.protocol.messages import FetchBlocks
 
 __all__ = ["Goal", "Moves"]
 
 
 class Goal(NamedTuple):
-    """Where blocks are to be."""
+    """The servers that shall own the model, and their shares of it."""
 
     servers: tuple[str, ...]
     shares: tuple[float, ...]
     on_demand: bool
-    at_once: int  # of one source's blocks on their way to one target
+    at_once: int  # blocks in transfer at a time, from one source to one target
 
 
 class Moves:
-    """From the table as it is to a goal, some blocks at a time, or all at once and on demand."""
+    """Changes the table of owners into the goal: some blocks at a time, or all at once and sent on demand."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.goal: Goal | None = None
-        self.under_way: dict[int, tuple[str, str]] = {}  # block: source and target
-        self._lazy: dict[int, tuple[str, int]] = {}  # those that wait for the sweep: source, and the move's entry
-        self.seconds = 0.0  # when something last came
+        self.under_way: dict[int, tuple[str, str]] = {}  # source and target, by block
+        self._unasked: dict[int, tuple[str, int]] = {}  # on-demand blocks still to fetch: source, and index of the move
+        self.seconds = 0.0  # when a block arrived last
 
     @property
-    def left(self) -> int:
-        """Blocks that are not yet where they are to be."""
+    def remaining(self) -> int:
+        """Blocks that are not yet where the goal wants them."""
         return len(self.under_way) + sum(len(blocks - self.under_way.keys()) for blocks, _, _ in self._wanted())
 
     def _wanted(self) -> list[tuple[Blocks, str, str]]:
@@ -41,8 +41,8 @@ class Moves:
             return []
         return moves_to(self._ledger.table, self.goal.servers, self.goal.shares)
 
-    def go_on(self) -> None:
-        """Begin what can begin now."""
+    def advance(self) -> None:
+        """Begin all transfers that may begin now."""
         if self.goal is None:
             return
         for blocks, source, target in self._wanted():
@@ -56,31 +56,32 @@ class Moves:
     def _move(self, blocks: Blocks, source: str, target: str) -> None:
         on_demand = self.goal is not None and self.goal.on_demand
         self.under_way.update(dict.fromkeys(blocks, (source, target)))
-        index = self._ledger.append(Move(runs_of(blocks), source, target, on_demand))
+        index = self._ledger.append(MoveEntry(runs_of(blocks), source, target, on_demand))
         if on_demand:
-            self._lazy.update(dict.fromkeys(blocks, (source, index)))
+            self._unasked.update(dict.fromkeys(blocks, (source, index)))
 
     def _sweep(self) -> None:
-        """Fetch some of those that nobody has asked for."""
-        if self.goal is None or not self._lazy or len(self.under_way) - len(self._lazy) >= self.goal.at_once:
+        """Fetch a few on-demand blocks that nobody has asked for."""
+        # Only while few others travel, so that blocks that a worker waits for come first.
+        if self.goal is None or not self._unasked or len(self.under_way) - len(self._unasked) >= self.goal.at_once:
             return
-        chosen = sorted(self._lazy)[: self.goal.at_once]
-        for source, blocks in members({b: self._lazy[b][0] for b in chosen}, chosen).items():
-            self._ledger.tell(source, Fetch(max(self._lazy[b][1] for b in blocks), runs_of(blocks)))
+        chosen = sorted(self._unasked)[: self.goal.at_once]
+        for source, blocks in members({b: self._unasked[b][0] for b in chosen}, chosen).items():
+            self._ledger.tell(source, FetchBlocks(max(self._unasked[b][1] for b in blocks), runs_of(blocks)))
         for block in chosen:
-            del self._lazy[block]
+            del self._unasked[block]
 
-    def come(self, blocks: Blocks, seconds: float) -> None:
-        """Blocks have come to their new owner."""
+    def arrived(self, blocks: Blocks, seconds: float) -> None:
+        """Blocks have reached their new owner."""
         self.seconds = seconds
         for block in blocks:
             self.under_way.pop(block, None)
-            self._lazy.pop(block, None)
-        self.go_on()
+            self._unasked.pop(block, None)
+        self.advance()
 
-    def restart(self) -> None:
-        """A view begins, with every block at its owner; a goal that counts on the dead is given up."""
+    def reset(self) -> None:
+        """A view begins, with every block at its owner. Drop a goal that names servers that are gone."""
         self.under_way.clear()
-        self._lazy.clear()
+        self._unasked.clear()
         if self.goal is not None and not set(self.goal.servers) <= self._ledger.members.keys():
             self.goal = None

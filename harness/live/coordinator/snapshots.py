@@ -1,7 +1,7 @@
-"""Snapshots as the coordinator sees them: who keeps what, and when nothing can be lost any more.
+"""The coordinator's side of snapshots: which process keeps which copies, and when a snapshot is durable.
 
-Every server copies its blocks as of one entry of the log and sends the copy to a buddy on another node; a job with one
-server has the coordinator for a buddy.
+Every server copies its blocks as of one entry of the log and sends the copy to a backup server on another node. In a job
+with one server the coordinator is the backup.
 """
 
 from __future__ import annotations
@@ -12,45 +12,54 @@ import numpy as np
 
 from harness.live.coordinator.ledger import Ledger
 from harness.live.protocol.blocks import blocks_in, members, runs_of
-from harness.live.protocol.log import Snapshot
-from harness.live.protocol.messages import COORDINATOR, Array, Copy, Data, Durable, Held, Kept
+from harness.live.protocol.log import SnapshotEntry
+from harness.live.protocol.messages import (
+    COORDINATOR,
+    Array,
+    BlockData,
+    BranchVectors,
+    CopyKept,
+    SnapshotCopy,
+    SnapshotDurable,
+)
 from harness.live.server.pieces import Keeper, Piece
 
 __all__ = ["Snapshots"]
 
 
 class Snapshots:
-    """Those under way, and what the coordinator keeps itself."""
+    """Snapshots in progress, and the copies that the coordinator keeps itself."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger, self.keeper = ledger, Keeper(ledger.layout)
-        self.under_way: dict[int, dict[int, set[str]]] = {}  # by index, each block's holders
+        self.under_way: dict[int, dict[int, set[str]]] = {}  # holders, by index and block
         self._saves: set[int] = set()
         self._saved: tuple[int, tuple[Piece, ...]] = (-1, ())
 
-    def take(self, leaving: Collection[str], *, save: bool = False) -> int:
-        """Begin one; `leaving` are servers that are no buddies to anybody. Its index."""
-        ring = [s for s in self._ledger.servers if s not in leaving]
-        buddies = {s: _next(ring, s) for s in self._ledger.servers}
-        index = self._ledger.append(Snapshot(buddies, save))
+    def take(self, retiring: Collection[str], *, save: bool = False) -> int:
+        """Begin a snapshot; returns its index. Servers that are `retiring` are backups of none."""
+        ring = [s for s in self._ledger.servers if s not in retiring]
+        backups = {s: _next(ring, s) for s in self._ledger.servers}
+        index = self._ledger.append(SnapshotEntry(backups, save))
         self.under_way[index] = {}
         if save:
             self._saves.add(index)
         return index
 
-    def copied(self, owner: str, head: Copy, arrays: tuple[Array, ...]) -> bool:
-        """A copy has come here."""
+    def copied(self, owner: str, head: SnapshotCopy, arrays: tuple[Array, ...]) -> bool:
+        """A copy has arrived here. Returns whether that makes a snapshot durable."""
         self.keeper.put(head.index, Piece(head.runs, head.branches, arrays))
-        return self.kept(COORDINATOR, Kept(head.index, head.runs, owner))
+        return self.kept(COORDINATOR, CopyKept(head.index, head.runs, owner))
 
-    def kept(self, keeper: str, head: Kept) -> bool:
-        """A copy has come to a buddy; whether that makes a snapshot durable."""
+    def kept(self, keeper: str, head: CopyKept) -> bool:
+        """A copy has arrived at a backup. Returns whether that makes a snapshot durable."""
         holders = self.under_way.get(head.index)
         if holders is None:
             return False
         for block in blocks_in(head.runs):
             holders.setdefault(block, set()).update((keeper, head.owner))
         everything = self._ledger.layout.everything
+        # Two holders of every block, so that the death of any one process loses nothing.
         if holders.keys() != everything or not all(len(h) > 1 for h in holders.values()):
             return False
         if head.index in self._saves and self.keeper.blocks(head.index) != everything:
@@ -64,17 +73,17 @@ class Snapshots:
         self.under_way = {i: h for i, h in self.under_way.items() if i > index}
         self._saves = {i for i in self._saves if i > index}
         self.keeper.forget(index)
-        self._ledger.settle(index, holders)
+        self._ledger.make_durable(index, holders)
         for name in self._ledger.servers:
-            self._ledger.tell(name, Durable(index))
+            self._ledger.tell(name, SnapshotDurable(index))
 
     @property
     def saved_index(self) -> int:
-        """Of the last snapshot that was taken with `save` and is complete; -1 for none."""
+        """Index of the last complete snapshot that was taken with `save`; -1 for none."""
         return self._saved[0]
 
     def saved(self, index: int) -> dict[int, dict[str, Array]]:
-        """A whole snapshot that was taken with `save`. Raises KeyError where it is not complete, or a later one is."""
+        """A whole snapshot that was taken with `save`. Raises KeyError unless it is the last complete one of these."""
         if index != self._saved[0]:
             raise KeyError(f"Cannot give the snapshot at {index}: the last one that was saved is at {self._saved[0]}.")
         layout, made = self._ledger.layout, dict[int, dict[str, Array]]()
@@ -87,27 +96,27 @@ class Snapshots:
         return made
 
     def lose(self, name: str) -> None:
-        """A server is dead, with all copies that it kept."""
+        """A server is dead, and with it all copies that it kept."""
         for snapshot in (self._ledger.holders, *self.under_way.values()):
             for holders in snapshot.values():
                 holders.discard(name)
 
-    def restart(self) -> None:
-        """A view begins: snapshots under way come to nothing."""
+    def reset(self) -> None:
+        """A view begins: cancel the snapshots in progress."""
         self.under_way.clear()
         self._saves.clear()
         self.keeper.forget_after(self._ledger.durable)
 
-    def hand_out(self, blocks: Iterable[int]) -> None:
-        """Send these blocks of the durable snapshot, as kept here, to their owners."""
+    def send_durable(self, blocks: Iterable[int]) -> None:
+        """Send the coordinator's own copies of these blocks of the durable snapshot to their owners."""
         index = self._ledger.durable
         for owner, those in members(self._ledger.table, blocks).items():
             for piece in self.keeper.pick(index, those):
-                self._ledger.tell(owner, Data(index, piece.runs, piece.held), piece.arrays)
+                self._ledger.tell(owner, BlockData(index, piece.runs, piece.held), piece.arrays)
 
-    def give(self, branches: dict[int, dict[str, Array]]) -> None:
-        """What a job begins with: vectors of the whole model by branch, as the snapshot that is durable."""
-        held = tuple(Held(branch, tuple(vectors)) for branch, vectors in branches.items())
+    def keep_model(self, branches: dict[int, dict[str, Array]]) -> None:
+        """Keep vectors of the whole model, by branch, as the durable snapshot: a job begins with them."""
+        held = tuple(BranchVectors(branch, tuple(vectors)) for branch, vectors in branches.items())
         arrays = tuple(np.asarray(v, np.float32) for vectors in branches.values() for v in vectors.values())
         self.keeper.put(self._ledger.durable, Piece(runs_of(self._ledger.layout.everything), held, arrays))
 

@@ -289,7 +289,7 @@ class LiveSystem:
         control, request = self._control, 0
 
         def over() -> bool:
-            return request in control.measured or request <= control.runtime.latest.forgotten
+            return request in control.measured or request <= control.runtime.latest.cancelled_requests
 
         # A coordinator that died, or was rolled back, has forgotten the request: ask again.
         while request not in control.measured:

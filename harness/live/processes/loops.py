@@ -23,7 +23,7 @@ from harness.live.protocol.wire import Beat, Here, Peers, Unreadable, decode, en
 from harness.live.server.server import Server
 from harness.live.server.store import Store
 from harness.live.transport.transport import Transport
-from harness.live.worker.worker import Computed, Task, Worker
+from harness.live.worker.worker import Computed, Worker, WorkerTask
 
 __all__ = ["BEAT_SECONDS", "TICK_SECONDS", "Compute", "Heartbeat", "Mailbox", "Member", "run_server", "run_worker"]
 
@@ -32,7 +32,7 @@ TICK_SECONDS = 0.25
 
 _log = logging.getLogger(__name__)
 
-Compute: TypeAlias = Callable[[Task], Computed]
+Compute: TypeAlias = Callable[[WorkerTask], Computed]
 
 
 class Mailbox:
@@ -137,7 +137,7 @@ def run_worker(member: Member, layout: Layout, prepare: Callable[[], Compute], c
     """
     keep_memory()
     mailbox = Mailbox(member.name, member.generation, member.transport)
-    tasks: deque[Task] = deque()
+    tasks: deque[WorkerTask] = deque()
     core = Worker(member.name, member.generation, layout, mailbox.send, time.monotonic, tasks.append)
     compute = prepare()
 

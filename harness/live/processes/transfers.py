@@ -11,7 +11,7 @@ from statistics import median
 from typing import NamedTuple, TypeAlias
 
 from harness.live.processes.names import node_of
-from harness.live.protocol.messages import Done, Head, Release, Staged
+from harness.live.protocol.messages import GradientDone, Head, PushStaged, Release
 
 __all__ = ["NodePair", "Transfer", "TransferMeter"]
 
@@ -53,11 +53,11 @@ class TransferMeter:
 
     def received(self, sender: str, head: Head, now: float) -> None:
         """Take note of a message that the coordinator receives."""
-        if isinstance(head, Done):
+        if isinstance(head, GradientDone):
             cycle = self._cycles.get(sender)
             if cycle is not None and cycle.number == head.cycle:
                 self._close(sender, cycle, head)
-        elif isinstance(head, Staged):
+        elif isinstance(head, PushStaged):
             cycle = self._cycles.get(head.worker)
             if cycle is not None and cycle.number == head.cycle:
                 blocks = sum(end - start for start, end in head.runs)
@@ -65,7 +65,7 @@ class TransferMeter:
                 if head.done is not None:
                     self._close(head.worker, cycle, head.done)
 
-    def _close(self, worker: str, cycle: _Cycle, done: Done) -> None:
+    def _close(self, worker: str, cycle: _Cycle, done: GradientDone) -> None:
         """Count what has been staged so far."""
         busy = done.pull_seconds + done.compute_seconds
         for server, (at, blocks) in cycle.staged.items():

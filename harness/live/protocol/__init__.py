@@ -1,1 +1,1 @@
-"""What the processes of a live job say to each other: messages, the log, their form as bytes."""
+"""The messages between the processes of a live job, the log, and their form as bytes."""

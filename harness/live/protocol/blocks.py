@@ -1,4 +1,4 @@
-"""A model as a row of numbers, cut into blocks of consecutive ones; who owns which."""
+"""The model as one vector, cut into blocks of consecutive parameters; and tables of which server owns which block."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ __all__ = [
 ]
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]
-"""Blocks [first, end) that follow one another, in order."""
+"""Ranges [first, end) of blocks, in order."""
 
 Owners: TypeAlias = tuple[tuple[int, int, str], ...]
-"""Blocks [first, end) and their owner, in order, without a gap."""
+"""Ranges (first, end, owner) of blocks, in order and without a gap."""
 
 Blocks: TypeAlias = frozenset[int]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How `size` numbers are cut into `count` blocks, as equal as can be. Raises ValueError where a block would be empty."""
+    """Cuts `size` parameters into `count` blocks of nearly equal size. Raises ValueError if a block would be empty."""
 
     size: int
     count: int
@@ -45,7 +45,7 @@ class Layout:
 
     @cached_property
     def bounds(self) -> tuple[int, ...]:
-        """Where each block begins, and where the last one ends."""
+        """First parameter of each block, and the end of the last one, [count + 1]."""
         return tuple(self.size * b // self.count for b in range(self.count + 1))
 
     @cached_property
@@ -53,13 +53,13 @@ class Layout:
         return frozenset(range(self.count))
 
     def span(self, run: tuple[int, int]) -> slice:
-        """The numbers of a run of blocks."""
+        """The parameters in a run of blocks."""
         return slice(self.bounds[run[0]], self.bounds[run[1]])
 
 
 @lru_cache(maxsize=4096)
 def runs_of(blocks: Blocks) -> Runs:
-    """The longest runs that blocks form."""
+    """Blocks as the longest possible runs."""
     made: list[tuple[int, int]] = []
     for block in sorted(blocks):
         if made and made[-1][1] == block:
@@ -71,12 +71,12 @@ def runs_of(blocks: Blocks) -> Runs:
 
 @lru_cache(maxsize=4096)
 def blocks_in(runs: Runs) -> Blocks:
-    """The blocks of runs."""
+    """All blocks of some runs."""
     return frozenset(b for first, end in runs for b in range(first, end))
 
 
 def overlap(runs: Runs, others: Runs) -> Iterator[tuple[int, int, int]]:
-    """Where runs meet `others`, both in order: (index of the run, first, end)."""
+    """The overlaps of two lists of runs, as (index in `runs`, first, end)."""
     for i, (first, end) in enumerate(runs):
         for start, stop in others:
             if first < stop and start < end:
@@ -84,12 +84,12 @@ def overlap(runs: Runs, others: Runs) -> Iterator[tuple[int, int, int]]:
 
 
 def table_of(owners: Owners) -> dict[int, str]:
-    """Each block's owner."""
+    """The owner of each block, from the form that is sent."""
     return {b: owner for first, end, owner in owners for b in range(first, end)}
 
 
 def owners_of(table: Mapping[int, str]) -> Owners:
-    """The table as it is sent: neighbours of one owner together."""
+    """The table in the form that is sent: adjacent blocks of one owner are one row."""
     made: list[tuple[int, int, str]] = []
     for block in sorted(table):
         if made and made[-1][2] == table[block]:
@@ -100,7 +100,7 @@ def owners_of(table: Mapping[int, str]) -> Owners:
 
 
 def members(table: Mapping[int, str], blocks: Iterable[int]) -> dict[str, Blocks]:
-    """Blocks by owner."""
+    """Group some blocks by their owner."""
     found: dict[str, set[int]] = {}
     for block in blocks:
         found.setdefault(table[block], set()).add(block)
@@ -108,7 +108,7 @@ def members(table: Mapping[int, str], blocks: Iterable[int]) -> dict[str, Blocks
 
 
 def moves_to(table: Mapping[int, str], servers: tuple[str, ...], shares: tuple[float, ...]) -> list[tuple[Blocks, str, str]]:
-    """(blocks, source, target) that bring a table to these shares, as few as can be; the last of a source's blocks first."""
+    """The fewest moves (blocks, source, target) from a table to these shares; a source gives its last blocks first."""
     have = {owner: sorted(those) for owner, those in members(table, table).items()}
     found = []
     counts = block_counts(servers, shares, len(table))

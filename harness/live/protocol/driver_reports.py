@@ -1,4 +1,4 @@
-"""What the coordinator tells its driver."""
+"""The coordinator's answer to the driver's poll."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["Poll", "Report"]
 
 
 class Report(NamedTuple):
-    """What has happened to a branch, as far as the driver has not taken it yet."""
+    """The events of one branch that the driver has not taken yet."""
 
-    first: int  # number of the first row; the branch's own pushes are numbered from 0
+    first: int  # index of the first row; a branch's own pushes are numbered from 0
     rows: NDArray[np.float64]  # [n, 11], the columns of `simulators.engine.loop.Records`
-    evaluations: tuple[tuple[int, Evaluation], ...]  # by number of the request; 0 for those after `evaluate_clocks`
+    evaluations: tuple[tuple[int, Evaluation], ...]  # (request, result); request 0: automatic, after `evaluate_clocks`
 
 
 class Poll(NamedTuple):
-    """Everything that a driver wants to know again and again."""
+    """The state of the job, as the driver reads it again and again."""
 
     now: float
     reports: dict[int, Report]
@@ -30,5 +30,5 @@ class Poll(NamedTuple):
     durable: int
     recovering: bool
     members: dict[str, int]
-    lost_pushes: int  # so far, whose payload died with a worker and a server at once: they no longer count
-    forgotten: int = 0  # evaluations that were asked for by this number or an earlier one, and are not told, never will be
+    lost_pushes: int  # so far: gradients lost because a worker and a server died at once; they no longer count
+    cancelled_requests: int = 0  # evaluation requests up to this one are cancelled unless answered here: ask again

@@ -1,4 +1,4 @@
-"""The coordinator's log: the one order of everything that changes what servers keep."""
+"""The entries of the coordinator's log, which orders all changes to the state of the servers."""
 
 from __future__ import annotations
 
@@ -8,45 +8,49 @@ import msgspec
 
 from harness.live.protocol.blocks import Runs
 
-__all__ = ["Commit", "Drop", "Entry", "Fork", "Free", "Move", "Skip", "Snapshot"]
+__all__ = ["CommitEntry", "DropEntry", "ForkEntry", "FreeEntry", "LogEntry", "MoveEntry", "SkipEntry", "SnapshotEntry"]
 
 
 class _Entry(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Immutable; its first field on the wire is its class's name."""
+    """Immutable. The first field on the wire is the name of the class."""
 
 
-class Commit(_Entry, frozen=True):
-    """A worker's push counts, with all that applying it depends on. A group's sum waits until one takes."""
+class CommitEntry(_Entry, frozen=True):
+    """A push is complete. It holds everything that a server needs to apply it, so that replaying the log gives the same
+    model.
+
+    Grouped gradients are summed until an entry with `take` applies the sum.
+    """
 
     branch: int
     worker: str
     cycle: int
-    accept: bool  # False: its gradient is dropped, and need not be there
-    take: bool  # the servers step: with this gradient, or with the group's sum or mean
+    accept: bool  # False: drop its gradient, which may be missing
+    take: bool  # apply an optimizer step: with this gradient, or the sum or mean of the group
     grouped: int  # gradients in that step
-    weight: float  # of this gradient in a mean
-    steps: int  # of this branch's optimizer, this one counted
+    weight: float  # of this gradient in the mean of a group
+    steps: int  # of this branch's optimizer, including this one
     learning_rate: float
     momentum: float
-    released: tuple[tuple[str, int], ...] = ()  # workers and their new cycles: servers send them their blocks unasked
-    bits: int = 32  # of a number in transfer
+    released: tuple[tuple[str, int], ...] = ()  # (worker, new cycle): servers send them parameters unasked
+    bits: int = 32  # per number in transfer
 
 
-class Fork(_Entry, frozen=True):
-    """A branch begins as a copy of `parent`."""
+class ForkEntry(_Entry, frozen=True):
+    """A new branch begins as a copy of `parent`."""
 
     branch: int
     parent: int
 
 
-class Free(_Entry, frozen=True):
+class FreeEntry(_Entry, frozen=True):
     """A branch ends."""
 
     branch: int
 
 
-class Move(_Entry, frozen=True):
-    """Blocks change their owner. On demand: only when somebody asks for them; else at once."""
+class MoveEntry(_Entry, frozen=True):
+    """Blocks change their owner. `on_demand`: the old owner sends them when asked; otherwise at once."""
 
     runs: Runs
     source: str
@@ -54,23 +58,23 @@ class Move(_Entry, frozen=True):
     on_demand: bool = False
 
 
-class Drop(_Entry, frozen=True):
-    """A worker is gone: messages of its generations up to this one are refused, what it staged is forgotten."""
+class DropEntry(_Entry, frozen=True):
+    """A worker is dead: servers refuse messages of its generations up to this one, and drop its staged pushes."""
 
     worker: str
     generation: int
-    cycle: int  # the last that it was released for
+    cycle: int  # the last one that it was released for
 
 
-class Snapshot(_Entry, frozen=True):
-    """Every server copies its blocks, for `buddies[server]` to keep, and for the coordinator where `save` says so."""
+class SnapshotEntry(_Entry, frozen=True):
+    """Every server copies its blocks to `backups[server]`; with `save`, also to the coordinator."""
 
-    buddies: dict[str, str]
+    backups: dict[str, str]
     save: bool = False
 
 
-class Skip(_Entry, frozen=True):
-    """Nothing: in the place of an entry that a new view has made void."""
+class SkipEntry(_Entry, frozen=True):
+    """No operation: replaces an entry that a new view has cancelled."""
 
 
-Entry: TypeAlias = Commit | Fork | Free | Move | Drop | Snapshot | Skip
+LogEntry: TypeAlias = CommitEntry | ForkEntry | FreeEntry | MoveEntry | DropEntry | SnapshotEntry | SkipEntry

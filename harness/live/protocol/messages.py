@@ -1,12 +1,12 @@
-"""What coordinator, servers and workers say to one another: small heads, each with arrays beside it.
+"""The messages between coordinator, servers and workers: a small head, and arrays beside it.
 
-Channels deliver in order between any two, and may lose or repeat what was under way when somebody died; everything here
-may be received twice. Every message carries the view that it belongs to and its sender's generation, so that what is left of
-the past is refused (see `harness.live.coordinator.membership`). Peers are named "coordinator", "server/NODE" and
-"worker/NODE"; "worker/..." may also be an evaluator that is no node.
+A channel delivers in order between two processes. It may lose or repeat messages when a process dies, so every receiver must
+accept any message twice. Every message carries its view and its sender's generation, and receivers refuse messages of an
+older view or generation (see `harness.live.coordinator.membership`). Processes are named "coordinator", "server/NODE" and
+"worker/NODE"; one "worker/..." is the evaluator, whose name is no node of the job.
 
-Blocks are given as runs, (first, end) pairs. Where a head has `runs`, one array per run goes with it, unless it says
-otherwise.
+Blocks are given as runs, (first, end) pairs. A head with `runs` comes with one array per run, unless its docstring says
+"no arrays".
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ import msgspec
 from numpy.typing import NDArray
 
 from harness.live.protocol.blocks import Owners, Runs
-from harness.live.protocol.log import Entry
+from harness.live.protocol.log import LogEntry
 
 __all__ = [
     "COORDINATOR",
-    "Again",
     "Array",
-    "Copy",
-    "Data",
-    "Done",
-    "Durable",
-    "Fetch",
-    "Given",
+    "BlockData",
+    "BlocksMoved",
+    "BranchVectors",
+    "CopyKept",
+    "EntriesMissing",
+    "EvaluationRequest",
+    "EvaluationResult",
+    "FetchBlocks",
+    "GradientDone",
     "Head",
-    "Held",
     "Hello",
-    "Kept",
-    "Log",
-    "Measure",
-    "Measured",
+    "LogAppend",
+    "LossProbed",
     "Message",
-    "Missing",
-    "Moved",
-    "Part",
-    "Probe",
-    "Probed",
+    "OwnerTable",
+    "ProbeLoss",
     "Pull",
     "Pulled",
-    "Ready",
+    "PushStaged",
     "Redirect",
     "Release",
+    "ResendPush",
     "Rest",
-    "Seen",
     "Send",
-    "Stage",
-    "Staged",
-    "Table",
+    "SnapshotCopy",
+    "SnapshotDurable",
+    "StagePush",
+    "StagedPart",
+    "TableSeen",
+    "UnaskedBlocks",
     "View",
+    "ViewReady",
     "server",
     "worker",
 ]
@@ -74,21 +74,21 @@ def worker(node: str) -> str:
 
 
 class _Head(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Immutable; its first field on the wire is its class's name."""
+    """Immutable. The first field on the wire is the name of the class."""
 
 
 # ------------------------------------------------------------------------------------------------------------- the log
 
 
-class Log(_Head, frozen=True):
-    """Coordinator to servers: entry `index` of the log."""
+class LogAppend(_Head, frozen=True):
+    """Coordinator to servers: this is entry `index` of the log."""
 
     index: int
-    entry: Entry
+    entry: LogEntry
 
 
-class Missing(_Head, frozen=True):
-    """Server to coordinator: an entry came whose predecessors did not; send again what is after `index`."""
+class EntriesMissing(_Head, frozen=True):
+    """Server to coordinator: entries are missing before the one that came; send again all after `index`."""
 
     index: int
 
@@ -97,31 +97,31 @@ class Missing(_Head, frozen=True):
 
 
 class Release(_Head, frozen=True):
-    """Coordinator to worker: pull, compute, push. Whatever it was doing before is given up."""
+    """Coordinator to worker: pull, compute, push. The worker drops the cycle that it is in, if any."""
 
-    cycle: int  # unique, larger than all before
+    cycle: int  # a unique number, larger than all before
     branch: int
-    clock: int  # which of the worker's mini-batches, from 0
-    after: int  # pull what the log's entries up to this one have made of the model
-    durable: int  # this worker's pushes up to this cycle need not be kept any longer
+    clock: int  # number of the worker's mini-batch, from 0
+    after: int  # pull the model as of this entry of the log, or later
+    durable: int  # the worker may drop its copies of pushes up to this cycle
     samples: int  # in the mini-batch
     shard_start: int  # of the worker's part of the training data
     shard_length: int
-    given: bool = False  # servers send the model unasked
+    unasked: bool = False  # servers send the parameters without a pull
     bits: int = 32  # of a number in transfer
-    probes: bool = False  # wants the loss before and after the push
+    probes: bool = False  # the policy needs the loss before and after the push
     intra_threads: int = 0
     inter_threads: int = 0
 
 
 class Rest(_Head, frozen=True):
-    """Coordinator to worker: give up what you are doing, and wait."""
+    """Coordinator to worker: drop the cycle or the evaluations that you are at, and wait."""
 
 
 class Pull(_Head, frozen=True):
-    """Worker to server: send these blocks (no arrays), as of the log's entry `after` or later."""
+    """Worker to server: send these blocks (no arrays), as of entry `after` or later."""
 
-    number: int  # of the request; the worker's own count
+    number: int  # of the request, counted by the worker
     branch: int
     after: int
     runs: Runs
@@ -129,45 +129,49 @@ class Pull(_Head, frozen=True):
 
 
 class Pulled(_Head, frozen=True):
-    """Server to worker: the blocks as of entry `index`, or some of them later."""
+    """Server to worker: the blocks asked for, as of entry `index`; some of them may be later."""
 
     number: int
     index: int
     runs: Runs
 
 
-class Given(_Head, frozen=True):
-    """Server to worker, unasked: the blocks as of entry `index`, the commit that released it for this cycle."""
+class UnaskedBlocks(_Head, frozen=True):
+    """Server to worker, without a pull: the blocks as of entry `index`, the commit that released the worker for this
+    cycle."""
 
     cycle: int
     index: int
     runs: Runs
 
 
-class Done(_Head, frozen=True):
-    """Worker to coordinator: the gradient is computed. It goes with the push, in `Stage` and `Staged`; where the loss before
-    the push is wanted, which takes longer, it is sent by itself."""
+class GradientDone(_Head, frozen=True):
+    """Worker to coordinator: the gradient is computed.
+
+    It normally travels inside `StagePush` and `PushStaged`. With probes it is sent by itself, because the loss before the
+    push takes longer to compute.
+    """
 
     cycle: int
     loss: float  # mean over the mini-batch, at the parameters pulled
     pull_seconds: float
     compute_seconds: float
-    index: int  # of the log's entries, the last that all blocks pulled contain
-    loss_before: float = 0.0  # with probes: of the same mini-batch at the servers' parameters, before the push
+    index: int  # of the log: all pulled blocks contain the entries up to this one
+    loss_before: float = 0.0  # with probes: same mini-batch, at the servers' parameters before the push
 
 
-class Stage(_Head, frozen=True):
-    """Worker to server: these blocks' part of a push. Takes effect by its `Commit`."""
+class StagePush(_Head, frozen=True):
+    """Worker to server: a push's gradients for these blocks. The server applies them at the push's `CommitEntry`."""
 
     cycle: int
     branch: int
-    after: int  # the table that it was addressed by is as of this entry
+    after: int  # the worker's table of owners is as of this entry
     runs: Runs
-    done: Done | None = None  # for the coordinator
+    done: GradientDone | None = None  # forwarded to the coordinator
 
 
 class Redirect(_Head, frozen=True):
-    """Server to worker: these blocks (no arrays) of your pull or push have other owners, as of entry `index`."""
+    """Server to worker: I do not own these blocks (no arrays) of your pull or push; `owners` is the table as of `index`."""
 
     number: int  # of the pull, or the push's cycle
     push: bool
@@ -176,49 +180,49 @@ class Redirect(_Head, frozen=True):
     owners: Owners
 
 
-class Staged(_Head, frozen=True):
-    """Server to coordinator: I have these blocks (no arrays) of that push, or had them before."""
+class PushStaged(_Head, frozen=True):
+    """Server to coordinator: I have, or had before, these blocks (no arrays) of that push."""
 
     worker: str
     cycle: int
     runs: Runs
-    done: Done | None = None  # as it came with them
+    done: GradientDone | None = None  # as it came with the push
 
 
-class Probe(_Head, frozen=True):
-    """Coordinator to worker: the loss of this cycle's mini-batch again, as of entry `after`."""
+class ProbeLoss(_Head, frozen=True):
+    """Coordinator to worker: compute the loss of this cycle's mini-batch again, as of entry `after`."""
 
     cycle: int
     after: int
 
 
-class Probed(_Head, frozen=True):
-    """Worker to coordinator."""
+class LossProbed(_Head, frozen=True):
+    """Worker to coordinator: the answer to `ProbeLoss`."""
 
     cycle: int
     loss: float
 
 
-class Again(_Head, frozen=True):
-    """Coordinator to worker: parts of that push have not come; send them again."""
+class ResendPush(_Head, frozen=True):
+    """Coordinator to worker: parts of that push have not arrived; send all of it again."""
 
     cycle: int
 
 
-class Table(_Head, frozen=True):
-    """Coordinator to worker: who owns what, as of entry `index`."""
+class OwnerTable(_Head, frozen=True):
+    """Coordinator to worker: the owner of each block, as of entry `index`."""
 
     index: int
     owners: Owners
 
 
-class Seen(_Head, frozen=True):
-    """Worker to coordinator: I go by the table as of entry `index`."""
+class TableSeen(_Head, frozen=True):
+    """Worker to coordinator: I use the table as of entry `index`."""
 
     index: int
 
 
-class Measure(_Head, frozen=True):
+class EvaluationRequest(_Head, frozen=True):
     """Coordinator to evaluator: evaluate a branch as of entry `after` or later."""
 
     number: int
@@ -226,8 +230,8 @@ class Measure(_Head, frozen=True):
     after: int
 
 
-class Measured(_Head, frozen=True):
-    """Evaluator to coordinator."""
+class EvaluationResult(_Head, frozen=True):
+    """Evaluator to coordinator: the answer to `EvaluationRequest`."""
 
     number: int
     index: int
@@ -235,64 +239,64 @@ class Measured(_Head, frozen=True):
     accuracy: float
 
 
-# ----------------------------------------------------------------------------------------------- blocks that travel
+# ----------------------------------------------------------------------------------------------- transfers of blocks
 
 
-class Held(_Head, frozen=True):
-    """What is kept of one branch; for each vector (parameters, optimizer slots, group) one array per run."""
+class BranchVectors(_Head, frozen=True):
+    """The vectors of one branch (parameters, optimizer slots, group sum); one array per vector and run."""
 
     branch: int
     vectors: tuple[str, ...]
 
 
-class Part(_Head, frozen=True):
-    """Blocks of a push that is not committed; one array per run."""
+class StagedPart(_Head, frozen=True):
+    """Blocks of a push that waits for its commit; one array per run."""
 
     worker: str
     cycle: int
     runs: Runs
 
 
-class Data(_Head, frozen=True):
-    """Owner, or holder of a copy, to the new owner: blocks as of entry `index`; arrays of `branches`, then of `parts`."""
+class BlockData(_Head, frozen=True):
+    """Old owner, or holder of a copy, to new owner: blocks as of entry `index`; arrays of `branches`, then of `parts`."""
 
     index: int
     runs: Runs
-    branches: tuple[Held, ...]
-    parts: tuple[Part, ...] = ()
+    branches: tuple[BranchVectors, ...]
+    parts: tuple[StagedPart, ...] = ()
 
 
-class Copy(_Head, frozen=True):
-    """Owner to buddy: blocks as of the snapshot at entry `index`; arrays of `branches`."""
+class SnapshotCopy(_Head, frozen=True):
+    """Owner to its backup server: blocks as of the snapshot at entry `index`; arrays of `branches`."""
 
     index: int
     runs: Runs
-    branches: tuple[Held, ...]
+    branches: tuple[BranchVectors, ...]
 
 
-class Kept(_Head, frozen=True):
-    """Buddy to coordinator: I have a copy of these blocks (no arrays) of `owner`'s, as of the snapshot at `index`."""
+class CopyKept(_Head, frozen=True):
+    """Backup to coordinator: I keep a copy of these blocks (no arrays) of `owner`, as of the snapshot at `index`."""
 
     index: int
     runs: Runs
     owner: str
 
 
-class Durable(_Head, frozen=True):
-    """Coordinator to all: the snapshot at `index` is complete; older ones are needed no longer."""
+class SnapshotDurable(_Head, frozen=True):
+    """Coordinator to servers: the snapshot at `index` is complete; drop older ones."""
 
     index: int
 
 
-class Fetch(_Head, frozen=True):
-    """To the owner before: send these blocks (no arrays), that move on demand since entry `index` or before, now."""
+class FetchBlocks(_Head, frozen=True):
+    """To the old owner: send now these blocks (no arrays), which move on demand since entry `index` or earlier."""
 
     index: int
     runs: Runs
 
 
-class Moved(_Head, frozen=True):
-    """New owner to coordinator: these blocks (no arrays) have come, and are up to date."""
+class BlocksMoved(_Head, frozen=True):
+    """New owner to coordinator: these blocks (no arrays) have arrived and are up to date."""
 
     runs: Runs
 
@@ -301,63 +305,63 @@ class Moved(_Head, frozen=True):
 
 
 class Hello(_Head, frozen=True):
-    """To coordinator: this generation of me is there, and knows nothing."""
+    """Server or worker to coordinator: this generation of me has started, and has no state."""
 
 
 class View(_Head, frozen=True):
-    """Coordinator to all: everything is as of the snapshot at entry `index`; what came after comes again.
+    """Coordinator to all: go back to the snapshot at entry `index`; the entries after it are sent again.
 
-    `sources` says who of those that hold copies sends which blocks to their owner. A peer that joins gets its first view
-    with nothing to restore.
+    `sources` says which holder of a copy sends which blocks to their owner. A process that joins gets its first view with
+    nothing to restore.
     """
 
     number: int
     index: int
-    end: int  # of the log so far: entries up to this one follow
+    end: int  # last entry of the log when the view began: entries up to it follow
     owners: Owners
     members: dict[str, int]  # generation by name
     sources: tuple[tuple[Runs, str], ...]
 
 
-class Ready(_Head, frozen=True):
-    """Server to coordinator: view `number` is restored, and the log applied up to where the view began."""
+class ViewReady(_Head, frozen=True):
+    """Server to coordinator: I have restored view `number` and applied the log up to the view's `end`."""
 
     number: int
 
 
 Head: TypeAlias = (
-    Again
-    | Copy
-    | Data
-    | Done
-    | Durable
-    | Fetch
-    | Given
+    ResendPush
+    | SnapshotCopy
+    | BlockData
+    | GradientDone
+    | SnapshotDurable
+    | FetchBlocks
+    | UnaskedBlocks
     | Hello
-    | Kept
-    | Log
-    | Measure
-    | Measured
-    | Missing
-    | Moved
-    | Probe
-    | Probed
+    | CopyKept
+    | LogAppend
+    | EvaluationRequest
+    | EvaluationResult
+    | EntriesMissing
+    | BlocksMoved
+    | ProbeLoss
+    | LossProbed
     | Pull
     | Pulled
-    | Ready
+    | ViewReady
     | Redirect
     | Release
     | Rest
-    | Seen
-    | Stage
-    | Staged
-    | Table
+    | TableSeen
+    | StagePush
+    | PushStaged
+    | OwnerTable
     | View
 )
 
 
 class Message(NamedTuple):
-    """What is sent. Arrays are not to be written to by either side."""
+    """One message. Neither side may write to its arrays: they can be shared memory, or kept by the sender."""
 
     head: Head
     arrays: tuple[Array, ...] = ()
@@ -366,4 +370,4 @@ class Message(NamedTuple):
 
 
 Send: TypeAlias = Callable[[str, Message], None]
-"""(receiver, message); returns at once, and loses messages to those that are not there."""
+"""(receiver, message); returns at once, and drops messages to processes that do not exist."""

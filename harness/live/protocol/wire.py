@@ -1,8 +1,8 @@
-"""Messages as frames of bytes, and back: one frame says what it is and what follows, then each array is a frame as it lies
-in memory, so that neither side copies it.
+"""Messages as frames of bytes, and back: a first frame that describes the message, then each array as a frame of its own
+memory, so that neither side copies it.
 
-The first frame is the mark, the version of this format (two bytes, little-endian), and a MessagePack row: sender, its
-generation, the view, (type, length) of every array, the head. Nothing of what arrives is believed before it is checked.
+The first frame is a magic number, the version of this format (two bytes, little-endian), and a MessagePack row: sender, its
+generation, the view, (type, length) of every array, the head. Everything that arrives is checked before it is used.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from harness.live.protocol.messages import Array, Message
 
 __all__ = ["LARGEST_BYTES", "VERSION", "Beat", "Buffer", "Here", "Peers", "Unreadable", "decode", "encode", "signal"]
 
-VERSION = 2
+VERSION = 3
 LARGEST_BYTES = 2**31
-"""Of one frame: half a billion parameters in one run of blocks. Larger ones are refused before memory is set aside."""
+"""Limit of one frame: half a billion parameters in one run. The receiver refuses larger ones before it allocates memory."""
 
 Buffer: TypeAlias = bytes | memoryview
 
@@ -32,27 +32,27 @@ _NAMES = {kind: name for name, kind in _TYPES.items()}
 
 
 class Unreadable(ValueError):
-    """Frames that are no message of ours: what is wrong with them."""
+    """Frames that are not a valid message; says what is wrong."""
 
 
 class Here(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """To the coordinator's process: messages reach me at this address. Comes before every `Hello`."""
+    """To the coordinator's process: my address. Sent before every `Hello`."""
 
     address: str
 
 
 class Peers(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """From the coordinator's process: (name, address, generation) of everybody; those who are missing are gone."""
+    """From the coordinator's process: (name, address, generation) of all processes; one that is not listed is gone."""
 
     peers: tuple[tuple[str, str, int], ...]
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """To the coordinator's process: I live."""
+    """To the coordinator's process: I am alive."""
 
 
 def signal(head: Here | Peers | Beat, generation: int) -> Message:
-    """A message for another process, whose core never sees it."""
+    """A message between two process loops; their cores never see it."""
     return Message(cast(messages.Head, head), (), 0, generation)
 
 
@@ -69,7 +69,7 @@ _decoder = msgspec.msgpack.Decoder(_First)
 
 
 def encode(sender: str, message: Message) -> list[Buffer]:
-    """The frames of a message; arrays are passed on, not copied. Raises Unreadable for arrays that no wire carries."""
+    """The frames of a message; arrays are not copied. Raises Unreadable for arrays that this format cannot carry."""
     for array in message.arrays:
         if array.dtype not in _NAMES or array.ndim != 1 or array.nbytes > LARGEST_BYTES:
             raise Unreadable(
@@ -83,15 +83,15 @@ def encode(sender: str, message: Message) -> list[Buffer]:
 
 
 def decode(frames: Sequence[Buffer]) -> tuple[str, Message]:
-    """(sender, message); its arrays are views on the frames, and cannot be written to.
+    """(sender, message); its arrays are read-only views of the frames.
 
-    Raises Unreadable for garbage, for another version, and for frames that are not as long as the first one says.
+    Raises Unreadable for garbage, for another version, and if a frame's length differs from what the first one says.
     """
     if not frames or len(first := memoryview(frames[0]).cast("B")) < _MARK.size:
-        raise Unreadable("Cannot read a message without its first frame: it was cut short, or is none of ours.")
+        raise Unreadable("Cannot read a message without its first frame: it was cut short, or another program sent it.")
     name, version = _MARK.unpack_from(first)
     if name != _PROGRAM:
-        raise Unreadable(f"Cannot read a message that begins with {name!r}: it is none of ours.")
+        raise Unreadable(f"Cannot read a message that begins with {name!r}: another program sent it.")
     if version != VERSION:
         raise Unreadable(
             f"Cannot read a message of version {version}: this is version {VERSION}; use one release everywhere."

@@ -1,1 +1,1 @@
-"""A server of a live job: blocks of the model, their optimizer, and the pushes that wait for their commit."""
+"""A server of a live job: it holds blocks of the model, steps their optimizer and stages pushes until their commit."""

@@ -1,7 +1,7 @@
-"""The servers' optimizers on NumPy: what `simulators.engine.optimizers` names, to float tolerance.
+"""The servers' optimizers in NumPy: those of `simulators.engine.optimizers`, equal up to rounding.
 
-A server steps runs of its blocks, whose lengths change with every move; compiled updates would be compiled for each length.
-Long runs are stepped piece by piece, so that what is in between stays in the processor's cache.
+NumPy and not JAX, because a server steps runs of blocks whose lengths change with every move, and JAX would compile for each
+length. Long runs are stepped in pieces, so that intermediate results stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from harness.live.protocol.messages import Array
 
 __all__ = ["Rates", "slots", "step"]
 
-_PIECE = 1 << 17  # numbers
+_PIECE = 1 << 17  # parameters: 512 KiB of float32
 
 
 class Rates(NamedTuple):
-    """What a step depends on beside gradient and slots."""
+    """The scalars of a step."""
 
     learning_rate: float
     momentum: float
-    steps: int  # so far, this one counted
+    steps: int  # so far, including this one
 
 
 _Step: TypeAlias = Callable[[Array, Mapping[str, Array], Array, Rates], Array]
-"""(scratch, slots, gradient, rates): changes slots and leaves in `scratch` what is to be taken from the parameters."""
+"""(scratch, slots, gradient, rates): updates the slots; writes to `scratch` what to subtract from the parameters."""
 
 
 def _sgd(scratch: Array, _: Mapping[str, Array], gradient: Array, rates: Rates) -> Array:
@@ -88,7 +88,7 @@ def _adadelta(scratch: Array, slots: Mapping[str, Array], gradient: Array, rates
 
 
 def _decay(average: Array, keep: float, new: Array, scratch: Array) -> None:
-    """An exponential moving average takes in `new`."""
+    """Update an exponential moving average."""
     average *= np.float32(keep)
     average += np.multiply(new, np.float32(1 - keep), out=scratch)
 
@@ -105,9 +105,9 @@ _STEPS: dict[str, tuple[tuple[str, ...], _Step]] = {
 
 
 def slots(optimizer: str) -> tuple[str, ...]:
-    """The vectors that an optimizer keeps beside the parameters, all zero at first.
+    """The names of the vectors that an optimizer keeps beside the parameters, all zero at first.
 
-    Raises ValueError for one that is not known, or cannot run live.
+    Raises ValueError for an optimizer that is unknown, or cannot run live.
     """
     if optimizer not in _STEPS:
         known = optimizer == "adarevision"
@@ -117,7 +117,7 @@ def slots(optimizer: str) -> tuple[str, ...]:
 
 
 def step(optimizer: str, parameters: Array, kept: Mapping[str, Array], gradient: Array, rates: Rates, made: Array) -> Array:
-    """What a gradient [n] makes of parameters [n] float32, in `made` [n]; slots [n] float32 change in place."""
+    """One step: writes the new parameters to `made`, and updates the slots `kept` in place. All are [n] float32."""
     compute = _STEPS[optimizer][1]
     for start in range(0, len(parameters), _PIECE):
         piece = slice(start, start + _PIECE)

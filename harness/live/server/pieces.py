@@ -1,4 +1,4 @@
-"""Parts of a model in arrays: copies of blocks, snapshots made of them, and pushes that wait for their commit."""
+"""Blocks of a model in arrays: the parts of a vector, snapshots, and pushes that wait for their commit."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from harness.live.protocol.blocks import Blocks, Layout, Runs, blocks_in, overlap, runs_of
-from harness.live.protocol.messages import Array, Held, Part
+from harness.live.protocol.messages import Array, BranchVectors, StagedPart
 
 __all__ = ["Gradients", "Keeper", "Parts", "Piece", "Staging", "cut"]
 
 Gradients: TypeAlias = list[tuple[tuple[int, int], Array]]
-"""Runs of blocks with the numbers for them."""
+"""Runs of blocks, each with its array."""
 
 
 def cut(layout: Layout, runs: Runs, arrays: tuple[Array, ...], blocks: Blocks) -> Gradients:
-    """What there is of `blocks` in arrays for `runs`; views."""
+    """Select `blocks` from the arrays of `runs`, as views."""
     if blocks == blocks_in(runs):
         return list(zip(runs, arrays, strict=True))
     made = []
@@ -28,7 +28,7 @@ def cut(layout: Layout, runs: Runs, arrays: tuple[Array, ...], blocks: Blocks) -
 
 
 class Parts:
-    """Blocks of one vector, in arrays that are never written to: they can be sent, kept and shared without a copy."""
+    """Blocks of one vector, in arrays that are never written to, so that they can be sent and kept without a copy."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -36,24 +36,24 @@ class Parts:
 
     @property
     def blocks(self) -> Blocks:
-        """Those that there are."""
+        """The blocks that are here."""
         return blocks_in(tuple(self._arrays))
 
     def get(self, run: tuple[int, int]) -> Array:
-        """A run, joined where it lies in several arrays."""
+        """The array of a run; concatenated if it is in several arrays."""
         if run in self._arrays:
             return self._arrays[run]
         arrays = [array for _, array in self._cut(blocks_in((run,)))]
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
     def put(self, run: tuple[int, int], array: Array) -> None:
-        """In the place of what there was of that run; not to be written to from now on."""
+        """Replace a run. The array is read-only from now on."""
         if run not in self._arrays:
             self.drop(blocks_in((run,)))
         self._arrays[run] = array
 
     def drop(self, blocks: Blocks) -> None:
-        """Forget these blocks."""
+        """Remove these blocks."""
         self._arrays = dict(self._cut(self.blocks - blocks))
 
     def _cut(self, blocks: Blocks) -> Gradients:
@@ -62,14 +62,14 @@ class Parts:
 
 
 class Piece(NamedTuple):
-    """Everything that is kept of some blocks; for each vector of `held`, one array per run. Its arrays never change."""
+    """All vectors of some blocks: for each vector of `held`, one array per run. The arrays never change."""
 
     runs: Runs
-    held: tuple[Held, ...]
+    held: tuple[BranchVectors, ...]
     arrays: tuple[Array, ...]
 
     def of(self, layout: Layout, blocks: Blocks) -> Piece:
-        """Of these blocks only."""
+        """The piece reduced to these blocks."""
         blocks = blocks & blocks_in(self.runs)
         runs, vectors, width = runs_of(blocks), sum(len(h.vectors) for h in self.held), len(self.runs)
         rows = (cut(layout, self.runs, self.arrays[v * width : (v + 1) * width], blocks) for v in range(vectors))
@@ -77,35 +77,35 @@ class Piece(NamedTuple):
 
 
 class Keeper:
-    """Snapshots, by the log's index, as far as this peer keeps them."""
+    """The copies that this process keeps of snapshots, by their index in the log."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._kept: dict[int, list[Piece]] = {}
 
     def put(self, index: int, piece: Piece) -> None:
-        """One part more; what is there already is left out."""
+        """Add a piece, without the blocks that are here already."""
         new = blocks_in(piece.runs) - self.blocks(index)
         if new:
             self._kept.setdefault(index, []).append(piece.of(self._layout, new))
 
     def blocks(self, index: int) -> Blocks:
-        """Which blocks of a snapshot are kept here."""
+        """The blocks of a snapshot that are kept here."""
         return frozenset().union(*(blocks_in(piece.runs) for piece in self._kept.get(index, ())))
 
     def pick(self, index: int, blocks: Blocks) -> Iterator[Piece]:
-        """These blocks of a snapshot, as far as they are here."""
+        """Those of these blocks of a snapshot that are kept here."""
         for piece in self._kept.get(index, ()):
             if blocks & blocks_in(piece.runs):
                 yield piece.of(self._layout, blocks)
 
     def forget(self, before: int) -> None:
-        """Drop the snapshots older than that at `before`."""
+        """Drop the snapshots before that index."""
         for index in [i for i in self._kept if i < before]:
             del self._kept[index]
 
     def forget_after(self, index: int) -> None:
-        """Drop the snapshots younger than that at `index`."""
+        """Drop the snapshots after that index."""
         for later in [i for i in self._kept if i > index]:
             del self._kept[later]
 
@@ -118,37 +118,37 @@ class Staging:
         self._pushes: dict[str, dict[int, tuple[Blocks, Gradients]]] = {}
 
     def blocks(self, worker: str, cycle: int) -> Blocks:
-        """Which blocks of a push have come."""
+        """The blocks of a push that are staged here."""
         return self._pushes.get(worker, {}).get(cycle, (frozenset(), []))[0]
 
     def add(self, worker: str, cycle: int, runs: Runs, arrays: tuple[Array, ...], blocks: Blocks) -> None:
-        """`blocks` of a push in arrays for `runs`; those that have come before are left out."""
+        """Stage `blocks` of a push from the arrays of `runs`, without those that are staged already."""
         have, pieces = self._pushes.setdefault(worker, {}).get(cycle, (frozenset[int](), []))
         new = blocks - have
         self._pushes[worker][cycle] = have | new, pieces + cut(self._layout, runs, arrays, new)
 
     def take(self, worker: str, cycle: int, blocks: Blocks) -> Gradients:
-        """Remove these blocks of a push, and of what the worker had staged before it and given up."""
+        """Remove and return these blocks of a push. Also removes what the worker staged in earlier cycles and gave up."""
         taken: Gradients = []
         for number in [n for n in self._pushes.get(worker, ()) if n <= cycle]:
             pieces = self._remove(worker, number, blocks)
             taken = pieces if number == cycle else taken
         return taken
 
-    def depart(self, blocks: Blocks) -> tuple[tuple[Part, ...], tuple[Array, ...]]:
-        """Remove all that is staged for these blocks, to be sent away."""
+    def depart(self, blocks: Blocks) -> tuple[tuple[StagedPart, ...], tuple[Array, ...]]:
+        """Remove and return all that is staged for these blocks, to send it to their new owner."""
         parts, arrays = [], []
         for worker, cycles in self._pushes.items():
             for cycle in list(cycles):
                 pieces = sorted(self._remove(worker, cycle, blocks), key=lambda p: p[0])
-                # Neighbours may have come apart; every one travels as a part of its own.
+                # Adjacent blocks may be staged as separate arrays, so every array travels as a part of its own.
                 for run, array in pieces:
-                    parts.append(Part(worker, cycle, (run,)))
+                    parts.append(StagedPart(worker, cycle, (run,)))
                     arrays.append(array)
         return tuple(parts), tuple(arrays)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         self._pushes.clear()
 
     def _remove(self, worker: str, cycle: int, blocks: Blocks) -> Gradients:

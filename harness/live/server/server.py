@@ -1,10 +1,10 @@
-"""A server: blocks of the model, changed by the coordinator's log and by nothing else.
+"""A server: it holds blocks of the model, which only the coordinator's log changes.
 
-One log orders all changes at all servers, so that a push takes effect everywhere or nowhere without a second round of
-messages between servers.
+One log orders the changes of all servers. So a push takes effect on all servers or on none, without messages between
+servers.
 
-All blocks of a server are at the same entry of the log, but those that have just come: they catch up as a `_Cohort` of their
-own. What a server is told by peers who know a later entry than it does waits until the log is there.
+All blocks of a server are at the same entry of the log, except those that have just arrived: these catch up as a `_Cohort`
+of their own. A message whose sender knows a later entry of the log, or a later view, waits until this server has it as well.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from harness.live.protocol.blocks import Blocks, Layout, Runs, blocks_in, members, owners_of, runs_of, table_of
-from harness.live.protocol.log import Commit, Drop, Entry, Fork, Free, Move, Snapshot
+from harness.live.protocol.log import CommitEntry, DropEntry, ForkEntry, FreeEntry, LogEntry, MoveEntry, SnapshotEntry
 from harness.live.protocol.messages import (
     COORDINATOR,
     Array,
-    Copy,
-    Data,
-    Durable,
-    Fetch,
-    Given,
+    BlockData,
+    BlocksMoved,
+    CopyKept,
+    EntriesMissing,
+    FetchBlocks,
     Head,
     Hello,
-    Kept,
-    Log,
+    LogAppend,
     Message,
-    Missing,
-    Moved,
     Pull,
     Pulled,
-    Ready,
+    PushStaged,
     Redirect,
     Send,
-    Stage,
-    Staged,
+    SnapshotCopy,
+    SnapshotDurable,
+    StagePush,
+    UnaskedBlocks,
     View,
+    ViewReady,
 )
 from harness.live.server.pieces import Keeper, Piece, Staging
 from harness.live.server.store import Store
@@ -44,11 +44,11 @@ __all__ = ["Server"]
 
 
 class _Cohort:
-    """Blocks that are at the same entry of the log."""
+    """Blocks to which the log is applied up to the same entry, `position`."""
 
     def __init__(self, blocks: Blocks, position: int) -> None:
         self.blocks, self.position = blocks, position
-        self.done: dict[str, int] = {}  # by worker, the last cycle committed
+        self.done: dict[str, int] = {}  # the last committed cycle, by worker
 
     @property
     def runs(self) -> Runs:
@@ -56,52 +56,62 @@ class _Cohort:
 
 
 class _Parameters(NamedTuple):
-    """A copy of blocks' parameters; as of the entries from `since` on, up to `until`."""
+    """A copy of the parameters of some blocks. No entry from `since` up to, but without, `until` changes them."""
 
     arrays: tuple[Array, ...]
     since: int
-    until: int | None = None  # they are still so
+    until: int | None = None  # None: they have not changed yet
 
 
 class Server:
-    """The core of a server process, without sockets, threads or a clock: what it receives makes it send.
+    """The core of a server process, without sockets, threads or a clock: it sends only in response to what it receives.
 
-    Begins knowing nothing, says `Hello` to the coordinator when `hello` is called, and is told all else by a `View`.
+    It starts without state. `hello` asks the coordinator to let it join, and the first `View` gives it everything else.
     """
 
     def __init__(self, name: str, generation: int, layout: Layout, store: Store, send: Send) -> None:
         self.name, self.generation, self.view = name, generation, 0
-        self.refused = 0  # messages of the past
+        self.refused = 0  # messages of an older view or generation
         self._layout, self._store, self._send = layout, store, send
         self._staging, self._keeper = Staging(layout), Keeper(layout)
-        self._members: dict[str, int] = {}  # the least generation that is listened to
-        self._known = 0  # the last entry of the log
-        self._end: int | None = None  # the last one from before this view, until all blocks are there
-        self._log: dict[int, Entry] = {}  # as far as blocks here are yet to go through it
+        self._members: dict[str, int] = {}  # the lowest accepted generation, by process
+        self._log_end = 0  # index of the last entry that has arrived
+        self._restore_end: int | None = None  # while a view is restored: the last entry from before it
+        self._log: dict[int, LogEntry] = {}  # the entries that some block has not passed yet
         self._table: dict[int, str] = {}
         self._table_index = 0
-        self._mine: Blocks = frozenset()  # by the table
+        self._owned: Blocks = frozenset()  # according to the table
         self._cohorts: list[_Cohort] = []
-        self._pending: dict[int, int] = {}  # blocks that are to come, and the entry as of which they will
-        self._origin: dict[int, str] = {}  # for those that come on demand: from whom
-        self._frozen: dict[int, tuple[int, tuple[Any, ...]]] = {}
-        self._freed: dict[int, int] = {}  # branches, and the entry that freed them
-        self._held: list[tuple[str, Message]] = []  # waits for a later entry, or a later view
-        self._pulls: list[tuple[str, Pull, Blocks]] = []  # wait for blocks
-        self._copies: dict[tuple[Any, ...], _Parameters] = {}  # the last that was pulled
-        self._changed: dict[int, int] = {}  # the entry that changed each branch last
+        self._pending: dict[int, int] = {}  # blocks that have not arrived yet, and the entry as of which they will
+        self._on_demand: dict[int, str] = {}  # those of them that were not asked for yet, and their old owner
+        self._departed: dict[int, tuple[int, tuple[Any, ...]]] = {}  # blocks that move on demand, until the new owner asks
+        self._freed: dict[int, int] = {}  # freed branches, and the entry that freed them
+        self._deferred: list[tuple[str, Message]] = []  # messages that wait for a later entry or view
+        self._pulls: list[tuple[str, Pull, Blocks]] = []  # pulls that wait for blocks or entries
+        self._copies: dict[tuple[Any, ...], _Parameters] = {}  # parameters pulled last, by branch, runs and type
+        self._changed: dict[int, int] = {}  # the last entry that changed each branch's parameters
+
+    @property
+    def blocks(self) -> tuple[Blocks, ...]:
+        """The blocks that are here; those at the same entry of the log together."""
+        return tuple(cohort.blocks for cohort in self._cohorts)
+
+    @property
+    def backlog(self) -> int:
+        """Entries of the log that some block has not passed yet."""
+        return len(self._log)
 
     def hello(self) -> None:
-        """Ask to be admitted; again as often as one likes."""
+        """Ask to join; may be repeated."""
         self._tell(COORDINATOR, Hello())
 
     def receive(self, sender: str, message: Message) -> None:
-        """Take a message in."""
+        """Handle one message."""
         head = message.head
         if isinstance(head, View):
             self._on_view(head)
-        elif message.view > self.view or (message.view == self.view and self._ahead(head)):
-            self._held.append((sender, message))
+        elif message.view > self.view or (message.view == self.view and self._is_ahead(head)):
+            self._deferred.append((sender, message))
         elif message.view < self.view or message.generation < self._members.get(sender, 0):
             self.refused += 1
         else:
@@ -109,86 +119,94 @@ class Server:
 
     def _handle(self, sender: str, head: Head, arrays: tuple[Array, ...]) -> None:
         match head:
-            case Log():
+            case LogAppend():
                 self._on_log(sender, head)
             case Pull():
                 self._on_pull(sender, head)
-            case Stage():
+            case StagePush():
                 self._on_stage(sender, head, arrays)
-            case Data():
+            case BlockData():
                 self._on_data(head, arrays)
-            case Copy():
+            case SnapshotCopy():
                 self._keeper.put(head.index, Piece(head.runs, head.branches, arrays))
-                self._tell(COORDINATOR, Kept(head.index, head.runs, sender))
-            case Fetch():
+                self._tell(COORDINATOR, CopyKept(head.index, head.runs, sender))
+            case FetchBlocks():
                 self._on_fetch(head)
-            case Durable():
+            case SnapshotDurable():
                 self._keeper.forget(head.index)
 
     def _tell(self, receiver: str, head: Head, arrays: tuple[Array, ...] = ()) -> None:
         self._send(receiver, Message(head, arrays, self.view, self.generation))
 
-    def _ahead(self, head: Head) -> bool:
-        """Whether its sender knew the log further than this server does."""
-        needed = head.after if isinstance(head, Pull | Stage) else head.index if isinstance(head, Data | Fetch) else 0
-        return needed > self._known
+    def _is_ahead(self, head: Head) -> bool:
+        """Whether the sender knew a later entry of the log than this server does."""
+        needed = (
+            head.after
+            if isinstance(head, Pull | StagePush)
+            else head.index
+            if isinstance(head, BlockData | FetchBlocks)
+            else 0
+        )
+        return needed > self._log_end
 
-    def _reconsider(self) -> None:
-        """What had to wait for the log or the view may have waited enough."""
-        if self._held:
-            held, self._held = self._held, []
+    def _receive_deferred(self) -> None:
+        """The log or the view has advanced: handle the messages that waited for it."""
+        if self._deferred:
+            held, self._deferred = self._deferred, []
             for sender, message in held:
                 self.receive(sender, message)
 
     # ---------------------------------------------------------------------------------------------------------- the log
 
-    def _on_log(self, sender: str, head: Log) -> None:
-        if head.index > self._known + 1:
-            self._tell(sender, Missing(self._known))
-        if head.index != self._known + 1:
+    def _on_log(self, sender: str, head: LogAppend) -> None:
+        if head.index > self._log_end + 1:
+            self._tell(sender, EntriesMissing(self._log_end))
+        if head.index != self._log_end + 1:
             return
-        self._known = head.index
+        self._log_end = head.index
         self._log[head.index] = head.entry
-        if isinstance(head.entry, Move):
-            self._learn(head.index, head.entry)
-        elif isinstance(head.entry, Commit):
-            if head.entry.released and self._origin:
-                self._fetch(frozenset(self._origin))
-        elif isinstance(head.entry, Drop):
+        if isinstance(head.entry, MoveEntry):
+            self._update_table(head.index, head.entry)
+        elif isinstance(head.entry, CommitEntry):
+            # The workers that it releases get all blocks of this server, so fetch those that are still elsewhere.
+            if head.entry.released and self._on_demand:
+                self._fetch(frozenset(self._on_demand))
+        elif isinstance(head.entry, DropEntry):
             self._members[head.entry.worker] = head.entry.generation + 1
-        elif isinstance(head.entry, Free):
+        elif isinstance(head.entry, FreeEntry):
             self._freed[head.entry.branch] = head.index
         self._advance()
-        self._reconsider()
+        self._receive_deferred()
 
-    def _learn(self, index: int, move: Move) -> None:
+    def _update_table(self, index: int, move: MoveEntry) -> None:
         blocks = blocks_in(move.runs)
         self._table.update(dict.fromkeys(blocks, move.target))
         self._table_index = index
-        self._mine = self._mine | blocks if move.target == self.name else self._mine - blocks
+        self._owned = self._owned | blocks if move.target == self.name else self._owned - blocks
         if move.target == self.name:
             self._pending.update(dict.fromkeys(blocks, index))
             if move.on_demand:
-                self._origin.update(dict.fromkeys(blocks, move.source))
+                self._on_demand.update(dict.fromkeys(blocks, move.source))
 
     def _advance(self) -> None:
-        """Bring every cohort as far as the log goes; those that meet become one."""
+        """Apply the log to every cohort as far as possible; cohorts at the same entry become one."""
         for cohort in self._cohorts:
-            while cohort.position < self._known and self._apply(cohort, self._log[cohort.position + 1]):
+            while cohort.position < self._log_end and self._apply(cohort, self._log[cohort.position + 1]):
                 cohort.position += 1
         if len(self._cohorts) > 1 or not all(c.blocks for c in self._cohorts):
             self._merge()
-        oldest = min([c.position for c in self._cohorts] + list(self._pending.values()), default=self._known)
+        # Blocks that have not arrived yet will need the log from their move on.
+        oldest = min([c.position for c in self._cohorts] + list(self._pending.values()), default=self._log_end)
         for index in [i for i in self._log if i <= oldest]:
             del self._log[index]
         for branch in [b for b, index in self._freed.items() if index <= oldest]:
             del self._freed[branch]
             self._store.branches.pop(branch, None)
             self._copies = {key: copy for key, copy in self._copies.items() if key[0] != branch}
-        if self._end is not None and not self._pending and oldest >= self._end:
-            self._end = None
-            self._tell(COORDINATOR, Ready(self.view))
-        self._answer()
+        if self._restore_end is not None and not self._pending and oldest >= self._restore_end:
+            self._restore_end = None
+            self._tell(COORDINATOR, ViewReady(self.view))
+        self._answer_pulls()
 
     def _merge(self) -> None:
         kept: dict[int, _Cohort] = {}
@@ -200,21 +218,21 @@ class Server:
                 self._copies.clear()
         self._cohorts = [c for c in kept.values() if c.blocks]
 
-    def _apply(self, cohort: _Cohort, entry: Entry) -> bool:
-        """Take `entry` to a cohort's blocks; False where a push is not all there yet."""
-        if isinstance(entry, Commit):
+    def _apply(self, cohort: _Cohort, entry: LogEntry) -> bool:
+        """Apply an entry to a cohort's blocks. Returns False if it is a push whose gradients have not all arrived."""
+        if isinstance(entry, CommitEntry):
             return self._commit(cohort, entry)
-        if isinstance(entry, Fork):
+        if isinstance(entry, ForkEntry):
             self._store.fork(entry.branch, entry.parent, cohort.runs)
-        elif isinstance(entry, Move) and entry.source == self.name:
-            self._depart(cohort, entry)
-        elif isinstance(entry, Drop):
+        elif isinstance(entry, MoveEntry) and entry.source == self.name:
+            self._hand_over(cohort, entry)
+        elif isinstance(entry, DropEntry):
             self._staging.take(entry.worker, entry.cycle, cohort.blocks)
-        elif isinstance(entry, Snapshot):
-            self._copy(cohort, entry)
+        elif isinstance(entry, SnapshotEntry):
+            self._copy_to_backup(cohort, entry)
         return True
 
-    def _commit(self, cohort: _Cohort, commit: Commit) -> bool:
+    def _commit(self, cohort: _Cohort, commit: CommitEntry) -> bool:
         if commit.accept and not cohort.blocks <= self._staging.blocks(commit.worker, commit.cycle):
             return False
         pieces = self._staging.take(commit.worker, commit.cycle, cohort.blocks)
@@ -225,26 +243,27 @@ class Server:
             for key, copy in self._copies.items():
                 if key[0] == commit.branch and copy.until is None:
                     self._copies[key] = copy._replace(until=index)
-        if commit.released and self._end is None:
-            self._give(cohort, commit)
+        # Not while a view replays the log: those cycles began long ago.
+        if commit.released and self._restore_end is None:
+            self._send_unasked(cohort, commit)
         return True
 
-    def _give(self, cohort: _Cohort, commit: Commit) -> None:
-        """Whom this push has released need not ask."""
+    def _send_unasked(self, cohort: _Cohort, commit: CommitEntry) -> None:
+        """Send parameters to the workers that this push releases, without being asked."""
         index = cohort.position + 1
         arrays = self._parameters(commit.branch, commit.bits, index, cohort.runs).arrays
         for worker, cycle in commit.released:
-            self._tell(worker, Given(cycle, index, cohort.runs), arrays)
+            self._tell(worker, UnaskedBlocks(cycle, index, cohort.runs), arrays)
 
-    def _living(self, position: int) -> list[int]:
-        """The branches that are not freed by then."""
+    def _live_branches(self, position: int) -> list[int]:
+        """The branches that are not freed at that entry."""
         return [b for b in self._store.branches if self._freed.get(b, position + 1) > position]
 
     # ------------------------------------------------------------------------------------------------- pulls and pushes
 
     def _redirect(self, sender: str, number: int, blocks: Blocks, *, push: bool) -> Blocks:
-        """Tell `sender` of the blocks that others own; those that this server owns."""
-        mine = blocks & self._mine
+        """Tell `sender` the owners of the blocks that are not here. Returns those that this server owns."""
+        mine = blocks & self._owned
         if mine != blocks:
             others = runs_of(blocks - mine)
             self._tell(sender, Redirect(number, push, others, self._table_index, owners_of(self._table)))
@@ -255,18 +274,18 @@ class Server:
         if mine:
             self._pulls.append((sender, head, mine))
             self._fetch(mine)
-            self._answer()
+            self._answer_pulls()
 
     def _fetch(self, blocks: Blocks) -> None:
-        """Ask for those of `blocks` that come on demand."""
-        wanted = blocks & self._origin.keys()
-        for source, those in members(self._origin, wanted).items():
-            self._tell(source, Fetch(max(self._pending[b] for b in those), runs_of(those)))
+        """Ask the old owners for those of `blocks` that move on demand."""
+        wanted = blocks & self._on_demand.keys()
+        for source, those in members(self._on_demand, wanted).items():
+            self._tell(source, FetchBlocks(max(self._pending[b] for b in those), runs_of(those)))
         for block in wanted:
-            del self._origin[block]
+            del self._on_demand[block]
 
-    def _answer(self) -> None:
-        """Answer the pulls that have waited long enough."""
+    def _answer_pulls(self) -> None:
+        """Answer the pulls whose blocks are all here and recent enough."""
         waiting, self._pulls = self._pulls, []
         for sender, pull, asked in waiting:
             blocks = self._redirect(sender, pull.number, asked, push=False)
@@ -281,7 +300,8 @@ class Server:
                 self._tell(sender, Pulled(pull.number, index, runs_of(blocks)), copy.arrays)
 
     def _parameters(self, branch: int, bits: int, after: int, runs: Runs) -> _Parameters:
-        """As of `after`, where somebody else has pulled that: who is late at a barrier is to see what the others saw."""
+        """The parameters of some blocks. If another worker pulled them as of `after`, the same copy: a worker that is late
+        at a barrier must see what the others saw."""
         dtype = "float16" if bits == 16 else "float32"
         key = (branch, runs, dtype)
         copy = self._copies.get(key)
@@ -290,22 +310,24 @@ class Server:
             self._copies[key] = copy
         return copy
 
-    def _on_stage(self, sender: str, head: Stage, arrays: tuple[Array, ...]) -> None:
+    def _on_stage(self, sender: str, head: StagePush, arrays: tuple[Array, ...]) -> None:
         mine = self._redirect(sender, head.cycle, blocks_in(head.runs), push=True)
         new = mine
+        # A cohort that has passed the commit must not stage the push again: nothing would ever take it.
         for cohort in self._cohorts:
             if cohort.done.get(sender, 0) >= head.cycle:
                 new -= cohort.blocks
         if new:
             self._staging.add(sender, head.cycle, head.runs, arrays, new)
+        # Also for blocks that were staged before: the first acknowledgement may be lost.
         if mine:
-            self._tell(COORDINATOR, Staged(sender, head.cycle, runs_of(mine), head.done))
-        if any(c.position < self._known for c in self._cohorts):
+            self._tell(COORDINATOR, PushStaged(sender, head.cycle, runs_of(mine), head.done))
+        if any(c.position < self._log_end for c in self._cohorts):
             self._advance()
 
-    # ------------------------------------------------------------------------------------------- blocks come and leave
+    # ------------------------------------------------------------------------------------------- blocks arrive and leave
 
-    def _depart(self, cohort: _Cohort, move: Move) -> None:
+    def _hand_over(self, cohort: _Cohort, move: MoveEntry) -> None:
         leaving = cohort.blocks & blocks_in(move.runs)
         if not leaving:
             return
@@ -315,29 +337,30 @@ class Server:
         if move.on_demand:
             for block in leaving:
                 alone = frozenset([block])
-                piece = self._store.copied(runs_of(alone), self._living(index))
-                self._frozen[block] = index, (piece, self._staging.depart(alone))
+                piece = self._store.copied(runs_of(alone), self._live_branches(index))
+                self._departed[block] = index, (piece, self._staging.depart(alone))
         else:
-            piece = self._store.copied(runs_of(leaving), self._living(index))
-            self._ship(index, piece, self._staging.depart(leaving), move.target)
+            piece = self._store.copied(runs_of(leaving), self._live_branches(index))
+            self._send_blocks(index, piece, self._staging.depart(leaving), move.target)
         self._store.drop(leaving)
 
-    def _ship(self, index: int, piece: Piece, staged: tuple[Any, Any], target: str) -> None:
-        self._tell(target, Data(index, piece.runs, piece.held, staged[0]), piece.arrays + staged[1])
+    def _send_blocks(self, index: int, piece: Piece, staged: tuple[Any, Any], target: str) -> None:
+        self._tell(target, BlockData(index, piece.runs, piece.held, staged[0]), piece.arrays + staged[1])
 
-    def _on_fetch(self, head: Fetch) -> None:
+    def _on_fetch(self, head: FetchBlocks) -> None:
         for block in blocks_in(head.runs):
-            if block in self._frozen:
-                index, (piece, staged) = self._frozen.pop(block)
-                self._ship(index, piece, staged, self._table[block])
+            if block in self._departed:
+                index, (piece, staged) = self._departed.pop(block)
+                self._send_blocks(index, piece, staged, self._table[block])
 
-    def _on_data(self, head: Data, arrays: tuple[Array, ...]) -> None:
+    def _on_data(self, head: BlockData, arrays: tuple[Array, ...]) -> None:
         count = sum(len(h.vectors) for h in head.branches) * len(head.runs)
+        # Anything else is a repetition: those blocks are here already, and have moved on.
         expected = frozenset(b for b in blocks_in(head.runs) if self._pending.get(b) == head.index)
         piece = Piece(head.runs, head.branches, arrays[:count]).of(self._layout, expected)
         self._store.install(piece)
-        restored = self._end is not None
-        if restored:  # from now on this server keeps the snapshot that the block came from, too
+        restored = self._restore_end is not None
+        if restored:  # the block is as of the durable snapshot, so this server becomes a holder of that, too
             self._keeper.put(head.index, piece)
         at = count
         for part in head.parts:
@@ -346,48 +369,50 @@ class Server:
             at += len(part.runs)
         for block in expected:
             del self._pending[block]
-            self._origin.pop(block, None)
+            self._on_demand.pop(block, None)
         self._cohorts.append(_Cohort(expected, head.index))
         self._advance()
         if expected and not restored:
-            self._tell(COORDINATOR, Moved(runs_of(expected)))
+            self._tell(COORDINATOR, BlocksMoved(runs_of(expected)))
 
     # --------------------------------------------------------------------------------------------- snapshots and views
 
-    def _copy(self, cohort: _Cohort, entry: Snapshot) -> None:
+    def _copy_to_backup(self, cohort: _Cohort, entry: SnapshotEntry) -> None:
         index = cohort.position + 1
-        piece = self._store.copied(cohort.runs, self._living(index))
+        piece = self._store.copied(cohort.runs, self._live_branches(index))
         self._keeper.put(index, piece)
-        self._fetch(frozenset(self._origin))
-        for receiver in {entry.buddies[self.name], *([COORDINATOR] if entry.save else [])}:
-            self._tell(receiver, Copy(index, piece.runs, piece.held), piece.arrays)
+        # A snapshot is complete only with all blocks, so do not leave any at their old owner.
+        self._fetch(frozenset(self._on_demand))
+        for receiver in {entry.backups[self.name], *([COORDINATOR] if entry.save else [])}:
+            self._tell(receiver, SnapshotCopy(index, piece.runs, piece.held), piece.arrays)
 
     def _on_view(self, head: View) -> None:
-        """Begin anew from the snapshot that this view goes back to."""
+        """Drop all state and restore the snapshot that the view goes back to."""
         if head.number <= self.view:
-            if head.number == self.view:
-                self._tell(COORDINATOR, Ready(self.view) if self._end is None else Missing(self._known))
+            if head.number == self.view:  # repeated by the coordinator, which waits for something
+                self._tell(COORDINATOR, ViewReady(self.view) if self._restore_end is None else EntriesMissing(self._log_end))
             return
-        self.view, self._members, self._known, self._end = head.number, dict(head.members), head.index, head.end
+        self.view, self._members, self._log_end, self._restore_end = head.number, dict(head.members), head.index, head.end
         self._table, self._table_index = table_of(head.owners), head.index
-        for kept in (self._log, self._pending, self._origin, self._frozen, self._freed, self._copies, self._changed):
+        for kept in (self._log, self._pending, self._on_demand, self._departed, self._freed, self._copies, self._changed):
             kept.clear()
         self._store.branches.clear()
         self._staging.clear()
         self._cohorts, self._pulls = [], []
+        # Later snapshots are cancelled, and the log after `head.index` may come again with other entries.
         self._keeper.forget_after(head.index)
-        mine = self._mine = frozenset(b for b, owner in self._table.items() if owner == self.name)
+        mine = self._owned = frozenset(b for b, owner in self._table.items() if owner == self.name)
         for runs, holder in head.sources:
             blocks = blocks_in(runs)
             if holder == self.name:
                 self._restore(head.index, blocks & mine)
                 for owner, those in members(self._table, blocks - mine).items():
                     for piece in self._keeper.pick(head.index, those):
-                        self._ship(head.index, piece, ((), ()), owner)
+                        self._send_blocks(head.index, piece, ((), ()), owner)
             else:
                 self._pending.update(dict.fromkeys(blocks & mine, head.index))
         self._advance()
-        self._reconsider()
+        self._receive_deferred()
 
     def _restore(self, index: int, blocks: Blocks) -> None:
         if blocks:

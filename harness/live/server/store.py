@@ -1,4 +1,4 @@
-"""What a server keeps: for every branch the parameters, the optimizer's slots and the sum of the group."""
+"""A server's storage: for every branch the parameters, the optimizer's slots and the sum of the open group."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.live.protocol.blocks import Blocks, Layout, Runs, blocks_in
-from harness.live.protocol.log import Commit
-from harness.live.protocol.messages import Array, Held
+from harness.live.protocol.log import CommitEntry
+from harness.live.protocol.messages import Array, BranchVectors
 from harness.live.server.optimizer import Rates, slots, step
 from harness.live.server.pieces import Gradients, Parts, Piece
 
@@ -21,8 +21,9 @@ _GROUP = "group"
 
 @dataclass
 class _Branch:
-    """Every step replaces the parameters, for those before it may still be on their way to workers. All else is changed in
-    place: vectors as long as the model, of which only the server's own blocks are ever touched and take memory."""
+    """Every step makes a new array of parameters, because the old one may still be in transfer to workers. All other vectors
+    are changed in place. They are as long as the model, but take memory only for the server's own blocks, which alone it
+    touches."""
 
     parameters: Parts
     others: dict[str, Array]
@@ -33,17 +34,17 @@ def _empty(size: int) -> Array:
 
 
 class Store:
-    """The server's blocks of every branch."""
+    """The server's blocks, for every branch."""
 
     def __init__(self, layout: Layout, optimizer: str, aggregation: str, empty: Callable[[int], Array] = _empty) -> None:
-        """`empty` makes the arrays of parameters."""
+        """`empty` allocates the arrays of parameters."""
         self._layout, self._optimizer, self._aggregation, self._empty = layout, optimizer, aggregation, empty
         self._slots = slots(optimizer)
         self.vectors = (PARAMETERS, *self._slots, *(() if aggregation == "each" else (_GROUP,)))
         self.branches: dict[int, _Branch] = {}
 
-    def apply(self, commit: Commit, runs: Runs, pieces: Gradients) -> None:
-        """A push takes effect on the blocks `runs`; `pieces` are its gradients, nothing where it is not accepted."""
+    def apply(self, commit: CommitEntry, runs: Runs, pieces: Gradients) -> None:
+        """Apply a push to the blocks `runs`. `pieces` are its gradients; none if it is not accepted."""
         if self._aggregation == "each":
             if commit.take:
                 for run, gradient in pieces:
@@ -59,7 +60,7 @@ class Store:
                 self._step(commit, run, part / np.float32(commit.grouped) if self._aggregation == "mean" else part)
                 part[:] = 0
 
-    def _step(self, commit: Commit, run: tuple[int, int], gradient: Array) -> None:
+    def _step(self, commit: CommitEntry, run: tuple[int, int], gradient: Array) -> None:
         span, branch = self._layout.span(run), self.branches[commit.branch]
         kept = {name: branch.others[name][span] for name in self._slots}
         rates = Rates(commit.learning_rate, commit.momentum, commit.steps)
@@ -67,33 +68,33 @@ class Store:
         branch.parameters.put(run, step(self._optimizer, before, kept, gradient, rates, made))
 
     def fork(self, branch: int, parent: int, runs: Runs) -> None:
-        """These blocks of a branch are those of its parent."""
+        """Copy these blocks from the parent to a new branch."""
         self._put(branch, runs, self.vectors, self._arrays(parent, runs))
 
     def copied(self, runs: Runs, branches: list[int]) -> Piece:
-        """All that is kept of these blocks in these branches, but those that begin later for them than for other blocks."""
+        """All vectors of these blocks in these branches, except branches whose fork these blocks have not reached yet."""
         begun = [b for b in branches if blocks_in(runs) <= self.branches[b].parameters.blocks]
-        held = tuple(Held(branch, self.vectors) for branch in begun)
+        held = tuple(BranchVectors(branch, self.vectors) for branch in begun)
         return Piece(runs, held, tuple(a for b in begun for a in self._arrays(b, runs)))
 
     def parameters(self, branch: int, runs: Runs, dtype: str) -> tuple[Array, ...]:
-        """The parameters of these blocks as they are now, whatever comes."""
+        """The parameters of these blocks now; later steps do not change the arrays."""
         parts = self.branches[branch].parameters
         return tuple(parts.get(run).astype(dtype, copy=False) for run in runs)
 
     def install(self, piece: Piece) -> None:
-        """Blocks come: what `copied` has given somewhere."""
+        """Add blocks, from the result of `copied` elsewhere."""
         given = iter(piece.arrays)
         for held in piece.held:
             self._put(held.branch, piece.runs, held.vectors, given)
 
     def drop(self, blocks: Blocks) -> None:
-        """Blocks have gone."""
+        """Remove blocks."""
         for branch in self.branches.values():
             branch.parameters.drop(blocks)
 
     def _arrays(self, branch: int, runs: Runs) -> Iterator[Array]:
-        """For each vector, one array per run; copied where they change in place."""
+        """For each vector, one array per run; a copy if the vector changes in place."""
         of = self.branches[branch]
         for name in self.vectors:
             for run in runs:

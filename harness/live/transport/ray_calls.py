@@ -1,6 +1,6 @@
-"""Frames as calls of Ray actors, their arguments inlined: the reference that the other transport is measured against.
+"""Frames as arguments of calls of Ray actors: the reference to which the other transport is compared.
 
-An address is the name of an actor with a method `deliver(frames)`, whose calls Ray carries out in the order of each caller.
+An address is the name of an actor with a method `deliver(frames)`; Ray executes the calls of each caller in order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["RayTransport"]
 
 
 class RayTransport:
-    """A `Transport` for the actor called `address`, which puts what is delivered to it into `inbox`."""
+    """A `Transport` for the actor named `address`, which puts delivered frames into `inbox`."""
 
     def __init__(self, address: str, inbox: queue.SimpleQueue[Sequence[Buffer]]) -> None:
         self._address, self._inbox = address, inbox
@@ -44,7 +44,7 @@ class RayTransport:
                 return
             try:
                 self._handles[peer] = ray.get_actor(self._peers[peer])
-            except ValueError:  # it has died: nobody is there
+            except ValueError:  # the actor has died
                 return
         # A memoryview cannot be pickled; an array on the same bytes can, without a copy.
         sent = [np.frombuffer(f, np.uint8) if isinstance(f, memoryview) else f for f in frames]

@@ -1,6 +1,6 @@
-"""How frames get from one process to another: one way, in order between any two, lost where nobody is.
+"""The interface of a transport: frames go one way, in order between two processes, and are lost if the receiver is gone.
 
-Two kinds: `harness.live.transport.zeromq`, and `harness.live.transport.ray_calls` as the reference to compare with.
+There are two: `harness.live.transport.zeromq`, and `harness.live.transport.ray_calls` as a reference to compare with.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ class Outlets(Protocol):
     """The sending half, used by one thread."""
 
     def connect(self, peer: str, address: str) -> None:
-        """From now on `peer` is there; what was on its way to where it was before is dropped."""
+        """Send to `peer` at this address from now on; drop what is in transfer to its former address."""
         ...
 
     def forget(self, peer: str) -> None:
-        """Nobody of that name is there any more; what was on its way is dropped."""
+        """`peer` is gone; drop what is in transfer to it."""
         ...
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
-        """Returns at once. Lost is what is sent to nobody, or to somebody who lets us not in, or who takes nothing for long.
+        """Returns at once. A message is lost if the peer is unknown, does not accept our keys, or has not read for long.
 
-        Frames may be on their way long after: nobody may write to them any more.
+        The transfer may happen much later, so nobody may write to the frames any more.
         """
         ...
 
     def close(self) -> None:
-        """Stop at once, and drop what was on its way."""
+        """Stop at once, and drop what is in transfer."""
         ...
 
 
@@ -42,17 +42,17 @@ class Transport(Outlets, Protocol):
 
     @property
     def address(self) -> str:
-        """Where others reach this one."""
+        """The address at which others reach this process."""
         ...
 
     def empty(self, size: int) -> Array:
-        """An array of so many float32, [size], which it takes least to send when it is filled."""
+        """An array of float32, [size], that this transport sends with the fewest copies."""
         ...
 
     def receive(self, timeout_seconds: float) -> Sequence[Buffer] | None:
-        """The next message, or None where none comes in time. Raises Unreadable where one is lost that had come."""
+        """The next message, or None if none arrives in time. Raises Unreadable if a message arrived and cannot be read."""
         ...
 
     def beside(self) -> Outlets:
-        """A sending half for another thread of this process; to be closed before this is."""
+        """A sending half for another thread of this process; close it before this one."""
         ...

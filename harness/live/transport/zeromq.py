@@ -1,10 +1,9 @@
-"""Frames over ZeroMQ: a socket that everybody pushes to, and one to each peer; encrypted for those who have the job's keys.
-Between processes of one machine without keys, large frames stay in memory that both share, and what is left goes through
-Unix sockets, which have no names in the file system.
+"""Frames over ZeroMQ: each process has one socket that receives, and one to each peer. With the job's keys it is encrypted.
+Without keys, processes on one machine put large frames into shared memory, and send the rest through abstract Unix sockets.
 
-Messages go one way, so sockets are PUSH and PULL, the plainest that keep order. With `Keys` (CurveZMQ,
-https://rfc.zeromq.org/spec/26), the listening end proves that it is of this job, and admits nobody else: whoever lacks the
-keys can neither send nor be sent anything, nor read along.
+Messages go one way, so sockets are PUSH and PULL, the simplest that keep order. With `Keys` (CurveZMQ,
+https://rfc.zeromq.org/spec/26), the receiving end proves that it belongs to the job, and accepts only processes of the job:
+without the keys one can neither send, nor receive, nor read the traffic.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ __all__ = ["Keys", "ZmqTransport", "on_loopback"]
 _log = logging.getLogger(__name__)
 
 _DOMAIN = "job"
-_NO_WAIT = int(zmq.DONTWAIT)  # a plain number: with zmq's own, much of the time for a small message goes into its type
-_WAITING_MESSAGES = 10_000  # to one peer; a job's messages answer one another, so that a few dozen are many
-_LOOPBACK_BYTES = 2**18  # of what the kernel holds for a peer on this machine: more has left the cache when it is read
+_NO_WAIT = int(zmq.DONTWAIT)  # an int: pyzmq's enum costs much of the time of a small message
+_WAITING_MESSAGES = 10_000  # to one peer; messages answer one another, so a few dozen are many already
+_LOOPBACK_BYTES = 2**18  # kernel's send buffer on this machine: more would leave the cache before it is read
 _RECONNECT_MILLISECONDS = (50, 1000)  # first and longest pause before another attempt
 
 
@@ -48,15 +47,15 @@ class Keys:
         return cls(zmq.curve_keypair(), zmq.curve_keypair())
 
     def __repr__(self) -> str:
-        return "Keys(...)"  # they are to appear in no log
+        return "Keys(...)"  # keys must not appear in a log
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a caller with that public key is let in (the name is ZeroMQ's)."""
+        """Whether a caller with that public key is accepted (ZeroMQ requires this name)."""
         return domain == _DOMAIN and key == self.call[0]
 
 
 def on_loopback(host: str) -> bool:
-    """Whether only this machine can reach that address; a name counts as one that others can reach."""
+    """Whether only this machine can reach that address. A host name counts as reachable from others."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -64,8 +63,8 @@ def on_loopback(host: str) -> bool:
 
 
 def _beside(place: str) -> str:
-    """Where a process that shares its memory listens for those who do, too: an abstract name of unix(7). It is that of the
-    port: whoever comes after it at that port is to be found by those who were connected to it."""
+    """The abstract Unix socket (unix(7)) of a process that shares memory. It is named after the port, so that peers
+    reconnect to a process that is started again at the same port."""
     return f"ipc://@harness/{urlsplit(place).netloc}"
 
 
@@ -92,7 +91,7 @@ class _Outlets:
         socket = self._sockets.pop(peer, None)
         if socket is not None:
             socket.close(linger=0)
-        if self._memory is not None:  # after the socket: what was on its way is dropped
+        if self._memory is not None:  # after the socket, which may still send from it
             self._memory.forget(peer)
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
@@ -116,7 +115,7 @@ class _Outlets:
         socket.setsockopt(zmq.SNDHWM, _WAITING_MESSAGES)
         socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MILLISECONDS[0])
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MILLISECONDS[1])
-        if on_loopback(urlsplit(address).hostname or ""):  # elsewhere, the kernel knows best what a link needs
+        if on_loopback(urlsplit(address).hostname or ""):  # otherwise the kernel sizes the buffer to the link
             socket.setsockopt(zmq.SNDBUF, _LOOPBACK_BYTES)
         if self._keys is not None:
             socket.curve_serverkey = self._keys.listen[0]
@@ -132,8 +131,8 @@ class _Outlets:
 class ZmqTransport:
     """A `Transport` that listens on one address of this host, on any free port where none is given.
 
-    On loopback, without keys, it shares memory with those who do, too, unless told not to. Its address says how, behind `#`.
-    Raises ValueError where it cannot listen there.
+    On loopback and without keys it shares memory, unless `share` is False; its address says how, after `#`. Raises
+    ValueError if it cannot listen there.
     """
 
     def __init__(self, host: str, port: int = 0, *, keys: Keys | None = None, share: bool = True) -> None:
@@ -142,7 +141,7 @@ class ZmqTransport:
         self._guard: ThreadAuthenticator | None = None
         self._memory: SharedMemory | None = None
         if share and keys is None and on_loopback(host):
-            with suppress(OSError, AttributeError):  # where the system cannot, it goes without
+            with suppress(OSError, AttributeError):  # the system has no anonymous files: use sockets only
                 self._memory = SharedMemory()
         self._outlets = _Outlets(self._context, keys, self._memory)
         try:
@@ -152,7 +151,7 @@ class ZmqTransport:
             raise
         if self._memory is not None:
             self._address += f"#{self._memory.identity}"
-        self._timeout_seconds = -1.0  # as the socket has it: for ever
+        self._timeout_seconds = -1.0  # the socket's default: wait for ever
 
     def _listening(self, place: str) -> tuple[zmq.Socket[bytes], str]:
         inlet = self._context.socket(zmq.PULL)
@@ -163,7 +162,7 @@ class ZmqTransport:
             self._guard.start()
             self._guard.configure_curve_callback(_DOMAIN, self._keys)
             inlet.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
-            inlet.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a guard nobody is admitted, rather than everybody
+            inlet.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # if the authenticator fails, accept nobody instead of everybody
             inlet.curve_publickey, inlet.curve_secretkey = self._keys.listen
             inlet.curve_server = True
         try:

@@ -1,5 +1,5 @@
-"""A job as every one of its processes makes it again: from the scenario's text and a seed come the same data, the same first
-parameters and the same gradients as in the simulator."""
+"""A job as each of its processes builds it: the scenario's text and a seed give the same data, the same initial parameters
+and the same gradients as in the simulator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from harness.live.coordinator.branch import LiveJob, Shards
 from harness.live.protocol.blocks import Layout
 from harness.live.protocol.messages import Release
-from harness.live.worker.worker import Computed, Task
+from harness.live.worker.worker import Computed, WorkerTask
 from harness.scenario import Scenario, job, parse, workload_of
 from simulators import jobs
 from simulators.engine import inputs, learning
@@ -30,7 +30,7 @@ from tuners.actions import Job, Rejected, Setting
 
 __all__ = ["ShardsOf", "Spec"]
 
-# As the simulator's engine has it, so that both compute alike.
+# The simulator's engine sets this, too: without it, the gradients would differ.
 jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
 
 _BLOCKS = 64
@@ -38,7 +38,7 @@ _BLOCKS = 64
 
 @dataclass(frozen=True)
 class Spec:
-    """Small and plain, so that it can be sent; what is made of it is made once in each process.
+    """A scenario and a seed. Small, so that it can be sent; every process builds the rest once for itself.
 
     Raises ValueError, when `live_job` or `job` is made, for a scenario that cannot be played live.
     """
@@ -75,7 +75,7 @@ class Spec:
 
     @cached_property
     def live_job(self) -> LiveJob:
-        """What the coordinator must know of it."""
+        """The constants that the coordinator needs."""
         return LiveJob(
             nodes=tuple(n.name for n in self.job.nodes),
             size=self.layout.size,
@@ -93,15 +93,15 @@ class Spec:
 
     @property
     def parameters(self) -> NDArray[np.float32]:
-        """This seed's first parameters, [P]."""
+        """This seed's initial parameters, [P]."""
         return self._drawn[1]
 
     def tree(self, parameters: NDArray[np.float32]) -> Any:
-        """The model's own pytree of a row of numbers."""
+        """A vector [P] as the model's pytree."""
         return self._drawn[2](parameters)
 
-    def compute(self, task: Task) -> Computed:
-        """Carry out a worker's task."""
+    def compute(self, task: WorkerTask) -> Computed:
+        """Run a worker's task."""
         started = perf_counter()
         data, _, unravel = self._drawn
         if task.work is None:
@@ -115,13 +115,13 @@ class Spec:
         return Computed(task.number, task.kind, float(found[0]), gradient=gradient, seconds=perf_counter() - started)
 
     def warm_up(self, *, validates: bool = False) -> None:
-        """Compile what a worker's first task needs, or that of the process that validates, which would cost the job time."""
+        """Compile before the job begins: for the first task of a worker, or with `validates` of the evaluator."""
         largest = max(map(sum, inputs.loads(self.scenario.cluster.nodes, self.job.start).values()))
         work = None if validates else Release(0, 0, 0, 0, 0, largest, 0, 1)
-        self.compute(Task("evaluate" if validates else "gradient", 0, work, self.parameters))
+        self.compute(WorkerTask("evaluate" if validates else "gradient", 0, work, self.parameters))
 
     def check(self, setting: Setting) -> None:
-        """Raise Rejected, with the reason, for a setting that the job's space allows and a live job cannot run under."""
+        """Raise Rejected, with the reason, for a setting in the job's space that a live job cannot run under."""
         if setting.options:
             names = ", ".join(name for name, _ in setting.options)
             raise Rejected(f"Cannot set the graph's options {names} in a live job: its graph has none; leave them unset.")
@@ -148,7 +148,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class ShardsOf:
-    """What a setting gives each node, as in the simulator. Raises Rejected where a worker would have nothing."""
+    """The shards of a setting, as in the simulator. Raises Rejected if a worker would have no samples."""
 
     spec: Spec
 
@@ -174,7 +174,7 @@ class ShardsOf:
 
 
 class _Shard(NamedTuple):
-    """One worker's part of the training data, as `learning.minibatch` asks a plant for it; [1] each."""
+    """One worker's part of the training data, with the fields that `learning.minibatch` reads; [1] each."""
 
     samples: Any
     shard_start: Any

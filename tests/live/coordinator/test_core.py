@@ -152,7 +152,7 @@ def test_the_bound_of_ssp_is_kept_while_others_stand_still():
         if not others:
             break
         memory.deliver(memory.rng.choice(others))
-    assert memory.coordinator._cycles.lines[0].clocks[:3].tolist() == [0, 3, 3]
+    assert memory.coordinator.branches[0].clocks[:3].tolist() == [0, 3, 3]
 
 
 def test_probes_tell_the_loss_before_and_after_every_push():
@@ -167,7 +167,7 @@ def test_probes_tell_the_loss_before_and_after_every_push():
         pushes = memory.pushes[0]
         memory.step()
         if memory.pushes[0] > pushes:
-            seen.append([float(x) for x in memory.coordinator._cycles.lines[0].state])
+            seen.append([float(x) for x in memory.coordinator.branches[0].state])
     memory.settle()
     assert len(seen) > 30
     assert all(before < after for before, after in seen)  # the loss of `ones` is how often was pushed
@@ -186,8 +186,8 @@ def test_a_busy_worker_that_is_released_gives_up():
     memory.drain_until_idle(messages.worker(NODES[1]))
     rows = memory.coordinator.poll().reports[0].rows
     assert rows[0, 1] == 0
-    line = memory.coordinator._cycles.lines[0]
-    assert [line.drawn[w] for w in range(3)] == [2, 2, 2]  # the others' first mini-batch came to nothing
+    branch = memory.coordinator.branches[0]
+    assert [branch.begun[w] for w in range(3)] == [2, 2, 2]  # the others' first mini-batch was dropped
 
 
 def test_a_policy_put_in_force_anew_lets_those_go_on_who_wait():
@@ -243,7 +243,7 @@ def test_cycles_under_way_are_probed_when_a_policy_that_probes_is_installed():
         pushes = memory.pushes[0]
         memory.step()
         if memory.pushes[0] > pushes:
-            seen.append([float(x) for x in memory.coordinator._cycles.lines[0].state])
+            seen.append([float(x) for x in memory.coordinator.branches[0].state])
     assert len(seen) > 8
     assert all(0 < before < after for before, after in seen)
     memory.coordinator.put(0, memory.setting, policies.asp())

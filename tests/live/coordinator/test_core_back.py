@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.live.coordinator.coordinator import Coordinator
 from harness.live.protocol import messages
 from tests.live.support.memory import COORDINATOR, EVALUATOR, NODES, start
 from tuners import policies
@@ -41,19 +40,19 @@ def test_who_is_gone_has_no_mini_batch_after_a_job_went_back(was):
     begun = saved(memory)
     lose_servers(memory, messages.worker(NODES[0]))
     coordinator.begin_from(*begun)
-    line = coordinator._cycles.lines[0]
-    assert 0 in getattr(line, was)
+    branch = coordinator.branches[0]
+    assert 0 in getattr(branch, was)
     coordinator.put(0, replace(memory.setting, workers=NODES[1:3]))
     memory.recover()
     coordinator.run(0)
-    assert (sorted(line.busy), line.due) == ([1, 2], set())
+    assert (sorted(branch.busy), branch.due) == ([1, 2], set())
     memory.steps(100)
     memory.start(messages.worker(NODES[0]))
     memory.drain_until_idle(COORDINATOR)
     coordinator.put(0, memory.setting)
-    assert sorted(line.busy) == [0, 1, 2]
+    assert sorted(branch.busy) == [0, 1, 2]
     memory.steps(200)
-    assert line.clocks[0] > 0
+    assert branch.clocks[0] > 0
     coordinator.finish()
     memory.drain()
     assert coordinator.finish()
@@ -67,10 +66,10 @@ class Killed(Exception):
 
 def test_a_coordinator_killed_while_it_goes_back_leaves_a_journal_that_can_be_read(monkeypatch):
     memory = start(policy=policies.asp()._replace(probes=True), workers=2)
-    while not memory.coordinator._cycles.probing:
+    while not memory.coordinator.branches[0].undecided:
         memory.step()
     begun = saved(memory)
-    while memory.coordinator._cycles.probing:
+    while memory.coordinator.branches[0].undecided:
         memory.step()
     lose_servers(memory)
     pushes = memory.pushes
@@ -82,10 +81,10 @@ def test_a_coordinator_killed_while_it_goes_back_leaves_a_journal_that_can_be_re
     with pytest.raises(Killed):
         memory.coordinator.begin_from(*begun)
     monkeypatch.undo()
-    restored = Coordinator.restored(memory.job, memory.sender(COORDINATOR, None), memory.now, memory.journal)
-    assert {n: line.pushes for n, line in restored._cycles.lines.items()} == pushes
+    restored = memory.restored()
+    assert {n: branch.pushes for n, branch in restored.branches.items()} == pushes
     restored.begin_from(*begun)
-    assert restored._cycles.lines[0].pushes < pushes[0]
+    assert restored.branches[0].pushes < pushes[0]
 
 
 # --------------------------------------------------------------------------------------------------------- evaluations
@@ -107,16 +106,16 @@ def test_nobody_is_told_of_a_model_from_before_a_job_went_back():
     begun = saved(memory)
     memory.steps(600)
     memory.coordinator.evaluate(0)
-    while not memory.coordinator._evaluations._found:
+    while not memory.answered:
         memory.step()
     early = memory.coordinator.evaluate(0)
     before = memory.pushes[0]
     lose_servers(memory)
-    assert memory.coordinator.poll().forgotten < early
+    assert memory.coordinator.poll().cancelled_requests < early
     assert memory.coordinator.evaluate(0) > early
     late = memory.coordinator.evaluate(0)
     memory.coordinator.begin_from(*begun)
-    assert memory.coordinator.poll().forgotten == late
+    assert memory.coordinator.poll().cancelled_requests == late
     again = memory.coordinator.evaluate(0)
     memory.recover()
     memory.coordinator.run(0)
@@ -133,9 +132,9 @@ def test_a_coordinator_from_a_journal_says_what_it_does_not_know_to_be_asked():
     numbers = []
     for _ in range(3):
         numbers.append(memory.coordinator.evaluate(0))
-        assert memory.coordinator.poll().forgotten < numbers[-1]
-        memory.coordinator = Coordinator.restored(memory.job, memory.sender(COORDINATOR, None), memory.now, memory.journal)
-        assert memory.coordinator.poll().forgotten >= numbers[-1]
+        assert memory.coordinator.poll().cancelled_requests < numbers[-1]
+        memory.coordinator = memory.restored()
+        assert memory.coordinator.poll().cancelled_requests >= numbers[-1]
     assert sorted(set(numbers)) == numbers
     memory.restart_coordinator()
     numbers.append(memory.coordinator.evaluate(0))
@@ -156,18 +155,15 @@ def told(memory):
 
 
 def test_an_evaluation_that_is_asked_for_while_another_is_computed_comes_after_it():
-    memory, held = start(), []
+    memory = start()
     memory.start(EVALUATOR)
-    evaluator = memory.cores[EVALUATOR]
-    computing, evaluator._start = evaluator._start, held.append
+    memory.hold(EVALUATOR)
     memory.drain_until_idle(COORDINATOR)
     first = memory.coordinator.evaluate(0)
     memory.steps(400)
     second = memory.coordinator.evaluate(0)
     memory.drain_until_idle(EVALUATOR)
-    evaluator._start = computing
-    assert len(held) == 1
-    computing(held[0])
+    assert len(memory.compute_held(EVALUATOR)) == 1
     assert told(memory) == [first, second]
 
 

@@ -9,8 +9,8 @@ import pytest
 from harness.live.coordinator.branch import Shards
 from harness.live.coordinator.journal import FileJournal
 from harness.live.protocol import messages
-from harness.live.protocol.log import Commit
-from harness.live.protocol.messages import Done, Message, Pull, Stage, Staged
+from harness.live.protocol.log import CommitEntry
+from harness.live.protocol.messages import GradientDone, Message, Pull, PushStaged, StagePush
 from tests.live.support.memory import COORDINATOR, EVALUATOR, NODES, start
 from tuners import policies
 from tuners.actions import Decision, SyncPolicy, Target
@@ -21,17 +21,17 @@ from tuners.actions import Decision, SyncPolicy, Target
 def test_what_is_staged_again_is_acknowledged_again_and_counts_once():
     memory = start(policy="bsp", workers=2)
     name, slow = messages.worker(NODES[0]), messages.worker(NODES[1])
-    while not memory.cores[name]._told:
+    while not any(
+        m for (s, _), queue in memory.channels.items() for m in queue if s == name and isinstance(m.head, StagePush)
+    ):
         memory.deliver(memory.rng.choice([p for p in memory.pending() if p[0] != slow]))
-    stages = [m for (s, r), queue in memory.channels.items() for m in queue if s == name and isinstance(m.head, Stage)]
-    assert stages
     for _ in range(2):
         for pair in [p for p in memory.pending() if p[0] == name and p[1] != COORDINATOR]:
             repeated = list(memory.channels[pair])
             while memory.channels[pair]:
                 memory.deliver(pair)
             memory.channels[pair].extend(repeated)
-    acknowledged = [m.head for q in memory.channels.values() for m in q if isinstance(m.head, Staged)]
+    acknowledged = [m.head for q in memory.channels.values() for m in q if isinstance(m.head, PushStaged)]
     assert len(acknowledged) >= 4
     memory.steps(300)
     memory.settle()
@@ -42,30 +42,33 @@ def test_what_is_staged_again_is_acknowledged_again_and_counts_once():
 def test_messages_of_the_past_are_refused(age):
     memory = start()
     memory.steps(200)
-    view = memory.coordinator._ledger.view
+    view = memory.coordinator.view
     name = messages.server(NODES[-1])
-    core, refused = memory.cores[name], memory.cores[name].refused
-    core._members[messages.worker("n0")] = 2
+    core = memory.cores[name]
+    memory.kill(messages.worker("n0"))
+    memory.coordinator.lose([messages.worker("n0")])
+    memory.drain_until_idle(name)
+    refused = core.refused
     core.receive(messages.worker("n0"), Message(Pull(1, 0, 0, ((0, 1),)), (), view - (age == "view"), 1))
     assert core.refused == refused + 1
     refused = memory.coordinator.refused
     given = (view - 1, 1) if age == "view" else (view, 0)
-    memory.coordinator.receive(name, Message(Staged("worker/n0", 1, ((0, 1),)), (), *given))
+    memory.coordinator.receive(name, Message(PushStaged("worker/n0", 1, ((0, 1),)), (), *given))
     assert memory.coordinator.refused == refused + 1
 
 
 def test_a_coordinator_believes_no_worker_that_was_replaced():
     memory = start(policy="bsp")
     name = messages.worker(NODES[0])
+    cycle = memory.coordinator.branches[0].busy[0].number
     memory.coordinator.expect(name, 2)
     assert name not in memory.coordinator.members
-    cycle = memory.coordinator._cycles.last
-    memory.coordinator.receive(name, Message(Done(cycle, 0.0, 0.0, 0.0, 0), (), 1, 1))
+    memory.coordinator.receive(name, Message(GradientDone(cycle, 0.0, 0.0, 0.0, 0), (), 1, 1))
     assert memory.coordinator.refused == 1
 
 
 @pytest.mark.parametrize(
-    ("lost", "probes"), [(Stage, False), (Staged, False), (Done, True)], ids=["stage", "staged", "done"]
+    ("lost", "probes"), [(StagePush, False), (PushStaged, False), (GradientDone, True)], ids=["stage", "staged", "done"]
 )
 def test_what_is_lost_of_a_push_comes_again(lost, probes):
     memory = start(policy=policies.asp()._replace(probes=probes), workers=1, retry_seconds=1.0)
@@ -120,11 +123,11 @@ def test_a_branch_goes_its_own_way_and_the_other_stands_still():
     memory.steps(300)
     fork = memory.coordinator.fork(0, replace(memory.setting, learning_rate=-2.0), policies.asp())
     memory.coordinator.run(fork)
-    begun, busy = memory.pushes[0], memory.coordinator._cycles.lines[0].busy.keys()
+    begun, busy = memory.pushes[0], memory.coordinator.branches[0].busy.keys()
     memory.steps(600)
     assert memory.pushes[0] == begun
     memory.coordinator.run(0)
-    assert memory.coordinator._cycles.lines[0].busy.keys() >= busy
+    assert memory.coordinator.branches[0].busy.keys() >= busy
     memory.steps(200)
     memory.settle()
     more = memory.pushes[fork] - begun
@@ -133,7 +136,7 @@ def test_a_branch_goes_its_own_way_and_the_other_stands_still():
     np.testing.assert_array_equal(memory.model(fork), np.full(12, begun + 2 * more, np.float32))
     memory.coordinator.free(fork)
     memory.drain()
-    assert all(list(c._store.branches) == [0] for n, c in memory.cores.items() if n.startswith("server"))
+    assert all(list(store.branches) == [0] for store in memory.stores.values())
 
 
 def test_a_testing_branch_applies_nothing():
@@ -228,8 +231,8 @@ def test_who_waits_for_others_waits_on_when_a_job_goes_on():
     while others := [p for p in memory.pending() if slow not in p]:
         memory.deliver(memory.rng.choice(others))
     again = start(random.Random(6), policy="ssp", staleness=1, workers=3, begun=saved(memory))
-    line = again.coordinator._cycles.lines[0]
-    assert (line.clocks[:3].tolist(), list(line.busy)) == ([0, 2, 2], [0])
+    branch = again.coordinator.branches[0]
+    assert (branch.clocks[:3].tolist(), list(branch.busy)) == ([0, 2, 2], [0])
     again.steps(400)
     again.settle()
     np.testing.assert_array_equal(again.model(), np.full(12, again.pushes[0], np.float32))
@@ -241,7 +244,7 @@ def test_a_push_that_was_saved_before_its_policy_decided_counts_once():
 
     probing = SyncPolicy("probing", lambda active: (), decide, probes=True)
     memory = start(policy=probing, workers=2)
-    while memory.pushes[0] < 20 or not memory.coordinator._cycles.probing:
+    while memory.pushes[0] < 20 or not memory.coordinator.branches[0].undecided:
         memory.step()
     again = start(random.Random(6), policy=probing, workers=2, begun=saved(memory))
     again.steps(800)
@@ -282,7 +285,7 @@ def test_what_a_worker_and_a_server_take_with_them_is_counted():
     memory.steps(400)
     worker, server = messages.worker(NODES[0]), messages.server(NODES[-1])
     durable = memory.coordinator.durable
-    mine = [e for i, e in memory.history.items() if isinstance(e, Commit) and e.worker == worker and i > durable]
+    mine = [e for i, e in memory.history.items() if isinstance(e, CommitEntry) and e.worker == worker and i > durable]
     memory.kill(worker)
     memory.kill(server)
     memory.coordinator.lose([worker, server])
@@ -306,7 +309,7 @@ def test_groups_are_smaller_by_all_that_is_withdrawn():
     memory.coordinator.lose([worker, server])
     memory.recover()
     assert memory.coordinator.poll().lost_pushes == 3
-    assert [line.grouped for line in memory.coordinator._cycles.lines.values()] == [0, 0]
+    assert [branch.grouped for branch in memory.coordinator.branches.values()] == [0, 0]
     memory.settle()
     assert memory.model(0).tolist() == memory.model(fork).tolist() == [0] * 12
     memory.coordinator.run(fork)
@@ -333,7 +336,7 @@ def test_a_server_that_is_started_anew_keeps_no_more_than_its_share():
     new, old = (messages.server(n) for n in NODES[-2:])
     memory.coordinator.place((old,), (1.0,))
     memory.steps(400)
-    assert set(memory.coordinator._ledger.table.values()) == {old}
+    assert set(memory.coordinator.owners.values()) == {old}
     memory.coordinator.finish()
     memory.settle()
     memory.coordinator.snapshot(save=True)
@@ -346,7 +349,7 @@ def test_a_server_that_is_started_anew_keeps_no_more_than_its_share():
     memory.drain()
     memory.coordinator.recover((new, old), (0.5, 0.5))
     memory.drain()
-    owners = list(memory.coordinator._ledger.table.values())
+    owners = list(memory.coordinator.owners.values())
     assert owners.count(old) == owners.count(new)
 
 
@@ -378,10 +381,10 @@ def test_workers_keep_few_pushes():
     memory = start(snapshot_commits=10, checks=False)
     for _ in range(40):
         memory.steps(50)
-        assert all(len(c._kept) < 40 for n, c in memory.cores.items() if n.startswith("worker"))
+        assert all(c.kept < 40 for n, c in memory.cores.items() if n.startswith("worker"))
     assert memory.pushes[0] > 100
-    assert all(len(c._log) < 5 for n, c in memory.cores.items() if n.startswith("server"))
-    assert len(memory.coordinator._ledger.entries) < 60
+    assert all(c.backlog < 5 for n, c in memory.cores.items() if n.startswith("server"))
+    assert len(memory.coordinator.log) < 60
 
 
 def uneven(setting):
@@ -393,6 +396,6 @@ def test_a_mean_weighs_workers_by_their_samples():
     memory.push(messages.worker(NODES[0]))
     memory.push(messages.worker(NODES[1]))
     memory.settle()
-    weights = [e.weight for e in memory.history.values() if isinstance(e, Commit)]
+    weights = [e.weight for e in memory.history.values() if isinstance(e, CommitEntry)]
     assert weights == [0.5, 1.5]
     np.testing.assert_array_equal(memory.model(), np.ones(12, np.float32))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from harness.live.coordinator.branch import Line
+from harness.live.coordinator.branch import CoordinatorBranch
 from harness.live.coordinator.cycles import Cycles
 from harness.live.coordinator.ledger import Ledger
 from harness.live.coordinator.membership import Membership
@@ -77,10 +77,10 @@ def committed_before_all_is_staged(monkeypatch):
     staged = Cycles.staged
 
     def broken(self, head):
-        worker = self._of(head.worker, head.cycle)
+        worker = self._worker_in(head.worker, head.cycle)
         if worker is not None:
             self._staged[worker] = frozenset(range(self._job.blocks))
-        staged(self, head)
+        return staged(self, head)
 
     monkeypatch.setattr(Cycles, "staged", broken)
     applied_before_all_is_staged(monkeypatch)
@@ -96,23 +96,23 @@ def messages_of_an_old_view_count(monkeypatch):
 
 
 def the_log_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(Server, "_ahead", lambda self, head: False)
+    monkeypatch.setattr(Server, "_is_ahead", lambda self, head: False)
 
 
 def pulls_do_not_wait(monkeypatch):
-    answer = Server._answer
+    answer = Server._answer_pulls
 
     def broken(self):
         self._pulls = [(s, server_core.Pull(p.number, p.branch, 0, p.runs, p.bits), b) for s, p, b in self._pulls]
         answer(self)
 
-    monkeypatch.setattr(Server, "_answer", broken)
+    monkeypatch.setattr(Server, "_answer_pulls", broken)
     the_log_is_not_waited_for(monkeypatch)
 
 
 def staged_pushes_stay_behind(monkeypatch):
     monkeypatch.setattr(Staging, "depart", lambda self, blocks: ((), ()))
-    learn = Worker._learn
+    learn = Worker._update_table
 
     def broken(self, index, table):
         work, self._work = self._work, None
@@ -120,7 +120,7 @@ def staged_pushes_stay_behind(monkeypatch):
         self._work = work
         return frozenset()
 
-    monkeypatch.setattr(Worker, "_learn", broken)
+    monkeypatch.setattr(Worker, "_update_table", broken)
 
 
 def slots_stay_behind(monkeypatch):
@@ -163,14 +163,14 @@ def snapshots_are_no_copies(monkeypatch):
 
 
 def a_source_goes_on_serving(monkeypatch):
-    depart = Server._depart
+    depart = Server._hand_over
 
     def broken(self, cohort, move):
         blocks = cohort.blocks
         depart(self, cohort, move)
         cohort.blocks = blocks
 
-    monkeypatch.setattr(Server, "_depart", broken)
+    monkeypatch.setattr(Server, "_hand_over", broken)
     monkeypatch.setattr(Store, "drop", lambda self, blocks: None)
 
 
@@ -183,7 +183,7 @@ def pushes_of_the_dead_are_not_withdrawn(monkeypatch):
 
 
 def groups_do_not_shrink(monkeypatch):
-    monkeypatch.setattr(Membership, "_shrink", lambda self, branch, index: [])
+    monkeypatch.setattr(Membership, "_shrink_group", lambda self, branch, index: [])
 
 
 def forks_take_parameters_only(monkeypatch):
@@ -198,17 +198,17 @@ def forks_take_parameters_only(monkeypatch):
 
 
 def given_up_cycles_count(monkeypatch):
-    monkeypatch.setattr(Cycles, "_of", lambda self, name, cycle: self._index(name))
+    monkeypatch.setattr(Cycles, "_worker_in", lambda self, name, cycle: self._index(name))
 
 
 def a_bound_is_not_kept(monkeypatch):
-    waiting = Line._decide
+    waiting = CoordinatorBranch._decide
 
     def broken(self, facts, staleness):
         decision, released = waiting(self, facts, staleness)
         return decision, sorted({*released, facts.worker})
 
-    monkeypatch.setattr(Line, "_decide", broken)
+    monkeypatch.setattr(CoordinatorBranch, "_decide", broken)
 
 
 def dead_servers_keep_copies(monkeypatch):

@@ -3,8 +3,8 @@
 import numpy as np
 
 from harness.live.protocol.blocks import Layout
-from harness.live.protocol.log import Commit
-from harness.live.protocol.messages import Held
+from harness.live.protocol.log import CommitEntry
+from harness.live.protocol.messages import BranchVectors
 from harness.live.server.pieces import Parts, Piece
 from harness.live.server.store import Store
 
@@ -26,10 +26,10 @@ def test_parts_are_cut_and_joined_as_they_are_asked_for():
 
 def test_what_was_sent_and_kept_stays_as_it_was():
     store = Store(LAYOUT, "momentum", "each")
-    store.install(Piece(((0, 6),), (Held(0, ("parameters",)),), (np.zeros(12, np.float32),)))
+    store.install(Piece(((0, 6),), (BranchVectors(0, ("parameters",)),), (np.zeros(12, np.float32),)))
     sent, kept = store.parameters(0, ((0, 6),), "float32"), store.copied(((0, 6),), [0])
     for steps in range(2):
-        commit = Commit(0, "worker/a", steps, True, True, 1, 1.0, steps + 1, -1.0, 1.0)
+        commit = CommitEntry(0, "worker/a", steps, True, True, 1, 1.0, steps + 1, -1.0, 1.0)
         store.apply(commit, ((0, 6),), [((0, 6), np.ones(12, np.float32))])
     assert [array.max() for array in (*sent, *kept.arrays)] == [0, 0, 0]
     assert [array.min() for array in store.copied(((0, 6),), [0]).arrays] == [3, 2]
@@ -38,7 +38,7 @@ def test_what_was_sent_and_kept_stays_as_it_was():
 def test_blocks_that_lag_behind_are_copied_without_the_branches_that_they_are_yet_to_have():
     store = Store(LAYOUT, "sgd", "each")
     for run in ((0, 3), (3, 6)):
-        store.install(Piece((run,), (Held(0, ("parameters",)),), (np.ones(6, np.float32),)))
+        store.install(Piece((run,), (BranchVectors(0, ("parameters",)),), (np.ones(6, np.float32),)))
     store.fork(1, 0, ((0, 3),))
     assert [h.branch for h in store.copied(((0, 3),), [0, 1]).held] == [0, 1]
     assert [h.branch for h in store.copied(((3, 6),), [0, 1]).held] == [0]

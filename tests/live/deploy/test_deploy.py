@@ -21,7 +21,7 @@ from harness.live.deploy.deployment import Deployment, described
 from harness.live.driver import checkpoint_file
 from harness.live.driver.checkpoint_file import Checkpoint
 from harness.live.worker.spec import Spec
-from harness.live.worker.worker import Task
+from harness.live.worker.worker import WorkerTask
 from harness.scenario import load
 from tests.live.support.clusters import alone
 from tests.support.made_up import score_row
@@ -352,4 +352,4 @@ def evaluated(out):
     """The model in the checkpoint, on the validation set."""
     spec = Spec.of(load("small.toml"), 0)
     kept = checkpoint_file.load(out / job_folder.CHECKPOINT)
-    return spec.compute(Task("evaluate", 0, None, kept.tensors["0/parameters"]))
+    return spec.compute(WorkerTask("evaluate", 0, None, kept.tensors["0/parameters"]))

@@ -9,7 +9,7 @@ from harness.live.driver import control, links
 from harness.live.driver.links import LinkMonitor
 from harness.live.driver.system import LiveSystem
 from harness.live.processes.transfers import Transfer, TransferMeter
-from harness.live.protocol.messages import Done, Release, Staged
+from harness.live.protocol.messages import GradientDone, PushStaged, Release
 from harness.live.worker.spec import Spec
 from tests.live.support.ones import ONES, Ones
 from tests.live.support.pretend import PretendProcesses
@@ -130,10 +130,10 @@ def test_times_of_transfers_are_read_off_the_messages():
         release = Release(number, 0, 0, 0, 0, 8, 0, 64)
         meter.sent("worker/n0", release, released)
         meter.sent("worker/n0", release, released + 2.0)  # sent again
-        done = Done(number, 1.0, 0.25, 0.5, 0)
-        meter.received("server/n2", Staged("worker/n0", number, ((0, 8),), done), released + 0.85)
-        meter.received("server/n3", Staged("worker/n0", number, ((8, 12), (14, 16)), done), released + 1.75)
-        meter.received("server/n3", Staged("worker/n0", number - 1, ((8, 16),), done), released + 9.0)  # of the past
+        done = GradientDone(number, 1.0, 0.25, 0.5, 0)
+        meter.received("server/n2", PushStaged("worker/n0", number, ((0, 8),), done), released + 0.85)
+        meter.received("server/n3", PushStaged("worker/n0", number, ((8, 12), (14, 16)), done), released + 1.75)
+        meter.received("server/n3", PushStaged("worker/n0", number - 1, ((8, 16),), done), released + 9.0)  # of the past
     found = meter.take()
     assert {pair: (t.pushes, t.blocks) for pair, t in found.items()} == {("n0", "n2"): (2, 8), ("n0", "n3"): (2, 6)}
     assert [t.seconds for t in found.values()] == pytest.approx([0.1, 1.0])

@@ -28,7 +28,7 @@ def in_use():
 
 
 def slots_of(end):
-    return len(end._slots)
+    return end.slots.made
 
 
 def passed(lender, peer, borrower, *frames):

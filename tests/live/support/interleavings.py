@@ -1,9 +1,9 @@
-"""Random histories of a live job: things happen and messages arrive in any order; what is pushed counts once."""
+"""Random histories of a live job: events and messages in any order, after which every push must count exactly once."""
 
 import numpy as np
 
 from harness.live.protocol import messages
-from harness.live.protocol.log import Commit
+from harness.live.protocol.log import CommitEntry
 from tests.live.support.memory import COORDINATOR, NODES, start
 from tuners import policies
 from tuners.actions import Setting
@@ -23,7 +23,7 @@ POLICIES = (
 
 
 class Audit:
-    """A job in which every update is +1, and what must hold of it."""
+    """A job in which every update is +1, random events, and checks."""
 
     def __init__(self, rng, **job):
         self.rng = rng
@@ -70,9 +70,9 @@ class Audit:
 
     def _die(self, name):
         alive = {*self.servers(), COORDINATOR} - {name}
-        if not all(h & alive for h in self.memory.coordinator._ledger.holders.values()):
+        if not all(h & alive for h in self.memory.coordinator.holders.values()):
             return  # the last copy
-        if self.rng.random() < 0.3:  # it is only taken for dead
+        if self.rng.random() < 0.3:  # it is only treated as dead
             self.memory.zombies.append(self.memory.cores[name])
         self.memory.kill(name, lost=self.rng.random())
         self.memory.steps(self.rng.choice([0, 0, 5, 30]))
@@ -81,7 +81,7 @@ class Audit:
 
     def _coordinator_dies(self):
         alive = set(self.servers())
-        if not all(h & alive for h in self.memory.coordinator._ledger.holders.values()):
+        if not all(h & alive for h in self.memory.coordinator.holders.values()):
             return
         self.memory.restart_coordinator()
         self.changes += 1
@@ -90,7 +90,7 @@ class Audit:
         self.memory.coordinator.snapshot(save=self.rng.random() < 0.3)
 
     def _worker_comes(self):
-        self._come("worker", self.memory.coordinator._cycles.lines[0].setting.workers)
+        self._come("worker", self.memory.coordinator.branches[0].setting.workers)
 
     def _server_comes(self):
         self._come("server", NODES)
@@ -101,7 +101,7 @@ class Audit:
             self.memory.start(self.rng.choice(lacking))
 
     def _put(self):
-        old = self.memory.coordinator._cycles.lines[0].setting
+        old = self.memory.coordinator.branches[0].setting
         workers = tuple(self.rng.sample(NODES[:4], self.rng.randint(1, 4)))
         for worker in workers:
             if messages.worker(worker) not in self.memory.cores:
@@ -112,9 +112,9 @@ class Audit:
 
     def _retire(self):
         coordinator = self.memory.coordinator
-        owning = set(coordinator._ledger.table.values())
+        owning = set(coordinator.owners.values())
         idle = [s for s in self.servers() if s not in owning]
-        goal = coordinator._moves.goal
+        goal = coordinator.goal
         if idle and not (goal and set(goal.servers) & set(idle)):
             coordinator.retire(idle[:1])
 
@@ -130,14 +130,13 @@ class Audit:
             self.losses += 1
 
     def _fork(self):
-        lines = self.memory.coordinator._cycles.lines
-        if len(lines) < 3:
-            parent = self.rng.choice(sorted(lines))
-            line = lines[parent]
-            self.memory.coordinator.fork(parent, line.setting, testing=self.rng.random() < 0.3)
+        branches = self.memory.coordinator.branches
+        if len(branches) < 3:
+            parent = self.rng.choice(sorted(branches))
+            self.memory.coordinator.fork(parent, branches[parent].setting, testing=self.rng.random() < 0.3)
 
     def _free(self):
-        others = sorted(set(self.memory.coordinator._cycles.lines) - {0})
+        others = sorted(set(self.memory.coordinator.branches) - {0})
         if others:
             self.memory.coordinator.free(self.rng.choice(others))
             self._switch()
@@ -149,20 +148,20 @@ class Audit:
 
     def _switch(self):
         coordinator = self.memory.coordinator
-        coordinator.run(self.rng.choice(sorted(coordinator._cycles.lines)))
+        coordinator.run(self.rng.choice(sorted(coordinator.branches)))
 
     def check_always(self):
-        """Nobody owns what another owns, too."""
-        for line in self.memory.coordinator._cycles.lines.values():
-            clocks = line.clocks[line.active]
-            if line.policy.name.startswith(("ssp", "bsp")) and len(clocks):
-                bound = int(line.state.bound)
+        """No worker is beyond the bound of SSP, and no block has two owners."""
+        for branch in self.memory.coordinator.branches.values():
+            clocks = branch.clocks[branch.active]
+            if branch.policy.name.startswith(("ssp", "bsp")) and len(clocks):
+                bound = int(branch.state.bound)
                 assert max(clocks) - min(clocks) <= bound + 1, "beyond the bound"
-        owned = [b for n in self.servers() for c in self.memory.cores[n]._cohorts for b in c.blocks if self.same_view(n)]
+        owned = [b for n in self.servers() for blocks in self.memory.cores[n].blocks for b in blocks if self.same_view(n)]
         assert len(owned) == len(set(owned)), "two owners"
 
     def same_view(self, name):
-        return self.memory.cores[name].view == self.memory.coordinator._ledger.view
+        return self.memory.cores[name].view == self.memory.coordinator.view
 
     def check_at_rest(self):
         memory = self.memory
@@ -174,8 +173,8 @@ class Audit:
         assert counts.keys() == memory.pushes.keys()
         for branch, count in counts.items():
             np.testing.assert_array_equal(memory.model(branch), np.full(memory.layout.size, memory.value(count), np.float32))
-        lost = memory.coordinator._membership.lost_pushes
-        in_force = sum(e.accept for e in memory.history.values() if isinstance(e, Commit))
+        lost = memory.coordinator.poll({}).lost_pushes
+        in_force = sum(e.accept for e in memory.history.values() if isinstance(e, CommitEntry))
         assert in_force + lost == memory.acknowledged
 
 

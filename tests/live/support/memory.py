@@ -1,4 +1,4 @@
-"""A live job in memory: real cores, channels that a test delivers from in any order it likes, and deaths."""
+"""A live job in memory: real cores, channels from which a test delivers in any order, and deaths."""
 
 import random
 from collections import deque
@@ -9,7 +9,7 @@ from harness.live.coordinator.branch import LiveJob, Shards
 from harness.live.coordinator.coordinator import Coordinator
 from harness.live.protocol import messages
 from harness.live.protocol.blocks import Layout
-from harness.live.protocol.log import Commit, Fork, Free
+from harness.live.protocol.log import CommitEntry, ForkEntry, FreeEntry
 from harness.live.protocol.messages import COORDINATOR
 from harness.live.server.server import Server
 from harness.live.server.store import Store
@@ -22,13 +22,13 @@ EVALUATOR = messages.worker("evaluator")
 
 
 def everybody(setting):
-    """Every worker the same part, as `LiveJob.shards`."""
+    """The same shard for every worker, as `LiveJob.shards`."""
     k = len(NODES)
     return Shards(np.full(k, 4, np.int32), np.zeros(k, np.int32), np.full(k, 1000, np.int32))
 
 
 class Journal:
-    """In memory; survives its coordinator."""
+    """A journal in memory; it outlives its coordinator."""
 
     def __init__(self):
         self.records = []
@@ -44,13 +44,13 @@ class Journal:
 
 
 def ones(task):
-    """Gradients of one, which a rate of -1 adds to every parameter; the loss says what was pulled."""
+    """A gradient of ones, which a learning rate of -1 adds to every parameter; the loss is a parameter that was pulled."""
     gradient = np.ones_like(task.parameters) if task.kind == "gradient" else None
     return Computed(task.number, task.kind, float(task.parameters[0]), gradient, float(task.parameters[-1]), 0.0)
 
 
 class Memory:
-    """Coordinator, servers and workers, and what is under way between any two of them."""
+    """Coordinator, servers and workers, and the messages in transfer between any two of them."""
 
     def __init__(
         self, rng, setting, policy=None, *, size=12, blocks=6, compute=ones, parameters=None, checks=False, begun=None, **job
@@ -61,14 +61,17 @@ class Memory:
         self.layout = Layout(size, blocks)
         self.channels = {}  # (sender, receiver): messages
         self.cores = {}
+        self.stores = {}  # of servers
+        self.held = {}  # by worker: tasks that wait for `compute_held`
         self.generations = {}
         self.setting = setting
         self.journal = Journal()
-        self.history = {}  # the log: entries by index
+        self.history = {}  # the log: entries by index, as the coordinator has sent them last
+        self.results = 0  # of evaluations that were delivered
         self.lost = []  # entries that were withdrawn
-        self.acknowledged = 0  # pushes that count
-        self.zombies = []  # cores that are taken for dead, and may go on sending
-        self.coordinator = self.watched(Coordinator(self.job, self.sender(COORDINATOR, None), self.now, self.journal))
+        self.acknowledged = 0  # pushes that were accepted
+        self.zombies = []  # cores that are treated as dead, and may still send
+        self.coordinator = Coordinator(self.job, self.sender(COORDINATOR, None), self.now, self.journal)
         self.policy = policy or policies.named(setting.policy, setting.staleness)
         if begun is None:
             self.coordinator.begin(setting, self.policy, np.zeros(size, np.float32) if parameters is None else parameters)
@@ -88,36 +91,52 @@ class Memory:
 
     def sender(self, name, core):
         def send(receiver, message):
+            if isinstance(message.head, messages.LogAppend):
+                self.write(message.head.index, message.head.entry)
             if core is None or self.cores.get(name) is core[0] or core[0] in self.zombies:
                 self.channels.setdefault((name, receiver), deque()).append(message)
 
         return send
 
     def start(self, name):
-        """A process, under its next generation."""
+        """Start a process under its next generation."""
         self.generations[name] = self.generations.get(name, 0) + 1
         self.channels = {pair: queue for pair, queue in self.channels.items() if name not in pair}
         core = []
         send = self.sender(name, core)
         if name.startswith("server/"):
-            store = Store(self.layout, self.job.optimizer, self.job.aggregation)
+            store = self.stores[name] = Store(self.layout, self.job.optimizer, self.job.aggregation)
             core.append(Server(name, self.generations[name], self.layout, store, send))
         else:
-            core.append(Worker(name, self.generations[name], self.layout, send, self.now, self.computer(core)))
+            core.append(Worker(name, self.generations[name], self.layout, send, self.now, self.computer(name, core)))
         self.cores[name] = core[0]
         self.coordinator.expect(name, self.generations[name])
         core[0].hello()
 
-    def computer(self, core):
+    def computer(self, name, core):
         def start(task):
+            if name in self.held:
+                self.held[name].append(task)
+                return
             if task.kind == "gradient" and self.checks:
                 self.check_pulled(task)
             core[0].computed(self.compute(task))
 
         return start
 
+    def hold(self, name):
+        """Compute the tasks of a worker only when `compute_held` is called."""
+        self.held[name] = []
+
+    def compute_held(self, name):
+        """Compute the tasks that were held, and all later ones at once."""
+        tasks = self.held.pop(name)
+        for task in tasks:
+            self.cores[name].computed(self.compute(task))
+        return tasks
+
     def kill(self, name, *, lost=1.0):
-        """It dies; of what it had sent, a share is lost with it, the last of each channel first."""
+        """A process dies; a share of its messages in transfer is lost with it, the last of each channel first."""
         del self.cores[name]
         for (sender, receiver), queue in self.channels.items():
             if receiver == name:
@@ -127,7 +146,7 @@ class Memory:
                     queue.pop()
 
     def lose(self, names):
-        """The coordinator learns of deaths, and recovers where it has to."""
+        """Tell the coordinator of deaths; it recovers if it must."""
         self.coordinator.lose(names)
         if self.coordinator.recovering:
             self.recover()
@@ -137,32 +156,41 @@ class Memory:
         self.coordinator.recover(tuple(sorted(there)), (1 / len(there),) * len(there))
 
     def restart_coordinator(self):
-        """It dies, and another goes on from its journal."""
+        """The coordinator dies, and another continues from its journal."""
         for pair in self.channels:
             if COORDINATOR in pair:
                 self.channels[pair].clear()
-        restored = Coordinator.restored(self.job, self.sender(COORDINATOR, None), self.now, self.journal)
-        self.coordinator = self.watched(restored)
+        self.coordinator = self.restored()
         dead = [n for n in self.coordinator.members if n not in self.cores]
         if dead:
             self.coordinator.lose(dead)
         self.recover()
 
+    def restored(self):
+        """A coordinator from the journal."""
+        return Coordinator.restored(self.job, self.sender(COORDINATOR, None), self.now, self.journal)
+
     # -------------------------------------------------------------------------------------------------------- messages
+
+    @property
+    def answered(self):
+        """Whether the coordinator has been told the result of an evaluation."""
+        return self.results > 0
 
     def pending(self):
         return [pair for pair, queue in self.channels.items() if queue]
 
     def deliver(self, pair):
-        """The oldest message of a channel; True if there was one."""
+        """Deliver the oldest message of a channel."""
         sender, receiver = pair
         message = self.channels[pair].popleft()
+        self.results += isinstance(message.head, messages.EvaluationResult)
         core = self.coordinator if receiver == COORDINATOR else self.cores.get(receiver)
         if core is not None:
             core.receive(sender, message)
 
     def step(self):
-        """Deliver anything; False where nothing is under way."""
+        """Deliver one message of any channel; False if there is none."""
         pending = self.pending()
         if pending:
             self.deliver(self.rng.choice(pending))
@@ -174,108 +202,96 @@ class Memory:
                 break
 
     def drain(self):
-        """Deliver all there is, as long as there is something that goes on by itself."""
+        """Deliver until no message is left."""
         while self.step():
             pass
 
-    def watched(self, coordinator):
-        """With the log written down."""
-        ledger, membership = coordinator._ledger, coordinator._membership
-        append, recover = ledger.append, membership.recover
-
-        def writing(entry, *record):
-            index = append(entry, *record)
-            self.history[index] = entry
-            self.acknowledged += isinstance(entry, Commit) and entry.accept
-            return index
-
-        def rewriting(*given):
-            recover(*given)
-            for index, entry in ledger.entries.items():
-                if isinstance(entry, Commit) and entry.accept != self.history[index].accept:
-                    self.lost.append(index)
-            self.history.update(ledger.entries)
-
-        ledger.append, membership.recover = writing, rewriting
-        return coordinator
+    def write(self, index, entry):
+        """The coordinator has sent an entry of the log, for the first time or again."""
+        if isinstance(entry, CommitEntry):
+            if index not in self.history:
+                self.acknowledged += entry.accept
+            elif entry.accept != self.history[index].accept:
+                self.lost.append(index)
+        self.history[index] = entry
 
     def counted(self, until=None):
-        """Steps that the log has made of every branch, up to an entry; one is a gradient of 1, or the mean of some."""
+        """The optimizer steps of every branch in the log, up to an entry; one is a gradient of 1, or a mean of some."""
         steps, open_group = {0: 0}, {0: 0}
         for index, entry in self.history.items():  # in order
             if until is not None and index > until:
                 break
-            if isinstance(entry, Commit):
+            if isinstance(entry, CommitEntry):
                 open_group[entry.branch] += entry.accept
                 if entry.take:
                     assert entry.grouped == open_group[entry.branch]
                     steps[entry.branch] += 1 if self.job.aggregation == "mean" else entry.grouped
                     open_group[entry.branch] = 0
-            elif isinstance(entry, Fork):
+            elif isinstance(entry, ForkEntry):
                 steps[entry.branch], open_group[entry.branch] = steps[entry.parent], open_group[entry.parent]
-            elif isinstance(entry, Free):
+            elif isinstance(entry, FreeEntry):
                 del steps[entry.branch], open_group[entry.branch]
         return steps
 
     def value(self, steps):
-        """What a parameter is after so many steps, by a rate of -1; with momentum 1, the steps grow by 1."""
+        """A parameter after so many steps at a learning rate of -1; with momentum 1, each step is larger by 1."""
         return steps * (steps + 1) // 2 if self.job.optimizer == "momentum" else steps
 
     def check_pulled(self, task):
-        """A worker sees at least what was in the log when it was released, and nothing that is not in it at all."""
+        """A worker pulls at least the log up to its release, and nothing that is not in the log."""
         low = self.counted(task.work.after)[task.work.branch]
-        high = self.counted().get(task.work.branch, 10**6)  # freed meanwhile
+        high = self.counted().get(task.work.branch, 10**6)  # if it is freed meanwhile
         assert self.value(low) <= min(task.parameters), "pulled too early"
         assert max(task.parameters) <= self.value(high + len(self.lost)), "pulled what was never pushed"
 
     def push(self, name):
-        """All who can compute do; then one worker's push counts."""
+        """All workers compute; then the push of one of them is completed."""
         self.compute_all()
-        pushes = self.pushes[self.coordinator._cycles.running]
-        while self.pushes[self.coordinator._cycles.running] == pushes:
+        pushes = self.pushes[self.coordinator.running]
+        while self.pushes[self.coordinator.running] == pushes:
             self.deliver(self.rng.choice([p for p in self.pending() if p[0] == name or not self.is_push(p)]))
         self.compute_all()
 
     def compute_all(self):
-        """Deliver all that is not for the coordinator, and is no push."""
+        """Deliver everything that is not for the coordinator and is no push."""
         while waiting := [p for p in self.pending() if p[1] != COORDINATOR and not self.is_push(p)]:
             self.deliver(waiting[0])
 
     def is_push(self, pair):
-        """Whether what comes next in a channel is one, or tells of one."""
-        return isinstance(self.channels[pair][0].head, messages.Stage | messages.Done)
+        """Whether the next message of a channel is a push, or reports one."""
+        return isinstance(self.channels[pair][0].head, messages.StagePush | messages.GradientDone)
 
     def drain_until_idle(self, name):
-        """Deliver all that goes to a worker."""
+        """Deliver all messages to a process."""
         while waiting := [p for p in self.pending() if p[1] == name]:
             self.deliver(waiting[0])
 
     def settle(self):
-        """Nobody begins anything; all that is under way comes to its end."""
+        """Pause training and deliver all messages until recovery and moves are over."""
         self.coordinator.rest()
         self.drain()
         for _ in range(100):
             if not (self.coordinator.recovering or self.coordinator.moving):
                 return
             self.drain()
-        raise AssertionError("It does not come to rest.")
+        raise AssertionError("The job does not settle.")
 
-    # ----------------------------------------------------------------------------------------------------- what there is
+    # ----------------------------------------------------------------------------------------------------- the state
 
     def model(self, branch=0, vector="parameters"):
-        """The whole of a branch, from those who own it."""
+        """A vector of a branch, put together from the owners of its blocks."""
         made = np.full(self.layout.size, np.nan, np.float32)
-        for block, owner in self.coordinator._ledger.table.items():
+        for block, owner in self.coordinator.owners.items():
             span = self.layout.span((block, block + 1))
-            core = self.cores[owner]
-            assert any(block in c.blocks for c in core._cohorts), f"{owner} does not have block {block}"
-            piece = core._store.copied(((block, block + 1),), [branch])
-            made[span] = piece.arrays[core._store.vectors.index(vector)]
+            store = self.stores[owner]
+            assert any(block in blocks for blocks in self.cores[owner].blocks), f"{owner} does not have block {block}"
+            piece = store.copied(((block, block + 1),), [branch])
+            made[span] = piece.arrays[store.vectors.index(vector)]
         return made
 
     @property
     def pushes(self):
-        return {n: line.pushes for n, line in self.coordinator._cycles.lines.items()}
+        return {n: branch.pushes for n, branch in self.coordinator.branches.items()}
 
 
 def start(rng=None, workers=3, servers=2, policy="asp", **changes):

@@ -19,7 +19,7 @@ from harness.live.driver.system import LiveSystem
 from harness.live.processes.runtime import Procedure
 from harness.live.protocol.blocks import Layout
 from harness.live.worker.spec import Spec
-from harness.live.worker.worker import Computed, Task
+from harness.live.worker.worker import Computed, WorkerTask
 
 __all__ = ["ONES", "ManyOnes", "Ones", "counted"]
 
@@ -69,7 +69,7 @@ class Ones(Spec):
     def parameters(self) -> NDArray[np.float32]:
         return np.zeros(self.size, np.float32)
 
-    def compute(self, task: Task) -> Computed:
+    def compute(self, task: WorkerTask) -> Computed:
         time.sleep(_COMPUTE_SECONDS)
         gradient = -np.ones(self.size, np.float32) if task.kind == "gradient" else None
         return Computed(task.number, task.kind, 1.0, gradient=gradient, accuracy=0.0, seconds=_COMPUTE_SECONDS)

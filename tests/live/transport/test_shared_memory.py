@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from harness.live.protocol.messages import Given, Message
+from harness.live.protocol.messages import Message, UnaskedBlocks
 from harness.live.protocol.wire import Unreadable, decode, encode
 from harness.live.transport import shared_memory
 from harness.live.transport.shared_memory import SharedMemory
@@ -76,7 +76,9 @@ def test_a_slot_is_used_again_when_the_last_view_is_gone(ends, keep):
 def test_what_a_message_is_decoded_to_keeps_its_slots(ends):
     one, other = ends(), ends()
     arrays = tuple(np.full(FLOATS, v, np.float32) for v in (1, 2))
-    _, message = decode(other.borrow(one.lend("1", encode("one", Message(Given(1, 2, ((0, 1), (3, 4))), arrays, 0, 1)))))
+    _, message = decode(
+        other.borrow(one.lend("1", encode("one", Message(UnaskedBlocks(1, 2, ((0, 1), (3, 4))), arrays, 0, 1))))
+    )
     for value in range(5, 10):
         passed(one, "1", other, frame(value), frame(value))
     assert [(a.min(), a.max()) for a in message.arrays] == [(1, 1), (2, 2)]
@@ -324,7 +326,7 @@ def test_what_is_held_never_changes(ends, monkeypatch, seed):
     held.clear()
     del array, got
     for end in made:
-        assert not any(slot.busy for slot in end._slots)
+        assert end.slots.busy == 0
         for i in range(count):
             end.forget(str(i))
-        assert not any(slot.given_up for slot in end._slots)
+        assert end.slots.given_up == 0

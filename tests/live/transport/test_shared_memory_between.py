@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from harness.live.processes.loops import Mailbox
-from harness.live.protocol.messages import Given, Message
+from harness.live.protocol.messages import Message, UnaskedBlocks
 from harness.live.protocol.wire import Unreadable, encode
 from harness.live.transport import zeromq
 from harness.live.transport.shared_memory import SharedMemory
@@ -118,7 +118,9 @@ def test_messages_that_do_not_fit_in_the_queue_take_no_room(monkeypatch):
 def test_a_note_that_cannot_be_read_is_dropped_and_the_next_message_is_read(caplog):
     with transports(2) as (one, other):
         one.send("1", [b"LENT of no meaning"])
-        one.send("1", encode("one", message := Message(Given(1, 2, ((0, 1),)), (np.ones(FLOATS, np.float32),), 3, 4)))
+        one.send(
+            "1", encode("one", message := Message(UnaskedBlocks(1, 2, ((0, 1),)), (np.ones(FLOATS, np.float32),), 3, 4))
+        )
         sender, got = Mailbox("other", 1, other).receive(SOON)
     assert (sender, got.head, set(got.arrays[0])) == ("one", message.head, {1})
     assert "other drops what it received: Cannot read what another process lends" in caplog.text

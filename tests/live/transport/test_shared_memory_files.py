@@ -48,7 +48,7 @@ def test_a_reader_without_files_gives_back_what_it_could_not_read(ends):
             with pytest.raises(Unreadable, match="no file descriptor is left"):
                 other.borrow(each)
     assert floats_of(passed(one, "1", other, frame(5))[0])[-1] == 5
-    assert not any(slot.busy for slot in one._slots)
+    assert one.slots.busy == 0
 
 
 def test_of_many_lenders_so_many_slots_stay_mapped(ends, monkeypatch):

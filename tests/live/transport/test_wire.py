@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from harness.live.protocol import messages, wire
-from harness.live.protocol.log import Commit, Move
-from harness.live.protocol.messages import Done, Log, Message, Pulled, Stage
+from harness.live.protocol.log import CommitEntry, MoveEntry
+from harness.live.protocol.messages import GradientDone, LogAppend, Message, Pulled, StagePush
 from harness.live.protocol.wire import Beat, Here, Peers, Unreadable, decode, encode
 
 NAMES = st.text(max_size=12)
 RUNS = st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 2**31)), max_size=3).map(tuple)
 COUNTS = st.integers(0, 2**62)
 NUMBERS = st.floats(allow_nan=False)
-DONE = st.builds(Done, cycle=COUNTS, loss=NUMBERS, pull_seconds=NUMBERS, compute_seconds=NUMBERS, index=COUNTS)
+DONE = st.builds(GradientDone, cycle=COUNTS, loss=NUMBERS, pull_seconds=NUMBERS, compute_seconds=NUMBERS, index=COUNTS)
 HEADS = st.one_of(
-    st.builds(Stage, cycle=COUNTS, branch=COUNTS, after=COUNTS, runs=RUNS, done=st.none() | DONE),
+    st.builds(StagePush, cycle=COUNTS, branch=COUNTS, after=COUNTS, runs=RUNS, done=st.none() | DONE),
     DONE,
-    st.builds(Log, COUNTS, st.builds(Move, runs=RUNS, source=NAMES, target=NAMES, on_demand=st.booleans())),
+    st.builds(LogAppend, COUNTS, st.builds(MoveEntry, runs=RUNS, source=NAMES, target=NAMES, on_demand=st.booleans())),
     st.builds(Peers, st.lists(st.tuples(NAMES, NAMES, COUNTS), max_size=3).map(tuple)),
     st.builds(Here, NAMES),
     st.just(Beat()),
@@ -31,7 +31,7 @@ ROWS = st.lists(
     st.one_of(arrays.arrays(np.float32, st.integers(0, 50)), arrays.arrays(np.float16, st.integers(0, 50))), max_size=4
 ).map(tuple)
 MESSAGES = st.builds(Message, HEADS, ROWS, COUNTS, COUNTS)
-STAGE = Message(Stage(7, 0, 3, ((0, 2),)), (np.arange(5, dtype=np.float32),), view=2, generation=4)
+STAGE = Message(StagePush(7, 0, 3, ((0, 2),)), (np.arange(5, dtype=np.float32),), view=2, generation=4)
 
 
 @given(NAMES, MESSAGES)
@@ -105,26 +105,26 @@ def test_arrays_too_few_or_too_many(change, words):
 
 def test_another_version():
     first, *rest = encode("w", STAGE)
-    with pytest.raises(Unreadable, match=r"of version 3: this is version 2"):
-        decode([first[:4] + (3).to_bytes(2, "little") + first[6:], *rest])
+    with pytest.raises(Unreadable, match=r"of version 4: this is version 3"):
+        decode([first[:4] + (4).to_bytes(2, "little") + first[6:], *rest])
 
 
 def test_another_program():
-    with pytest.raises(Unreadable, match=r"begins with b'GET ': it is none of ours"):
+    with pytest.raises(Unreadable, match=r"begins with b'GET ': another program sent it"):
         decode([b"GET / HTTP/1.1\r\n\r\n"])
 
 
 @pytest.mark.parametrize("size", [2**40, -5, 4])
 def test_an_absurd_size_sets_no_memory_aside(size):
-    row = ["w", 0, 0, [["f4", size]], ["Stage", 7, 0, 3, [[0, 2]]]]
+    row = ["w", 0, 0, [["f4", size]], ["StagePush", 7, 0, 3, [[0, 2]]]]
     with pytest.raises(Unreadable, match=f"array of {size} numbers of f4 from 20 bytes"):
-        decode([b"PSLV\2\0" + msgspec.msgpack.encode(row), bytes(20)])
+        decode([b"PSLV\3\0" + msgspec.msgpack.encode(row), bytes(20)])
 
 
 def test_an_unknown_type():
-    row = ["w", 0, 0, [["O8", 1]], ["Stage", 7, 0, 3, [[0, 2]]]]
+    row = ["w", 0, 0, [["O8", 1]], ["StagePush", 7, 0, 3, [[0, 2]]]]
     with pytest.raises(Unreadable, match="array of type 'O8': known are f4, f2"):
-        decode([b"PSLV\2\0" + msgspec.msgpack.encode(row), bytes(8)])
+        decode([b"PSLV\3\0" + msgspec.msgpack.encode(row), bytes(8)])
 
 
 def test_a_frame_too_large_is_not_sent(monkeypatch):
@@ -134,5 +134,5 @@ def test_a_frame_too_large_is_not_sent(monkeypatch):
 
 
 def test_an_entry_of_the_log_is_read_as_what_it_was():
-    entry = Commit(1, "worker/a", 9, True, False, 2, 1.0, 5, 0.1, 0.9)
-    assert decode(encode("c", Message(Log(3, entry))))[1].head == Log(3, entry)
+    entry = CommitEntry(1, "worker/a", 9, True, False, 2, 1.0, 5, 0.1, 0.9)
+    assert decode(encode("c", Message(LogAppend(3, entry))))[1].head == LogAppend(3, entry)
