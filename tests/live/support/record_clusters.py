@@ -63,12 +63,12 @@ seconds = 100_000
 
 _README = """# Recordings of live jobs
 
-Made by `tests/live/support/record_clusters.py` of this project (Apache-2.0, like the rest): a parameter server of real
-processes, on hosts that are network namespaces of one machine, with links shaped by `tc tbf` and CPU quotas by control
-groups. How busy the machine was stands in the origin of each trace, as its load; what each host was given stands in its
-run's extras. The model is the perceptron of `digits-mlp`, 76,840 bytes, trained by SGD. `harness trace check`, `harness
-calibrate` and `harness fidelity` read them. `reports/published/live-fidelity.html` holds the simulator against them, each
-half by the other, and is made by
+Recorded by `tests/live/support/record_clusters.py` of this project (Apache-2.0, like the rest): a parameter server of real
+processes. Its hosts are network namespaces of one machine; `tc tbf` shapes their links, control groups limit their CPUs. The
+origin of each trace names the load of the machine; the extras of each run name the link and the CPUs of each host. The model
+is the perceptron of `digits-mlp`, 76,840 bytes, trained by SGD. `harness trace check`, `harness calibrate` and
+`harness fidelity` read these traces. `reports/published/live-fidelity.html` compares the simulator with them; each half of
+the settings is predicted from the other half. It is made by
 
     harness fidelity traces/data/{homogeneous,heterogeneous,stragglers,reconfigurations} \\
         --folds 2 --discipline uneven --findings traces/data/findings.txt --out fidelity
