@@ -123,6 +123,7 @@ class Coordinator:
             kind, *fields = pickle.loads(record)  # noqa: S301 - the job's own journal
             replayed[kind](*fields)
         made._ledger.replaying = False
+        # The copies that the dead coordinator kept are lost with it, so it counts as no holder any more.
         made._ledger.take_over()
         made._record()
         return made
@@ -293,6 +294,7 @@ class Coordinator:
         if missing:
             raise ValueError(f"Cannot move blocks to {missing[0]!r}: it has not joined; start it, and place when it has.")
         self._membership.keep(servers)
+        # Also while recovering: the moves begin when all servers have restored the view.
         self._moves.goal = Goal(servers, shares, on_demand, at_once)
         self._moves.seconds = self._now()
         if not self.recovering:
@@ -376,6 +378,7 @@ class Coordinator:
 
     def retire(self, names: Iterable[str]) -> None:
         """These shall leave: servers without blocks, workers of no setting. Stop them when they are not `needed`."""
+        # The entry after the present one is the snapshot below.
         self._membership.retiring.update(dict.fromkeys(names, self._ledger.index + 1))
         self._take_snapshot()  # what they still keep must have another holder
         self._ledger.send_table(self._ledger.workers)

@@ -43,6 +43,7 @@ class FileJournal:
 
     def restart(self, record: bytes) -> None:
         aside = self._path.with_name(self._path.name + ".new")
+        # Written aside, then renamed: whenever this process dies, one of the two is whole.
         aside.write_bytes(_framed(record))
         aside.replace(self._path)
         self._file.close()
@@ -55,6 +56,7 @@ class FileJournal:
         while at + _HEAD.size <= len(data):
             length, checksum = _HEAD.unpack_from(data, at)
             record = data[at + _HEAD.size : at + _HEAD.size + length]
+            # The process died while it wrote this record.
             if len(record) < length or zlib.crc32(record) != checksum:
                 return
             yield record

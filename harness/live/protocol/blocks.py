@@ -57,6 +57,7 @@ class Layout:
         return slice(self.bounds[run[0]], self.bounds[run[1]])
 
 
+# Few different sets occur, and every message needs them: cached, these two cost nothing.
 @lru_cache(maxsize=4096)
 def runs_of(blocks: Blocks) -> Runs:
     """Blocks as the longest possible runs."""

@@ -98,6 +98,7 @@ def decode(frames: Sequence[Buffer]) -> tuple[str, Message]:
         )
     try:
         said = _decoder.decode(first[_MARK.size :])
+    # msgspec raises the last two for bytes that are no text, and for rows nested too deeply.
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable(f"Cannot read the head of a message: {error}.") from None
     if len(said.arrays) != len(frames) - 1:
@@ -116,5 +117,5 @@ def _array(kind: str, size: int, frame: Buffer) -> Array:
             f"Cannot read an array of {size} numbers of {kind} from {given} bytes: it was cut short or damaged."
         )
     made: Array = np.frombuffer(frame, _TYPES[kind])
-    made.flags.writeable = False
+    made.flags.writeable = False  # the frame may be another process's memory
     return made

@@ -18,7 +18,7 @@ Gradients: TypeAlias = list[tuple[tuple[int, int], Array]]
 
 def cut(layout: Layout, runs: Runs, arrays: tuple[Array, ...], blocks: Blocks) -> Gradients:
     """Select `blocks` from the arrays of `runs`, as views."""
-    if blocks == blocks_in(runs):
+    if blocks == blocks_in(runs):  # the usual case, and the fastest
         return list(zip(runs, arrays, strict=True))
     made = []
     for i, first, end in overlap(runs, runs_of(blocks)):
@@ -48,6 +48,7 @@ class Parts:
 
     def put(self, run: tuple[int, int], array: Array) -> None:
         """Replace a run. The array is read-only from now on."""
+        # The usual case replaces the same run; only a run with other bounds has to be cut out of its neighbours.
         if run not in self._arrays:
             self.drop(blocks_in((run,)))
         self._arrays[run] = array
@@ -130,6 +131,7 @@ class Staging:
     def take(self, worker: str, cycle: int, blocks: Blocks) -> Gradients:
         """Remove and return these blocks of a push. Also removes what the worker staged in earlier cycles and gave up."""
         taken: Gradients = []
+        # A worker is in one cycle at a time, so pushes of earlier cycles will never be committed.
         for number in [n for n in self._pushes.get(worker, ()) if n <= cycle]:
             pieces = self._remove(worker, number, blocks)
             taken = pieces if number == cycle else taken

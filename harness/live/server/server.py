@@ -140,14 +140,9 @@ class Server:
 
     def _is_ahead(self, head: Head) -> bool:
         """Whether the sender knew a later entry of the log than this server does."""
-        needed = (
-            head.after
-            if isinstance(head, Pull | StagePush)
-            else head.index
-            if isinstance(head, BlockData | FetchBlocks)
-            else 0
-        )
-        return needed > self._log_end
+        if isinstance(head, Pull | StagePush):
+            return head.after > self._log_end
+        return isinstance(head, BlockData | FetchBlocks) and head.index > self._log_end
 
     def _receive_deferred(self) -> None:
         """The log or the view has advanced: handle the messages that waited for it."""
@@ -159,6 +154,7 @@ class Server:
     # ---------------------------------------------------------------------------------------------------------- the log
 
     def _on_log(self, sender: str, head: LogAppend) -> None:
+        # Messages were lost, for example because this server was connected late. A repeated entry is ignored.
         if head.index > self._log_end + 1:
             self._tell(sender, EntriesMissing(self._log_end))
         if head.index != self._log_end + 1:
@@ -172,6 +168,7 @@ class Server:
             if head.entry.released and self._on_demand:
                 self._fetch(frozenset(self._on_demand))
         elif isinstance(head.entry, DropEntry):
+            # At once, before any block gets to this entry: the worker may still send.
             self._members[head.entry.worker] = head.entry.generation + 1
         elif isinstance(head.entry, FreeEntry):
             self._freed[head.entry.branch] = head.index
@@ -199,6 +196,7 @@ class Server:
         oldest = min([c.position for c in self._cohorts] + list(self._pending.values()), default=self._log_end)
         for index in [i for i in self._log if i <= oldest]:
             del self._log[index]
+        # A freed branch stays until the last cohort has passed that entry: cohorts behind it still apply its commits.
         for branch in [b for b, index in self._freed.items() if index <= oldest]:
             del self._freed[branch]
             self._store.branches.pop(branch, None)
@@ -215,6 +213,7 @@ class Server:
             if same is not cohort:
                 same.blocks |= cohort.blocks
                 same.done = {w: max(same.done.get(w, 0), cohort.done.get(w, 0)) for w in {**same.done, **cohort.done}}
+                # Copies were taken while one of the two was behind.
                 self._copies.clear()
         self._cohorts = [c for c in kept.values() if c.blocks]
 
@@ -235,6 +234,7 @@ class Server:
     def _commit(self, cohort: _Cohort, commit: CommitEntry) -> bool:
         if commit.accept and not cohort.blocks <= self._staging.blocks(commit.worker, commit.cycle):
             return False
+        # Also if it is not accepted: what is staged of it is no longer needed.
         pieces = self._staging.take(commit.worker, commit.cycle, cohort.blocks)
         self._store.apply(commit, cohort.runs, pieces if commit.accept else [])
         cohort.done[commit.worker] = commit.cycle
@@ -288,6 +288,7 @@ class Server:
         """Answer the pulls whose blocks are all here and recent enough."""
         waiting, self._pulls = self._pulls, []
         for sender, pull, asked in waiting:
+            # Blocks may have moved away while the pull waited.
             blocks = self._redirect(sender, pull.number, asked, push=False)
             if not blocks:
                 continue
@@ -334,6 +335,7 @@ class Server:
         index = cohort.position + 1
         cohort.blocks -= leaving
         self._copies.clear()
+        # Staged pushes leave with their blocks: workers send them again only if they hear of the new table.
         if move.on_demand:
             for block in leaving:
                 alone = frozenset([block])
@@ -349,7 +351,7 @@ class Server:
 
     def _on_fetch(self, head: FetchBlocks) -> None:
         for block in blocks_in(head.runs):
-            if block in self._departed:
+            if block in self._departed:  # otherwise it is sent already: several may ask
                 index, (piece, staged) = self._departed.pop(block)
                 self._send_blocks(index, piece, staged, self._table[block])
 

@@ -47,6 +47,7 @@ class Store:
         """Apply a push to the blocks `runs`. `pieces` are its gradients; none if it is not accepted."""
         if self._aggregation == "each":
             if commit.take:
+                # The runs in which the gradient came, which need not be those of the blocks here.
                 for run, gradient in pieces:
                     self._step(commit, run, gradient)
             return
@@ -57,6 +58,7 @@ class Store:
         if commit.take:
             for run in runs:
                 part = group[self._layout.span(run)]
+                # Every run of the cohort, also where the last gradient was not accepted.
                 self._step(commit, run, part / np.float32(commit.grouped) if self._aggregation == "mean" else part)
                 part[:] = 0
 
@@ -64,6 +66,7 @@ class Store:
         span, branch = self._layout.span(run), self.branches[commit.branch]
         kept = {name: branch.others[name][span] for name in self._slots}
         rates = Rates(commit.learning_rate, commit.momentum, commit.steps)
+        # A new array from the transport: it may be in shared memory already, and is then sent without a copy.
         before, made = branch.parameters.get(run), self._empty(len(gradient))
         branch.parameters.put(run, step(self._optimizer, before, kept, gradient, rates, made))
 
@@ -73,6 +76,7 @@ class Store:
 
     def copied(self, runs: Runs, branches: list[int]) -> Piece:
         """All vectors of these blocks in these branches, except branches whose fork these blocks have not reached yet."""
+        # A block that has just arrived may lag behind the fork; it gets the branch when it applies that entry.
         begun = [b for b in branches if blocks_in(runs) <= self.branches[b].parameters.blocks]
         held = tuple(BranchVectors(branch, self.vectors) for branch in begun)
         return Piece(runs, held, tuple(a for b in begun for a in self._arrays(b, runs)))

@@ -234,6 +234,7 @@ class Worker:
         whole, wait = np.empty(self._layout.size, np.float32), self._retry_seconds
         pulling = _Pulling(self._last_request, kind, number, of.branch, after, bits, missing, whole, now, now, wait)
         self._pulling = pulling
+        # Otherwise `tick` asks if they do not arrive.
         if not unasked:
             self._ask(pulling, pulling.missing)
 
@@ -318,6 +319,7 @@ class Worker:
             return
         self.view, self._members, self._early = head.number, head.members, []
         self._table, self._table_index = table_of(head.owners), head.index
+        # In order, so that servers can apply the replayed log while later pushes still arrive.
         for cycle in sorted(self._pushes):
             self._stage(cycle, self._layout.everything)
         if self._pulling is not None:

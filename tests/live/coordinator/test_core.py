@@ -1,4 +1,4 @@
-"""The cores of a live job in memory: what training does, step by step, against formulas and against the simulator."""
+"""The cores of a live job in memory: training compared with formulas and with the simulator."""
 
 import random
 from dataclasses import replace
@@ -55,7 +55,7 @@ def test_an_optimizer_that_cannot_run_live_is_refused(name):
 
 
 def scripted(task):
-    """A gradient that depends on what was pulled, and on the mini-batch."""
+    """A gradient that depends on the pulled parameters and on the mini-batch."""
     if task.kind != "gradient":
         return Computed(task.number, task.kind, float(np.sum(task.parameters)))
     gradient = 0.5 * task.parameters + np.float32(1 + task.work.clock)
@@ -63,7 +63,7 @@ def scripted(task):
 
 
 @pytest.mark.parametrize("bits", [16, 32])
-def test_asynchronous_pushes_in_a_given_order_are_the_formula(bits):
+def test_asynchronous_pushes_in_a_given_order_follow_the_formula(bits):
     memory = start(workers=2, compute=scripted, learning_rate=0.1, transfer_bits=bits)
     memory.coordinator.poll()
     pulled = {w: np.zeros(12, np.float32) for w in (0, 1)}
@@ -85,7 +85,7 @@ def test_asynchronous_pushes_in_a_given_order_are_the_formula(bits):
     ("policy", "optimizer", "aggregation"),
     [("bsp", "momentum", "each"), ("bsp", "sgd", "mean"), pytest.param("asp", "adam", "each", marks=pytest.mark.live)],
 )
-def test_training_live_is_training_simulated(policy, optimizer, aggregation):
+def test_live_training_equals_simulated_training(policy, optimizer, aggregation):
     digits, demand = load('live-digits[metric="loss",value=1e-200]'), "[workload.overrides.demand]"
     kind = f'[workload.overrides]\noptimizer = "{optimizer}"\naggregation = "{aggregation}"\n{demand}'
     text = digits.text.replace(demand, kind).replace("digits-mlp", "digits-logistic")  # of few parameters
@@ -144,7 +144,7 @@ def test_a_target_that_counts_ends_the_branch(metric, value, pushes):
     assert memory.pushes[0] == pushes
 
 
-def test_the_bound_of_ssp_is_kept_while_others_stand_still():
+def test_fast_workers_stop_at_the_bound_of_ssp():
     memory = start(policy="ssp", staleness=2, workers=3)
     slow = messages.worker(NODES[0])
     for _ in range(5000):
@@ -155,7 +155,7 @@ def test_the_bound_of_ssp_is_kept_while_others_stand_still():
     assert memory.coordinator.branches[0].clocks[:3].tolist() == [0, 3, 3]
 
 
-def test_probes_tell_the_loss_before_and_after_every_push():
+def test_probes_measure_the_loss_before_and_after_every_push():
     seen = []
 
     def decide(state, push):
@@ -180,7 +180,7 @@ def test_probes_are_refused_where_gradients_are_grouped():
         memory.coordinator.put(0, memory.setting, never("probing", probes=True))
 
 
-def test_a_busy_worker_that_is_released_gives_up():
+def test_a_busy_worker_that_is_released_drops_its_mini_batch():
     memory = start(policy=policies.k_sync(1), workers=3)
     memory.push(messages.worker(NODES[0]))
     memory.drain_until_idle(messages.worker(NODES[1]))
@@ -190,7 +190,7 @@ def test_a_busy_worker_that_is_released_gives_up():
     assert [branch.begun[w] for w in range(3)] == [2, 2, 2]  # the others' first mini-batch was dropped
 
 
-def test_a_policy_put_in_force_anew_lets_those_go_on_who_wait():
+def test_a_new_policy_releases_the_workers_that_wait():
     memory = start(policy=never("never"))
     memory.push(messages.worker(NODES[0]))
     memory.push(messages.worker(NODES[1]))
@@ -201,7 +201,7 @@ def test_a_policy_put_in_force_anew_lets_those_go_on_who_wait():
     assert memory.coordinator.poll().statuses[0] == "running"
 
 
-def test_who_is_added_to_a_branch_at_rest_has_not_waited():
+def test_a_worker_that_joins_a_paused_branch_has_not_waited():
     memory = start(workers=2)
     memory.coordinator.run(memory.coordinator.fork(0, memory.setting))
     memory.start(messages.worker(NODES[2]))
@@ -216,7 +216,7 @@ def test_who_is_added_to_a_branch_at_rest_has_not_waited():
     assert 0 <= rows[:, 6].min() <= rows[:, 6].max() < 100
 
 
-def test_who_is_late_at_a_barrier_sees_what_the_others_saw():
+def test_a_worker_that_is_late_at_a_barrier_pulls_what_the_others_pulled():
     memory = start(policy="bsp", workers=3, servers=2)
     late = messages.worker(NODES[0])
     for _ in range(20000):  # it hears and says nothing as long as anybody else has something to do
@@ -229,7 +229,7 @@ def test_who_is_late_at_a_barrier_sees_what_the_others_saw():
     np.testing.assert_array_equal(rows[:, 8], np.arange(len(rows)) // 3 * 3)  # the loss of `ones` is what it pulled
 
 
-def test_cycles_under_way_are_probed_when_a_policy_that_probes_is_installed():
+def test_cycles_in_progress_are_probed_when_a_policy_that_probes_is_installed():
     memory = start(policy="bsp", workers=2)
     memory.steps(150)
     seen = []

@@ -1,5 +1,5 @@
-"""The cores of a live job in memory: a coordinator that goes back to what was saved, or goes on from its journal;
-and evaluations whose branch goes, or that overlap."""
+"""The cores of a live job in memory: a coordinator that restores a checkpoint or its journal; and evaluations that overlap,
+or whose branch is freed."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from tuners import policies
 
 
 def saved(memory):
-    """What `begin_from` is given; training goes on."""
+    """The arguments of `begin_from`; training goes on meanwhile."""
     index = memory.coordinator.snapshot(save=True)
     while memory.coordinator.durable < index:
         memory.step()
@@ -20,7 +20,7 @@ def saved(memory):
 
 
 def lose_servers(memory, *others):
-    """All of them die, with these others, and a new one comes."""
+    """All servers and these other processes die, and one new server joins."""
     dead = [*(n for n in memory.cores if n.startswith("server/")), *others]
     for name in dead:
         memory.kill(name)
@@ -30,7 +30,7 @@ def lose_servers(memory, *others):
 
 
 @pytest.mark.parametrize("was", ["busy", "due"])
-def test_who_is_gone_has_no_mini_batch_after_a_job_went_back(was):
+def test_a_restored_branch_drops_workers_that_are_gone(was):
     memory = start()
     coordinator = memory.coordinator
     memory.steps(300)
@@ -61,10 +61,10 @@ def test_who_is_gone_has_no_mini_batch_after_a_job_went_back(was):
 
 
 class Killed(Exception):
-    """Here the coordinator dies."""
+    """The coordinator dies here."""
 
 
-def test_a_coordinator_killed_while_it_goes_back_leaves_a_journal_that_can_be_read(monkeypatch):
+def test_a_coordinator_killed_while_it_restores_a_checkpoint_leaves_a_readable_journal(monkeypatch):
     memory = start(policy=policies.asp()._replace(probes=True), workers=2)
     while not memory.coordinator.branches[0].undecided:
         memory.step()
@@ -91,7 +91,7 @@ def test_a_coordinator_killed_while_it_goes_back_leaves_a_journal_that_can_be_re
 
 
 def evaluations(memory):
-    """All that the coordinator tells of, when nothing is under way any more."""
+    """All evaluations that are reported once no message is left."""
     memory.seconds += 1e7
     memory.coordinator.tick()
     memory.steps(400)
@@ -99,7 +99,7 @@ def evaluations(memory):
     return memory.coordinator.poll().reports[0].evaluations
 
 
-def test_nobody_is_told_of_a_model_from_before_a_job_went_back():
+def test_evaluations_from_before_a_restore_are_not_reported():
     memory = start(evaluate_clocks=5)
     memory.start(EVALUATOR)
     memory.steps(200)
@@ -125,7 +125,7 @@ def test_nobody_is_told_of_a_model_from_before_a_job_went_back():
     assert all(e.clocks <= e.accuracy <= memory.pushes[0] < before for _, e in told)  # which says how often was pushed
 
 
-def test_a_coordinator_from_a_journal_says_what_it_does_not_know_to_be_asked():
+def test_a_coordinator_from_a_journal_cancels_earlier_requests():
     memory = start()
     memory.start(EVALUATOR)
     memory.steps(300)
@@ -142,7 +142,7 @@ def test_a_coordinator_from_a_journal_says_what_it_does_not_know_to_be_asked():
 
 
 def told(memory):
-    """Evaluations of branch 0 that somebody asked for, with all the patience there is."""
+    """The numbers of the requested evaluations of branch 0 that are reported, after many retries."""
     found = []
     for _ in range(10):
         memory.steps(200)
@@ -154,7 +154,7 @@ def told(memory):
     return found
 
 
-def test_an_evaluation_that_is_asked_for_while_another_is_computed_comes_after_it():
+def test_an_evaluation_waits_for_the_one_in_progress():
     memory = start()
     memory.start(EVALUATOR)
     memory.hold(EVALUATOR)

@@ -1,4 +1,4 @@
-"""The cores of a live job in memory: what is of the past, what is saved, and what is done about losses."""
+"""The cores of a live job in memory: old messages, saved snapshots, and losses."""
 
 import random
 from dataclasses import replace
@@ -18,7 +18,7 @@ from tuners.actions import Decision, SyncPolicy, Target
 # ------------------------------------------------------------------------------------------------- what is of the past
 
 
-def test_what_is_staged_again_is_acknowledged_again_and_counts_once():
+def test_a_push_staged_again_is_acknowledged_again_and_counts_once():
     memory = start(policy="bsp", workers=2)
     name, slow = messages.worker(NODES[0]), messages.worker(NODES[1])
     while not any(
@@ -39,7 +39,7 @@ def test_what_is_staged_again_is_acknowledged_again_and_counts_once():
 
 
 @pytest.mark.parametrize("age", ["view", "generation"])
-def test_messages_of_the_past_are_refused(age):
+def test_messages_of_an_older_view_or_generation_are_refused(age):
     memory = start()
     memory.steps(200)
     view = memory.coordinator.view
@@ -57,7 +57,7 @@ def test_messages_of_the_past_are_refused(age):
     assert memory.coordinator.refused == refused + 1
 
 
-def test_a_coordinator_believes_no_worker_that_was_replaced():
+def test_a_coordinator_refuses_a_worker_that_was_replaced():
     memory = start(policy="bsp")
     name = messages.worker(NODES[0])
     cycle = memory.coordinator.branches[0].busy[0].number
@@ -70,7 +70,7 @@ def test_a_coordinator_believes_no_worker_that_was_replaced():
 @pytest.mark.parametrize(
     ("lost", "probes"), [(StagePush, False), (PushStaged, False), (GradientDone, True)], ids=["stage", "staged", "done"]
 )
-def test_what_is_lost_of_a_push_comes_again(lost, probes):
+def test_lost_messages_of_a_push_are_sent_again(lost, probes):
     memory = start(policy=policies.asp()._replace(probes=probes), workers=1, retry_seconds=1.0)
     while pending := memory.pending():
         if isinstance(memory.channels[pending[0]][0].head, lost):
@@ -84,7 +84,7 @@ def test_what_is_lost_of_a_push_comes_again(lost, probes):
     assert memory.pushes[0] > 0
 
 
-def test_a_journal_leaves_out_what_was_cut_short(tmp_path):
+def test_a_journal_ignores_a_record_that_was_cut_short(tmp_path):
     path = tmp_path / "journal"
     journal = FileJournal(path)
     for record in (b"one", b"two", b""):
@@ -118,7 +118,7 @@ def test_an_evaluator_measures_while_training_goes_on():
     assert all(e.accuracy >= e.clocks for _, e in poll.reports[0].evaluations)
 
 
-def test_a_branch_goes_its_own_way_and_the_other_stands_still():
+def test_a_fork_trains_while_its_parent_is_paused():
     memory = start(policy="bsp")
     memory.steps(300)
     fork = memory.coordinator.fork(0, replace(memory.setting, learning_rate=-2.0), policies.asp())
@@ -151,7 +151,7 @@ def test_a_testing_branch_applies_nothing():
 
 
 @pytest.mark.parametrize("servers", [1, 3])
-def test_what_was_saved_begins_another_job(servers):
+def test_another_job_begins_from_a_saved_snapshot(servers):
     memory = start(random.Random(5), servers=servers, optimizer="momentum", momentum=1.0)
     memory.steps(400)
     index = memory.coordinator.snapshot(save=True)
@@ -170,13 +170,13 @@ def test_what_was_saved_begins_another_job(servers):
 
 
 def within_a_round(memory, pushes=40):
-    """Two thirds of a BSP round are under way; rows so far."""
+    """Train until two thirds of a BSP round are in progress; returns the rows so far."""
     while memory.pushes[0] < pushes or memory.pushes[0] % 3 != 1:
         memory.step()
     return memory.coordinator.poll().reports[0].rows
 
 
-def test_rows_are_told_until_a_driver_has_taken_them():
+def test_rows_are_reported_until_the_driver_confirms_them():
     """The answer to the second poll is lost with the coordinator that gave it."""
     memory = start()
     memory.steps(300)
@@ -195,7 +195,7 @@ def test_rows_are_told_until_a_driver_has_taken_them():
 
 
 def saved(memory):
-    """What another job can begin with."""
+    """The arguments of `begin_from` for another job."""
     index = memory.coordinator.snapshot(save=True)
     while memory.coordinator.durable < index:
         memory.step()
@@ -203,7 +203,7 @@ def saved(memory):
 
 
 @pytest.mark.parametrize("aggregation", ["each", "mean"])
-def test_bsp_goes_on_from_within_a_round_as_if_nothing_had_happened(aggregation):
+def test_bsp_resumes_within_a_round_without_a_trace(aggregation):
     memory = start(policy="bsp", workers=3, aggregation=aggregation)
     rows = [within_a_round(memory)]
     if aggregation == "each":  # where gradients are grouped, nobody need finish
@@ -225,7 +225,7 @@ def test_bsp_goes_on_from_within_a_round_as_if_nothing_had_happened(aggregation)
     np.testing.assert_array_equal(staleness, count % 3 if each else 0 * count)
 
 
-def test_who_waits_for_others_waits_on_when_a_job_goes_on():
+def test_a_waiting_worker_still_waits_after_a_resume():
     memory = start(policy="ssp", staleness=1, workers=3)
     slow = messages.worker(NODES[0])
     while others := [p for p in memory.pending() if slow not in p]:
@@ -253,7 +253,7 @@ def test_a_push_that_was_saved_before_its_policy_decided_counts_once():
     np.testing.assert_array_equal(again.model(), np.full(12, again.pushes[0], np.float32))
 
 
-def test_everybody_can_be_replaced_from_what_the_coordinator_saved():
+def test_all_processes_can_be_replaced_from_the_coordinators_copy():
     memory = start(servers=2)
     memory.steps(300)
     memory.coordinator.halt(0)
@@ -280,7 +280,7 @@ def test_everybody_can_be_replaced_from_what_the_coordinator_saved():
 # -------------------------------------------------------------------------------------------------------------- losses
 
 
-def test_what_a_worker_and_a_server_take_with_them_is_counted():
+def test_pushes_lost_with_a_worker_and_a_server_are_counted():
     memory = start(random.Random(3), workers=2, servers=2, policy="bsp", snapshot_commits=1000)
     memory.steps(400)
     worker, server = messages.worker(NODES[0]), messages.server(NODES[-1])
@@ -296,7 +296,7 @@ def test_what_a_worker_and_a_server_take_with_them_is_counted():
     np.testing.assert_array_equal(memory.model(), np.full(12, memory.pushes[0] - len(mine), np.float32))
 
 
-def test_groups_are_smaller_by_all_that_is_withdrawn():
+def test_withdrawn_pushes_leave_their_groups():
     policy = policies.k_batch_sync(2)
     memory = start(workers=2, servers=2, policy=policy, aggregation="sum", snapshot_commits=1000)
     memory.drain_until_idle(messages.server(NODES[-1]))
@@ -319,7 +319,7 @@ def test_groups_are_smaller_by_all_that_is_withdrawn():
     assert memory.model(fork).tolist() == [2] * 12
 
 
-def test_nobody_who_has_a_copy_means_an_error_that_says_so():
+def test_recovery_without_any_copy_of_a_block_is_refused():
     memory = start(servers=2)
     memory.steps(300)
     for name in [n for n in memory.cores if n.startswith("server")]:
@@ -331,7 +331,7 @@ def test_nobody_who_has_a_copy_means_an_error_that_says_so():
         memory.recover()
 
 
-def test_a_server_that_is_started_anew_keeps_no_more_than_its_share():
+def test_a_restarted_server_gets_no_more_than_its_share():
     memory = start(servers=2)
     new, old = (messages.server(n) for n in NODES[-2:])
     memory.coordinator.place((old,), (1.0,))
@@ -353,7 +353,7 @@ def test_a_server_that_is_started_anew_keeps_no_more_than_its_share():
     assert owners.count(old) == owners.count(new)
 
 
-def test_a_job_of_which_nobody_has_a_copy_goes_back_to_what_was_saved():
+def test_a_job_without_any_copy_goes_back_to_the_saved_snapshot():
     memory = start(servers=2)
     memory.steps(300)
     index = memory.coordinator.snapshot(save=True)

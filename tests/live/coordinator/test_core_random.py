@@ -1,4 +1,4 @@
-"""Live cores under arbitrary interleavings: what was pushed is in the model exactly once, whoever died when."""
+"""Live cores under random interleavings: every push is in the model exactly once, whichever process died when."""
 
 import random
 from functools import partial
@@ -23,7 +23,7 @@ thoroughly = partial(settings, deadline=None, suppress_health_check=list(HealthC
 
 @thoroughly(max_examples=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking takes for ever
 @given(st.randoms(use_true_random=False))
-def test_whatever_happens_every_push_counts_once(rng):
+def test_every_push_counts_once_in_any_history(rng):
     play(rng, steps=20)
 
 
@@ -48,7 +48,7 @@ def test_a_thousand_reconfigurations_and_deaths(seed):
         changes += play(rng, steps=60, check=False).changes
 
 
-# Variants that are broken on purpose: the checks must notice.
+# Variants that are broken on purpose, by replacing private methods: the checks must notice.
 
 
 def repeated_parts_count_again(monkeypatch):
@@ -241,7 +241,7 @@ SHOWS = {
     forks_take_parameters_only: ("fork", "switch", "put"),
     dead_servers_keep_copies: ("server dies", "server comes", "move"),
 }
-"""What brings a fault to light that is seldom seen else."""
+"""Events that show a fault that random events show rarely."""
 
 
 @pytest.mark.parametrize("breakage", BROKEN, ids=lambda f: f.__name__)

@@ -1,4 +1,4 @@
-"""What a server keeps: parameters that are never written to, in parts that come, go and are joined."""
+"""A server's storage: parameters that are never written to, in parts that arrive, leave and are joined."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from harness.live.server.store import Store
 LAYOUT = Layout(12, 6)  # two numbers per block
 
 
-def test_parts_are_cut_and_joined_as_they_are_asked_for():
+def test_parts_are_cut_and_joined_on_request():
     parts, whole = Parts(LAYOUT), np.arange(12, dtype=np.float32)
     parts.put((0, 6), whole)
     assert parts.get((0, 6)) is whole
@@ -24,7 +24,7 @@ def test_parts_are_cut_and_joined_as_they_are_asked_for():
     np.testing.assert_array_equal(whole, np.arange(12))
 
 
-def test_what_was_sent_and_kept_stays_as_it_was():
+def test_parameters_that_were_sent_or_copied_do_not_change():
     store = Store(LAYOUT, "momentum", "each")
     store.install(Piece(((0, 6),), (BranchVectors(0, ("parameters",)),), (np.zeros(12, np.float32),)))
     sent, kept = store.parameters(0, ((0, 6),), "float32"), store.copied(((0, 6),), [0])
@@ -35,7 +35,7 @@ def test_what_was_sent_and_kept_stays_as_it_was():
     assert [array.min() for array in store.copied(((0, 6),), [0]).arrays] == [3, 2]
 
 
-def test_blocks_that_lag_behind_are_copied_without_the_branches_that_they_are_yet_to_have():
+def test_blocks_that_lag_behind_are_copied_without_later_forks():
     store = Store(LAYOUT, "sgd", "each")
     for run in ((0, 3), (3, 6)):
         store.install(Piece((run,), (BranchVectors(0, ("parameters",)),), (np.ones(6, np.float32),)))

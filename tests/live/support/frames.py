@@ -1,4 +1,4 @@
-"""Frames that are large enough to be lent, those who lend them to one another, and what that takes of this process."""
+"""Frames that are large enough for shared memory, processes' ends that lend them, and counts of descriptors and mappings."""
 
 from pathlib import Path
 
@@ -21,8 +21,8 @@ def floats_of(view):
 
 
 def in_use():
-    """How many descriptors of this process are of slots, two of each of its own and one of each that it borrows; and how
-    often it maps one."""
+    """How many file descriptors of this process belong to slots (two of each own slot, one of each borrowed one), and how
+    many of its mappings."""
     files = sum("harness-slot" in str(f.readlink()) for f in Path("/proc/self/fd").iterdir() if f.is_symlink())
     return np.array([files, Path("/proc/self/maps").read_text().count("harness-slot")])
 
@@ -32,13 +32,13 @@ def slots_of(end):
 
 
 def passed(lender, peer, borrower, *frames):
-    """What arrives of a message."""
+    """The frames that arrive of a message."""
     return borrower.borrow(lender.lend(peer, [b"first", *frames]))[1:]
 
 
 @pytest.fixture
 def ends():
-    """Makes `SharedMemory`s that know one another by their number."""
+    """Makes `SharedMemory` objects that are connected to one another, as peers "0", "1", ..."""
     made = []
 
     def end():

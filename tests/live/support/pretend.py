@@ -1,7 +1,7 @@
-"""Pretended processes: a coordinator that reports in real time on a job that no process computes.
+"""A simulated coordinator and its processes, in real time: it answers the driver, and nothing is computed.
 
-For tests of the driver: actions, windows, losses. Every worker completes a push every few milliseconds; the loss falls with
-every push, faster at a higher learning rate, and not at all on a testing branch.
+For tests of the driver: actions, windows, losses. Every worker completes a push every few milliseconds. The loss falls with
+every push, faster at a higher learning rate, and not at all on a branch that tests.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class PretendProcesses:
         if self.moving and now >= self.moved_at:
             self.moving = 0
         branch = self.branches.get(self.running)
-        stopped = self.halted or self.dead_owners or branch is None or branch.status != "running"
-        able = [] if stopped else [w for w in branch.setting.workers if worker(w) in self.members]
+        idle = self.halted or self.dead_owners or branch is None or branch.status != "running"
+        able = [] if idle else [w for w in branch.setting.workers if worker(w) in self.members]
         while able and self.until + self.cycle_seconds <= now:
             self.until += self.cycle_seconds
             for name in able:

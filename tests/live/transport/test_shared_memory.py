@@ -1,4 +1,4 @@
-"""Frames that are lent instead of sent: what is read never changes under its reader, and what nobody reads is used again."""
+"""Frames in shared memory: a frame never changes under its reader, and a slot without readers is used again."""
 
 import fcntl
 import gc
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this sy
 
 @pytest.fixture
 def nothing_is_left():
-    """Of tests before, that `in_use` would count."""
+    """Free what earlier tests left, which `in_use` would count."""
     gc.collect()
 
 
@@ -41,7 +41,7 @@ def test_only_large_frames_are_lent_and_all_arrive_in_their_places(ends):
     assert other.borrow(small) is small
 
 
-def test_what_is_lent_is_read_where_it_lies(ends):
+def test_a_lent_frame_is_read_without_a_copy(ends):
     one, other = ends(), ends()
     array = floats_of(passed(one, "1", other, frame(1))[0])
     assert array.ctypes.data % 64 == 0
@@ -73,7 +73,7 @@ def test_a_slot_is_used_again_when_the_last_view_is_gone(ends, keep):
     assert slots_of(one) == 2
 
 
-def test_what_a_message_is_decoded_to_keeps_its_slots(ends):
+def test_the_arrays_of_a_decoded_message_keep_its_slots(ends):
     one, other = ends(), ends()
     arrays = tuple(np.full(FLOATS, v, np.float32) for v in (1, 2))
     _, message = decode(
@@ -98,7 +98,7 @@ def test_the_same_array_is_written_once_for_several_readers(ends):
     assert slots_of(one) == 2
 
 
-def test_another_array_in_the_same_place_is_written_anew(ends):
+def test_another_array_at_the_same_address_is_written_again(ends):
     one, other = ends(), ends()
     array = np.ones(2 * FLOATS, np.float32)
     whole, half = passed(one, "1", other, array.data)[0], passed(one, "1", other, array[:FLOATS].data)[0]
@@ -151,7 +151,7 @@ def test_arrays_that_are_made_leave_room_for_others(ends, monkeypatch):
 # -------------------------------------------------------------------------------------------------------- what is in the way
 
 
-def test_what_finds_no_room_is_sent(ends, monkeypatch):
+def test_a_frame_without_room_goes_over_the_socket(ends, monkeypatch):
     monkeypatch.setattr(shared_memory, "LENT_BYTES", 8 * FLOATS)
     one, other = ends(), ends()
     held = [passed(one, "1", other, frame(value))[0] for value in range(5)]
@@ -175,7 +175,7 @@ def test_slots_that_are_too_small_make_room(ends, monkeypatch):
     assert list(in_use() - before) == [3 * 3, 3 * 2]  # nobody maps what was dropped
 
 
-def test_without_files_to_spare_it_is_sent(ends, monkeypatch):
+def test_without_file_descriptors_a_frame_goes_over_the_socket(ends, monkeypatch):
     one, other = ends(), ends()
 
     def none(*_):
@@ -199,13 +199,13 @@ def test_without_files_to_spare_it_is_sent(ends, monkeypatch):
         pytest.param(lambda pid, file, token: "", id="nothing"),
     ],
 )
-def test_who_does_not_prove_to_be_on_this_machine_is_lent_nothing(ends, changed):
+def test_a_peer_that_is_not_on_this_machine_is_lent_nothing(ends, changed):
     one, other = ends(), ends()
     one.connect("1", changed(*other.identity.split(".")))
     assert passed(one, "1", other, large := frame(1))[0] is large
 
 
-def test_what_the_forgotten_hold_is_never_written_to_again(ends):
+def test_slots_of_a_forgotten_peer_are_never_written_to_again(ends):
     one, two, three = ends(), ends(), ends()
     array = np.ones(FLOATS, np.float32)
     held = passed(one, "1", two, array.data)[0]
@@ -232,7 +232,7 @@ def test_a_message_that_was_not_sent_takes_no_room(ends):
 
 
 def notes(lender):
-    """A good note, as a row that may be spoilt."""
+    """A valid note, as a row that can be changed."""
     row = msgspec.msgpack.decode(lender.lend("1", [b"first", frame(1)])[0][4:])
     return row, row[3][0]
 
@@ -265,7 +265,7 @@ def spoilt(place, value):
         pytest.param(spoilt(8, 2**63), id="an absurd size"),
     ],
 )
-def test_notes_are_not_believed(ends, spoil):
+def test_wrong_notes_are_refused(ends, spoil):
     one, other = ends(), ends()
     row, loan = notes(one)
     spoil(row, loan)
@@ -275,14 +275,14 @@ def test_notes_are_not_believed(ends, spoil):
 
 
 @pytest.mark.parametrize("rest", [b"", b"\xc1", b"\x94\x01", b"x" * 1000])
-def test_notes_that_are_none(ends, rest):
+def test_garbage_in_place_of_a_note_is_refused(ends, rest):
     with pytest.raises(Unreadable, match="Cannot read what another process lends"):
         ends().borrow([b"LENT" + rest])
 
 
 @pytest.mark.parametrize(("bytes_", "seals"), [(0, fcntl.F_SEAL_SHRINK), (100, fcntl.F_SEAL_SHRINK), (2**20, 0)])
 def test_files_that_are_no_slots(ends, bytes_, seals):
-    """Too short to be one, or such that its owner could cut it off while it is read."""
+    """Files that are too short, or that their owner could shorten while they are read."""
     one, other = ends(), ends()
     row, loan = notes(one)
     with os.fdopen(os.memfd_create("harness-slot", os.MFD_ALLOW_SEALING), "r+b", buffering=0) as file:
@@ -297,8 +297,8 @@ def test_files_that_are_no_slots(ends, bytes_, seals):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_held_never_changes(ends, monkeypatch, seed):
-    """Several lend to several, the same arrays to many, while some are taken for dead, and room is short."""
+def test_frames_never_change_under_their_readers(ends, monkeypatch, seed):
+    """Several processes lend to several, the same arrays to many; some are treated as dead, and room is short."""
     monkeypatch.setattr(shared_memory, "LARGE_BYTES", 256)
     monkeypatch.setattr(shared_memory, "LENT_BYTES", 2**14)
     rng, count = random.Random(seed), 4

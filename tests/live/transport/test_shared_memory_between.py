@@ -1,4 +1,4 @@
-"""Frames that are lent between processes: who shares memory with whom, and what is left when one of them ends."""
+"""Frames that are lent between processes: which processes share memory, and what is left when one ends."""
 
 import gc
 import os
@@ -30,13 +30,13 @@ SOON = 10.0  # seconds
 
 @pytest.fixture
 def nothing_is_left():
-    """Of tests before, that `in_use` would count."""
+    """Free what earlier tests left, which `in_use` would count."""
     gc.collect()
 
 
 @contextmanager
 def transports(count, **options):
-    """So many that are connected to one another under their numbers."""
+    """So many transports, connected to one another under their numbers."""
     with ExitStack() as stack:
         made = [ZmqTransport(HERE, **options) for _ in range(count)]
         for end in made:
@@ -59,13 +59,13 @@ def test_on_one_machine_and_without_keys_memory_is_shared(how):
 
 
 def unix_sockets(address):
-    """How many there are for that address: the one that listens, and one for each that sends to it."""
+    """The Unix sockets at that address: the listening one, and one for each sender."""
     name = f"@harness/{urlsplit(address).netloc}"
     return sum(line.endswith(name) for line in Path("/proc/net/unix").read_text().splitlines())
 
 
 @pytest.mark.parametrize("shares", [True, False])
-def test_those_who_share_memory_meet_at_a_unix_socket(shares):
+def test_processes_that_share_memory_use_a_unix_socket(shares):
     with transports(2, share=shares) as (one, other):
         for value in range(3):
             one.send("1", [b"small"])
@@ -77,7 +77,7 @@ def test_those_who_share_memory_meet_at_a_unix_socket(shares):
     assert unix_sockets(other.address) == 0
 
 
-def test_whoever_comes_next_at_that_port_is_found_by_those_who_were_connected():
+def test_peers_reconnect_to_the_next_process_at_a_port():
     with transports(1) as (one,):
         with closing(ZmqTransport(HERE)) as before:
             one.connect("other", before.address)
@@ -88,7 +88,7 @@ def test_whoever_comes_next_at_that_port_is_found_by_those_who_were_connected():
             assert [bytes(f) for f in after.receive(SOON)] == [b"next"]
 
 
-def test_when_all_is_closed_nothing_is_left_but_what_is_held():
+def test_after_closing_only_frames_with_readers_are_left():
     before = in_use()
     with transports(3) as (one, two, three):
         for end in (two, three):
@@ -142,7 +142,7 @@ while frames := end.receive(60.0):
 
 @contextmanager
 def child(end):
-    """A process that holds all that it is sent, and sends back twice that; it is called "child"."""
+    """A process named "child" that keeps all that it receives, and sends back twice that."""
     run = [sys.executable, "-c", DOUBLE, end.address]
     with subprocess.Popen(run, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own words
         try:
@@ -153,7 +153,7 @@ def child(end):
 
 
 def test_a_process_that_dies():
-    """Its readers keep what they have, its lenders go on, and what it had sent but nobody had seen yet is lost."""
+    """Its readers keep their frames, its lenders go on, and its frames that nobody has mapped yet are lost."""
     with transports(1) as (one,):
         with child(one) as process:
             before = in_use()

@@ -1,4 +1,4 @@
-"""File descriptors, of which a process has so many: each slot that it maps takes one."""
+"""The limit of file descriptors of a process: each slot that it maps takes one."""
 
 import gc
 import os
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this sy
 
 @contextmanager
 def no_files_left():
-    """Nor any to be had."""
+    """No file descriptor is left, and none can be opened."""
     limits, taken = resource.getrlimit(resource.RLIMIT_NOFILE), []
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[0], 1000), limits[1]))
     try:
@@ -31,7 +31,7 @@ def no_files_left():
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_what_nobody_reads_gives_its_files_for_what_comes(ends):
+def test_unread_slots_give_their_descriptors_to_new_frames(ends):
     one, other = ends(), ends()
     passed(one, "1", other, frame(1), frame(2), frame(3))
     sent = one.lend("1", [b"first", frame(4, 2 * FLOATS)])  # in a slot that the reader has not mapped
@@ -39,7 +39,7 @@ def test_what_nobody_reads_gives_its_files_for_what_comes(ends):
         assert floats_of(other.borrow(sent)[1])[-1] == 4
 
 
-def test_a_reader_without_files_gives_back_what_it_could_not_read(ends):
+def test_a_reader_without_descriptors_gives_back_frames_it_could_not_read(ends):
     one, other = ends(), ends()
     array = np.ones(FLOATS, np.float32)
     sent = [one.lend("1", [b"first", array.data, frame(2)]) for _ in range(3)]
@@ -51,7 +51,7 @@ def test_a_reader_without_files_gives_back_what_it_could_not_read(ends):
     assert one.slots.busy == 0
 
 
-def test_of_many_lenders_so_many_slots_stay_mapped(ends, monkeypatch):
+def test_a_limited_number_of_slots_stays_mapped(ends, monkeypatch):
     monkeypatch.setattr(shared_memory, "BORROWED", 4)
     other, lenders = ends(), [ends() for _ in range(3)]
     gc.collect()  # what tests before have left

@@ -1,4 +1,5 @@
-"""Frames between processes, here between two ends in one process: in order, uncopied, and for those who have the keys."""
+"""Frames between processes, here between two ends in one process: in order, without copies, and only for holders of the
+keys."""
 
 import time
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ SOON, NEVER = 10.0, 0.3  # seconds
 
 @pytest.fixture
 def ends():
-    """Makes transports that are closed in the end."""
+    """Makes transports, and closes them at the end."""
     with ExitStack() as stack:
 
         def end(**options):
@@ -69,7 +70,7 @@ def test_several_send_to_one(ends):
         assert [number for who, number in got if who == name] == [b"%d" % i for i in range(50)]
 
 
-def test_what_is_sent_to_nobody_is_lost(ends):
+def test_messages_to_an_unknown_peer_are_lost(ends):
     one, other = ends(), ends()
     one.send("other", [b"lost"])
     one.connect("other", other.address)
@@ -80,7 +81,7 @@ def test_what_is_sent_to_nobody_is_lost(ends):
     assert other.receive(NEVER) is None
 
 
-def test_it_finds_a_peer_that_was_not_there_yet(ends):
+def test_it_connects_to_a_peer_that_starts_later(ends):
     one = ends()
     gone = ZmqTransport(HERE)
     gone.close()
@@ -90,7 +91,7 @@ def test_it_finds_a_peer_that_was_not_there_yet(ends):
     assert received(late) == [b"early"]
 
 
-def test_it_follows_a_peer_to_another_port_and_drops_what_was_on_its_way(ends):
+def test_it_follows_a_peer_to_another_port_and_drops_messages_in_transfer(ends):
     one, before = ends(), ZmqTransport(HERE)
     one.connect("other", before.address)
     one.send("other", [b"1"])
@@ -104,7 +105,7 @@ def test_it_follows_a_peer_to_another_port_and_drops_what_was_on_its_way(ends):
     assert after.receive(NEVER) is None
 
 
-def test_a_second_half_for_another_thread(ends):
+def test_another_thread_has_its_own_sending_half(ends):
     one, other = ends(), ends()
     half = one.beside()
     half.connect("other", other.address)
@@ -113,7 +114,7 @@ def test_a_second_half_for_another_thread(ends):
     half.close()
 
 
-def test_whoever_takes_nothing_is_told_of_once(ends, monkeypatch, caplog):
+def test_a_peer_that_does_not_read_is_logged_once(ends, monkeypatch, caplog):
     monkeypatch.setattr(zeromq, "_WAITING_MESSAGES", 5)
     one = ends()
     one.connect("other", "tcp://127.0.0.1:9")  # nobody listens there
@@ -136,7 +137,7 @@ def test_an_address_that_is_not_ours():
         ZmqTransport("192.0.2.77", keys=Keys.fresh())
 
 
-def test_closing_drops_what_waits(ends):
+def test_closing_drops_waiting_messages(ends):
     one = ZmqTransport(HERE)
     one.connect("other", "tcp://127.0.0.1:9")
     one.send("other", [b"x" * 10_000_000])
@@ -149,7 +150,7 @@ def test_closing_drops_what_waits(ends):
 
 
 def test_the_right_keys_after_wrong_ones(ends):
-    """The refused ones leave the listener as it was."""
+    """Refused peers do not change the listener."""
     keys = Keys.fresh()
     right, wrong, other = ends(keys=keys), ends(keys=Keys.fresh()), ends(keys=keys)
     for end in (wrong, right):
@@ -184,8 +185,8 @@ def test_without_the_keys_nobody_can_push(ends, theirs):
         pytest.param(lambda keys: Keys((keys.listen[0], Keys.fresh().listen[1]), keys.call), id="only the public one"),
     ],
 )
-def test_without_the_keys_nobody_can_be_sent_what_was_pulled(ends, theirs):
-    """Somebody who stands where a peer stood gets nothing out of those who have the keys."""
+def test_without_the_keys_nobody_receives(ends, theirs):
+    """A process at a peer's former address receives nothing without the keys."""
     keys = Keys.fresh()
     one, stranger = ends(keys=keys), ends(keys=theirs(keys))
     one.connect("other", stranger.address)
@@ -193,7 +194,7 @@ def test_without_the_keys_nobody_can_be_sent_what_was_pulled(ends, theirs):
     assert stranger.receive(NEVER) is None
 
 
-def test_a_listener_whose_guard_is_gone_admits_nobody(ends):
+def test_a_listener_without_its_authenticator_accepts_nobody(ends):
     keys = Keys.fresh()
     one, other = ends(keys=keys), ends(keys=keys)
     other._guard.stop()
@@ -202,8 +203,8 @@ def test_a_listener_whose_guard_is_gone_admits_nobody(ends):
     assert other.receive(NEVER) is None
 
 
-def test_what_travels_cannot_be_read(ends):
-    """A wire between two ends: with keys, no part of what is sent is seen on it."""
+def test_encrypted_traffic_cannot_be_read(ends):
+    """With keys, no part of a message appears in the bytes between two ends."""
     secret = b"the weights of the model " * 40
     for keys in (None, Keys.fresh()):
         one, other = ends(keys=keys), ends(keys=keys)
@@ -221,7 +222,7 @@ def test_what_travels_cannot_be_read(ends):
 
 
 def _relayed(wire, line, there, other):
-    """Carry bytes both ways until `other` has its message; what went towards it."""
+    """Carry bytes both ways until `other` has its message; returns the bytes that went to it."""
     seen, here = b"", b""
     for _ in range(1000):
         if wire.poll(5):
@@ -238,7 +239,7 @@ def _relayed(wire, line, there, other):
     raise AssertionError("nothing arrived")
 
 
-def test_keys_do_not_show():
+def test_keys_are_not_printed():
     keys = Keys.fresh()
     assert repr(keys) == "Keys(...)"
     assert keys != Keys.fresh()

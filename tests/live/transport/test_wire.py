@@ -1,4 +1,4 @@
-"""What is sent is what arrives, and nothing else is believed."""
+"""Messages arrive as they were sent, and anything else is refused."""
 
 from contextlib import suppress
 
@@ -35,14 +35,14 @@ STAGE = Message(StagePush(7, 0, 3, ((0, 2),)), (np.arange(5, dtype=np.float32),)
 
 
 @given(NAMES, MESSAGES)
-def test_what_is_sent_arrives(sender, message):
+def test_a_message_arrives_as_it_was_sent(sender, message):
     name, found = decode(encode(sender, message))
     assert (name, found.head, found.view, found.generation) == (sender, message.head, message.view, message.generation)
     assert [a.tobytes() for a in found.arrays] == [a.tobytes() for a in message.arrays]
     assert [a.dtype for a in found.arrays] == [a.dtype for a in message.arrays]
 
 
-def test_every_head_is_told_from_the_others():
+def test_every_head_has_a_tag_of_its_own():
     heads = messages.Head.__args__
     assert len({h.__struct_config__.tag for h in (*heads, Here, Peers, Beat)}) == len(heads) + 3
 
@@ -57,7 +57,7 @@ def test_arrays_are_not_copied():
         found[0] = 1
 
 
-def test_a_part_of_a_model_is_sent_as_it_is():
+def test_a_slice_of_a_model_is_sent_without_a_copy():
     model = np.arange(10, dtype=np.float32)
     assert decode(encode("w", Message(Pulled(0, 0, ()), (model[2:5], model[::3]))))[1].arrays[1].tolist() == [0, 3, 6, 9]
 
@@ -115,7 +115,7 @@ def test_another_program():
 
 
 @pytest.mark.parametrize("size", [2**40, -5, 4])
-def test_an_absurd_size_sets_no_memory_aside(size):
+def test_an_absurd_size_allocates_no_memory(size):
     row = ["w", 0, 0, [["f4", size]], ["StagePush", 7, 0, 3, [[0, 2]]]]
     with pytest.raises(Unreadable, match=f"array of {size} numbers of f4 from 20 bytes"):
         decode([b"PSLV\3\0" + msgspec.msgpack.encode(row), bytes(20)])
@@ -133,6 +133,6 @@ def test_a_frame_too_large_is_not_sent(monkeypatch):
         encode("w", STAGE)
 
 
-def test_an_entry_of_the_log_is_read_as_what_it_was():
+def test_an_entry_of_the_log_keeps_its_type():
     entry = CommitEntry(1, "worker/a", 9, True, False, 2, 1.0, 5, 0.1, 0.9)
     assert decode(encode("c", Message(LogAppend(3, entry))))[1].head == LogAppend(3, entry)
