@@ -1,3 +1,3 @@
-"""Carries tuners out against systems and keeps the score."""
+"""Runs tuners on systems and scores them."""
 
 __version__ = "0.1.0"

@@ -1,8 +1,8 @@
-"""Carry out what a tuner asks, and end the job when it is over: the only place that calls `send`.
+"""The driver's loop: carry out what a tuner asks, and end the job when it is over. Only this module calls `send`.
 
-Whatever a tuner does wrong (it raises, yields something that is no action, thinks for ever, spends no time) ends its job
+A fault of the tuner (it raises, yields something that is no action, thinks too long, spends no simulated time) ends its job
 with an `Outcome` of status "error" and a reason, never with an exception: one bad tuner does not stop a comparison.
-How long the tuner thought is measured on the host and kept apart from simulated time.
+The tuner's thinking time is measured on the host and kept apart from simulated time.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from tuners.actions import (
 __all__ = ["Ending", "Outcome", "Played", "drive", "play", "replay"]
 
 Ending: TypeAlias = Literal["target", "budget", "diverged", "deadlock", "error"]
-"""How a job can end: as `tuners.actions.Status` says, or by a fault of its tuner."""
+"""How a job can end: a final `tuners.actions.Status`, the end of its budget, or a fault of its tuner."""
 
 _ACTIONS = (Run, Reconfigure, Fork, Free, Install, Evaluate)
 _LEAST_PROGRESS = 1e-9
-"""Share of the budget below which an exchange counts as spending no time, so that time cannot be spent in crumbs."""
+"""Share of the budget. An exchange that takes less counts as taking no time: a tuner cannot run for ever in tiny steps."""
 
 _PIECES = 50
-"""The windows into which a budget is cut once the tuner has returned; where they are cut changes nothing."""
+"""After the tuner has returned, the job continues in windows of a fiftieth of the budget; their size changes no result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class Outcome:
 
     status: Ending
     reason: str  # a sentence where the tuner or the system failed, else ""
-    seconds: float  # of the job, when it ended
-    thinking_seconds: float  # host seconds that the tuner took, all told
-    trace: str = ""  # where it failed, for the author of the tuner
+    seconds: float  # job time at the end
+    thinking_seconds: float  # host seconds that the tuner took in total
+    trace: str = ""  # traceback of the fault, for the author of the tuner
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,34 +68,34 @@ class Played:
     outcome: Outcome
 
 
-class _FailedError(Exception):
-    """The run is over by a fault. Takes the finished reason."""
+class _RunFailedError(Exception):
+    """A fault ends the run. Takes the finished reason."""
 
 
-class _TooLong(BaseException):
-    """Raised inside a tuner that thinks too long; no `except Exception` of the tuner's catches it."""
+class _ThinkingLimitError(BaseException):
+    """Raised inside a tuner that thinks too long. A BaseException, so that the tuner's `except Exception` lets it pass."""
 
 
 def drive(
     tuner: Tuner, system: System, *, thinking_limit_seconds: float = 600.0, idle_exchanges: int = 1000
 ) -> Generator[Exchange, None, Outcome]:
-    """Let `tuner` run the job of `system`, yielding every exchange; the generator's return value says how it ended.
+    """Let `tuner` run the job of `system`. Yields every exchange; the generator's return value is the job's outcome.
 
-    A `Run` is clipped to what is left of the budget. The job ends at its target, at the end of its budget, when it has
-    diverged or is deadlocked, and by a fault of the tuner: one that spends no time for `idle_exchanges` exchanges, that
-    thinks for longer than `thinking_limit_seconds` at a stretch (kept only in the main thread), raises, or yields something
-    that is no action. After a tuner that returns, the job goes on under its last setting.
+    A `Run` is clipped to the rest of the budget. The job ends at its target, at the end of its budget, when it diverges or
+    deadlocks, and by a fault of the tuner: it spends no simulated time for `idle_exchanges` exchanges, thinks about one
+    action for longer than `thinking_limit_seconds` (checked only in the main thread), raises, or yields something that is
+    no action. If the tuner returns, the job continues under its last setting.
     """
-    mind = _Mind(tuner, thinking_limit_seconds)
+    timed = _TimedTuner(tuner, thinking_limit_seconds)
     try:
-        status = yield from _converse(mind, system, idle_exchanges)
-    except _FailedError as error:
+        status = yield from _until_over(timed, system, idle_exchanges)
+    except _RunFailedError as error:
         cause = error.__cause__
         trace = "".join(traceback.format_exception(cause)) if cause is not None else ""
-        return Outcome("error", str(error), system.now, mind.seconds, trace)
+        return Outcome("error", str(error), system.now, timed.seconds, trace)
     finally:
-        mind.close()
-    return Outcome(status, "", system.now, mind.seconds)
+        timed.close()
+    return Outcome(status, "", system.now, timed.seconds)
 
 
 def play(
@@ -105,9 +105,9 @@ def play(
     watch: Callable[[Exchange], None] | None = None,
     thinking_limit_seconds: float = 600.0,
 ) -> Played:
-    """Make a tuner for the job of `system` and drive it to the end; `watch` sees every exchange as it happens.
+    """Make a tuner for the job of `system` and drive it to the end; `watch` gets every exchange as it happens.
 
-    A factory that raises, or that makes no generator, is a fault like any other.
+    A factory that raises, or that returns no generator, is a fault like any other.
     """
     exchanges: list[Exchange] = []
     running = drive(_made(factory, system.job), system, thinking_limit_seconds=thinking_limit_seconds)
@@ -122,10 +122,10 @@ def play(
 
 
 def replay(tuner: Tuner, exchanges: Iterable[Exchange]) -> Action[Any] | None:
-    """Feed a recorded log to a fresh tuner, which brings it to where the recorded one stood.
+    """Feed a recorded log to a fresh tuner, so that it has the state of the recorded one.
 
-    Returns what the tuner asks next, None if it has returned. Raises ValueError at the first action that differs from the
-    recorded one: the tuner is another, has another seed, or draws on something that it was not sent.
+    Returns the tuner's next action, or None if it has returned. Raises ValueError at the first action that differs from the
+    recorded one: it is a different tuner, it has another seed, or it depends on something outside of the exchanges.
     """
     action = _next_or_none(tuner, None, first=True)
     for number, exchange in enumerate(exchanges):
@@ -138,11 +138,11 @@ def replay(tuner: Tuner, exchanges: Iterable[Exchange]) -> Action[Any] | None:
     return action
 
 
-# --------------------------------------------------------------------------------------------------------- conversation
+# ------------------------------------------------------------------------------------------------------------ exchanges
 
 
-class _Mind:
-    """A tuner, the time it took to think, and the limit on that."""
+class _TimedTuner:
+    """A tuner whose thinking time is measured and limited."""
 
     def __init__(self, tuner: Tuner, limit_seconds: float) -> None:
         self.seconds = 0.0
@@ -151,9 +151,9 @@ class _Mind:
         self._fresh = True
 
     def next(self, answer: Any) -> Action[Any] | None:
-        """What the tuner asks after `answer`, None once it has returned. Raises _FailedError for every fault."""
+        """The tuner's next action after `answer`; None if it has returned. Raises _RunFailedError for every fault."""
         if not isinstance(self._tuner, Generator):
-            raise _FailedError(_no_generator(self._tuner))
+            raise _RunFailedError(_no_generator(self._tuner))
         first, self._fresh = self._fresh, False
         started = time.perf_counter()
         try:
@@ -161,43 +161,43 @@ class _Mind:
                 action = _next(self._tuner, answer, first=first)
         except StopIteration:
             return None
-        except _FailedError:
+        except _RunFailedError:
             raise
-        except _TooLong as error:
-            raise _FailedError(
+        except _ThinkingLimitError as error:
+            raise _RunFailedError(
                 f"The tuner thought for more than {self._limit_seconds:g} s without asking anything: "
                 "it must yield an action, or return."
             ) from error
         except Rejected as error:
-            raise _FailedError(f"The tuner did not catch that an action was refused: {error}") from error
+            raise _RunFailedError(f"The tuner did not catch that an action was refused: {error}") from error
         except (Exception, SystemExit) as error:
-            raise _FailedError(f"The tuner raised {_described(error)}") from error
+            raise _RunFailedError(f"The tuner raised {_described(error)}") from error
         finally:
             self.seconds += time.perf_counter() - started
         if not isinstance(action, _ACTIONS):
-            raise _FailedError(
+            raise _RunFailedError(
                 f"The tuner yielded {_short(repr(action))}, which is no action: `yield from` a Run, Reconfigure, Fork, "
                 "Free, Install or Evaluate."
             )
         return action
 
     def close(self) -> None:
-        """Tell the tuner that its job is over. What it does about that changes nothing any more."""
+        """Tell the tuner that its job is over; ignore what it does about it."""
         if isinstance(self._tuner, Generator):
-            with suppress(Exception, SystemExit, _TooLong), _time_limit(self._limit_seconds):
+            with suppress(Exception, SystemExit, _ThinkingLimitError), _time_limit(self._limit_seconds):
                 self._tuner.close()
 
 
-def _converse(mind: _Mind, system: System, idle_exchanges: int) -> Generator[Exchange, None, Ending]:
-    branches = [0]  # those alive, the one that trained last at the end
+def _until_over(timed: _TimedTuner, system: System, idle_exchanges: int) -> Generator[Exchange, None, Ending]:
+    branches = [0]  # the branches alive; the one that trained last is the last element
     idle, spent_at = 0, system.now
-    action = mind.next(None)
+    action = timed.next(None)
     while action is not None:
         ended = _ended(system)
         if ended is not None:
             return ended
         exchange = _exchange(system, action)
-        _follow(branches, exchange)
+        _update_branches(branches, exchange)
         yield exchange
         ended = _ended(system)
         if ended is not None:
@@ -207,27 +207,27 @@ def _converse(mind: _Mind, system: System, idle_exchanges: int) -> Generator[Exc
         else:
             idle += 1
         if idle >= idle_exchanges:
-            raise _FailedError(f"The tuner spent no simulated time in {idle} exchanges: it must Run, or return.")
-        action = mind.next(exchange.answer)
-    return (yield from _go_on(system, branches))
+            raise _RunFailedError(f"The tuner spent no simulated time in {idle} exchanges: it must Run, or return.")
+        action = timed.next(exchange.answer)
+    return (yield from _run_to_end(system, branches))
 
 
-def _go_on(system: System, branches: list[int]) -> Generator[Exchange, None, Ending]:
-    """Let the job run to its end under the setting that it has."""
+def _run_to_end(system: System, branches: list[int]) -> Generator[Exchange, None, Ending]:
+    """Let the branch that trained last run to the end of the job under its current setting."""
     while True:
         ended = _ended(system)
         if ended is not None:
             return ended
         if not branches:
-            raise _FailedError("The tuner freed every branch and returned: there is nothing left that could train.")
+            raise _RunFailedError("The tuner freed every branch and returned: there is nothing left that could train.")
         before = system.now
         exchange = _exchange(system, Run(seconds=system.job.budget_seconds / _PIECES, branch=branches[-1]), asked=False)
         yield exchange
         if isinstance(exchange.answer, Rejected):
-            raise _FailedError(f"The tuner returned, and its job cannot go on: {exchange.answer}")
+            raise _RunFailedError(f"The tuner returned, and its job cannot go on: {exchange.answer}")
         stuck: Status = exchange.answer.status
         if stuck != "running" and _ended(system) is None and system.now == before:
-            # A fork may be past saving while the system itself would run others.
+            # This branch has diverged or is deadlocked, but the system could still run others: it has no final status.
             return stuck
 
 
@@ -235,9 +235,10 @@ def _exchange(system: System, action: Action[Any], *, asked: bool = True) -> Exc
     try:
         answer = system.perform(_clipped(action, system.job.budget_seconds - system.now))
     except Rejected as error:
+        # A copy without traceback: the log keeps every answer, and a traceback would keep the system's frames alive.
         answer = Rejected(str(error))
     except Exception as error:
-        raise _FailedError(f"The system could not carry out {_short(repr(action))}: {_described(error)}") from error
+        raise _RunFailedError(f"The system could not carry out {_short(repr(action))}: {_described(error)}") from error
     return Exchange(system.now, action, answer, asked)
 
 
@@ -250,11 +251,11 @@ def _clipped(action: Action[Any], left_seconds: float) -> Action[Any]:
 def _ended(system: System) -> Ending | None:
     over = system.now - system.job.budget_seconds
     if over > 0 or (over == 0 and system.status == "running"):
-        return "budget"  # even where the target was reached, it was too late
+        return "budget"  # even if the target was reached: it was too late
     return None if system.status == "running" else system.status
 
 
-def _follow(branches: list[int], exchange: Exchange) -> None:
+def _update_branches(branches: list[int], exchange: Exchange) -> None:
     action = exchange.action
     if isinstance(exchange.answer, Rejected):
         return
@@ -271,10 +272,10 @@ def _follow(branches: list[int], exchange: Exchange) -> None:
 
 
 def _made(factory: TunerFactory, job: Job) -> Tuner:
-    """The tuner that `factory` makes, made when it is first asked, so that its faults and its time are the tuner's."""
+    """Call the factory at the first `next`, so that its faults and its time count as the tuner's."""
     tuner = factory(job)
     if not isinstance(tuner, Generator):
-        raise _FailedError(_no_generator(tuner))
+        raise _RunFailedError(_no_generator(tuner))
     yield from tuner
 
 
@@ -289,7 +290,7 @@ def _next(tuner: Tuner, answer: Any, *, first: bool = False) -> Action[Any]:
 
 
 def _described(error: BaseException) -> str:
-    """Kind, message and line of an error, in one line."""
+    """Type, message and line of an error, in one line."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     message = _short(" ".join(str(error).split()))
@@ -297,7 +298,7 @@ def _described(error: BaseException) -> str:
 
 
 def _short(text: str) -> str:
-    """No longer than a line bears, and without the addresses of objects, which differ from run to run."""
+    """At most 300 characters, and without the addresses of objects, which differ from run to run."""
     text = re.sub(r" at 0x[0-9a-fA-F]+", "", text)
     return text if len(text) <= 300 else text[:297] + "..."
 
@@ -310,18 +311,18 @@ def _next_or_none(tuner: Tuner, answer: Any, *, first: bool = False) -> Action[A
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise _TooLong in the body once it has taken so many host seconds, and every second after that until it ends.
+    """Raise _ThinkingLimitError in the body after so many host seconds, and again every second until the body ends.
 
-    Does nothing outside the main thread, where Python delivers no signals. A timer that was running goes on afterwards.
+    Does nothing outside the main thread, because Python delivers signals only there. Restores a timer that was running.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
-    armed = True
+    armed = True  # a signal that arrives while the timer is being removed must not raise outside of the body
 
     def ring(*_: object) -> None:
         if armed:
-            raise _TooLong
+            raise _ThinkingLimitError
 
     started = time.monotonic()
     handler = signal.signal(signal.SIGALRM, ring)

@@ -5,9 +5,9 @@
         default = contest("fixed", "digits", seeds=3)
         assert mine.completion_seconds < default.completion_seconds
 
-What pytest-benchmark times is the host's work for the runs. What the tuner achieved, in simulated time, stands in
-``benchmark.extra_info`` of its report, keyed by tuner and scenario. Loaded in every pytest run of an environment that has
-the harness, so nothing else is imported until a test asks for the fixture.
+pytest-benchmark times the host's work for the runs. The tuner's result, in simulated time, is in ``benchmark.extra_info``
+of its report, keyed by tuner and scenario. Every pytest run of an environment with the harness loads this module, so it
+imports nothing else until a test asks for the fixture.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ __all__ = ["Contest", "Result", "contest"]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a tuner achieved on a scenario, over paired seeds."""
+    """The scores of one tuner on one scenario, over paired seeds."""
 
     scores: tuple[Score, ...]  # one per seed
 
     @property
     def completion_seconds(self) -> float:
-        """The median over seeds; a run that did not reach its target counts with its whole budget."""
+        """Median over seeds; a run that did not reach its target counts with its whole budget."""
         return median(s.completion_seconds for s in self.scores)
 
     @property
     def overhead_seconds(self) -> float:
-        """Mean time per run in which nobody trained because of a reconfiguration."""
+        """Mean stall per run, caused by reconfigurations, forks and switches between branches."""
         return fmean(s.overhead_seconds for s in self.scores)
 
     @property
@@ -56,7 +56,7 @@ class Result:
 
 
 class Contest:
-    """The fixture's value: call it with a tuner and a scenario."""
+    """The value of the fixture: a callable that takes a tuner and a scenario."""
 
     def __init__(self, benchmark: Any) -> None:
         self._benchmark = benchmark
@@ -65,8 +65,8 @@ class Contest:
     def __call__(self, tuner: str | TunerFactory, scenario: str | Path, *, seeds: int | Iterable[int] = 1) -> Result:
         """Run the job of `scenario` under `tuner` once per seed (0, 1, ... for a number) and score it.
 
-        Tuner and scenario are named as on the command line; a tuner may also be its factory. pytest-benchmark times the
-        first call of a test. Raises ValueError for what cannot be found, RuntimeError for a run that failed.
+        Tuner and scenario are named as on the command line; a tuner may also be a factory. pytest-benchmark times the
+        first call of a test. Raises ValueError if a name is unknown, RuntimeError if a run fails.
         """
         name, factory = _named(tuner)
         which = range(seeds) if isinstance(seeds, int) else tuple(seeds)
@@ -82,7 +82,7 @@ class Contest:
         return result
 
     def _time(self, work: Callable[[], Result]) -> Result:
-        if self._timed:  # pytest-benchmark times one thing per test
+        if self._timed:  # pytest-benchmark refuses to time twice in one test
             return work()
         self._timed = True
         result: Result = self._benchmark.pedantic(work, rounds=1, iterations=1)

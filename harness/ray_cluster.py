@@ -1,7 +1,7 @@
-"""Join a Ray cluster, or say in a sentence why not.
+"""Join a Ray cluster, or say in one sentence why that is impossible.
 
-An address is what users of Ray expect: ``HOST:PORT`` of the head, ``ray://HOST:PORT`` for Ray's client, ``auto`` for
-`RAY_ADDRESS` or else the cluster that runs on this machine, ``local`` for one of our own that lasts as long as we do.
+Addresses are those of Ray: ``HOST:PORT`` of the head, ``ray://HOST:PORT`` for Ray's client, ``auto`` for `RAY_ADDRESS` or
+else the cluster that runs on this machine, ``local`` for a new cluster on this machine, which ends with this process.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = ["cores", "joined"]
 _ANSWER_SECONDS = 5.0
 
 _SETTINGS = b"\x04"
-"""The type of the frame with which a gRPC server greets whoever calls (RFC 9113, section 6.5)."""
+"""The type of the first frame that a gRPC server sends to a client (RFC 9113, section 6.5)."""
 
 
 @contextmanager
 def joined(address: str) -> Iterator[None]:
-    """Be part of the cluster at `address`; raises ValueError where there is none, it does not let us in, or has no CPUs."""
-    _knock(address)
+    """Join the cluster at `address`. Raises ValueError if there is none, if it refuses us, or if it has no CPUs."""
+    _check_listening(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, ImportError) as error:
@@ -40,12 +40,12 @@ def joined(address: str) -> Iterator[None]:
 
 
 def cores() -> int:
-    """How many CPUs the cluster we joined has, whoever uses them now."""
+    """The number of CPUs of the joined cluster, busy or idle."""
     return int(ray.cluster_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
 
 
-def _knock(address: str) -> None:
-    """Raise ValueError unless somebody like Ray listens at `address`; Ray itself would try for minutes."""
+def _check_listening(address: str) -> None:
+    """Raise ValueError unless a gRPC server listens at `address`. Without this check, Ray itself would try for minutes."""
     place = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
     if place in {"auto", "local"}:
         return
@@ -54,6 +54,7 @@ def _knock(address: str) -> None:
         raise ValueError(f"Cannot join a Ray cluster at {place!r}: write HOST:PORT, ray://HOST:PORT, auto or local.")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS) as line:
+            # With TLS the server waits for the client's handshake and sends nothing first: a connection is all we can check.
             if os.environ.get("RAY_USE_TLS") == "1" or line.recv(4)[3:] == _SETTINGS:
                 return
             answer = "what answers there is no Ray"

@@ -1,4 +1,4 @@
-"""A run that is recorded while it is under way: its trace can be read up to the last batch whatever happens to the run."""
+"""Play a run and write its trace meanwhile. If the run is interrupted, its trace can be read up to the last batch."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def play_recorded(
     seed: int,
     watch: Callable[[Exchange], None] | None = None,
 ) -> Played:
-    """`harness.drive.play`, with a trace written to `folder` meanwhile. Raises ValueError where that is there already."""
+    """Like `harness.drive.play`, and write a trace to `folder`. Raises ValueError if the folder exists already."""
     origin = Origin("harness", MADE_BY, f"{scenario}, {tuner}, seed {seed}")
     with TraceWriter(folder, origin) as writer:
         recorder = Recorder(
             writer, f"{scenario}/{tuner}/{seed}", start=system.job.start, method=next(iter(system.job.methods), None)
         )
 
-        def both(exchange: Exchange) -> None:
+        def record_and_watch(exchange: Exchange) -> None:
             recorder(exchange)
             if watch is not None:
                 watch(exchange)
 
-        played = play(factory, system, watch=both)
+        played = play(factory, system, watch=record_and_watch)
         outcome = played.outcome
         recorder.end(
             status=outcome.status, seconds=outcome.seconds, workload=system.job.name, seed=seed, reason=outcome.reason

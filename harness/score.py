@@ -1,7 +1,7 @@
-"""From the exchanges of one run to its row of the score table, its validation curve and its settings over time.
+"""Compute from the exchanges of one run its row of the score table, its validation curve and its settings over time.
 
-A tuner that forks leaves a tree of branches. The *path* is the branch that trained last, with its ancestors up to where
-they were forked: what became of the job. Everything else that trained was a trial.
+A tuner that forks makes a tree of branches. The *path* is the branch that trained last, with each ancestor up to the fork:
+the path is the job's history. Everything else that trained was a trial.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Score", "Scored", "failed", "score"]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One row of `traces.schema.SCORES`, which says what each field means."""
+    """One row of `traces.schema.SCORES`, which defines each field."""
 
     scenario: str
     tuner: str
@@ -59,7 +59,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A run as rows of the three tables."""
+    """One run as rows of the three tables."""
 
     score: Score
     evaluations: tuple[Evaluation, ...]
@@ -76,7 +76,7 @@ class Scored:
 
 
 def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
-    """What one run amounts to. One that did not reach its target counts as if it had taken its whole budget."""
+    """Score one run. A run that did not reach its target counts with its whole budget as completion time."""
     job, exchanges, outcome = played.job, played.exchanges, played.outcome
     path = _Path(exchanges)
     evaluations = tuple(_evaluations(exchanges, path))
@@ -112,7 +112,7 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
 
 
 def failed(reason: str, *, scenario: str, tuner: str, seed: int, budget_seconds: float) -> Scored:
-    """The row of a run that never came to an exchange, or whose exchanges are lost."""
+    """The row of a run without exchanges: it failed before the first one, or its process died."""
     row = Score(
         scenario=scenario,
         tuner=tuner,
@@ -139,7 +139,7 @@ def failed(reason: str, *, scenario: str, tuner: str, seed: int, budget_seconds:
 
 
 class _Path:
-    """Which exchanges belong to the branch that trained last, or to its ancestors before they were forked."""
+    """Which exchanges belong to the branch that trained last, or to its ancestors before the fork."""
 
     def __init__(self, exchanges: Sequence[Exchange]) -> None:
         forks = {e.answer: (i, e.action.branch) for i, e in enumerate(exchanges) if isinstance(e.action, Fork) and _done(e)}
@@ -147,6 +147,7 @@ class _Path:
         branch = trained[-1] if trained else 0
         self._until = {branch: len(exchanges)}
         self._forks = set()
+        # From the last branch back to the root: an ancestor is on the path until the fork that leads to its descendant.
         while branch in forks:
             index, branch = forks[branch]
             self._forks.add(index)
@@ -159,18 +160,18 @@ class _Path:
 
 
 def _branching(exchanges: Sequence[Exchange]) -> Iterator[float]:
-    """Seconds of forks and switches, in which nobody trained: copying, restarting, refilling caches."""
+    """Stall seconds of forks and of switches between branches: copying, restarting, refilling caches."""
     before = 0.0
     for exchange in exchanges:
         if isinstance(exchange.action, Fork):
             yield exchange.seconds - before
-        elif isinstance(exchange.answer, Window):  # one that begins earlier tells of what was not looked at before
+        elif isinstance(exchange.answer, Window):  # it starts earlier if it reports pushes that no window has had yet
             yield max(exchange.answer.start_seconds - before, 0.0)
         before = exchange.seconds
 
 
 def _branches_peak(exchanges: Sequence[Exchange]) -> int:
-    """How many branches there were at once, at the most."""
+    """The largest number of branches at one time."""
     alive = peak = 1
     for exchange in exchanges:
         if _done(exchange):
@@ -180,7 +181,7 @@ def _branches_peak(exchanges: Sequence[Exchange]) -> int:
 
 
 def _costs(exchanges: Sequence[Exchange]) -> Iterator[Cost]:
-    """What every reconfiguration cost, whether or not it was waited for."""
+    """The cost of every reconfiguration, also of those that the tuner did not wait for."""
     for exchange in exchanges:
         if isinstance(exchange.answer, Cost):
             yield exchange.answer
@@ -207,10 +208,10 @@ def _evaluations(exchanges: Sequence[Exchange], path: _Path) -> Iterator[Evaluat
 
 
 def _settings(job: Job, exchanges: Sequence[Exchange], path: _Path) -> tuple[list[tuple[float, Setting]], int]:
-    """The settings along the path, and how often a branch was really changed, by a reconfiguration or in a fork.
+    """The settings along the path, and how often the tuner changed the setting of a branch, by Reconfigure or Fork.
 
-    One that was rolled back counts as none. What the runtime itself changes (it loses a node, it rolls back) shows in the
-    windows and is no change of the tuner's.
+    A reconfiguration that was rolled back does not count. Changes by the system itself (it lost a node, it rolled back) are
+    part of the windows and do not count as changes by the tuner.
     """
     of_branch, changes = {0: job.start}, 0
     along = [(0.0, job.start)]
@@ -229,7 +230,7 @@ def _settings(job: Job, exchanges: Sequence[Exchange], path: _Path) -> tuple[lis
         else:
             before = of_branch.get(action.branch, job.start)
             changes += exchange.answer.done and action.setting != before
-            # One that was not waited for is in force when a window says so.
+            # With wait=False the new setting is in force once a window reports it.
             setting = action.setting if exchange.answer.done and action.wait else before
             of_branch[action.branch] = setting
         if path.holds(index, exchange) and setting != along[-1][1]:

@@ -1,8 +1,8 @@
-"""Set up before NumPy or JAX are imported: one thread, so that pytest's workers share the cores; property tests repeat."""
+"""Settings that must be made before NumPy or JAX are imported: one thread each, so that pytest's workers share the cores."""
 
 import os
 
-# Gaussian processes are many small products: threads for them wait for each other, seven times as long on a busy machine.
+# Gaussian processes are many small products. With threads, these take seven times as long on a busy machine (measured).
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
@@ -10,5 +10,5 @@ os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
 from hypothesis import settings
 
 settings.register_profile("here", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
+settings.register_profile("ci", deadline=None, derandomize=True)  # the same examples in every run
 settings.load_profile("ci" if os.environ.get("CI") else "here")

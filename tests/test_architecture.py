@@ -1,4 +1,4 @@
-"""The rules of the house, who imports whom, what is public, how folders are filled, what no file names."""
+"""The rules of the project: order of imports, public names, sizes of folders, unique names, text that no file may have."""
 
 import ast
 import re
@@ -12,17 +12,17 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ORDER = ("tuners", "traces", "simulators", "harness", "reports")
-"""A module imports from its own package and from those before it."""
+"""A module imports only from its own package and from those before it."""
 
 LAZILY = {
     ("harness/cli/calibrate.py", "reports"),
     ("harness/cli/main.py", "reports"),
     ("harness/cli/deploy.py", "reports"),
 }
-"""The one way back: commands ask for tables, pages and winners, inside the functions that need them."""
+"""The only imports against the order: commands import tables, pages and winners inside functions."""
 
 NOT_FOR_TUNERS = {"datetime", "logging", "os", "pathlib", "random", "socket", "subprocess", "threading", "time"}
-"""An algorithm does no input or output, reads no clock, and draws from no global generator."""
+"""A tuner does no input or output, reads no clock, and uses no global random generator."""
 
 
 class Import(NamedTuple):
@@ -32,7 +32,7 @@ class Import(NamedTuple):
 
 
 def tracked(*suffixes: str) -> list[Path]:
-    """The files of this checkout that git does not ignore, so that what is not yet committed is judged too."""
+    """The files of this checkout that git does not ignore, also those that are not committed yet."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()  # noqa: S603
     files = [ROOT / name for name in sorted(names)]
@@ -49,7 +49,7 @@ PUBLIC = [name for name in TREES if not Path(name).name.startswith("_")]
 
 
 def imports(tree: ast.Module, package: str) -> list[Import]:
-    """Every import of a module, those for type checkers and those by name at run time included."""
+    """Every import of a module, also those for type checkers and those by name at run time."""
     found: list[Import] = []
 
     def visit(node: ast.AST, lazy: bool) -> None:
@@ -68,7 +68,7 @@ def imports(tree: ast.Module, package: str) -> list[Import]:
 
 
 def wrong_way(name: str, tree: ast.Module) -> list[str]:
-    """The imports of `name` that go against `ORDER`, as sentences."""
+    """The imports of `name` against `ORDER`, as sentences."""
     package = name.split("/")[0]
     later = ORDER[ORDER.index(package) + 1 :]
     return [
@@ -79,7 +79,7 @@ def wrong_way(name: str, tree: ast.Module) -> list[str]:
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_imports_flow_one_way(name):
+def test_packages_import_in_order(name):
     assert wrong_way(name, TREES[name]) == []
 
 
@@ -97,11 +97,11 @@ def test_imports_flow_one_way(name):
         ("reports/a.py", "import harness, simulators, traces, tuners", 0),
     ],
 )
-def test_the_rule_sees_what_it_forbids(name, source, wrong):
+def test_an_import_against_the_order_is_found(name, source, wrong):
     assert len(wrong_way(name, ast.parse(source))) == wrong
 
 
-def test_the_contract_stands_on_nothing_of_ours():
+def test_the_contract_imports_only_itself():
     def ours(name):
         return {i.module for i in imports(TREES[name], "tuners") if i.module.split(".")[0] in ORDER}
 
@@ -117,7 +117,7 @@ def test_a_tuner_has_no_clock_no_files_and_no_global_randomness(name):
 
 
 def defined(tree: ast.Module) -> set[str]:
-    """Public names that a module makes itself; type variables are notation, not names to use."""
+    """Public names that a module defines, without type variables."""
     names: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -138,12 +138,12 @@ def exported(tree: ast.Module) -> list[str] | None:
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_a_module_says_what_it_is_for(name):
+def test_a_module_has_a_docstring(name):
     assert len(ast.get_docstring(TREES[name]) or "") > 20
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_what_is_public_is_what_all_lists(name):
+def test_all_lists_the_public_names(name):
     tree = TREES[name]
     listed = exported(tree)
     assert listed is not None, f"{name} has no __all__: list its public names."
@@ -155,7 +155,7 @@ def test_what_is_public_is_what_all_lists(name):
 
 @pytest.mark.parametrize("name", TREES)
 def test_public_records_are_frozen(name):
-    """Dataclasses and msgspec structs hold what was said or measured; only private ones and systems may change."""
+    """Public dataclasses and msgspec structs are frozen; only private ones and systems may change."""
     for node in ast.walk(TREES[name]):
         is_system = any(isinstance(n, ast.FunctionDef) and n.name == "perform" for n in ast.iter_child_nodes(node))
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not is_system:
@@ -173,7 +173,7 @@ def module_of(name: str) -> str:
 
 
 def graph() -> dict[str, set[str]]:
-    """Every module, and those of ours that it imports; imports inside functions count too, but for those in `LAZILY`."""
+    """Every module, and those of ours that it imports; also imports inside functions, except those in `LAZILY`."""
     modules = {module_of(name): name for name in TREES}
     found: dict[str, set[str]] = {}
     for module, name in modules.items():
@@ -190,14 +190,14 @@ def graph() -> dict[str, set[str]]:
 
 
 def room_of(module: str) -> str:
-    """The folder of a module; a module that lies flat in one of the five packages is a room of its own."""
+    """The folder of a module; a module directly in one of the five packages counts as a folder of its own."""
     name = next(n for n in (module.replace(".", "/") + ".py", module.replace(".", "/") + "/__init__.py") if n in TREES)
     parts = name.split("/")[:-1]
     return ".".join(parts) if len(parts) > 1 else module
 
 
 def circle(edges: dict[str, set[str]]) -> list[str]:
-    """One circle of a directed graph, first node repeated at its end; [] without any."""
+    """One circle of a directed graph, with its first node again at the end; [] if there is none."""
     try:
         tuple(TopologicalSorter(edges).static_order())
     except CycleError as error:
@@ -217,7 +217,7 @@ def test_rooms_import_in_no_circle():
     assert circle(rooms) == []
 
 
-def test_a_circle_is_seen():
+def test_a_circle_is_found():
     assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
     assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})) == {"a", "b", "c"}
 
@@ -250,7 +250,7 @@ def test_one_name_means_one_file():
     assert [n for n in names if counts[(n.split("/")[0], Path(n).stem)] > 1] == []
 
 
-# Written apart, so that this file does not name what it forbids.
+# Each string is divided, so that this file does not contain what it forbids.
 INDEXES = ["py" + r"pi\.(org|python)", "python" + "hosted", "npm" + r"js\.(org|com)", "deb" + r"ian\.org"]
 HOSTS = [*INDEXES, "--(extra-)?index" + "-url"]
 FOLDERS = [r"(?<![\w.\]\)}$*-])/(work|root|home|opt|tmp/w|Users)" + r"/\w", "file:" + "///"]
@@ -290,7 +290,7 @@ def test_no_file_names(what):
         ("a secret", "https://me:secret" + "@host"),
     ],
 )
-def test_the_patterns_see_what_they_forbid(what, line):
+def test_the_patterns_find_what_they_forbid(what, line):
     assert re.search(FORBIDDEN[what], line)
 
 

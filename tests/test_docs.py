@@ -1,4 +1,4 @@
-"""The documents keep their word: what README shows runs, what it links to is there, what it says to make can be made."""
+"""The documents are true: README's examples run, links lead somewhere, and make has the targets that are named."""
 
 import os
 import re
@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+FOLDERS = ("harness", "reports", "simulators", "tests", "traces", "tuners")
+PAGES = sorted(p.relative_to(ROOT).as_posix() for folder in FOLDERS for p in (ROOT / folder).rglob("README.md"))
 README = (ROOT / "README.md").read_text()
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"# (\S+\.(?:py|toml))(?::.*)?\n")
@@ -23,7 +25,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files that README has its reader write: the blocks that begin with a comment naming one."""
+    """A folder with the files that README shows: the blocks whose first line is a comment with a file's name."""
     folder = tmp_path_factory.mktemp("desk")
     for text in blocks("python") + blocks("toml"):
         if named := NAMED.match(text):
@@ -34,7 +36,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shell(command: list[str], folder: Path) -> str:
-    """What a command prints, with this environment's programs first; it must succeed."""
+    """Run a command, which must succeed, with this environment's programs first on the path; return what it prints."""
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = os.environ | {"PATH": programs, "COLUMNS": "160"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)  # noqa: S603
@@ -62,7 +64,7 @@ def test_the_first_example_is_short():
 
 @pytest.mark.timeout(300)
 def test_console_examples_run(desk):
-    """In their order, in one folder; a line below a command must be found in what the command prints."""
+    """In order, in one folder. The output of a command must contain each line below it."""
     for text in blocks("console"):
         printed = ""
         for line in text.splitlines():
@@ -81,13 +83,34 @@ def test_the_commands_for_make_exist():
     assert set(targets) <= made
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *PAGES])
 def test_links_lead_somewhere(document):
-    text = (ROOT / document).read_text()
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
-        assert target.startswith("https://") or (ROOT / target).exists(), target
-    for name in re.findall(r"`((?:harness|reports|simulators|tests|traces|tuners)/[\w./]*)`", text):
+    page = ROOT / document
+    text = page.read_text()
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", text):
+        if target.startswith("https://"):
+            continue
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked.read_text()), f"{target}#{anchor}"
+    for name in re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./]*)`", text):
         assert (ROOT / name).exists(), name
+
+
+def test_the_answers_to_the_twelve_questions_name_what_is_there():
+    rows = re.findall(r"^\| (.+\?) \| (.+) \|$", README.partition("## Twelve questions")[2], re.MULTILINE)
+    assert len(rows) == 12
+    for question, answer in rows:
+        assert "](" in answer, question
+        for names, target in re.findall(r"((?:`\w+`(?: and )?)+) in \[[^]]*\]\(([^)]*)\)", answer):
+            assert set(re.findall(r"`(\w+)`", names)) <= set(re.findall(r"\w+", (ROOT / target).read_text())), question
 
 
 def test_the_changelog_knows_this_version():

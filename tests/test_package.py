@@ -1,4 +1,4 @@
-"""What a user installs: the wheel is built from the checkout, looked into, and used from another folder."""
+"""What a user installs: the wheel is built from the checkout, inspected, and used from another folder."""
 
 import shutil
 import subprocess
@@ -24,14 +24,14 @@ def run(*command: str, cwd: Path) -> str:
 
 
 def shipped() -> set[str]:
-    """The files of the packages that belong into the wheel, as git knows them."""
+    """The files of the packages that belong in the wheel, by git."""
     listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES, cwd=ROOT).splitlines()
     return {name for name in listed if name.endswith(DATA) and (ROOT / name).is_file()}
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built in a copy, so that nothing is left behind in the checkout and nothing stale gets in."""
+    """The wheel, built in a copy, so that the checkout gets no new files, and the wheel no old ones."""
     source = tmp_path_factory.mktemp("source")
     for name in [*shipped(), "pyproject.toml", "README.md", "LICENSE", "tests/conftest.py"]:
         target = source / name
@@ -44,7 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel unpacked as pip does it, and nothing else of ours."""
+    """A folder with the wheel installed by pip, and nothing else of this project."""
     folder = tmp_path_factory.mktemp("installed")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     run(*pip, "--no-deps", "--no-index", "--target", str(folder), str(wheel), cwd=folder)
@@ -61,7 +61,7 @@ def test_the_wheel_holds_the_five_packages_their_data_and_nothing_else(wheel):
     assert any(n.endswith(".css") for n in names)
 
 
-def test_the_wheel_says_who_it_is(wheel):
+def test_the_wheel_has_its_metadata(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (metadata,) = (n for n in names if n.endswith(".dist-info/METADATA"))
@@ -76,7 +76,7 @@ def test_the_wheel_says_who_it_is(wheel):
 
 
 def isolated(folder: Path, *arguments: str, cwd: Path) -> str:
-    """Runs Python with `folder` first on its path, from a folder that holds nothing of ours."""
+    """Runs Python with `folder` first on its path, from a folder without files of this project."""
     code = "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
     module = "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
     return run(sys.executable, "-I", "-c", code + module, str(folder), *arguments, cwd=cwd)
@@ -88,7 +88,7 @@ def test_the_wheel_works_from_another_folder(installed, tmp_path):
     assert told.split() == [str(installed / p / "__init__.py") for p in PACKAGES]
 
 
-def test_its_command_finds_the_scenarios_it_carries(installed, tmp_path):
+def test_its_command_finds_the_scenarios_in_the_wheel(installed, tmp_path):
     assert PROJECT["version"] in isolated(installed, "harness", "--version", cwd=tmp_path)
     assert "digits" in isolated(installed, "harness", "list", "scenarios", cwd=tmp_path)
 

@@ -1,4 +1,4 @@
-"""The commands `harness calibrate` and `harness fidelity`: constants from recordings, and how far predictions are off."""
+"""The commands `harness calibrate` and `harness fidelity`: fit constants to recordings; measure errors of predictions."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from simulators.calibration.output import Provenance
     from simulators.calibration.recordings import Recording
 
-__all__ = ["add_calibrate", "add_fidelity", "given", "read"]
+__all__ = ["add_calibrate", "add_fidelity", "initial_constants", "read"]
 
 _ABOUT = """\
-Fit what the simulator must know of machines and workloads to a recording, from the times of
-single iterations or of whole runs, and write them as TOML that scenarios load. A constant
-that the recording cannot tell keeps its default, and the file says which measurement would
-tell it. The same recording gives the same bytes."""
+Fit the simulator's constants of machines and workloads to a recording, from the times of single
+iterations or of whole runs, and write them as TOML files that scenarios load. A constant that
+the recording does not determine keeps its default, and the file names the measurement that
+would determine it. The same recording gives the same bytes."""
 
 _FIDELITY = """\
-Hold the simulator's predictions against recordings: constants are fitted to four fifths of
-the settings, and the others are predicted, in turn. Prints a table and writes a page."""
+Compare the simulator's predictions with recordings, by cross-validation: constants are fitted
+to four fifths of the settings, and the rest is predicted. Prints a table and writes a page."""
 
 _Adder = Callable[..., argparse.ArgumentParser]
 
@@ -38,7 +38,7 @@ def add_calibrate(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> No
         nargs=2,
         dest="source",
         metavar=("SOURCE", "PATH"),
-        help="a recording to import on the fly, in place of TRACE",
+        help="a public recording, in place of TRACE",
     )
     command.add_argument("--out", type=Path, required=True, metavar="FILE", help="TOML file to write")
     _add_given(command)
@@ -48,7 +48,7 @@ def add_calibrate(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> No
 def add_fidelity(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> None:
     """Add `harness fidelity` to a parser's commands."""
     command = add_parser(
-        "fidelity", help="hold predictions against recordings", description=_FIDELITY, formatter_class=plain
+        "fidelity", help="compare predictions with recordings", description=_FIDELITY, formatter_class=plain
     )
     command.add_argument("traces", type=Path, nargs="*", metavar="TRACE", help="folder of a trace")
     command.add_argument(
@@ -58,22 +58,20 @@ def add_fidelity(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> Non
         action="append",
         default=[],
         metavar=("SOURCE", "PATH"),
-        help="a recording to import on the fly; can be given more than once",
+        help="a public recording; can be given more than once",
     )
     command.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="folder to write: fidelity.html and its table"
     )
-    command.add_argument(
-        "--folds", type=int, default=5, metavar="N", help="that rows are held out in (default: 5; 2: halves)"
-    )
-    command.add_argument("--findings", type=Path, metavar="FILE", help="text for the page: why predictions are off")
+    command.add_argument("--folds", type=int, default=5, metavar="N", help="number of folds (default: 5; 2: halves)")
+    command.add_argument("--findings", type=Path, metavar="FILE", help="text for the page: why predictions differ")
     _add_given(command)
     command.set_defaults(run=_fidelity)
 
 
 def _add_given(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--model-bytes", type=float, default=0.0, metavar="N", help="one full pull (default: the workload's)"
+        "--model-bytes", type=float, default=0.0, metavar="N", help="bytes of one full pull (default: the workload's)"
     )
     command.add_argument(
         "--nic", type=float, metavar="N", help="NIC, bytes per second (default: what the trace says, or 10 Gbit/s)"
@@ -81,13 +79,15 @@ def _add_given(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--discipline", choices=("maxmin", "uneven"), default="maxmin", help="how transfers share NICs (default: maxmin)"
     )
-    command.add_argument("--cores", type=int, default=0, metavar="N", help="per machine (default: threads seen at most)")
+    command.add_argument(
+        "--cores", type=int, default=0, metavar="N", help="cores per machine (default: most threads in the recording)"
+    )
     command.add_argument(
         "--jitter",
         type=float,
         default=0.1,
         metavar="V",
-        help="of compute times that nobody recorded one by one (default: 0.1)",
+        help="of compute times, if they were not recorded one by one (default: 0.1)",
     )
 
 
@@ -99,7 +99,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     if (options.trace is None) == (options.source is None):
         raise ValueError("Cannot calibrate: name a trace's folder, or a recording with --from SOURCE PATH.")
     recording, origin = read(options.trace, options.source)
-    fits = fit_all(recording.rows, given(recording, options))
+    fits = fit_all(recording.rows, initial_constants(recording, options))
     write_bytes(options.out, text(fits, recording, origin).encode())
     for name, fit in fits.items():
         _say(f"{name}: {fit.rows} rows, median error {fit.error:.1%}")
@@ -126,7 +126,7 @@ def _fidelity(options: argparse.Namespace) -> int:
     checks = []
     for path, source in named:
         recording, origin = read(path, source)
-        checks.append(check(recording, given(recording, options), origin, options.folds))
+        checks.append(check(recording, initial_constants(recording, options), origin, options.folds))
     for table in fidelity.tables(checks):
         _say(table)
     _say(f"The page: {fidelity.write(options.out, checks, findings)}")
@@ -134,7 +134,7 @@ def _fidelity(options: argparse.Namespace) -> int:
 
 
 def read(trace: Path | None, source: list[str] | None) -> tuple[Recording, Provenance]:
-    """What calibration reads of a trace, or of a recording that is imported on the fly, and where it comes from."""
+    """Read a trace, or import a public recording in memory, for calibration; and its origin."""
     from harness.record import MADE_BY
     from simulators.calibration.output import Provenance, digest
     from simulators.calibration.recordings import recorded
@@ -159,8 +159,8 @@ def read(trace: Path | None, source: list[str] | None) -> tuple[Recording, Prove
     return recorded(made.tables, name), Provenance(name, known.of, known.licence, hashed, command, MADE_BY)
 
 
-def given(recording: Recording, options: argparse.Namespace) -> dict[str, Constants]:
-    """What calibration begins with, by workload: what the command line says, and what is known of a workload by its name."""
+def initial_constants(recording: Recording, options: argparse.Namespace) -> dict[str, Constants]:
+    """Initial constants by workload, from the command line and from a workload or scenario of the same name."""
     from simulators.calibration.model import Constants
 
     made = {}
@@ -179,7 +179,7 @@ def given(recording: Recording, options: argparse.Namespace) -> dict[str, Consta
 
 
 def _model_bytes(name: str) -> float:
-    """The nominal size of the model, where a workload or a scenario of that name comes with the harness; else 0."""
+    """The nominal size of the model, if the harness has a workload or scenario of that name; else 0."""
     from harness import scenario
     from simulators.workloads.catalogue import workload, workloads
 

@@ -1,4 +1,4 @@
-"""The command `harness deploy`: bring a scenario's job up on real processes and let a tuner drive it to its target."""
+"""The command `harness deploy`: run a scenario's job on real processes, driven by a tuner."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ if TYPE_CHECKING:
 __all__ = ["add_deploy"]
 
 _ABOUT = """\
-Run a scenario's job for real: a parameter server of processes that Ray places, starts and
-watches, on this machine or on a cluster, with a tuner that drives it to its target. What
-comes of it is a folder with the model (model.safetensors), a checkpoint to go on from, the
-log of every exchange and a trace; at the end, the run stands beside the same one simulated."""
+Run a scenario's job on a real parameter server: Ray places, starts and watches its
+processes, on this machine or on a cluster, and a tuner drives the job to its target. The job
+writes a folder with the model (model.safetensors), a checkpoint, the log of every exchange
+and a trace. At the end, a table compares the run with the same run in simulation."""
 
 _MORE = """\
-Who tunes is named by --tuner, or is the winner of a comparison (--from): the tuner with the
-lowest mean rank on that scenario, of those that reached the target and never failed.
+The tuner is the one that --tuner names, or the winner of a comparison (--from): of the tuners
+that reached the target and never failed, the one with the lowest mean rank on that scenario.
 Without --address (or RAY_ADDRESS in the environment), Ray starts on this machine, for this
-job only. Ctrl-C stops the job and leaves a checkpoint; --resume goes on from it.
+job only. Ctrl-C stops the job and leaves a checkpoint; --resume continues from it.
 
   harness deploy --live live-digits
   harness compare live-digits --out chosen && harness deploy --live live-digits --from chosen"""
 
 
 def add_deploy(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
-    """Add the command to a parser's."""
-    deploy = add_parser("deploy", help="run a job for real", description=_ABOUT, epilog=_MORE, formatter_class=plain)
+    """Add the command to a parser."""
+    deploy = add_parser(
+        "deploy", help="run a job on real processes", description=_ABOUT, epilog=_MORE, formatter_class=plain
+    )
     deploy.add_argument("scenario", metavar="SCENARIO", help="name or TOML file")
-    deploy.add_argument("--live", action="store_true", help="on real processes; there is no other way yet")
+    deploy.add_argument("--live", action="store_true", help="start real processes (required)")
     who = deploy.add_mutually_exclusive_group()
-    who.add_argument("--tuner", metavar="NAME", help="who tunes (default: fixed)")
-    who.add_argument("--from", dest="source", type=Path, metavar="DIR", help="results folder, whose winner tunes")
-    deploy.add_argument("--address", metavar="ADDRESS", help="of a Ray cluster (default: RAY_ADDRESS, else this machine)")
-    deploy.add_argument("--seed", type=int, default=0, metavar="N", help="of data and tuner (default: 0)")
+    who.add_argument("--tuner", metavar="NAME", help="tuner (default: fixed)")
+    who.add_argument("--from", dest="source", type=Path, metavar="DIR", help="results folder; take the winner")
+    deploy.add_argument("--address", metavar="ADDRESS", help="Ray cluster (default: RAY_ADDRESS, else this machine)")
+    deploy.add_argument("--seed", type=int, default=0, metavar="N", help="seed of data and tuner (default: 0)")
     deploy.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default: deployed/SCENARIO)")
-    deploy.add_argument("--resume", action="store_true", help="go on with the job that was interrupted in DIR")
-    deploy.add_argument("--dry-run", action="store_true", help="print who would run where, and start nothing")
+    deploy.add_argument("--resume", action="store_true", help="continue the job that was interrupted in DIR")
+    deploy.add_argument("--dry-run", action="store_true", help="print the plan, and start nothing")
     deploy.set_defaults(run=_deploy)
 
 
@@ -53,7 +55,7 @@ def _deploy(options: argparse.Namespace) -> int:
     if not options.live:
         raise ValueError(
             f"Cannot deploy {options.scenario}: say that it may start real processes, with --live. "
-            "(In simulated time, `harness compare` plays it.)"
+            "(`harness compare` runs it in simulated time.)"
         )
     from harness.live.deploy.beside_simulation import beside, measured
     from harness.live.deploy.deployment import Deployment, Interrupted, deploy, described, simulated
@@ -69,7 +71,7 @@ def _deploy(options: argparse.Namespace) -> int:
         address=options.address,
         resume=options.resume,
     )
-    # Ray forks only to exec at once, so that what other threads held matters to nobody.
+    # Ray execs right after it forks, so that locks which other threads held cannot block the child.
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     console = terminal()
     if options.dry_run:
@@ -81,7 +83,7 @@ def _deploy(options: argparse.Namespace) -> int:
         print(f"harness: {stopped}", file=sys.stderr)  # noqa: T201
         return 130
     except KeyboardInterrupt:
-        print("\nharness: interrupted while no tuner was at work; nothing is left running.", file=sys.stderr)  # noqa: T201
+        print("\nharness: interrupted while no tuner was running; all processes have ended.", file=sys.stderr)  # noqa: T201
         return 130
     outcome = played.outcome
     console.print(
@@ -93,7 +95,7 @@ def _deploy(options: argparse.Namespace) -> int:
 
 
 def _winner(folder: Path, scenario: Scenario) -> str:
-    """Who won on `scenario` in the comparison that `folder` holds. Raises ValueError where that cannot be said."""
+    """The winner on `scenario` of the comparison in `folder`. Raises ValueError if there is none."""
     from reports import tables
     from traces import store
 

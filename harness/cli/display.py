@@ -1,4 +1,4 @@
-"""How a comparison, or a training, shows its progress: bars where somebody watches a terminal, plain lines elsewhere."""
+"""Show the progress of a comparison or a training: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from harness.comparison.compare import Event, Finished, Planned, Run, Underway
+from harness.comparison.compare import Event, Finished, Planned, RunKey, Underway
 
 if TYPE_CHECKING:
-    from harness.training.train import Told
+    from harness.training.train import TrainingProgress
 
-__all__ = ["Watcher", "terminal", "training", "watching"]
+__all__ = ["ProgressDisplay", "terminal", "training", "watching"]
 
-_LINE_RUNS = 50
+_LINE_RUNS = 50  # runs of a training per line of output
 
 
-class Watcher(Protocol):
-    """Is told what happens, and remembers how many runs ended in an error."""
+class ProgressDisplay(Protocol):
+    """Is called with every event, and counts the runs that ended in an error."""
 
     errors: int
 
@@ -33,7 +33,7 @@ class Watcher(Protocol):
 
 
 def terminal() -> Console:
-    """Standard output; where it is no terminal, as wide as COLUMNS says, 80 at least, and 100 where that says nothing."""
+    """Standard output. If it is no terminal, its width is COLUMNS, but at least 80; without COLUMNS, 100."""
     if sys.stdout.isatty():
         return Console()
     said = os.environ.get("COLUMNS", "")
@@ -41,13 +41,13 @@ def terminal() -> Console:
 
 
 @contextmanager
-def watching(console: Console) -> Iterator[Watcher]:
-    """A watcher that suits the console, for as long as the comparison lasts."""
+def watching(console: Console) -> Iterator[ProgressDisplay]:
+    """The display for a comparison: bars if the console is a terminal, else lines."""
     if not console.is_terminal:
         yield _Lines(console)
         return
     bar = 24 if console.width >= 100 else 10
-    longest = max(20, console.width - bar - 33)  # what count, clock and a short note leave to the names of runs
+    longest = max(20, console.width - bar - 33)  # the width for names of runs, beside the bar, count, clock and a short note
     columns = (
         TextColumn("{task.description}", table_column=Column(no_wrap=True, max_width=longest)),
         BarColumn(bar_width=bar, table_column=Column(no_wrap=True, min_width=bar)),
@@ -60,10 +60,10 @@ def watching(console: Console) -> Iterator[Watcher]:
 
 
 @contextmanager
-def training(console: Console, runs: int) -> Iterator[Callable[[Told], None]]:
-    """Is told of every run of a training, and shows a bar, or a line now and then where nobody watches a terminal."""
+def training(console: Console, runs: int) -> Iterator[Callable[[TrainingProgress], None]]:
+    """The display for a training, called after every run: a bar if the console is a terminal, else a line now and then."""
     if not console.is_terminal:
-        yield lambda told: _line(console, told)
+        yield lambda progress: _line(console, progress)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -74,16 +74,16 @@ def training(console: Console, runs: int) -> Iterator[Callable[[Told], None]]:
     )
     with Progress(*columns, console=console, transient=True, expand=True) as bars:
         task = bars.add_task("[bold]runs", total=runs, note="starting")
-        yield lambda told: bars.update(task, completed=told.run, note=escape(_what(told)))
+        yield lambda progress: bars.update(task, completed=progress.run, note=escape(_outcome(progress)))
 
 
-def _line(console: Console, told: Told) -> None:
-    if told.run % _LINE_RUNS == 0 or told.run == told.runs:
-        console.print(escape(f"{told.run}/{told.runs}  {_what(told)}"), highlight=False, soft_wrap=True)
+def _line(console: Console, progress: TrainingProgress) -> None:
+    if progress.run % _LINE_RUNS == 0 or progress.run == progress.runs:
+        console.print(escape(f"{progress.run}/{progress.runs}  {_outcome(progress)}"), highlight=False, soft_wrap=True)
 
 
-def _what(told: Told) -> str:
-    return f"{told.policy}: {told.status} after {told.pushes} pushes, {told.seconds:.0f} s"
+def _outcome(progress: TrainingProgress) -> str:
+    return f"{progress.policy}: {progress.status} after {progress.pushes} pushes, {progress.seconds:.0f} s"
 
 
 class _Lines:
@@ -92,38 +92,38 @@ class _Lines:
     def __init__(self, console: Console) -> None:
         self.errors = 0
         self._console = console
-        self._over = self._all = 0
+        self._finished = self._all = 0
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Planned):
-            self._over, self._all = event.made_before, event.runs
+            self._finished, self._all = event.made_before, event.runs
             before = f", {event.made_before} of them made before" if event.made_before else ""
             self._console.print(f"{event.runs} runs{before}.", highlight=False)
         elif isinstance(event, Finished):
-            self._over += 1
+            self._finished += 1
             self.errors += event.done.status == "error"
-            text = f"{self._over}/{self._all}  {_name(event.run)}: {_ending(event)}"
+            text = f"{self._finished}/{self._all}  {_name(event.run)}: {_ending(event)}"
             self._console.print(escape(text), highlight=False, soft_wrap=True)
 
 
 class _Bars:
-    """A bar for all runs, one for each that is under way, and a line for each that failed."""
+    """A bar for all runs, one for each run in progress, and a line for each run that failed."""
 
     def __init__(self, bars: Progress) -> None:
         self.errors = 0
         self._bars = bars
-        self._total = bars.add_task("[bold]all runs", total=None, count="", note="starting")
-        self._over = self._all = 0
-        self._runs: dict[Run, TaskID] = {}
+        self._all_bar = bars.add_task("[bold]all runs", total=None, count="", note="starting")
+        self._finished = self._all = 0
+        self._runs: dict[RunKey, TaskID] = {}
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Planned):
-            self._over, self._all = event.made_before, event.runs
+            self._finished, self._all = event.made_before, event.runs
             self._count()
         elif isinstance(event, Underway):
             self._show(event)
         else:
-            self._over += 1
+            self._finished += 1
             self._count(note=escape(f"last: {_name(event.run)}: {_ending(event)}"))
             if event.run in self._runs:
                 self._bars.remove_task(self._runs.pop(event.run))
@@ -131,9 +131,13 @@ class _Bars:
                 self.errors += 1
                 self._bars.console.print(escape(f"{_name(event.run)}: {event.done.reason}"), highlight=False)
 
+    def __rich__(self) -> RenderableType:
+        """The bars as they are now."""
+        return self._bars.get_renderable()
+
     def _count(self, note: str = "starting") -> None:
-        count = f"{self._over}/{self._all}"
-        self._bars.update(self._total, total=self._all, completed=self._over, count=count, note=note)
+        count = f"{self._finished}/{self._all}"
+        self._bars.update(self._all_bar, total=self._all, completed=self._finished, count=count, note=note)
 
     def _show(self, event: Underway) -> None:
         at = event.progress
@@ -148,7 +152,7 @@ class _Bars:
         self._bars.update(self._runs[event.run], completed=at.seconds, count=share, note=note)
 
 
-def _name(run: Run) -> str:
+def _name(run: RunKey) -> str:
     return f"{run.scenario} {run.tuner} seed {run.seed}"
 
 

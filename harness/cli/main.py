@@ -1,4 +1,4 @@
-"""The command `harness`. Everything heavy is imported by the command that needs it, so that help comes at once."""
+"""The command `harness`. Each command imports its slow libraries itself, so that `--help` answers at once."""
 
 from __future__ import annotations
 
@@ -24,55 +24,55 @@ __all__ = ["main"]
 T = TypeVar("T")
 
 _ABOUT = """\
-Score tuners of distributed training on parameter servers: which of them finishes the
-job first, and what did its tuning cost? Every tuner plays the same scenarios with the
-same luck, in simulated time; real gradients are computed and are really stale. The winner
-can then drive a real parameter server."""
+Score tuners of distributed training on parameter servers: which tuner finishes the job
+first, and how much time does its tuning cost? Every tuner runs on the same scenarios with
+the same random draws. Time is simulated; gradients are real, and as stale as in the
+simulated cluster. The winner can then drive a real parameter server."""
 
 _EXAMPLES = """\
 examples:
   harness compare                              every tuner on the default scenario, `digits`
   harness compare digits-svm --tuners fixed,tpe --seeds 10
   harness compare my.toml --tuners all,my_package.my_module:my_tuner
-  harness show digits > my.toml                a scenario of your own starts here
+  harness show digits > my.toml                a template for your own scenario
   harness list tuners
   harness train rlp --instances 1000 --out my.npz     then --tuners 'rlp[policy=my.npz]'
   harness deploy --live live-digits            the same job, on real processes
 
 exit status:
-  0    done; a run that missed its target is a result like any other
-  1    a run ended in an error, its row says why; or the disk is full, or processes cannot start
-  2    nothing was run: an unknown name, a mistake in a scenario, results that are there already
-  130  interrupted; the same command with --resume goes on from there"""
+  0    done; a run that missed its target is a normal result
+  1    a run ended in an error (its row says why), the disk is full, or processes cannot start
+  2    nothing was run: an unknown name, a mistake in a scenario, results that exist already
+  130  interrupted; continue with the same command and --resume"""
 
 _COMPARE = """\
 Run every tuner on every scenario, on the same seeds, in parallel processes, and write the
-results to a folder: tables as Parquet, the log of every exchange, one page to read. A run
-that fails is a row with a reason. The results do not depend on the number of processes,
-and a comparison that was interrupted ends with the same bytes once it is resumed."""
+results to a folder: tables as Parquet, the log of every exchange, and a report page. A run
+that fails is a row with a reason. The results do not depend on the number of processes. A
+comparison that is interrupted and resumed gives the same bytes."""
 
 _COMPARE_MORE = """\
-A scenario is a name that `harness list scenarios` knows, a pattern of such names, or a TOML
-file (see `harness show`). A tuner is a name that `harness list tuners` knows, or
-package.module:factory, where factory is a function of a Job that yields actions; modules are
-looked for in the current folder, too. Options of a tuner stand in brackets behind its name,
-as in 'cruise[gain=0.1,bandwidth=measured]'.
-`all` stands for every contestant and for `best_fixed`, which is no contestant but a yardstick:
-the best of 20 fixed settings, known in hindsight."""
+A scenario is a name from `harness list scenarios`, a pattern of such names, or a TOML file
+(see `harness show`). A tuner is a name from `harness list tuners`, or package.module:factory,
+where factory is a function of a Job that yields actions; modules are also searched in the
+current folder. Options of a tuner are written in brackets after its name, as in
+'cruise[gain=0.1,bandwidth=measured]'.
+`all` means every tuner, and `best_fixed`, which is not a tuner but a reference: the best of 20
+fixed settings, chosen in hindsight."""
 
 _TRAIN = """\
-Train RLP's synchronisation policy on drawn instances: ten workers, some of them stragglers,
-that train a perceptron. First it learns from what fixed policies do (BSP, ASP and SSP with
-s = 2, 5, 8, on the same instances), then from its own runs, an episode each. Interrupted, it
-leaves a checkpoint beside FILE; with --resume it ends with the same bytes as it would have."""
+Train RLP's synchronisation policy on random instances: ten workers, some of them stragglers,
+train a perceptron. The policy first learns from runs under fixed policies (BSP, ASP and SSP
+with s = 2, 5, 8, on the same instances), then from its own runs (episodes). If interrupted,
+the training leaves a checkpoint beside FILE; with --resume it continues to the same bytes."""
 
 _TRAIN_MORE = """\
-Options of the learning stand in brackets, as in 'rlp[gamma=1,replay=5000,optimizer=adam]':
+Options of the learning are written in brackets, as in 'rlp[gamma=1,replay=5000,optimizer=adam]':
 gamma, epsilon, rate, anneal, replay (N), batch, copy (c), optimizer (sgd, adam), steps, double,
-returns (of pre-training: undiscounted, discounted), unit_seconds of rewards, and as_printed=true,
-which takes the paper at its word where this is unsound. The policy plays as 'rlp[policy=FILE]'.
+returns (in pre-training: undiscounted, discounted), unit_seconds of rewards, and as_printed=true,
+which follows the paper's text also where it is wrong. Use the policy as 'rlp[policy=FILE]'.
 
-The defaults are the paper's; the policy that ships was made by what does better:
+The defaults are the paper's. The policy that ships was trained with better values:
   harness train 'rlp[gamma=1,rate=0.0003,anneal=220000,replay=8000,steps=10,copy=200,double=true,
     unit_seconds=10]' --depths 1,1,2,3 --rates 0.2,0.17,0.13,0.08 --sleeps 9.4,1.5,9.4,9.4
     --instances 1300 --pushes 800 --out FILE"""
@@ -90,7 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         return _complain(error, 2)
     except BrokenPipeError:
-        # Whoever read our output (`head`, say) has had enough; nothing may be flushed to it at exit either.
+        # The reader of our output (`head`, for example) has closed it. Without this, Python would fail again at exit,
+        # when it flushes standard output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -101,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _io_text(error: OSError) -> str:
-    """What happened, and to which file where the system names one."""
+    """The message of an OSError, with the file's name if the error has one."""
     what = error.strerror or str(error)
     return f"Cannot use {error.filename}: {what}." if error.filename else what
 
@@ -126,27 +127,27 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument(
         "scenarios", nargs="*", metavar="SCENARIO", help="name, pattern such as 'cruise-*', or TOML file (default: digits)"
     )
-    compare.add_argument("--tuners", default="all", metavar="all|NAME,...", help="who competes (default: all)")
-    compare.add_argument("--seeds", type=int, metavar="N", help="seeds per scenario (default: as the scenario says)")
+    compare.add_argument("--tuners", default="all", metavar="all|NAME,...", help="tuners to compare (default: all)")
+    compare.add_argument("--seeds", type=int, metavar="N", help="seeds per scenario (default: from the scenario)")
     who = compare.add_mutually_exclusive_group()
     who.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per core)")
-    who.add_argument("--address", default="", metavar="ADDR", help="Ray cluster to spread the runs over: HOST:PORT, auto")
+    who.add_argument("--address", default="", metavar="ADDR", help="Ray cluster that makes the runs: HOST:PORT, auto")
     compare.add_argument("--out", type=Path, metavar="DIR", help="results folder (default: results/SCENARIO)")
-    compare.add_argument("--resume", action="store_true", help="go on with the comparison that is in DIR, if there is one")
-    compare.add_argument("--record", action="store_true", help="keep a trace beside the files of every run")
+    compare.add_argument("--resume", action="store_true", help="continue the comparison in DIR, if there is one")
+    compare.add_argument("--record", action="store_true", help="write a trace for every run")
     compare.set_defaults(run=_compare)
 
     listing = commands.add_parser(
-        "list", help="what there is to choose from", description="List what there is to choose from, a line each."
+        "list", help="list tuners, scenarios and more", description="List the names that commands know, one per line."
     )
-    listing.add_argument("what", choices=_LISTS, help="profiles are types of nodes, sources are public recordings")
+    listing.add_argument("what", choices=_LISTS, help="profiles are node types, sources are public recordings")
     listing.set_defaults(run=_list)
 
     show = commands.add_parser(
         "show",
         help="print a scenario, explained; the output is a scenario file",
-        description="Print a scenario with a comment on top that explains it. The output is a scenario file itself: "
-        "`harness show digits > my.toml` is a good start for one of your own.",
+        description="Print a scenario under a comment that explains it. The output is a scenario file itself: "
+        "`harness show digits > my.toml` makes a template for your own.",
     )
     show.add_argument("scenario", metavar="SCENARIO", help="name or TOML file")
     show.set_defaults(run=_show)
@@ -154,10 +155,10 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser(
         "report",
         help="print the table of a comparison and write its page again",
-        description="Print the table of a comparison and write its page, report.html, again. Of one that was interrupted, "
-        "or is still under way, the runs that are finished are shown.",
+        description="Print the table of a comparison and write its page, report.html, again. If the comparison was "
+        "interrupted or is still running, the table has the finished runs.",
     )
-    report.add_argument("folder", type=Path, metavar="DIR", help="results folder, of a finished or interrupted comparison")
+    report.add_argument("folder", type=Path, metavar="DIR", help="results folder")
     report.set_defaults(run=_report)
     _add_train(commands.add_parser, plain)
     add_deploy(commands.add_parser, plain)
@@ -169,25 +170,29 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_train(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
     train = add_parser("train", help="train RLP's policy", description=_TRAIN, epilog=_TRAIN_MORE, formatter_class=plain)
-    train.add_argument("tuner", metavar="rlp", help="with options of the learning in brackets, if any")
-    train.add_argument("--instances", type=int, default=1000, metavar="N", help="to learn on (default: 1000)")
-    train.add_argument("--out", type=Path, required=True, metavar="FILE", help="what is written: the policy, as npz")
+    train.add_argument("tuner", metavar="rlp", help="options of the learning in brackets")
+    train.add_argument("--instances", type=int, default=1000, metavar="N", help="instances to learn on (default: 1000)")
+    train.add_argument("--out", type=Path, required=True, metavar="FILE", help="npz file to write the policy to")
     train.add_argument("--episodes", type=int, metavar="N", help="runs to learn from (default: one per instance)")
     train.add_argument("--pretrain", type=int, default=100, metavar="N", help="instances per fixed policy (default: 100)")
-    train.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is drawn (default: 0)")
+    train.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random draws (default: 0)")
     train.add_argument("--workload", default="rlp-digits", metavar="NAME", help="see `harness list workloads`")
     train.add_argument("--data", default="", metavar="DIR", help="folder of a workload that reads files")
     train.add_argument("--depths", default="0,1,2,3", metavar="H,...", help="hidden layers to draw from (default: 0,1,2,3)")
     train.add_argument("--rates", default="", metavar="R,...", help="learning rate for each depth (default: workload's)")
-    train.add_argument("--sleeps", default="", metavar="S,...", help="stragglers' seconds, for each depth (default: 9.4)")
-    train.add_argument("--skew", type=float, default=0.0, metavar="S", help="of workers' classes, 0 to 1 (default: 0)")
-    train.add_argument("--accuracy", type=float, default=0.88, metavar="A", help="that ends a run (default: 0.88)")
-    train.add_argument("--workers", type=int, default=10, metavar="K", help="of a cluster (default: 10)")
     train.add_argument(
-        "--pushes", type=int, default=1500, metavar="N", help="after which a run is cut short (default: 1500)"
+        "--sleeps", default="", metavar="S,...", help="mean sleep of stragglers for each depth (default: 9.4)"
     )
-    train.add_argument("--lanes", type=int, default=1, metavar="N", help="episodes at once, under vmap (default: 1)")
-    train.add_argument("--resume", action="store_true", help="go on with the training that was interrupted, if there is one")
+    train.add_argument(
+        "--skew", type=float, default=0.0, metavar="S", help="how unequal the workers' classes are, 0 to 1 (default: 0)"
+    )
+    train.add_argument("--accuracy", type=float, default=0.88, metavar="A", help="target of a run (default: 0.88)")
+    train.add_argument("--workers", type=int, default=10, metavar="K", help="workers per instance (default: 10)")
+    train.add_argument("--pushes", type=int, default=1500, metavar="N", help="most pushes of a run (default: 1500)")
+    train.add_argument(
+        "--lanes", type=int, default=1, metavar="N", help="episodes at the same time, under vmap (default: 1)"
+    )
+    train.add_argument("--resume", action="store_true", help="continue an interrupted training, if there is one")
     train.set_defaults(run=_train)
 
 
@@ -218,7 +223,7 @@ def _compare(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("\nharness: interrupted.", file=sys.stderr)  # noqa: T201
         if (out / "manifest.json").is_file():
-            print(f"What is finished is in {out}; the same command with --resume goes on.", file=sys.stderr)  # noqa: T201
+            print(f"Finished runs are in {out}; the same command with --resume goes on.", file=sys.stderr)  # noqa: T201
         return 130
     _conclude(out, console)
     return 1 if _failed(out) else 0
@@ -231,8 +236,8 @@ def _train(options: argparse.Namespace) -> int:
 
     name, learning = parse(options.tuner)
     if name != "rlp":
-        raise ValueError(f"Cannot train {name!r}: rlp is the one tuner that is trained.")
-    plan = train.Plan(
+        raise ValueError(f"Cannot train {name!r}: rlp is the only tuner that is trained.")
+    plan = train.TrainingPlan(
         workload=options.workload,
         data=options.data,
         depths=_numbers(int, "--depths", options.depths),
@@ -254,7 +259,7 @@ def _train(options: argparse.Namespace) -> int:
         with training(console, plan.runs) as watch:
             made = train.train(plan, options.out, resume=options.resume, watch=watch)
     except KeyboardInterrupt:
-        print(f"\nharness: interrupted; {train.checkpoint(options.out)} keeps what is learned.", file=sys.stderr)  # noqa: T201
+        print(f"\nharness: interrupted; {train.checkpoint(options.out)} keeps the training so far.", file=sys.stderr)  # noqa: T201
         print("The same command with --resume goes on.", file=sys.stderr)  # noqa: T201
         return 130
     endings = ", ".join(f"{count} {how}" for how, count in made.about["endings"].items() if count)
@@ -269,11 +274,11 @@ def _numbers(kind: Callable[[str], T], option: str, text: str) -> tuple[T, ...]:
     try:
         return tuple(kind(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise ValueError(f"Cannot read {option} {text!r}: write numbers with commas between.") from None
+        raise ValueError(f"Cannot read {option} {text!r}: write numbers with commas between them.") from None
 
 
 def _scenarios(names: Sequence[str]) -> list[str]:
-    """The names, with those of embedded scenarios in place of patterns such as cruise-*."""
+    """Expand patterns such as cruise-* to the names of embedded scenarios."""
     from harness.scenario import embedded
 
     found: list[str] = []
@@ -283,12 +288,12 @@ def _scenarios(names: Sequence[str]) -> list[str]:
         elif matching := fnmatch.filter(embedded(), name):
             found += [n for n in matching if n not in found]
         else:
-            raise ValueError(f"No scenario is like {name!r}: there are {', '.join(embedded())}.")
+            raise ValueError(f"No scenario matches {name!r}: there are {', '.join(embedded())}.")
     return found
 
 
 def _tuners(text: str) -> list[str]:
-    """The names in "all,NAME,...". An empty one is left for the registry to complain about."""
+    """The names in "all,NAME,...". The registry refuses an empty name."""
     from tuners import embedded
 
     names: list[str] = []
@@ -330,7 +335,7 @@ def _list(options: argparse.Namespace) -> int:
 def _list_tuners() -> dict[str, str]:
     from tuners import registry
 
-    return {name: entry.summary + ("" if entry.contestant else " (no contestant)") for name, entry in registry().items()}
+    return {name: entry.summary + ("" if entry.contestant else " (reference only)") for name, entry in registry().items()}
 
 
 def _list_scenarios() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The command `harness trace`: record runs, import recordings of others, look at them, check them, convert them."""
+"""The command `harness trace`: record runs, import public recordings, show, check and convert traces."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ if TYPE_CHECKING:
 __all__ = ["add_trace"]
 
 _ABOUT = """\
-A trace is what was recorded of one or more runs, simulated or real: a folder of tables as
-Parquet (runs, settings, iterations, progress, node_events, reconfigurations, probes), with
-units in the names of columns and the origin in every file."""
+A trace is the record of one or more runs, simulated or real: a folder of Parquet tables
+(runs, settings, iterations, progress, node_events, reconfigurations, probes). Names of columns
+include their units, and every file has the origin in its metadata."""
 
 _IMPORT = """\
-Import a public recording, whole or not at all. What is wrong with it is told with file, row
-and column. SOURCE is a name that `harness list sources` knows; PATH is a file or a folder in
-that source's own format, fetched by you: none of these recordings come with this program."""
+Import a public recording, completely or not at all. Errors name file, row and column. SOURCE
+is a name from `harness list sources`. PATH is a file or folder in the source's own format; this
+program does not include the recordings, download them yourself."""
 
 _CONVERT = """\
-FROM is a trace, or the exchange log of a run (exchanges.jsonl.gz in a results folder): every
-run of a comparison can become a trace. A trace becomes one of few large parts, or, with
---csv, a folder of CSV files."""
+FROM is a trace, or the exchange log of a run (exchanges.jsonl.gz in a results folder). A log
+is converted to a trace. A trace is converted to a trace with few large parts or, with --csv,
+to a folder of CSV files."""
 
 _Adder = Callable[..., argparse.ArgumentParser]
 
 
 def add_trace(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> None:
-    """Add the command and its own commands to a parser's."""
+    """Add the command and its subcommands to a parser."""
     trace = add_parser(
         "trace", help="record, import, show, check or convert traces", description=_ABOUT, formatter_class=plain
     )
     commands = trace.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     record = commands.add_parser(
-        "record", help="play one run and record it", description="Play one run and record it while it is under way."
+        "record", help="play one run and record it", description="Play one run and write its trace meanwhile."
     )
     record.add_argument("scenario", metavar="SCENARIO", help="name or TOML file")
-    record.add_argument("--tuner", default="fixed", metavar="NAME", help="who tunes (default: fixed)")
+    record.add_argument("--tuner", default="fixed", metavar="NAME", help="tuner (default: fixed)")
     record.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     record.add_argument("--out", type=Path, required=True, metavar="TRACE", help="folder to write")
     record.set_defaults(run=_record)
@@ -53,8 +53,8 @@ def add_trace(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> None:
     brought.set_defaults(run=_import)
 
     for name, run, about in (
-        ("show", _show, "Print where a trace comes from and what it amounts to."),
-        ("check", _check, "Hold every part of a trace against its digest, and every row against what is plausible."),
+        ("show", _show, "Print the origin and a summary of a trace."),
+        ("check", _check, "Check every part of a trace against its digest, and every row for plausible values."),
     ):
         looked = commands.add_parser(name, help=about[0].lower() + about[1:-1], description=about)
         looked.add_argument("trace", type=Path, metavar="TRACE", help="folder of a trace")
@@ -80,7 +80,7 @@ def _record(options: argparse.Namespace) -> int:
     try:
         outcome = play_recorded(entry.factory, made, options.out, **named).outcome
     except KeyboardInterrupt:
-        _say(f"Interrupted; {options.out} has what was recorded up to the last batch.")
+        _say(f"Interrupted; {options.out} has the run up to the last batch.")
         return 130
     _say(f"{outcome.status} after {outcome.seconds:g} s, recorded in {options.out}. {outcome.reason}".rstrip())
     return 1 if outcome.status == "error" else 0
@@ -109,9 +109,9 @@ def _check(options: argparse.Namespace) -> int:
 
     _say_rows(check_trace(options.trace))
     if manifest(options.trace) is None:
-        _say("Nothing is wrong with it, but its recording was not finished: it ends with the last batch.")
+        _say("The trace is valid, but the recording was not finished: it ends with the last batch.")
     else:
-        _say("Nothing is wrong with it.")
+        _say("The trace is valid.")
     return 0
 
 
@@ -122,7 +122,7 @@ def _convert(options: argparse.Namespace) -> int:
     if options.source.is_dir():
         (convert.to_csv if options.csv else convert.to_few_parts)(options.source, options.out)
     elif options.csv:
-        raise ValueError(f"Cannot convert {options.source} to CSV: make a trace of it first, and CSV of that.")
+        raise ValueError(f"Cannot convert {options.source} to CSV: convert it to a trace first, then the trace to CSV.")
     elif not options.source.is_file():
         raise ValueError(f"Cannot convert {options.source}: there is no such file or folder.")
     else:

@@ -1,1 +1,1 @@
-"""A comparison: many runs in parallel processes, and the folder of results that they leave."""
+"""Comparisons: many runs in parallel processes, and the results folder that they write."""

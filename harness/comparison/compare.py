@@ -1,8 +1,8 @@
 """A comparison: every tuner on every scenario on the same seeds, in parallel processes, one folder per run.
 
-A run's folder is renamed into place when it is whole, so a comparison can be interrupted anywhere and go on with
-`resume`; it ends with the same bytes as one that was not interrupted. What differs from host to host, thinking and wall
-seconds, stands in `host.csv` alone. A run that fails is a row with a reason; one whose process died is made again on resume.
+A run's folder is renamed into place when it is complete. So a comparison can be interrupted at any time and continued with
+`resume`, and it ends with the same bytes. Only `host.csv` (thinking and wall seconds) differs from host to host. A run that
+fails is a row with a reason; a run whose process died is repeated on resume.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from traces.schema import VERSION
 from tuners import Entry, resolve
 from tuners.baselines.best_fixed import candidates
 
-__all__ = ["Event", "Finished", "Planned", "Run", "Underway", "compare"]
+__all__ = ["Event", "Finished", "Planned", "RunKey", "Underway", "compare"]
 
 _CANDIDATES = 20
-"""Fixed settings among which the oracle chooses in hindsight."""
+"""The number of fixed settings from which the oracle takes the best in hindsight."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Which run of a comparison."""
+class RunKey:
+    """Identifies one run of a comparison."""
 
     scenario: str
     tuner: str
@@ -46,17 +46,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What there is to do."""
+    """The comparison starts."""
 
     runs: int
-    made_before: int  # of these, found in the folder
+    made_before: int  # of these, complete already in the results folder
 
 
 @dataclass(frozen=True, slots=True)
 class Underway:
-    """A run has come so far."""
+    """A run reports its progress."""
 
-    run: Run
+    run: RunKey
     progress: Progress
 
 
@@ -64,7 +64,7 @@ class Underway:
 class Finished:
     """A run is over, and its files are in place."""
 
-    run: Run
+    run: RunKey
     done: Done
 
 
@@ -87,41 +87,42 @@ def compare(
 ) -> None:
     """Score `tuners` on `scenarios`, on each scenario's own number of seeds or on `seeds`, and write the results to `out`.
 
-    Runs are made `jobs` at a time on this machine, or, where `address` names a Ray cluster, one on each of its cores.
-    With `record`, a trace is kept beside the files of every run. `watch` is told how it goes. `system` names the function of
-    (scenario, seed, start) that makes whoever carries the actions out. Raises ValueError, before anything is run or written,
-    for a scenario, tuner or cluster that does not exist or fit, and for a folder that holds something else; OSError when
-    the disk is full. What was finished by then stays.
+    `jobs` runs are made at a time on this machine, or, if `address` names a Ray cluster, one on each of its cores. With
+    `record`, every run also writes a trace. `watch` is called with every event. `system` names a function of (scenario,
+    seed, start) that makes the system. Raises ValueError, before anything is run or written, if a scenario, tuner or cluster
+    does not exist or does not fit, or if the folder contains something else; OSError if the disk is full. Runs that are
+    finished by then are kept.
     """
     plan = _planned(scenarios, tuners, seeds, system, record=record)
     if jobs < 1:
         raise ValueError(f"Cannot use {jobs} jobs: give at least 1.")
     manifest = _manifest(plan, tuners, seeds)
-    with _crew(jobs, address) as work, _claimed(out, manifest, plan, resume=resume):
+    with _pool(jobs, address) as work, _claimed(out, manifest, plan, resume=resume):
         left = [t for t in plan.tasks if not _made(out, t)]
         watch(Planned(len(plan.tasks), len(plan.tasks) - len(left)))
         try:
-            for task, heard in work([_in(out, t, i) for i, t in enumerate(left)]):
-                run = Run(task.scenario, task.tuner, task.seed)
-                if isinstance(heard, Progress):
-                    watch(Underway(run, heard))
+            for task, message in work([_with_folder(out, t, i) for i, t in enumerate(left)]):
+                run = RunKey(task.scenario, task.tuner, task.seed)
+                if isinstance(message, Progress):
+                    watch(Underway(run, message))
                     continue
-                done = heard if isinstance(heard, Done) else _bury(task, heard.reason, plan.budgets[task.scenario])
+                done = message if isinstance(message, Done) else _died(task, message.reason, plan.budgets[task.scenario])
                 _keep(out, task, done)
                 watch(Finished(run, done))
         finally:
+            # Also after an interruption or a full disk: the tables then have the runs that are finished.
             _clean(out)
             results.assemble(out)
 
 
 @contextmanager
-def _crew(jobs: int, address: str) -> Iterator[_Work]:
-    """Who makes the runs: processes of this machine, or a Ray cluster's."""
+def _pool(jobs: int, address: str) -> Iterator[_Work]:
+    """The function that makes the runs: in processes of this machine, or on a Ray cluster."""
     if not address:
         yield partial(pool.work, jobs=jobs)
         return
     from harness import ray_cluster
-    from harness.comparison import ray_pool  # takes a second, which those without a cluster need not wait
+    from harness.comparison import ray_pool  # here, because importing Ray takes a second
 
     with ray_cluster.joined(address):
         yield ray_pool.work
@@ -159,7 +160,7 @@ def _planned(
     entries = tuple(resolve(t) for t in tuners)
     counts = {s.name: seeds or s.seeds.count for s in loaded}
     tasks = [t for s in loaded for t in _tasks(s, entries, counts[s.name], system, record=record)]
-    # All scenarios and tuners get their first seed before any gets its second: what is interrupted can be compared, too.
+    # First seed 0 of all scenarios and tuners, then seed 1: an interrupted comparison can be compared, too.
     return _Plan(loaded, entries, counts, tuple(sorted(tasks, key=lambda t: t.seed)))
 
 
@@ -194,10 +195,10 @@ def _manifest(plan: _Plan, tuners: Sequence[str], seeds: int | None) -> dict[str
 
 @contextmanager
 def _claimed(out: Path, manifest: dict[str, Any], plan: _Plan, *, resume: bool) -> Iterator[None]:
-    """The folder `out`, made or found to fit, and nobody else's meanwhile."""
+    """Create the folder `out`, or check that its results belong to this comparison; lock it meanwhile."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"Cannot write results to {out}: it is a file. Name a folder with --out.")
-    # A comparison that was killed before it wrote its manifest has run nothing yet.
+    # A comparison that was killed before it wrote its manifest has run nothing yet: its folder counts as new.
     fresh = not out.is_dir() or {p.name for p in out.iterdir()} <= {"scenarios"}
     if not fresh:
         if not resume:
@@ -209,6 +210,7 @@ def _claimed(out: Path, manifest: dict[str, Any], plan: _Plan, *, resume: bool) 
         (out / "scenarios").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"Cannot write results to {out}: {error.strerror}. Name another folder with --out.") from None
+    # A lock on the folder itself leaves no lock file behind, and the system releases it if this process is killed.
     lock = os.open(out, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -227,7 +229,7 @@ def _claimed(out: Path, manifest: dict[str, Any], plan: _Plan, *, resume: bool) 
 
 
 def _check_same(out: Path, manifest: dict[str, Any], plan: _Plan) -> None:
-    """Raise ValueError unless the results in `out` are of this very comparison."""
+    """Raise ValueError unless the results in `out` belong to this comparison."""
     found = store.read_manifest(out)
     for key, wanted in manifest.items():
         if found.get(key) != wanted:
@@ -250,21 +252,21 @@ def _place(out: Path, task: Task) -> Path:
 
 
 def _made(out: Path, task: Task) -> bool:
-    """Whether the run is there; one whose process died counts as not made."""
+    """Whether the run is complete. A run whose process died is not: its folder is deleted."""
     folder = _place(out, task)
     if (folder / results.DIED).exists():
         shutil.rmtree(folder)
     return folder.is_dir()
 
 
-def _in(out: Path, task: Task, index: int) -> Task:
-    """The task with a folder to work in, beside the runs, from where the result can be renamed into place."""
+def _with_folder(out: Path, task: Task, index: int) -> Task:
+    """The task with a folder to write to, on the same disk as the results, so that it can be renamed into place."""
     name = f"{quote(task.tuner, safe='')}-{task.seed}-{index}"
     return replace(task, folder=str(out.absolute() / "unfinished" / name))
 
 
-def _bury(task: Task, reason: str, budget_seconds: float) -> Done:
-    """A row for a run whose process is gone."""
+def _died(task: Task, reason: str, budget_seconds: float) -> Done:
+    """Write the row of a run whose process died."""
     folder = Path(task.folder)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -275,7 +277,7 @@ def _bury(task: Task, reason: str, budget_seconds: float) -> Done:
 
 
 def _keep(out: Path, task: Task, done: Done) -> None:
-    """Put a finished run in place, the host's seconds first, so that no run is without them."""
+    """Move a finished run into place. Its host seconds are written first, so that every run in place has them."""
     results.add_host(out, task.scenario, task.tuner, task.seed, done.thinking_seconds, done.wall_seconds)
     place = _place(out, task)
     place.parent.mkdir(parents=True, exist_ok=True)

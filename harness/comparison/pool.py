@@ -1,7 +1,7 @@
-"""The worker processes of a comparison: hand out runs, hear how they go, and survive a worker that does not.
+"""The worker processes of a comparison on this machine: send them runs, receive progress, and survive the death of one.
 
-Plain subprocesses rather than an executor: when a process of a `ProcessPoolExecutor` is killed, every run in flight is
-lost and nobody knows which of them was at fault. Here each process has one run and one pipe, so the culprit has a name.
+Plain subprocesses rather than an executor: when a process of a `ProcessPoolExecutor` is killed, all runs in progress are
+lost and the cause cannot be told. Here each process has one run and one pipe, so the run at fault is known.
 """
 
 from __future__ import annotations
@@ -20,52 +20,53 @@ from typing import IO
 
 from harness.comparison.run_process import Done, Progress, Task
 
-__all__ = ["Died", "Hand", "work"]
+__all__ = ["Died", "WorkerProcess", "work"]
 
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The process that made a run is gone, and nothing of the run is left."""
+    """The process that made a run has died; the run has no results."""
 
     reason: str
 
 
 def work(tasks: Iterable[Task], jobs: int) -> Iterator[tuple[Task, Progress | Done | Died]]:
-    """Make all runs, `jobs` at a time, yielding what happens as it happens.
+    """Make all runs, `jobs` at a time; yield each message as it arrives.
 
-    Raises OSError where a worker cannot write (a full disk), RuntimeError where workers cannot even start. However it
-    ends, no process is left behind.
+    Raises OSError if a worker cannot write (a full disk), RuntimeError if a worker cannot start. Ends all processes in every
+    case.
     """
     waiting = list(tasks)[::-1]
-    crew: list[Hand] = []
+    workers: list[WorkerProcess] = []
     try:
-        while waiting or crew:
-            while waiting and len(crew) < jobs:
-                crew.append(Hand())
-                crew[-1].give(waiting.pop())
-            ready = wait([h.connection for h in crew])
-            for hand in [h for h in crew if h.connection in ready]:
-                task, heard = hand.hear()
-                if isinstance(heard, Progress):
-                    yield task, heard
+        while waiting or workers:
+            while waiting and len(workers) < jobs:
+                workers.append(WorkerProcess())
+                workers[-1].send(waiting.pop())
+            ready = wait([w.connection for w in workers])
+            for worker in [w for w in workers if w.connection in ready]:
+                task, message = worker.receive()
+                if isinstance(message, Progress):
+                    yield task, message
                     continue
-                if isinstance(heard, Died) or not waiting:
-                    crew.remove(hand)
-                    hand.dismiss()
+                # The worker gets its next run before the caller writes the results of this one, so that it does not wait.
+                if isinstance(message, Died) or not waiting:
+                    workers.remove(worker)
+                    worker.stop()
                 else:
-                    hand.give(waiting.pop())
-                yield task, heard
+                    worker.send(waiting.pop())
+                yield task, message
     finally:
-        for hand in crew:
-            hand.dismiss()
+        for worker in workers:
+            worker.stop()
 
 
-class Hand:
-    """One worker process and the run that it has."""
+class WorkerProcess:
+    """One worker process and the run that it makes."""
 
     def __init__(self) -> None:
         self.connection, theirs = Pipe()
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `dismiss`)
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `stop`)
         self._process = subprocess.Popen(  # noqa: S603 (ourselves)
             [sys.executable, "-m", "harness.comparison.run_process", str(theirs.fileno())],
             stdin=subprocess.PIPE,
@@ -73,36 +74,43 @@ class Hand:
             stderr=self._errors,
             pass_fds=[theirs.fileno()],
             env=_environment(),
-            start_new_session=True,  # so that Ctrl-C reaches the parent only, which then ends the others
+            start_new_session=True,  # so that Ctrl-C reaches only the parent, which then ends the workers
         )
         theirs.close()
         try:
             self.connection.recv()
         except EOFError:
             self._process.wait()
-            said = self._said()
-            self.dismiss()
-            raise RuntimeError(f"Cannot start a worker process: {said or 'it ended at once'}.") from None
+            last = self._last_line()
+            self.stop()
+            raise RuntimeError(f"Cannot start a worker process: {last or 'it ended at once'}.") from None
         except BaseException:
-            self.dismiss()
+            self.stop()
             raise
 
-    def give(self, task: Task) -> None:
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def send(self, task: Task) -> None:
+        """Start a run. If the process has died since its last run, `receive` reports it."""
         self._task = task
-        with suppress(BrokenPipeError):  # it died since its last run; `hear` will say so
+        with suppress(BrokenPipeError):
             self.connection.send(task)
 
-    def hear(self) -> tuple[Task, Progress | Done | Died]:
+    def receive(self) -> tuple[Task, Progress | Done | Died]:
+        """Wait for the next message about the current run. Raises OSError if the worker could not write its files."""
         try:
-            heard: Progress | Done | OSError = self.connection.recv()
+            message: Progress | Done | OSError = self.connection.recv()
         except (EOFError, ConnectionResetError):
-            return self._task, Died(self._obituary())
-        if isinstance(heard, OSError):
-            raise heard
-        return self._task, heard
+            return self._task, Died(self._exit_reason())
+        if isinstance(message, OSError):
+            raise message
+        return self._task, message
 
-    def dismiss(self) -> None:
-        """End the process, whatever it is doing."""
+    def stop(self) -> None:
+        """Kill the process, also during a run."""
         with suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
@@ -111,16 +119,16 @@ class Hand:
         self.connection.close()
         self._errors.close()
 
-    def _obituary(self) -> str:
+    def _exit_reason(self) -> str:
         code = self._process.wait()
         how = f"exited with status {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
         advice = " It may have run out of memory: try fewer --jobs." if code == -signal.SIGKILL else ""
-        said = self._said(Path(self._task.folder) / "output.txt")
-        last = f" Its last words: {said[:200]}" if said else ""
-        return f"The process that made this run {how}.{advice}{last}"
+        last = self._last_line(Path(self._task.folder) / "output.txt")
+        printed = f" Its last line of output: {last[:200]}" if last else ""
+        return f"The process that made this run {how}.{advice}{printed}"
 
-    def _said(self, output: Path | None = None) -> str:
-        """The last line that the process wrote, to `output` or to its standard error."""
+    def _last_line(self, output: Path | None = None) -> str:
+        """The last line that the process wrote to its standard error, or else to `output`."""
         self._errors.seek(0)
         text = self._errors.read() or (output.read_bytes() if output is not None and output.is_file() else b"")
         lines = text.decode(errors="replace").strip().splitlines()
@@ -128,7 +136,7 @@ class Hand:
 
 
 def _environment() -> dict[str, str]:
-    """One thread per process: results do not depend on the host's cores, and processes do not fight over them."""
+    """One thread per process: results do not depend on the host's cores, and processes do not compete for them."""
     path = os.pathsep.join(p or str(Path.cwd()) for p in sys.path)
     threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS", "NUMEXPR_NUM_THREADS")
     return (

@@ -1,9 +1,8 @@
-"""A comparison's runs on a Ray cluster: one worker process for each of its cores, the very one that
-`harness.comparison.pool` starts.
+"""A comparison's runs on a Ray cluster: one worker process per core, the same process that `harness.comparison.pool` starts.
 
-Ray finds the cores and says when a node is gone; the process that makes a run is ours, with the environment it has on one
-machine, so the rows are the same bytes. What it leaves behind travels back as files. A run whose worker process dies is a
-row with a reason, as ever; one whose node is lost is made again on another, and becomes such a row when that happens often.
+Ray finds the cores and reports lost nodes. An actor on each core starts our worker process, with the same environment as on
+one machine, so the rows are the same bytes; the files of a run are sent back. A run whose worker process dies is a row with
+a reason. A run whose node is lost is repeated on another node, and becomes such a row after several losses.
 """
 
 from __future__ import annotations
@@ -26,75 +25,74 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from harness import __version__
-from harness.comparison.pool import Died, Hand
+from harness.comparison.pool import Died, WorkerProcess
 from harness.comparison.run_process import Done, Progress, Task
 from harness.ray_cluster import cores
 from traces import store
 
-__all__ = ["work"]
+__all__ = ["NodeLost", "NodeWorker", "lost_for_good", "versions", "work"]
 
 _LOSSES = 3
-"""So many nodes may be lost under one run: it may be the run that does it to them."""
+"""A run that loses its node so often is not repeated again: the run itself may be the cause."""
 
 _LOOK_SECONDS = 1.0
-"""How often we look for nodes that have joined."""
+"""How often we look for new nodes."""
 
 _PATIENCE_SECONDS = 60.0
-"""How long a cluster may be without cores before we give up on it."""
+"""How long a cluster may be without cores before the comparison ends."""
 
 _CLOSE_SECONDS = 5.0
 
 
 def work(tasks: Iterable[Task]) -> Iterator[tuple[Task, Progress | Done | Died]]:
-    """Make all runs, one for each core of the cluster we joined, yielding what happens as `harness.comparison.pool.work`
-    does.
+    """Make all runs, one on each core of the joined cluster; yield each message, as `harness.comparison.pool.work` does.
 
-    Raises ValueError where a node has other versions than we, OSError where files cannot be written, RuntimeError where
-    workers cannot even start or no node is left. However it ends, no process is left behind.
+    Raises ValueError if a node has other versions than we, OSError if files cannot be written, RuntimeError if workers
+    cannot start or no node is left. Ends all processes in every case.
     """
     waiting = list(tasks)[::-1]
-    losses: Counter[str] = Counter()
-    crew: list[_Bench] = []
+    losses: Counter[str] = Counter()  # lost nodes by the folder of the run, "" for workers that were starting
+    workers: list[_RemoteWorker] = []
     try:
-        while waiting or any(b.task for b in crew):
-            starting = sum(b.task is None for b in crew)
-            crew += [_Bench() for _ in range(min(len(waiting) - starting, cores() - len(crew)))]
-            if not crew:
+        while waiting or any(w.task for w in workers):
+            starting = sum(w.task is None for w in workers)
+            workers += [_RemoteWorker() for _ in range(min(len(waiting) - starting, cores() - len(workers)))]
+            if not workers:
                 _await_cores()
                 continue
-            ready = ray.wait([b.awaited for b in crew], timeout=_LOOK_SECONDS)[0]
-            for bench in [b for b in crew if b.awaited in ready]:
-                task, heard = bench.hear()
-                if isinstance(heard, _Lost):
+            ready = ray.wait([w.awaited for w in workers], timeout=_LOOK_SECONDS)[0]
+            for worker in [w for w in workers if w.awaited in ready]:
+                task, message = worker.receive()
+                if isinstance(message, NodeLost):
                     losses[task.folder if task else ""] += 1
-                    heard = _mourned(task, heard, losses)
-                    waiting += [task] if task and not heard else []
+                    message = lost_for_good(task, message, losses)
+                    waiting += [task] if task and not message else []
                 elif not task:
                     losses[""] = 0
-                if task and heard:
-                    yield task, heard
-                if isinstance(heard, Progress):
-                    bench.listen()
-                elif bench.alive and waiting:
-                    bench.give(waiting.pop())
+                if task and message:
+                    yield task, message
+                if isinstance(message, Progress):
+                    worker.listen()
+                elif worker.alive and waiting:
+                    worker.send(waiting.pop())
                 else:
-                    crew.remove(bench)
-                    bench.dismiss()
+                    workers.remove(worker)
+                    worker.stop()
     finally:
-        closing = [bench.dismiss() for bench in crew]
+        closing = [worker.stop() for worker in workers]
         with suppress(RayError):
             ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECONDS) if closing else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Lost:
-    """The node under a worker, or Ray's part of it, is gone."""
+class NodeLost:
+    """The node of a worker, or the worker's Ray actor, is lost."""
 
     reason: str
 
 
-def _mourned(task: Task | None, lost: _Lost, losses: Counter[str]) -> Died | None:
-    """What becomes of a run that was lost: nothing, for it is made again; or a row, when that has been tried enough."""
+def lost_for_good(task: Task | None, lost: NodeLost, losses: Counter[str]) -> Died | None:
+    """None while a lost run is to be repeated; the run's end after `_LOSSES` losses. Raises RuntimeError without a run."""
     times = losses[task.folder if task else ""]
     if times < _LOSSES:
         return None
@@ -111,8 +109,8 @@ def _await_cores() -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def _versions() -> dict[str, str]:
-    """What results may depend on: ourselves and all that we stand on."""
+def versions() -> dict[str, str]:
+    """Versions on which results may depend: ours and those of our dependencies."""
     try:
         needed = [r for r in requires("ps-harness") or () if "extra ==" not in r]
     except PackageNotFoundError:
@@ -121,107 +119,109 @@ def _versions() -> dict[str, str]:
     return {"harness": __version__} | {n: version(n) for n in names}
 
 
-# ------------------------------------------------------------------------------------------------------------- our side
+# ---------------------------------------------------------------------------------------------------- in this process
 
 
-class _Bench:
-    """A place for one worker process on the cluster, and the run that it has."""
+class _RemoteWorker:
+    """One worker process on the cluster, and the run that it makes."""
 
     def __init__(self) -> None:
         self.task: Task | None = None
         self.alive = True
         here = str(Path.cwd())
         remote: Any = ray.remote
-        placed = remote(num_cpus=1, max_concurrency=2)(_Worker)  # two calls at once, so that `close` is heard
-        self._there = placed.remote([p or here for p in sys.path], here)
-        self.awaited: Any = self._there.start.remote(_versions())
+        actor = remote(num_cpus=1, max_concurrency=2)(NodeWorker)  # two calls at once, so that `close` interrupts a run
+        self._actor = actor.remote([p or here for p in sys.path], here)
+        self.awaited: Any = self._actor.start.remote(versions())
 
-    def give(self, task: Task) -> None:
+    def send(self, task: Task) -> None:
+        """Start a run."""
         self.task = task
-        self.awaited = self._there.make.remote(task)
+        self.awaited = self._actor.make.remote(task)
 
     def listen(self) -> None:
-        self.awaited = self._there.listen.remote()
+        """Ask for the next message about the run."""
+        self.awaited = self._actor.listen.remote()
 
-    def hear(self) -> tuple[Task | None, Progress | Done | Died | _Lost | None]:
-        """What has come, nothing where the worker says that it is ready; the files of a finished run are in place."""
+    def receive(self) -> tuple[Task | None, Progress | Done | Died | NodeLost | None]:
+        """The message that `awaited` brought, None if the worker has started. Writes the files of a finished run."""
         try:
-            heard = ray.get(self.awaited)
+            message = ray.get(self.awaited)
         except RayTaskError as error:
             raise error.cause from None
         except RayError as error:
             self.alive = False
-            return self.task, _Lost(" ".join(str(error).split()))
-        if isinstance(heard, _Left):
+            return self.task, NodeLost(" ".join(str(error).split()))
+        if isinstance(message, _FinishedRun):
             folder = Path(self.task.folder) if self.task else Path()
-            for name, data in heard.files.items():
+            for name, data in message.files.items():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 store.write_bytes(folder / name, data)
-            heard = heard.done
-        self.alive = not isinstance(heard, Died)
-        return self.task, heard
+            message = message.done
+        self.alive = not isinstance(message, Died)
+        return self.task, message
 
-    def dismiss(self) -> Any:
-        """End the process, whatever it is doing; Ray ends the rest once nobody holds it. Returns what to wait for."""
-        return self._there.close.remote()
+    def stop(self) -> Any:
+        """Kill the process, also during a run; Ray ends the actor when its last handle is gone. Returns what to wait for."""
+        return self._actor.close.remote()
 
 
-# -------------------------------------------------------------------------------------------------------- the node's side
+# -------------------------------------------------------------------------------------------------------- on the node
 
 
 @dataclass(frozen=True, slots=True)
-class _Left:
-    """A run is over, and these are its files, by their paths within its folder."""
+class _FinishedRun:
+    """A run is over; its files by their paths within its folder."""
 
     done: Done
     files: dict[str, bytes]
 
 
-class _Worker:
-    """On a node of the cluster: a worker process as on one machine, and a folder for its run."""
+class NodeWorker:
+    """The actor on a node of the cluster: has a worker process, as on one machine, and a temporary folder for its run."""
 
     def __init__(self, path: list[str], folder: str) -> None:
-        if Path(folder).is_dir():  # where files are shared, relative paths mean the same
+        if Path(folder).is_dir():  # on a shared file system, relative paths then mean the same
             os.chdir(folder)
-        own = str(Path(ray.__file__).parent)  # Ray puts packages of its own in the way of those that are installed
+        own = str(Path(ray.__file__).parent)  # Ray puts its bundled packages on the path, before those that are installed
         there = [p for p in sys.path if not p.startswith(own)]
         sys.path[:] = [*there, *(p for p in path if p not in there and Path(p).exists())]
-        self._folder: Path | None = None  # of the run that is being made
+        self._folder: Path | None = None  # of the current run
         self._started = False
 
-    def start(self, versions: dict[str, str]) -> None:
-        """Start the process. Raises ValueError for other versions than these, RuntimeError where it does not start."""
+    def start(self, expected: dict[str, str]) -> None:
+        """Start the process. Raises ValueError if the node has other versions, RuntimeError if the start fails."""
         where = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        for name, ours in _versions().items():
-            if ours != versions.get(name, ours):
+        for name, ours in versions().items():
+            if ours != expected.get(name, ours):
                 raise ValueError(
-                    f"Cannot use node {where} of the Ray cluster: it has {name} {ours}, and this is {versions[name]}. "
+                    f"Cannot use node {where} of the Ray cluster: it has {name} {ours}, and this is {expected[name]}. "
                     "Install the same there, or results would differ."
                 )
-        self._hand = Hand()
+        self._process = WorkerProcess()
         self._started = True
 
-    def make(self, task: Task) -> Progress | Died | _Left:
+    def make(self, task: Task) -> Progress | Died | _FinishedRun:
         self._folder = Path(tempfile.mkdtemp(prefix="harness-"))
-        self._hand.give(replace(task, folder=str(self._folder)))
+        self._process.send(replace(task, folder=str(self._folder)))
         return self.listen()
 
-    def listen(self) -> Progress | Died | _Left:
+    def listen(self) -> Progress | Died | _FinishedRun:
         try:
-            task, heard = self._hand.hear()
-            if isinstance(heard, Progress):
-                return heard
+            task, message = self._process.receive()
+            if isinstance(message, Progress):
+                return message
             folder = Path(task.folder)
             files = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
         except OSError:
             self.close()
             raise
         self._clear()
-        return _Left(heard, files) if isinstance(heard, Done) else heard
+        return _FinishedRun(message, files) if isinstance(message, Done) else message
 
     def close(self) -> None:
         if self._started:
-            self._hand.dismiss()
+            self._process.stop()
         self._clear()
 
     def _clear(self) -> None:

@@ -1,11 +1,11 @@
-"""The results folder: where each run lies, and how runs become tables.
+"""The results folder: where the files of each run are, and how runs become tables.
 
-manifest.json                     what was compared
-scenarios/NAME.toml               as it was run
+manifest.json                     scenarios, tuners, seeds, versions
+scenarios/NAME.toml               each scenario as it was run
 runs/SCENARIO/TUNER/SEED/         score.json, evaluations.parquet, settings.parquet, exchanges.jsonl.gz
-                                  and, where there was any, error.txt and output.txt
+                                  and, if the run wrote any, error.txt, output.txt and trace/
 scores, evaluations, settings     .parquet, all runs together
-host.csv                          what the host measured
+host.csv                          thinking and wall seconds, which differ between hosts
 report.html
 """
 
@@ -29,26 +29,26 @@ from tuners.baselines.best_fixed import choose
 __all__ = ["DIED", "add_host", "assemble", "candidate_name", "run_folder"]
 
 DIED = "died"
-"""A file of this name marks a run whose process died: its row stands until it is made again."""
+"""A file of this name marks a run whose process died: its row is valid until the run is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One run of the tables: what it is called there, and where its files are."""
+    """One run of the tables."""
 
     scenario: str
-    tuner: str
+    tuner: str  # the name in the tables
     seed: int
-    source: str  # the name it was run under
+    source: str  # the name in the folder `runs`; another one for the candidate that an oracle chose
 
 
 def run_folder(out: Path, scenario: str, tuner: str, seed: int) -> Path:
-    """Where the files of a run lie. Names of tuners of one's own may hold what a file name should not."""
+    """The folder of a run's files. The tuner's name is quoted: it may contain characters that a file name must not have."""
     return out / "runs" / scenario / quote(tuner, safe="+=,()") / str(seed)
 
 
 def candidate_name(oracle: str, index: int) -> str:
-    """What the runs of an oracle's candidate are called; the tables show the chosen one under the oracle's own name."""
+    """The tuner's name for runs of one of an oracle's candidates; the tables show the best one under the oracle's name."""
     return f"{oracle}+{index:02}"
 
 
@@ -64,7 +64,7 @@ def add_host(out: Path, scenario: str, tuner: str, seed: int, thinking_seconds: 
 
 
 def assemble(out: Path) -> None:
-    """Make the tables of all runs that are there, in order; the same runs give the same bytes."""
+    """Make the tables of all finished runs, in sorted order; the same runs give the same bytes."""
     manifest = store.read_manifest(out)
     try:
         rows = sorted(_rows(out, manifest), key=lambda r: (r.scenario, r.tuner, r.seed))
@@ -116,7 +116,7 @@ def _score(folder: Path) -> dict[str, Any]:
 
 
 def _read(folder: Path, name: str, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    """A table of one run. What is damaged comes back with the whole run, and not if that file alone is deleted."""
+    """Read a table of one run. The error advises to delete the whole folder: resume repeats whole runs only."""
     path = folder / name
     try:
         return store.read(path, schema)
@@ -134,7 +134,7 @@ def _named(frame: pl.DataFrame, row: _Row) -> pl.DataFrame:
 
 
 def _host(out: Path, rows: list[_Row]) -> None:
-    """Sort `host.csv`, and give the chosen candidate's row to its oracle as well."""
+    """Sort `host.csv`, and add a row under the oracle's name for each run of the chosen candidate."""
     path = out / "host.csv"
     known = store.read_host(path) if path.exists() else pl.DataFrame(schema=HOST)
     renamed = {(r.scenario, r.source, r.seed): r.tuner for r in rows if r.source != r.tuner}

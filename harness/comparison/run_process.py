@@ -1,7 +1,7 @@
-"""One worker process of a comparison: takes runs from its parent one by one, and leaves a folder for each.
+"""One worker process of a comparison: receives runs from its parent one by one, and writes a folder for each.
 
-Started by `harness.comparison.pool` as ``python -m harness.comparison.run_process FD`` in an environment of its own, so that
-numerical libraries start with one thread and results do not depend on how many cores the host has.
+`harness.comparison.pool` starts it as ``python -m harness.comparison.run_process FD`` with its own environment variables, so
+that numerical libraries use one thread and results do not depend on the host's number of cores.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _PROGRESS_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One run to be made. Carries text and names only, so that it can be sent to another process."""
+    """One run to be made. Has only text and plain values, so that it can be sent to another process."""
 
     scenario: str
-    origin: str  # the file the text was read from, for its relative paths
+    origin: str  # the file that the text was read from; relative paths in the text start at its folder
     text: str
-    tuner: str  # as the results call it
-    plays: str  # as the registry calls it, or package.module:factory
+    tuner: str  # the name in the results
+    plays: str  # the name in the registry, or package.module:factory
     seed: int
-    folder: str  # where to leave the files
-    start: Setting | None = None  # in place of the scenario's own
-    system: str = "harness.scenario:system"  # who carries the actions out
-    record: bool = False  # whether to keep a trace of it
+    folder: str  # where to write the files
+    start: Setting | None = None  # in place of the scenario's start setting
+    system: str = "harness.scenario:system"  # module:function that makes the system
+    record: bool = False  # whether to write a trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A run is over and its folder is whole."""
+    """A run is over and its folder is complete."""
 
     status: str
     reason: str
@@ -70,8 +70,8 @@ class Done:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve the parent at the other end of the given file descriptor until it hangs up."""
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    """Serve the parent at the other end of the given file descriptor until it closes the connection."""
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     parent = Connection(int(arguments[0]))
     parent.send("ready")
     while True:
@@ -83,12 +83,12 @@ def main(arguments: list[str]) -> int:
             with _output_in(Path(task.folder)):
                 done: Done | Exception = _run(task, parent.send)
         except OSError as error:
-            done = error
+            done = error  # a full disk concerns the whole comparison, so the parent raises it
         parent.send(done)
 
 
-def _die_with_parent() -> None:
-    """The parent holds the other end of standard input; when that closes, nobody wants the results any more."""
+def _exit_with_parent() -> None:
+    """Exit when the parent does: the parent has the other end of standard input, which closes even if it is killed."""
     os.read(0, 1)
     os._exit(1)
 
@@ -109,7 +109,7 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
         reason = f"The run could not be set up: {' '.join(str(error).split()) or type(error).__name__}"
         scored, trace = failed(reason, **names, budget_seconds=scenario.budget.seconds), traceback.format_exc()
     else:
-        watch = _Watch(send, system.job.budget_seconds)
+        watch = _ProgressSender(send, system.job.budget_seconds)
         if task.record:
             played = play_recorded(factory, system, Path(task.folder) / "trace", **names, watch=watch)
         else:
@@ -122,7 +122,7 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
 
 
 def save(folder: Path, scored: Scored, exchanges: tuple[Exchange, ...] = (), trace: str = "") -> None:
-    """Write the files of one run: its row, its curves, its exchanges, and where it failed if it did."""
+    """Write the files of one run: its row, its curves, its exchanges, and the traceback of a fault."""
     import polars as pl
 
     from traces import store
@@ -130,6 +130,7 @@ def save(folder: Path, scored: Scored, exchanges: tuple[Exchange, ...] = (), tra
     from traces.schema import EVALUATIONS, SETTINGS
 
     rows = scored.rows()
+    # Floats as text, because JSON has no nan and no inf.
     plain = {k: repr(v) if isinstance(v, float) else v for k, v in rows["scores"][0].items()}
     store.write_bytes(folder / "score.json", (json.dumps(plain, indent=1) + "\n").encode())
     for name, schema in (("evaluations", EVALUATIONS), ("settings", SETTINGS)):
@@ -139,21 +140,21 @@ def save(folder: Path, scored: Scored, exchanges: tuple[Exchange, ...] = (), tra
         store.write_bytes(folder / "error.txt", trace.encode())
 
 
-class _Watch:
-    """Tells the parent now and then how far the run has come."""
+class _ProgressSender:
+    """Sends the run's progress to the parent, at most five times a second."""
 
     def __init__(self, send: Callable[[Any], None], budget_seconds: float) -> None:
         self._send = send
         self._budget_seconds = budget_seconds
-        self._told = 0.0
+        self._sent = 0.0
         self._loss = self._accuracy = float("nan")
 
     def __call__(self, exchange: Exchange) -> None:
         evaluations = getattr(exchange.answer, "evaluations", ())
         if evaluations:
             self._loss, self._accuracy = float(evaluations[-1].loss), float(evaluations[-1].accuracy)
-        if time.monotonic() - self._told > _PROGRESS_SECONDS:
-            self._told = time.monotonic()
+        if time.monotonic() - self._sent > _PROGRESS_SECONDS:
+            self._sent = time.monotonic()
             self._send(Progress(exchange.seconds, self._budget_seconds, self._loss, self._accuracy))
 
 
@@ -180,7 +181,7 @@ def _named(where: str) -> Callable[..., Any]:
 
 @contextmanager
 def _output_in(folder: Path) -> Iterator[None]:
-    """Keep what a tuner prints in `output.txt` beside its results, and no such file if it prints nothing."""
+    """Redirect what a tuner prints to `output.txt` in its results; delete the file if it is empty."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "output.txt"
     kept = [os.dup(1), os.dup(2)]
@@ -200,5 +201,5 @@ def _output_in(folder: Path) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    # Under its own name, so that what it sends is of the classes that the parent knows.
+    # Imported by its own name: the parent could not unpickle objects of classes of the module `__main__`.
     sys.exit(import_module("harness.comparison.run_process").main(sys.argv[1:]))

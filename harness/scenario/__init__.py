@@ -1,5 +1,6 @@
-"""A scenario: one TOML file that a person can read, and the system that it describes."""
+"""Scenarios: one TOML file each, which describes a cluster, a job and what tuners may change."""
 
-from harness.scenario.scenario import Scenario, embedded, job, load, parse, show, system, workload_of
+from harness.scenario.description import Scenario
+from harness.scenario.scenario import embedded, job, load, parse, show, system, workload_of
 
 __all__ = ["Scenario", "embedded", "job", "load", "parse", "show", "system", "workload_of"]

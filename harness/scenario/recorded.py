@@ -1,4 +1,4 @@
-"""Scenarios of recorded runs: a table answers in place of the simulator (`traces.replay`)."""
+"""Scenarios of recorded runs: a table of recorded runs answers the tuner in place of the simulator (`traces.replay`)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from simulators.reconfiguration.control_plane import Cluster
 from tuners.actions import Job, Rejected, Setting
 
 if TYPE_CHECKING:
-    from harness.scenario import Scenario
+    from harness.scenario.description import Scenario
     from harness.scenario.tables import RecordedTable
     from traces.replay import Recorded, RecordedSystem
 
 __all__ = ["CLUSTER", "job", "show", "system"]
 
-_STAND_IN = NodeType("recorded", 1, 1e9, 1e9, (Device("cpu", 1.0),), "stands for what was recorded")
-CLUSTER = Cluster((("workers", _STAND_IN), ("servers", _STAND_IN)))
-"""Of recorded runs, whose machines have no names."""
+_PLACEHOLDER = NodeType("recorded", 1, 1e9, 1e9, (Device("cpu", 1.0),), "stands for what was recorded")
+CLUSTER = Cluster((("workers", _PLACEHOLDER), ("servers", _PLACEHOLDER)))
+"""The cluster of every recorded scenario: recordings do not name their machines."""
 
 
 def job(scenario: Scenario, table: RecordedTable, seed: int) -> Job:
-    """The job as tuners see it. Raises ValueError where there are no such runs, or none under the start."""
+    """The job as tuners see it. Raises ValueError if there are no such runs, or none under the start setting."""
     from traces.replay import recorded_job
 
     try:
@@ -42,7 +42,7 @@ def job(scenario: Scenario, table: RecordedTable, seed: int) -> Job:
 
 
 def system(scenario: Scenario, table: RecordedTable, seed: int, start: Setting | None) -> RecordedSystem:
-    """A fresh system of recorded runs. Raises ValueError where none was recorded under `start`."""
+    """A fresh system of recorded runs. Raises ValueError if no run was recorded under `start`."""
     from traces.replay import RecordedSystem
 
     made = job(scenario, table, seed)
@@ -53,7 +53,7 @@ def system(scenario: Scenario, table: RecordedTable, seed: int, start: Setting |
 
 
 def show(scenario: Scenario, table: RecordedTable) -> str:
-    """The scenario's file, with a comment above it that says what was recorded."""
+    """The scenario's file under a comment that summarises the recorded runs."""
     seen, count = job(scenario, table, 0), len(_runs_of(scenario, table))
     values = seen.space.values(seen.start)
     said = [

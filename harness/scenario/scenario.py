@@ -1,7 +1,7 @@
-"""A scenario: one TOML file that a person can read, with cluster, job, free knobs, target, conditions, budget and seeds.
+"""Reads a scenario from its TOML file, and makes the job and the system that it describes.
 
-Everything is checked when it is read, and an error names file, table and key. Numbers are in the unit that their key names.
-`harness show digits` prints a whole file to start one's own from; `harness.scenario.tables` says what it may hold.
+The whole file is checked when it is read; an error names file, table and key. Numbers are in the unit that their key names.
+`harness show digits` prints a whole file as a template; `harness.scenario.tables` lists the keys that a file may have.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.scenario import recorded as scenario_recorded
+from harness.scenario.description import Scenario
 from harness.scenario.tables import (
     BudgetTable,
     ClusterTable,
     KnobTable,
-    RecordedTable,
     RecordedTables,
-    SeedsTable,
     StartTable,
     TargetTable,
     WorkloadTable,
@@ -39,33 +38,12 @@ from simulators.workloads.catalogue import Workload, load_workloads, workload, w
 from tuners.actions import Job, Rejected, Setting, Space, System, Target
 from tuners.settings import Choice, Integer, Knob, Node, Real, shared_out
 
-__all__ = ["Scenario", "embedded", "job", "load", "parse", "show", "system", "workload_of"]
+__all__ = ["embedded", "job", "load", "parse", "show", "system", "workload_of"]
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """A scenario as it was found."""
-
-    name: str
-    origin: Path  # the file, whether or not it is a file of the user's own
-    text: str
-    summary: str
-    cluster: Cluster
-    workload: WorkloadTable
-    start: StartTable
-    knobs: tuple[Knob, ...]
-    target: Target
-    check_clocks: int
-    budget: BudgetTable
-    conditions: Conditions
-    costs: Costs
-    seeds: SeedsTable
-    recorded: RecordedTable | None = None  # runs that answer in place of a simulator of all the above
-
-
-# -------------------------------------------------------------------------------------------------------------- finding
+# -------------------------------------------------------------------------------------------------------------- reading
 
 
 def embedded() -> tuple[str, ...]:
@@ -75,9 +53,9 @@ def embedded() -> tuple[str, ...]:
 
 
 def load(name_or_path: str | Path) -> Scenario:
-    """The embedded scenario of that name, or the one in that file. Raises ValueError, saying what is wrong with it.
+    """Load the embedded scenario of that name, or the file at that path. Raises ValueError, which says what is wrong.
 
-    What stands in brackets behind it replaces lines of the file, as in ``boat-c-speechnet[global_batch_size=8192]``.
+    Text in brackets after the name replaces lines of the file, as in ``boat-c-speechnet[global_batch_size=8192]``.
     """
     plain, bracket, changes = str(name_or_path).partition("[")
     path = Path(plain)
@@ -99,7 +77,7 @@ def load(name_or_path: str | Path) -> Scenario:
 
 
 def _replaced(text: str, change: str, origin: Path) -> str:
-    """The file with the value of its one line that begins with a key replaced, as the `change` "key=value" says."""
+    """Replace the value on the only line that begins with a key, as `change` ("key=value") says."""
     key, equals, value = (part.strip() for part in change.partition("="))
     changed, found = re.subn(rf"(?m)^{re.escape(key)} *=.*$", lambda _: f"{key} = {value}", text)
     if not (equals and value) or found != 1:
@@ -108,7 +86,7 @@ def _replaced(text: str, change: str, origin: Path) -> str:
 
 
 def parse(text: str, *, name: str, origin: Path) -> Scenario:
-    """The scenario that `text` describes. Raises ValueError: FILE: [table] key: what is wrong, what is expected."""
+    """Parse and check a scenario. Raises ValueError of the form "FILE: [table] key: what is wrong, what is expected"."""
     try:
         found = read(text)
     except ValueError as error:
@@ -135,7 +113,7 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
     names = tuple(n for n, _ in made.cluster.nodes)
     _at(origin, "conditions", lambda: check_conditions(made.conditions, names))
     if made.conditions.replay is not None:
-        from simulators.cluster import trace_driven  # here, for it reads tables
+        from simulators.cluster import trace_driven  # here, because it imports polars, which most scenarios do not need
 
         _at(origin, "conditions", lambda: trace_driven.check_replay(made.conditions))
     _at(origin, "costs", lambda: check_costs(made.costs))
@@ -145,7 +123,7 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
 
 
 def _parsed(found: RecordedTables, *, name: str, origin: Path, text: str) -> Scenario:
-    """The scenario of recorded runs, in which two nodes stand for all workers and all servers."""
+    """A scenario of recorded runs, in which one node represents all workers, and another all servers."""
     made = Scenario(
         name=name,
         origin=origin,
@@ -163,20 +141,21 @@ def _parsed(found: RecordedTables, *, name: str, origin: Path, text: str) -> Sce
         seeds=found.seeds,
         recorded=found.recorded,
     )
+    # Making the job reads the trace: a scenario whose recording is missing is refused here, not when it is played.
     _at(origin, "recorded", lambda: scenario_recorded.job(made, found.recorded, 0))
     return made
 
 
-# -------------------------------------------------------------------------------------------------------------- playing
+# ------------------------------------------------------------------------------------------------- the job and the system
 
 
 def job(scenario: Scenario, seed: int = 0) -> Job:
-    """The job as tuners see it. Raises ValueError where the workload cannot be made or the start is not in the space."""
+    """The job as tuners see it. Raises ValueError if the workload cannot be made or the start is not in the space."""
     if scenario.recorded is not None:
         return scenario_recorded.job(scenario, scenario.recorded, seed)
     made = workload_of(scenario)
     space = _space(scenario, made)
-    # Here, because they are JAX, which reading a scenario does without.
+    # Imported here, because they import JAX, which takes seconds and which reading a scenario does not need.
     from simulators import jobs
     from tuners import policies
 
@@ -204,7 +183,7 @@ def job(scenario: Scenario, seed: int = 0) -> Job:
 
 
 def system(scenario: Scenario, seed: int, start: Setting | None = None) -> System:
-    """A fresh system for one run, simulated or recorded, beginning under `start` in place of the scenario's own if given."""
+    """A fresh system for one run, simulated or recorded, which starts under `start`, or else under the scenario's start."""
     if scenario.recorded is not None:
         return scenario_recorded.system(scenario, scenario.recorded, seed, start)
     from simulators.system import SimulatedSystem
@@ -226,7 +205,7 @@ def system(scenario: Scenario, seed: int, start: Setting | None = None) -> Syste
 
 
 def show(scenario: Scenario) -> str:
-    """The scenario's file, with a comment above it that says what its names stand for. It is a scenario file itself."""
+    """The scenario's file under a comment that explains its names. The result is a scenario file itself."""
     if scenario.recorded is not None:
         return scenario_recorded.show(scenario, scenario.recorded)
     made = workload_of(scenario) if scenario.workload.data is None else None
@@ -250,7 +229,7 @@ def show(scenario: Scenario) -> str:
     return "".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n" + scenario.text
 
 
-# ------------------------------------------------------------------------------------------------------- from the tables
+# ----------------------------------------------------------------------------------------------- from tables to objects
 
 
 def _cluster(table: ClusterTable, origin: Path) -> Cluster:
@@ -281,7 +260,7 @@ def _known(table: WorkloadTable, origin: Path) -> WorkloadTable:
 
 
 def _own_workloads(table: WorkloadTable, origin: Path) -> dict[str, Any]:
-    """The workloads of the file that [workload] names, if it names one."""
+    """The user's own workloads, from the `file` that [workload] names; none if it names no file."""
     try:
         return {} if table.file is None else load_workloads(origin.parent / Path(table.file).expanduser())
     except OSError as error:
@@ -289,7 +268,7 @@ def _own_workloads(table: WorkloadTable, origin: Path) -> dict[str, Any]:
 
 
 def workload_of(scenario: Scenario) -> Workload:
-    """The scenario's workload, with its data. Raises ValueError where it cannot be made."""
+    """The scenario's workload, with its data. Raises ValueError if it cannot be made."""
     table = scenario.workload
     data = None if table.data is None else scenario.origin.parent / Path(table.data).expanduser()
     try:
@@ -299,13 +278,13 @@ def workload_of(scenario: Scenario) -> Workload:
 
 
 def _start(scenario: Scenario, made: Workload | None) -> Setting:
-    """The start setting; without the workload, its batch size and rate are stand-ins."""
+    """The start setting. Without the workload, batch size and learning rate are the defaults of `Setting`."""
     table = scenario.start
     names = tuple(n for n, _ in scenario.cluster.nodes)
     workers, servers = table.workers, table.servers
     if table.worker_count is not None:
         if workers or servers:
-            raise ValueError("worker_count: it names workers and servers already; leave it out or them.")
+            raise ValueError("worker_count: it names workers and servers already; leave out worker_count, or both lists.")
         workers, servers = names[: table.worker_count], names[table.worker_count :]
     for role, members in (("workers", workers), ("servers", servers)):
         if not members:
@@ -321,13 +300,13 @@ def _start(scenario: Scenario, made: Workload | None) -> Setting:
 
 
 def _evenly(start: Setting, batch: int, cluster: Cluster) -> Setting:
-    """The start with one mini-batch of all workers together shared out evenly among their devices that can compute."""
+    """The start with the global mini-batch divided evenly among those devices of the workers that can compute."""
     if start.loads:
-        raise ValueError("global_batch_size: loads say already how it is shared out; leave it out or them.")
+        raise ValueError("global_batch_size: loads say already how the batch is divided; leave out one of the two.")
     kinds = dict(cluster.nodes)
     devices = [(w, bool(device.speed)) for w in start.workers if w in kinds for device in kinds[w].devices]
     if not any(able for _, able in devices):
-        return start  # what is wrong with such workers is said by the space's check
+        return start  # the check of the space reports what is wrong with such workers
     rows: dict[str, tuple[int, ...]] = {}
     for (worker, _), samples in zip(devices, shared_out([able for _, able in devices], batch), strict=True):
         rows[worker] = (*rows.get(worker, ()), samples)
@@ -349,7 +328,7 @@ def _space(scenario: Scenario, made: Workload | None) -> Space:
 
 
 def _knobs(free: Mapping[str, KnobTable], cluster: Cluster) -> Iterator[Knob]:
-    """The knobs of [free]; one of a family that ends in "/*" stands for one knob per node, or per able device."""
+    """The knobs of [free]. A name that ends in "/*" means one knob per node, or per device that can compute."""
     for name, table in free.items():
         family, _, star = name.rpartition("/")
         members = [node for node, _ in cluster.nodes]
@@ -391,7 +370,7 @@ def _finite(table: BudgetTable) -> BudgetTable:
 
 
 def _at(origin: Path, table: str, make: Callable[[], T]) -> T:
-    """What `make` makes, or its complaint with file and table before it."""
+    """Call `make`; put file and table in front of the message if it raises ValueError."""
     try:
         return make()
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""The tables of a scenario's file, and what is said about one that does not fit them: [table] key: what is wrong.
+"""The format of a scenario's file, as structs, and the error messages for a file that does not fit it.
 
-These structs are the format: every key that a file may have is a field here, with its unit in its name.
+Every key that a file may have is a field here, with its unit in its name. Messages read "[table] key: what is wrong".
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from simulators.reconfiguration.plan import Costs
 from tuners.actions import Scalar
 
 __all__ = [
+    "TABLES",
     "BudgetTable",
     "ClusterTable",
     "KnobTable",
@@ -52,7 +53,7 @@ class ClusterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: tuple[NodeGroup, ...]
     discipline: Literal["maxmin", "fifo", "uneven"] = "maxmin"
     latency_seconds: _Amount = 0.0
-    profiles: str | None = None  # a file of node types of one's own, relative to the scenario's
+    profiles: str | None = None  # a file with the user's own node types; the path is relative to the scenario's file
 
 
 class WorkloadTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,18 +61,18 @@ class WorkloadTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     overrides: dict[str, Any] = {}
-    data: str | None = None  # relative to the scenario's file
-    file: str | None = None  # of workloads of one's own, likewise; one that `harness calibrate` wrote, say
+    data: str | None = None  # a folder; the path is relative to the scenario's file
+    file: str | None = None  # the user's own workloads (as `harness calibrate` writes them); relative, too
 
 
 class StartTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[start]: the fields of a `Setting`; what is left out is the workload's own choice or the setting's default."""
+    """[start]: the fields of a `Setting`. A missing key has the workload's value or the default of `Setting`."""
 
-    worker_count: Annotated[int, msgspec.Meta(ge=0)] | None = None  # the first so many are workers, the others servers
+    worker_count: Annotated[int, msgspec.Meta(ge=0)] | None = None  # the first N nodes are workers, the others servers
     workers: tuple[str, ...] = ()
     servers: tuple[str, ...] = ()
     batch_size: int | None = None
-    global_batch_size: _Count | None = None  # of all workers together, shared out evenly among their devices
+    global_batch_size: _Count | None = None  # samples of all workers together, divided evenly among their devices
     loads: tuple[tuple[int, ...], ...] = ()
     data_shares: tuple[float, ...] = ()
     model_shares: tuple[float, ...] = ()
@@ -99,7 +100,7 @@ class TargetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     metric: Literal["accuracy", "loss", "clocks", "samples"]
     value: float
-    check_clocks: _Count = 50  # validate after every so many pushes
+    check_clocks: _Count = 50  # pushes between two validations
 
 
 class BudgetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,16 +118,15 @@ class SeedsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RecordedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[recorded]: recorded runs answer in place of the simulator; see `traces.replay`."""
 
-    trace: str  # a trace, or a folder that has some, relative to the scenario's file
-    workload: str  # of its runs, those of this one
-    start: dict[
-        str, Scalar
-    ] = {}  # by knob, as "option/workers": what the job begins under; what is left out is the first run's
-    samples: _Count = 1  # training data, for tuners that count epochs
+    trace: str  # a trace, or a folder of traces; the path is relative to the scenario's file
+    workload: str  # only the runs of this workload are used
+    # The start setting, by knob ("option/workers", for example). A missing knob has the value of the first run.
+    start: dict[str, Scalar] = {}
+    samples: _Count = 1  # training samples, for tuners that count epochs
 
 
 class RecordedTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole file of a scenario of recorded runs: cluster, knobs and conditions are theirs."""
+    """The whole file of a scenario of recorded runs, which bring their own cluster, knobs and conditions."""
 
     summary: str
     recorded: RecordedTable
@@ -150,7 +150,7 @@ class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seeds: SeedsTable = SeedsTable()
 
 
-_TABLES: dict[str, Any] = {
+TABLES: dict[str, Any] = {
     "": Tables,
     "recorded": RecordedTable,
     "cluster": ClusterTable,
@@ -171,17 +171,18 @@ _TABLES: dict[str, Any] = {
     **{f"conditions.replay.{role}": Recording for role in Replay.__struct_fields__},
     "costs": Costs,
 }
+"""The struct of every table, by the table's name in messages; "" is the whole file."""
 
 
 def read(text: str) -> Tables | RecordedTables:
-    """The tables of a scenario's `text`. Raises ValueError, naming table and key, where they do not fit."""
+    """Parse a scenario's `text`. Raises ValueError, which names table and key, if it does not fit the format."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"it is no TOML: {error}.") from None
     free = table.get("free", {})
     for name, knob in free.items() if isinstance(free, dict) else ():
-        # One by one, because a complaint about a dictionary does not say which of its keys it is about.
+        # One by one, because msgspec's message about a dictionary does not name the key.
         try:
             msgspec.convert(knob, KnobTable)
         except msgspec.ValidationError as error:
@@ -195,14 +196,14 @@ def read(text: str) -> Tables | RecordedTables:
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """Advice on a name that is not `known`: those it may have meant, or all there are."""
+    """Advice on an unknown name: similar `known` names, or all of them."""
     names = list(known)
     close = get_close_matches(name, names, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(close)}?" if close else f"choose one of {', '.join(names)}."
 
 
 def _explained(message: str, given: Any, root: str = "", kind: type[Any] = Tables) -> str:
-    """A complaint of msgspec's about what was `given` as the table `root`: "[table] key: expected, given, near matches"."""
+    """Rewrite msgspec's message about the table `root` as "[table] key: expected, given, similar names"."""
     said, _, path = message.partition(" - at `$")
     value = _value(given, path.rstrip("`"))
     path = re.sub(r"\[[^\]]*\]", "", path.rstrip("`"))
@@ -211,14 +212,14 @@ def _explained(message: str, given: Any, root: str = "", kind: type[Any] = Table
     if unknown and kind is RecordedTables and not path:
         return f"{_place(path, unknown[1])}: recorded runs say that themselves; leave it out."
     if unknown:
-        return f"{_place(path, unknown[1])}: there is no such key; {near(unknown[1], _TABLES[path].__struct_fields__)}"
+        return f"{_place(path, unknown[1])}: there is no such key; {near(unknown[1], TABLES[path].__struct_fields__)}"
     missing = re.search(r"missing required field `(.*)`", said)
     if missing:
         return f"{_place(path, missing[1])}: it is missing; every scenario says this."
     said = said[0].lower() + said[1:]
     parent, _, key = path.rpartition(".")
     if "enum value" in said:
-        choices = next(f.type.values for f in msgspec.inspect.type_info(_TABLES[parent]).fields if f.name == key)  # type: ignore[attr-defined]
+        choices = next(f.type.values for f in msgspec.inspect.type_info(TABLES[parent]).fields if f.name == key)  # type: ignore[attr-defined]
         return f"{_place(parent, key)}: {said}; choose one of {', '.join(map(str, choices))}."
     note = "; numbers are written without quotes, in the unit that the key names" if "got `str`" in said else ""
     said = said.replace(" | null", "")  # a file has no null: what is left out has its default
@@ -227,7 +228,7 @@ def _explained(message: str, given: Any, root: str = "", kind: type[Any] = Table
 
 
 def _value(given: Any, path: str) -> Any:
-    """What stands at msgspec's `path` (".cluster.nodes[0].count"), None where that cannot be told."""
+    """The value at msgspec's `path` (".cluster.nodes[0].count"); None if there is none."""
     for step in re.findall(r"[^.\[\]]+", path):
         try:
             given = given[int(step) if isinstance(given, list) else step]
@@ -237,7 +238,7 @@ def _value(given: Any, path: str) -> Any:
 
 
 def _place(path: str, key: str) -> str:
-    """ "[table] key"; a key at the top of the file may be a table itself."""
+    """Format as "[table] key"; a key at the top of the file may be a table itself."""
     if path:
         return f"[{path}] {key}".rstrip()
-    return f"[{key}]" if key in _TABLES else key
+    return f"[{key}]" if key in TABLES else key

@@ -1,11 +1,11 @@
-"""Instances as RLP draws them: from one seed a cluster with its stragglers, a network of some depth, and half of the data.
+"""Draw RLP's training instances: from one seed a cluster with stragglers, a network of some depth, and half of the data.
 
 Zhu et al. 2020, Section 4, "Instance Generation Method": each of k workers sleeps with probability 0.3, for a normally
 distributed time; the network has h in {0, 1, 2, 3} hidden layers of 256; half of the data is drawn; batches of 16. Table 1's
-step times say what the text does not: workers that do not sleep take 4.8 s, and the four that do take 4.4, 5.3, 10.6 and
-17.4 s longer *on average over a run*, so each straggler has a mean of its own, drawn once (mean 9.4 s, deviation 6.0 s).
+step times complete the text: workers that do not sleep take 4.8 s, and the four that do take 4.4, 5.3, 10.6 and 17.4 s
+longer *on average over a run*, so each straggler has its own mean, drawn once (mean 9.4 s, deviation 6.0 s).
 
-Instances of equal depth and equally many workers have equal shapes: they share one compiled engine, and can be its lanes.
+Instances of equal depth and equally many workers have equal shapes: they share one compiled engine and can be its lanes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from simulators.reconfiguration.control_plane import Cluster
 from simulators.workloads.catalogue import Workload, workload
 from tuners.actions import Setting, SyncPolicy, Target
 
-__all__ = ["STRAGGLERS", "Instance", "Kind", "draw", "stacked"]
+__all__ = ["STRAGGLERS", "Instance", "InstanceKind", "draw", "stacked"]
 
 STRAGGLERS = Stragglers(mean_seconds=9.4, spread_seconds=6.0, sd_seconds=1.0, probability=0.3)
 _CONDITIONS = Conditions(jitter=0.1, stragglers=STRAGGLERS)
@@ -38,32 +38,32 @@ _TARGET = Target("accuracy", 0.88)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """What instances are drawn from. The defaults are the paper's where it gives a figure."""
+class InstanceKind:
+    """The distribution that instances are drawn from. The defaults are the paper's if it gives a figure."""
 
     workload: str = "rlp-digits"
     overrides: Mapping[str, Any] = field(
         default_factory=lambda: MappingProxyType({})
     )  # as `simulators.workloads.catalogue.workload`
-    data: Path | None = None  # of a workload that reads files
-    depths: tuple[int, ...] = (0, 1, 2, 3)  # hidden layers, drawn uniformly; () leaves the workload's own model
-    units: int = 256  # of each
+    data: Path | None = None  # folder of a workload that reads files
+    depths: tuple[int, ...] = (0, 1, 2, 3)  # hidden layers, drawn uniformly; () keeps the workload's own model
+    units: int = 256  # per hidden layer
     workers: int = 10
     fraction: float = 0.5  # of the workload's training data that an instance draws
     conditions: Conditions = _CONDITIONS
     target: Target = _TARGET
-    evaluate_clocks: int = 10  # pushes between two looks at the target
+    evaluate_clocks: int = 10  # pushes between two validations
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One instance: what does not depend on the policy. `begin` puts it under one."""
+    """One instance, without a policy; `begin` makes a run of it under a policy."""
 
     seed: int
     depth: int  # -1: the workload's own model
     straggles: tuple[bool, ...]  # per worker
     ground: Ground
-    parameters: Any  # at the beginning
+    parameters: Any  # at time 0
 
     def begin(self, policy: SyncPolicy) -> Branch:
         """The instance at time 0: `.program`, `.plant` and `.state` are what `engine.advance` takes, with `ground.data`."""
@@ -71,10 +71,10 @@ class Instance:
         return first_branch(self.ground, self.ground.job.start, policy, nobody_slowed, self.parameters)
 
 
-def draw(kind: Kind, seed: int, *, depth: int | None = None) -> Instance:
-    """The instance of that seed; with `depth`, one of that depth that is otherwise the same.
+def draw(kind: InstanceKind, seed: int, *, depth: int | None = None) -> Instance:
+    """The instance of a seed. With `depth`, its network has that depth, and the rest is the same.
 
-    Raises ValueError where the workload cannot be made so.
+    Raises ValueError if the workload cannot be made.
     """
     if kind.workers < 1:
         raise ValueError(f"Cannot draw an instance of {kind.workers} workers: give at least 1.")
@@ -96,16 +96,16 @@ def draw(kind: Kind, seed: int, *, depth: int | None = None) -> Instance:
 
 
 def stacked(branches: Sequence[Branch]) -> tuple[Data, Plant, State]:
-    """Branches of equal shapes as the lanes of one engine: every array with a leading lane axis, validation data shared."""
+    """Stack branches of equal shapes as lanes of one engine: arrays get a leading lane axis; validation data is shared."""
     data = [b.ground.data for b in branches]
     train, plants, states = (
-        jax.tree.map(lambda *leaves: np.stack(leaves), *rows)  # on the host, where no stack needs compiling
+        jax.tree.map(lambda *leaves: np.stack(leaves), *rows)  # NumPy, because JAX would compile each stack
         for rows in ([d.train for d in data], [b.plant for b in branches], [b.state for b in branches])
     )
     return Data(train, data[0].valid), plants, states
 
 
-def _workload(kind: Kind, depth: int | None) -> Workload:
+def _workload(kind: InstanceKind, depth: int | None) -> Workload:
     hidden = {} if depth is None else {"model.hidden": (kind.units,) * depth}
     return workload(kind.workload, {**hidden, **kind.overrides}, kind.data)
 

@@ -1,13 +1,14 @@
-"""Training RLP's policy: whole runs of drawn instances, one after another or in lanes, with checkpoints between them.
+"""Train RLP's policy on whole runs of drawn instances, one after another or in lanes, with checkpoints between runs.
 
-First the fixed policies that the paper pre-trains on, each on the same instances (Zhu et al. 2020, Section 4: BSP, ASP and
-SSP with s = 2, 5, 8, on 100 instances each), taken in turn, so that none is learned last; then episodes under the policy
-that learns. All learning happens in compiled code, within the engine (`tuners.rlp.dqn`); here instances are drawn, and what
-was learned is carried on. It depends on the plan alone: a training that was resumed ends with the same bytes.
+First come runs under the fixed policies of the paper's pre-training, each on the same instances (Zhu et al. 2020, Section 4:
+BSP, ASP and SSP with s = 2, 5, 8, on 100 instances each). The policies take turns, so that the learner does not end with a
+long series of one of them. Then come episodes under the policy that learns. All learning is compiled code within the engine
+(`tuners.rlp.dqn`); this module draws the instances and passes the learner from run to run. The result depends only on the
+plan: a training that was interrupted and resumed ends with the same bytes.
 
-In one lane an episode learns while it runs, as Algorithm 2 has it. In more, rounds of that many instances of one kind run
-side by side under `vmap`, by what was known when the round began; then the one learner learns from them all, in order, as
-many steps as it would have (`tuners.rlp.dqn`).
+With one lane, an episode learns while it runs, as in Algorithm 2. With more, a round of that many instances of equal depth
+runs side by side under `vmap`, with the network as it was when the round began; then the one learner learns from all of
+them, in order, with the same number of steps (`tuners.rlp.dqn`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from harness.training.instances import STRAGGLERS, Instance, Kind, draw, stacked
+from harness.training.instances import STRAGGLERS, Instance, InstanceKind, draw, stacked
 from simulators.engine import loop
 from tuners import policies
 from tuners.actions import Scalar, SyncPolicy, Target
@@ -33,31 +34,41 @@ from tuners.rlp.dqn import Learner
 from tuners.rlp.options import Options
 from tuners.rlp.tuner import Trained
 
-__all__ = ["PRETRAINING", "Plan", "Told", "checkpoint", "read_options", "train"]
+__all__ = [
+    "CHECKPOINT_RUNS",
+    "PRETRAINING",
+    "Round",
+    "TrainingPlan",
+    "TrainingProgress",
+    "checkpoint",
+    "next_round",
+    "read_options",
+    "train",
+]
 
 PRETRAINING = (policies.bsp(), policies.asp(), *(policies.ssp_as_printed(s) for s in (2, 5, 8)))
 _SCHEMA, _VERSION = "rlp-training", 1
-_EVERY = 50  # runs between two checkpoints
-_FIRST_SEED = 10**6  # of instances to train on; those below are left for tests
+CHECKPOINT_RUNS = 50  # runs between two checkpoints
+_FIRST_SEED = 10**6  # of instances to train on; lower seeds are for evaluation, so that no policy is tested on what it saw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What is learned from, how, and for how long. Raises ValueError for what makes no sense."""
+class TrainingPlan:
+    """What a training learns from, how, and for how long. Raises ValueError for values that are out of range."""
 
     workload: str = "rlp-digits"
     data: str = ""  # folder of a workload that reads files
     depths: tuple[int, ...] = (0, 1, 2, 3)  # hidden layers, drawn for every instance
-    rates: tuple[float, ...] = ()  # the learning rate that goes with each of them; (): the workload's own
-    sleeps: tuple[float, ...] = ()  # seconds that stragglers sleep on average, with each of them; (): the paper's
-    skew: float = 0.0  # of the classes that workers hold, as a workload's: 0 deals the data out at random
+    rates: tuple[float, ...] = ()  # learning rate for each depth; (): the workload's own
+    sleeps: tuple[float, ...] = ()  # mean seconds that stragglers sleep, for each depth; (): the paper's
+    skew: float = 0.0  # how unevenly classes are distributed over workers, 0 (at random) to 1
     workers: int = 10
-    accuracy: float = 0.88  # that ends a run
+    accuracy: float = 0.88  # the target of a run
     instances: int = 1000  # to learn on
-    episodes: int = 1000  # where they are more than the instances, these come again
+    episodes: int = 1000  # if more than the instances, these are used again
     pretrain: int = 100  # instances for each of the fixed policies
-    most_pushes: int = 1500  # of a run; one that has not converged by then is cut short
-    lanes: int = 1  # runs at once
+    most_pushes: int = 1500  # of a run; a run without convergence is cut short here
+    lanes: int = 1  # runs at the same time
     seed: int = 0
     options: Options = field(default_factory=Options)
 
@@ -76,16 +87,16 @@ class Plan:
 
     @property
     def runs(self) -> int:
-        """Of all, those for pre-training included."""
+        """The number of all runs, pre-training included."""
         return self.pretrain * len(PRETRAINING) + self.episodes
 
     def about(self) -> dict[str, Any]:
-        """The plan as plain facts; nothing of lanes where there is one, as before there were any."""
+        """The plan as plain values. One lane is left out: files written before there were lanes must compare equal."""
         facts = asdict(self) | {name: list(getattr(self, name)) for name in ("depths", "rates", "sleeps")}
         return {name: value for name, value in facts.items() if name != "lanes" or value > 1}
 
     def command(self) -> str:
-        """What makes the same policy again."""
+        """The command that makes the same policy again."""
         usual = Options()
         changed = {f.name: getattr(self.options, f.name) for f in fields(Options)}
         learning = ",".join(f"{name}={_word(value)}" for name, value in changed.items() if value != getattr(usual, name))
@@ -98,14 +109,14 @@ class Plan:
         return " ".join(["harness train", *words])
 
     def instance(self, number: int, *, like: int | None = None) -> Instance:
-        """An instance of this plan, by its number, of its own depth, or of that which the instance number `like` has.
+        """The instance of that number; with `like`, it has the depth of the instance of that other number.
 
-        Raises ValueError where the workload cannot be made so.
+        Raises ValueError if the workload cannot be made.
         """
         first = _FIRST_SEED * (self.seed + 1)
         seed, drawing = first + number, first + (number if like is None else like)
         at = int(np.random.default_rng([drawing, 6]).integers(len(self.depths)))
-        kind = Kind(
+        kind = InstanceKind(
             workload=self.workload,
             data=Path(self.data) if self.data else None,
             depths=(self.depths[at],),
@@ -116,8 +127,8 @@ class Plan:
         return draw(_sleeping(kind, self.sleeps[at]) if self.sleeps else kind, seed)
 
 
-def _sleeping(kind: Kind, mean_seconds: float) -> Kind:
-    """The kind with stragglers that sleep so long on average, their deviations in proportion to the paper's."""
+def _sleeping(kind: InstanceKind, mean_seconds: float) -> InstanceKind:
+    """The kind with another mean sleep of stragglers; the deviations keep the paper's proportion to the mean."""
     factor = mean_seconds / STRAGGLERS.mean_seconds
     deviations = {name: getattr(STRAGGLERS, name) * factor for name in ("spread_seconds", "sd_seconds")}
     stragglers = msgspec.structs.replace(STRAGGLERS, mean_seconds=mean_seconds, **deviations)
@@ -125,7 +136,7 @@ def _sleeping(kind: Kind, mean_seconds: float) -> Kind:
 
 
 def read_options(given: Iterable[tuple[str, Scalar]]) -> Options:
-    """Options by name, as the command line has them. Raises ValueError for one that is not there, or of the wrong kind."""
+    """Options from the command line. Raises ValueError for an unknown name or a value of the wrong type."""
     kinds: dict[str, type[Any]] = {f.name: type(f.default) for f in fields(Options)}
     read: dict[str, Any] = {}
     for name, value in given:
@@ -140,7 +151,7 @@ def read_options(given: Iterable[tuple[str, Scalar]]) -> Options:
 
 
 def _word(value: object) -> str:
-    """An option's value as the command line takes it."""
+    """Format an option's value for the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -149,11 +160,11 @@ def _word(value: object) -> str:
 _KINDS = {float: "a number", int: "a whole number", str: "a word", bool: "true or false"}
 
 
-class Told(NamedTuple):
-    """Of a run that is over."""
+class TrainingProgress(NamedTuple):
+    """A run of the training is over."""
 
     run: int  # its number, from 1
-    runs: int  # of the whole training
+    runs: int  # in the whole training
     policy: str
     pushes: int
     seconds: float  # simulated
@@ -161,29 +172,31 @@ class Told(NamedTuple):
 
 
 class _Training(NamedTuple):
-    """Where a training stands between two runs."""
+    """The state of a training between two runs."""
 
     learner: Learner
-    endings: tuple[int, ...]  # runs by how they ended, in the order of `_ENDINGS`
+    endings: tuple[int, ...]  # number of runs by how they ended, in the order of `_ENDINGS`
 
     @property
     def runs(self) -> int:
         return sum(self.endings)
 
 
-_ENDINGS = ("cut short", *loop.STATUSES[1:])  # a run that is still running is one that was cut short
+_ENDINGS = ("cut short", *loop.STATUSES[1:])  # a run that is still "running" at its last push was cut short
 
 
 def checkpoint(out: Path) -> Path:
-    """Where a training that leads to `out` keeps what it has learned so far."""
+    """The path of the checkpoint of a training that writes to `out`."""
     return out.with_name(out.name + ".checkpoint")
 
 
-def train(plan: Plan, out: Path, *, resume: bool = False, watch: Callable[[Told], None] = lambda _: None) -> Trained:
-    """Carry out `plan` and write the policy to `out`, on from its checkpoint if there is one and it is wanted.
+def train(
+    plan: TrainingPlan, out: Path, *, resume: bool = False, watch: Callable[[TrainingProgress], None] = lambda _: None
+) -> Trained:
+    """Carry out `plan` and write the policy to `out`; with `resume`, continue from a checkpoint if there is one.
 
-    Raises ValueError where `out` is there already, or the checkpoint is of another plan, and RuntimeError for a training
-    that diverges. KeyboardInterrupt passes, and leaves a checkpoint.
+    Raises ValueError if `out` exists already or the checkpoint belongs to another plan, and RuntimeError if the training
+    diverges. KeyboardInterrupt is passed on, after a checkpoint is written.
     """
     if out.exists():
         raise ValueError(f"Cannot write {out}: it is there already; remove it, or name another file.")
@@ -195,10 +208,10 @@ def train(plan: Plan, out: Path, *, resume: bool = False, watch: Callable[[Told]
     try:
         while at.runs < plan.runs:
             before, at = at.runs, _next(plan, at, watch)
-            if at.runs // _EVERY > before // _EVERY:
-                _write(kept, _frozen(plan, at))
+            if at.runs // CHECKPOINT_RUNS > before // CHECKPOINT_RUNS:
+                _write(kept, _checkpoint_bytes(plan, at))
     except KeyboardInterrupt:
-        _write(kept, _frozen(plan, at))
+        _write(kept, _checkpoint_bytes(plan, at))
         raise
     endings = dict(zip(_ENDINGS, at.endings, strict=True))
     about = {"command": plan.command(), "seed": plan.seed, "plan": plan.about(), "endings": endings}
@@ -208,29 +221,29 @@ def train(plan: Plan, out: Path, *, resume: bool = False, watch: Callable[[Told]
     return made
 
 
-class _Round(NamedTuple):
-    """Runs that no learning comes between: in one lane, one run."""
+class Round(NamedTuple):
+    """Runs without learning between them; with one lane, a single run."""
 
-    fixed: SyncPolicy | None  # to learn from before all episodes
-    first: int  # instance; the others follow it, and are of its depth
+    fixed: SyncPolicy | None  # in pre-training; None for episodes
+    first: int  # number of the first instance; the others follow it and get its depth
     size: int
 
 
-def _round(plan: Plan, runs: int) -> _Round:
-    """What comes after so many: the fixed policies in turn as long as that lasts, then episodes."""
+def next_round(plan: TrainingPlan, runs: int) -> Round:
+    """The next round after so many runs: pre-training with the fixed policies in turn, then episodes."""
     episode = runs - plan.pretrain * len(PRETRAINING)
     if episode < 0:
         group, within = divmod(runs, plan.lanes * len(PRETRAINING))
         first = group * plan.lanes
         size = min(plan.lanes, plan.pretrain - first)
-        return _Round(PRETRAINING[within // size], plan.instances + first, size)
+        return Round(PRETRAINING[within // size], plan.instances + first, size)
     first = episode % plan.instances
-    return _Round(None, first, min(plan.lanes, plan.instances - first, plan.episodes - episode))
+    return Round(None, first, min(plan.lanes, plan.instances - first, plan.episodes - episode))
 
 
-def _next(plan: Plan, at: _Training, watch: Callable[[Told], None]) -> _Training:
-    """One more round, and what there is to learn from it, run by run."""
-    upcoming = _round(plan, at.runs)
+def _next(plan: TrainingPlan, at: _Training, watch: Callable[[TrainingProgress], None]) -> _Training:
+    """Play one more round and learn from it, run by run."""
+    upcoming = next_round(plan, at.runs)
     policies = [_policy(plan, upcoming, at, lane) for lane in range(upcoming.size)]
     for policy, clock in zip(policies, _played(plan, upcoming, policies), strict=True):
         learner = _learned(plan, upcoming, at.learner, clock)
@@ -241,11 +254,11 @@ def _next(plan: Plan, at: _Training, watch: Callable[[Told], None]) -> _Training
             )
         status = int(clock.status)
         at = _Training(learner, tuple(n + (i == status) for i, n in enumerate(at.endings)))
-        watch(Told(at.runs, plan.runs, policy.name, int(clock.pushes), float(clock.seconds), _ENDINGS[status]))
+        watch(TrainingProgress(at.runs, plan.runs, policy.name, int(clock.pushes), float(clock.seconds), _ENDINGS[status]))
     return at
 
 
-def _policy(plan: Plan, upcoming: _Round, at: _Training, lane: int) -> SyncPolicy:
+def _policy(plan: TrainingPlan, upcoming: Round, at: _Training, lane: int) -> SyncPolicy:
     if upcoming.fixed is not None:
         return dqn.recording(upcoming.fixed, plan.options, plan.most_pushes)
     if plan.lanes == 1:
@@ -253,8 +266,8 @@ def _policy(plan: Plan, upcoming: _Round, at: _Training, lane: int) -> SyncPolic
     return dqn.exploring(plan.options, at.learner, at.runs + lane, plan.most_pushes)
 
 
-def _learned(plan: Plan, upcoming: _Round, learner: Learner, clock: loop.Clock) -> Learner:
-    """What the learner has come to when such a run is over."""
+def _learned(plan: TrainingPlan, upcoming: Round, learner: Learner, clock: loop.Clock) -> Learner:
+    """The learner after one run."""
     options, final, lost = plan.options, int(clock.status) != 0, _lost_seconds(plan, clock)
     if upcoming.fixed is not None:
         learner = dqn.pretrained(options, learner, dqn.recorded(clock.policy, lost_seconds=lost, options=options))
@@ -265,23 +278,23 @@ def _learned(plan: Plan, upcoming: _Round, learner: Learner, clock: loop.Clock) 
     return learner
 
 
-def _played(plan: Plan, upcoming: _Round, policies: Sequence[SyncPolicy]) -> list[loop.Clock]:
-    """A round's instances run under the policies to their ends."""
+def _played(plan: TrainingPlan, upcoming: Round, policies: Sequence[SyncPolicy]) -> list[loop.Clock]:
+    """Play a round: each instance under its policy, to the end."""
     instances = [plan.instance(upcoming.first + i, like=upcoming.first) for i in range(upcoming.size)]
     runs = [instance.begin(policy) for instance, policy in zip(instances, policies, strict=True)]
     until = (np.int32(plan.most_pushes), np.float64(np.inf))
     if plan.lanes == 1:
         args = (runs[0].program, instances[0].ground.data, runs[0].plant, runs[0].state)
         return [loop.advance(*args, *until, rows=plan.most_pushes)[0].clock]
-    # A round that is not full repeats a run, so that all rounds share one compiled engine.
+    # An incomplete round repeats runs, so that all rounds have the same shapes and share one compiled engine.
     lanes = stacked((runs * plan.lanes)[: plan.lanes])
     states, _, _ = loop.advance_lanes(runs[0].program, *lanes, *until, rows=plan.most_pushes, own_data=True)
     clocks = jax.device_get(states.clock)
     return [jax.tree.map(itemgetter(lane), clocks) for lane in range(upcoming.size)]
 
 
-def _lost_seconds(plan: Plan, clock: loop.Clock) -> float:
-    """Those that a run would still have had where it broke down."""
+def _lost_seconds(plan: TrainingPlan, clock: loop.Clock) -> float:
+    """Seconds that count as lost if a run diverged or deadlocked: its missing pushes, at the pace so far."""
     pushes, seconds = max(int(clock.pushes), 1), float(clock.seconds)
     lost = loop.STATUSES[int(clock.status)] not in ("running", "target")
     return seconds / pushes * (plan.most_pushes - pushes) if lost else 0.0
@@ -294,15 +307,15 @@ def _finite(tree: Any) -> bool:
 # ---------------------------------------------------------------------------------------------------------- checkpoints
 
 
-def _frozen(plan: Plan, at: _Training) -> bytes:
+def _checkpoint_bytes(plan: TrainingPlan, at: _Training) -> bytes:
     leaves = {f"leaf{i:03}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(at.learner))}
     return policy_file.pack(_SCHEMA, _VERSION, {"plan": plan.about(), "endings": at.endings}, leaves)
 
 
-def _restored(plan: Plan, path: Path, nothing: _Training) -> _Training:
-    """Where the training stood that began with `nothing`.
+def _restored(plan: TrainingPlan, path: Path, nothing: _Training) -> _Training:
+    """Read the state of a training from its checkpoint; `nothing` is a training's first state, which has the same structure.
 
-    Raises ValueError for a checkpoint that is damaged, or of another plan.
+    Raises ValueError if the checkpoint is damaged or belongs to another plan.
     """
     refusal, way_out = f"Cannot resume from {path}", "remove it to begin anew"
     about, leaves = policy_file.unpack(path.read_bytes(), _SCHEMA, _VERSION, refusal, way_out)
@@ -318,7 +331,7 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """All of it or nothing."""
+    """Write the whole file or, if interrupted, nothing."""
     part = path.with_name(path.name + ".part")
     part.parent.mkdir(parents=True, exist_ok=True)
     part.write_bytes(data)

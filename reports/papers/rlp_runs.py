@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.training.instances import Instance, Kind, draw
+from harness.training.instances import Instance, InstanceKind, draw
 from simulators.cluster.conditions import Stragglers, straggling
 from simulators.engine import loop
 from tuners import policies
@@ -60,7 +60,7 @@ CLOUDS |= {
     "demand.message_seconds": 0.0,
     "demand.apply_seconds": 0.0,
 }
-_EVEN = msgspec.structs.replace(Kind().conditions, stragglers=None)
+_EVEN = msgspec.structs.replace(InstanceKind().conditions, stragglers=None)
 _MILD = msgspec.structs.replace(_EVEN, stragglers=Stragglers(1.5, 0.5, probability=0.3, spread_seconds=0.5))
 CLASSES = ("edge", "mild", "even", "skewed", "paper")
 
@@ -94,7 +94,7 @@ class Ratio(NamedTuple):
     failed: int
 
 
-def kind(name: str, depth: int, *, workers: int = 10, data: str = "rlp-digits") -> Kind:
+def kind(name: str, depth: int, *, workers: int = 10, data: str = "rlp-digits") -> InstanceKind:
     """`paper`: as the paper says, with mixed data and rate 0.01. `edge`: the rate at which BSP just fails to converge.
     `mild`: 0.85 of that, and stragglers that sleep for a third of a step; `even`: the same, and none. `skewed`: the paper's
     rate, and data dealt out by class."""
@@ -104,7 +104,7 @@ def kind(name: str, depth: int, *, workers: int = 10, data: str = "rlp-digits") 
     overrides: dict[str, Any] = {"learning_rate": rate, "skew": float(name == "skewed")}
     if clouds:
         overrides |= CLOUDS
-    made = Kind(workload=data, overrides=overrides, workers=workers)
+    made = InstanceKind(workload=data, overrides=overrides, workers=workers)
     return replace(made, conditions={"even": _EVEN, "mild": _MILD}.get(name, made.conditions))
 
 
@@ -119,7 +119,7 @@ def with_stragglers(wanted: int, count: int, first: int) -> list[int]:
 
     def stragglers(seed: int) -> int:
         nodes = (*(f"w{i}" for i in range(10)), "server")
-        return int(straggling(Kind().conditions, nodes, np.random.default_rng([seed, 1]))[:-1].sum())
+        return int(straggling(InstanceKind().conditions, nodes, np.random.default_rng([seed, 1]))[:-1].sum())
 
     return list(islice((seed for seed in itertools.count(first) if stragglers(seed) == wanted), count))
 
@@ -239,8 +239,8 @@ def oracle(found: Sequence[Run], names: Sequence[str]) -> dict[tuple[int, int], 
 
 def staleness_of(seed: int, policy: SyncPolicy, *, stragglers: bool, pushes: int = 1500) -> NDArray[np.int64]:
     """Of every push on one instance's cluster, whatever is learned there."""
-    around = Kind().conditions if stragglers else _EVEN
-    idle = Kind(depths=(0,), units=4, target=Target("clocks", pushes), evaluate_clocks=2**30, conditions=around)
+    around = InstanceKind().conditions if stragglers else _EVEN
+    idle = InstanceKind(depths=(0,), units=4, target=Target("clocks", pushes), evaluate_clocks=2**30, conditions=around)
     _, table = table_of(draw(idle, seed), policy)
     return table[:, 7].astype(np.int64)
 

@@ -1,4 +1,4 @@
-"""Shows the ratios of the benchmarks, and what each should reach, after a run."""
+"""Prints the ratios of the benchmarks after a run, with the ratio that each should reach."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def dataset(features: int) -> Dataset:
 
 
 def engine_job(features: int, hidden: tuple[int, ...], workers: int, policy: SyncPolicy) -> EngineJob:
-    """Workers whose compute time jitters by 20 %, servers that carry four workers at full speed: nothing is switched off."""
+    """Workers whose compute time jitters by 20 %, servers with bandwidth for four workers: nothing is switched off."""
     proxy = make_proxy(Mlp(hidden=hidden) if hidden else Logistic(), dataset(features))
     data = learning.Data(tuple(map(jnp.asarray, proxy.train)), tuple(map(jnp.asarray, proxy.valid)))
     model = learning.Model(proxy.losses, proxy.correct, "sgd", "each", BATCH)
@@ -124,7 +124,7 @@ class SharedLink:
         self._since, self._changes = 0.0, 0
 
     def transfer(self, size: float) -> simpy.Event:
-        """An event that comes when `size` bytes are through."""
+        """An event that occurs when `size` bytes are transferred."""
         self._progress()
         done = self._env.event()
         self._left[done] = size
@@ -147,7 +147,7 @@ class SharedLink:
 
     def _end_of_next(self, change: int, done: simpy.Event) -> Generator[simpy.Event, Any, None]:
         yield self._env.timeout(max(self._left[done], 0.0) / self._rate())
-        if change == self._changes:  # nobody came or went meanwhile
+        if change == self._changes:  # no transfer has started or ended meanwhile
             self._progress()
             del self._left[done]
             self._plan()
@@ -155,7 +155,7 @@ class SharedLink:
 
 
 def plain_simpy(job: EngineJob, workers: int, pushes: int) -> Callable[[], list[tuple[float, int, int, float]]]:
-    """The way one would write it at first: SimPy processes, a jitted gradient at every pull, a jitted update at every push.
+    """The straightforward way: SimPy processes, a jitted gradient at every pull, a jitted update at every push.
 
     The same job as the engine's: shared bandwidth both ways, jitter, staleness, a record per push.
     """

@@ -1,4 +1,4 @@
-"""What the benchmarks of the live backend time: a job whose workers compute nothing, and as many bytes back and forth."""
+"""What the live benchmarks time: a job whose workers compute nothing, and bare pyzmq with the same bytes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Idle(Spec):
 
 
 class LiveJob:
-    """A live job that rests, and trains for so many pushes when it is asked to."""
+    """A live job that is idle until it is asked for a number of pushes."""
 
     def __init__(self, processes: launch.JobProcesses, size: int) -> None:
         self.processes, self.size, self.pushes = processes, size, 0
@@ -65,7 +65,7 @@ class LiveJob:
         self.coordinator.recover(tuple(f"server/{s}" for s in setting.servers), setting.shares()[1])
 
     def iteration_seconds(self, iterations: int) -> float:
-        """Seconds that a worker's cycle takes, mean over so many of each."""
+        """Seconds of a worker's cycle, mean over so many cycles of each worker."""
         self.coordinator.run(0)
         rows = np.empty((0, 11))
         while len(rows) < iterations * WORKERS:
@@ -91,14 +91,14 @@ class LiveJob:
 
 @contextmanager
 def live_job(offers: tuple[launch.ClusterNode, ...], size: int, **options: Any) -> Iterator[LiveJob]:
-    from harness.live.processes import launch  # which imports Ray, and tests set that up before
+    from harness.live.processes import launch  # here, because it imports Ray, whose settings must be made before
 
     spec = Idle(str(size), "bench.toml", ONES, 0)
     with launch.launch(launch.place_nodes(spec.job.nodes, offers), spec, **options) as processes:
         yield LiveJob(processes, size)
 
 
-# ----------------------------------------------------------------------------------------------------- as many bytes, bare
+# ----------------------------------------------------------------------------------------------------- bare pyzmq
 
 
 def _serve(told: Connection, place: str, floats: int) -> None:
@@ -129,7 +129,7 @@ def _work(told: Connection, places: list[str], floats: int) -> None:
 
 
 class PingPong:
-    """Workers send a model's bytes to servers and get as many back, by pyzmq and nothing else."""
+    """Workers send a model's bytes to servers and receive as many, with pyzmq alone."""
 
     def __init__(self, size: int, place: str = "tcp://127.0.0.1:*") -> None:
         spawn = multiprocessing.get_context("spawn")

@@ -1,7 +1,7 @@
-"""How long the bespoke optimiser thinks about one proposal on ten machines: at most 10 seconds of a processor.
+"""The time that the bespoke optimiser takes for one proposal on ten machines: at most 10 seconds of CPU time.
 
-A processor's seconds, which others on the machine lengthen little; with two cores it takes no longer than that. The work is
-asserted: the tenth proposal, with all that nine evaluations have told, over all 34,731 placements of setting C. Run:
+CPU time, because other processes on the machine affect it little; with two cores the wall time is no longer. The work is
+asserted: the tenth proposal, after nine evaluations, over all 34,731 placements of setting C. Run:
 
     pytest tests/bench -m benchmark --benchmark-enable -n 0
 """
@@ -42,7 +42,7 @@ def test_a_proposal_on_ten_machines(benchmark: Any, monkeypatch: pytest.MonkeyPa
     assert len(at.seen) == 9
 
     def proposal() -> tuple[Setting, float]:
-        """Everything is learnt anew, from all nine evaluations: more than a tuner does that learns as it goes."""
+        """The model is fitted anew to all nine evaluations: more work than the tuner does, which adds one at a time."""
         at.model = IterationModel(Cluster.of(TRUTH.job), TRUTH.seed)
         began = time.process_time()
         return at.proposal(), time.process_time() - began

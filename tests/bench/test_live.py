@@ -1,5 +1,5 @@
-"""How fast the data path of the live backend is: a job of two workers and two servers that computes nothing, against bare
-pyzmq that sends as many bytes back and forth, and against itself with other transports. All within one run, by turns.
+"""The speed of the live data path: a job of two workers and two servers without compute, compared with bare pyzmq that sends
+the same bytes back and forth, and with itself on other transports. All within one run, in turn.
 
     pytest tests/bench/test_live.py -m benchmark --benchmark-enable -n 0
 """
@@ -24,10 +24,10 @@ ROUNDS = 11
 
 @pytest.fixture(scope="module")
 def offers() -> Iterator[tuple[Any, ...]]:
-    from harness.live.processes import launch  # which imports Ray, and tests set that up before
+    from harness.live.processes import launch  # here, because it imports Ray, whose settings must be made before
 
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])  # whence Ray's processes import the job
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])  # so that Ray's processes can import the job
     try:
         with launch.cluster(None) as found:
             yield found
@@ -39,7 +39,7 @@ def offers() -> Iterator[tuple[Any, ...]]:
 
 
 def by_turns(benchmark: Any, measured: Any, against: Any, iterations: int) -> float:
-    """The ratio of the best of each; medians, and milliseconds, beside it."""
+    """The ratio of the best times; with medians and milliseconds."""
     for each in (measured, against):
         each.iteration_seconds(iterations)
     times = [(measured.iteration_seconds(iterations), against.iteration_seconds(iterations)) for _ in range(ROUNDS)]
@@ -70,10 +70,10 @@ def assert_every_push_counted(job: Any) -> None:
 def test_iteration_against_bare_ping_pong(
     benchmark: Any, offers: Any, size: int, iterations: int, reach: float, transport: str, how: str, place: str
 ) -> None:
-    """With few parameters it counts how many messages follow one another in a cycle: four, and in the bare one two.
+    """With few parameters, the number of messages in sequence counts: four in a cycle of the job, two with bare pyzmq.
 
-    A live job on one machine shares memory, which is its default, or does all over TCP. The bare one is pyzmq over TCP, or
-    over what is fastest for it on one machine.
+    The live job on one machine uses shared memory, its default, or only TCP. Bare pyzmq uses TCP, or the transport that is
+    fastest for it on one machine.
     """
     with live_job(offers, size, encrypt=False, transport=transport) as job, closing(PingPong(size, place)) as bare:
         ratio = by_turns(benchmark, job, bare, iterations)

@@ -1,4 +1,4 @@
-"""How long a live job stands still while half of its model changes servers: by migration, by relocation on demand, and by
+"""The stall of a live job while half of its model moves to another server: by migration, by relocation on demand, and by
 checkpoint and restart.
 
     pytest tests/bench/test_live_moves.py -m benchmark --benchmark-enable -n 0
@@ -27,12 +27,12 @@ pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600), pytest.mark.filte
 
 PARAMETERS = 1_000_000
 COMPUTE_SECONDS = 0.1
-TIMES = 4  # that all blocks leave a server, and come back
+TIMES = 4  # moves of all blocks of a server to the other, and back
 
 
 @dataclass(frozen=True)
 class Steady(Idle):
-    """As `Idle`, with mini-batches that take their time."""
+    """Like `Idle`, with mini-batches that take some time."""
 
     def compute(self, task: WorkerTask) -> Computed:
         time.sleep(COMPUTE_SECONDS)
@@ -51,7 +51,7 @@ def live(offers: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def moves(live: Any, method: Method) -> list[Cost]:
-    """What it costs to move all blocks of a server to the other, and back."""
+    """The stall of moving all blocks of a server to the other, and back."""
     both = live.job.start
     made = []
     for setting in (replace(both, servers=both.servers[:1]), both):
@@ -64,7 +64,7 @@ def moves(live: Any, method: Method) -> list[Cost]:
 
 @pytest.fixture(scope="module")
 def found(live: Any) -> dict[str, list[float]]:
-    """Seconds that the job stood still for each move by each method, by turns; and those of a clock."""
+    """Stall seconds of each move by each method, in turn; and the seconds of a clock."""
     methods: tuple[Method, ...] = ("migrate", "relocate", "checkpoint")
     made: dict[str, list[float]] = {name: [] for name in methods}
     for _ in range(TIMES):
@@ -76,7 +76,7 @@ def found(live: Any) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("method", ["migrate", "relocate"])
 def test_stall_against_checkpoint(benchmark: Any, live: Any, found: dict[str, list[float]], method: Method) -> None:
-    """The longest spell without a push; one of about a clock comes in every clock."""
+    """The longest interval without a push; without a move it is about one clock."""
     benchmark.pedantic(lambda: moves(live, method), rounds=1)
     ratio = statistics.median(found["checkpoint"]) / statistics.median(found[method])
     benchmark.extra_info.update(
@@ -89,7 +89,7 @@ def test_stall_against_checkpoint(benchmark: Any, live: Any, found: dict[str, li
 
 @pytest.mark.parametrize("method", ["migrate", "relocate"])
 def test_stall_against_a_clock(benchmark: Any, live: Any, found: dict[str, list[float]], method: Method) -> None:
-    """A spell without a push is as long as a clock where nothing is done to the job: what is beyond that is the stall."""
+    """Without a reconfiguration, the longest interval without a push is one clock; what exceeds it is the stall."""
     benchmark.pedantic(lambda: moves(live, method), rounds=1)
     clock = statistics.median(found["clock"])
     beyond = [max(stall - clock, 0.0) / clock for stall in found[method]]

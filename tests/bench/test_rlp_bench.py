@@ -1,4 +1,4 @@
-"""How much RLP's policy costs where it decides, and how long the paper's training takes; as in `test_speed`."""
+"""The cost of RLP's policy per decision, and the time of the paper's training; method as in `test_speed`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from bench.test_speed import in_turn
 
-from harness.training.train import PRETRAINING, Plan, Told, train
+from harness.training.train import PRETRAINING, TrainingPlan, TrainingProgress, train
 from simulators.engine import loop
 from tests.bench.jobs import engine_job
 from tuners import policies
@@ -24,18 +24,18 @@ from tuners.rlp import dqn, tuner
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600)]
 
 PUSHES, WORKERS = 320, 10
-PAPER = Plan(depths=(1,), pretrain=100, episodes=1000)  # a thousand runs of about 400 pushes, after 500 of fixed policies
+PAPER = TrainingPlan(depths=(1,), pretrain=100, episodes=1000)  # 500 runs of fixed policies, then 1,000 of about 400 pushes
 
 
 def asp_by_network() -> SyncPolicy:
-    """A whole network that always lets the pusher go on: the same pushes as ASP, so that only deciding differs."""
+    """A full network that always releases the worker: the same pushes as ASP, so that only the decision costs more."""
     network = tuner.untrained(0)
     biases = (*network.biases[:-1], np.array([-1e6, 1e6, 0.0], np.float32))
     return tuner.policy(tuner.Trained(network._replace(biases=biases)), seconds=0.0)
 
 
 def asp_that_looks() -> SyncPolicy:
-    """ASP that keeps what the probes tell, so that they are not optimised away."""
+    """ASP that stores the probes' results, so that XLA does not optimise them away."""
 
     def decide(kept: jax.Array, push: Push) -> tuple[jax.Array, Decision]:
         _, decision = policies.asp().decide(policies.asp().init(push.active), push)
@@ -62,7 +62,7 @@ def test_deciding_by_network(benchmark: Any, against: SyncPolicy, what: str, rea
 
 
 def test_minutes_of_the_papers_training(benchmark: Any) -> None:
-    """From the seconds per push of a few runs, digits with one hidden layer; compiling is not counted."""
+    """From the seconds per push of a few runs, digits with one hidden layer, without compilation."""
     options, most, instance = PAPER.options, 400, PAPER.instance(0)
     learner = dqn.beginner(options, 0)
 
@@ -102,11 +102,11 @@ def test_minutes_of_the_papers_training(benchmark: Any) -> None:
 
 @pytest.mark.parametrize("lanes", [1, 4, 8])
 def test_microseconds_per_push_of_training_in_lanes(benchmark: Any, lanes: int, tmp_path: Path) -> None:
-    """Of whole episodes, drawing and learning included; the first two rounds, in which all is compiled, are not counted."""
+    """Of whole episodes, with drawing and learning, without the first two rounds, which include compilation."""
     plan = replace(PAPER, rates=(0.2,), instances=48, episodes=48, pretrain=0, most_pushes=800, lanes=lanes)
     told: list[tuple[float, float, int]] = []
 
-    def watch(run: Told) -> None:
+    def watch(run: TrainingProgress) -> None:
         told.append((time.perf_counter(), time.process_time(), run.pushes))
 
     benchmark.pedantic(train, (plan, tmp_path / "p.npz"), {"watch": watch}, rounds=1)

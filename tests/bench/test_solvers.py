@@ -1,6 +1,6 @@
-"""How fast Cruise's solvers are, in milliseconds on this machine, beside what they should reach; each proves its optimum.
+"""The speed of Cruise's solvers, in milliseconds on this machine, beside what they should reach; each proves its optimum.
 
-The paper reports 30 ms for alike machines, and 37.4 s with a commercial solver for machines of two types. Run:
+The paper reports 30 ms for equal machines, and 37.4 s with a commercial solver for machines of two types. Run:
 
     pytest tests/bench -m benchmark --benchmark-enable -n 0
 """

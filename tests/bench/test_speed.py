@@ -1,7 +1,7 @@
-"""How fast the engine is, as ratios within one run: machines here are shared and noisy, and only a ratio survives that.
+"""The speed of the engine, as ratios within one run: on a shared, noisy machine only ratios can be compared.
 
-Each benchmark does the two things it compares in turn, checks that both did the work, and takes the best of each; the
-ratio stands in `extra_info` beside what it should reach. Nothing here fails for being slow. Run:
+Each benchmark runs the two things that it compares in turn, checks that both did the work, and takes the best of each. The
+ratio is in `extra_info`, beside the ratio that it should reach. No benchmark fails for being slow. Run:
 
     pytest tests/bench -m benchmark --benchmark-enable -n 0
 """
@@ -38,7 +38,7 @@ def seconds(job: Callable[[], Any]) -> float:
 
 
 def in_turn(benchmark: Any, measured: Callable[[], Any], against: Callable[[], Any], rounds: int = ROUNDS) -> float:
-    """Time both by turns; the ratio of the best of each. The benchmark's own table shows the first."""
+    """Time both in turn; the ratio of the best times. The benchmark's own table has the first."""
     for warm_up in (measured, against):
         jax.block_until_ready(warm_up())
     mine, theirs = [], []
@@ -84,7 +84,7 @@ def test_plain_simpy_against_engine(benchmark: Any) -> None:
     _, table, used = job.advance(pushes)
     records = plain()
     assert len(records) == int(used) == pushes
-    # Both simulate the same cluster: pushes per second and staleness agree as closely as two draws of the noise do.
+    # Both simulate the same cluster: pushes per second and staleness differ only as two draws of the noise do.
     assert records[-1][0] == pytest.approx(float(table[-1, 0]), rel=0.05)
     assert sum(r[2] for r in records) / pushes == pytest.approx(float(table[:, 7].mean()), rel=0.05)
     ratio = in_turn(benchmark, plain, partial(job.advance, pushes), rounds=5)

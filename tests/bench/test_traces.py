@@ -1,4 +1,4 @@
-"""What traces cost: looking through ten million rows, and recording a run while it is simulated.
+"""The cost of traces: summarising ten million rows, and recording a run while it is simulated.
 
 pytest tests/bench/test_traces.py -m benchmark --benchmark-enable -n 0
 """
@@ -41,7 +41,7 @@ print(json.dumps([took, time.process_time(), peak, made.rows["iterations"], made
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten million pushes of 32 workers, whose times do not compress."""
+    """Ten million pushes of 32 workers, with random times, which do not compress."""
     folder = tmp_path_factory.mktemp("traces") / "large"
     rng, step = np.random.default_rng(0), 1_000_000
     with TraceWriter(folder, Origin("bench", "bench"), part_rows=1 << 20) as writer:
@@ -55,7 +55,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_scan_and_summarise(benchmark: Any, large: Path) -> None:
-    """In a process of its own, for the memory; the reach is 5 s and 2 GiB."""
+    """In its own process, to measure memory; it should take at most 5 s and 2 GiB."""
     rounds = []
 
     def one() -> None:
@@ -88,9 +88,9 @@ def in_small_windows(job: Job) -> Tuner:
 @pytest.mark.parametrize("accuracy", [0.95, 2.0], ids=["to the target", "to the end of the budget"])
 @pytest.mark.parametrize("tuner", [in_large_windows, in_small_windows], ids=["large windows", "small windows"])
 def test_recording_against_the_run(benchmark: Any, tuner: Any, accuracy: float, tmp_path: Path) -> None:
-    """A recorder is fed the exchanges of a run; what it takes, against the run alone, in seconds of the processor.
+    """The CPU time of a recorder that gets the exchanges of a run, relative to the run alone.
 
-    Compilation and what else comes before a run is not counted; it takes many times as long as these runs.
+    Compilation and other preparation is not counted; it takes many times as long as these runs.
     """
     found = scenario.load("digits")
     found = replace(found, target=replace(found.target, value=accuracy))

@@ -1,4 +1,4 @@
-"""One job, one tuner: what is carried out, how it ends, and every way in which a tuner can fail."""
+"""One job, one tuner: which actions are carried out, how the job ends, and every way in which a tuner can fail."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tuners.toys import Toy, toys
 
 
 def toy(**changed: Any) -> Toy:
-    """A job that goes on to the end of its 20 s, unless `changed` says otherwise."""
+    """A job that ends at its budget of 20 s, unless `changed` says otherwise."""
     made = toys()["one knob"](0)
     pinned = {"target": Target("loss", -1.0), "budget_seconds": 20.0}
     return Toy(replace(made.job, **(pinned | changed)))
@@ -48,22 +48,22 @@ def ended(tuner: Tuner, system: Toy, **options: Any) -> tuple[list[Exchange], Ou
             return exchanges, end.value
 
 
-# ------------------------------------------------------------------------------------------------------- what goes well
+# ------------------------------------------------------------------------------------------------------- normal runs
 
 
 def test_a_tuner_is_sent_what_the_system_answered() -> None:
-    heard: list[Any] = []
+    answers: list[Any] = []
 
     def listens(job: Job) -> Tuner:
-        heard.append((yield from Run(clocks=5)))
-        heard.append((yield from Reconfigure(replace(job.start, learning_rate=0.02))))
-        heard.append((yield from Fork(0)))
-        heard.append((yield from Evaluate(heard[-1])))
+        answers.append((yield from Run(clocks=5)))
+        answers.append((yield from Reconfigure(replace(job.start, learning_rate=0.02))))
+        answers.append((yield from Fork(0)))
+        answers.append((yield from Evaluate(answers[-1])))
 
     system = toy()
     exchanges, outcome = ended(listens(system.job), system)
-    assert [type(h) for h in heard[:2]] == [Window, Cost]
-    assert heard == [e.answer for e in exchanges if e.asked]
+    assert [type(a) for a in answers[:2]] == [Window, Cost]
+    assert answers == [e.answer for e in exchanges if e.asked]
     assert outcome.status == "budget"
     assert outcome.reason == ""
 
@@ -84,7 +84,10 @@ def test_a_run_is_clipped_to_what_is_left_of_the_budget() -> None:
     system = Watched(toy().job)
     exchanges, outcome = ended(greedy(system.job), system)
     assert asked == [Run(seconds=15.0), Run(seconds=5.0)]
-    assert [e.action for e in exchanges] == [Run(seconds=15.0), Run(seconds=15.0)]  # the log keeps what was asked
+    assert [e.action for e in exchanges] == [
+        Run(seconds=15.0),
+        Run(seconds=15.0),
+    ]  # the log has the actions as they were asked
     assert outcome == Outcome("budget", "", 20.0, outcome.thinking_seconds)
 
 
@@ -133,7 +136,7 @@ def reckless_never() -> Tuner:
     yield from ()
 
 
-def test_after_a_tuner_returns_its_job_goes_on_under_its_last_setting() -> None:
+def test_after_a_tuner_returns_its_job_continues_under_its_last_setting() -> None:
     def brief(job: Job) -> Tuner:
         yield from Reconfigure(replace(job.start, learning_rate=0.02))
         branch = yield from Fork(0, replace(job.start, learning_rate=0.03))
@@ -180,7 +183,7 @@ def test_thinking_is_measured_and_costs_no_simulated_time() -> None:
     assert outcome.seconds == without.seconds
 
 
-# --------------------------------------------------------------------------------------------------- what goes wrong
+# --------------------------------------------------------------------------------------------------- faults
 
 
 def raises(job: Job) -> Tuner:
@@ -298,7 +301,7 @@ def test_a_tuner_that_never_yields_is_stopped(factory: Any) -> None:
     assert "thought for more than 0.1 s" in played.outcome.reason
 
 
-def test_a_timer_that_was_running_goes_on() -> None:
+def test_a_timer_that_was_running_continues() -> None:
     rung: list[bool] = []
     before = signal.getsignal(signal.SIGALRM)
     left = signal.setitimer(signal.ITIMER_REAL, 0)
@@ -321,7 +324,7 @@ def test_outside_the_main_thread_there_is_no_limit_and_no_error() -> None:
     assert found == ["budget"]
 
 
-def test_a_tuner_that_will_not_close_ends_all_the_same() -> None:
+def test_a_tuner_that_ignores_its_end_does_not_stop_the_run() -> None:
     def clings(job: Job) -> Tuner:
         while True:
             try:
@@ -332,7 +335,7 @@ def test_a_tuner_that_will_not_close_ends_all_the_same() -> None:
     assert play(clings, toy()).outcome.status == "budget"
 
 
-def test_nothing_is_left_to_train() -> None:
+def test_a_tuner_that_frees_every_branch_and_returns_is_an_error() -> None:
     class Generous(Toy):
         def perform(self, action: Action[Any]) -> Any:
             return None if isinstance(action, Free) else super().perform(action)
@@ -344,14 +347,13 @@ def test_nothing_is_left_to_train() -> None:
     assert "freed every branch" in played.outcome.reason
 
 
-def test_a_fork_past_saving_ends_the_job_as_it_ended() -> None:
+def test_a_diverged_fork_that_trained_last_ends_the_job() -> None:
     class Stuck(Toy):
         def perform(self, action: Action[Any]) -> Any:
-            answer = super().perform(action)
-            return replace(answer, status="diverged", end_seconds=self.now) if isinstance(action, Run) else answer
-
-        def _run(self, action: Run) -> Window:
-            return super()._run(replace(action, seconds=1e-12, clocks=None))
+            if not isinstance(action, Run):
+                return super().perform(action)
+            answer = super().perform(replace(action, seconds=1e-12, clocks=None))
+            return replace(answer, status="diverged", end_seconds=self.now)
 
         @property
         def now(self) -> float:
@@ -366,7 +368,7 @@ def test_a_fork_past_saving_ends_the_job_as_it_ended() -> None:
     assert len(played.exchanges) == 1
 
 
-def test_stopping_to_listen_closes_the_tuner() -> None:
+def test_closing_the_driver_closes_the_tuner() -> None:
     closed: list[bool] = []
 
     def endless(job: Job) -> Generator[Any, Any, None]:
@@ -385,7 +387,7 @@ def test_stopping_to_listen_closes_the_tuner() -> None:
 
 def test_a_target_reached_too_late_is_not_reached() -> None:
     class Late(Toy):
-        """Runs on beyond its budget."""
+        """Runs beyond its budget."""
 
         def perform(self, action: Action[Any]) -> Any:
             answer = super().perform(action)

@@ -1,4 +1,4 @@
-"""The `contest` fixture: scores stand in pytest-benchmark's report, and loading the plug-in costs nothing."""
+"""The `contest` fixture: scores are in pytest-benchmark's report, and loading the plug-in imports nothing slow."""
 
 import importlib.metadata
 import json
@@ -50,7 +50,7 @@ def test_contest(contest):
 
 @pytest.fixture
 def run_pytest(pytester):
-    """Run pytest in a process of its own, as somebody who has the harness installed, whether or not this environment has."""
+    """Run pytest in its own process with the plug-in, whether or not the harness is installed in this environment."""
     installed = {p.value for p in importlib.metadata.entry_points(group="pytest11")}
     plugins = () if "harness.pytest_plugin" in installed else ("-p", "harness.pytest_plugin")
     pytester.path.joinpath("small.toml").write_text(SCENARIO)
@@ -58,14 +58,14 @@ def run_pytest(pytester):
     def run(*arguments):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-            # Or pytest-benchmark takes that process for one of ours, and measures nothing.
+            # Otherwise pytest-benchmark takes that process for a worker of pytest-xdist, and measures nothing.
             patch.delenv("PYTEST_XDIST_WORKER", raising=False)
             return pytester.runpytest_subprocess(*plugins, *arguments)
 
     return run
 
 
-def test_scores_stand_in_the_benchmarks_report(pytester, run_pytest):
+def test_scores_are_in_the_benchmarks_report(pytester, run_pytest):
     pytester.makepyfile(TEST)
     run_pytest("--benchmark-json=report.json").assert_outcomes(passed=1)
     (benchmark,) = json.loads((pytester.path / "report.json").read_text())["benchmarks"]
@@ -106,7 +106,7 @@ def test_a_tuner_that_fails_fails_the_test(tmp_path):
         ("fixed", "digits", [], "with no seeds"),
     ],
 )
-def test_what_cannot_be_found_is_named(tuner, scenario, seeds, reason):
+def test_unknown_names_are_refused(tuner, scenario, seeds, reason):
     with pytest.raises(ValueError, match=reason):
         Contest(Immediate())(tuner, scenario, seeds=seeds)
 

@@ -1,4 +1,4 @@
-"""Every run is a recording: what a tuner was told stands in its trace, streamed, made of a log, or beside a comparison."""
+"""A trace has all that a tuner was sent, whether it was streamed, made from a log, or written by a comparison."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEVERAL = {"scenario": "toy", "tuner": "busy", "seed": 3}
 
 
 def busy(job: Job) -> Tuner:
-    """Forks, reconfigures what it may and what it may not, evaluates, and runs by small and by large windows."""
+    """Forks, reconfigures (also what is refused), evaluates, and runs in small and in large windows."""
     for _ in range(5):
         yield from Run(clocks=3)
     yield from Evaluate()
@@ -50,7 +50,7 @@ def recorded(tmp_path: Path) -> tuple[Played, Path]:
     return play_recorded(busy, toys()["every knob"](3), folder, **SEVERAL), folder  # type: ignore[arg-type]
 
 
-def test_every_push_that_was_told_is_there(recorded):
+def test_every_push_of_the_windows_is_in_the_trace(recorded):
     played, folder = recorded
     check_trace(folder)
     told = [(e.action.branch, e.answer.pushes) for e in played.exchanges if isinstance(e.answer, Window)]
@@ -60,7 +60,7 @@ def test_every_push_that_was_told_is_there(recorded):
         assert kept[name].to_numpy().tolist() == np.concatenate([getattr(p, name) for _, p in told]).tolist()
 
 
-def test_settings_and_the_end_are_there(recorded):
+def test_settings_and_the_end_are_in_the_trace(recorded):
     played, folder = recorded
     tables = read(folder)
     rates = tables["settings"].select("branch", "learning_rate").rows()
@@ -112,7 +112,7 @@ def made_by_hand(folder: Path, *exchanges: Exchange) -> dict[str, pl.DataFrame]:
     return read(folder)
 
 
-def test_what_is_no_number_is_null(tmp_path):
+def test_nan_becomes_null(tmp_path):
     seen = window(job(), [1.0, float("nan"), float("inf")])
     seen = replace(seen, evaluations=(Evaluation(2.0, 2, float("nan"), float("nan")),))
     tables = made_by_hand(tmp_path / "t", Exchange(3.0, Run(clocks=3), seen))
@@ -120,7 +120,7 @@ def test_what_is_no_number_is_null(tmp_path):
     assert tables["progress"].select("seconds", "steps", "validation_loss", "accuracy").row(0) == (2.0, 2, None, None)
 
 
-def test_nodes_and_changes_that_nobody_waited_for(tmp_path):
+def test_nodes_and_reconfigurations_without_wait(tmp_path):
     cost = Cost(seconds=4.0, stall_seconds=0.0, slow_seconds=4.0, bytes_moved=1e6, steps=("delete n1", "move"), done=False)
     seen = replace(
         window(job(), [1.0]), changes=(cost,), events=(NodeEvent(0.5, "n1", "leaving"), NodeEvent(0.9, "n1", "left"))
@@ -134,7 +134,7 @@ def test_nodes_and_changes_that_nobody_waited_for(tmp_path):
     assert tables["reconfigurations"].height == 1
 
 
-def test_a_recording_that_breaks_off_keeps_what_belongs_together(tmp_path):
+def test_an_interrupted_recording_keeps_whole_windows(tmp_path):
     writer = TraceWriter(tmp_path / "t", Origin("test", "test"))
     recorder = Recorder(writer, "r", start=job().start)
     many = window(job(), np.linspace(1, 2, 9000))
@@ -147,7 +147,7 @@ def test_a_recording_that_breaks_off_keeps_what_belongs_together(tmp_path):
     assert check_trace(tmp_path / "t") == {"settings": 1, "iterations": 9000}
 
 
-def test_windows_in_milliseconds_are_found_out(tmp_path):
+def test_windows_in_milliseconds_are_refused(tmp_path):
     seen = window(job(), np.ones(50), compute=900.0, pull=100.0)
     with pytest.raises(TraceError, match="milliseconds"):
         made_by_hand(tmp_path / "t", Exchange(50.0, Run(clocks=50), seen))

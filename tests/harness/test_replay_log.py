@@ -1,4 +1,4 @@
-"""A log that is fed back to a fresh tuner brings it to where the recorded one stood."""
+"""A log that is fed to a fresh tuner gives it the state of the recorded one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From exchanges to a row: what counts as cost, as a trial, and as what became of the job."""
+"""From exchanges to a row: what counts as cost, as a trial, and as the history of the job."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def scored(*exchanges: tuple[float, Action[Any], Any], status: Any = "target", r
     return score(played, scenario="s", tuner="t", seed=4)
 
 
-def test_a_run_that_reached_its_target_took_what_it_took() -> None:
+def test_a_run_that_reached_its_target_counts_with_its_seconds() -> None:
     made = scored((3.0, Run(clocks=30), window(0, 3, 30, Evaluation(3.0, 30, 0.01, 0.9))))
     row = made.score
     assert (row.scenario, row.tuner, row.seed) == ("s", "t", 4)
@@ -58,7 +58,7 @@ def test_a_run_that_reached_its_target_took_what_it_took() -> None:
     assert row.reason == ""
 
 
-def test_a_run_that_did_not_counts_with_its_budget_and_says_why() -> None:
+def test_a_run_that_missed_its_target_counts_with_its_budget_and_a_reason() -> None:
     run = (3.0, Run(clocks=30), window(0, 3, 30))
     assert scored(run, status="budget").score.reason == "The target loss 0.02 was not reached in 20 s."
     assert scored(run, status="diverged").score.reason == "The loss was no longer finite after 3 s."
@@ -68,11 +68,11 @@ def test_a_run_that_did_not_counts_with_its_budget_and_says_why() -> None:
     assert math.isnan(row.final_loss)
 
 
-def test_reconfigurations_cost_what_the_system_charged() -> None:
+def test_the_costs_of_reconfigurations_are_summed() -> None:
     cost = Cost(seconds=2.0, stall_seconds=1.5, slow_seconds=0.5, bytes_moved=10.0)
     made = scored(
         (2.0, Reconfigure(FAST), cost),
-        (2.0, Reconfigure(FAST), Cost(seconds=0.0, stall_seconds=0.0)),  # nothing changes, so it is not counted
+        (2.0, Reconfigure(FAST), Cost(seconds=0.0, stall_seconds=0.0)),  # no change, so it is not counted
         (2.0, Reconfigure(FASTER), Rejected("no")),
         (4.0, Reconfigure(FASTER), cost),
         (5.0, Run(clocks=1), window(4, 5, 1)),

@@ -1,4 +1,4 @@
-"""The command: what it prints, what it refuses, and the status it exits with."""
+"""The command: its output, its refusals, and its exit status."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def harness(*arguments: str, **options: object) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=100)  # noqa: S603
 
 
-# ------------------------------------------------------------------------------------------------------------- what it says
+# ------------------------------------------------------------------------------------------------------------- output
 
 
 def test_scenarios_by_pattern_and_tuners_with_options(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +46,7 @@ def test_scenarios_by_pattern_and_tuners_with_options(here: Path, capsys: pytest
     assert scores["scenario"].unique().to_list() == ["digits-logistic"]
     assert sorted(scores["tuner"]) == ["cruise[gain=0.1,batches=4]", "fixed"]
     assert main(["compare", "nothing-*"]) == 2
-    assert "No scenario is like 'nothing-*': there are digits" in capsys.readouterr().err
+    assert "No scenario matches 'nothing-*': there are digits" in capsys.readouterr().err
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +66,18 @@ def test_help_fits_a_terminal_and_names_every_command(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     pages = []
-    for arguments in ([], ["compare"], ["list"], ["show"], ["report"], ["train"], ["deploy"]):
+    for arguments in (
+        [],
+        ["compare"],
+        ["list"],
+        ["show"],
+        ["report"],
+        ["train"],
+        ["deploy"],
+        ["trace"],
+        ["calibrate"],
+        ["fidelity"],
+    ):
         with pytest.raises(SystemExit):
             main([*arguments, "--help"])
         pages.append(capsys.readouterr().out)
@@ -110,10 +121,10 @@ def test_what_show_prints_is_a_scenario(here: Path, capsys: pytest.CaptureFixtur
     assert "18 x edge-4core" in capsys.readouterr().out
 
 
-# --------------------------------------------------------------------------------------------------------- what it does
+# --------------------------------------------------------------------------------------------------------- runs
 
 
-def test_a_scenario_and_a_tuner_of_ones_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_own_scenario_and_an_own_tuner(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "mine.py").write_text(
         "from tuners.actions import Run\n\n\ndef patient(job):\n    yield from Run(clocks=30)\n\n\n"
         "def broken(job):\n    yield from Run(clocks=30)\n    raise RuntimeError('no luck')\n"
@@ -141,13 +152,13 @@ def test_a_scenario_and_a_tuner_of_ones_own(here: Path, capsys: pytest.CaptureFi
     assert store.load_results(here / "results" / "tiny").scores.equals(scores)
 
 
-def test_all_is_well_is_status_0(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missed_target_is_status_0(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "tiny.toml").write_text(TIMING.replace("value = 60", "value = 1e9").replace("seconds = 2000", "seconds = 200"))
     assert main(["compare", "tiny.toml", "--tuners", "fixed", "--seeds", "1", "--jobs", "1"]) == 0
     assert "tiny fixed seed 0: budget" in capsys.readouterr().out  # a target out of reach is a result
 
 
-def test_an_interruption_says_how_to_go_on(here: Path) -> None:
+def test_an_interruption_says_how_to_continue(here: Path) -> None:
     command = [sys.executable, "-m", "harness", "compare", "tiny.toml", "--tuners", "fixed,sleepy:tuner", "--jobs", "1"]
     (here / "sleepy.py").write_text(
         "import time\nfrom tuners.actions import Run\n\n\ndef tuner(job):\n    time.sleep(60)\n    yield Run(clocks=30)\n"
@@ -169,7 +180,7 @@ def test_an_interruption_says_how_to_go_on(here: Path) -> None:
     assert store.load_results(here / "results" / "tiny").scores.height == 1
 
 
-def test_a_reader_that_has_had_enough_is_no_error(here: Path) -> None:
+def test_a_reader_that_closes_the_pipe_is_no_error(here: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = f"{sys.executable} -m harness list workloads | true; echo ${{PIPESTATUS[0]}}"
     made = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=True)  # noqa: S603, S607
@@ -177,7 +188,7 @@ def test_a_reader_that_has_had_enough_is_no_error(here: Path) -> None:
     assert made.stdout.strip() == "0"
 
 
-# ------------------------------------------------------------------------------------------------------- what it refuses
+# ------------------------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -227,7 +238,7 @@ def test_a_full_disk_is_status_1(here: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert re.search(r"^harness: Cannot write results/tiny/.*: the disk is full\.$", capsys.readouterr().err.strip())
 
 
-def test_what_cannot_be_written_is_named(
+def test_a_file_that_cannot_be_written_is_named(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def read_only(path: Path, data: bytes) -> None:

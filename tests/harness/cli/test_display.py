@@ -8,23 +8,22 @@ import pytest
 from rich.console import Console
 
 from harness.cli.display import watching
-from harness.comparison.compare import Finished, Planned, Run, Underway
+from harness.comparison.compare import Finished, Planned, RunKey, Underway
 from harness.comparison.run_process import Done, Progress
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_bars_keep_their_counts(width: int) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=20, color_system=None)
-    last = Run("digits-logistic", "my_package.my_module:factory", 0)
+    last = RunKey("digits-logistic", "my_package.my_module:factory", 0)
     with watching(console) as watch:
         watch(Planned(8, 2))
         watch(Finished(last, Done("error", "so it goes [bold] " * 20, 1.0, 0.0, 0.0)))
-        watch(Underway(Run("digits-logistic", "random_search", 0), Progress(900.0, 3600.0, 0.5, 0.875)))
+        watch(Underway(RunKey("digits-logistic", "random_search", 0), Progress(900.0, 3600.0, 0.5, 0.875)))
         watch(Underway(last, Progress(0.0, 3600.0, float("nan"), float("nan"))))
-        bars = watch._bars  # type: ignore[attr-defined] (what it shows at this moment)
         paper = Console(file=io.StringIO(), width=width, color_system=None)
         with paper.capture() as shown:
-            paper.print(bars.get_renderable())
+            paper.print(watch)
     lines = [line.rstrip() for line in shown.get().splitlines() if line.strip()]
     assert len(lines) == 3
     assert all(len(line) <= width for line in lines)
@@ -34,4 +33,4 @@ def test_bars_keep_their_counts(width: int) -> None:
     assert "25%" in lines[1]
     assert "accuracy 0.875" in lines[1]
     assert "0%" in lines[2]
-    assert all("\u2501\u2501" in line for line in lines[:2])  # without colours, what is left of a bar is blank
+    assert all("\u2501\u2501" in line for line in lines[:2])  # without colours, the unfinished part of a bar is blank

@@ -25,7 +25,7 @@ def test_a_run_is_recorded_shown_checked_and_converted(here, capsys):
     assert main(["trace", "record", "tiny.toml", "--tuner", "fixed", "--seed", "2", "--out", "t"]) == 0
     assert "target after" in capsys.readouterr().out
     assert main(["trace", "check", "t"]) == 0
-    assert "Nothing is wrong with it." in capsys.readouterr().out
+    assert "The trace is valid." in capsys.readouterr().out
     assert main(["trace", "show", "t"]) == 0
     shown = capsys.readouterr().out
     assert "tiny, fixed, seed 2" in shown
@@ -56,14 +56,14 @@ def test_a_recording_is_imported(here, capsys):
         (["show", "nowhere"], "Cannot read a trace from nowhere"),
         (["check", "."], "it has no trace.json and no tables"),
         (["convert", "nowhere", "--out", "t"], "Cannot convert nowhere: there is no such file"),
-        (["convert", "bad-trace.csv", "--csv", "--out", "t"], "make a trace of it first"),
+        (["convert", "bad-trace.csv", "--csv", "--out", "t"], "convert it to a trace first"),
         (["convert", "bad-trace.csv", "--out", "t"], "Cannot read bad-trace.csv: it is damaged"),
         (["record", "nowhere", "--out", "t"], "nowhere"),
         (["record", "tiny.toml", "--tuner", "nobody", "--out", "t"], "nobody"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_done_is_told_and_leaves_nothing(words, said, here, capsys):
+def test_refusals_have_a_reason_and_write_nothing(words, said, here, capsys):
     (here / "bad-trace.csv").write_text("0,appear,node1\n")
     assert main(["trace", *words]) == 2
     assert said in capsys.readouterr().err

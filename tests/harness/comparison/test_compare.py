@@ -1,4 +1,4 @@
-"""Comparisons: the same bytes however they were made, nothing lost, and every failure a row or a clear error."""
+"""Comparisons give the same bytes every time, lose no run, and report every failure as a row or a clear error."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_run_can_be_replayed_from_its_log(tiny: Path, tmp_path: Path) -> None:
     assert replay(arena.faster(arena.system(load(tiny), 0, None).job), log) is None
 
 
-def test_what_happens_is_told(tiny: Path, tmp_path: Path) -> None:
+def test_events_are_reported(tiny: Path, tmp_path: Path) -> None:
     told: list[Event] = []
     run(tiny, tmp_path / "out", "tests.support.arena:slow", seeds=1, watch=told.append)
     assert told[0] == Planned(1, 0)
@@ -147,7 +147,7 @@ def test_a_comparison_killed_half_way_resumes_to_the_same_bytes(tiny: Path, tmp_
     made = len(list(out.glob("runs/*/*/*")))
     assert 1 <= made < 6
     assert not (out / "scores.parquet").exists()
-    for _ in range(100):  # its worker sees that nobody listens any more, and ends
+    for _ in range(100):  # until the orphaned worker has ended and the lock is free
         try:
             told: list[Event] = []
             run(tiny, out, *tuners, resume=True, watch=told.append)
@@ -172,7 +172,7 @@ def test_an_interruption_keeps_what_is_finished(tiny: Path, tmp_path: Path) -> N
     assert run(tiny, out, "fixed", "tests.support.arena:slow", resume=True).scores.height == 4
 
 
-def test_a_process_that_dies_is_a_row_until_it_is_made_again(
+def test_a_run_whose_process_dies_is_a_row_until_it_is_repeated(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -225,7 +225,7 @@ def test_bad_tuners_are_rows_with_reasons(tiny: Path, tmp_path: Path) -> None:
     assert rows["tests.support.arena:raises"]["clocks"] == 20
     assert rows["tests.support.arena:made"]["reason"].startswith(
         "The tuner is no generator but <object object>:"
-    )  # the same in every run
+    )  # no address, so the same text in every run
     assert "no generator but 7" in rows["tests.support.arena:no_generator"]["reason"]
     assert "so it goes" in (results.run_folder(out, "tiny", "tests.support.arena:raises", 0) / "error.txt").read_text()
     assert (
@@ -265,7 +265,9 @@ def test_workers_that_cannot_start_are_an_error(tiny: Path, tmp_path: Path, monk
         ({"jobs": 0}, "0 jobs"),
     ],
 )
-def test_nothing_is_written_for_what_cannot_be(tiny: Path, tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+def test_mistakes_are_refused_before_anything_is_written(
+    tiny: Path, tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
     given = {"scenarios": [tiny], "tuners": ("fixed",), "out": tmp_path / "out", "system": arena.SYSTEM} | changed
     with pytest.raises(ValueError, match=message):
         compare(**given)
@@ -280,7 +282,7 @@ def test_two_files_of_one_name_are_refused(tiny: Path, tmp_path: Path) -> None:
         compare([tiny, other], ["fixed"], out=tmp_path / "out")
 
 
-def test_results_that_are_there_are_not_touched(tiny: Path, tmp_path: Path) -> None:
+def test_existing_results_are_not_changed(tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(tiny, out, "fixed", seeds=1)
     before = contents(out)
@@ -340,20 +342,34 @@ def test_a_damaged_run_is_named(tiny: Path, tmp_path: Path) -> None:
         results.assemble(out)
 
 
-def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
-    from harness.comparison.pool import Hand
+def test_a_worker_ends_with_its_parent() -> None:
+    """A parent that is killed cannot stop its worker; the worker sees that its standard input closes."""
+    script = (
+        "import time\nfrom harness.comparison.pool import WorkerProcess\n"
+        "print(WorkerProcess().pid, flush=True)\ntime.sleep(60)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:  # noqa: S603
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        assert alive(worker)
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while alive(worker) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(worker)
 
-    hand = Hand()
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie (ended, but not waited for) does not count."""
     try:
-        assert hand._process.stdin is not None
-        hand._process.stdin.close()
-        assert hand._process.wait(timeout=10) == 1
-    finally:
-        hand._process.stdin = None
-        hand.dismiss()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
-def test_damaged_files_are_told_with_what_to_delete(tiny: Path, tmp_path: Path) -> None:
+def test_messages_about_damaged_files_say_what_to_delete(tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(tiny, out, "fixed", seeds=1)
     before = without_host(out)

@@ -1,4 +1,4 @@
-"""Scenarios: what a file says is what is played, and what is wrong with it is said with file, table and key."""
+"""Scenarios are played as their file says, and mistakes are refused with file, table and key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness import scenario
-from harness.scenario.tables import _TABLES, RecordedTables, Tables
+from harness.scenario.tables import TABLES, RecordedTables, Tables
 from tests.support import arena
 from tuners.actions import Setting, Target
 from tuners.settings import Choice, Integer, Real
@@ -26,10 +26,10 @@ def changed(old: str, new: str) -> str:
     return arena.TINY.replace(old, new, 1)
 
 
-# ---------------------------------------------------------------------------------------------------------- what is said
+# ----------------------------------------------------------------------------------------- reading and playing
 
 
-def test_a_file_is_what_it_says() -> None:
+def test_a_file_is_read() -> None:
     made = parsed()
     assert made.summary == "Five machines and a quadratic."
     assert [n for n, _ in made.cluster.nodes] == ["n0", "n1", "n2", "n3", "n4"]
@@ -49,7 +49,7 @@ def test_the_job_is_what_tuners_see() -> None:
     assert seen.nodes[0].devices == ("cpu",)
 
 
-def test_what_the_start_leaves_out_is_the_workloads_own_choice() -> None:
+def test_missing_keys_of_the_start_come_from_the_workload() -> None:
     from simulators.workloads.catalogue import workload
 
     made = parsed(changed("batch_size = 4\nlearning_rate = 0.05\n", "").replace("batch_size = { choice = [2, 4] }", ""))
@@ -78,7 +78,7 @@ def test_knobs_are_of_three_kinds() -> None:
     assert parsed(text).knobs[1:] == (Integer("batch_size", 2, 8), Choice("policy", ("asp", "bsp")))
 
 
-def test_profiles_of_ones_own_lie_beside_the_scenario(tmp_path: Path) -> None:
+def test_own_profiles_are_found_beside_the_scenario(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         "[pi]\ncores = 4\nmemory_bytes = 1e9\nnic_bytes_per_second = 1e7\n"
         'devices = [{ kind = "cpu", speed = 0.2 }]\nsource = "my desk"\n'
@@ -133,7 +133,7 @@ def test_the_default_frees_every_kind_of_knob() -> None:
     assert set(seen.space.names) == free
 
 
-# ----------------------------------------------------------------------------------------------------- what is wrong
+# ----------------------------------------------------------------------------------------------------- mistakes
 
 BATCH = "batch_size = { choice = [2, 4] }"
 TARGET = 'metric = "loss"\nvalue = 0.1'
@@ -202,7 +202,7 @@ WRONG: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("old", "new", "message"), WRONG, ids=[str(i) for i in range(len(WRONG))])
-def test_what_is_wrong_is_said_with_file_table_and_key(old: str, new: str, message: str) -> None:
+def test_mistakes_are_refused_with_file_table_and_key(old: str, new: str, message: str) -> None:
     with pytest.raises(ValueError, match="my\\.toml: ") as caught:
         scenario.job(parsed(changed(old, new)))
     assert re.search(message, str(caught.value)), str(caught.value)
@@ -238,14 +238,14 @@ def test_a_scenario_that_is_not_there() -> None:
         scenario.load("no/where.toml")
 
 
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="it is no UTF-8 text"):
         scenario.load(path)
 
 
-def test_every_table_is_known_to_what_explains_it() -> None:
-    known: dict[str, Any] = _TABLES
+def test_messages_know_every_table() -> None:
+    known: dict[str, Any] = TABLES
     tables = {*Tables.__struct_fields__, *RecordedTables.__struct_fields__} - {"summary"}
     assert tables == {k for k in known if k and "." not in k}

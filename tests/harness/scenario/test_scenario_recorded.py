@@ -1,4 +1,4 @@
-"""Scenarios of recorded runs: read, checked, shown and compared on as others are."""
+"""Scenarios of recorded runs are read, checked, shown and used in comparisons like other scenarios."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ def test_it_is_played_under_its_start_or_another(folder):
         ("200", "-1", r"\[budget\] seconds"),
     ],
 )
-def test_what_is_wrong_is_told(old, new, reason, folder):
+def test_mistakes_are_named(old, new, reason, folder):
     with pytest.raises(ValueError, match=reason):
         load(scenario(folder, TEXT.replace(old, new), "wrong"))
 
 
 def test_tuners_are_compared_on_a_table(folder, tmp_path):
-    """The whole way, oracle included; what was not recorded is a row with its reason."""
+    """A whole comparison, with the oracle; a run whose settings were not recorded is a row with a reason."""
     compare([scenario(folder)], ["fixed", "random_search", "best_fixed"], out=tmp_path / "out", seeds=2)
     scores = load_results(tmp_path / "out").scores
     fixed = scores.filter(tuner="fixed")
@@ -112,8 +112,8 @@ def test_tuners_are_compared_on_a_table(folder, tmp_path):
     assert scores["completion_seconds"].min() in (12.0, 18.0, 36.0)
 
 
-def test_runs_that_were_recorded_each_for_itself_are_a_table(tmp_path):
-    """Of the simulator, under one setting each, below one folder: what they took is what the table tells."""
+def test_traces_of_single_runs_in_one_folder_are_a_table(tmp_path):
+    """Simulated runs under one setting each: the table answers with the times that they took."""
     took = {}
     for batch in (4, 8):
         simulated = small_system(small_cluster(), small_job(SMALL), start(batch_size=batch), Conditions(), target=CLOCKS)

@@ -1,4 +1,4 @@
-"""Instances as RLP draws them, and data that is dealt out by class."""
+"""RLP's random instances, and data that is distributed by class."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from harness.training.instances import Kind, draw, stacked
+from harness.training.instances import InstanceKind, draw, stacked
 from simulators import jobs
 from simulators.cluster.conditions import Conditions, Stragglers
 from simulators.workloads.catalogue import workload
@@ -14,7 +14,7 @@ from tests.simulators.workloads.test_datasets import mnist_folder  # noqa: F401
 from tuners import policies
 from tuners.actions import Target
 
-KIND = Kind(depths=(0,), workers=4, target=Target("clocks", 40))
+KIND = InstanceKind(depths=(0,), workers=4, target=Target("clocks", 40))
 
 
 def plant(instance):
@@ -39,13 +39,13 @@ def test_half_of_the_data_is_drawn_without_repetition():
 
 
 def test_depths_are_drawn_and_can_be_given():
-    kind = Kind(units=4, depths=(0, 1))
+    kind = InstanceKind(units=4, depths=(0, 1))
     found = [draw(kind, seed) for seed in range(12)]
     assert {i.depth for i in found} == {0, 1}
     again = draw(kind, 0, depth=1)
     assert [layer["w"].shape for layer in again.parameters] == [(64, 4), (4, 10)]
     assert again.straggles == found[0].straggles
-    # First parameters are the seed's, too.
+    # The seed also determines the first parameters.
     one, other, *_ = [i.parameters for i in found if i.depth == 1]
     assert not np.array_equal(one[0]["w"], other[0]["w"])
     same = draw(kind, next(i.seed for i in found if i.depth == 1)).parameters
@@ -53,8 +53,8 @@ def test_depths_are_drawn_and_can_be_given():
 
 
 def test_stragglers_take_as_much_longer_as_in_table_1():
-    """Zhu et al. 2020: 4.4, 5.3, 10.6 and 17.4 s more than the 4.8 s of the others, each in every step of its own."""
-    kind = Kind(depths=(0,), conditions=Conditions(jitter=0.0, stragglers=Kind().conditions.stragglers))
+    """Zhu et al. 2020: 4.4, 5.3, 10.6 and 17.4 s more than the 4.8 s of the others, each in all of its steps."""
+    kind = InstanceKind(depths=(0,), conditions=Conditions(jitter=0.0, stragglers=InstanceKind().conditions.stragglers))
     found = [draw(kind, seed) for seed in range(60)]
     slow = np.array([i.straggles for i in found])
     mean = np.array([plant(i).sleep_mean_seconds[:-1] for i in found])
@@ -83,7 +83,7 @@ def test_instances_of_one_depth_share_one_engine_and_can_be_lanes():
 
 
 def test_instances_of_mnists_files(mnist_folder):  # noqa: F811
-    kind = Kind(workload="rlp-mnist", overrides={"valid_samples": 0}, data=mnist_folder, workers=2)
+    kind = InstanceKind(workload="rlp-mnist", overrides={"valid_samples": 0}, data=mnist_folder, workers=2)
     found = draw(kind, 0, depth=0)
     assert [layer["w"].shape for layer in found.parameters] == [(784, 10)]
     assert [len(column) for column in found.ground.data.train] == [15, 15]
@@ -93,11 +93,11 @@ def test_one_worker_is_a_cluster():
     assert plant(draw(replace(KIND, workers=1), 0)).active.tolist() == [True, False]
 
 
-def test_what_no_instance_can_be_is_refused():
+def test_impossible_instances_are_refused():
     with pytest.raises(ValueError, match="instance of 0 workers"):
         draw(replace(KIND, workers=0), 0)
     with pytest.raises(ValueError, match="timing-only"):
-        draw(Kind(workload="cruise-nmf", depths=()), 0)
+        draw(InstanceKind(workload="cruise-nmf", depths=()), 0)
 
 
 # ------------------------------------------------------------------------------------------------------------------ skew
@@ -123,14 +123,14 @@ def test_each_of_ten_workers_holds_mostly_one_of_ten_classes():
     assert np.mean([held.max() for held in classes_held(0.0, 10)]) < 0.25
 
 
-def test_fewer_workers_hold_more_classes_each_and_meet_them_mixed():
+def test_fewer_workers_hold_more_classes_each_in_mixed_order():
     assert all((held > 0.1).sum() in (5, 6) for held in classes_held(1.0, 2))
     labels = np.asarray(jobs.drawn(replace(workload("digits-logistic"), skew=1.0), 0, 2)[0].train[1])
     assert len(set(labels[:100].tolist())) >= 5
 
 
 def test_an_order_without_skew_is_that_of_the_seed():
-    """What was recorded before skew existed stays as it was."""
+    """Runs that were recorded before there was skew stay the same."""
     made = workload("digits-logistic")
     order = np.random.default_rng([5, 3]).permutation(len(made.proxy.train[0]))
     np.testing.assert_array_equal(jobs.drawn(made, 5, 4)[0].train[1], np.asarray(made.proxy.train[1])[order])

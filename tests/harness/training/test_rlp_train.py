@@ -1,7 +1,8 @@
-"""`harness train rlp`: the same bytes however often it is interrupted, endings that are told, and clear refusals."""
+"""`harness train rlp`: the same bytes after interruptions, endings of runs, and clear refusals."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from harness.cli import display
 from harness.cli.main import main
 from harness.training import train
 from harness.training.instances import STRAGGLERS
-from harness.training.train import PRETRAINING, Plan, checkpoint
+from harness.training.train import PRETRAINING, TrainingPlan, checkpoint
 from simulators.cluster.conditions import Stragglers
 from simulators.engine import loop
 from tests.tuners.rlp.test_rlp import RAW, plain_states, push
@@ -22,7 +24,7 @@ from tuners.rlp.options import Options
 from tuners.rlp.tuner import Scaling
 
 LEARNING = Options(replay=20, batch=8, rate=0.001, unit_seconds=10.0)
-PLAN = Plan(
+PLAN = TrainingPlan(
     depths=(0,),
     rates=(0.5,),
     sleeps=(4.7,),
@@ -41,12 +43,12 @@ COMMAND = ["train", TRAINING, *OPTIONS.split(" ")]
 
 
 class _Enough:
-    """Watches, and has had enough after so many runs."""
+    """Keeps what it is called with, and interrupts the training after so many runs."""
 
     def __init__(self, runs: int = 10**9) -> None:
-        self.left, self.told = runs, list[train.Told]()
+        self.left, self.told = runs, list[train.TrainingProgress]()
 
-    def __call__(self, told: train.Told) -> None:
+    def __call__(self, told: train.TrainingProgress) -> None:
         self.told.append(told)
         self.left -= 1
         if self.left == 0:
@@ -71,7 +73,7 @@ def test_the_state_is_the_papers_on_the_pushes_of_a_real_run() -> None:
             np.testing.assert_allclose(tuner.encoded(scaling, history), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_stragglers_sleep_as_long_as_goes_with_the_depth_and_rate_of_their_instance() -> None:
+def test_stragglers_sleep_as_the_plan_says_for_the_depth_of_their_instance() -> None:
     plan = replace(PLAN, depths=(0, 0), rates=(0.5, 0.4), sleeps=(4.7, 0.0))
     by_rate = {0.5: Stragglers(4.7, 0.5, probability=0.3, spread_seconds=3.0), 0.4: Stragglers(0.0, 0.0, probability=0.3)}
     grounds = [plan.instance(number).ground for number in range(8)]
@@ -90,7 +92,7 @@ def test_an_interrupted_training_ends_with_the_same_bytes(
     made = train.train(PLAN, whole, watch=watch)
     assert [t.policy for t in watch.told] == [p.name for p in PRETRAINING] + ["rlp, learning"] * 4
     assert [t.run for t in watch.told] == list(range(1, PLAN.runs + 1))
-    # What did not come to its target within 40 pushes says so, and counts as such.
+    # A run that has not reached its target within 40 pushes is cut short, and is counted as such.
     assert {t.status for t in watch.told} == {"target", "cut short"}
     assert all(t.pushes == 40 for t in watch.told if t.status == "cut short")
     endings = made.about["endings"]
@@ -109,9 +111,10 @@ def test_an_interrupted_training_ends_with_the_same_bytes(
     assert parts.read_bytes() == whole.read_bytes()
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "_finite", _Once(train._finite))
-    assert main([*COMMAND, "--out", "command.npz"]) == 130
-    assert "command.npz.checkpoint keeps what is learned" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(display, "training", lambda console, runs: nullcontext(_Enough(3)))  # as Ctrl-C would in the third run
+        assert main([*COMMAND, "--out", "command.npz"]) == 130
+    assert "command.npz.checkpoint keeps the training so far" in capsys.readouterr().err
     assert main([*COMMAND, "--out", "command.npz", "--resume"]) == 0
     assert f"9/{PLAN.runs}  rlp, learning: " in capsys.readouterr().out
     assert by_command.read_bytes() == whole.read_bytes()
@@ -121,12 +124,12 @@ def test_an_interrupted_training_ends_with_the_same_bytes(
 
 
 def test_an_interrupted_training_in_lanes_ends_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "_EVERY", 4)
+    monkeypatch.setattr(train, "CHECKPOINT_RUNS", 4)
     plan = replace(PLAN, lanes=2, pretrain=0, episodes=5)
     watch, drawn, draw = _Enough(), list[int](), train.draw
     monkeypatch.setattr(train, "draw", lambda kind, seed: drawn.append(seed - 10**6) or draw(kind, seed))
     made = train.train(plan, tmp_path / "whole.npz", watch=watch)
-    assert drawn == [0, 1, 2, 0, 1]  # in rounds of 2, of 1, as there is no fourth, and of 2
+    assert drawn == [0, 1, 2, 0, 1]  # rounds of 2, of 1 (there is no fourth instance), and of 2
     assert [t.policy for t in watch.told] == ["rlp, exploring"] * 5
     assert [t.run for t in watch.told] == [1, 2, 3, 4, 5]
     assert len({(t.pushes, t.seconds) for t in watch.told}) == 5
@@ -143,11 +146,11 @@ def test_an_interrupted_training_in_lanes_ends_with_the_same_bytes(tmp_path: Pat
 
 
 @pytest.mark.parametrize("lanes", [1, 3, 4, 9])
-def test_rounds_come_to_every_run_once(lanes: int) -> None:
+def test_rounds_contain_every_run_once(lanes: int) -> None:
     plan = replace(PLAN, lanes=lanes, instances=7, episodes=17, pretrain=8)
     seen: list[tuple[str, int]] = []
     while len(seen) < plan.runs:
-        upcoming = train._round(plan, len(seen))
+        upcoming = train.next_round(plan, len(seen))
         assert 0 < upcoming.size <= lanes
         seen += [(upcoming.fixed.name if upcoming.fixed else "", upcoming.first + i) for i in range(upcoming.size)]
     before = [(p.name, number) for number in range(7, 15) for p in PRETRAINING]
@@ -155,29 +158,16 @@ def test_rounds_come_to_every_run_once(lanes: int) -> None:
     assert sorted(seen[: len(before)]) == sorted(before)
     assert seen[: len(before)] == before or lanes > 1
     turns = [name for name, _ in seen[: lanes * len(PRETRAINING) : lanes]] if lanes < plan.pretrain else []
-    assert turns in ([], [p.name for p in PRETRAINING])  # none is learned last
+    assert turns in ([], [p.name for p in PRETRAINING])  # the policies take turns
 
 
-def test_an_instance_can_be_of_the_depth_of_another() -> None:
+def test_an_instance_can_have_the_depth_of_another() -> None:
     mixed = replace(PLAN, sleeps=(), depths=(0, 1), rates=(0.5, 0.25))
     first = next(n for n in range(9) if mixed.instance(n).depth == 0)
     other = next(n for n in range(9) if mixed.instance(n).depth == 1)
     like = mixed.instance(other, like=first)
     assert (like.depth, like.ground.job.start.learning_rate) == (0, 0.5)
     assert (like.seed, like.straggles) == (mixed.instance(other).seed, mixed.instance(other).straggles)
-
-
-class _Once:
-    """Interrupts the third call, as Ctrl-C would between two runs."""
-
-    def __init__(self, plain: object) -> None:
-        self.plain, self.calls = plain, 0
-
-    def __call__(self, tree: object) -> bool:
-        self.calls += 1
-        if self.calls == 3:
-            raise KeyboardInterrupt
-        return True
 
 
 def test_a_training_that_diverges_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +182,7 @@ def test_a_training_that_diverges_says_what_to_do(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["cruise"], "Cannot train 'cruise': rlp is the one tuner that is trained."),
+        (["cruise"], "Cannot train 'cruise': rlp is the only tuner that is trained."),
         (["rlp[gama=1]"], "Training RLP has no option 'gama': choose from gamma."),
         (["rlp[gamma=much]"], "Cannot train RLP with gamma 'much': give a number."),
         (["rlp[replay=1.5]"], "Cannot train RLP with replay 1.5: give a whole number."),
@@ -201,7 +191,7 @@ def test_a_training_that_diverges_says_what_to_do(tmp_path: Path, capsys: pytest
         (["rlp", "--instances", "0"], "Cannot train with instances 0: give at least 1."),
         (["rlp", "--lanes", "0"], "Cannot train with lanes 0: give at least 1."),
         (["rlp", "--workers", "0"], "Cannot train with workers 0: give at least 1."),
-        (["rlp", "--depths", "1,x"], "Cannot read --depths '1,x': write numbers with commas between."),
+        (["rlp", "--depths", "1,x"], "Cannot read --depths '1,x': write numbers with commas between them."),
         (
             ["rlp", "--depths", "1,2", "--rates", "0.1"],
             "Cannot train on depths '1,2' with rates '0.1' and sleeps '': give one depth",
@@ -226,7 +216,7 @@ def test_a_checkpoint_that_is_damaged_is_refused(tmp_path: Path, capsys: pytest.
     assert "it is no such file, or it is damaged" in capsys.readouterr().err
 
 
-def test_instances_come_again_and_none_is_one_to_test_on() -> None:
+def test_instances_can_be_made_again_and_their_seeds_are_not_for_evaluation() -> None:
     assert PLAN.instance(0).seed == PLAN.instance(0).seed >= 10**6
     assert replace(PLAN, seed=1).instance(0).seed != PLAN.instance(0).seed
     mixed = replace(PLAN, sleeps=(), depths=(0, 1), rates=(0.5, 0.25))

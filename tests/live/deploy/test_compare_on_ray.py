@@ -99,23 +99,23 @@ def test_a_cluster_gives_the_bytes_of_one_machine_though_it_is_interrupted_and_l
 def test_a_node_with_other_versions_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
-    worker = ray_pool._Worker([], str(tmp_path))
+    worker = ray_pool.NodeWorker([], str(tmp_path))
     with pytest.raises(ValueError, match=r"Cannot use node .*: it has jax [\d.]+, and this is 0\.0\.1\. Install the same"):
-        worker.start({**ray_pool._versions(), "jax": "0.0.1"})
+        worker.start({**ray_pool.versions(), "jax": "0.0.1"})
 
 
 def test_a_run_that_loses_every_node_becomes_a_row(tmp_path: Path) -> None:
     task = Task("tiny", "", "", "fixed", "fixed", 0, str(tmp_path))
-    lost, losses = ray_pool._Lost("The actor died."), Counter({str(tmp_path): 2, "": 2})
-    assert ray_pool._mourned(task, lost, losses) is None
+    lost, losses = ray_pool.NodeLost("The actor died."), Counter({str(tmp_path): 2, "": 2})
+    assert ray_pool.lost_for_good(task, lost, losses) is None
     losses[str(tmp_path)] += 1
-    row = ray_pool._mourned(task, lost, losses)
+    row = ray_pool.lost_for_good(task, lost, losses)
     assert row is not None
     assert row.reason == "The nodes that made this run were lost, 3 in a row. Ray says: The actor died."
-    assert ray_pool._mourned(None, lost, losses) is None
+    assert ray_pool.lost_for_good(None, lost, losses) is None
     losses[""] += 1
     with pytest.raises(RuntimeError, match=r"Cannot start a worker process .*, tried 3 times: The actor died"):
-        ray_pool._mourned(None, lost, losses)
+        ray_pool.lost_for_good(None, lost, losses)
 
 
 def test_addresses_where_no_cluster_is_are_refused_before_anything_is_written(

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.training.train import Plan
+from harness.training.train import TrainingPlan
 from simulators.cluster.conditions import Conditions
 from simulators.reconfiguration.control_plane import Cluster
 from tests.support.small_jobs import job as workload_of
@@ -266,7 +266,7 @@ def test_the_shipped_policy_says_how_it_was_made():
     about = policy_file.shipped().about
     plan = dict(about["plan"])
     options = Options(**plan.pop("options"))
-    made = Plan(**{k: tuple(v) if isinstance(v, list) else v for k, v in plan.items()} | {"options": options})
+    made = TrainingPlan(**{k: tuple(v) if isinstance(v, list) else v for k, v in plan.items()} | {"options": options})
     assert made.about() == about["plan"]
     assert made.command() == about["command"]
     assert made.seed == about["seed"]

@@ -1,0 +1,36 @@
+"""The record that a scenario's file is parsed into; apart from the parser, so that every module here can import it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.scenario.tables import BudgetTable, RecordedTable, SeedsTable, StartTable, WorkloadTable
+from simulators.cluster.conditions import Conditions
+from simulators.reconfiguration.control_plane import Cluster
+from simulators.reconfiguration.plan import Costs
+from tuners.actions import Target
+from tuners.settings import Knob
+
+__all__ = ["Scenario"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A scenario: what one TOML file says, checked."""
+
+    name: str
+    origin: Path  # the file that it was read from; relative paths in the text start at its folder
+    text: str
+    summary: str
+    cluster: Cluster
+    workload: WorkloadTable
+    start: StartTable
+    knobs: tuple[Knob, ...]
+    target: Target
+    check_clocks: int
+    budget: BudgetTable
+    conditions: Conditions
+    costs: Costs
+    seeds: SeedsTable
+    recorded: RecordedTable | None = None  # recorded runs, which answer in place of a simulator of all the above
