@@ -104,11 +104,11 @@ def refused(capsys, *arguments):
 # ----------------------------------------------------------------------------------------------------- before it starts
 
 
-def test_without_live_it_says_what_is_lacking(here, capsys):
+def test_without_live_it_is_refused(here, capsys):
     assert "say that it may start real processes, with --live" in refused(capsys, "small.toml")
 
 
-def test_a_dry_run_says_who_would_be_where_and_starts_nothing(here, capsys):
+def test_a_dry_run_says_what_would_run_where_and_starts_nothing(here, capsys):
     assert main(["deploy", "--live", "small.toml", "--dry-run", "--tuner", "movers:mover"]) == 0
     said = capsys.readouterr().out
     for words in ("tuner      movers:mover, seed 0", "650 parameters", "2 workers, 2 servers, bsp", "loss 1.2, within"):
@@ -134,7 +134,7 @@ def test_conditions_that_are_only_simulated_are_named_beforehand(here, capsys):
     assert "Not applied" not in capsys.readouterr().out
 
 
-def test_there_is_nobody_at_that_address(here, capsys):
+def test_an_address_without_a_cluster_is_refused(here, capsys):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
@@ -144,7 +144,7 @@ def test_there_is_nobody_at_that_address(here, capsys):
     assert not (here / "deployed" / "small" / "checkpoint.safetensors").exists()
 
 
-def test_what_cannot_be_deployed_is_told(here, capsys):
+def test_what_cannot_be_deployed_is_refused(here, capsys):
     assert "'cruise-nmf' is timing-only" in refused(capsys, "--live", "cruise-nmf-32")
     assert "No scenario 'smal'" in refused(capsys, "--live", "smal")
     assert "No tuner 'nobody'" in refused(capsys, "--live", "small.toml", "--tuner", "nobody")

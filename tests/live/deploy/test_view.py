@@ -50,7 +50,7 @@ def shown(what, width=100):
     return console.file.getvalue()
 
 
-def test_the_picture_shows_who_is_busy_what_is_set_and_what_happened():
+def test_the_table_shows_busy_nodes_the_setting_and_events():
     for width in (80, 100, 160):
         said = shown(drawn("mine, tuned by cruise", STATUS, width), width)
         for words in (
@@ -71,7 +71,7 @@ def test_the_picture_shows_who_is_busy_what_is_set_and_what_happened():
     assert " · target" in shown(drawn("mine", replace(STATUS, status="target")))
 
 
-def test_where_no_terminal_is_there_are_lines():
+def test_without_a_terminal_there_are_lines():
     console = Console(width=120, color_system=None, file=io.StringIO())
     with watched(console, "mine", lambda: STATUS):
         time.sleep(0.01)
@@ -82,7 +82,7 @@ def test_where_no_terminal_is_there_are_lines():
     assert len(lines) == 3
 
 
-def test_live_stands_beside_simulated():
+def test_a_live_and_a_simulated_run_are_compared():
     other = replace(
         FIGURES, completion_seconds=10.0, reached=False, changes=0, change_seconds=math.nan, stall_seconds=math.nan
     )

@@ -124,7 +124,7 @@ def test_what_is_no_fault_is_left_alone(what):
     assert known.slow_link() is None
 
 
-def test_times_of_transfers_are_read_off_the_messages():
+def test_times_of_transfers_are_read_from_messages():
     meter = TransferMeter()
     for number, released in ((1, 10.0), (2, 20.0)):
         release = Release(number, 0, 0, 0, 0, 8, 0, 64)
@@ -171,7 +171,7 @@ def pretend(quickly):
 
 
 @pytest.mark.parametrize("node", ["n1", "n3"])
-def test_a_node_whose_link_becomes_slow_goes_to_another_place(pretend, node):
+def test_a_node_whose_link_becomes_slow_moves_to_another_machine(pretend, node):
     live, processes = pretend
     processes.spares = 1
     processes.slow.add(node)
@@ -183,7 +183,7 @@ def test_a_node_whose_link_becomes_slow_goes_to_another_place(pretend, node):
     until(live, lambda w: w.setting == live.job.start)
 
 
-def test_without_another_place_it_stays_where_others_are_not_held_up(pretend):
+def test_without_another_machine_it_stays_if_it_does_not_hinder_the_others(pretend):
     live, processes = pretend
     processes.slow.add("n1")
     until(live, lambda _: "n1 stays on its machine, for no other is free" in history(live))
@@ -192,7 +192,7 @@ def test_without_another_place_it_stays_where_others_are_not_held_up(pretend):
     assert live.perform(Run(clocks=5)).setting == live.job.start
 
 
-def test_without_another_place_it_is_left_out_where_it_holds_others_up_until_there_is_one(pretend):
+def test_without_another_machine_it_is_left_out_if_it_hinders_the_others(pretend):
     live, processes = pretend
     processes.slow.add("n1")
     processes.cycle_seconds *= 12
@@ -205,7 +205,7 @@ def test_without_another_place_it_is_left_out_where_it_holds_others_up_until_the
 
 
 @pytest.mark.parametrize("spares", [0, 1])
-def test_nobody_rests_for_a_node_that_stays_nor_for_long_for_one_that_goes(quickly, monkeypatch, spares):
+def test_training_pauses_only_for_a_node_that_moves_and_not_for_long(quickly, monkeypatch, spares):
     monkeypatch.setattr(control, "COPY_SECONDS", 0.1)
     spec = Ones("ones", "ones.toml", ONES.replace('servers = ["n2", "n3"]', 'servers = ["n1", "n2"]'), 0)
     pretend = PretendProcesses(spec.job)

@@ -41,7 +41,7 @@ def history(live):
     return " | ".join(what for _, what in live.job_status().events)
 
 
-def test_servers_that_die_with_all_copies_take_a_job_back_to_its_beginning(processes):
+def test_a_job_starts_again_if_servers_die_with_all_copies(processes):
     with LiveSystem(SPEC, processes) as live:
         seen = [live.perform(Run(clocks=30))]
         processes.kill(*SERVERS)
@@ -56,7 +56,7 @@ def test_servers_that_die_with_all_copies_take_a_job_back_to_its_beginning(proce
     assert [(e.node, e.event) for w in seen for e in w.events][:2] == [("n2", "failed"), ("n3", "failed")]
 
 
-def test_a_job_goes_back_to_its_last_checkpoint_with_the_branches_of_now(processes, monkeypatch):
+def test_a_job_is_rolled_back_to_its_last_checkpoint_with_its_present_branches(processes, monkeypatch):
     monkeypatch.setattr(control, "CHECKPOINT_SECONDS", 0.1)
     kept = []
     with LiveSystem(SPEC, processes, keep=kept.append) as live:
@@ -91,7 +91,7 @@ def test_a_server_that_dies_while_no_branch_trains_is_replaced(processes):
         assert assert_counts(live) == 0
 
 
-def test_servers_that_can_be_started_again_are_not_waited_for_with_a_worker_that_cannot():
+def test_servers_that_can_start_again_do_not_wait_for_a_worker_that_cannot():
     pretend = PretendProcesses(SPEC.job)
     start = pretend.start
     pretend.start = lambda names: start([n for n in names if node_of(n) in {*pretend.nodes, "evaluator"}])
@@ -104,7 +104,7 @@ def test_servers_that_can_be_started_again_are_not_waited_for_with_a_worker_that
         assert live.job_status().setting == replace(SPEC.job.start, workers=("n0",))
 
 
-def test_a_branch_that_is_forked_while_a_node_is_away_has_it_when_it_is_back():
+def test_a_branch_forked_while_a_node_is_away_gets_it_when_it_is_back():
     pretend, start = PretendProcesses(SPEC.job), SPEC.job.start
     with LiveSystem(SPEC, pretend) as live:
         pretend.kill("worker/n1", for_good=True)
@@ -116,7 +116,7 @@ def test_a_branch_that_is_forked_while_a_node_is_away_has_it_when_it_is_back():
         assert live.perform(Run(clocks=10, branch=other)).setting.workers == ("n0", "n3")
 
 
-def test_a_job_that_is_resumed_has_again_what_losses_had_taken_from_it(processes, tmp_path):
+def test_a_resumed_job_gets_back_the_nodes_that_losses_took(processes, tmp_path):
     kept = []
     with LiveSystem(SPEC, processes, keep=kept.append) as live:
         processes.nodes -= {"n1"}
@@ -128,7 +128,7 @@ def test_a_job_that_is_resumed_has_again_what_losses_had_taken_from_it(processes
         assert assert_counts(live) == 0
 
 
-def test_nobody_trains_once_all_is_kept_whoever_is_lost_meanwhile():
+def test_training_stays_stopped_after_the_last_checkpoint_though_a_server_is_lost():
     kept, pretend = [], PretendProcesses(SPEC.job)
 
     def lose_a_server(save):
@@ -146,7 +146,7 @@ def test_nobody_trains_once_all_is_kept_whoever_is_lost_meanwhile():
     assert kept[-1].state["branch"] == RestorePoints.driver_state(kept[-1])[1] == child
 
 
-def test_of_a_job_that_nobody_watches_only_the_last_pushes_are_remembered(monkeypatch):
+def test_without_a_viewer_only_the_last_pushes_are_kept(monkeypatch):
     monkeypatch.setattr(recent_pushes, "RECENT_SECONDS", 0.1)
     with LiveSystem(SPEC, PretendProcesses(SPEC.job)) as live:
         live.perform(Run(seconds=1.0))
@@ -173,7 +173,7 @@ VICTIMS = [
 
 
 @pytest.mark.parametrize(("method", "name"), VICTIMS)
-def test_a_loss_at_any_moment_of_a_change_lets_training_go_on(processes, method, name):
+def test_training_continues_after_a_loss_at_any_moment_of_a_reconfiguration(processes, method, name):
     other = replace(SPEC.job.start, workers=("n0", "n3"), servers=("n1", "n2"))
     with LiveSystem(SPEC, processes) as live:
         for moment in MOMENTS[method] if node_of(name) != "n1" else ("recover",):

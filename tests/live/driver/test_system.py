@@ -70,7 +70,7 @@ def alone():
     return Spec("alone", "alone.toml", text, 0)
 
 
-def test_a_job_goes_on_from_a_checkpoint_as_if_nothing_had_happened(spec, tmp_path):
+def test_a_job_continues_from_a_checkpoint_as_if_it_had_not_stopped(spec, tmp_path):
     kept = []
     with thread_processes(spec, tmp_path / "one") as processes, LiveSystem(spec, processes, keep=kept.append) as live:
         first = live.perform(Run(clocks=40))  # and somewhere in the fourteenth round or later:
@@ -85,7 +85,7 @@ def test_a_job_goes_on_from_a_checkpoint_as_if_nothing_had_happened(spec, tmp_pa
     assert_alike(losses(first, second), losses(system(spec.scenario, 0).perform(Run(clocks=count + 3))))
 
 
-def test_a_job_whose_driver_died_goes_on_from_what_was_kept_meanwhile(alone, tmp_path, monkeypatch):
+def test_a_job_whose_driver_died_continues_from_its_latest_checkpoint(alone, tmp_path, monkeypatch):
     monkeypatch.setattr(control, "CHECKPOINT_SECONDS", 0.2)
     kept = []
     with thread_processes(alone, tmp_path / "one") as processes, LiveSystem(alone, processes, keep=kept.append) as live:
@@ -150,7 +150,7 @@ def live(spec, pretend):
         yield made
 
 
-def test_a_mini_batch_that_is_never_completed_holds_no_checkpoint_up(spec, pretend, monkeypatch):
+def test_a_mini_batch_that_is_never_completed_does_not_delay_a_checkpoint_for_long(spec, pretend, monkeypatch):
     monkeypatch.setattr(control, "FINISH_SECONDS", 0.1)
     pretend.answers.finish = lambda: False
     kept = []
@@ -183,7 +183,7 @@ def test_windows_follow_one_another_and_lose_nothing(live):
     assert sum(w.pushes for w in seen[2].workers) == seen[2].clocks
 
 
-def test_a_change_nobody_waits_for_is_told_by_a_window(live, spec):
+def test_a_reconfiguration_without_waiting_is_reported_by_a_window(live, spec):
     wider = spec.job.space.setting({"worker_count": 4})
     assert live.perform(Reconfigure(wider, method="relocate", wait=False)).seconds == 0
     with pytest.raises(Rejected, match="under way; run on until"):
@@ -200,7 +200,7 @@ def test_a_change_nobody_waits_for_is_told_by_a_window(live, spec):
     assert cost.bytes_moved == pytest.approx(32 / 64 * 4 * 19_210)
 
 
-def test_what_takes_no_steps_happens_in_place(live, spec, pretend):
+def test_a_setting_that_needs_no_steps_takes_effect_at_once(live, spec, pretend):
     quick = replace(spec.job.start, learning_rate=0.1, policy="ssp", staleness=2, batch_size=8)
     cost = live.perform(Reconfigure(quick))
     assert (cost.seconds, cost.steps) == (0.0, ())
@@ -235,7 +235,7 @@ def test_another_branch_finds_the_model_where_its_setting_has_it(live, spec, pre
         ({"batch_size": 64}, "this scenario allows"),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_reason(live, spec, changed, why):
+def test_an_impossible_setting_is_refused_with_a_reason(live, spec, changed, why):
     with pytest.raises(Rejected, match=why):
         live.perform(Reconfigure(replace(spec.job.start, **changed)))
     with pytest.raises(Rejected, match="this system can checkpoint, migrate, relocate"):
@@ -305,7 +305,7 @@ def test_a_lost_process_is_replaced_and_gets_its_part_back(live, spec, pretend, 
     assert any("killed by the test" in what for _, what in live.job_status().events)
 
 
-def test_a_loss_is_made_good_for_the_branch_that_trains_whatever_others_have(live, spec, pretend):
+def test_a_loss_is_repaired_for_the_branch_that_trains(live, spec, pretend):
     live.perform(Fork(0, spec.job.space.setting({"worker_count": 4})))  # with one server
     live.perform(Run(clocks=5))
     pretend.kill("worker/n1", for_good=True)
@@ -316,7 +316,7 @@ def test_a_loss_is_made_good_for_the_branch_that_trains_whatever_others_have(liv
     assert pretend.owners == ("server/n3", "server/n4")
 
 
-def test_another_branch_runs_with_what_losses_have_left_of_its_setting(live, pretend):
+def test_another_branch_runs_on_the_survivors_of_its_setting(live, pretend):
     child = live.perform(Fork(0))
     live.perform(Run(clocks=5, branch=child))
     pretend.kill("worker/n1", for_good=True)
@@ -325,7 +325,7 @@ def test_another_branch_runs_with_what_losses_have_left_of_its_setting(live, pre
 
 
 @pytest.mark.parametrize(("name", "work"), [("server/n4", "_repair"), ("worker/n1", "restore")])
-def test_what_is_done_about_a_loss_is_done_before_branches_come_and_go(live, pretend, name, work):
+def test_a_loss_is_repaired_before_branches_are_forked_or_freed(live, pretend, name, work):
     child = live.perform(Fork(0))
     live.perform(Run(clocks=5, branch=child))
     pretend.move_seconds = 0.2
@@ -338,7 +338,7 @@ def test_what_is_done_about_a_loss_is_done_before_branches_come_and_go(live, pre
     assert live.perform(Run(clocks=5, branch=late)).setting.workers == live.job.start.workers
 
 
-def test_without_a_place_for_it_the_job_goes_on_with_what_is_left(live, spec, pretend):
+def test_without_a_machine_for_it_the_job_continues_on_the_survivors(live, spec, pretend):
     pretend.kill("server/n4", for_good=True)
     windows = until(live, lambda w: w.setting.servers == ("n3",) and w.clocks)
     assert events(windows) == [("n4", "failed")]
@@ -347,7 +347,7 @@ def test_without_a_place_for_it_the_job_goes_on_with_what_is_left(live, spec, pr
     assert windows[-1].setting.workers == ("n0", "n2")
 
 
-def test_a_change_that_counts_on_a_lost_node_is_given_up(live, spec, pretend):
+def test_a_reconfiguration_that_needs_a_lost_node_is_given_up(live, spec, pretend):
     pretend.join_seconds, wider = 0.2, spec.job.space.setting({"worker_count": 4})
     live.perform(Reconfigure(wider, method="migrate", wait=False))
     pretend.kill("worker/n0")

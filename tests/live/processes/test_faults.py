@@ -85,7 +85,7 @@ def test_training_resumes_within_ten_seconds_and_no_push_is_lost(job: FaultyJob,
     assert set(parameters) == {clocks - lost}
 
 
-def test_servers_killed_at_once_take_the_job_back_to_its_last_checkpoint(job: FaultyJob) -> None:
+def test_servers_killed_at_once_roll_the_job_back_to_its_last_checkpoint(job: FaultyJob) -> None:
     before, lost_before, _ = counted(job.live)
     job.live.perform(Run(clocks=100))  # or the coordinator would still have what was counted
     since = time.monotonic()
@@ -103,7 +103,7 @@ def test_servers_killed_at_once_take_the_job_back_to_its_last_checkpoint(job: Fa
 
 
 @pytest.mark.parametrize("moment", ["snapshot", "lose", "recover", "put"])
-def test_a_coordinator_that_dies_while_everybody_restarts_takes_no_more_than_the_last_checkpoint(
+def test_a_coordinator_that_dies_during_a_restart_costs_no_more_than_the_last_checkpoint(
     job: FaultyJob, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     control, struck = job.live.control, list[int]()  # the clocks at that moment

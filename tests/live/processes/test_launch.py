@@ -30,17 +30,17 @@ def test_nodes_spread_to_where_cpus_are_free():
     assert hosts(place_nodes(nodes(5), offers)) == {"n0": "a", "n1": "a", "n2": "a", "n3": "b", "n4": "a"}
 
 
-def test_a_resource_of_its_name_holds_a_node():
+def test_a_node_is_placed_where_a_resource_has_its_name():
     offers = [ClusterNode("1", "a", 4), ClusterNode("2", "b", 1, frozenset({"n3", "memory"}))]
     assert hosts(place_nodes(nodes(4), offers)) == {"n0": "a", "n1": "a", "n2": "a", "n3": "b"}
 
 
-def test_nobody_counts_on_a_machine_of_our_own():
+def test_cpus_of_a_private_cluster_are_not_counted():
     placement = place_nodes(nodes(2), [ClusterNode("1", "127.0.0.2", math.inf)])
     assert str(placement) == "n0  on 127.0.0.2\nn1  on 127.0.0.2"
 
 
-def test_a_plan_says_what_it_takes():
+def test_a_placement_as_text_names_the_cpus():
     assert str(place_nodes(nodes(2), [ClusterNode("1", "a", 4)], cpus_per_node=2)) == "n0  on a, 2 CPU\nn1  on a, 2 CPU"
 
 
@@ -77,7 +77,7 @@ def until(so, seconds=30.0):
 
 @pytest.mark.live
 @pytest.mark.timeout(300)
-def test_processes_on_nodes_that_die_are_missed_and_replaced(loop_cluster):
+def test_processes_on_nodes_that_die_are_noticed_and_replaced(loop_cluster):
     spec = Ones("ones", "ones.toml", ONES, 0)
     servers = ["server/n2", "server/n3"]
     with launch.cluster(loop_cluster.address) as offers:

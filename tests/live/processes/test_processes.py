@@ -177,7 +177,7 @@ def test_every_push_counts_once(tmp_path, keys):
         assert model.tolist() == [pushes + more] * SIZE
 
 
-def test_without_the_keys_nobody_joins(tmp_path):
+def test_no_process_joins_without_the_keys(tmp_path):
     with threads(tmp_path, keys=Keys.fresh()) as job:
         job.keys = None
         job.start(["server/c"])
@@ -185,7 +185,7 @@ def test_without_the_keys_nobody_joins(tmp_path):
         assert job.coordinator.members == {}
 
 
-def test_a_process_that_says_nothing_is_noticed_and_replaced(tmp_path, monkeypatch):
+def test_a_silent_process_is_noticed_and_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(coordinator_process, "SILENT_SECONDS", 1.0)
     with threads(tmp_path) as job:
         job.train()
@@ -219,7 +219,7 @@ def test_a_coordinator_that_comes_back_finds_its_peers(tmp_path):
         assert model[0] >= counted + more  # rows that were not read before it died may be lost, pushes are not
 
 
-def test_who_was_on_the_way_while_the_coordinator_died_finds_the_next(tmp_path):
+def test_a_process_that_starts_while_the_coordinator_restarts_finds_it(tmp_path):
     with threads(tmp_path) as job:
         assert coordinator_process.last_port(tmp_path / "no such folder") == 0
         job.train()
@@ -235,7 +235,7 @@ def test_who_was_on_the_way_while_the_coordinator_died_finds_the_next(tmp_path):
         job.pushes(10)
 
 
-def test_what_is_no_message_is_dropped(tmp_path):
+def test_frames_that_are_no_message_are_dropped(tmp_path):
     with threads(tmp_path) as job:
         stranger = ZmqTransport(HERE)
         stranger.connect("coordinator", job.coordinator.address)
@@ -255,7 +255,7 @@ def test_an_error_of_the_coordinator_is_raised_where_it_was_asked(tmp_path):
         job.coordinator.poll()
 
 
-def test_a_mini_batch_that_nobody_waits_for_is_not_computed(tmp_path):
+def test_a_cancelled_mini_batch_is_not_computed(tmp_path):
     """While one is computed, others are released and given up: only the last of them is computed."""
     computed, begun, go_on = [], threading.Event(), threading.Event()
 
