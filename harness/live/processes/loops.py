@@ -81,7 +81,7 @@ class Heartbeat(threading.Thread):
         super().__init__(name=f"heartbeat of {mailbox.name}", daemon=True)
         self._mailbox = mailbox
         self._over = threading.Event()
-        self._outlets = mailbox.transport.beside()
+        self._sender = mailbox.transport.second_sender()
 
     def run(self) -> None:
         beat = encode(self._mailbox.name, signal(Beat(), self._mailbox.generation))
@@ -90,10 +90,10 @@ class Heartbeat(threading.Thread):
             coordinator = self._mailbox.peers.get(COORDINATOR)
             # A coordinator that was restarted may have another address.
             if coordinator is not None and coordinator != connected:
-                self._outlets.connect(COORDINATOR, coordinator[0])
+                self._sender.connect(COORDINATOR, coordinator[0])
                 connected = coordinator
-            self._outlets.send(COORDINATOR, beat)
-        self._outlets.close()
+            self._sender.send(COORDINATOR, beat)
+        self._sender.close()
 
     def stop(self) -> None:
         """End the thread."""

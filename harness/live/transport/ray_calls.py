@@ -60,7 +60,7 @@ class RayTransport:
             return None
         return [f if isinstance(f, bytes) else memoryview(f) for f in frames]
 
-    def beside(self) -> RayTransport:
+    def second_sender(self) -> RayTransport:
         return RayTransport(self._address, self._inbox)
 
     def close(self) -> None:

@@ -11,10 +11,10 @@ from typing import Protocol
 from harness.live.protocol.messages import Array
 from harness.live.protocol.wire import Buffer
 
-__all__ = ["Outlets", "Transport"]
+__all__ = ["Sender", "Transport"]
 
 
-class Outlets(Protocol):
+class Sender(Protocol):
     """The sending half, used by one thread."""
 
     def connect(self, peer: str, address: str) -> None:
@@ -37,7 +37,7 @@ class Outlets(Protocol):
         ...
 
 
-class Transport(Outlets, Protocol):
+class Transport(Sender, Protocol):
     """One process's end, used by one thread."""
 
     @property
@@ -53,6 +53,6 @@ class Transport(Outlets, Protocol):
         """The next message, or None if none arrives in time. Raises Unreadable if a message arrived and cannot be read."""
         ...
 
-    def beside(self) -> Outlets:
+    def second_sender(self) -> Sender:
         """A sending half for another thread of this process; close it before this one."""
         ...

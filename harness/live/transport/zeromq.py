@@ -62,13 +62,13 @@ def on_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _beside(place: str) -> str:
+def _unix_socket(place: str) -> str:
     """The abstract Unix socket (unix(7)) of a process that shares memory. It is named after the port, so that peers
     reconnect to a process that is started again at the same port."""
     return f"ipc://@harness/{urlsplit(place).netloc}"
 
 
-class _Outlets:
+class _Sender:
     """A socket to each peer, opened when something is sent to it."""
 
     def __init__(
@@ -83,7 +83,7 @@ class _Outlets:
         self.forget(peer)
         place, identity = urldefrag(address)
         shares = self._memory is not None and self._memory.connect(peer, identity)
-        self._addresses[peer] = _beside(place) if shares else place
+        self._addresses[peer] = _unix_socket(place) if shares else place
 
     def forget(self, peer: str) -> None:
         self._addresses.pop(peer, None)
@@ -143,7 +143,7 @@ class ZmqTransport:
         if share and keys is None and on_loopback(host):
             with suppress(OSError, AttributeError):  # the system has no anonymous files: use sockets only
                 self._memory = SharedMemory()
-        self._outlets = _Outlets(self._context, keys, self._memory)
+        self._sender = _Sender(self._context, keys, self._memory)
         try:
             self._inlet, self._address = self._listening(f"tcp://{host}:{port or '*'}")
         except BaseException:
@@ -169,7 +169,7 @@ class ZmqTransport:
             inlet.bind(place)
             found = inlet.getsockopt_string(zmq.LAST_ENDPOINT)
             if self._memory is not None:
-                inlet.bind(_beside(found))
+                inlet.bind(_unix_socket(found))
         except zmq.ZMQError as error:
             raise ValueError(
                 f"Cannot listen on {place}: {os.strerror(error.errno or 0)}. Give a free port, or 0 for any."
@@ -181,16 +181,16 @@ class ZmqTransport:
         return self._address
 
     def connect(self, peer: str, address: str) -> None:
-        self._outlets.connect(peer, address)
+        self._sender.connect(peer, address)
 
     def forget(self, peer: str) -> None:
-        self._outlets.forget(peer)
+        self._sender.forget(peer)
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
-        self._outlets.send(peer, frames)
+        self._sender.send(peer, frames)
 
-    def beside(self) -> _Outlets:
-        return _Outlets(self._context, self._keys)
+    def second_sender(self) -> _Sender:
+        return _Sender(self._context, self._keys)
 
     def empty(self, size: int) -> Array:
         return np.empty(size, np.float32) if self._memory is None else self._memory.empty(size)

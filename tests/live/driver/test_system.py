@@ -372,7 +372,7 @@ ASKS = {"cruise": {"Run"}, "mltuner": {"Run", "Fork", "Free"}, "bo_online": {"Ru
 
 @pytest.mark.parametrize("name", ["cruise", "mltuner", "bo_online", "rlp"])
 def test_tuners_drive_a_live_job_unchanged(name):
-    spec = Spec.of(load("live-digits[seconds=1.2]"), 0)
+    spec = Spec.of(load("live-digits[seconds=3]"), 0)
     with LiveSystem(spec, PretendProcesses(spec.job, cycle_seconds=0.002, learning=0.05)) as live:
         played = play(resolve(name).factory, live)
     assert played.outcome.status in ("target", "budget"), played.outcome.trace

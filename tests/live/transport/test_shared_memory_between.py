@@ -103,9 +103,9 @@ def test_after_closing_only_frames_with_readers_are_left():
 
 def test_messages_that_do_not_fit_in_the_queue_take_no_room(monkeypatch):
     monkeypatch.setattr(zeromq, "_WAITING_MESSAGES", 3)
-    with transports(2) as (one, other), closing(SharedMemory()) as beside:
+    with transports(2) as (one, other), closing(SharedMemory()) as memory:
         before = in_use()
-        one.connect("1", f"tcp://{HERE}:9#{beside.identity}")  # nobody listens there
+        one.connect("1", f"tcp://{HERE}:9#{memory.identity}")  # nobody listens there
         for value in range(9):
             one.send("1", [b"first", frame(value)])
         assert list(in_use() - before) == [2 * (3 + 1), 3 + 1]

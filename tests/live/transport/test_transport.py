@@ -107,7 +107,7 @@ def test_it_follows_a_peer_to_another_port_and_drops_messages_in_transfer(ends):
 
 def test_another_thread_has_its_own_sending_half(ends):
     one, other = ends(), ends()
-    half = one.beside()
+    half = one.second_sender()
     half.connect("other", other.address)
     half.send("other", [b"beat"])
     assert received(other) == [b"beat"]
