@@ -15,7 +15,7 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from harness.live.processes.runtime import peers
+from harness.live.processes.names import peers
 from harness.live.protocol.blocks import Layout
 from harness.live.worker.spec import Spec
 from harness.live.worker.worker import Computed, WorkerTask
@@ -54,47 +54,48 @@ class Idle(Spec):
 class LiveJob:
     """A live job that is idle until it is asked for a number of pushes."""
 
-    def __init__(self, crew: launch.Crew, size: int) -> None:
-        self.crew, self.size, self.pushes = crew, size, 0
+    def __init__(self, processes: launch.JobProcesses, size: int) -> None:
+        self.processes, self.size, self.pushes = processes, size, 0
+        self.coordinator = processes.coordinator
         spec = Idle(str(size), "bench.toml", ONES, 0)
         setting = spec.job.start
-        crew.call("begin", setting, policies.asp(), spec.parameters)
-        crew.start(peers(setting))
-        self._until(lambda: set(peers(setting)) <= crew.call("members").keys())
-        crew.call("recover", tuple(f"server/{s}" for s in setting.servers), setting.shares()[1])
+        self.coordinator.begin(setting, policies.asp(), spec.parameters)
+        processes.start(peers(setting))
+        self._until(lambda: set(peers(setting)) <= self.coordinator.members.keys())
+        self.coordinator.recover(tuple(f"server/{s}" for s in setting.servers), setting.shares()[1])
 
     def iteration_seconds(self, iterations: int) -> float:
         """Seconds of a worker's cycle, mean over so many cycles of each worker."""
-        self.crew.call("run", 0)
+        self.coordinator.run(0)
         rows = np.empty((0, 11))
         while len(rows) < iterations * WORKERS:
             time.sleep(0.1)
-            rows = np.concatenate([rows, self.crew.call("poll").reports[0].rows])
-        self.crew.call("rest")
-        self.pushes += len(rows) + len(self.crew.call("poll").reports[0].rows)
+            rows = np.concatenate([rows, self.coordinator.poll().reports[0].rows])
+        self.coordinator.rest()
+        self.pushes += len(rows) + len(self.coordinator.poll().reports[0].rows)
         return float((rows[-1, 0] - rows[0, 0]) / (len(rows) - 1) * WORKERS)
 
     def model(self) -> NDArray[np.float32]:
-        index = self.crew.call("snapshot", save=True)
-        self._until(lambda: self.crew.call("durable") >= index)
-        saved: NDArray[np.float32] = self.crew.call("saved", index)[0]["parameters"]
+        index = self.coordinator.snapshot(save=True)
+        self._until(lambda: self.coordinator.durable >= index)
+        saved: NDArray[np.float32] = self.coordinator.saved(index)[0]["parameters"]
         return saved
 
     def _until(self, so: Any) -> None:
         until = time.monotonic() + 120
         while not so():
             assert time.monotonic() < until
-            assert self.crew.lost() == {}
+            assert self.processes.lost() == {}
             time.sleep(0.02)
 
 
 @contextmanager
-def live_job(offers: tuple[launch.Offer, ...], size: int, **options: Any) -> Iterator[LiveJob]:
+def live_job(offers: tuple[launch.ClusterNode, ...], size: int, **options: Any) -> Iterator[LiveJob]:
     from harness.live.processes import launch  # here, because it imports Ray, whose settings must be made before
 
     spec = Idle(str(size), "bench.toml", ONES, 0)
-    with launch.launch(launch.plan(spec.job.nodes, offers), spec, **options) as crew:
-        yield LiveJob(crew, size)
+    with launch.launch(launch.place_nodes(spec.job.nodes, offers), spec, **options) as processes:
+        yield LiveJob(processes, size)
 
 
 # ----------------------------------------------------------------------------------------------------- bare pyzmq

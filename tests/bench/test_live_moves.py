@@ -45,7 +45,7 @@ def live(offers: tuple[Any, ...]) -> Iterator[Any]:
     from harness.live.processes import launch
 
     spec = Steady(str(PARAMETERS), "bench.toml", ONES, 0)
-    placement = launch.plan(spec.job.nodes, offers)
+    placement = launch.place_nodes(spec.job.nodes, offers)
     with launch.launch(placement, spec) as processes, LiveSystem(spec, processes) as made:
         yield made
 

@@ -1,4 +1,4 @@
-"""Set Ray up before anything imports it: quiet, quick to see that a node is gone, and closed to whoever lacks the token."""
+"""Set Ray up before anything imports it: quiet, quick to notice that a node is gone, and closed without the token."""
 
 import atexit
 import os
@@ -46,7 +46,8 @@ os.environ |= {
 
 @pytest.fixture(autouse=True)
 def much_is_lent(monkeypatch):
-    """Models of tests are small, and yet are to take the way of large ones, through shared memory: what this process sends,
-    that is. Processes that a test starts, Ray's too, keep to the real size, which frames of
-    `test_shared_memory_between` and of the benchmark of a live job have."""
+    """Send even the small models of tests through shared memory, as large ones are.
+
+    This holds for what this process sends. Processes that a test starts, Ray's included, keep the real limit; frames of
+    `test_shared_memory_between` and of the benchmark of a live job are larger than that."""
     monkeypatch.setattr(shared_memory, "LARGE_BYTES", 100)

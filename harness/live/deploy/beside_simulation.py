@@ -1,4 +1,4 @@
-"""A live run beside the same one simulated: completion time, iteration time and its parts, what reconfigurations cost."""
+"""Compares a live run with the same run in the simulator: completion time, iteration time, reconfigurations."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from harness.drive import Played
 from harness.score import score
 from tuners.actions import Cost, Reconfigure, Window
 
-__all__ = ["Run", "beside", "measured"]
+__all__ = ["RunFigures", "beside", "measured"]
 
 _PARTS = ("compute", "pull", "push", "wait")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """What is compared of a run; nan where there was none of it."""
+class RunFigures:
+    """The compared figures of a run; nan if the run had nothing of the kind."""
 
     completion_seconds: float
     reached: bool
     clocks: int
     iteration_seconds: float  # mean of a worker's cycle: compute, pull, push and wait
     part_seconds: tuple[float, float, float, float]  # means, in this order
-    changes: int  # reconfigurations that were carried out, by the tuner's wish
+    changes: int  # reconfigurations that the tuner asked for and that were carried out
     change_seconds: float  # mean, from the request until the new setting is in force
-    stall_seconds: float  # mean, of these: nobody trained
+    stall_seconds: float  # mean: time in which nobody trained
     bytes_moved: float  # mean
     final_accuracy: float
     final_loss: float
 
 
-def measured(played: Played) -> Run:
+def measured(played: Played) -> RunFigures:
     """The figures of one run."""
     row = score(played, scenario=played.job.name, tuner="", seed=played.job.seed).score
     windows = [e.answer for e in played.exchanges if isinstance(e.answer, Window)]
     parts = tuple(_mean(np.concatenate([getattr(w.pushes, f"{p}_seconds") for w in windows] or [[]])) for p in _PARTS)
     costs = [c for c in _costs(played) if c.done and c.seconds > 0]
-    return Run(
+    return RunFigures(
         completion_seconds=row.completion_seconds,
         reached=row.reached,
         clocks=row.clocks,
@@ -70,8 +70,8 @@ def _mean(values: Sequence[float] | np.ndarray[tuple[int], np.dtype[np.float64]]
     return float(np.mean(values)) if len(values) else math.nan
 
 
-def beside(live: Run, simulated: Run) -> Table:
-    """The two runs in two columns, and how many times the simulated figure the live one is."""
+def beside(live: RunFigures, simulated: RunFigures) -> Table:
+    """A table with a column for each run, and one with the ratio of live to simulated."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("")
     for head in ("live", "simulated", "live / simulated"):
@@ -89,7 +89,7 @@ def beside(live: Run, simulated: Run) -> Table:
     if live.changes or simulated.changes:
         rows += [
             ("  time of one", live.change_seconds, simulated.change_seconds, "s"),
-            ("  nobody trained", live.stall_seconds, simulated.stall_seconds, "s"),
+            ("  stall", live.stall_seconds, simulated.stall_seconds, "s"),
             ("  moved", live.bytes_moved, simulated.bytes_moved, "kB"),
         ]
     rows += [
@@ -101,8 +101,8 @@ def beside(live: Run, simulated: Run) -> Table:
         table.add_row(name, _shown(mine, unit), _shown(theirs, unit), "-" if math.isnan(ratio) else f"{ratio:.2f}")
     missed = [name for name, run in (("live", live), ("in simulation", simulated)) if not run.reached]
     if missed:
-        said = f"The target was not reached {' nor '.join(missed)}; completion time is the budget then."
-        table.caption, table.caption_justify = Text(said), "left"
+        note = f"The target was not reached {' nor '.join(missed)}; completion time is the budget then."
+        table.caption, table.caption_justify = Text(note), "left"
     return table
 
 

@@ -1,4 +1,4 @@
-"""One job, deployed: brought up, driven by its tuner to the end, recorded, and put beside the same run simulated."""
+"""Deploys one job: starts its processes, lets the tuner drive it to the end, and records it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from rich.console import Console
 from harness.comparison.run_process import save
 from harness.drive import Played, play, replay
 from harness.live.deploy import job_folder
-from harness.live.deploy.beside_simulation import Run, measured
-from harness.live.deploy.progress_view import setting_words, watched
+from harness.live.deploy.beside_simulation import RunFigures, measured
+from harness.live.deploy.progress_view import watched
 from harness.live.driver import checkpoint_file
 from harness.live.driver.checkpoint_file import Checkpoint
+from harness.live.driver.status import setting_words
 from harness.live.driver.system import LiveSystem
 from harness.live.processes import launch
 from harness.live.worker.spec import Spec
@@ -36,12 +37,12 @@ from tuners.actions import Action, Job, Rejected, Tuner, TunerFactory
 __all__ = ["Deployment", "Interrupted", "deploy", "described", "simulated"]
 
 _SIMULATED = ("sleeps", "stragglers", "episodes", "buckets", "nodes", "replay")
-"""Conditions that slow nodes or links down, or take nodes away."""
+"""Conditions that slow nodes or links down or remove nodes; only the simulator applies them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What is to be deployed, and where."""
+    """What to deploy, and where."""
 
     scenario: Scenario
     entry: Entry
@@ -52,19 +53,19 @@ class Deployment:
 
     @property
     def run(self) -> dict[str, Any]:
-        """What the run is called in tables."""
+        """The run's columns in tables."""
         return {"scenario": self.scenario.name, "tuner": self.entry.name, "seed": self.seed}
 
 
 class Interrupted(Exception):
-    """Somebody stopped the job, and it can go on. Takes the finished sentence."""
+    """The user stopped the job, and it can be resumed. Takes the finished message."""
 
 
 def deploy(wanted: Deployment, console: Console) -> Played:
-    """Bring a job up, and drive it to its end; everything is down again afterwards, however it ends.
+    """Start a job and drive it to its end. All its processes are ended afterwards, however it ends.
 
-    Raises ValueError, before anything is started, for what cannot be deployed; RuntimeError for a job that cannot be brought
-    up; Interrupted where it was stopped.
+    Raises ValueError, before anything is started, for a job that cannot be deployed; RuntimeError for one that does not
+    start; Interrupted if the user stops it.
     """
     spec = _checked(wanted)
     with job_folder.claimed(wanted.out, wanted.scenario, wanted.entry.name, wanted.seed, resume=wanted.resume):
@@ -72,26 +73,26 @@ def deploy(wanted: Deployment, console: Console) -> Played:
         kept = job_folder.read_log(wanted.out, begun.state["exchanges"]) if begun is not None else []
         factory = _resumed(wanted.entry.factory, spec.job, kept) if kept else wanted.entry.factory
         with launch.cluster(wanted.address) as offers:
-            placement = launch.plan(spec.job.nodes, offers)
-            for said in _not_here(wanted.scenario):
-                console.print(said, highlight=False, soft_wrap=True)
+            placement = launch.place_nodes(spec.job.nodes, offers)
+            for line in _not_applied(wanted.scenario):
+                console.print(line, highlight=False, soft_wrap=True)
             console.print(f"Starting {setting_words(spec.job.start)}.", highlight=False, soft_wrap=True)
             keep = partial(_keep, wanted, spec)
             with launch.launch(placement, spec) as processes, LiveSystem(spec, processes, begun, keep) as live:
-                played = _driven(wanted, live, factory, kept, console)
+                played = _drive(wanted, live, factory, kept, console)
     scored = score(played, **wanted.run)
     save(wanted.out, scored, played.exchanges, played.outcome.trace)
     return played
 
 
 def described(wanted: Deployment) -> list[str]:
-    """Who would run where, and what would be done; nothing is started. Raises as `deploy` does."""
+    """Lines that say what would run where; nothing is started. Raises as `deploy` does."""
     spec = _checked(wanted)
     start = spec.job.start
     address = wanted.address or os.environ.get("RAY_ADDRESS")
-    here = nullcontext((launch.Offer("here", "this machine", math.inf),))
+    here = nullcontext((launch.ClusterNode("here", "this machine", math.inf),))
     with launch.cluster(address) if address else here as offers:
-        placement = launch.plan(spec.job.nodes, offers)
+        placement = launch.place_nodes(spec.job.nodes, offers)
         where = [f"  {line}" for line in str(placement).splitlines()]
     target = spec.job.target
     return [
@@ -101,20 +102,20 @@ def described(wanted: Deployment) -> list[str]:
         f"start      {setting_words(start)}",
         f"target     {target.metric} {target.value:g}, within {spec.job.budget_seconds:g} s",
         f"folder     {wanted.out}",
-        *_not_here(wanted.scenario),
+        *_not_applied(wanted.scenario),
         "placement",
         *where,
         "Nothing was started.",
     ]
 
 
-def _not_here(scenario: Scenario) -> list[str]:
-    """One line on the scenario's conditions that are simulated only; none where it has none."""
+def _not_applied(scenario: Scenario) -> list[str]:
+    """A line that names the scenario's conditions that only the simulator applies; none if it has none."""
     given = [name for name in _SIMULATED if getattr(scenario.conditions, name)]
-    return [f"Not here: {', '.join(given)} of [conditions]; live hosts have conditions of their own."] if given else []
+    return [f"Not applied: {', '.join(given)} of [conditions]; live hosts have conditions of their own."] if given else []
 
 
-def simulated(wanted: Deployment) -> Run:
+def simulated(wanted: Deployment) -> RunFigures:
     """The figures of the same run in the simulator."""
     return measured(play(wanted.entry.factory, system(wanted.scenario, wanted.seed)))
 
@@ -131,11 +132,11 @@ def _checked(wanted: Deployment) -> Spec:
 # --------------------------------------------------------------------------------------------------------------- driving
 
 
-def _driven(
+def _drive(
     wanted: Deployment, live: LiveSystem, factory: TunerFactory, kept: Sequence[Exchange], console: Console
 ) -> Played:
     exchanges = list(kept)
-    log = job_folder.Log(wanted.out, kept)
+    log = job_folder.ExchangeLog(wanted.out, kept)
     title = f"{wanted.scenario.name}, tuned by {wanted.entry.name}"
     with _recording(wanted, live.job, kept) as recorder:
 
@@ -145,7 +146,7 @@ def _driven(
             recorder(exchange)
 
         stopped = False
-        with watched(console, title, live.glimpse):
+        with watched(console, title, live.job_status):
             try:
                 played = play(factory, live, watch=note)
             except KeyboardInterrupt:
@@ -168,7 +169,7 @@ def _driven(
 
 @contextmanager
 def _recording(wanted: Deployment, job: Job, kept: Sequence[Exchange]) -> Iterator[Recorder]:
-    """A recorder of the whole run; what was recorded before it was interrupted is recorded anew."""
+    """A recorder of the whole run. A resumed run is recorded from its start, from the exchanges that were kept."""
     where = wanted.out / "trace"
     shutil.rmtree(where, ignore_errors=True)
     named = "{scenario}, {tuner}, seed {seed}, live".format(**wanted.run)
@@ -181,18 +182,18 @@ def _recording(wanted: Deployment, job: Job, kept: Sequence[Exchange]) -> Iterat
 
 
 def _keep(wanted: Deployment, spec: Spec, saved: Checkpoint) -> None:
-    """Write what the job can go on from, and the model."""
+    """Write a checkpoint and the model."""
     checkpoint_file.save(wanted.out / job_folder.CHECKPOINT, saved)
     branch = saved.state["branch"]
     job_folder.write_model(wanted.out / "model.safetensors", spec.tree(saved.tensors[f"{branch}/parameters"]))
 
 
 def _resumed(factory: TunerFactory, job: Job, kept: Sequence[Exchange]) -> TunerFactory:
-    """A tuner that stands where the one stood that was interrupted. Raises ValueError where it is another."""
+    """A factory of a tuner in the state in which it was interrupted. Raises ValueError if it is not the same tuner."""
     tuner = factory(job)
     action = replay(tuner, kept)
 
-    def going_on(_: Job) -> Tuner:
+    def resumed(_: Job) -> Tuner:
         asked: Action[Any] | None = action
         while asked is not None:
             try:
@@ -204,4 +205,4 @@ def _resumed(factory: TunerFactory, job: Job, kept: Sequence[Exchange]) -> Tuner
             except StopIteration:
                 return
 
-    return going_on
+    return resumed

@@ -1,12 +1,12 @@
-"""What a deployed job leaves: a folder that another process can go on from.
+"""The folder of a deployed job, from which another process can resume it.
 
 deploy.json              which scenario, tuner and seed
 scenario.toml            as it was deployed
-exchanges.jsonl          what the tuner asked and was answered, line by line while the job runs
-checkpoint.safetensors   what the job goes on from with --resume
-model.safetensors        what was learned: the parameters under their names
+exchanges.jsonl          actions of the tuner and their answers, one per line, written while the job runs
+checkpoint.safetensors   the state from which --resume continues
+model.safetensors        the trained model: parameters by name
 trace/                   the recording (`harness trace show`)
-score.json, evaluations.parquet, settings.parquet, exchanges.jsonl.gz   as `harness compare` leaves them of a run
+score.json, evaluations.parquet, settings.parquet, exchanges.jsonl.gz   as `harness compare` writes them
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from harness.scenario import Scenario
 from traces.exchanges import Exchange, decode, encode
 from traces.store import write_bytes
 
-__all__ = ["CHECKPOINT", "Log", "claimed", "read_log", "write_model"]
+__all__ = ["CHECKPOINT", "ExchangeLog", "claimed", "read_log", "write_model"]
 
 CHECKPOINT = "checkpoint.safetensors"
 _LOG = "exchanges.jsonl"
-_BEGINNINGS = {"deploy.json", "scenario.toml", _LOG, "trace"}
+_BEFORE_CHECKPOINT = {"deploy.json", "scenario.toml", _LOG, "trace"}  # files of a job that has no checkpoint yet
 
 
 @contextmanager
 def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: bool) -> Iterator[None]:
-    """The folder `out`, made or found to fit, and nobody else's meanwhile. Raises ValueError where it cannot be ours."""
+    """Create the folder `out`, or check that it is of the same job, and lock it. Raises ValueError if that cannot be."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"Cannot deploy to {out}: it is a file. Name a folder with --out.")
     manifest = {"harness": __version__, "scenario": scenario.name, "tuner": tuner, "seed": seed}
-    # A job that was stopped before its first checkpoint has left nothing to go on from, and nothing to lose.
-    fresh = not out.is_dir() or {p.name for p in out.iterdir()} <= _BEGINNINGS
+    # A job that was stopped before its first checkpoint cannot be resumed, and its files may be overwritten.
+    fresh = not out.is_dir() or {p.name for p in out.iterdir()} <= _BEFORE_CHECKPOINT
     if fresh and resume:
-        raise ValueError(f"Cannot resume from {out}: it has no checkpoint of a job. Deploy without --resume to begin one.")
+        raise ValueError(f"Cannot resume from {out}: it has no checkpoint of a job. Deploy without --resume to start one.")
     if not fresh:
         if not resume:
             raise ValueError(
@@ -74,7 +74,7 @@ def _check_same(out: Path, manifest: dict[str, Any], scenario: Scenario) -> None
         found = json.loads((out / "deploy.json").read_text("utf-8"))
         text = (out / "scenario.toml").read_text("utf-8")
     except (OSError, ValueError) as error:
-        raise ValueError(f"Cannot resume from {out}: it is no folder of a deployed job ({error}).") from None
+        raise ValueError(f"Cannot resume from {out}: it is not the folder of a deployed job ({error}).") from None
     for key, wanted in manifest.items():
         if found.get(key) != wanted:
             raise ValueError(
@@ -88,8 +88,8 @@ def _check_same(out: Path, manifest: dict[str, Any], scenario: Scenario) -> None
         )
 
 
-class Log:
-    """Exchanges, written one by one so that they outlive this process."""
+class ExchangeLog:
+    """Writes exchanges one by one, so that none is lost if this process dies."""
 
     def __init__(self, out: Path, kept: Sequence[Exchange]) -> None:
         self._path = out / _LOG
@@ -101,7 +101,7 @@ class Log:
 
 
 def read_log(out: Path, count: int) -> list[Exchange]:
-    """The first so many exchanges. Raises ValueError where they are not all there."""
+    """Read the first `count` exchanges. Raises ValueError if some of them are missing."""
     path = out / _LOG
     try:
         lines = path.read_bytes().splitlines()[:count]
@@ -114,7 +114,7 @@ def read_log(out: Path, count: int) -> list[Exchange]:
 
 
 def write_model(path: Path, parameters: Any) -> None:
-    """Write a model's pytree as safetensors, each array under its name."""
+    """Write a model's pytree as safetensors, each array under its path in the tree."""
     named, _ = jax.tree_util.tree_flatten_with_path(parameters)
     tensors = {"/".join(map(_key, keys)) or "parameters": np.ascontiguousarray(leaf) for keys, leaf in named}
     write_bytes(path, safetensors.numpy.save(tensors))

@@ -1,4 +1,4 @@
-"""What somebody who deploys a job sees of it: a table that is drawn anew while it runs, plain lines where no terminal is."""
+"""Shows a running job: on a terminal as a table that is redrawn, elsewhere as plain lines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,53 +14,25 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tuners.actions import Setting
+from harness.live.driver.status import JobStatus, NodeStatus, setting_words
 
-__all__ = ["Glimpse", "NodeGlimpse", "drawn", "line", "setting_words", "watched"]
+__all__ = ["drawn", "line", "watched"]
 
 _LINE_SECONDS = 2.0
 _REFRESHES_PER_SECOND = 4.0
 _BAR = 24  # columns
-_LATEST = 6  # happenings that are shown
+_LATEST = 6  # events that are shown
 
 _PARTS = (("compute", "green"), ("transfer", "cyan"), ("wait", "bright_black"))
 
 
-@dataclass(frozen=True, slots=True)
-class NodeGlimpse:
-    """One node just now; shares are of the last seconds, and sum to 1 at most."""
-
-    name: str
-    role: str  # worker | server | both | idle | lost
-    pushes_per_second: float = 0.0
-    compute_share: float = 0.0
-    transfer_share: float = 0.0  # pulling and pushing
-    wait_share: float = 0.0  # held back by the policy
-
-
-@dataclass(frozen=True, slots=True)
-class Glimpse:
-    """A job just now."""
-
-    seconds: float
-    budget_seconds: float
-    status: str
-    clocks: int
-    clocks_per_second: float
-    loss: float  # mean training loss of the last pushes
-    accuracy: float  # of the last validation, nan before
-    setting: Setting
-    nodes: tuple[NodeGlimpse, ...]
-    happenings: tuple[tuple[float, str], ...]  # (seconds, sentence): settings that changed, nodes lost, branches
-
-
 @contextmanager
-def watched(console: Console, title: str, glimpse: Callable[[], Glimpse]) -> Iterator[None]:
-    """Show what `glimpse` tells, for as long as the context lasts, from a thread of its own."""
+def watched(console: Console, title: str, job_status: Callable[[], JobStatus]) -> Iterator[None]:
+    """Show what `job_status` returns, again and again, from a thread of its own until the context ends."""
     if console.is_terminal:
 
         def picture() -> RenderableType:
-            return drawn(title, glimpse(), console.width)
+            return drawn(title, job_status(), console.width)
 
         with Live(
             get_renderable=picture, console=console, refresh_per_second=_REFRESHES_PER_SECOND, transient=False, screen=False
@@ -69,7 +40,7 @@ def watched(console: Console, title: str, glimpse: Callable[[], Glimpse]) -> Ite
             yield
         return
     over = threading.Event()
-    lines = threading.Thread(target=_print_lines, args=(console, glimpse, over), name="live view", daemon=True)
+    lines = threading.Thread(target=_print_lines, args=(console, job_status, over), name="live view", daemon=True)
     lines.start()
     try:
         yield
@@ -78,47 +49,33 @@ def watched(console: Console, title: str, glimpse: Callable[[], Glimpse]) -> Ite
         lines.join()
 
 
-def _print_lines(console: Console, glimpse: Callable[[], Glimpse], over: threading.Event) -> None:
-    """A line every few seconds, one for everything that happened, and one at the end."""
-    told = 0
+def _print_lines(console: Console, job_status: Callable[[], JobStatus], over: threading.Event) -> None:
+    """Print a line every few seconds, one for each event, and one at the end."""
+    printed = 0
     while True:
         last = over.wait(_LINE_SECONDS)
-        seen = glimpse()
-        for seconds, what in seen.happenings[told:]:
+        seen = job_status()
+        for seconds, what in seen.events[printed:]:
             console.print(escape(f"{seconds:8.1f} s  {what}"), highlight=False, soft_wrap=True)
-        told = len(seen.happenings)
+        printed = len(seen.events)
         console.print(escape(line(seen)), highlight=False, soft_wrap=True)
         if last:
             return
 
 
-def line(seen: Glimpse) -> str:
-    """A glimpse in one line."""
+def line(seen: JobStatus) -> str:
+    """A job's status in one line."""
     return (
         f"{seen.seconds:8.1f} s  {seen.clocks} clocks ({seen.clocks_per_second:.0f} per second)  "
         f"loss {_number(seen.loss)}  accuracy {_number(seen.accuracy)}  {setting_words(seen.setting)}"
     )
 
 
-def setting_words(setting: Setting) -> str:
-    """The setting as a person would say it, in half a line."""
-    policy = f"{setting.policy}({setting.staleness})" if setting.policy in ("ssp", "dssp") else setting.policy
-    said = [
-        *(f"{len(m)} {role}{'s' * (len(m) != 1)}" for m, role in ((setting.workers, "worker"), (setting.servers, "server"))),
-        policy,
-        f"batch {setting.batch_size}",
-        f"rate {setting.learning_rate:.3g}",
-    ]
-    said += [f"momentum {setting.momentum:.2g}"] if setting.momentum else []
-    said += [f"{setting.transfer_bits} bits"] if setting.transfer_bits != 32 else []
-    return ", ".join(said)
-
-
 # ------------------------------------------------------------------------------------------------------------- the table
 
 
-def drawn(title: str, seen: Glimpse, width: int = 100) -> RenderableType:
-    """A glimpse as it stands on a terminal of so many columns."""
+def drawn(title: str, seen: JobStatus, width: int = 100) -> RenderableType:
+    """A job's status as a table of `width` columns."""
     head = Table.grid(padding=(0, 3))
     for _ in range(5):
         head.add_column()
@@ -132,13 +89,13 @@ def drawn(title: str, seen: Glimpse, width: int = 100) -> RenderableType:
     )
     setting = Text.assemble(("setting  ", "dim"), setting_words(seen.setting))
     parts: list[RenderableType] = [head, setting, Text(""), _nodes(seen.nodes, width)]
-    if seen.happenings:
-        parts += [Text(""), *(_happening(seconds, what) for seconds, what in seen.happenings[-_LATEST:])]
-    said = "" if seen.status == "running" else f" · {seen.status}"
-    return Panel(Group(*parts), title=Text(title + said), title_align="left", width=min(width, 110), border_style="dim")
+    if seen.events:
+        parts += [Text(""), *(_event(seconds, what) for seconds, what in seen.events[-_LATEST:])]
+    ended = "" if seen.status == "running" else f" · {seen.status}"
+    return Panel(Group(*parts), title=Text(title + ended), title_align="left", width=min(width, 110), border_style="dim")
 
 
-def _nodes(nodes: tuple[NodeGlimpse, ...], width: int) -> Table:
+def _nodes(nodes: tuple[NodeStatus, ...], width: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("node")
     table.add_column("role")
@@ -160,7 +117,7 @@ def _nodes(nodes: tuple[NodeGlimpse, ...], width: int) -> Table:
     return table
 
 
-def _bar(node: NodeGlimpse, columns: int) -> Text:
+def _bar(node: NodeStatus, columns: int) -> Text:
     bar = Text()
     filled = 0
     ends = 0.0
@@ -172,7 +129,7 @@ def _bar(node: NodeGlimpse, columns: int) -> Text:
     return bar
 
 
-def _happening(seconds: float, what: str) -> Text:
+def _event(seconds: float, what: str) -> Text:
     style = "red" if " lost" in what or "failed" in what else "yellow"
     return Text.assemble((f"{seconds:7.1f} s  ", "dim"), (what, style), no_wrap=True, overflow="ellipsis")
 

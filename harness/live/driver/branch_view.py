@@ -1,4 +1,4 @@
-"""One branch of a live job as its driver sees it: setting, policy, and what has happened since a tuner last looked."""
+"""One branch of a live job as the driver sees it: setting, policy, and what its next window will report."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from simulators import windows
 from simulators.engine.loop import Records
 from tuners.actions import Cost, Evaluation, Job, NodeEvent, Setting, Status, SyncPolicy, Window
 
-__all__ = ["Sight"]
+__all__ = ["DriverBranch"]
 
-_NOTHING = np.zeros((0, len(Records._fields)))
+_NO_ROWS = np.zeros((0, len(Records._fields)))
 
 
-class Sight:
-    """A branch."""
+class DriverBranch:
+    """A branch, with what has happened since the tuner's last window."""
 
     def __init__(
         self,
@@ -28,28 +28,29 @@ class Sight:
         ancestors: tuple[int, ...] = (),
         testing: bool = False,
     ) -> None:
-        """`ancestors` are the branches that it comes from, the nearest first; one that is `testing` applies nothing."""
+        """`ancestors` are the branches that it was forked from, nearest first; a `testing` branch applies no gradient."""
         self.setting, self.policy, self.ancestors, self.testing = setting, policy, ancestors, testing
-        self.before: Setting | None = None  # that losses have taken from it, until the nodes are back
+        self.setting_before_loss: Setting | None = None  # while nodes of it are lost; restored when they return
         self.status: Status = "running"
-        self.clocks = 0  # pushes completed since the job began, those before the fork counted
-        self.lost = 0  # of them; the model has not seen these, for it went back to a checkpoint
-        self.since_seconds = since_seconds  # where its next window begins
-        self.unseen = _NOTHING  # [n, 11], the columns of `Records`; seconds of the job
+        self.clocks = 0  # pushes completed since the job began, those before the fork included
+        self.lost_pushes = 0  # counted in `clocks`, but not in the model: it was rolled back to a checkpoint
+        self.since_seconds = since_seconds  # start of its next window
+        self.unseen_rows = _NO_ROWS  # [n, 11], the columns of `Records`; seconds of the job
         self.evaluations: list[Evaluation] = []
-        self.latest: Evaluation | None = None
+        self.latest_evaluation: Evaluation | None = None
         self.changes: list[Cost] = []
 
-    def take(self, rows: NDArray[np.float64]) -> None:
-        """These pushes have been completed."""
-        self.unseen = np.concatenate([self.unseen, rows])
+    def add(self, rows: NDArray[np.float64]) -> None:
+        """Add completed pushes."""
+        self.unseen_rows = np.concatenate([self.unseen_rows, rows])
         self.clocks += len(rows)
 
-    def fork(self, number: int, setting: Setting, policy: SyncPolicy, now: float, *, testing: bool) -> Sight:
-        """A branch that goes on from here, which is branch `number`."""
-        made = Sight(setting, policy, now, ancestors=(number, *self.ancestors), testing=testing)
-        made.clocks, made.lost, made.latest = self.clocks, self.lost, self.latest
-        made.before = self.before if setting == self.setting else None
+    def fork(self, number: int, setting: Setting, policy: SyncPolicy, now: float, *, testing: bool) -> DriverBranch:
+        """A new branch that continues from this one, which is branch `number`."""
+        made = DriverBranch(setting, policy, now, ancestors=(number, *self.ancestors), testing=testing)
+        made.clocks, made.lost_pushes, made.latest_evaluation = self.clocks, self.lost_pushes, self.latest_evaluation
+        # With a setting of its own it does not want the parent's nodes back.
+        made.setting_before_loss = self.setting_before_loss if setting == self.setting else None
         return made
 
     def window(
@@ -62,15 +63,15 @@ class Sight:
         events: tuple[NodeEvent, ...],
         samples: dict[str, int],
     ) -> Window:
-        """The first `rows` pushes that nobody has seen, as a window that ends at `end_seconds`; they are seen now."""
-        table, self.unseen = self.unseen[:rows], self.unseen[rows:]
+        """A window with the first `rows` unseen pushes that ends at `end_seconds`; what it reports is removed here."""
+        table, self.unseen_rows = self.unseen_rows[:rows], self.unseen_rows[rows:]
         whole = windows.window(
             job,
             self.setting,
             table,
             start_seconds=min((self.since_seconds, *map(float, table[:1, 0]), end_seconds)),
             end_seconds=end_seconds,
-            pushes_before=self.clocks - len(self.unseen) - rows,
+            pushes_before=self.clocks - len(self.unseen_rows) - rows,
             status=self.status,
             devices={n.name: (1.0, (1.0, *(0.0 for _ in n.devices[1:]))) for n in job.nodes},
             samples=samples,
@@ -78,7 +79,7 @@ class Sight:
             events=events,
             changes=tuple(self.changes),
         )
-        told = tuple(e for e in self.evaluations if e.seconds <= end_seconds)
+        reported = tuple(e for e in self.evaluations if e.seconds <= end_seconds)
         self.evaluations = [e for e in self.evaluations if e.seconds > end_seconds]
         self.changes, self.since_seconds = [], end_seconds
-        return replace(whole, evaluations=told)
+        return replace(whole, evaluations=reported)

@@ -1,4 +1,4 @@
-"""A checkpoint: tensors in the safetensors format, with the job's state and a digest of both in the file's metadata."""
+"""The file of a checkpoint: tensors in the safetensors format; the metadata has the job's state and a digest of both."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _VERSION = "1"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a job goes on from."""
+    """What a job is resumed from."""
 
     tensors: Mapping[str, NDArray[Any]]
-    state: Mapping[str, Any]  # plain data: what JSON can hold
+    state: Mapping[str, Any]  # what JSON can hold
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint at `path`, whole or not at all."""
-    # Contiguous, because safetensors writes an array's memory as it lies.
+    """Write a checkpoint to `path`, completely or not at all."""
+    # safetensors writes the memory of an array as it is, whatever its strides.
     tensors = {name: np.ascontiguousarray(tensor) for name, tensor in checkpoint.tensors.items()}
     state = msgspec.json.encode(checkpoint.state).decode()
     metadata = {"harness_checkpoint": _VERSION, "state": state, "sha256": _digest(tensors, state)}
@@ -39,37 +39,37 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(path: Path) -> Checkpoint:
-    """The checkpoint at `path`. Raises ValueError where there is none, or where it is damaged or of another version."""
+    """Read the checkpoint at `path`. Raises ValueError if there is none, or it is damaged or of another version."""
     if not path.is_file():
-        raise ValueError(f"Cannot resume from {path}: there is no such file. Deploy without --resume to begin anew.")
+        raise ValueError(f"Cannot resume from {path}: there is no such file. Deploy without --resume to start again.")
     try:
         with safetensors.safe_open(path, framework="numpy") as opened:
             metadata = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (it is no mapping)
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a mapping)
     except (safetensors.SafetensorError, OSError) as error:
         raise _damaged(path, str(error)) from None
     if metadata.get("harness_checkpoint") != _VERSION:
         found = metadata.get("harness_checkpoint", "no number")
         raise ValueError(
             f"Cannot resume from {path}: as a checkpoint it has format {found}, and this harness reads format {_VERSION}. "
-            "Use the version that wrote it, or deploy without --resume to begin anew."
+            "Use the version that wrote it, or deploy without --resume to start again."
         )
     state = metadata.get("state", "")
     if _digest(tensors, state) != metadata.get("sha256"):
-        raise _damaged(path, "its digest is another")
+        raise _damaged(path, "its digest does not match")
     return Checkpoint(tensors, msgspec.json.decode(state))
 
 
 def _digest(tensors: Mapping[str, NDArray[Any]], state: str) -> str:
-    taken = hashlib.sha256(state.encode())
+    digest = hashlib.sha256(state.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
-        taken.update(f"{name} {tensor.dtype.str} {tensor.shape}".encode())
-        taken.update(np.ascontiguousarray(tensor).data)
-    return taken.hexdigest()
+        digest.update(f"{name} {tensor.dtype.str} {tensor.shape}".encode())
+        digest.update(np.ascontiguousarray(tensor).data)
+    return digest.hexdigest()
 
 
 def _damaged(path: Path, why: str) -> ValueError:
     return ValueError(
-        f"Cannot resume from {path}: it is damaged or cut short ({why}). Deploy without --resume to begin anew."
+        f"Cannot resume from {path}: it is damaged or cut short ({why}). Deploy without --resume to start again."
     )

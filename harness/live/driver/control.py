@@ -1,4 +1,8 @@
-"""Who watches a live job: takes in what the coordinator says, carries changes on, acts on losses, and lets others wait."""
+"""The thread that watches a live job: reads the coordinator's reports, advances procedures, repairs losses, wakes waiters.
+
+At most one procedure is in progress: a reconfiguration, or what a loss, a slow link, a returning node or a checkpoint
+requires. It is a generator, and advances one step after each report. A loss replaces it by the repair, whatever it was.
+"""
 
 from __future__ import annotations
 
@@ -12,32 +16,40 @@ from typing import Any
 import numpy as np
 
 from harness.live.coordinator.membership import ModelLost
-from harness.live.deploy import progress_view
-from harness.live.deploy.progress_view import Glimpse
-from harness.live.driver.branch_view import Sight
+from harness.live.driver.branch_view import DriverBranch
 from harness.live.driver.checkpoint_file import Checkpoint
-from harness.live.driver.links import Links, Slow
+from harness.live.driver.links import LinkMonitor, SlowLink
 from harness.live.driver.losses import Losses
-from harness.live.driver.recent import Recent
-from harness.live.driver.reconfiguration import Change
-from harness.live.driver.restore_points import Keeping
-from harness.live.processes.runtime import EVALUATOR, Procedure, Processes, Runtime, node_of, peers
+from harness.live.driver.recent_pushes import RecentPushes
+from harness.live.driver.reconfiguration import LiveReconfiguration
+from harness.live.driver.restore_points import RestorePoints
+from harness.live.driver.status import JobStatus, setting_words
+from harness.live.processes.names import EVALUATOR, node_of, peers
+from harness.live.processes.runtime import Procedure, Processes, Runtime
 from harness.live.worker.spec import Spec
 from tuners.actions import Evaluation, Setting, Status, SyncPolicy
 
-__all__ = ["Control"]
+__all__ = ["CHECKPOINT_SECONDS", "COPY_SECONDS", "FINISH_SECONDS", "LINKS_SECONDS", "Control"]
+
+CHECKPOINT_SECONDS = 30.0
+"""From one checkpoint to the next."""
+
+FINISH_SECONDS = 10.0
+"""Longest wait for mini-batches that have begun, before the last checkpoint."""
+
+LINKS_SECONDS = 0.5
+"""From one look at the links to the next."""
+
+COPY_SECONDS = 10.0
+"""Longest wait for a node with a slow link to copy the blocks that only it has."""
 
 _LOOK_SECONDS = 0.05
-_BUSY_LOOK_SECONDS = 0.005  # while something is being done, whose cost is measured
+_BUSY_LOOK_SECONDS = 0.005  # while a procedure is in progress: its duration is measured
 _LOSSES_SECONDS = 0.1
-_LINKS_SECONDS = 0.5
-_KEEP_SECONDS = 30.0
-_COPY_SECONDS = 10.0  # that a node with a slow link has, to give away what only it has
-_FINISH_SECONDS = 10.0  # that mini-batches under way have before a checkpoint, to be completed
 
 
 class Control:
-    """A job under way, and the thread that watches it. What it has may be read and changed with `news` held."""
+    """A running job and the thread that watches it. Hold `news` to read or change its attributes."""
 
     def __init__(
         self,
@@ -50,303 +62,327 @@ class Control:
         self.job, self.spec = spec.job, spec
         self.runtime = Runtime(processes)
         self.losses = Losses(self.runtime, tuple(n.name for n in self.job.nodes))
-        self.sights = {0: Sight(self.job.start, policy, 0.0)}
+        self.branches = {0: DriverBranch(self.job.start, policy, 0.0)}
         self.running: int | None = 0  # the branch that trains
-        self._trains = True  # until all is kept for good
-        self.change: Change | None = None
-        self.measured: dict[int, Evaluation] = {}  # that somebody asked for, by number of the request
-        self.happenings: list[tuple[float, str]] = []
-        self.performed = 0  # actions, those that were refused among them
+        self.reconfiguration: LiveReconfiguration | None = None
+        self.procedure: Procedure | None = None  # the one in progress
+        self.measured: dict[int, Evaluation] = {}  # requested evaluations, by number of the request
+        self.events: list[tuple[float, str]] = []
+        self.performed = 0  # actions, rejected ones included
+        self.lost_pushes = 0
+        self.recent = RecentPushes(self.job)
+        # Reentrant: an action that holds it may call `job_status`, which takes it too.
         self.news = threading.Condition(threading.RLock())
-        self._work: Procedure | None = None  # what is being done to the job: a change, or what a loss makes necessary
-        self._recent = Recent(self.job)
-        self._keeping = Keeping(self.runtime, spec, begun, keep)
-        self._lost_pushes = 0
-        self._asked_seconds = self._metered_seconds = 0.0  # when one asked for losses, and for transfers, last
-        self._links = Links()
+        self._trains = True  # until the last checkpoint
+        self._restore_points = RestorePoints(self.runtime, spec, begun, keep)
+        self._asked_seconds = self._metered_seconds = 0.0  # when losses, and transfers, were last asked for
+        self._links = LinkMonitor()
         self._failure: Exception | None = None
         self._ended_seconds: float | None = None
         self._over = threading.Event()
         if begun is not None:
             self.performed = begun.state["exchanges"]
-            self.sights, self.running, self.runtime.taken = self._keeping.driver(begun)
-            self.losses.somebody_is_back = any(sight.before is not None for sight in self.sights.values())
+            self.branches, self.running, self.runtime.rows_taken = self._restore_points.driver_state(begun)
+            reduced = (branch.setting_before_loss is not None for branch in self.branches.values())
+            self.losses.any_returned = any(reduced)  # all nodes are present again
         self._begin(begun)
         self._watcher = threading.Thread(target=self._watch, name="live job", daemon=True)
         self._watcher.start()
 
     def _begin(self, begun: Checkpoint | None) -> None:
-        """Bring the processes up that the first setting needs, and let them train."""
+        """Start the processes that the first setting needs, and training."""
         runtime, number = self.runtime, self._number
-        setting = self.sights[number].setting
-        self._keeping.begin(self.sights)
-        seen = runtime.look()
-        if begun is not None:  # what came between the last look and the checkpoint, on another coordinator's clock
+        setting = self.branches[number].setting
+        self._restore_points.begin(self.branches)
+        seen = runtime.poll()
+        if begun is not None:
+            # Rows from between the last report and the checkpoint: their times are of another coordinator's clock.
             for branch, report in seen.reports.items():
                 rows = np.array(report.rows, np.float64)
                 rows[:, 0] = float(begun.state["seconds"])
-                self.sights[branch].take(rows)
+                self.branches[branch].add(rows)
         runtime.start([*peers(setting), EVALUATOR])
-        for _ in self._brought_up(setting):
+        for _ in self._first_processes(setting):
             for name, why in runtime.processes.lost().items():
                 raise RuntimeError(f"Cannot start {name}: {why}")
             time.sleep(_LOOK_SECONDS)
-            runtime.look()
+            runtime.poll()
         runtime.begin_at(0.0 if begun is None else float(begun.state["seconds"]))
-        runtime.call("run", number)
+        runtime.coordinator.run(number)
 
-    def _brought_up(self, setting: Setting) -> Procedure:
-        yield from self.runtime.joined([*peers(setting), EVALUATOR])
+    def _first_processes(self, setting: Setting) -> Procedure:
+        yield from self.runtime.wait_joined([*peers(setting), EVALUATOR])
         yield from self.runtime.recover(setting)
 
     @property
     def now(self) -> float:
-        """Seconds since the job began; it stands still once the job has ended."""
+        """Seconds since the job began; constant once the job has ended."""
         return self.runtime.now if self._ended_seconds is None else self._ended_seconds
 
     @property
     def status(self) -> Status:
-        """Done when any branch is; lost when every branch is."""
-        found = [sight.status for sight in self.sights.values()]
+        """The target is reached once any branch has reached it; the job runs while any branch runs."""
+        found = [branch.status for branch in self.branches.values()]
         if "target" in found:
             return "target"
         return "running" if "running" in found else found[-1]
 
     def close(self) -> None:
-        """End the watching."""
+        """End the thread."""
         self._over.set()
         self._watcher.join()
+
+    def fail(self, error: Exception) -> None:
+        """End the job: every action that waits, and every later one, raises RuntimeError with this cause."""
+        self._failure = error
+        self.news.notify_all()
 
     # ------------------------------------------------------------------------------------------------------------- waiting
 
     def wait(self, until: Callable[[], bool], latest_seconds: float = math.inf) -> None:
-        """Until something is so, or so many seconds since the job began. Raises RuntimeError where the job is broken."""
+        """Wait until a condition holds, or until this time of the job. Raises RuntimeError if the job is broken."""
         left = latest_seconds - self.runtime.now
         timeout = None if math.isinf(left) else max(left, 0.0)
         self.news.wait_for(lambda: self._failure is not None or until(), timeout)
         if self._failure is not None:
             raise RuntimeError(f"The job is broken: {self._failure}") from self._failure
 
-    def wait_for_hands(self) -> None:
-        """Until nothing is being done to the job."""
-        self.wait(lambda: self._work is None)
+    def wait_until_idle(self) -> None:
+        """Wait until no procedure is in progress."""
+        self.wait(lambda: self.procedure is None)
 
-    def do(self, make: Callable[[], Procedure]) -> None:
-        """Carry a procedure out; from the beginning again where a loss comes in between."""
+    def carry_out(self, make: Callable[[], Procedure]) -> None:
+        """Carry out the procedure that `make` returns; start it again whenever a loss interrupts it."""
         done: list[bool] = []
 
-        def mine() -> Procedure:
+        def marked() -> Procedure:
             yield from make()
             done.append(True)
 
         while not done:
-            self.wait_for_hands()
-            work = self._work = mine()
-            self.wait(lambda work=work: self._work is not work)  # type: ignore[misc]
+            self.wait_until_idle()
+            mine = self.procedure = marked()
+            self.wait(lambda mine=mine: self.procedure is not mine)  # type: ignore[misc]
 
     def checkpoint(self) -> None:
-        """Have everything kept that the job can go on from; nobody trains from now on.
+        """Stop training for good and make a last checkpoint.
 
-        Mini-batches under way are completed first, so that the job goes on as if it had not been interrupted. One that takes
-        too long, because its worker hangs, is begun again.
+        Mini-batches that have begun are completed first, so that the resumed job is as if it had not been interrupted. One
+        that takes longer than `FINISH_SECONDS`, because its worker hangs, is begun again by the resumed job.
         """
-        until = time.monotonic() + _FINISH_SECONDS
-        self.do(lambda: self._finished(until))
-        self._trains = False
-        self.runtime.call("rest")
-        self.do(self._saved)
+        until = time.monotonic() + FINISH_SECONDS
+        self.carry_out(lambda: self._finish(until))
+        self._trains = False  # a repair after a loss must not start training again
+        self.runtime.coordinator.rest()
+        self.carry_out(self._save)
 
-    def _finished(self, until: float) -> Procedure:
-        while not self.runtime.call("finish") and time.monotonic() < until:
+    def save(self) -> None:
+        """Make a checkpoint while training continues."""
+        self.carry_out(self._save)
+
+    def _finish(self, until: float) -> Procedure:
+        while not self.runtime.coordinator.finish() and time.monotonic() < until:
             yield
 
-    def _saved(self) -> Procedure:
-        """Have the job kept as it is; nobody is held up."""
+    def _save(self) -> Procedure:
         while True:
             state = {"seconds": self.now, "exchanges": self.performed, "branch": self._number}
-            with suppress(KeyError):  # its coordinator has died
-                yield from self._keeping.keep(self.sights, self.running, state)
+            with suppress(KeyError):  # the coordinator has died: try again with its successor
+                yield from self._restore_points.save(self.branches, self.running, state)
                 return
 
     def _train(self) -> None:
-        """Let the branch go on that trains."""
+        """Let the running branch train again."""
         if self._trains and self.running is not None:
-            self.runtime.call("run", self.running)
+            self.runtime.coordinator.run(self.running)
 
     @property
     def _number(self) -> int:
-        """The branch that trains, or would."""
-        return next(iter(self.sights)) if self.running is None else self.running
+        """The running branch, or the first one if none is running."""
+        return next(iter(self.branches)) if self.running is None else self.running
 
-    def begin(self, change: Change) -> None:
-        """Carry a change out."""
-        self.wait_for_hands()
-        self.change, self._work = change, change.procedure
+    def begin_reconfiguration(self, wanted: LiveReconfiguration) -> None:
+        """Start to carry out a reconfiguration."""
+        self.wait_until_idle()
+        self.reconfiguration, self.procedure = wanted, wanted.procedure
 
     # ------------------------------------------------------------------------------------------------------------ watching
 
     def _watch(self) -> None:
-        while not self._over.wait(_LOOK_SECONDS if self._work is None else _BUSY_LOOK_SECONDS):
+        while not self._over.wait(_LOOK_SECONDS if self.procedure is None else _BUSY_LOOK_SECONDS):
             with self.news:
                 try:
-                    self._look()
+                    self.update()
                 except Exception as error:
-                    self._failure = error
+                    self.fail(error)
                     self._over.set()
                 self.news.notify_all()
 
-    def _look(self) -> None:
-        seen = self.runtime.look()
-        if seen.lost_pushes > self._lost_pushes:
-            self.happened(f"{seen.lost_pushes - self._lost_pushes} pushes are lost for good, and no longer count")
-            self._lost_pushes = seen.lost_pushes
-        for number, report in seen.reports.items():
-            if number in self.sights:
-                self._take(number, report.rows, report.evaluations)
-        for number, sight in self.sights.items():
-            sight.status = seen.statuses.get(number, sight.status)
+    def update(self) -> None:
+        """Read the coordinator's report, and do what it requires. The thread does this all the time.
+
+        The order matters: rows come before losses, so that the cost of a reconfiguration that a loss ends knows all pushes;
+        losses come before all that starts a procedure, because a loss replaces the procedure in progress.
+        """
+        report = self.runtime.poll()
+        if report.lost_pushes > self.lost_pushes:
+            self.log_event(f"{report.lost_pushes - self.lost_pushes} pushes are lost for good, and no longer count")
+            self.lost_pushes = report.lost_pushes
+        for number, news in report.reports.items():
+            if number in self.branches:
+                self._take(number, news.rows, news.evaluations)
+        for number, branch in self.branches.items():
+            branch.status = report.statuses.get(number, branch.status)
         if self.status != "running" and self._ended_seconds is None:
             self._ended_seconds = self.runtime.now
         if self.runtime.now > self._asked_seconds + _LOSSES_SECONDS:
             self._asked_seconds = self.runtime.now
             if lost := dict(self.runtime.processes.lost()):
-                self._lose(lost)
+                self._on_losses(lost)
         self.losses.start_missing()
-        for node in self.losses.welcome():
-            self.happened(f"{node} is back")
-        if self.losses.somebody_is_back and self._work is None:
-            self._work = self.losses.restore(self.sights, self.running)
+        for node in self.losses.take_back():
+            self.log_event(f"{node} is back")
+        if self.losses.any_returned and self.procedure is None:
+            self.procedure = self.losses.restore(self.branches, self.running)
         self._look_at_links()
-        if self._work is None and self.status == "running" and self.now > self._keeping.seconds + _KEEP_SECONDS:
-            self._work = self._saved()
-        self._go_on()
+        due = self.now > self._restore_points.seconds + CHECKPOINT_SECONDS
+        if self.procedure is None and self.status == "running" and due:
+            self.procedure = self._save()
+        self._advance()
 
     def _take(self, number: int, rows: Any, evaluations: Any) -> None:
-        sight = self.sights[number]
+        branch = self.branches[number]
         rows = np.array(rows, np.float64)
         rows[:, 0] = self.runtime.job_seconds(rows[:, 0])
-        sight.take(rows)
-        self._recent.take(rows)
-        self._recent.forget(self.now)
-        if self.change is not None:
-            self.change.pushed(rows[:, 0])
+        branch.add(rows)
+        self.recent.add(rows)
+        # Not only in `job_status`: without a viewer the rows of the whole job would be kept.
+        self.recent.drop_old(self.now)
+        if self.reconfiguration is not None:
+            self.reconfiguration.pushed(rows[:, 0])
         for request, made in evaluations:
-            told = made._replace(seconds=self.runtime.job_seconds(made.seconds), clocks=made.clocks + sight.lost)
-            sight.latest = told
+            seconds = self.runtime.job_seconds(made.seconds)
+            evaluation = made._replace(seconds=seconds, clocks=made.clocks + branch.lost_pushes)
+            branch.latest_evaluation = evaluation
             if request:
-                self.measured[request] = told
+                self.measured[request] = evaluation
             else:
-                sight.evaluations.append(told)
+                branch.evaluations.append(evaluation)
 
     def _look_at_links(self) -> None:
         seconds = self.runtime.now - self._metered_seconds
-        if seconds < _LINKS_SECONDS:
+        if seconds < LINKS_SECONDS:
             return
         self._metered_seconds += seconds
-        found = self.runtime.call("transfers")
-        if self._work is None and self.running is not None and self.status == "running":
-            there = {n: g for n, g in self.runtime.seen.members.items() if n != EVALUATOR}
-            self._links.see(self.sights[self.running].setting, there, seconds, found)
-            if (slow := self._links.slow()) is not None:
-                self._work = self._relieved(slow)
+        found = self.runtime.coordinator.transfers()
+        if self.procedure is None and self.running is not None and self.status == "running":
+            there = {n: g for n, g in self.runtime.latest.members.items() if n != EVALUATOR}
+            self._links.add(self.branches[self.running].setting, there, seconds, found)
+            if (slow := self._links.slow_link()) is not None:
+                self.procedure = self._replace_slow(slow)
 
-    def _relieved(self, slow: Slow) -> Procedure:
-        """A node with a slow link goes to another place. Where there is none the job goes on without it if it hinders the
-        others more than it helps them and they can do without, else with it as it is."""
+    def _replace_slow(self, slow: SlowLink) -> Procedure:
+        """Move a node with a slow link to another machine. If none is free, continue without the node if it slows the others
+        down more than it helps and its roles have other nodes; else keep it."""
         node, runtime, number = slow.node, self.runtime, self._number
-        here = [name for name in runtime.seen.members if node_of(name) == node]
+        here = [name for name in runtime.latest.members if node_of(name) == node]
         layout = self.spec.layout
-        megabytes = slow.blocks * layout.size / layout.count * self.sights[number].setting.transfer_bits / 8e6
+        megabytes = slow.blocks * layout.size / layout.count * self.branches[number].setting.transfer_bits / 8e6
         why = f"its link is slow: {megabytes / slow.seconds:.2g} MB/s where it was {megabytes / slow.before_seconds:.2g}"
-        goes = slow.hinders or runtime.processes.spare
-        if goes and len(here) > 1:  # what its worker has pushed must not be lost with its server
-            runtime.call("rest")
-            index, until = runtime.call("snapshot"), time.monotonic() + _COPY_SECONDS
-            while runtime.seen.durable < index and time.monotonic() < until:
+        leaves = slow.hinders or runtime.processes.has_spare
+        if leaves and len(here) > 1:
+            # The node has a server and a worker: without a snapshot its worker's pushes could be lost with its server.
+            runtime.coordinator.rest()
+            index, until = runtime.coordinator.snapshot(), time.monotonic() + COPY_SECONDS
+            while runtime.latest.durable < index and time.monotonic() < until:
                 yield
-        moved = goes and runtime.processes.elsewhere(node)
+        moved = leaves and runtime.processes.move_node(node)
         if not (moved or slow.hinders):
-            self._links.borne.add(node)
-            self.happened(f"{node} stays, for there is no other place: {why}")
+            self._links.tolerated.add(node)
+            self.log_event(f"{node} stays on its machine, for no other is free: {why}")
             self._train()
             return
         if not moved:
-            self.losses.shunned.add(node)
+            self.losses.excluded.add(node)
             runtime.processes.stop(here)
-        self._tell(dict.fromkeys(here, why))
-        yield from self._bridged()
+        self._record_losses(dict.fromkeys(here, why))
+        yield from self._repair()
 
-    def _tell(self, lost: dict[str, str]) -> None:
-        self.losses.tell(lost)
+    def _record_losses(self, lost: dict[str, str]) -> None:
+        self.losses.record(lost)
         for name, why in lost.items():
-            self.happened(f"{name} is lost: {why}")
+            self.log_event(f"{name} is lost: {why}")
 
-    def _lose(self, lost: dict[str, str]) -> None:
-        self._tell(lost)
+    def _on_losses(self, lost: dict[str, str]) -> None:
+        self._record_losses(lost)
         if set(lost) != {EVALUATOR}:
-            self._end_change()
-            self._work = self._bridged()
+            self._end_reconfiguration()
+            self.procedure = self._repair()
 
-    def _bridged(self) -> Procedure:
-        """The job on those who are left, from its last checkpoint if servers have died with all the copies there were."""
+    def _repair(self) -> Procedure:
+        """Continue on the surviving nodes; restore the last checkpoint if all copies of a block are lost."""
         number = self._number
         try:
-            yield from self.losses.bridge(self.sights, number)
+            yield from self.losses.continue_without(self.branches, number)
         except ModelLost:
-            self.happened(f"servers are lost with all their copies: back to what there was at {self._keeping.seconds:.1f} s")
-            self._keeping.go_back(self.sights)
-            yield from self.losses.bridge(self.sights, number)
+            seconds = self._restore_points.seconds
+            self.log_event(f"servers are lost with all copies of their blocks: back to the checkpoint of {seconds:.1f} s")
+            self._restore_points.roll_back(self.branches)
+            yield from self.losses.continue_without(self.branches, number)
         self._train()
 
-    def _go_on(self) -> None:
-        if self.change is not None and self.sights[self.change.branch].status != "running":
-            self._end_change()
-            self._work = None
-        if self._work is None:
+    def _advance(self) -> None:
+        """Advance the procedure in progress by one step."""
+        if self.reconfiguration is not None and self.branches[self.reconfiguration.branch].status != "running":
+            self._end_reconfiguration()
+            self.procedure = None
+        if self.procedure is None:
             return
         try:
-            next(self._work)
+            next(self.procedure)
         except StopIteration:
-            self._work = None
-            self._end_change()
-        except ModelLost:  # with a coordinator that had the only copy
-            self._end_change()
-            self._work = self._bridged()
+            self.procedure = None
+            self._end_reconfiguration()
+        except ModelLost:  # the coordinator has died with the only copy
+            self._end_reconfiguration()
+            self.procedure = self._repair()
 
-    def _end_change(self) -> None:
-        change, self.change = self.change, None
-        if change is None:
+    def _end_reconfiguration(self) -> None:
+        """End the reconfiguration in progress, if there is one; its cost goes to the tuner."""
+        ended, self.reconfiguration = self.reconfiguration, None
+        if ended is None:
             return
-        sight = self.sights[change.branch]
-        if change.done:
-            sight.setting, sight.policy = change.new, change.policy or sight.policy
-        change.ended_seconds = self.now
-        cost = change.cost()
-        if not change.waited:
-            sight.changes.append(cost)
-        said = f"{cost.seconds:.2f} s, stall {cost.stall_seconds:.2f} s" if cost.done else "given up"
-        self.happened(f"{change.method} ({said}): {progress_view.setting_words(change.new)}")
+        branch = self.branches[ended.branch]
+        if ended.done:
+            branch.setting, branch.policy = ended.new, ended.policy or branch.policy
+        ended.ended_seconds = self.now
+        cost = ended.cost()
+        if not ended.waited:
+            branch.changes.append(cost)
+        outcome = f"{cost.seconds:.2f} s, stall {cost.stall_seconds:.2f} s" if cost.done else "given up"
+        self.log_event(f"{ended.method} ({outcome}): {setting_words(ended.new)}")
 
-    # ------------------------------------------------------------------------------------------------- for those who watch
+    # ------------------------------------------------------------------------------------------------------------- status
 
-    def happened(self, what: str) -> None:
-        """Something that whoever watches should know."""
-        self.happenings.append((self.now, what))
+    def log_event(self, what: str) -> None:
+        """Add a sentence to the events of the job's status."""
+        self.events.append((self.now, what))
 
-    def glimpse(self) -> Glimpse:
-        """The job just now."""
+    def job_status(self) -> JobStatus:
+        """The status of the job now."""
         with self.news:
-            sight, now = self.sights[self._number], self.now
-            self._recent.forget(now)
-            return Glimpse(
+            branch, now = self.branches[self._number], self.now
+            self.recent.drop_old(now)
+            latest = branch.latest_evaluation
+            return JobStatus(
                 seconds=now,
                 budget_seconds=self.job.budget_seconds,
                 status=self.status,
-                clocks=sight.clocks,
-                clocks_per_second=self._recent.clocks_per_second,
-                loss=self._recent.loss,
-                accuracy=math.nan if sight.latest is None else sight.latest.accuracy,
-                setting=sight.setting,
-                nodes=self._recent.nodes(sight.setting, self.losses.away),
-                happenings=tuple(self.happenings),
+                clocks=branch.clocks,
+                clocks_per_second=self.recent.clocks_per_second,
+                loss=self.recent.loss,
+                accuracy=math.nan if latest is None else latest.accuracy,
+                setting=branch.setting,
+                nodes=self.recent.nodes(branch.setting, self.losses.away),
+                events=tuple(self.events),
             )

@@ -1,5 +1,8 @@
-"""What a job can go on from: its beginning, or a checkpoint; for another job that resumes it, and for itself when servers
-have died with all the copies there were."""
+"""What a job can begin from: the scenario, or a checkpoint.
+
+A checkpoint serves another process that resumes the job, and the job itself when servers have died with all copies of a
+block.
+"""
 
 from __future__ import annotations
 
@@ -10,83 +13,86 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from harness.live.driver.branch_view import Sight
+from harness.live.driver.branch_view import DriverBranch
 from harness.live.driver.checkpoint_file import Checkpoint
 from harness.live.processes.runtime import Procedure, Runtime
 from harness.live.worker.spec import Spec
 from tuners.actions import SyncPolicy
 
-__all__ = ["Keeping"]
+__all__ = ["RestorePoints"]
 
-_COORDINATOR, _DRIVER = "coordinator", "driver"  # tensors of a checkpoint: what each of them knows, pickled
+_COORDINATOR, _DRIVER = "coordinator", "driver"  # tensors of a checkpoint: the pickled state of each
 
 
-class Keeping:
-    """The last of a job's checkpoints, and how to come by the next one."""
+class RestorePoints:
+    """The latest checkpoint of a job, and the way back to it."""
 
     def __init__(self, runtime: Runtime, spec: Spec, begun: Checkpoint | None, keep: Callable[[Checkpoint], None]) -> None:
-        """`begun` is what the job begins from; None: from the scenario's first setting and parameters."""
+        """`begun` is the checkpoint that the job resumes; None: it begins with the scenario's setting and parameters.
+        `keep` is called with every new checkpoint."""
         self._runtime, self._spec, self._keep, self._last = runtime, spec, keep, begun
-        self._policies: dict[int, SyncPolicy] = {}  # by branch, then
+        self._policies: dict[int, SyncPolicy] = {}  # by branch, at the last checkpoint
         self.seconds = 0.0 if begun is None else float(begun.state["seconds"])  # of the last checkpoint
 
     @staticmethod
-    def driver(begun: Checkpoint) -> tuple[dict[int, Sight], int | None, dict[int, int]]:
-        """What a driver knew at a checkpoint: branches, which of them trains, and how many rows of each it had taken."""
-        kept: tuple[dict[int, Sight], int | None, dict[int, int]]
-        kept = pickle.loads(begun.tensors[_DRIVER].tobytes())  # noqa: S301 - the job's own checkpoint
-        return kept
+    def driver_state(begun: Checkpoint) -> tuple[dict[int, DriverBranch], int | None, dict[int, int]]:
+        """The driver's state in a checkpoint: branches, the one that trains, and the number of rows taken of each."""
+        state: tuple[dict[int, DriverBranch], int | None, dict[int, int]]
+        state = pickle.loads(begun.tensors[_DRIVER].tobytes())  # noqa: S301 - the job's own checkpoint
+        return state
 
-    def begin(self, sights: Mapping[int, Sight]) -> None:
-        """Have the coordinator stand where the job begins. `recover` and `run` come next."""
-        self._policies = {number: sight.policy for number, sight in sights.items()}
+    def begin(self, branches: Mapping[int, DriverBranch]) -> None:
+        """Bring the coordinator to where the job begins; it then needs `recover` and `run`."""
+        self._policies = {number: branch.policy for number, branch in branches.items()}
         self._restore()
 
     def _restore(self) -> dict[int, int]:
-        """How many pushes each branch has."""
+        """Restore the coordinator; returns how many pushes each branch has."""
+        coordinator = self._runtime.coordinator
         if self._last is None:
-            self._runtime.call("begin", self._spec.job.start, self._policies[0], self._spec.parameters)
+            coordinator.begin(self._spec.job.start, self._policies[0], self._spec.parameters)
             return {0: 0}
         tensors = self._last.tensors
-        pushes: dict[int, int] = self._runtime.call("begin_from", tensors[_COORDINATOR].tobytes(), _vectors(tensors))
-        return pushes
+        return coordinator.begin_from(tensors[_COORDINATOR].tobytes(), _vectors(tensors))
 
-    def go_back(self, sights: Mapping[int, Sight]) -> None:
-        """Have a coordinator under way stand where it stood at the last checkpoint; `recover` and `run` come next.
+    def roll_back(self, branches: Mapping[int, DriverBranch]) -> None:
+        """Roll a running job's coordinator back to the last checkpoint; it then needs `recover` and `run`.
 
-        Settings and policies remain those of now, and so do branches: one that was forked since is forked again, and has
-        learned what the one had that it comes from. What a tuner was told stays told: clocks count lost pushes, too.
+        Settings, policies and branches stay as they are now. A branch that is younger than the checkpoint is forked again,
+        with what its nearest ancestor had learned. Windows that a tuner has seen stay true: clocks include lost pushes.
         """
-        call, pushes = self._runtime.call, self._restore()
-        gone = pushes.keys() - sights.keys()
-        for number, sight in sorted(sights.items()):  # those first that others come from
+        coordinator, pushes = self._runtime.coordinator, self._restore()
+        gone = pushes.keys() - branches.keys()
+        for number, branch in sorted(branches.items()):  # a parent has a smaller number than its forks
             if number in pushes:
-                call("put", number, sight.setting, self._changed(number, sight.policy))
+                coordinator.put(number, branch.setting, self._policy_if_new(number, branch.policy))
             else:
-                parent = next(n for n in sight.ancestors if n in pushes)
-                call("fork", parent, sight.setting, sight.policy, testing=sight.testing, number=number)
+                parent = next(n for n in branch.ancestors if n in pushes)
+                coordinator.fork(parent, branch.setting, branch.policy, testing=branch.testing, number=number)
                 pushes[number] = pushes[parent]
-            sight.lost = sight.clocks - pushes[number]
+            branch.lost_pushes = branch.clocks - pushes[number]
+        # Last: a freed branch may be the nearest ancestor of one that is forked again.
         for number in gone:
-            call("free", number)
+            coordinator.free(number)
 
-    def _changed(self, number: int, policy: SyncPolicy) -> SyncPolicy | None:
-        """None where it is the one that the branch had, which goes on as it stood."""
+    def _policy_if_new(self, number: int, policy: SyncPolicy) -> SyncPolicy | None:
+        """None if the branch had this policy at the checkpoint: the policy then continues with its state of then."""
         return None if self._policies.get(number) is policy else policy
 
-    def keep(self, sights: Mapping[int, Sight], running: int | None, state: Mapping[str, Any]) -> Procedure:
-        """Have the job kept as it is; training goes on. What goes on from there is exact where nobody was in a mini-batch;
-        for those who were, `Coordinator.begin_from` says what holds. Nothing is lost or counted twice.
+    def save(self, branches: Mapping[int, DriverBranch], running: int | None, state: Mapping[str, Any]) -> Procedure:
+        """Make a checkpoint while training continues. Resuming from it loses nothing and counts nothing twice. It is exact
+        if no worker is within a mini-batch; otherwise `Coordinator.begin_from` says what holds.
 
-        Raises KeyError where the coordinator has died meanwhile: the next one knows nothing of the snapshot.
+        Raises KeyError if the coordinator dies meanwhile: its successor does not have the snapshot.
         """
-        runtime = self._runtime
-        index: int = runtime.call("snapshot", save=True)
-        driver = cloudpickle.dumps((dict(sights), running, runtime.taken))
-        policies = {number: sight.policy for number, sight in sights.items()}
-        yield from runtime.durable(index)
-        tensors = {_COORDINATOR: _as_tensor(runtime.call("checkpoint", index)), _DRIVER: _as_tensor(driver)}
-        for number, vectors in runtime.call("saved", index).items():
+        runtime, coordinator = self._runtime, self._runtime.coordinator
+        index = coordinator.snapshot(save=True)
+        # Taken now and not when the snapshot is durable: both must be of the same moment.
+        driver = cloudpickle.dumps((dict(branches), running, runtime.rows_taken))
+        policies = {number: branch.policy for number, branch in branches.items()}
+        yield from runtime.wait_durable(index)
+        tensors = {_COORDINATOR: _as_tensor(coordinator.checkpoint(index)), _DRIVER: _as_tensor(driver)}
+        for number, vectors in coordinator.saved(index).items():
             tensors |= {f"{number}/{name}": vector for name, vector in vectors.items()}
         self._last, self._policies, self.seconds = Checkpoint(tensors, state), policies, runtime.now
         self._keep(self._last)
@@ -97,7 +103,7 @@ def _as_tensor(data: bytes) -> Any:
 
 
 def _vectors(tensors: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """The servers' vectors, by branch and name."""
+    """The servers' vectors in a checkpoint, by branch and name."""
     made: dict[int, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         number, _, vector = name.partition("/")

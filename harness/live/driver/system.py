@@ -1,7 +1,7 @@
-"""A System of real processes: training goes on while a tuner thinks, and its next window tells of it.
+"""A System of real processes: training continues while a tuner thinks, and the next window reports it.
 
-A thread watches the job: it takes in what the coordinator says, carries changes on, and acts on losses. `perform` asks and
-waits. All branches are on the same servers, those of the one that trains; another's setting is brought about when it runs.
+`perform` asks for something and waits; the thread in `harness.live.driver.control` does the work. All branches have their
+model on the same servers, those of the branch that trains; another branch's setting takes effect when it runs.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from harness.live.deploy.progress_view import Glimpse, setting_words
-from harness.live.driver.branch_view import Sight
+from harness.live.driver.branch_view import DriverBranch
 from harness.live.driver.checkpoint_file import Checkpoint
 from harness.live.driver.control import Control
-from harness.live.driver.reconfiguration import Change
-from harness.live.processes.runtime import Procedure, Processes, peers
+from harness.live.driver.reconfiguration import LiveReconfiguration
+from harness.live.driver.status import JobStatus, setting_words
+from harness.live.processes.names import peers
+from harness.live.processes.runtime import Procedure, Processes
 from harness.live.worker.spec import Spec
 from simulators import jobs
 from simulators.engine import inputs
@@ -60,7 +61,7 @@ T = TypeVar("T")
 
 
 class LiveSystem:
-    """One job on its processes, watched until it is closed. Raises ValueError for a job that cannot be played live."""
+    """One job on its processes, until it is closed. Raises ValueError for a job that cannot run on real processes."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class LiveSystem:
         begun: Checkpoint | None = None,
         keep: Callable[[Checkpoint], None] = lambda _: None,
     ) -> None:
-        """`keep` is given what the job can go on from as `begun`, in another system: now and then, and by `checkpoint`."""
+        """`keep` is called with every checkpoint of the job; another system continues from it if it is given as `begun`."""
         self.job, self._spec = spec.job, spec
         start = spec.job.start
         try:
@@ -82,17 +83,22 @@ class LiveSystem:
 
     @property
     def now(self) -> float:
-        """Seconds since the job began; it stands still once the job has ended."""
+        """Seconds since the job began; constant once the job has ended."""
         return self._control.now
 
     @property
     def status(self) -> Status:
-        """Done when any branch is; lost when every branch is."""
+        """The target is reached once any branch has reached it; the job runs while any branch runs."""
         return self._control.status
 
-    def glimpse(self) -> Glimpse:
-        """The job just now, for whoever watches."""
-        return self._control.glimpse()
+    @property
+    def control(self) -> Control:
+        """The running job, in more detail than a tuner sees."""
+        return self._control
+
+    def job_status(self) -> JobStatus:
+        """The status of the job now, to be shown to a person."""
+        return self._control.job_status()
 
     def perform(self, action: Action[T]) -> T:
         """Carry out `action`. Raises Rejected, and changes nothing, where it cannot be done; RuntimeError where the job is
@@ -117,12 +123,12 @@ class LiveSystem:
             return answer
 
     def checkpoint(self) -> None:
-        """Have everything kept as it is. Nobody trains from now on."""
+        """Stop training for good and make a last checkpoint."""
         with self._control.news:
             self._control.checkpoint()
 
     def close(self) -> None:
-        """End the watching; the processes are whoever started them's to end."""
+        """Stop watching the job. Its processes go on; they are ended where they were started."""
         self._control.close()
 
     def __enter__(self) -> LiveSystem:
@@ -134,152 +140,159 @@ class LiveSystem:
     # ----------------------------------------------------------------------------------------------------------------- run
 
     def _run(self, action: Run) -> Window:
-        sight = branch_of(self._control.sights, action.branch)
-        if not len(sight.unseen):
-            check_running(f"run branch {action.branch}", sight.status)
-        other = self._control.change is not None and self._control.change.branch != action.branch
+        branch = branch_of(self._control.branches, action.branch)
+        if not len(branch.unseen_rows):
+            check_running(f"run branch {action.branch}", branch.status)
+        reconfiguration = self._control.reconfiguration
+        other = reconfiguration is not None and reconfiguration.branch != action.branch
         check_other_branch(action.branch, is_reconfigured=other)
         self._switch_to(action.branch)
-        goal = math.inf if action.clocks is None else sight.clocks + action.clocks
+        goal = math.inf if action.clocks is None else branch.clocks + action.clocks
         limit = min(self.job.budget_seconds, math.inf if action.seconds is None else self.now + action.seconds)
-        self._control.wait(lambda: sight.clocks >= goal or sight.status != "running", limit)
-        return self._window(sight, goal, limit)
+        self._control.wait(lambda: branch.clocks >= goal or branch.status != "running", limit)
+        return self._window(branch, goal, limit)
 
-    def _window(self, sight: Sight, goal: float, limit: float) -> Window:
-        """What nobody has seen: to the push that brings the clocks to `goal`, or to `limit`; all once the job is over."""
-        moments = sight.unseen[:, 0]
+    def _window(self, branch: DriverBranch, goal: float, limit: float) -> Window:
+        """A window of the unseen pushes: to the push at which the clocks reach `goal`, else to the time `limit`; all pushes
+        once the branch has ended."""
+        moments = branch.unseen_rows[:, 0]
         rows, end = len(moments), self.now
-        if sight.clocks >= goal:
-            rows -= int(sight.clocks - goal)
+        if branch.clocks >= goal:
+            rows -= int(branch.clocks - goal)
             end = float(moments[rows - 1])
-        elif sight.status == "running":
+        elif branch.status == "running":
             rows, end = int(np.searchsorted(moments, limit, side="right")), limit
-        events, self._control.losses.events = tuple(self._control.losses.events), []
-        return sight.window(
+        events, self._control.losses.node_events = tuple(self._control.losses.node_events), []
+        loads = inputs.loads(self._spec.scenario.cluster.nodes, branch.setting)
+        return branch.window(
             self.job,
             rows=rows,
+            # `now` lags behind the coordinator's clock by the time of an answer; no window ends before its last push.
             end_seconds=max((end, *map(float, moments[rows - 1 : rows]))),
             available=self._control.losses.present,
             events=events,
-            samples={w: sum(row) for w, row in inputs.loads(self._spec.scenario.cluster.nodes, sight.setting).items()},
+            samples={w: sum(row) for w, row in loads.items()},
         )
 
     def _switch_to(self, number: int) -> None:
-        """Train that branch and no other, with the model and the processes where its setting has them."""
-        sight = self._control.sights[number]
-        if number == self._control.running or sight.status != "running":
+        """Train that branch only, with the processes and the blocks of the model where its setting has them."""
+        control, branch = self._control, self._control.branches[number]
+        if number == control.running or branch.status != "running":
             return
-        self._control.runtime.call("rest")
-        self._control.running = None
-        self._control.do(lambda: self._brought(sight.setting))
-        self._control.runtime.call("put", number, sight.setting)  # losses may have changed it since the branch ran last
-        self._control.runtime.call("run", number)
-        self._control.running, sight.since_seconds = number, self.now
+        control.runtime.coordinator.rest()
+        control.running = None
+        control.carry_out(lambda: self._prepare(branch.setting))
+        control.runtime.coordinator.put(number, branch.setting)  # losses may have reduced it since the branch last ran
+        control.runtime.coordinator.run(number)
+        control.running, branch.since_seconds = number, self.now
 
-    def _brought(self, setting: Setting) -> Procedure:
+    def _prepare(self, setting: Setting) -> Procedure:
         runtime = self._control.runtime
         runtime.start(peers(setting))
-        yield from runtime.joined(peers(setting))
+        yield from runtime.wait_joined(peers(setting))
         if runtime.placed != (setting.servers, setting.shares()[1]):
             yield from runtime.place(setting, at_once=self._spec.layout.count)
-            yield from runtime.settled()
+            yield from runtime.wait_placed()
 
     # ----------------------------------------------------------------------------------------------- settings, policies
 
     def _reconfigure(self, action: Reconfigure) -> Cost:
-        number, setting = action.branch, action.setting
-        sight = branch_of(self._control.sights, number)
+        number, setting, control = action.branch, action.setting, self._control
+        branch = branch_of(control.branches, number)
         method = method_of(action, self.job)
-        self._check_free(sight, f"reconfigure branch {number}")
+        self._check_idle(branch, f"reconfigure branch {number}")
         self._check(setting)
-        policy = policy_of(setting, sight.setting, sight.policy)
-        sight.before = None
-        if plan.in_place(sight.setting, setting, method):
+        policy = policy_of(setting, branch.setting, branch.policy)
+        branch.setting_before_loss = None
+        if plan.in_place(branch.setting, setting, method):
             self._put(number, setting, policy)
             return Cost(seconds=0.0, stall_seconds=0.0)
         self._switch_to(number)
-        change = Change(
-            self._control.runtime,
+        begun = LiveReconfiguration(
+            control.runtime,
             number,
-            sight.setting,
+            branch.setting,
             setting,
-            None if policy is sight.policy else policy,
+            None if policy is branch.policy else policy,
             method,
-            kept={name for n, other in self._control.sights.items() if n != number for name in peers(other.setting)},
+            kept={name for n, other in control.branches.items() if n != number for name in peers(other.setting)},
             block_bytes=self._block_bytes(),
             blocks=self._spec.layout.count,
             blocks_in_flight=self._spec.scenario.costs.blocks_in_flight,
             waited=action.wait,
         )
-        self._control.begin(change)
+        control.begin_reconfiguration(begun)
         if not action.wait:
             return Cost(seconds=0.0, stall_seconds=0.0)
-        self._control.wait(lambda: self._control.change is not change)
-        return change.cost()
+        control.wait(lambda: control.reconfiguration is not begun)
+        return begun.cost()
 
     def _install(self, action: Install) -> None:
-        sight = branch_of(self._control.sights, action.branch)
-        self._check_free(sight, f"install a policy in branch {action.branch}")
-        self._put(action.branch, sight.setting, action.policy)
+        branch = branch_of(self._control.branches, action.branch)
+        self._check_idle(branch, f"install a policy in branch {action.branch}")
+        self._put(action.branch, branch.setting, action.policy)
 
     def _put(self, number: int, setting: Setting, policy: SyncPolicy) -> None:
-        sight = self._control.sights[number]
-        self._control.runtime.call("put", number, setting, None if policy is sight.policy else policy)
-        if setting != sight.setting:
-            self._control.happened(f"set: {setting_words(setting)}")
-        elif policy is not sight.policy:
-            self._control.happened(f"policy {policy.name} is installed")
-        sight.setting, sight.policy = setting, policy
+        branch = self._control.branches[number]
+        self._control.runtime.coordinator.put(number, setting, None if policy is branch.policy else policy)
+        if setting != branch.setting:
+            self._control.log_event(f"set: {setting_words(setting)}")
+        elif policy is not branch.policy:
+            self._control.log_event(f"policy {policy.name} is installed")
+        branch.setting, branch.policy = setting, policy
 
     def _block_bytes(self) -> float:
-        layout = self._spec.layout
-        return 4.0 * layout.size / layout.count * (1 + slots(self._spec.workload.optimizer)) * len(self._control.sights)
+        layout, count = self._spec.layout, len(self._control.branches)
+        return 4.0 * layout.size / layout.count * (1 + slots(self._spec.workload.optimizer)) * count
 
     def _check(self, setting: Setting) -> None:
-        """Raise Rejected where the job cannot run under `setting`, here and now."""
+        """Raise Rejected if the job cannot run under `setting` now."""
         self.job.space.check(setting)
         self._spec.check(setting)
         check_nodes(setting, self.job, self._control.losses.present)
 
-    def _check_free(self, sight: Sight, wanted: str) -> None:
-        """Raise Rejected during a reconfiguration, and where the branch cannot go on as it is; a loss is made good first."""
-        check_no_reconfiguration(wanted, self._control.change)
-        self._control.wait_for_hands()
-        check_running(wanted, sight.status)
+    def _check_idle(self, branch: DriverBranch, wanted: str) -> None:
+        """Raise Rejected during a reconfiguration, and if the branch has ended. Waits for the repair of a loss."""
+        check_no_reconfiguration(wanted, self._control.reconfiguration)
+        self._control.wait_until_idle()
+        check_running(wanted, branch.status)
 
     # ------------------------------------------------------------------------------------------------------------ branches
 
     def _fork(self, action: Fork) -> int:
-        parent = branch_of(self._control.sights, action.branch)
-        self._check_free(parent, f"fork branch {action.branch}")
+        branches = self._control.branches
+        parent = branch_of(branches, action.branch)
+        self._check_idle(parent, f"fork branch {action.branch}")
         setting = parent.setting if action.setting is None else action.setting
         self._check(setting)
         policy = policy_of(setting, parent.setting, parent.policy)
-        jobs.check_memory(self.job, [setting, *(sight.setting for sight in self._control.sights.values())])
-        number: int = self._control.runtime.call("fork", action.branch, setting, policy, testing=action.testing)
-        self._control.sights[number] = parent.fork(action.branch, setting, policy, self.now, testing=action.testing)
+        jobs.check_memory(self.job, [setting, *(branch.setting for branch in branches.values())])
+        number = self._control.runtime.coordinator.fork(action.branch, setting, policy, testing=action.testing)
+        branches[number] = parent.fork(action.branch, setting, policy, self.now, testing=action.testing)
         return number
 
     def _free(self, action: Free) -> None:
-        branch_of(self._control.sights, action.branch)
-        check_not_last(self._control.sights, action.branch)
-        if self._control.change is not None and self._control.change.branch == action.branch:
-            self._check_free(self._control.sights[action.branch], f"free branch {action.branch}")
-        self._control.wait_for_hands()  # they may be at work on this branch
-        if self._control.running == action.branch:
-            self._control.runtime.call("rest")
-            self._control.running = None
-        self._control.runtime.call("free", action.branch)
-        del self._control.sights[action.branch]
+        control = self._control
+        branch = branch_of(control.branches, action.branch)
+        check_not_last(control.branches, action.branch)
+        if control.reconfiguration is not None and control.reconfiguration.branch == action.branch:
+            self._check_idle(branch, f"free branch {action.branch}")
+        control.wait_until_idle()  # a procedure may use this branch
+        if control.running == action.branch:
+            control.runtime.coordinator.rest()
+            control.running = None
+        control.runtime.coordinator.free(action.branch)
+        del control.branches[action.branch]
 
     def _evaluate(self, action: Evaluate) -> Evaluation:
-        branch_of(self._control.sights, action.branch)
+        branch_of(self._control.branches, action.branch)
         control, request = self._control, 0
 
         def over() -> bool:
-            return request in control.measured or request <= control.runtime.seen.cancelled_requests
+            return request in control.measured or request <= control.runtime.latest.cancelled_requests
 
-        while request not in control.measured:  # a coordinator that died, or went back, is to be asked anew
-            request = control.runtime.call("evaluate", action.branch)
+        # A coordinator that died, or was rolled back, has forgotten the request: ask again.
+        while request not in control.measured:
+            request = control.runtime.coordinator.evaluate(action.branch)
             control.wait(over)
         return control.measured.pop(request)

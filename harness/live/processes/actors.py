@@ -1,6 +1,6 @@
 """Ray's side of the processes: thin actors around the loops, which know nothing of Ray.
 
-Ray pickles an actor's class with the globals that it uses, so everything is imported where it is needed.
+Ray pickles an actor's class together with the globals that it uses. So the methods import what they need themselves.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from harness.live.transport.zeromq import Keys
     from harness.live.worker.spec import Spec
 
-__all__ = ["Errand", "Home", "Inbox", "Wire", "coordinator_actor", "member_actor"]
+__all__ = ["Endpoint", "Inbox", "ProcessSpec", "TransportKind", "coordinator_actor", "member_actor"]
 
-Wire: TypeAlias = Literal["zmq", "tcp", "ray"]
-"""How frames travel; "tcp" is "zmq" without shared memory, to compare with."""
+TransportKind: TypeAlias = Literal["zmq", "tcp", "ray"]
+"""How frames travel; "tcp" is "zmq" without shared memory, for comparison."""
 
 Inbox: TypeAlias = "queue.SimpleQueue[Sequence[Buffer]]"
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class Endpoint:
     """How a process is reached."""
 
-    transport: Wire
-    actor: str  # its name
+    transport: TransportKind
+    actor: str  # name of its Ray actor
     keys: Keys | None
 
     def open(self, inbox: Inbox, port: int = 0) -> Transport:
-        """Its end of all channels; on that port, if it is still free."""
+        """Open the process's end of all channels, on `port` if that is still free."""
         if self.transport == "ray":
             from harness.live.transport.ray_calls import RayTransport
 
@@ -55,34 +55,35 @@ class Home:
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
-    """What a process is to be: a server where it has no `spec`, and so no JAX; else a worker or an evaluator."""
+class ProcessSpec:
+    """What a new process has to run: a server if `spec` is None (no JAX is imported then), else a worker or evaluator."""
 
     name: str
     generation: int
     coordinator: str  # its address
-    home: Home
+    endpoint: Endpoint
     layout: Layout
     optimizer: str
     aggregation: str
     spec: Spec | None = None
-    slot: int = 0  # which of the nodes on its machine
+    slot: int = 0  # index of its node among the nodes on the same machine
     threads: int = 0
 
     def run(self, inbox: Inbox, over: threading.Event) -> None:
-        """Be that process until `over`."""
+        """Run that process until `over` is set."""
         from harness.live.processes.host import Cores
 
+        # Cores are limited before JAX is imported: it makes as many threads as it finds cores.
         cores = Cores(self.slot)
         cores.use(self.threads)
         from harness.live.processes import loops
 
-        member = loops.Member(self.name, self.generation, self.home.open(inbox), self.coordinator, over)
+        member = loops.Member(self.name, self.generation, self.endpoint.open(inbox), self.coordinator, over)
         spec = self.spec
         if spec is None:
             loops.run_server(member, self.layout, self.optimizer, self.aggregation)
         else:
-            from harness.live.processes.runtime import EVALUATOR
+            from harness.live.processes.names import EVALUATOR
 
             def prepare() -> loops.Compute:
                 spec.warm_up(validates=self.name == EVALUATOR)
@@ -91,37 +92,37 @@ class Errand:
             loops.run_worker(member, self.layout, prepare, cores)
 
 
-class _Member:
-    """A server, a worker or an evaluator. Ray's call `run` ends when its process does, which tells of its death."""
+class _MemberActor:
+    """A server, a worker or an evaluator. Ray's call `run` ends when the process does: so its death is noticed."""
 
     def __init__(self) -> None:
         self.inbox: Inbox = queue.SimpleQueue()
 
-    def run(self, errand: Errand) -> None:
-        errand.run(self.inbox, threading.Event())
+    def run(self, process: ProcessSpec) -> None:
+        process.run(self.inbox, threading.Event())
 
     @ray.method(concurrency_group="inbox")
     def deliver(self, frames: Sequence[Buffer]) -> None:
         self.inbox.put(frames)
 
 
-class _Coordinator:
-    """The coordinator's process. Started again by Ray, it goes on from the journal in `folder`."""
+class _CoordinatorActor:
+    """The coordinator's process. When Ray restarts it, it continues from the journal in `folder`."""
 
-    def __init__(self, job: LiveJob, home: Home, folder: Path) -> None:
-        from harness.live.processes.coordinator_process import Coordination, last_port
+    def __init__(self, job: LiveJob, endpoint: Endpoint, folder: Path) -> None:
+        from harness.live.processes.coordinator_process import CoordinatorProcess, last_port
 
         self.inbox: Inbox = queue.SimpleQueue()
-        self.coordination = Coordination(job, home.open(self.inbox, last_port(folder)), folder)
-        self.coordination.start()
+        self.process = CoordinatorProcess(job, endpoint.open(self.inbox, last_port(folder)), folder)
+        self.process.start()
 
-    @ray.method(concurrency_group="calls")
-    def call(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        return self.coordination.call(name, *given, **named)
+    @ray.method(concurrency_group="questions")
+    def ask(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        return self.process.ask(name, *given, **named)
 
-    @ray.method(concurrency_group="calls")
+    @ray.method(concurrency_group="questions")
     def stop(self) -> None:
-        self.coordination.stop()
+        self.process.stop()
 
     @ray.method(concurrency_group="inbox")
     def deliver(self, frames: Sequence[Buffer]) -> None:
@@ -129,5 +130,5 @@ class _Coordinator:
 
 
 _remote: Any = ray.remote  # whose types know no concurrency groups
-member_actor: Any = _remote(num_cpus=0, concurrency_groups={"inbox": 1})(_Member)
-coordinator_actor: Any = _remote(num_cpus=0, concurrency_groups={"inbox": 1, "calls": 4})(_Coordinator)
+member_actor: Any = _remote(num_cpus=0, concurrency_groups={"inbox": 1})(_MemberActor)
+coordinator_actor: Any = _remote(num_cpus=0, concurrency_groups={"inbox": 1, "questions": 4})(_CoordinatorActor)

@@ -1,7 +1,8 @@
-"""The coordinator's process: its core, the list of who is where, and the questions of whoever drives the job.
+"""The coordinator's process: the coordinator itself, the list of all processes, and answers to what the driver asks.
 
-The list is kept in a file beside the core's journal. A coordinator that is started again in the same folder goes on from
-there: it tells everybody where it is now, waits until they have been heard or must be taken for dead, and recovers.
+The list is kept in a file beside the coordinator's journal. A process that is started again in the same folder continues
+from both: it tells every other process its new address, waits until each of them was heard or must be taken for dead, and
+recovers.
 """
 
 from __future__ import annotations
@@ -22,50 +23,57 @@ import msgspec
 from harness.live.coordinator.branch import LiveJob
 from harness.live.coordinator.coordinator import Coordinator
 from harness.live.coordinator.journal import FileJournal
-from harness.live.driver.links import Meter, Pair, Transfer
-from harness.live.processes.loops import TICK_SECONDS, Mail
+from harness.live.processes.client import CoordinatorClient, RemoteCoordinator, TrainingControl
+from harness.live.processes.loops import TICK_SECONDS, Mailbox
+from harness.live.processes.transfers import NodePair, Transfer, TransferMeter
 from harness.live.protocol.messages import COORDINATOR, Message
 from harness.live.protocol.wire import Beat, Here, Peers, signal
 from harness.live.transport.transport import Transport
 
-__all__ = ["SILENT_SECONDS", "Coordination", "last_port"]
+__all__ = ["SILENT_SECONDS", "CoordinatorProcess", "last_port"]
 
 SILENT_SECONDS = 3.0
 """A process that was not heard for so long hangs, or is cut off."""
 
 _log = logging.getLogger(__name__)
 
-_TURN_SECONDS = 0.02  # how long a question waits at most while nothing happens
-_STALL_SECONDS = 1.0  # a turn that takes longer was our own absence, not that of others
+_TURN_SECONDS = 0.02  # longest wait of a question while no message comes
+_STALL_SECONDS = 1.0  # a turn that takes longer means that this process was held up, and could hear no other
 
 _LIST = "peers.msgpack"
 
-_Everybody: TypeAlias = tuple[tuple[str, str, int], ...]  # name, address, generation
-_Ask: TypeAlias = tuple[str, tuple[Any, ...], dict[str, Any], "Future[Any]"]
+_PeerList: TypeAlias = tuple[tuple[str, str, int], ...]  # name, address, generation
+_Question: TypeAlias = tuple[str, tuple[Any, ...], dict[str, Any], "Future[Any]"]
+
+_OF_PROCESS = {"address", "silent", "transfers", "forget"}
+"""Questions that this process answers; the coordinator answers all others."""
 
 
-class Coordination:
-    """The loop of the coordinator's process, on a thread of its own from `start` to `stop`; `call` is for all others."""
+class CoordinatorProcess:
+    """The coordinator's loop, on a thread of its own from `start` to `stop`. Other threads use `client`, or `ask`."""
 
     def __init__(self, job: LiveJob, transport: Transport, folder: Path) -> None:
-        self._asked: queue.SimpleQueue[_Ask] = queue.SimpleQueue()
+        self.client: CoordinatorClient = RemoteCoordinator(self.ask)
+        self._questions: queue.SimpleQueue[_Question] = queue.SimpleQueue()
         self._over = threading.Event()
         self._failed: Exception | None = None
         self._list = folder / _LIST
         self._journal = FileJournal(folder / "journal")
         begun = next(iter(self._journal), None) is not None
         generation, _, known = _read(self._list) if self._list.exists() else (0, "", ())
-        self._mail = Mail(COORDINATOR, generation + 1, transport)
+        self._mailbox = Mailbox(COORDINATOR, generation + 1, transport)
         self._heard = {name: time.monotonic() for name, _, _ in known}
         self._unheard = {name for name, _, _ in known}
-        self._mail.know(Peers(known))
+        self._mailbox.update(Peers(known))
         self._to_recover = begun and bool(known)
         make: Callable[..., Coordinator] = Coordinator.restored if begun else Coordinator
-        self._meter = Meter()
+        self._meter = TransferMeter()
         self._core = make(job, self._send, time.monotonic, self._journal)
+        self._training: TrainingControl = self._core
         self._thread = threading.Thread(target=self._run, name=COORDINATOR, daemon=True)
 
     def start(self) -> None:
+        """Begin the loop."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -73,72 +81,75 @@ class Coordination:
         self._over.set()
         self._thread.join()
 
-    # ---------------------------------------------------------------------------------------------- for those who drive it
+    # ----------------------------------------------------------------------------------------------- for other threads
 
-    def call(self, name: str, *given: Any, **named: Any) -> Any:
-        """What the core's method of that name returns, or its property is, or one of this process: `address`, `silent`,
-        `transfers`, `forget`. Carried out between two messages; what it raises is raised here.
+    def ask(self, name: str, *given: Any, **named: Any) -> Any:
+        """The value of the member of `CoordinatorClient` of that name; methods are called with the arguments.
 
-        Raises RuntimeError once the loop has ended, with what ended it as the cause.
+        The loop answers between two messages; what it raises is raised here. Raises RuntimeError once the loop has ended,
+        with the reason as its cause.
         """
         answer: Future[Any] = Future()
-        self._asked.put((name, given, named, answer))
+        self._questions.put((name, given, named, answer))
         while self._thread.is_alive():
             try:
                 return answer.result(timeout=1.0)
             except TimeoutError:
-                if answer.done():
+                if answer.done():  # then it is the answer that raises TimeoutError
                     raise
         if answer.done():
             return answer.result()
         raise RuntimeError(f"Cannot ask the coordinator for {name!r}: it has ended ({self._failed}).") from self._failed
 
+    # ------------------------------------------------------------------------------ answers of the process itself
+
     @property
     def address(self) -> str:
         """Where the coordinator's process is reached."""
-        return self._mail.transport.address
+        return self._mailbox.transport.address
 
     def silent(self) -> dict[str, int]:
-        """Those who have not been heard for `SILENT_SECONDS`, with their generations; they are named until forgotten."""
+        """Processes that were not heard for `SILENT_SECONDS`, with their generations, until they are forgotten."""
         now = time.monotonic()
-        peers = self._mail.peers
+        peers = self._mailbox.peers
         return {n: peers[n][1] for n, at in self._heard.items() if n in peers and now - at > SILENT_SECONDS}
 
-    def transfers(self) -> dict[Pair, Transfer]:
-        """Those that were completed since this was asked last."""
+    def transfers(self) -> dict[NodePair, Transfer]:
+        """Transfers that were completed since the last call."""
         return self._meter.take()
 
     def forget(self, names: Collection[str]) -> None:
-        """Those are gone for good; nothing is sent to them any more."""
+        """These processes are gone for good; nothing is sent to them any more."""
         for name in names:
             self._heard.pop(name, None)
-        self._publish({n: place for n, place in self._mail.peers.items() if n not in names})
+        self._publish({n: place for n, place in self._mailbox.peers.items() if n not in names})
 
-    # -------------------------------------------------------------------------------------------------------------- the loop
+    # -------------------------------------------------------------------------------------------------------- the loop
 
     def _send(self, receiver: str, message: Message) -> None:
         self._meter.sent(receiver, message.head, time.monotonic())
-        self._mail.send(receiver, message)
+        self._mailbox.send(receiver, message)
 
     def _run(self) -> None:
         try:
-            self._publish(self._mail.peers)
+            self._publish(self._mailbox.peers)
             self._serve()
         except Exception as error:
             self._failed = error
             _log.exception("The coordinator's process ends.")
         finally:
-            self._mail.transport.close()
+            self._mailbox.transport.close()
             self._journal.close()
 
     def _serve(self) -> None:
         turned = due = time.monotonic()
         while not self._over.is_set():
-            while not self._asked.empty():
-                self._answer(*self._asked.get())
-            heard = self._mail.receive(_TURN_SECONDS)
+            while not self._questions.empty():
+                self._answer(*self._questions.get())
+            heard = self._mailbox.receive(_TURN_SECONDS)
             now = time.monotonic()
             if now - turned > _STALL_SECONDS:
+                # The others were not silent: their heartbeats were waiting for us.
                 self._heard = {name: at + now - turned for name, at in self._heard.items()}
             turned = now
             if heard is not None:
@@ -149,54 +160,58 @@ class Coordination:
                 self._recover_when_all_are_heard()
 
     def _take(self, sender: str, message: Any) -> None:
-        known = self._mail.peers.get(sender)
+        known = self._mailbox.peers.get(sender)
         if isinstance(message.head, Here):
             place = (message.head.address, message.generation)
+            # An announcement of an older generation was under way for long; the newer one is the process that runs.
             if place != known and message.generation >= (known[1] if known else 0):
                 self._heard[sender] = time.monotonic()
-                self._publish(self._mail.peers | {sender: place})
+                self._publish(self._mailbox.peers | {sender: place})
         elif isinstance(message.head, Beat):
             if known is not None and message.generation == known[1]:
                 self._heard[sender] = time.monotonic()
                 self._unheard.discard(sender)
         else:
-            self._meter.heard(sender, message.head, time.monotonic())
+            self._meter.received(sender, message.head, time.monotonic())
             self._core.receive(sender, message)
 
     def _publish(self, peers: dict[str, tuple[str, int]]) -> None:
-        """Keep the list, and give it to everybody in it."""
-        everybody = tuple((name, *place) for name, place in peers.items())
-        self._mail.know(Peers(everybody))
+        """Write the list of processes to its file, then send it to all of them."""
+        listed = tuple((name, *place) for name, place in peers.items())
+        self._mailbox.update(Peers(listed))
         part = self._list.with_suffix(".part")
-        part.write_bytes(msgspec.msgpack.encode((self._mail.generation, self.address, everybody)))
+        part.write_bytes(msgspec.msgpack.encode((self._mailbox.generation, self.address, listed)))
         part.replace(self._list)
-        told = signal(Peers(((COORDINATOR, self.address, self._mail.generation), *everybody)), self._mail.generation)
+        generation = self._mailbox.generation
+        message = signal(Peers(((COORDINATOR, self.address, generation), *listed)), generation)
         for name in peers:
-            self._mail.send(name, told)
+            self._mailbox.send(name, message)
 
     def _recover_when_all_are_heard(self) -> None:
         if self._to_recover and not self._unheard - self.silent().keys():
             self._to_recover = False
             if dead := self.silent():
                 self._core.lose(dead)
-            with suppress(RuntimeError):  # whoever drives the job starts servers, and has its checkpoints
+            with suppress(RuntimeError):  # blocks are lost: the driver starts servers, and has checkpoints
                 self._core.recover()
 
     def _answer(self, name: str, given: tuple[Any, ...], named: dict[str, Any], answer: Future[Any]) -> None:
         try:
-            found = getattr(self if name in {"address", "silent", "transfers", "forget"} else self._core, name)
+            found = getattr(self if name in _OF_PROCESS else self._training, name)
             answer.set_result(found(*given, **named) if callable(found) else found)
         except Exception as error:
             answer.set_exception(error)
 
 
 def last_port(folder: Path) -> int:
-    """Where the coordinator of this folder listened before; 0 if there was none. The next one should listen there, too: a
-    process that was started meanwhile has been told of no other place."""
+    """The port on which the coordinator of this folder listened before; 0 if there was none.
+
+    The next one should listen there again: a process that was started meanwhile knows no other address.
+    """
     path = folder / _LIST
     return (urlsplit(_read(path)[1]).port if path.exists() else None) or 0
 
 
-def _read(path: Path) -> tuple[int, str, _Everybody]:
-    """The generation of the coordinator that wrote the list, its address, and whom it knew."""
-    return msgspec.msgpack.decode(path.read_bytes(), type=tuple[int, str, _Everybody])
+def _read(path: Path) -> tuple[int, str, _PeerList]:
+    """The generation of the coordinator that wrote the list, its address, and the list."""
+    return msgspec.msgpack.decode(path.read_bytes(), type=tuple[int, str, _PeerList])

@@ -1,8 +1,8 @@
-"""Bring a live job up on Ray and take it down again: processes are started, watched, replaced and ended here.
+"""Start a live job's processes on Ray, watch them, replace them and end them.
 
-Ray places, starts, watches and kills; nothing of the training passes through it. Each node of the scenario is a
-placement group that its server and its worker share. When a node of the cluster dies, its group is asked for anew, best
-where there are no others of ours, and is there again as soon as the cluster has room.
+Ray places, starts, watches and kills processes; nothing of the training passes through it. Each node of the scenario is one
+placement group, which its server and its worker share. When a machine dies, a new group is requested, first on a machine
+with few of the job's nodes; the node returns as soon as the cluster has room.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from ray import exceptions
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from harness.live.processes.actors import Errand, Home, Wire, coordinator_actor, member_actor
-from harness.live.processes.placement import Offer, Placement, plan
-from harness.live.processes.runtime import EVALUATOR, node_of
+from harness.live.processes.actors import Endpoint, ProcessSpec, TransportKind, coordinator_actor, member_actor
+from harness.live.processes.client import CoordinatorClient, RemoteCoordinator
+from harness.live.processes.names import EVALUATOR, node_of
+from harness.live.processes.placement import ClusterNode, NodePlacement, place_nodes
 from harness.live.protocol import messages
 from harness.live.transport.zeromq import Keys, on_loopback
 from harness.live.worker.spec import Spec
 from harness.ray_cluster import joined
 
-__all__ = ["Crew", "Offer", "Placement", "cluster", "launch", "plan"]
+__all__ = ["ClusterNode", "JobProcesses", "NodePlacement", "cluster", "launch", "place_nodes"]
 
-# An address that only this machine reaches; Ray takes 127.0.0.1 to mean one by which others reach it, too.
+# An address that only this machine can reach. Ray replaces 127.0.0.1 by one that other machines can reach.
 _HERE = "127.0.0.2" if sys.platform == "linux" else None
-_STORE_BYTES = 80 * 2**20  # Ray's least; nothing large passes through it
-_SHARE = 0.001  # of the resource that every node of a cluster has one of, "node:ADDRESS"
+_STORE_BYTES = 80 * 2**20  # the smallest that Ray accepts; nothing large passes through it
+_SHARE = 0.001  # of the resource "node:ADDRESS", of which every node of a cluster has 1
 _PLACE_SECONDS = 15.0
-_RETURN_SECONDS = 60.0  # for a coordinator to come back
-_STOP_SECONDS = 5.0  # for processes to end
+_RETURN_SECONDS = 60.0  # longest restart of the coordinator
+_STOP_SECONDS = 5.0  # longest end of processes
 _LOOK_SECONDS = 0.25
-_SPARE_SECONDS = 3.0  # for room where it is wanted, before any will do
+_SPARE_SECONDS = 3.0  # wait for room on the chosen machine, then accept any
 
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -64,15 +65,15 @@ _SETTINGS = {
 
 
 @contextmanager
-def cluster(address: str | None) -> Iterator[tuple[Offer, ...]]:
-    """Be part of the Ray cluster at `address`, and see what it offers. None: of that in `RAY_ADDRESS`, or else of our own.
+def cluster(address: str | None) -> Iterator[tuple[ClusterNode, ...]]:
+    """Join the Ray cluster at `address` and list its nodes. None: the one in `RAY_ADDRESS`, else start one for this job.
 
-    Raises ValueError where there is none, or it does not let us in.
+    Raises ValueError if there is no cluster at the address, or if it refuses this process.
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
-    with joined(address) if address else _of_our_own():
+    with joined(address) if address else _private_cluster():
         home = ray.get_runtime_context().get_node_id()
-        yield tuple(_offer(node, home, counted=address is not None) for node in _nodes() if node["Alive"])
+        yield tuple(_cluster_node(node, home, counted=address is not None) for node in _nodes() if node["Alive"])
 
 
 def _nodes() -> list[dict[str, Any]]:
@@ -80,15 +81,15 @@ def _nodes() -> list[dict[str, Any]]:
     return found
 
 
-def _offer(node: Mapping[str, Any], home: str, *, counted: bool) -> Offer:
+def _cluster_node(node: Mapping[str, Any], home: str, *, counted: bool) -> ClusterNode:
     resources = node["Resources"]
     cpus = resources.get("CPU", 0.0) if counted else math.inf
-    return Offer(node["NodeID"], node["NodeManagerAddress"], cpus, frozenset(resources), node["NodeID"] == home)
+    return ClusterNode(node["NodeID"], node["NodeManagerAddress"], cpus, frozenset(resources), node["NodeID"] == home)
 
 
 @contextmanager
-def _of_our_own() -> Iterator[None]:
-    """Ray on this machine, reached from nowhere else, with a token that only we have; gone with us."""
+def _private_cluster() -> Iterator[None]:
+    """Ray on this machine, for this process only: others can neither reach it nor have its token. It ends with us."""
     folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
     before = dict(os.environ)
     os.environ.update(_SETTINGS | {"RAY_AUTH_TOKEN": secrets.token_hex(32)})
@@ -114,44 +115,47 @@ def _of_our_own() -> Iterator[None]:
 
 
 @contextmanager
-def launch(placement: Placement, spec: Spec, *, encrypt: bool | None = None, transport: Wire = "zmq") -> Iterator[Crew]:
-    """The coordinator's process, and means to start the others; however it ends, nothing of it is left.
+def launch(
+    placement: NodePlacement, spec: Spec, *, encrypt: bool | None = None, transport: TransportKind = "zmq"
+) -> Iterator[JobProcesses]:
+    """Start the coordinator's process; the others are started through what is yielded. All of them end with the context.
 
-    Messages are encrypted unless all are on one machine's loopback, or as `encrypt` says. Raises ValueError where the
-    cluster has no room just now.
+    Messages are encrypted unless all nodes are on this machine's loopback; `encrypt` overrides this. Raises ValueError if
+    the cluster has no room now.
     """
-    secret = not all(on_loopback(offer.host) for _, offer in placement.places) if encrypt is None else encrypt
-    crew = Crew(placement, spec, Keys.fresh() if secret else None, transport)
+    secret = not all(on_loopback(place.host) for _, place in placement.places) if encrypt is None else encrypt
+    processes = JobProcesses(placement, spec, Keys.fresh() if secret else None, transport)
     try:
-        crew.begin()
-        yield crew
+        processes.begin()
+        yield processes
     finally:
-        crew.close()
+        processes.close()
 
 
-class Crew:
-    """The processes of one job, as `harness.live.processes.runtime.Processes` wants them."""
+class JobProcesses:
+    """The processes of one job on Ray; a `harness.live.processes.runtime.Processes`."""
 
-    def __init__(self, placement: Placement, spec: Spec, keys: Keys | None, transport: Wire) -> None:
+    def __init__(self, placement: NodePlacement, spec: Spec, keys: Keys | None, transport: TransportKind) -> None:
+        self.coordinator: CoordinatorClient = RemoteCoordinator(self.ask)
         self._placement, self._spec, self._keys, self._transport = placement, spec, keys, transport
         self._job = secrets.token_hex(4)
-        # Where the coordinator keeps its journal.
+        # The coordinator keeps its journal here.
         self._folder = tempfile.TemporaryDirectory(prefix="job-", ignore_cleanup_errors=True)
-        self._coordinator: Any = None
+        self._coordinator_actor: Any = None
         self._groups: dict[str, Any] = {}
-        self._where: dict[str, str] = {}  # the machine of each node that has room just now
+        self._machines: dict[str, str] = {}  # of each node that has room now
         self._looked_seconds = self._listened_seconds = -math.inf
-        self._left: set[str] = set()  # machines whose links are slow
-        self._give_up_seconds: dict[str, float] = {}  # when a node that lost its room asks for it anywhere
+        self._slow_machines: set[str] = set()  # that a node has left because of its link
+        self._give_up_seconds: dict[str, float] = {}  # by node: when to accept room on any machine
         self._generations: Counter[str] = Counter()
         self._actors: dict[str, Any] = {}
-        self._runs: dict[Any, str] = {}  # what ends when that process does
-        self._lost: dict[str, str] = {}  # not yet told of
+        self._runs: dict[Any, str] = {}  # process by its call `run`, which ends when the process does
+        self._lost: dict[str, str] = {}  # not yet reported by `lost`
 
     def begin(self) -> None:
-        """Take room for all nodes, and start the coordinator's process. Raises ValueError where there is none."""
-        for name, offer in self._placement.places:
-            self._groups[name] = self._group(offer)
+        """Reserve room for all nodes, and start the coordinator's process. Raises ValueError if there is no room."""
+        for name, place in self._placement.places:
+            self._groups[name] = self._group(place)
         until = time.monotonic() + _PLACE_SECONDS
         while missing := self._groups.keys() - self._look():
             if time.monotonic() > until:
@@ -160,23 +164,25 @@ class Crew:
                     "for them. Others use it; wait for them, or add nodes."
                 )
             time.sleep(_LOOK_SECONDS)
-        home = self._home(messages.COORDINATOR)
-        options = {"name": home.actor, "max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": _here()}
-        self._coordinator = coordinator_actor.options(**options).remote(self._spec.live_job, home, Path(self._folder.name))
-        self.call("address")
+        endpoint = self._endpoint(messages.COORDINATOR)
+        options = {"name": endpoint.actor, "max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": _here()}
+        self._coordinator_actor = coordinator_actor.options(**options).remote(
+            self._spec.live_job, endpoint, Path(self._folder.name)
+        )
+        _ = self.coordinator.address  # answered once the process is up
 
     # ------------------------------------------------------------------------------------------------------- the coordinator
 
-    def call(self, name: str, *given: Any, **named: Any) -> Any:
-        """What the coordinator's method of that name returns; what it raises is raised here.
+    def ask(self, name: str, *given: Any, **named: Any) -> Any:
+        """Ask the coordinator by the name of a member of `CoordinatorClient`; what it raises is raised here.
 
-        While the coordinator comes back from its journal this waits, and asks again: what was under way when it died may
-        then be done twice. Raises RuntimeError where it does not come back.
+        While the coordinator restarts from its journal this waits, and asks again: a command that was under way when it
+        died may then be carried out twice. Raises RuntimeError if it does not come back.
         """
         until = time.monotonic() + _RETURN_SECONDS
         while True:
             try:
-                return ray.get(self._coordinator.call.remote(name, given, named), timeout=_RETURN_SECONDS)
+                return ray.get(self._coordinator_actor.ask.remote(name, given, named), timeout=_RETURN_SECONDS)
             except exceptions.RayTaskError as error:
                 raise (error.cause if isinstance(error.cause, Exception) else error) from None
             except (exceptions.RayActorError, exceptions.GetTimeoutError) as error:
@@ -188,30 +194,31 @@ class Crew:
     # ----------------------------------------------------------------------------------------------------------- processes
 
     def start(self, names: Collection[str]) -> None:
-        """Start processes, under their next generation, and let the coordinator expect them; returns at once."""
-        address = self.call("address")
+        """Start processes, each under its next generation, and tell the coordinator to expect them; returns at once."""
+        address = self.coordinator.address
         self._kill(names)
         for name in names:
             self._generations[name] += 1
             self._lost.pop(name, None)
-            self.call("expect", name, self._generations[name])
-            home = self._home(name)
+            self.coordinator.expect(name, self._generations[name])
+            endpoint = self._endpoint(name)
             strategy = _here() if name == EVALUATOR else PlacementGroupSchedulingStrategy(self._groups[node_of(name)], 0)
-            actor = member_actor.options(name=home.actor, scheduling_strategy=strategy).remote()
+            actor = member_actor.options(name=endpoint.actor, scheduling_strategy=strategy).remote()
             self._actors[name] = actor
-            self._runs[actor.run.remote(self._errand(name, address, home))] = name
+            self._runs[actor.run.remote(self._process_spec(name, address, endpoint))] = name
 
     def stop(self, names: Collection[str]) -> None:
-        """End processes that nobody needs; returns at once."""
+        """End processes that are not needed; returns at once."""
         self._kill(names)
-        self.call("forget", list(names))
+        self.coordinator.forget(list(names))
 
     def lost(self) -> Mapping[str, str]:
-        """Those that have died or hung since one last asked, and what is known about why. They are dead now."""
+        """Processes that have died or hung since the last call, with the reason. They are dead now."""
         ended, _ = ray.wait(list(self._runs), num_returns=len(self._runs), timeout=0) if self._runs else ([], [])
-        found = self._lost | {self._runs[run]: _obituary(run) for run in ended}
+        found = self._lost | {self._runs[run]: _reason(run) for run in ended}
         self._lost = {}
         for name, generation in self._silent().items():
+            # An older generation of the name may be silent because it was replaced.
             if name in self._actors and name not in found and generation == self._generations[name]:
                 found[name] = "nothing was heard of it for 3 s: it hangs, or is cut off"
         if found:
@@ -219,31 +226,35 @@ class Crew:
         return found
 
     def _silent(self) -> dict[str, int]:
-        """Whom the coordinator has not heard, asked for now and then."""
+        """Processes that the coordinator does not hear; empty if it was asked a moment ago."""
         if time.monotonic() - self._listened_seconds < _LOOK_SECONDS:
             return {}
         self._listened_seconds = time.monotonic()
-        found: dict[str, int] = self.call("silent")
-        return found
+        return self.coordinator.silent()
 
     @property
     def nodes(self) -> frozenset[str]:
-        """Nodes of the job that have a place to run just now."""
-        if time.monotonic() - self._looked_seconds > _LOOK_SECONDS:
-            self._look()
-        return frozenset(self._where)
+        """Nodes of the job that have a machine now."""
+        return frozenset(self.machines)
 
     @property
-    def spare(self) -> bool:
-        """Whether there is a place where none of the job's nodes is."""
-        return self._untaken() is not None
+    def machines(self) -> Mapping[str, str]:
+        """Identity of the machine of each node that has one now."""
+        if time.monotonic() - self._looked_seconds > _LOOK_SECONDS:
+            self._look()
+        return self._machines
 
-    def elsewhere(self, node: str) -> bool:
-        """Give a node another place, where no other of the job's is, and end its processes; False where there is none."""
-        spare = self._untaken()
+    @property
+    def has_spare(self) -> bool:
+        """Whether a machine has room and runs none of the job's nodes."""
+        return self._unused() is not None
+
+    def move_node(self, node: str) -> bool:
+        """End a node's processes and give it a machine that runs none of the job's nodes; False if there is none."""
+        spare = self._unused()
         if spare is None:
             return False
-        self._left.update({self._where.pop(node)} if node in self._where else ())
+        self._slow_machines.update({self._machines.pop(node)} if node in self._machines else ())
         self.stop([name for name in self._actors if node_of(name) == node])
         self._place(node, spare)
         return True
@@ -252,11 +263,12 @@ class Crew:
         """End everything, and wait until it has ended."""
         runs = list(self._runs)
         self._kill(list(self._actors))
-        if self._coordinator is not None:
+        if self._coordinator_actor is not None:
             with suppress(exceptions.RayError):
-                ray.get(self._coordinator.stop.remote(), timeout=_STOP_SECONDS)  # it writes to our folder no more
+                # After this it writes to our folder no more, so the folder can be removed.
+                ray.get(self._coordinator_actor.stop.remote(), timeout=_STOP_SECONDS)
             with suppress(exceptions.RayError):
-                ray.kill(self._coordinator, no_restart=True)
+                ray.kill(self._coordinator_actor, no_restart=True)
         with suppress(exceptions.RayError):
             ray.wait(runs, num_returns=len(runs), timeout=_STOP_SECONDS)
         for group in self._groups.values():
@@ -267,21 +279,21 @@ class Crew:
     def _kill(self, names: Collection[str]) -> None:
         for name in names:
             actor = self._actors.pop(name, None)
-            self._runs = {run: whose for run, whose in self._runs.items() if whose != name}
+            self._runs = {run: process for run, process in self._runs.items() if process != name}
             if actor is not None:
                 with suppress(exceptions.RayError):
                     ray.kill(actor, no_restart=True)
 
-    def _home(self, name: str) -> Home:
-        return Home(self._transport, f"{self._job}/{name}/{self._generations[name]}", self._keys)
+    def _endpoint(self, name: str) -> Endpoint:
+        return Endpoint(self._transport, f"{self._job}/{name}/{self._generations[name]}", self._keys)
 
-    def _errand(self, name: str, address: str, home: Home) -> Errand:
+    def _process_spec(self, name: str, address: str, endpoint: Endpoint) -> ProcessSpec:
         serves = name.startswith(messages.server(""))
-        return Errand(
+        return ProcessSpec(
             name=name,
             generation=self._generations[name],
             coordinator=address,
-            home=home,
+            endpoint=endpoint,
             layout=self._spec.layout,
             optimizer=self._spec.workload.optimizer,
             aggregation=self._spec.workload.aggregation,
@@ -290,63 +302,68 @@ class Crew:
             threads=0 if serves else self._spec.job.start.intra_threads,
         )
 
-    # ------------------------------------------------------------------------------------------------------------- places
+    # ------------------------------------------------------------------------------------------------------------ machines
 
-    def _group(self, offer: Offer | None) -> Any:
-        """Room for a node: there, or, with None, wherever the cluster has some."""
-        room = {} if offer is not None and math.isinf(offer.cpus) else {"CPU": self._placement.cpus_per_node}
-        if offer is not None:
-            room[f"node:{offer.host}"] = _SHARE
+    def _group(self, place: ClusterNode | None) -> Any:
+        """Room for a node on this machine, or, with None, on any machine of the cluster."""
+        room = {} if place is not None and math.isinf(place.cpus) else {"CPU": self._placement.cpus_per_node}
+        if place is not None:
+            room[f"node:{place.host}"] = _SHARE
         return placement_group([room], strategy="STRICT_PACK")
 
     def _look(self) -> frozenset[str]:
-        """See which nodes have their room and where, and ask for other room for those whose machine is gone."""
+        """The nodes that have room now. Requests other room for those whose machine is gone."""
         now = self._looked_seconds = time.monotonic()
         table = placement_group_table()
         found = {name: table.get(group.id.hex(), {}) for name, group in self._groups.items()}
-        self._where = {n: said["bundles_to_node_id"][0] for n, said in found.items() if said.get("state") == "CREATED"}
-        crowd = Counter(self._where.values())
-        for name, said in found.items():
-            gone = said.get("state") in {"RESCHEDULING", "REMOVED"}
-            if gone or (name not in self._where and now > self._give_up_seconds.get(name, math.inf)):
-                spare = self._spare(crowd) if gone else None
-                crowd.update([spare.identity] if spare else [])
+        self._machines = {n: entry["bundles_to_node_id"][0] for n, entry in found.items() if entry.get("state") == "CREATED"}
+        counts = Counter(self._machines.values())
+        for name, entry in found.items():
+            gone = entry.get("state") in {"RESCHEDULING", "REMOVED"}
+            if gone or (name not in self._machines and now > self._give_up_seconds.get(name, math.inf)):
+                spare = self._spare(counts) if gone else None
+                counts.update([spare.identity] if spare else [])
                 # Ray would let a process that has not begun yet wait for ever for a group that is gone.
                 self._lost |= {peer: "the place of its node is gone" for peer in self._actors if node_of(peer) == name}
                 self._place(name, spare)
-        return frozenset(self._where)
+        return frozenset(self._machines)
 
-    def _place(self, node: str, spare: Offer | None) -> None:
-        """Give up a node's room, and ask for other room, there or anywhere."""
+    def _place(self, node: str, spare: ClusterNode | None) -> None:
+        """Give up a node's room, and request other room: on `spare`, or on any machine."""
         remove_placement_group(self._groups[node])
         self._groups[node] = self._group(spare)
         self._give_up_seconds[node] = time.monotonic() + _SPARE_SECONDS if spare else math.inf
 
-    def _spare(self, crowd: Mapping[str, int]) -> Offer | None:
-        """The machine with the fewest of our nodes that has CPUs left, so that the next that dies takes few; or None."""
-        cpus = self._placement.cpus_per_node
-        alive = (_offer(node, "", counted=True) for node in _nodes() if node["Alive"])
-        able = [offer for offer in alive if offer.cpus >= cpus * (crowd.get(offer.identity, 0) + 1)]
-        return min(able, key=lambda offer: (offer.identity in self._left, crowd.get(offer.identity, 0)), default=None)
+    def _spare(self, counts: Mapping[str, int]) -> ClusterNode | None:
+        """The machine with free CPUs that runs the fewest of our nodes, so that few are lost if it dies next; or None.
 
-    def _untaken(self) -> Offer | None:
-        """A machine with room that none of our nodes is on, nor has left for its link."""
+        `counts` has the number of our nodes on each machine.
+        """
+        cpus = self._placement.cpus_per_node
+        alive = (_cluster_node(node, "", counted=True) for node in _nodes() if node["Alive"])
+        able = [place for place in alive if place.cpus >= cpus * (counts.get(place.identity, 0) + 1)]
+        return min(able, key=lambda p: (p.identity in self._slow_machines, counts.get(p.identity, 0)), default=None)
+
+    def _unused(self) -> ClusterNode | None:
+        """A machine with room that runs none of our nodes, and that none has left because of its link."""
         self._look()
-        crowd = Counter(self._where.values())
-        spare = self._spare(crowd)
-        return None if spare is None or spare.identity in {*crowd, *self._left} else spare
+        counts = Counter(self._machines.values())
+        spare = self._spare(counts)
+        return None if spare is None or spare.identity in {*counts, *self._slow_machines} else spare
 
     def _slot(self, name: str) -> int:
-        """Which of the job's nodes on its machine a process's node is."""
+        """Index of a process's node among the job's nodes on the same machine."""
         node = node_of(name)
-        return sum(self._where[other] == self._where.get(node) for other in sorted(self._where) if other < node)
+        machine = self._machines.get(node)
+        return sum(self._machines[other] == machine for other in sorted(self._machines) if other < node)
 
 
 def _here() -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
-def _obituary(run: Any) -> str:
+def _reason(run: Any) -> str:
+    """Why a process's call `run` has ended."""
     try:
         ray.get(run)
     except exceptions.RayTaskError as error:

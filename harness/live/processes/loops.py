@@ -1,8 +1,9 @@
-"""The processes of a live job: loops that carry messages between a transport and a core, and the beat of their hearts.
+"""The loops of the processes of a live job: they carry messages between a transport and a core, and send heartbeats.
 
-A process introduces itself to the coordinator's (`Here`), which tells everybody who is where (`Peers`) on the very channel
-that its core's messages take, so that whoever is named in one of them can be reached. A thread of its own beats while the
-loop computes. `harness.live.processes.coordinator_process` is the coordinator's end of this.
+A new process announces itself to the coordinator's process (`Here`), which tells every process the address of every other
+(`Peers`). It does so on the same channel that the core's messages take, so a process that is named in a message can be
+reached. Heartbeats come from a thread of their own, because the loop may compute for a long time.
+`harness.live.processes.coordinator_process` is the coordinator's end of this.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from harness.live.server.store import Store
 from harness.live.transport.transport import Transport
 from harness.live.worker.worker import Computed, Worker, WorkerTask
 
-__all__ = ["BEAT_SECONDS", "TICK_SECONDS", "Compute", "Heart", "Mail", "Member", "run_server", "run_worker"]
+__all__ = ["BEAT_SECONDS", "TICK_SECONDS", "Compute", "Heartbeat", "Mailbox", "Member", "run_server", "run_worker"]
 
 BEAT_SECONDS = 0.3
 TICK_SECONDS = 0.25
@@ -34,19 +35,19 @@ _log = logging.getLogger(__name__)
 Compute: TypeAlias = Callable[[WorkerTask], Computed]
 
 
-class Mail:
-    """A process's end of all its channels: messages over a transport, and who is where."""
+class Mailbox:
+    """A process's end of all its channels: messages over a transport, and the addresses of the other processes."""
 
     def __init__(self, name: str, generation: int, transport: Transport) -> None:
         self.name, self.generation, self.transport = name, generation, transport
         self.peers: dict[str, tuple[str, int]] = {}  # address and generation
 
     def send(self, receiver: str, message: Message) -> None:
-        """As cores want it: returns at once, and loses what is sent to nobody."""
+        """Send a message. Returns at once; a message to a process that does not exist is lost."""
         self.transport.send(receiver, encode(self.name, message))
 
     def receive(self, timeout_seconds: float) -> tuple[str, Message] | None:
-        """The next message, (sender, message), or None where none comes in time; what is no message is dropped."""
+        """The next (sender, message), or None if none comes in time; frames that are no message are dropped."""
         while True:
             try:
                 if (frames := self.transport.receive(timeout_seconds)) is None:
@@ -59,12 +60,12 @@ class Mail:
             head: object = message.head
             if not isinstance(head, Peers):
                 return sender, message
-            self.know(head)
+            self.update(head)
             timeout_seconds = 0.0
 
-    def know(self, everybody: Peers) -> None:
-        """Connect to those who are new or elsewhere, and drop those who are gone."""
-        now = {name: (address, generation) for name, address, generation in everybody.peers if name != self.name}
+    def update(self, peers: Peers) -> None:
+        """Connect to processes that are new or have moved, and drop those that are gone."""
+        now = {name: (address, generation) for name, address, generation in peers.peers if name != self.name}
         for name in self.peers.keys() - now.keys():
             self.transport.forget(name)
         for name, place in now.items():
@@ -73,38 +74,40 @@ class Mail:
         self.peers = now
 
 
-class Heart(threading.Thread):
-    """Beats to the coordinator's process until it is told to stop, whatever the rest of the process does."""
+class Heartbeat(threading.Thread):
+    """A thread that sends heartbeats to the coordinator's process until it is stopped."""
 
-    def __init__(self, mail: Mail) -> None:
-        super().__init__(name=f"heart of {mail.name}", daemon=True)
-        self._mail = mail
+    def __init__(self, mailbox: Mailbox) -> None:
+        super().__init__(name=f"heartbeat of {mailbox.name}", daemon=True)
+        self._mailbox = mailbox
         self._over = threading.Event()
-        self._outlets = mail.transport.second_sender()
+        self._sender = mailbox.transport.second_sender()
 
     def run(self) -> None:
-        beat = encode(self._mail.name, signal(Beat(), self._mail.generation))
+        beat = encode(self._mailbox.name, signal(Beat(), self._mailbox.generation))
         connected: tuple[str, int] | None = None
         while not self._over.wait(BEAT_SECONDS):
-            coordinator = self._mail.peers.get(COORDINATOR)
+            coordinator = self._mailbox.peers.get(COORDINATOR)
+            # A coordinator that was restarted may have another address.
             if coordinator is not None and coordinator != connected:
-                self._outlets.connect(COORDINATOR, coordinator[0])
+                self._sender.connect(COORDINATOR, coordinator[0])
                 connected = coordinator
-            self._outlets.send(COORDINATOR, beat)
-        self._outlets.close()
+            self._sender.send(COORDINATOR, beat)
+        self._sender.close()
 
     def stop(self) -> None:
+        """End the thread."""
         self._over.set()
         self.join()
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A process of a job that is not the coordinator's."""
+    """A process of a job, other than the coordinator's."""
 
     name: str
     generation: int
-    transport: Transport  # closed by whoever runs it
+    transport: Transport  # closed when its loop ends
     coordinator: str  # the address of the coordinator's process
     over: threading.Event
 
@@ -119,28 +122,29 @@ class _Core(Protocol):
 
 
 def run_server(member: Member, layout: Layout, optimizer: str, aggregation: str) -> None:
-    """Be a server until `member.over`."""
+    """Run a server until `member.over` is set."""
     keep_memory()
-    mail = Mail(member.name, member.generation, member.transport)
+    mailbox = Mailbox(member.name, member.generation, member.transport)
     store = Store(layout, optimizer, aggregation, member.transport.empty)
-    core = Server(member.name, member.generation, layout, store, mail.send)
-    _serve(member, mail, core, tick=lambda: None, work=lambda: None)
+    core = Server(member.name, member.generation, layout, store, mailbox.send)
+    _serve(member, mailbox, core, tick=lambda: None, work=lambda: None)
 
 
 def run_worker(member: Member, layout: Layout, prepare: Callable[[], Compute], cores: Cores) -> None:
-    """Be a worker, or an evaluator, until `member.over`. `prepare` imports and compiles what `Compute` needs.
+    """Run a worker or an evaluator until `member.over` is set. `prepare` imports and compiles what `Compute` needs.
 
-    It computes between messages: XLA cannot be interrupted, so a thread would only add its hand-over to every clock.
+    The loop computes between messages: XLA cannot be interrupted, so a thread would only add its hand-over to every clock.
     """
     keep_memory()
-    mail = Mail(member.name, member.generation, member.transport)
+    mailbox = Mailbox(member.name, member.generation, member.transport)
     tasks: deque[WorkerTask] = deque()
-    core = Worker(member.name, member.generation, layout, mail.send, time.monotonic, tasks.append)
+    core = Worker(member.name, member.generation, layout, mailbox.send, time.monotonic, tasks.append)
     compute = prepare()
 
     def work() -> None:
         while tasks:
-            while (heard := mail.receive(0.0)) is not None:  # a task may be void by now
+            # A message that waits may cancel the task or add a later one, so all of them are read first.
+            while (heard := mailbox.receive(0.0)) is not None:
                 core.receive(*heard)
             task = tasks.popleft()
             if task.kind == "gradient" and any(later.kind == "gradient" for later in tasks):
@@ -149,28 +153,29 @@ def run_worker(member: Member, layout: Layout, prepare: Callable[[], Compute], c
                 cores.use(task.work.intra_threads)
             core.computed(compute(task))
 
-    _serve(member, mail, core, tick=core.tick, work=work)
+    _serve(member, mailbox, core, tick=core.tick, work=work)
 
 
-def _serve(member: Member, mail: Mail, core: _Core, *, tick: Callable[[], None], work: Callable[[], None]) -> None:
-    mail.know(Peers(((COORDINATOR, member.coordinator, 0),)))
-    heart = Heart(mail)
-    heart.start()
+def _serve(member: Member, mailbox: Mailbox, core: _Core, *, tick: Callable[[], None], work: Callable[[], None]) -> None:
+    # Generation 0 is below every real one: the first list from the coordinator replaces this entry.
+    mailbox.update(Peers(((COORDINATOR, member.coordinator, 0),)))
+    heartbeat = Heartbeat(mailbox)
+    heartbeat.start()
     due = 0.0
     try:
         while not member.over.is_set():
             if time.monotonic() >= due:
-                if not core.view:
-                    mail.send(COORDINATOR, signal(Here(mail.transport.address), mail.generation))
+                if not core.view:  # not admitted yet, or the announcement was lost: announce again
+                    mailbox.send(COORDINATOR, signal(Here(mailbox.transport.address), mailbox.generation))
                     core.hello()
                 tick()
                 work()
                 due = time.monotonic() + TICK_SECONDS
-            heard = mail.receive(TICK_SECONDS)
+            heard = mailbox.receive(TICK_SECONDS)
             if heard is not None:
                 core.receive(*heard)
-                heard = None  # whose arrays may be large: the next message is to find their memory free
+                heard = None  # its arrays may be large: free them before the next message is received
                 work()
     finally:
-        heart.stop()
-        mail.transport.close()
+        heartbeat.stop()
+        mailbox.transport.close()

@@ -1,4 +1,4 @@
-"""Which node of a scenario lives on which node of a Ray cluster."""
+"""Which node of a Ray cluster each node of a scenario runs on."""
 
 from __future__ import annotations
 
@@ -8,55 +8,56 @@ from dataclasses import dataclass
 
 from tuners.settings import Node
 
-__all__ = ["Offer", "Placement", "plan"]
+__all__ = ["ClusterNode", "NodePlacement", "place_nodes"]
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ClusterNode:
     """A node of a Ray cluster."""
 
     identity: str
     host: str  # its address
-    cpus: float  # in Ray's count; inf: nobody counts them, its processes share what there is
+    cpus: float  # as Ray counts them; inf: not counted, its processes share what the machine has
     names: frozenset[str] = frozenset()  # of its other resources
-    home: bool = False  # where whoever drives the job is
+    home: bool = False  # where the driver runs
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """Where each node of a scenario lives. As text, one line per node."""
+class NodePlacement:
+    """Where each node of a scenario runs. As text, one line per node."""
 
-    places: tuple[tuple[str, Offer], ...]
+    places: tuple[tuple[str, ClusterNode], ...]
     cpus_per_node: float
 
     def __str__(self) -> str:
         width = max(len(name) for name, _ in self.places)
         counted = f", {self.cpus_per_node:g} CPU" if not math.isinf(self.places[0][1].cpus) else ""
-        return "\n".join(f"{name:<{width}}  on {offer.host}{counted}" for name, offer in self.places)
+        return "\n".join(f"{name:<{width}}  on {place.host}{counted}" for name, place in self.places)
 
 
-def plan(nodes: Sequence[Node], offers: Sequence[Offer], *, cpus_per_node: float = 1.0) -> Placement:
-    """A place for every node of a scenario: on the node of the cluster that has a resource of its name, where there is one
-    (`ray start --resources='{"n0": 1}'`), else where most CPUs are free, so that they spread.
+def place_nodes(nodes: Sequence[Node], machines: Sequence[ClusterNode], *, cpus_per_node: float = 1.0) -> NodePlacement:
+    """Choose a place for every node of a scenario: the cluster's node that has a resource of its name
+    (`ray start --resources='{"n0": 1}'`), otherwise the one with most CPUs free, so that nodes spread.
 
-    Raises ValueError, with what is needed and what is there, where they do not all find room.
+    Raises ValueError, with what is needed and what the cluster has, if there is not room for all.
     """
-    free = {offer.identity: offer.cpus for offer in offers}
-    places: dict[str, Offer] = {}
-    named = {name: offer for offer in offers for name in offer.names}
-    for node in sorted(nodes, key=lambda n: n.name not in named):  # those that have no choice first
-        offer = named.get(node.name) or max(offers, key=lambda o: free[o.identity], default=None)
-        if offer is None or free[offer.identity] < cpus_per_node:
-            raise ValueError(_too_few(nodes, offers, cpus_per_node, node.name if node.name in named else ""))
-        free[offer.identity] -= cpus_per_node
-        places[node.name] = offer
-    return Placement(tuple((node.name, places[node.name]) for node in nodes), cpus_per_node)
+    free = {machine.identity: machine.cpus for machine in machines}
+    places: dict[str, ClusterNode] = {}
+    named = {name: machine for machine in machines for name in machine.names}
+    # Nodes whose machine is fixed by a resource come first, or others could take their CPUs.
+    for node in sorted(nodes, key=lambda n: n.name not in named):
+        chosen = named.get(node.name) or max(machines, key=lambda m: free[m.identity], default=None)
+        if chosen is None or free[chosen.identity] < cpus_per_node:
+            raise ValueError(_too_few(nodes, machines, cpus_per_node, node.name if node.name in named else ""))
+        free[chosen.identity] -= cpus_per_node
+        places[node.name] = chosen
+    return NodePlacement(tuple((node.name, places[node.name]) for node in nodes), cpus_per_node)
 
 
-def _too_few(nodes: Sequence[Node], offers: Sequence[Offer], cpus_per_node: float, pinned: str) -> str:
-    there = ", ".join(f"{o.host}: {o.cpus:g}" for o in offers) or "none"
-    whom = f" ({pinned} only where a resource has its name)" if pinned else ""
+def _too_few(nodes: Sequence[Node], machines: Sequence[ClusterNode], cpus_per_node: float, pinned: str) -> str:
+    found = ", ".join(f"{m.host}: {m.cpus:g}" for m in machines) or "none"
+    where = f" ({pinned} only where a resource has its name)" if pinned else ""
     return (
-        f"Cannot place {len(nodes)} nodes of {cpus_per_node:g} CPU each{whom} on this Ray cluster: it has {len(offers)} "
-        f"nodes, with these CPUs: {there}. Add nodes to it, or deploy a smaller scenario."
+        f"Cannot place {len(nodes)} nodes of {cpus_per_node:g} CPU each{where} on this Ray cluster: it has {len(machines)} "
+        f"nodes, with these CPUs: {found}. Add nodes to it, or deploy a smaller scenario."
     )

@@ -1,25 +1,22 @@
-"""What a live job runs on: processes that can be started, stopped and lost, and what their coordinator last said.
+"""What a live job runs on: processes that can be started, stopped and lost, and the coordinator's latest report.
 
-A procedure (a change of setting, what is done about a loss) is a generator that yields wherever it has to wait; whoever
-watches the job goes on with it as soon as the coordinator has said something new.
+A procedure (a reconfiguration, the repair after a loss) is a generator that yields wherever it has to wait. The driver
+resumes it after each new report of the coordinator.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Generator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+from harness.live.processes.client import CoordinatorClient
+from harness.live.processes.names import EVALUATOR
 from harness.live.protocol import messages
+from harness.live.protocol.driver_reports import Poll
 from tuners.actions import Setting
 
-if TYPE_CHECKING:
-    from harness.live.coordinator.coordinator import Poll
-
-__all__ = ["EVALUATOR", "Procedure", "Processes", "Runtime", "node_of", "peers"]
-
-EVALUATOR = messages.worker("evaluator")
-"""The process that validates, so that nobody else waits for it."""
+__all__ = ["Procedure", "Processes", "Runtime"]
 
 Procedure: TypeAlias = Generator[None, None, None]
 
@@ -28,75 +25,69 @@ _RECOVER_SECONDS = 10.0
 
 
 class Processes(Protocol):
-    """The processes of one job, which whoever started them ends. Names are those of `harness.live.protocol.messages`."""
+    """The processes of one job. Names are those of `harness.live.protocol.messages`."""
 
-    def call(self, name: str, *given: Any, **named: Any) -> Any:
-        """What the coordinator's method of that name returns; waits for a coordinator that is coming back."""
+    @property
+    def coordinator(self) -> CoordinatorClient:
+        """The coordinator; a question waits while it restarts."""
         ...
 
     def start(self, names: Collection[str]) -> None:
-        """Start processes, under their next generation, and let the coordinator expect them; returns at once."""
+        """Start processes, each under its next generation, and tell the coordinator to expect them; returns at once."""
         ...
 
     def stop(self, names: Collection[str]) -> None:
-        """End processes that nobody needs; returns at once."""
+        """End processes that are not needed; returns at once."""
         ...
 
     def lost(self) -> Mapping[str, str]:
-        """Those that have died or hung since one last asked, and what is known about why. They are dead now."""
+        """Processes that have died or hung since the last call, with the reason. They are dead now."""
         ...
 
     @property
     def nodes(self) -> frozenset[str]:
-        """Nodes of the job that have a place to run just now."""
+        """Nodes of the job that have a machine now."""
         ...
 
     @property
-    def spare(self) -> bool:
-        """Whether there is a place where none of the job's nodes is."""
+    def has_spare(self) -> bool:
+        """Whether a machine has room and runs none of the job's nodes."""
         ...
 
-    def elsewhere(self, node: str) -> bool:
-        """Give a node another place, where no other of the job's is, and end its processes; False where there is none."""
+    def move_node(self, node: str) -> bool:
+        """End a node's processes and give it a machine that runs none of the job's nodes; False if there is none."""
         ...
-
-
-def peers(setting: Setting) -> tuple[str, ...]:
-    """The processes that a setting needs."""
-    return (*map(messages.server, setting.servers), *map(messages.worker, setting.workers))
-
-
-def node_of(name: str) -> str:
-    """The node that a process runs on."""
-    return name.partition("/")[2]
 
 
 class Runtime:
-    """The processes of a job, and what the coordinator said when it was last looked at."""
+    """The processes of a job, and the coordinator's latest report."""
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
-        self.seen: Poll
+        self.latest: Poll
         self.placed: tuple[tuple[str, ...], tuple[float, ...]] = ((), ())  # servers and their shares of the model
         self.starting: set[str] = set()
-        self.taken: dict[int, int] = {}  # rows of each branch, so far
-        self._offset_seconds = float("inf")  # of this clock to the coordinator's
-        self._zero_seconds = 0.0  # of the coordinator's clock, when the job began
+        self.rows_taken: dict[int, int] = {}  # by branch
+        self._offset_seconds = float("inf")  # this process's clock minus the coordinator's
+        self._zero_seconds = 0.0  # when the job began, on the coordinator's clock
 
-    def call(self, name: str, *given: Any, **named: Any) -> Any:
-        return self.processes.call(name, *given, **named)
+    @property
+    def coordinator(self) -> CoordinatorClient:
+        """The coordinator."""
+        return self.processes.coordinator
 
-    def look(self) -> Poll:
-        """What has happened since the last look."""
-        self.seen = seen = self.call("poll", self.taken)
-        for number, report in seen.reports.items():
-            new = report.rows[max(self.taken.get(number, 0) - report.first, 0) :]
-            seen.reports[number] = report._replace(rows=new)
-            self.taken[number] = report.first + len(report.rows)
-        self.starting -= self.seen.members.keys()
-        # How long the answer took is in it, too: the quickest answer comes nearest.
-        self._offset_seconds = min(self._offset_seconds, time.monotonic() - self.seen.now)
-        return self.seen
+    def poll(self) -> Poll:
+        """What has happened since the last poll."""
+        self.latest = latest = self.coordinator.poll(self.rows_taken)
+        for number, report in latest.reports.items():
+            # The coordinator repeats rows until it is told that they were taken, so that none is lost with it.
+            new = report.rows[max(self.rows_taken.get(number, 0) - report.first, 0) :]
+            latest.reports[number] = report._replace(rows=new)
+            self.rows_taken[number] = report.first + len(report.rows)
+        self.starting -= latest.members.keys()
+        # The difference contains the time that the answer took, so the smallest one is the most exact.
+        self._offset_seconds = min(self._offset_seconds, time.monotonic() - latest.now)
+        return latest
 
     @property
     def now(self) -> float:
@@ -104,7 +95,7 @@ class Runtime:
         return time.monotonic() - self._offset_seconds - self._zero_seconds
 
     def begin_at(self, seconds: float) -> None:
-        """It is so many seconds since the job began, now."""
+        """Set the job's time to `seconds` now."""
         self._zero_seconds += self.now - seconds
 
     def job_seconds(self, coordinator_seconds: Any) -> Any:
@@ -114,60 +105,60 @@ class Runtime:
     # -------------------------------------------------------------------------------------------------- parts of procedures
 
     def start(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Start those that are not there, nor on their way; who that is."""
-        lacking = tuple(n for n in names if n not in self.seen.members and n not in self.starting)
+        """Start those processes that neither run nor are starting; returns their names."""
+        lacking = tuple(n for n in names if n not in self.latest.members and n not in self.starting)
         if lacking:
             self.processes.start(lacking)
             self.starting.update(lacking)
         return lacking
 
-    def joined(self, names: Iterable[str]) -> Procedure:
-        """Wait until they take part. Raises RuntimeError where one does not come."""
+    def wait_joined(self, names: Iterable[str]) -> Procedure:
+        """Wait until these processes have joined. Raises RuntimeError if one does not."""
         awaited, until = set(names), time.monotonic() + _JOIN_SECONDS
-        while not awaited <= self.seen.members.keys():
+        while not awaited <= self.latest.members.keys():
             if time.monotonic() > until:
-                late = ", ".join(sorted(awaited - self.seen.members.keys()))
+                late = ", ".join(sorted(awaited - self.latest.members.keys()))
                 raise RuntimeError(f"Cannot start {late}: nothing was heard of it for {_JOIN_SECONDS:g} s.")
             yield
 
     def place(self, setting: Setting, *, on_demand: bool = False, at_once: int = 4) -> Procedure:
-        """Begin to move the model to where `setting` has it."""
+        """Begin to move the model's blocks to where `setting` has them."""
         self.placed = (setting.servers, setting.shares()[1])
-        self.call(
-            "place", tuple(map(messages.server, setting.servers)), self.placed[1], on_demand=on_demand, at_once=at_once
-        )
-        yield  # until the coordinator has told how much there is to move
+        servers = tuple(map(messages.server, setting.servers))
+        self.coordinator.place(servers, self.placed[1], on_demand=on_demand, at_once=at_once)
+        yield  # the next report says how many blocks have to move
 
-    def settled(self) -> Procedure:
-        """Wait until all blocks are where they are to be."""
-        while self.seen.moving or self.seen.recovering:
+    def wait_placed(self) -> Procedure:
+        """Wait until all blocks are in their place."""
+        while self.latest.moving or self.latest.recovering:
             yield
 
     def recover(self, setting: Setting) -> Procedure:
-        """Bring the model back from the last snapshot, to those of `setting`'s servers that lack blocks. Raises ModelLost
-        where nobody has a copy."""
+        """Restore blocks without an owner from the last snapshot, on `setting`'s servers. Raises ModelLost if no process
+        has a copy."""
         self.placed = (setting.servers, setting.shares()[1])
         patience_seconds = _RECOVER_SECONDS
         while True:
-            self.call("recover", tuple(map(messages.server, setting.servers)), self.placed[1])
+            self.coordinator.recover(tuple(map(messages.server, setting.servers)), self.placed[1])
             until = time.monotonic() + patience_seconds
-            yield  # until the coordinator has told that it does
-            while self.seen.recovering and time.monotonic() < until:
+            yield  # the next report says that recovery has begun
+            while self.latest.recovering and time.monotonic() < until:
                 yield
-            if not self.seen.recovering:
+            if not self.latest.recovering:
                 return
-            patience_seconds *= 2  # a coordinator that has died takes with it what it was about to give
+            # A coordinator that died in the middle has forgotten the request: ask again, and wait longer each time.
+            patience_seconds *= 2
 
-    def durable(self, index: int) -> Procedure:
-        """Wait until nothing up to an entry of the log can be lost."""
-        while self.seen.durable < index:
+    def wait_durable(self, index: int) -> Procedure:
+        """Wait until nothing up to this entry of the log can be lost with one process."""
+        while self.latest.durable < index:
             yield
 
-    def dismiss(self, kept: Collection[str]) -> Procedure:
-        """End all processes but those `kept`, as soon as they can be spared."""
-        spare = [n for n in self.seen.members if n not in kept and n != EVALUATOR]
+    def end_all_but(self, kept: Collection[str]) -> Procedure:
+        """End all processes but `kept` and the evaluator, as soon as nothing would be lost with them."""
+        spare = [n for n in self.latest.members if n not in kept and n != EVALUATOR]
         if spare:
-            self.call("retire", spare)
-            while any(self.call("needed", name) for name in spare):
+            self.coordinator.retire(spare)
+            while any(self.coordinator.needed(name) for name in spare):
                 yield
             self.processes.stop(spare)

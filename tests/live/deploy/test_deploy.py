@@ -104,11 +104,11 @@ def refused(capsys, *arguments):
 # ----------------------------------------------------------------------------------------------------- before it starts
 
 
-def test_without_live_it_says_what_is_lacking(here, capsys):
+def test_without_live_it_is_refused(here, capsys):
     assert "say that it may start real processes, with --live" in refused(capsys, "small.toml")
 
 
-def test_a_dry_run_says_who_would_be_where_and_starts_nothing(here, capsys):
+def test_a_dry_run_says_what_would_run_where_and_starts_nothing(here, capsys):
     assert main(["deploy", "--live", "small.toml", "--dry-run", "--tuner", "movers:mover"]) == 0
     said = capsys.readouterr().out
     for words in ("tuner      movers:mover, seed 0", "650 parameters", "2 workers, 2 servers, bsp", "loss 1.2, within"):
@@ -128,13 +128,13 @@ def test_conditions_that_are_only_simulated_are_named_beforehand(here, capsys):
     (here / "small.toml").write_text(f"{SMALL}sleeps = {{ {sleeps} }}\nepisodes = [{{ {episode} }}]\n")
     assert main(["deploy", "--live", "small.toml", "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "\nNot here: sleeps, episodes of [conditions]; live hosts have conditions of their own.\n" in said
+    assert "\nNot applied: sleeps, episodes of [conditions]; live hosts have conditions of their own.\n" in said
     (here / "small.toml").write_text(SMALL)
     assert main(["deploy", "--live", "small.toml", "--dry-run"]) == 0
-    assert "Not here" not in capsys.readouterr().out
+    assert "Not applied" not in capsys.readouterr().out
 
 
-def test_there_is_nobody_at_that_address(here, capsys):
+def test_an_address_without_a_cluster_is_refused(here, capsys):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
@@ -144,7 +144,7 @@ def test_there_is_nobody_at_that_address(here, capsys):
     assert not (here / "deployed" / "small" / "checkpoint.safetensors").exists()
 
 
-def test_what_cannot_be_deployed_is_told(here, capsys):
+def test_what_cannot_be_deployed_is_refused(here, capsys):
     assert "'cruise-nmf' is timing-only" in refused(capsys, "--live", "cruise-nmf-32")
     assert "No scenario 'smal'" in refused(capsys, "--live", "smal")
     assert "No tuner 'nobody'" in refused(capsys, "--live", "small.toml", "--tuner", "nobody")
@@ -159,14 +159,14 @@ def results(folder, rows):
     scenario = load("small.toml")
     names = list(dict.fromkeys(r["tuner"] for r in rows))
     manifest = {"schema": schema.VERSION, "scenarios": ["small"], "tuners": names, "oracles": [], "seeds": 3}
-    (job_folder / "scenarios").mkdir(parents=True)
-    (job_folder / "scenarios" / "small.toml").write_text(scenario.text)
-    (job_folder / "manifest.json").write_text(json.dumps(manifest))
-    store.write(pl.DataFrame(rows, schema=schema.SCORES), job_folder / "scores.parquet", schema.SCORES)
+    (folder / "scenarios").mkdir(parents=True)
+    (folder / "scenarios" / "small.toml").write_text(scenario.text)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    store.write(pl.DataFrame(rows, schema=schema.SCORES), folder / "scores.parquet", schema.SCORES)
     for name, table in (("evaluations", schema.EVALUATIONS), ("settings", schema.SETTINGS)):
-        store.write(pl.DataFrame(schema=table), job_folder / f"{name}.parquet", table)
-    store.write_host(pl.DataFrame(schema=schema.HOST), job_folder / "host.csv")
-    return job_folder
+        store.write(pl.DataFrame(schema=table), folder / f"{name}.parquet", table)
+    store.write_host(pl.DataFrame(schema=schema.HOST), folder / "host.csv")
+    return folder
 
 
 def test_the_winner_of_a_comparison_is_deployed(here, capsys):
@@ -192,7 +192,7 @@ def test_without_a_winner_nothing_is_deployed(here, capsys):
 def begun(out, *, tuner="fixed", seed=0):
     """A folder as an interrupted job leaves it."""
     with job_folder.claimed(out, load("small.toml"), tuner, seed, resume=False):
-        job_folder.Log(out, ())
+        job_folder.ExchangeLog(out, ())
         state = {"seconds": 1.0, "branch": 0, "exchanges": 0}
         checkpoint_file.save(out / job_folder.CHECKPOINT, Checkpoint({"0/parameters": np.ones(650, np.float32)}, state))
 
@@ -253,7 +253,7 @@ class Job:
         self.said = ""
 
     def read(self, words=None):
-        """What is said until some words are, or to the end."""
+        """Read the output up to a line with some words, or to the end."""
         for line in self.process.stdout:
             self.said += line
             if words is not None and words in line:
@@ -266,7 +266,7 @@ class Job:
         return self.process.wait()
 
     def left(self):
-        """Processes that it started and that are still there."""
+        """Processes that it started and that still run."""
         found = []
         for place in Path("/proc").glob("[0-9]*"):
             try:
@@ -326,7 +326,7 @@ def test_a_job_on_ray_is_interrupted_and_resumed_to_its_target(here, ray_alone):
 
 
 def check_reached(job, out):
-    """What is said and left at the target; the score and the exchanges."""
+    """Check the output and the files of a job that has reached its target; returns its score and exchanges."""
     assert "target after" in job.said
     assert "live / simulated" in job.said
     score = json.loads((out / "score.json").read_text())

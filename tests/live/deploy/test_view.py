@@ -1,4 +1,4 @@
-"""What whoever deploys a job sees: a picture on a terminal, lines elsewhere, and the run simulated beside it."""
+"""The view of a deployed job: a table on a terminal, lines elsewhere, and the comparison with the simulator."""
 
 import io
 import math
@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from harness.live.deploy.beside_simulation import Run, beside
-from harness.live.deploy.progress_view import Glimpse, NodeGlimpse, drawn, line, watched
+from harness.live.deploy.beside_simulation import RunFigures, beside
+from harness.live.deploy.progress_view import drawn, line, watched
+from harness.live.driver.status import JobStatus, NodeStatus
 from tuners.actions import Setting
 
 SETTING = Setting(workers=("n0", "n1"), servers=("n2",), policy="ssp", staleness=2, momentum=0.9, transfer_bits=16)
-GLIMPSE = Glimpse(
+STATUS = JobStatus(
     seconds=12.34,
     budget_seconds=60.0,
     status="running",
@@ -22,13 +23,13 @@ GLIMPSE = Glimpse(
     accuracy=math.nan,
     setting=SETTING,
     nodes=(
-        NodeGlimpse("n0", "worker", 100.0, 0.5, 0.25, 0.25),
-        NodeGlimpse("n1", "lost"),
-        NodeGlimpse("n2", "server"),
+        NodeStatus("n0", "worker", 100.0, 0.5, 0.25, 0.25),
+        NodeStatus("n1", "lost"),
+        NodeStatus("n2", "server"),
     ),
-    happenings=((3.2, "set: something else"), (5.0, "worker/n1 is lost: its process died")),
+    events=((3.2, "set: something else"), (5.0, "worker/n1 is lost: its process died")),
 )
-RUN = Run(
+FIGURES = RunFigures(
     completion_seconds=20.0,
     reached=True,
     clocks=4000,
@@ -49,9 +50,9 @@ def shown(what, width=100):
     return console.file.getvalue()
 
 
-def test_the_picture_shows_who_is_busy_what_is_set_and_what_happened():
+def test_the_table_shows_busy_nodes_the_setting_and_events():
     for width in (80, 100, 160):
-        said = shown(drawn("mine, tuned by cruise", GLIMPSE, width), width)
+        said = shown(drawn("mine, tuned by cruise", STATUS, width), width)
         for words in (
             "mine, tuned by cruise",
             "12.3 of 60 s (21%)",
@@ -67,23 +68,25 @@ def test_the_picture_shows_who_is_busy_what_is_set_and_what_happened():
         columns = 24 if width >= 80 else 12
         assert (busy.count("█"), busy.count("░")) == (columns * 3 // 4, columns // 4)
         assert "75%" in busy
-    assert " · target" in shown(drawn("mine", replace(GLIMPSE, status="target")))
+    assert " · target" in shown(drawn("mine", replace(STATUS, status="target")))
 
 
-def test_where_no_terminal_is_there_are_lines():
+def test_without_a_terminal_there_are_lines():
     console = Console(width=120, color_system=None, file=io.StringIO())
-    with watched(console, "mine", lambda: GLIMPSE):
+    with watched(console, "mine", lambda: STATUS):
         time.sleep(0.01)
     lines = console.file.getvalue().splitlines()
     assert lines[0] == "     3.2 s  set: something else"
-    assert lines[2] == line(GLIMPSE)
+    assert lines[2] == line(STATUS)
     assert lines[2].startswith("    12.3 s  2400 clocks (310 per second)  loss 0.412  accuracy -  2 workers")
     assert len(lines) == 3
 
 
-def test_live_stands_beside_simulated():
-    other = replace(RUN, completion_seconds=10.0, reached=False, changes=0, change_seconds=math.nan, stall_seconds=math.nan)
-    said = shown(beside(RUN, other))
+def test_a_live_and_a_simulated_run_are_compared():
+    other = replace(
+        FIGURES, completion_seconds=10.0, reached=False, changes=0, change_seconds=math.nan, stall_seconds=math.nan
+    )
+    said = shown(beside(FIGURES, other))
     rows = {text.split("  ")[0].strip(): text.split() for text in said.splitlines() if text.strip()}
     assert rows["completion time"][-5:] == ["20", "s", "10", "s", "2.00"]
     assert rows["iteration time"][-5:] == ["10", "ms", "10", "ms", "1.00"]

@@ -1,4 +1,4 @@
-"""Links that become slow are found, and whose they are; what was slow from the start, or is slow for all, is no fault."""
+"""A link that becomes slow is found, and so is its node; one that was slow from the start, or slow for all, is no fault."""
 
 import time
 from dataclasses import replace
@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 
 from harness.live.driver import control, links
-from harness.live.driver.links import Links, Meter, Transfer
+from harness.live.driver.links import LinkMonitor
 from harness.live.driver.system import LiveSystem
+from harness.live.processes.transfers import Transfer, TransferMeter
 from harness.live.protocol.messages import GradientDone, PushStaged, Release
 from harness.live.worker.spec import Spec
 from tests.live.support.ones import ONES, Ones
-from tests.live.support.pretend import Pretend
+from tests.live.support.pretend import PretendProcesses
 from tuners.actions import Run
 
 SETTING = Ones("ones", "ones.toml", ONES, 0).job.start  # workers n0, n1; servers n2, n3
@@ -20,18 +21,18 @@ LOOK_SECONDS = 0.5
 
 
 def look(known, seconds_of, *, pushes=20, looks=1, setting=SETTING, processes=THERE):
-    """So many looks at a job whose transfers take so long: by node, the slower end counts."""
+    """So many looks at a job whose transfers take so long; of a transfer's two nodes the slower one counts."""
     for _ in range(looks):
         found = {
             (w, s): Transfer(pushes, max(seconds_of.get(w, 0.01), seconds_of.get(s, 0.01)), 8)
             for w in setting.workers
             for s in setting.servers
         }
-        known.see(setting, processes, LOOK_SECONDS, found)
+        known.add(setting, processes, LOOK_SECONDS, found)
 
 
 def fast(setting=SETTING):
-    known = Links()
+    known = LinkMonitor()
     look(known, {}, looks=10, setting=setting)
     return known
 
@@ -40,9 +41,9 @@ def fast(setting=SETTING):
 def test_a_link_that_becomes_slow_is_found_within_seconds_and_so_is_whose_it_is(node):
     known = fast()
     look(known, {node: 0.4}, pushes=1, looks=7)
-    assert known.slow() is None  # not for long enough
+    assert known.slow_link() is None  # not for long enough
     look(known, {node: 0.4}, pushes=1, looks=1)
-    found = known.slow()
+    found = known.slow_link()
     assert (found.node, found.seconds, found.before_seconds, found.blocks) == (node, 0.4, 0.01, 8)
     assert found.hinders  # a twentieth of the pushes: the other alone makes half of them
 
@@ -52,7 +53,7 @@ def test_the_only_one_of_its_role_is_found_among_several_of_the_other(role):
     alone = replace(SETTING, **{role: getattr(SETTING, role)[:1]})
     known = fast(alone)
     look(known, {getattr(alone, role)[0]: 0.4}, pushes=1, looks=10, setting=alone)
-    found = known.slow()
+    found = known.slow_link()
     assert found.node == getattr(alone, role)[0]
     assert not found.hinders  # nothing goes without it
 
@@ -61,19 +62,19 @@ def test_one_of_a_pair_cannot_be_told_from_the_other():
     pair = replace(SETTING, workers=("n0",), servers=("n2",))
     known = fast(pair)
     look(known, {"n0": 0.4}, looks=10, setting=pair)
-    assert known.slow() is None
+    assert known.slow_link() is None
 
 
 def test_a_node_that_works_and_serves_is_not_judged_by_what_it_sends_itself():
     both = replace(SETTING, workers=("n0", "n1", "n2"), servers=("n0", "n1", "n2"))
-    known = Links()
+    known = LinkMonitor()
     for slow, looks in ((set(), 10), ({"n1"}, 10)):
         for _ in range(looks):
             found = {
                 (w, s): Transfer(9, 0.5 if w != s and slow & {w, s} else 0.01, 8) for w in both.workers for s in both.servers
             }
-            known.see(both, THERE, LOOK_SECONDS, found)
-    assert known.slow().node == "n1"
+            known.add(both, THERE, LOOK_SECONDS, found)
+    assert known.slow_link().node == "n1"
 
 
 def unlike(known):
@@ -118,21 +119,21 @@ NO_FAULTS = {what.__name__: what for what in KINDS}
 
 @pytest.mark.parametrize("what", NO_FAULTS)
 def test_what_is_no_fault_is_left_alone(what):
-    known = Links()
+    known = LinkMonitor()
     NO_FAULTS[what](known)
-    assert known.slow() is None
+    assert known.slow_link() is None
 
 
-def test_times_of_transfers_are_read_off_the_messages():
-    meter = Meter()
+def test_times_of_transfers_are_read_from_messages():
+    meter = TransferMeter()
     for number, released in ((1, 10.0), (2, 20.0)):
         release = Release(number, 0, 0, 0, 0, 8, 0, 64)
         meter.sent("worker/n0", release, released)
-        meter.sent("worker/n0", release, released + 2.0)  # said again
+        meter.sent("worker/n0", release, released + 2.0)  # sent again
         done = GradientDone(number, 1.0, 0.25, 0.5, 0)
-        meter.heard("server/n2", PushStaged("worker/n0", number, ((0, 8),), done), released + 0.85)
-        meter.heard("server/n3", PushStaged("worker/n0", number, ((8, 12), (14, 16)), done), released + 1.75)
-        meter.heard("server/n3", PushStaged("worker/n0", number - 1, ((8, 16),), done), released + 9.0)  # of the past
+        meter.received("server/n2", PushStaged("worker/n0", number, ((0, 8),), done), released + 0.85)
+        meter.received("server/n3", PushStaged("worker/n0", number, ((8, 12), (14, 16)), done), released + 1.75)
+        meter.received("server/n3", PushStaged("worker/n0", number - 1, ((8, 16),), done), released + 9.0)  # of the past
     found = meter.take()
     assert {pair: (t.pushes, t.blocks) for pair, t in found.items()} == {("n0", "n2"): (2, 8), ("n0", "n3"): (2, 6)}
     assert [t.seconds for t in found.values()] == pytest.approx([0.1, 1.0])
@@ -144,54 +145,54 @@ def test_times_of_transfers_are_read_off_the_messages():
 
 @pytest.fixture
 def quickly(monkeypatch):
-    monkeypatch.setattr(control, "_LINKS_SECONDS", 0.02)
-    monkeypatch.setattr(links, "_SECONDS", 0.2)
+    monkeypatch.setattr(control, "LINKS_SECONDS", 0.02)
+    monkeypatch.setattr(links, "LOOK_BACK_SECONDS", 0.2)
 
 
 def until(live, so, seconds=30.0):
     windows, end = [], time.monotonic() + seconds
     while not windows or not so(windows[-1]):
-        assert time.monotonic() < end, live.glimpse().happenings
+        assert time.monotonic() < end, live.job_status().events
         windows.append(live.perform(Run(seconds=0.05)))
     return windows
 
 
-def told(live):
-    return " | ".join(what for _, what in live.glimpse().happenings)
+def history(live):
+    return " | ".join(what for _, what in live.job_status().events)
 
 
 @pytest.fixture
 def pretend(quickly):
     spec = Spec("ones", "ones.toml", ONES, 0)
-    pretend = Pretend(spec.job)
+    pretend = PretendProcesses(spec.job)
     with LiveSystem(spec, pretend) as live:
         live.perform(Run(seconds=0.3))
         yield live, pretend
 
 
 @pytest.mark.parametrize("node", ["n1", "n3"])
-def test_a_node_whose_link_becomes_slow_goes_to_another_place(pretend, node):
+def test_a_node_whose_link_becomes_slow_moves_to_another_machine(pretend, node):
     live, processes = pretend
     processes.spares = 1
     processes.slow.add(node)
-    windows = until(live, lambda _: "is back" in told(live))
+    windows = until(live, lambda _: "is back" in history(live))
     windows.append(live.perform(Run(clocks=5)))
     events = [(e.node, e.event) for w in windows for e in w.events]
     assert events == [(node, "failed"), (node, "joined")]
-    assert "its link is slow: 0.048 MB/s where it was 3.8" in told(live)
+    assert "its link is slow: 0.048 MB/s where it was 3.8" in history(live)
     until(live, lambda w: w.setting == live.job.start)
 
 
-def test_without_another_place_it_stays_where_others_are_not_held_up(pretend):
+def test_without_another_machine_it_stays_if_it_does_not_hinder_the_others(pretend):
     live, processes = pretend
     processes.slow.add("n1")
-    until(live, lambda _: "n1 stays, for there is no other place" in told(live))
+    until(live, lambda _: "n1 stays on its machine, for no other is free" in history(live))
     live.perform(Run(seconds=0.5))
-    assert told(live).count("n1 stays") == 1
+    assert history(live).count("n1 stays") == 1
     assert live.perform(Run(clocks=5)).setting == live.job.start
 
 
-def test_without_another_place_it_is_left_out_where_it_holds_others_up_until_there_is_one(pretend):
+def test_without_another_machine_it_is_left_out_if_it_hinders_the_others(pretend):
     live, processes = pretend
     processes.slow.add("n1")
     processes.cycle_seconds *= 12
@@ -204,14 +205,14 @@ def test_without_another_place_it_is_left_out_where_it_holds_others_up_until_the
 
 
 @pytest.mark.parametrize("spares", [0, 1])
-def test_nobody_rests_for_a_node_that_stays_nor_for_long_for_one_that_goes(quickly, monkeypatch, spares):
-    monkeypatch.setattr(control, "_COPY_SECONDS", 0.1)
+def test_training_pauses_only_for_a_node_that_moves_and_not_for_long(quickly, monkeypatch, spares):
+    monkeypatch.setattr(control, "COPY_SECONDS", 0.1)
     spec = Ones("ones", "ones.toml", ONES.replace('servers = ["n2", "n3"]', 'servers = ["n1", "n2"]'), 0)
-    pretend = Pretend(spec.job)
-    pretend.do_snapshot = lambda: 10**9  # never durable
+    pretend = PretendProcesses(spec.job)
+    pretend.answers.snapshot = lambda: 10**9  # never durable
     with LiveSystem(spec, pretend) as live:
         live.perform(Run(seconds=0.3))
         pretend.spares, pretend.slow = spares, {"n1"}
-        until(live, lambda _: ("is back" if spares else "n1 stays") in told(live))
+        until(live, lambda _: ("is back" if spares else "n1 stays") in history(live))
         assert live.perform(Run(clocks=5)).clocks >= 5
     assert pretend.asked.count("rest") == spares

@@ -1,17 +1,18 @@
-"""Processes that die at any moment: a live job trains on, and its model counts every push that is not told to be lost."""
+"""Processes that die at any moment: a live job trains on, and its model counts every push that is not reported as lost."""
 
 import time
 from dataclasses import replace
 
 import pytest
 
-from harness.live.driver import control, recent
-from harness.live.driver.restore_points import Keeping
+from harness.live.driver import control, recent_pushes
+from harness.live.driver.restore_points import RestorePoints
 from harness.live.driver.system import LiveSystem
-from harness.live.processes.runtime import node_of
+from harness.live.processes.client import RemoteCoordinator
+from harness.live.processes.names import node_of
 from tests.live.support.ones import ONES, Ones, counted
-from tests.live.support.pretend import Pretend
-from tests.live.support.threads import crew
+from tests.live.support.pretend import PretendProcesses
+from tests.live.support.threads import thread_processes
 from tuners.actions import Evaluate, Fork, Free, Reconfigure, Run
 
 SPEC = Ones("ones", "ones.toml", ONES, 0)
@@ -20,7 +21,7 @@ SERVERS = ("server/n2", "server/n3")
 
 @pytest.fixture
 def processes(tmp_path):
-    with crew(SPEC, tmp_path) as made:
+    with thread_processes(SPEC, tmp_path) as made:
         yield made
 
 
@@ -31,16 +32,16 @@ def assert_counts(live):
 
 
 def until_whole(live):
-    """Until nobody is away, nothing is being done about it, and it trains."""
-    until(live, lambda: live.glimpse().setting == live.job.start and idle(live))
+    """Wait until all nodes are present, no repair is in progress, and the job trains."""
+    until(live, lambda: live.job_status().setting == live.job.start and idle(live))
     assert live.perform(Run(clocks=10)).clocks >= 10
 
 
-def told(live):
-    return " | ".join(what for _, what in live.glimpse().happenings)
+def history(live):
+    return " | ".join(what for _, what in live.job_status().events)
 
 
-def test_servers_that_die_with_all_copies_take_a_job_back_to_its_beginning(processes):
+def test_a_job_starts_again_if_servers_die_with_all_copies(processes):
     with LiveSystem(SPEC, processes) as live:
         seen = [live.perform(Run(clocks=30))]
         processes.kill(*SERVERS)
@@ -48,21 +49,21 @@ def test_servers_that_die_with_all_copies_take_a_job_back_to_its_beginning(proce
         until_whole(live)
         lost = assert_counts(live)
         assert lost >= 30
-        assert "back to what there was at 0.0 s" in told(live)
-        assert f"{lost} pushes are lost for good" in told(live)
-        assert live.perform(Evaluate()).clocks <= live.glimpse().clocks
+        assert "back to the checkpoint of 0.0 s" in history(live)
+        assert f"{lost} pushes are lost for good" in history(live)
+        assert live.perform(Evaluate()).clocks <= live.job_status().clocks
     assert seen[1].start_seconds == seen[0].end_seconds
     assert [(e.node, e.event) for w in seen for e in w.events][:2] == [("n2", "failed"), ("n3", "failed")]
 
 
-def test_a_job_goes_back_to_its_last_checkpoint_with_the_branches_of_now(processes, monkeypatch):
-    monkeypatch.setattr(control, "_KEEP_SECONDS", 0.1)
+def test_a_job_is_rolled_back_to_its_last_checkpoint_with_its_present_branches(processes, monkeypatch):
+    monkeypatch.setattr(control, "CHECKPOINT_SECONDS", 0.1)
     kept = []
     with LiveSystem(SPEC, processes, keep=kept.append) as live:
         freed = live.perform(Fork(0))
         while not kept:
             live.perform(Run(clocks=10))
-        monkeypatch.setattr(control, "_KEEP_SECONDS", 1e9)
+        monkeypatch.setattr(control, "CHECKPOINT_SECONDS", 1e9)
         faster = replace(live.job.start, policy="asp")
         live.perform(Free(freed))
         child = live.perform(Fork(0, faster))
@@ -73,9 +74,9 @@ def test_a_job_goes_back_to_its_last_checkpoint_with_the_branches_of_now(process
         until_whole(live)
         assert child != freed
         clocks, lost, parameters = counted(live)
-        assert set(parameters) == {clocks - live._control.sights[0].lost}
-        assert lost >= live._control.sights[0].lost + 20  # and those of the child
-        assert "back to what there was" in told(live)
+        assert set(parameters) == {clocks - live.control.branches[0].lost_pushes}
+        assert lost >= live.control.branches[0].lost_pushes + 20  # and those of the child
+        assert "back to the checkpoint" in history(live)
         assert live.perform(Fork(child)) > child
 
 
@@ -90,8 +91,8 @@ def test_a_server_that_dies_while_no_branch_trains_is_replaced(processes):
         assert assert_counts(live) == 0
 
 
-def test_servers_that_can_be_started_again_are_not_waited_for_with_a_worker_that_cannot():
-    pretend = Pretend(SPEC.job)
+def test_servers_that_can_start_again_do_not_wait_for_a_worker_that_cannot():
+    pretend = PretendProcesses(SPEC.job)
     start = pretend.start
     pretend.start = lambda names: start([n for n in names if node_of(n) in {*pretend.nodes, "evaluator"}])
     with LiveSystem(SPEC, pretend) as live:
@@ -100,58 +101,57 @@ def test_servers_that_can_be_started_again_are_not_waited_for_with_a_worker_that
         pretend.kill(*SERVERS, "worker/n1")
         until(live, lambda: idle(live, {"n1"}))
         assert live.perform(Run(clocks=10)).clocks >= 10
-        assert live.glimpse().setting == replace(SPEC.job.start, workers=("n0",))
+        assert live.job_status().setting == replace(SPEC.job.start, workers=("n0",))
 
 
-def test_a_branch_that_is_forked_while_a_node_is_away_has_it_when_it_is_back():
-    pretend, start = Pretend(SPEC.job), SPEC.job.start
+def test_a_branch_forked_while_a_node_is_away_gets_it_when_it_is_back():
+    pretend, start = PretendProcesses(SPEC.job), SPEC.job.start
     with LiveSystem(SPEC, pretend) as live:
         pretend.kill("worker/n1", for_good=True)
-        until(live, lambda: idle(live, {"n1"}) and live.glimpse().setting.workers == ("n0",))
+        until(live, lambda: idle(live, {"n1"}) and live.job_status().setting.workers == ("n0",))
         alike, other = live.perform(Fork(0)), live.perform(Fork(0, replace(start, workers=("n0", "n3"), servers=("n2",))))
         pretend.nodes |= {"n1"}
-        until(live, lambda: idle(live) and live.glimpse().setting == start)
+        until(live, lambda: idle(live) and live.job_status().setting == start)
         assert live.perform(Run(clocks=10, branch=alike)).setting == start
         assert live.perform(Run(clocks=10, branch=other)).setting.workers == ("n0", "n3")
 
 
-def test_a_job_that_is_resumed_has_again_what_losses_had_taken_from_it(processes, tmp_path):
+def test_a_resumed_job_gets_back_the_nodes_that_losses_took(processes, tmp_path):
     kept = []
     with LiveSystem(SPEC, processes, keep=kept.append) as live:
         processes.nodes -= {"n1"}
         processes.kill("worker/n1")
-        until(live, lambda: idle(live, {"n1"}) and live.glimpse().setting.workers == ("n0",))
+        until(live, lambda: idle(live, {"n1"}) and live.job_status().setting.workers == ("n0",))
         live.checkpoint()
-    with crew(SPEC, tmp_path / "next") as others, LiveSystem(SPEC, others, kept[-1]) as live:
+    with thread_processes(SPEC, tmp_path / "next") as others, LiveSystem(SPEC, others, kept[-1]) as live:
         until_whole(live)
         assert assert_counts(live) == 0
 
 
-def test_nobody_trains_once_all_is_kept_whoever_is_lost_meanwhile():
-    kept, pretend = [], Pretend(SPEC.job)
+def test_training_stays_stopped_after_the_last_checkpoint_though_a_server_is_lost():
+    kept, pretend = [], PretendProcesses(SPEC.job)
 
     def lose_a_server(save):
-        pretend.do_snapshot = snapshot
+        pretend.answers.snapshot = snapshot
         pretend.kill("server/n2")
         return 10**9  # never durable
 
     with LiveSystem(SPEC, pretend, keep=kept.append) as live:
         child = live.perform(Fork(0))
         live.perform(Run(clocks=10, branch=child))
-        snapshot, pretend.do_snapshot = pretend.do_snapshot, lose_a_server
+        snapshot, pretend.answers.snapshot = pretend.answers.snapshot, lose_a_server
         live.checkpoint()
-        assert "server/n2 is lost" in told(live)
+        assert "server/n2 is lost" in history(live)
         assert pretend.running is None
-    assert kept[-1].state["branch"] == Keeping.driver(kept[-1])[1] == child
+    assert kept[-1].state["branch"] == RestorePoints.driver_state(kept[-1])[1] == child
 
 
-def test_of_a_job_that_nobody_watches_only_the_last_pushes_are_remembered(monkeypatch):
-    monkeypatch.setattr(recent, "_SECONDS", 0.1)
-    with LiveSystem(SPEC, Pretend(SPEC.job)) as live:
+def test_without_a_viewer_only_the_last_pushes_are_kept(monkeypatch):
+    monkeypatch.setattr(recent_pushes, "RECENT_SECONDS", 0.1)
+    with LiveSystem(SPEC, PretendProcesses(SPEC.job)) as live:
         live.perform(Run(seconds=1.0))
-        with live._control.news:
-            tables = live._control._recent._tables
-            assert tables[-1][-1, 0] - tables[0][0, 0] < 0.7
+        with live.control.news:
+            assert 0 < live.control.recent.span_seconds < 0.7
 
 
 MOMENTS = {
@@ -159,7 +159,7 @@ MOMENTS = {
     "relocate": ("expect", "put", "place", "needed"),
     "checkpoint": ("halt", "lose", "recover"),
 }
-"""What the coordinator is asked for in the course of each method."""
+"""Questions to the coordinator in the course of each method."""
 
 VICTIMS = [
     ("checkpoint", "worker/n0"),
@@ -173,42 +173,42 @@ VICTIMS = [
 
 
 @pytest.mark.parametrize(("method", "name"), VICTIMS)
-def test_a_loss_at_any_moment_of_a_change_lets_training_go_on(processes, method, name):
+def test_training_continues_after_a_loss_at_any_moment_of_a_reconfiguration(processes, method, name):
     other = replace(SPEC.job.start, workers=("n0", "n3"), servers=("n1", "n2"))
     with LiveSystem(SPEC, processes) as live:
         for moment in MOMENTS[method] if node_of(name) != "n1" else ("recover",):
             struck = strike_after(processes, moment, name)
             live.perform(Reconfigure(other, method=method, wait=False))
             until(live, lambda struck=struck: struck and idle(live))
-            assert live.perform(Run(clocks=10)).clocks >= 10, told(live)
+            assert live.perform(Run(clocks=10)).clocks >= 10, history(live)
             live.perform(Reconfigure(SPEC.job.start, method="migrate"))
             until_whole(live)
         assert assert_counts(live) == 0
 
 
 def strike_after(processes, moment, name):
-    """Kill somebody once the coordinator has been asked for that; what is returned then has its name."""
-    struck, call = [], processes.call
+    """Kill a process once the coordinator has been asked for `moment`; the list that is returned then has its name."""
+    struck, coordinator = [], processes.coordinator
 
     def watched(asked, *given, **named):
-        answer = call(asked, *given, **named)
+        answer = coordinator.ask(asked, *given, **named)
         if asked == moment and name in processes.running and not struck:
             struck.append(name)
             processes.kill(name)
         return answer
 
-    processes.call = watched
+    processes.coordinator = RemoteCoordinator(watched)
     return struck
 
 
 def idle(live, away=frozenset()):
-    control = live._control
-    return control.losses.away == away and control._work is None and control.change is None
+    control = live.control
+    return control.losses.away == away and control.procedure is None and control.reconfiguration is None
 
 
-def until(live, so, seconds=30.0):
-    """Until something is so, while it trains."""
+def until(live, so, seconds=60.0):
+    """Train until something is so."""
     end = time.monotonic() + seconds
     while not so():
-        assert time.monotonic() < end, told(live)
+        assert time.monotonic() < end, history(live)
         live.perform(Run(seconds=0.01))

@@ -1,4 +1,4 @@
-"""What a driver makes of a live job: actions are carried out, windows cut, losses made good; BSP learns as in simulation."""
+"""The driver of a live job: actions, windows, losses; and BSP learns as in the simulator."""
 
 import time
 from dataclasses import replace
@@ -13,8 +13,8 @@ from harness.live.driver import control
 from harness.live.driver.system import LiveSystem
 from harness.live.worker.spec import Spec
 from harness.scenario import load, system
-from tests.live.support.pretend import Pretend
-from tests.live.support.threads import crew
+from tests.live.support.pretend import PretendProcesses
+from tests.live.support.threads import thread_processes
 from tuners import resolve
 from tuners.actions import (
     Decision,
@@ -58,7 +58,7 @@ def assert_alike(live, simulated):
 
 
 def test_bsp_live_is_bsp_simulated(spec, tmp_path):
-    with crew(spec, tmp_path) as processes, LiveSystem(spec, processes) as live:
+    with thread_processes(spec, tmp_path) as processes, LiveSystem(spec, processes) as live:
         seen = live.perform(Run(clocks=120))
     assert_alike(losses(seen), losses(system(load(ENDLESS), 0).perform(Run(clocks=123))))
 
@@ -70,13 +70,13 @@ def alone():
     return Spec("alone", "alone.toml", text, 0)
 
 
-def test_a_job_goes_on_from_a_checkpoint_as_if_nothing_had_happened(spec, tmp_path):
+def test_a_job_continues_from_a_checkpoint_as_if_it_had_not_stopped(spec, tmp_path):
     kept = []
-    with crew(spec, tmp_path / "one") as processes, LiveSystem(spec, processes, keep=kept.append) as live:
+    with thread_processes(spec, tmp_path / "one") as processes, LiveSystem(spec, processes, keep=kept.append) as live:
         first = live.perform(Run(clocks=40))  # and somewhere in the fourteenth round or later:
         before = live.now
         live.checkpoint()
-    with crew(spec, tmp_path / "two") as processes, LiveSystem(spec, processes, kept[-1]) as live:
+    with thread_processes(spec, tmp_path / "two") as processes, LiveSystem(spec, processes, kept[-1]) as live:
         assert live.now >= before
         second = live.perform(Run(clocks=40))
     assert first.clocks == 40
@@ -85,17 +85,17 @@ def test_a_job_goes_on_from_a_checkpoint_as_if_nothing_had_happened(spec, tmp_pa
     assert_alike(losses(first, second), losses(system(spec.scenario, 0).perform(Run(clocks=count + 3))))
 
 
-def test_a_job_whose_driver_died_goes_on_from_what_was_kept_meanwhile(alone, tmp_path, monkeypatch):
-    monkeypatch.setattr(control, "_KEEP_SECONDS", 0.2)
+def test_a_job_whose_driver_died_continues_from_its_latest_checkpoint(alone, tmp_path, monkeypatch):
+    monkeypatch.setattr(control, "CHECKPOINT_SECONDS", 0.2)
     kept = []
-    with crew(alone, tmp_path / "one") as processes, LiveSystem(alone, processes, keep=kept.append) as live:
+    with thread_processes(alone, tmp_path / "one") as processes, LiveSystem(alone, processes, keep=kept.append) as live:
         seen = [live.perform(Run(clocks=10))]
         while not kept:
             seen.append(live.perform(Run(clocks=10)))
     assert 0.2 <= kept[0].state["seconds"] <= seen[-1].end_seconds
-    answered = kept[0].state["exchanges"]  # the tuner is brought to where it stood by so many
+    answered = kept[0].state["exchanges"]  # so many answers bring the tuner to its state of then
     assert answered <= sum(w.end_seconds < kept[0].state["seconds"] for w in seen) <= answered + 1
-    with crew(alone, tmp_path / "two") as processes, LiveSystem(alone, processes, kept[0]) as live:
+    with thread_processes(alone, tmp_path / "two") as processes, LiveSystem(alone, processes, kept[0]) as live:
         second = live.perform(Run(clocks=40))
     count = int(max(second.pushes.clock)) + 1
     assert_alike(losses(*seen[:answered], second), losses(system(alone.scenario, 0).perform(Run(clocks=count))))
@@ -104,7 +104,7 @@ def test_a_job_whose_driver_died_goes_on_from_what_was_kept_meanwhile(alone, tmp
 def test_every_action_on_real_servers(spec, tmp_path):
     start = spec.job.start
     fewer = spec.job.space.setting({"worker_count": 2})
-    with crew(spec, tmp_path) as processes, LiveSystem(spec, processes) as live:
+    with thread_processes(spec, tmp_path) as processes, LiveSystem(spec, processes) as live:
         for method, setting in (("migrate", fewer), ("relocate", start), ("checkpoint", fewer)):
             cost = live.perform(Reconfigure(setting, method=method))
             assert cost.done
@@ -141,7 +141,7 @@ def _probing():
 
 @pytest.fixture
 def pretend(spec):
-    return Pretend(spec.job, join_seconds=0.03, move_seconds=0.02)
+    return PretendProcesses(spec.job, join_seconds=0.03, move_seconds=0.02)
 
 
 @pytest.fixture
@@ -150,9 +150,9 @@ def live(spec, pretend):
         yield made
 
 
-def test_a_mini_batch_that_is_never_completed_holds_no_checkpoint_up(spec, pretend, monkeypatch):
-    monkeypatch.setattr(control, "_FINISH_SECONDS", 0.1)
-    pretend.do_finish = lambda: False
+def test_a_mini_batch_that_is_never_completed_does_not_delay_a_checkpoint_for_long(spec, pretend, monkeypatch):
+    monkeypatch.setattr(control, "FINISH_SECONDS", 0.1)
+    pretend.answers.finish = lambda: False
     kept = []
     with LiveSystem(spec, pretend, keep=kept.append) as live:
         seen = live.perform(Run(clocks=10))
@@ -183,7 +183,7 @@ def test_windows_follow_one_another_and_lose_nothing(live):
     assert sum(w.pushes for w in seen[2].workers) == seen[2].clocks
 
 
-def test_a_change_nobody_waits_for_is_told_by_a_window(live, spec):
+def test_a_reconfiguration_without_waiting_is_reported_by_a_window(live, spec):
     wider = spec.job.space.setting({"worker_count": 4})
     assert live.perform(Reconfigure(wider, method="relocate", wait=False)).seconds == 0
     with pytest.raises(Rejected, match="under way; run on until"):
@@ -200,7 +200,7 @@ def test_a_change_nobody_waits_for_is_told_by_a_window(live, spec):
     assert cost.bytes_moved == pytest.approx(32 / 64 * 4 * 19_210)
 
 
-def test_what_takes_no_steps_happens_in_place(live, spec, pretend):
+def test_a_setting_that_needs_no_steps_takes_effect_at_once(live, spec, pretend):
     quick = replace(spec.job.start, learning_rate=0.1, policy="ssp", staleness=2, batch_size=8)
     cost = live.perform(Reconfigure(quick))
     assert (cost.seconds, cost.steps) == (0.0, ())
@@ -235,7 +235,7 @@ def test_another_branch_finds_the_model_where_its_setting_has_it(live, spec, pre
         ({"batch_size": 64}, "this scenario allows"),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_reason(live, spec, changed, why):
+def test_an_impossible_setting_is_refused_with_a_reason(live, spec, changed, why):
     with pytest.raises(Rejected, match=why):
         live.perform(Reconfigure(replace(spec.job.start, **changed)))
     with pytest.raises(Rejected, match="this system can checkpoint, migrate, relocate"):
@@ -271,7 +271,7 @@ def test_some_jobs_cannot_be_deployed(text, why):
 
 
 def until(live, so, branch=0, seconds=60.0):
-    """The windows until something is so."""
+    """Train until a window is so; returns all windows."""
     windows, end = [], live.now + seconds
     while not (windows and so(windows[-1])):
         assert live.now < end, f"not within {seconds} s"
@@ -297,26 +297,26 @@ def test_a_lost_process_is_replaced_and_gets_its_part_back(live, spec, pretend, 
     assert node not in [n.name for n in windows[-1].nodes]
     with pytest.raises(Rejected, match=f"Cannot use node '{node}': it is not there"):
         live.perform(Reconfigure(spec.job.space.setting({"worker_count": 2})))
-    with live._control.news:
+    with live.control.news:
         pretend.join_seconds, pretend.coming = 0.0, dict.fromkeys(pretend.coming, 0.0)
     windows += until(live, lambda w: w.setting == spec.job.start)
     assert events(windows) == [(node, "failed"), (node, "joined")]
     assert live.perform(Run(clocks=10)).clocks >= 10
-    assert any("killed by the test" in what for _, what in live.glimpse().happenings)
+    assert any("killed by the test" in what for _, what in live.job_status().events)
 
 
-def test_a_loss_is_made_good_for_the_branch_that_trains_whatever_others_have(live, spec, pretend):
+def test_a_loss_is_repaired_for_the_branch_that_trains(live, spec, pretend):
     live.perform(Fork(0, spec.job.space.setting({"worker_count": 4})))  # with one server
     live.perform(Run(clocks=5))
     pretend.kill("worker/n1", for_good=True)
     windows = until(live, lambda w: w.setting.workers == ("n0", "n2") and w.clocks)
-    with live._control.news:
-        live._control.wait_for_hands()
+    with live.control.news:
+        live.control.wait_until_idle()
     assert pretend.branches[0].setting == windows[-1].setting
     assert pretend.owners == ("server/n3", "server/n4")
 
 
-def test_another_branch_runs_with_what_losses_have_left_of_its_setting(live, pretend):
+def test_another_branch_runs_on_the_survivors_of_its_setting(live, pretend):
     child = live.perform(Fork(0))
     live.perform(Run(clocks=5, branch=child))
     pretend.kill("worker/n1", for_good=True)
@@ -324,21 +324,21 @@ def test_another_branch_runs_with_what_losses_have_left_of_its_setting(live, pre
     assert live.perform(Run(clocks=5)).setting == pretend.branches[0].setting
 
 
-@pytest.mark.parametrize(("name", "work"), [("server/n4", "_bridged"), ("worker/n1", "restore")])
-def test_what_is_done_about_a_loss_is_done_before_branches_come_and_go(live, pretend, name, work):
+@pytest.mark.parametrize(("name", "work"), [("server/n4", "_repair"), ("worker/n1", "restore")])
+def test_a_loss_is_repaired_before_branches_are_forked_or_freed(live, pretend, name, work):
     child = live.perform(Fork(0))
     live.perform(Run(clocks=5, branch=child))
     pretend.move_seconds = 0.2
     pretend.kill(name)
     end = time.monotonic() + 30
-    while getattr(live._control._work, "__name__", "") != work:
-        assert time.monotonic() < end, live.glimpse().happenings
+    while getattr(live.control.procedure, "__name__", "") != work:
+        assert time.monotonic() < end, live.job_status().events
     late = live.perform(Fork(child)) if work == "restore" else 0
     live.perform(Free(child))
     assert live.perform(Run(clocks=5, branch=late)).setting.workers == live.job.start.workers
 
 
-def test_without_a_place_for_it_the_job_goes_on_with_what_is_left(live, spec, pretend):
+def test_without_a_machine_for_it_the_job_continues_on_the_survivors(live, spec, pretend):
     pretend.kill("server/n4", for_good=True)
     windows = until(live, lambda w: w.setting.servers == ("n3",) and w.clocks)
     assert events(windows) == [("n4", "failed")]
@@ -347,7 +347,7 @@ def test_without_a_place_for_it_the_job_goes_on_with_what_is_left(live, spec, pr
     assert windows[-1].setting.workers == ("n0", "n2")
 
 
-def test_a_change_that_counts_on_a_lost_node_is_given_up(live, spec, pretend):
+def test_a_reconfiguration_that_needs_a_lost_node_is_given_up(live, spec, pretend):
     pretend.join_seconds, wider = 0.2, spec.job.space.setting({"worker_count": 4})
     live.perform(Reconfigure(wider, method="migrate", wait=False))
     pretend.kill("worker/n0")
@@ -358,7 +358,7 @@ def test_a_change_that_counts_on_a_lost_node_is_given_up(live, spec, pretend):
 
 
 def test_a_broken_job_ends_in_an_error(live, pretend):
-    pretend.do_poll = lambda _: 1 / 0
+    pretend.answers.poll = lambda _: 1 / 0
     with pytest.raises(RuntimeError, match="The job is broken: division by zero"):
         live.perform(Run(seconds=30))
 
@@ -367,13 +367,13 @@ def test_a_broken_job_ends_in_an_error(live, pretend):
 
 
 ASKS = {"cruise": {"Run"}, "mltuner": {"Run", "Fork", "Free"}, "bo_online": {"Run", "Reconfigure"}, "rlp": {"Install"}}
-"""What each does for certain in the little time that it has."""
+"""Actions that each tuner certainly asks for in the short time."""
 
 
 @pytest.mark.parametrize("name", ["cruise", "mltuner", "bo_online", "rlp"])
 def test_tuners_drive_a_live_job_unchanged(name):
-    spec = Spec.of(load("live-digits[seconds=1.2]"), 0)
-    with LiveSystem(spec, Pretend(spec.job, cycle_seconds=0.002, learning=0.05)) as live:
+    spec = Spec.of(load("live-digits[seconds=3]"), 0)
+    with LiveSystem(spec, PretendProcesses(spec.job, cycle_seconds=0.002, learning=0.05)) as live:
         played = play(resolve(name).factory, live)
     assert played.outcome.status in ("target", "budget"), played.outcome.trace
     kinds = {type(e.action).__name__ for e in played.exchanges if e.asked}

@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from harness.live.processes import launch
-from harness.live.processes.placement import Offer, plan
+from harness.live.processes.placement import ClusterNode, place_nodes
 from harness.live.transport.ray_calls import RayTransport
 from tests.live.support.ones import ONES, Ones
 from tuners import policies
@@ -26,36 +26,42 @@ def hosts(placement):
 
 
 def test_nodes_spread_to_where_cpus_are_free():
-    offers = [Offer("1", "a", 4), Offer("2", "b", 2), Offer("3", "head", 0)]
-    assert hosts(plan(nodes(5), offers)) == {"n0": "a", "n1": "a", "n2": "a", "n3": "b", "n4": "a"}
+    offers = [ClusterNode("1", "a", 4), ClusterNode("2", "b", 2), ClusterNode("3", "head", 0)]
+    assert hosts(place_nodes(nodes(5), offers)) == {"n0": "a", "n1": "a", "n2": "a", "n3": "b", "n4": "a"}
 
 
-def test_a_resource_of_its_name_holds_a_node():
-    offers = [Offer("1", "a", 4), Offer("2", "b", 1, frozenset({"n3", "memory"}))]
-    assert hosts(plan(nodes(4), offers)) == {"n0": "a", "n1": "a", "n2": "a", "n3": "b"}
+def test_a_node_is_placed_where_a_resource_has_its_name():
+    offers = [ClusterNode("1", "a", 4), ClusterNode("2", "b", 1, frozenset({"n3", "memory"}))]
+    assert hosts(place_nodes(nodes(4), offers)) == {"n0": "a", "n1": "a", "n2": "a", "n3": "b"}
 
 
-def test_nobody_counts_on_a_machine_of_our_own():
-    placement = plan(nodes(2), [Offer("1", "127.0.0.2", math.inf)])
+def test_cpus_of_a_private_cluster_are_not_counted():
+    placement = place_nodes(nodes(2), [ClusterNode("1", "127.0.0.2", math.inf)])
     assert str(placement) == "n0  on 127.0.0.2\nn1  on 127.0.0.2"
 
 
-def test_a_plan_says_what_it_takes():
-    assert str(plan(nodes(2), [Offer("1", "a", 4)], cpus_per_node=2)) == "n0  on a, 2 CPU\nn1  on a, 2 CPU"
+def test_a_placement_as_text_names_the_cpus():
+    assert str(place_nodes(nodes(2), [ClusterNode("1", "a", 4)], cpus_per_node=2)) == "n0  on a, 2 CPU\nn1  on a, 2 CPU"
 
 
 @pytest.mark.parametrize(
     ("offers", "words"),
     [
         ([], "it has 0 nodes, with these CPUs: none. Add nodes to it, or deploy a smaller scenario."),
-        ([Offer("1", "a", 2), Offer("2", "b", 1)], "Cannot place 4 nodes of 1 CPU each on .* 2 nodes, .* CPUs: a: 2, b: 1"),
-        ([Offer("1", "a", 9), Offer("2", "b", 0, frozenset({"n2"}))], r"each \(n2 only where a resource has its name\)"),
+        (
+            [ClusterNode("1", "a", 2), ClusterNode("2", "b", 1)],
+            "Cannot place 4 nodes of 1 CPU each on .* 2 nodes, .* CPUs: a: 2, b: 1",
+        ),
+        (
+            [ClusterNode("1", "a", 9), ClusterNode("2", "b", 0, frozenset({"n2"}))],
+            r"each \(n2 only where a resource has its name\)",
+        ),
     ],
     ids=["none", "too few", "too few where it must be"],
 )
 def test_too_few_nodes_or_cpus(offers, words):
     with pytest.raises(ValueError, match=words):
-        plan(nodes(4), offers)
+        place_nodes(nodes(4), offers)
 
 
 # ------------------------------------------------------------------------------------------------------------------- Ray
@@ -71,31 +77,31 @@ def until(so, seconds=30.0):
 
 @pytest.mark.live
 @pytest.mark.timeout(300)
-def test_processes_on_nodes_that_die_are_missed_and_replaced(loop_cluster):
+def test_processes_on_nodes_that_die_are_noticed_and_replaced(loop_cluster):
     spec = Ones("ones", "ones.toml", ONES, 0)
     servers = ["server/n2", "server/n3"]
     with launch.cluster(loop_cluster.address) as offers:
-        placement = launch.plan(spec.job.nodes, offers)
-        with launch.launch(placement, spec) as crew:
-            assert crew.nodes == {"n0", "n1", "n2", "n3"}
+        placement = launch.place_nodes(spec.job.nodes, offers)
+        with launch.launch(placement, spec) as processes:
+            assert processes.nodes == {"n0", "n1", "n2", "n3"}
             with pytest.raises(KeyError):
-                crew.call("saved", 17)
-            crew.call("begin", spec.job.start, policies.bsp(), spec.parameters)
-            crew.start(servers)
-            until(lambda: crew.call("members") == dict.fromkeys(servers, 1))
-            assert crew.lost() == {}
+                processes.coordinator.saved(17)
+            processes.coordinator.begin(spec.job.start, policies.bsp(), spec.parameters)
+            processes.start(servers)
+            until(lambda: processes.coordinator.members == dict.fromkeys(servers, 1))
+            assert processes.lost() == {}
 
             home = hosts(placement)["n3"]
             gone = {name for name, host in hosts(placement).items() if host == home}
             loop_cluster.kill(next(i for i in loop_cluster.nodes if loop_cluster.ip(i) == home))
-            lost = until(crew.lost)
+            lost = until(processes.lost)
             assert lost.keys() == {s for s in servers if s.partition("/")[2] in gone}
             assert all("died" in why or "nothing was heard" in why for why in lost.values())
-            until(lambda: crew.nodes.isdisjoint(gone))
-            until(lambda: crew.nodes == {"n0", "n1", "n2", "n3"})
-            assert sorted(Counter(crew._where.values()).values()) == [2, 2]  # not all on one machine
-            crew.start(lost)
-            until(lambda: crew.call("members") == {s: 1 + (s in lost) for s in servers})
+            until(lambda: processes.nodes.isdisjoint(gone))
+            until(lambda: processes.nodes == {"n0", "n1", "n2", "n3"})
+            assert sorted(Counter(processes.machines.values()).values()) == [2, 2]  # not all on one machine
+            processes.start(lost)
+            until(lambda: processes.coordinator.members == {s: 1 + (s in lost) for s in servers})
     left = [line for i in loop_cluster.nodes for line in loop_cluster.processes(i).values() if "ray::_" in line]
     assert left == []
 

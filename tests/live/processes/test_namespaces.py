@@ -123,7 +123,7 @@ def test_a_node_that_is_killed_stopped_or_cut_off_is_noticed_and_can_come_back(
     assert max(seconds.values()) < 10
 
 
-def test_nothing_is_left_of_a_cluster_that_people_would_start() -> None:
+def test_nothing_is_left_of_a_cluster_started_by_command() -> None:
     cluster = Cluster(loop_network(), how="command")
     try:
         cluster.start(range(2))

@@ -1,5 +1,6 @@
-"""Whole jobs on threads of this process, over real sockets: what the loops do that cores cannot."""
+"""Whole jobs on threads of this process, over real sockets: what the loops add to coordinator, servers and workers."""
 
+import inspect
 import os
 import threading
 import time
@@ -9,12 +10,15 @@ import numpy as np
 import pytest
 
 from harness.live.coordinator.branch import LiveJob, Shards
+from harness.live.coordinator.coordinator import Coordinator
 from harness.live.processes import coordinator_process, loops
-from harness.live.processes.coordinator_process import Coordination
+from harness.live.processes.client import CoordinatorClient, RemoteCoordinator, TrainingControl
+from harness.live.processes.coordinator_process import CoordinatorProcess
 from harness.live.processes.host import Cores
 from harness.live.protocol.blocks import Layout
 from harness.live.transport.zeromq import Keys, ZmqTransport
 from harness.live.worker.worker import Computed
+from tests.live.support.pretend import PretendCoordinator
 from tuners import policies
 from tuners.actions import Setting, Target
 
@@ -46,8 +50,8 @@ def minus_one(task):
     return Computed(task.number, task.kind, 1.0, gradient=-np.ones(SIZE, np.float32))
 
 
-class Threads:
-    """The processes of a job, as threads."""
+class JobThreads:
+    """The processes of a job as threads. Unlike those of `tests.live.support.threads` no driver repairs anything."""
 
     def __init__(self, folder, keys=None):
         self.folder, self.keys = folder, keys
@@ -56,17 +60,17 @@ class Threads:
         self.coordinate()
 
     def coordinate(self, port=0):
-        self.coordination = Coordination(JOB, ZmqTransport(HERE, port, keys=self.keys), self.folder)
-        self.coordination.start()
-        self.call = self.coordination.call
+        self.process = CoordinatorProcess(JOB, ZmqTransport(HERE, port, keys=self.keys), self.folder)
+        self.process.start()
+        self.coordinator = self.process.client
 
     def start(self, names, compute=minus_one, address=None):
         for name in names:
             generation = self.generations[name] = self.generations.get(name, 0) + 1
-            self.call("expect", name, generation)
+            self.coordinator.expect(name, generation)
             over = threading.Event()
             transport = ZmqTransport(HERE, keys=self.keys)
-            member = loops.Member(name, generation, transport, address or self.call("address"), over)
+            member = loops.Member(name, generation, transport, address or self.coordinator.address, over)
             layout = Layout(JOB.size, JOB.blocks)
             if name.startswith("server/"):
                 given = (loops.run_server, member, layout, JOB.optimizer, JOB.aggregation)
@@ -83,22 +87,22 @@ class Threads:
             self.running.pop(name)[1].join()
 
     def train(self):
-        self.call("begin", SETTING, policies.bsp(), np.zeros(SIZE, np.float32))
+        self.coordinator.begin(SETTING, policies.bsp(), np.zeros(SIZE, np.float32))
         self.start(MEMBERS)
         self.joined(MEMBERS)
-        self.call("recover", ("server/c", "server/d"), (0.5, 0.5))
-        self.call("run", 0)
+        self.coordinator.recover(("server/c", "server/d"), (0.5, 0.5))
+        self.coordinator.run(0)
 
     def joined(self, names):
-        self.until(lambda: set(names) <= self.call("members").keys())
+        self.until(lambda: set(names) <= self.coordinator.members.keys())
 
     def pushes(self, least):
-        """Wait for so many more; how many there were."""
+        """Wait for so many more; returns how many there were."""
         counted = 0
 
         def enough():
             nonlocal counted
-            counted += len(self.call("poll").reports[0].rows)
+            counted += len(self.coordinator.poll().reports[0].rows)
             return counted >= least
 
         self.until(enough)
@@ -111,26 +115,57 @@ class Threads:
             time.sleep(0.01)
 
     def model(self):
-        """Everybody rests; the model, and how many pushes have come meanwhile."""
-        self.call("rest")
-        index = self.call("snapshot", save=True)
-        self.until(lambda: self.call("durable") >= index)
-        return self.call("saved", index)[0]["parameters"], len(self.call("poll").reports[0].rows)
+        """Stop training; returns the model, and how many pushes have come meanwhile."""
+        self.coordinator.rest()
+        index = self.coordinator.snapshot(save=True)
+        self.until(lambda: self.coordinator.durable >= index)
+        return self.coordinator.saved(index)[0]["parameters"], len(self.coordinator.poll().reports[0].rows)
 
     def close(self):
-        self.coordination.stop()
+        self.process.stop()
         self.stop(*self.running)
 
 
 @contextmanager
 def threads(folder, **options):
     before = threading.active_count()
-    crew = Threads(folder, **options)
+    job = JobThreads(folder, **options)
     try:
-        yield crew
+        yield job
     finally:
-        crew.close()
+        job.close()
     assert threading.active_count() == before
+
+
+TRAINING = {name: m for name, m in vars(TrainingControl).items() if not name.startswith("_")}
+OF_PROCESS = {name: m for name, m in vars(CoordinatorClient).items() if not name.startswith("_")}
+OWNERS = [(Coordinator, TRAINING), (CoordinatorProcess, OF_PROCESS), (RemoteCoordinator, TRAINING | OF_PROCESS)]
+
+
+@pytest.mark.parametrize(("owner", "questions"), OWNERS, ids=[owner.__name__ for owner, _ in OWNERS])
+def test_questions_are_found_by_their_names(owner, questions):
+    assert {"put", "address"} & questions.keys()
+    assert [name for name in questions if not hasattr(owner, name)] == []
+
+
+def test_a_pretended_coordinator_answers_as_a_real_one():
+    for name, method in vars(PretendCoordinator).items():
+        if not name.startswith("_"):
+            assert arguments(method) == arguments((TRAINING | OF_PROCESS)[name]), name
+
+
+def arguments(function):
+    return [(p.name, p.kind) for p in inspect.signature(function).parameters.values()]
+
+
+def test_questions_are_forwarded_by_name_with_their_arguments():
+    asked = []
+    client = RemoteCoordinator(lambda *given, **named: asked.append((given, named)))
+    client.lose(["server/c"])
+    client.snapshot(save=True)
+    client.transfers()
+    assert client.members is None
+    assert asked == [(("lose", ["server/c"]), {}), (("snapshot",), {"save": True}), (("transfers",), {}), (("members",), {})]
 
 
 @pytest.mark.parametrize("keys", [None, Keys.fresh()], ids=["plain", "encrypted"])
@@ -142,28 +177,28 @@ def test_every_push_counts_once(tmp_path, keys):
         assert model.tolist() == [pushes + more] * SIZE
 
 
-def test_without_the_keys_nobody_joins(tmp_path):
+def test_no_process_joins_without_the_keys(tmp_path):
     with threads(tmp_path, keys=Keys.fresh()) as job:
         job.keys = None
         job.start(["server/c"])
         time.sleep(3 * loops.TICK_SECONDS)
-        assert job.call("members") == {}
+        assert job.coordinator.members == {}
 
 
-def test_a_process_that_says_nothing_is_noticed_and_replaced(tmp_path, monkeypatch):
+def test_a_silent_process_is_noticed_and_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(coordinator_process, "SILENT_SECONDS", 1.0)
     with threads(tmp_path) as job:
         job.train()
         counted = job.pushes(30)
-        assert job.call("silent") == {}
+        assert job.coordinator.silent() == {}
         job.stop("server/c")
-        job.until(lambda: job.call("silent") == {"server/c": 1})
-        job.call("lose", ["server/c"])
-        job.call("forget", ["server/c"])
-        assert job.call("silent") == {}
+        job.until(lambda: job.coordinator.silent() == {"server/c": 1})
+        job.coordinator.lose(["server/c"])
+        job.coordinator.forget(["server/c"])
+        assert job.coordinator.silent() == {}
         job.start(["server/c"])
         job.joined(MEMBERS)
-        job.call("recover", ("server/c", "server/d"), (0.5, 0.5))
+        job.coordinator.recover(("server/c", "server/d"), (0.5, 0.5))
         counted += job.pushes(30)
         model, more = job.model()
         assert model.tolist() == [counted + more] * SIZE
@@ -173,37 +208,37 @@ def test_a_coordinator_that_comes_back_finds_its_peers(tmp_path):
     with threads(tmp_path) as job:
         job.train()
         counted = job.pushes(30)
-        address = job.call("address")
-        job.coordination.stop()
+        address = job.coordinator.address
+        job.process.stop()
         job.coordinate()
-        assert job.call("address") != address
+        assert job.coordinator.address != address
         counted += job.pushes(30)
         model, more = job.model()
-        assert job.call("members") == dict.fromkeys(MEMBERS, 1)
+        assert job.coordinator.members == dict.fromkeys(MEMBERS, 1)
         assert model.tolist() == [model[0]] * SIZE
-        assert model[0] >= counted + more  # rows that nobody asked for before it died may be lost, pushes are not
+        assert model[0] >= counted + more  # rows that were not read before it died may be lost, pushes are not
 
 
-def test_who_was_on_the_way_while_the_coordinator_died_finds_the_next(tmp_path):
+def test_a_process_that_starts_while_the_coordinator_restarts_finds_it(tmp_path):
     with threads(tmp_path) as job:
         assert coordinator_process.last_port(tmp_path / "no such folder") == 0
         job.train()
-        told = job.call("address")
+        told = job.coordinator.address
         job.stop("worker/b")
-        job.call("lose", ["worker/b"])
-        job.call("forget", ["worker/b"])
-        job.coordination.stop()
+        job.coordinator.lose(["worker/b"])
+        job.coordinator.forget(["worker/b"])
+        job.process.stop()
         job.coordinate(coordinator_process.last_port(job.folder))
         job.start(["worker/b"], address=told)
         job.joined(MEMBERS)
-        assert job.call("members")["worker/b"] == 2
+        assert job.coordinator.members["worker/b"] == 2
         job.pushes(10)
 
 
-def test_what_is_no_message_is_dropped(tmp_path):
+def test_frames_that_are_no_message_are_dropped(tmp_path):
     with threads(tmp_path) as job:
         stranger = ZmqTransport(HERE)
-        stranger.connect("coordinator", job.call("address"))
+        stranger.connect("coordinator", job.coordinator.address)
         for frames in ([b"garbage"], [b"PSLV\2\0"], [b"", b""], [b"PSLV\1\0\x90"]):
             stranger.send("coordinator", frames)
         job.train()
@@ -211,18 +246,16 @@ def test_what_is_no_message_is_dropped(tmp_path):
         stranger.close()
 
 
-def test_what_the_core_raises_reaches_whoever_asked(tmp_path):
+def test_an_error_of_the_coordinator_is_raised_where_it_was_asked(tmp_path):
     with threads(tmp_path) as job:
         with pytest.raises(KeyError):
-            job.call("saved", 17)
-        with pytest.raises(AttributeError):
-            job.call("no such thing")
-        assert job.call("members") == {}
+            job.coordinator.saved(17)
+        assert job.coordinator.members == {}
     with pytest.raises(RuntimeError, match="it has ended"):
-        job.call("members")
+        job.coordinator.poll()
 
 
-def test_a_mini_batch_that_nobody_waits_for_is_not_computed(tmp_path):
+def test_a_cancelled_mini_batch_is_not_computed(tmp_path):
     """While one is computed, others are released and given up: only the last of them is computed."""
     computed, begun, go_on = [], threading.Event(), threading.Event()
 
@@ -233,15 +266,15 @@ def test_a_mini_batch_that_nobody_waits_for_is_not_computed(tmp_path):
         return minus_one(task)
 
     with threads(tmp_path) as job:
-        job.call("begin", SETTING, policies.asp(), np.zeros(SIZE, np.float32))
+        job.coordinator.begin(SETTING, policies.asp(), np.zeros(SIZE, np.float32))
         job.start(MEMBERS, compute=slow)
         job.joined(MEMBERS)
-        job.call("recover", ("server/c", "server/d"), (0.5, 0.5))
-        job.call("run", 0)
+        job.coordinator.recover(("server/c", "server/d"), (0.5, 0.5))
+        job.coordinator.run(0)
         assert begun.wait(10.0)
         for _ in range(5):
-            job.call("rest")
-            job.call("run", 0)
+            job.coordinator.rest()
+            job.coordinator.run(0)
         go_on.set()
         job.pushes(20)
         assert computed.count(0) <= 2 * 3  # of six each: the one under way, the last, and one that came just in between

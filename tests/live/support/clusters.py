@@ -1,7 +1,8 @@
-"""Ray clusters on one machine, for tests: some raylets, each with an address of its own, that can be killed and stopped.
+"""Ray clusters on one machine, for tests: several raylets, each with its own address, that can be killed and stopped.
 
-`loop_cluster` needs no rights: its nodes are processes with addresses of the loopback network. `live.namespaces` makes the
-same out of network namespaces. Neither joins the cluster: whoever tests does, by `address`, since a process has one driver.
+`loop_cluster` needs no rights: its nodes are processes with addresses of the loopback network.
+`tests.live.support.namespaces` makes the same of network namespaces. Neither joins the cluster: the test does, by `address`,
+because a process can be in one cluster only.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ _made = itertools.count()
 
 @dataclass
 class Cluster:
-    """Node 0 is the head and has no cores for work; all others have `cpus`. Node `i` has 1000 of the resource ``node_i``;
-    all but the head are a scenario's node, too: node 1 is its ``n0``, and so on."""
+    """Node 0 is the head and has no cores for work; all others have `cpus`. Node `i` has 1000 of the resource ``node_i``.
+    Each node but the head is also a node of the scenario: node 1 is its ``n0``, and so on."""
 
     network: str  # first three bytes of the addresses
     port: int = field(default_factory=lambda: free_port())  # of the head; on all addresses of the machine, as Ray has it
-    how: str = "fork"  # nodes start as forks with stand-ins for the agents, as "agents" with Ray's own, or by "command"
+    how: str = "fork"  # "fork": with stand-ins for Ray's agents; "agents": with Ray's own; "command": by `ray start`
     switch: bool = False  # whether hosts are network namespaces
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="ray-")))
-    nodes: dict[int, int] = field(default_factory=dict)  # the process that all of a node lives under
-    hosts: dict[int, int] = field(default_factory=dict)  # the process whose network a node has, if not this machine's
-    groups: dict[int, list[Path]] = field(default_factory=dict)  # the control groups that it starts in
+    nodes: dict[int, int] = field(default_factory=dict)  # by node: the root of its processes
+    hosts: dict[int, int] = field(default_factory=dict)  # by node: the process whose network it has, if not this machine's
+    groups: dict[int, list[Path]] = field(default_factory=dict)  # by node: the control groups that it starts in
 
     def __post_init__(self) -> None:
         self._errors = (self.folder / "room.txt").open("wb")
@@ -58,12 +59,12 @@ class Cluster:
 
     @property
     def room(self) -> int:
-        """The process that owns all others."""
+        """The process under which all others run."""
         return self._room.pid
 
     @property
     def address(self) -> str:
-        """Where to join."""
+        """The address to join."""
         return f"{self.ip(0)}:{self.port}"
 
     def ip(self, index: int) -> str:
@@ -88,7 +89,7 @@ class Cluster:
         return {"host": self.hosts.get(index, 0), "cgroups": groups, "how": self.how, "head": not index, "options": options}
 
     def ask(self, what: str, **request: Any) -> Any:
-        """Have the room make something; raises RuntimeError where it cannot."""
+        """Make the room create something; raises RuntimeError if it cannot."""
         assert self._room.stdin is not None
         assert self._room.stdout is not None
         self._room.stdin.write(json.dumps({"make": what} | request).encode() + b"\n")
@@ -140,14 +141,14 @@ def free_port() -> int:
 
 
 def loop_network() -> str:
-    """A loopback network that no other test has: of this process, and of this cluster of it."""
+    """A loopback network that no other cluster has, of this process or of another test's."""
     here = os.getpid() * 8 + next(_made) % 8
     return f"127.{1 + here // 256 % 254}.{here % 256}"
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Meanwhile no other process that tests has a cluster, for whom there are no cores left; ends with the process."""
+    """Until the context or the process ends, no other test process has a cluster: there are not enough cores for two."""
     with (Path(tempfile.gettempdir()) / f"ray-tests-{os.getuid()}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,6 +1,6 @@
-"""Faults done to a live job, and how long it takes to train again.
+"""Faults of a live job, and how long it takes until it trains again.
 
-The job is `live.ones`: what the model must be is known at every moment, the number of pushes that count.
+The job is `tests.live.support.ones`: every parameter of the model must equal the number of pushes that count.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from harness.live.processes import launch
 from harness.live.worker.spec import Spec
 from tests.live.support.clusters import Cluster
 
-__all__ = ["Patient", "deployed"]
+__all__ = ["FaultyJob", "deployed"]
 
 _SAMPLE_SECONDS = 0.01
-_STUCK_SECONDS = 90.0  # without a push: longer than anything takes that ends
-_CALM_SECONDS = 5.0  # of training, after which a fault is over: longer than the slowest detection takes
+_STUCK_SECONDS = 90.0  # without a push: longer than any repair takes
+_CALM_SECONDS = 5.0  # of training after a fault, until it is over: longer than the slowest detection takes
 
 
 @dataclass
-class Patient:
-    """A job that faults are done to, on a cluster that can do them."""
+class FaultyJob:
+    """A job on a cluster that can make faults, and the times of its pushes."""
 
     live: LiveSystem
     cluster: Cluster
@@ -47,7 +47,7 @@ class Patient:
         before = -1
         while not self._over.wait(_SAMPLE_SECONDS):
             with suppress(RuntimeError):
-                clocks = self.live.glimpse().clocks
+                clocks = self.live.job_status().clocks
                 if clocks > before:
                     self._pushes.append(time.monotonic())
                 before = clocks
@@ -55,16 +55,15 @@ class Patient:
                     self._give_up()
 
     def _give_up(self) -> None:
-        """Let those who wait for the job know that it stands still."""
-        with self.live._control.news:
-            self.live._control._failure = TimeoutError(f"no push for {self._patience_seconds:g} s")
-            self.live._control.news.notify_all()
+        """Make actions that wait for the job fail."""
+        with self.live.control.news:
+            self.live.control.fail(TimeoutError(f"no push for {self._patience_seconds:g} s"))
 
     def end(self) -> None:
         self._over.set()
         self._watcher.join()
 
-    # ---------------------------------------------------------------------------------------------------- what is where
+    # --------------------------------------------------------------------------------------------------- where processes are
 
     def find(self, name: str) -> tuple[int, int]:
         """The process of a peer, such as ``worker/n0``, and the cluster's node that it is on."""
@@ -74,13 +73,13 @@ class Patient:
             if actor["State"] == "ALIVE" and f"/{name}/" in actor["Name"]:
                 pid = int(actor["Pid"])
                 return pid, next(i for i in self.cluster.nodes if pid in self.cluster.processes(i))
-        raise LookupError(f"{name} runs nowhere: {self.told()}")
+        raise LookupError(f"{name} runs nowhere: {self.latest_events()}")
 
-    # ---------------------------------------------------------------------------------------------------- what is measured
+    # ---------------------------------------------------------------------------------------------------------- measurements
 
     def seconds_to_resume(self, since: float, *, within: float = 30.0) -> float:
-        """Seconds from `since` (monotonic) to the end of the longest spell without a push, once the job has trained on for a
-        while and has all its nodes again."""
+        """Seconds from `since` (monotonic) to the end of the longest time without a push, once the job has trained again for
+        a while."""
         while True:
             now = time.monotonic()
             moments = [since, *(p for p in self._pushes if p > since)]
@@ -89,44 +88,44 @@ class Patient:
             ended = moments[longest + 1] if gaps else now
             if gaps and now - moments[-1] < 0.5 and now - since > _CALM_SECONDS and now - ended > 1.0:
                 return ended - since
-            assert now - since < within + _CALM_SECONDS, f"no training for {now - moments[-1]:.1f} s: {self.told()}"
+            assert now - since < within + _CALM_SECONDS, f"no training for {now - moments[-1]:.1f} s: {self.latest_events()}"
             time.sleep(0.1)
 
     def whole(self, within: float = 30.0) -> float:
-        """Seconds until the job has the setting that it began with."""
+        """Seconds until the job has its first setting again."""
         started = time.monotonic()
-        while self.live.glimpse().setting != self.live.job.start:
-            assert time.monotonic() - started < within, self.told()
+        while self.live.job_status().setting != self.live.job.start:
+            assert time.monotonic() - started < within, self.latest_events()
             time.sleep(0.05)
         return time.monotonic() - started
 
-    def told(self) -> tuple[Any, ...]:
-        return self.live.glimpse().happenings[-8:]
+    def latest_events(self) -> tuple[Any, ...]:
+        return self.live.job_status().events[-8:]
 
     def note(self, what: str) -> None:
-        """Remember what is done to the job, for `told_on_failure`."""
+        """Remember a fault or an action, for `history_on_failure`."""
         self._done.append((self.live.now, what))
 
     @contextmanager
-    def told_on_failure(self, last: int = 40) -> Iterator[None]:
-        """With an error goes what was done last, what happened, and where the job stands; standing still is one."""
+    def history_on_failure(self, last: int = 40) -> Iterator[None]:
+        """Add to an error the latest actions and events, and the state of the job; a job without pushes is an error, too."""
         self._patience_seconds = _STUCK_SECONDS
         try:
             yield
         except BaseException as error:
-            history = sorted([*self._done, *self.live.glimpse().happenings])[-last:]
+            history = sorted([*self._done, *self.live.job_status().events])[-last:]
             error.add_note("\n".join(f"{seconds:9.2f} s  {what}" for seconds, what in history))
-            error.add_note("\n".join(self._standing()))
+            error.add_note("\n".join(self._state()))
             raise
         finally:
             self._patience_seconds = math.inf
 
-    def _standing(self) -> Iterator[str]:
-        control = self.live._control
-        seen = control.runtime.seen
+    def _state(self) -> Iterator[str]:
+        control = self.live.control
+        seen = control.runtime.latest
         yield f"running {control.running}, away {sorted(control.losses.away)}, starting {sorted(control.runtime.starting)}"
         yield f"members {dict(seen.members)}, moving {seen.moving}, recovering {seen.recovering}, durable {seen.durable}"
-        work: Any = control._work
+        work: Any = control.procedure
         while work is not None:
             frame = work.gi_frame
             yield f"in {work.gi_code.co_qualname}, line {frame.f_lineno if frame is not None else 'none: it has ended'}"
@@ -134,13 +133,13 @@ class Patient:
 
 
 @contextmanager
-def deployed(spec: Spec, cluster: Cluster) -> Iterator[Patient]:
+def deployed(spec: Spec, cluster: Cluster) -> Iterator[FaultyJob]:
     """A job on a cluster that this process has not joined yet."""
     with launch.cluster(cluster.address) as offers:
-        placement = launch.plan(spec.job.nodes, offers)
+        placement = launch.place_nodes(spec.job.nodes, offers)
         with launch.launch(placement, spec) as processes, LiveSystem(spec, processes) as live:
-            patient = Patient(live, cluster)
+            job = FaultyJob(live, cluster)
             try:
-                yield patient
+                yield job
             finally:
-                patient.end()
+                job.end()

@@ -1,8 +1,8 @@
 """A Ray cluster whose nodes are hosts of their own: network namespaces with shaped links, control groups with CPU quotas.
 
-Needs root. The namespaces have no names, so they end with their processes, and those end with `live.room`; the control
-groups are removed by name. Goodput is 96 % of a link's rate, and a quota's period is short, for a step that takes
-milliseconds should be slowed down and not stopped now and then.
+Needs root. The namespaces have no names, so they end with their processes, and those end with `room.py`; the control
+groups are removed by name. Goodput is 96 % of a link's rate. A quota's period is short, so that a step of milliseconds is
+slowed down, and not stopped now and then.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tests.live.support.room import enter
 __all__ = ["NamespaceCluster", "namespace_cluster", "why_not"]
 
 _PERIOD_MICROSECONDS = 20_000
-_BURST_SECONDS = 0.005  # of a link's rate pass at full speed after a pause; shorter ones cannot be kept up by the kernel
+_BURST_SECONDS = 0.005  # of traffic at full speed after a pause; with less the kernel does not reach the rate
 _LEAST_BURST_BYTES = 5_000  # three packets
-_QUEUE = "1mb"  # waits before packets are dropped: several pushes, or TCP stands still for 0.2 s whenever two collide
+_QUEUE = "1mb"  # before packets are dropped: several pushes, or TCP pauses for 0.2 s whenever two collide
 _GROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass
 class NamespaceCluster(Cluster):
-    """As a `Cluster`, and links and CPUs can be set while it runs. Node `i` is plugged into port ``p{i}`` of the switch."""
+    """A `Cluster` whose links and CPUs can be limited while it runs. Node `i` is at port ``p{i}`` of the switch."""
 
     network: str = "10.77.0"
     switch: bool = True
@@ -45,12 +45,12 @@ class NamespaceCluster(Cluster):
             self.groups[index] = _make_groups(f"harness-{os.getpid()}", f"{index}")
 
     def on(self, index: int) -> list[str]:
-        """What to put before a command so that it runs on a host, or on the switch where there is no such host."""
+        """The words before a command that runs it on a host, or on the switch if there is no such host."""
         return ["nsenter", f"--net=/proc/{self.hosts.get(index, self.room)}/ns/net"]
 
     @contextmanager
     def inside(self, index: int) -> Iterator[None]:
-        """This thread, and those it starts, are on a host's network; Ray must be left before the host is."""
+        """Move this thread, and those that it starts, to a host's network. Leave the Ray cluster before it ends."""
         with Path("/proc/thread-self/ns/net").open("rb") as before:
             enter(Path(f"/proc/{self.hosts[index]}/ns/net"))
             try:
@@ -59,7 +59,7 @@ class NamespaceCluster(Cluster):
                 enter(Path(f"/proc/self/fd/{before.fileno()}"))
 
     def set_rate(self, index: int, megabits_per_second: float | None) -> None:
-        """Shape a host's link, both ways; None takes the limit off."""
+        """Limit a host's link, in both directions; None removes the limit."""
         for where, device in ((index, "eth0"), (-1, f"p{index}")):
             qdisc = [*self.on(where), "tc", "qdisc"]
             subprocess.run([*qdisc, "del", "dev", device, "root"], capture_output=True, check=False)  # noqa: S603
@@ -69,20 +69,20 @@ class NamespaceCluster(Cluster):
                 _run([*qdisc, "add", *shape.split()])
 
     def cut_link(self, index: int) -> None:
-        """Pull the plug: nothing comes or goes, and nobody is told."""
+        """Drop all packets to and from a host, without a sign to either side."""
         _run([*self.on(-1), "ip", "link", "set", f"p{index}", "down"])
 
     def mend_link(self, index: int) -> None:
         _run([*self.on(-1), "ip", "link", "set", f"p{index}", "up"])
 
     def carried_bytes(self, index: int) -> tuple[int, int]:
-        """What has come to a host and left it since it was made."""
+        """Bytes that a host has received and sent since it was made."""
         shown = json.loads(_run([*self.on(index), "ip", "-json", "-statistics", "link", "show", "eth0"]))
         counts = shown[0]["stats64"]
         return counts["rx"]["bytes"], counts["tx"]["bytes"]
 
     def set_quota(self, index: int, cpus: float | None) -> None:
-        """Limit all of a node to so many CPUs together; None takes the limit off."""
+        """Limit all processes of a node together to so many CPUs; None removes the limit."""
         for group in self.groups[index]:
             quota = None if cpus is None else max(1000, round(cpus * _PERIOD_MICROSECONDS))
             if (group / "cpu.max").exists():
@@ -106,7 +106,7 @@ class NamespaceCluster(Cluster):
 
 
 def why_not() -> str:
-    """Why there can be no such cluster here; empty if there can."""
+    """Why this machine cannot have such a cluster; empty if it can."""
     if os.geteuid():
         return "network namespaces need root"
     if missing := [c for c in ("ip", "tc", "nsenter") if shutil.which(c) is None]:
@@ -122,7 +122,7 @@ def why_not() -> str:
 
 @pytest.fixture(scope="module")
 def namespace_cluster() -> Iterator[NamespaceCluster]:
-    """A head and five nodes of one CPU, each a host of its own: one more than jobs of four need, so that none share one."""
+    """A head and five nodes of one CPU, each a host: one more than a job of four nodes needs, so that one is spare."""
     if reason := why_not():
         pytest.skip(reason)
     cluster = NamespaceCluster()

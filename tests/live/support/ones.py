@@ -1,7 +1,7 @@
-"""A job that counts: every push adds one to every parameter, so the model says how many pushes it has seen.
+"""A job that counts: every push adds one to every parameter, so the model says how many pushes it has received.
 
-What is lost, counted twice, or reaches some blocks only, shows. Nothing is computed, so that faults and changes of setting
-come as thick as one likes.
+A push that is lost, counted twice, or reaches some blocks only, shows. Nothing is computed, so that faults and
+reconfigurations can follow each other quickly.
 """
 
 from __future__ import annotations
@@ -80,27 +80,27 @@ class Ones(Spec):
 
 @dataclass(frozen=True)
 class ManyOnes(Ones):
-    """So many that it takes time to send them."""
+    """As `Ones`, with so many parameters that it takes time to send them."""
 
     size: ClassVar[int] = 200_000
 
 
 def counted(live: LiveSystem) -> tuple[int, int, NDArray[np.float32]]:
-    """Pushes of branch 0, those that were told to be lost, and its parameters, at a moment at which nobody trains."""
-    control = live._control
+    """Pushes of branch 0, those reported as lost, and its parameters, at a moment at which no worker trains."""
+    control, coordinator = live.control, live.control.runtime.coordinator
     vectors: dict[str, NDArray[np.float32]] = {}
 
-    def still() -> Procedure:  # what is done about a loss ends with training: all of this is done anew then
-        control.runtime.call("rest")
-        index = control.runtime.call("snapshot", save=True)
-        yield from control.runtime.durable(index)
-        with suppress(KeyError):  # its coordinator has died
-            vectors.update(control.runtime.call("saved", index)[0])
+    def read() -> Procedure:  # starts again after a loss, whose repair lets the workers train
+        coordinator.rest()
+        index = coordinator.snapshot(save=True)
+        yield from control.runtime.wait_durable(index)
+        with suppress(KeyError):  # the coordinator has died
+            vectors.update(coordinator.saved(index)[0])
 
     with control.news:
         while not vectors:
-            control.do(still)
-        control._look()
-        clocks, lost = live.glimpse().clocks, control._lost_pushes
-        control.runtime.call("run", 0)
+            control.carry_out(read)
+        control.update()
+        clocks, lost = live.job_status().clocks, control.lost_pushes
+        coordinator.run(0)
     return clocks, lost, vectors["parameters"]

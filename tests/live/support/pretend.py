@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.live.coordinator.coordinator import Poll, Report
-from harness.live.driver.links import Transfer
+from harness.live.processes.client import RemoteCoordinator
+from harness.live.processes.transfers import Transfer
+from harness.live.protocol.driver_reports import Poll, Report
 from harness.live.protocol.messages import worker
 from tuners.actions import Evaluation
 
@@ -37,10 +38,12 @@ class PretendBranch:
         return math.exp(-self.learned)
 
 
-class Pretend:
-    """`harness.live.processes.runtime.Processes` and the coordinator in one."""
+class PretendProcesses:
+    """A `harness.live.processes.runtime.Processes`. Its coordinator is asked by name, as a real one, and `asked` lists the
+    names; `answers` has the methods, and tests replace them."""
 
     def __init__(self, job, *, cycle_seconds=0.004, join_seconds=0.0, move_seconds=0.0, check_clocks=20, learning=1.0):
+        self.answers, self.coordinator = PretendCoordinator(self), RemoteCoordinator(self.ask)
         self.job, self.nodes = job, frozenset(n.name for n in job.nodes)
         self.cycle_seconds, self.join_seconds, self.move_seconds = cycle_seconds, join_seconds, move_seconds
         self.check_clocks, self.learning = check_clocks, learning
@@ -49,17 +52,17 @@ class Pretend:
         self.moving, self.owners, self.dead_owners = 0, (), set()
         self.halted, self.index, self.requests = False, 0, 0
         self.asked, self.closed = [], False
-        self.slow, self.spares = set(), 0  # nodes whose links are slow; places that others could move to
+        self.slow, self.spares = set(), 0  # nodes whose links are slow; number of unused machines
         self.transfers = {}
         self.until = self.moved_at = time.monotonic()
 
     # ------------------------------------------------------------------------------------------------------ as Processes
 
-    def call(self, name, *given, **named):
+    def ask(self, name, *given, **named):
         self.advance()
         if name != "poll":
             self.asked.append(name)
-        return getattr(self, "do_" + name)(*given, **named)
+        return getattr(self.answers, name)(*given, **named)
 
     def start(self, names):
         for name in names:
@@ -70,14 +73,14 @@ class Pretend:
             self.members.pop(name, None)
 
     def lost(self):
-        told, self.gone = self.gone, {}
-        return told
+        found, self.gone = self.gone, {}
+        return found
 
     @property
-    def spare(self):
+    def has_spare(self):
         return self.spares > 0
 
-    def elsewhere(self, node):
+    def move_node(self, node):
         if self.spares <= 0:
             return False
         self.spares -= 1
@@ -98,7 +101,7 @@ class Pretend:
         if for_good:
             self.nodes -= {n.partition("/")[2] for n in names}
 
-    # ------------------------------------------------------------------------------------------------------ as coordinator
+    # -------------------------------------------------------------------------------------------------- the job in real time
 
     def advance(self):
         now = time.monotonic()
@@ -138,97 +141,105 @@ class Pretend:
     def evaluation(self, branch, at):
         return Evaluation(at, branch.pushes, branch.loss, 1 - branch.loss)
 
-    def do_poll(self, taken):
-        reports = {}
-        for number, branch in self.branches.items():
+
+class PretendCoordinator:
+    """Answers what a driver asks: the methods of `harness.live.processes.client.CoordinatorClient` that drivers use."""
+
+    def __init__(self, job):
+        self.of = job
+
+    def poll(self, taken):
+        of, reports = self.of, {}
+        for number, branch in of.branches.items():
             if branch.rows or branch.evaluations:
                 rows = np.array(branch.rows, float).reshape(-1, COLUMNS)
                 reports[number] = Report(taken.get(number, 0), rows, tuple(branch.evaluations))
                 branch.rows, branch.evaluations = [], []
-        statuses = {number: b.status for number, b in self.branches.items()}
         return Poll(
             now=time.monotonic(),
             reports=reports,
-            statuses=statuses,
-            moving=self.moving,
-            durable=self.index,
-            recovering=bool(self.dead_owners),
-            members=dict(self.members),
+            statuses={number: b.status for number, b in of.branches.items()},
+            moving=of.moving,
+            durable=of.index,
+            recovering=bool(of.dead_owners),
+            members=dict(of.members),
             lost_pushes=0,
         )
 
-    def do_transfers(self):
-        told, self.transfers = self.transfers, {}
-        return told
+    def transfers(self):
+        found, self.of.transfers = self.of.transfers, {}
+        return found
 
-    def do_begin(self, setting, policy, parameters):
-        self.branches = {0: PretendBranch(setting, policy)}
-        self.owners = tuple(f"server/{s}" for s in setting.servers)
+    def begin(self, setting, policy, parameters):
+        self.of.branches = {0: PretendBranch(setting, policy)}
+        self.of.owners = tuple(f"server/{s}" for s in setting.servers)
 
-    def do_run(self, branch):
-        self.running, self.halted = branch, False
+    def run(self, branch):
+        self.of.running, self.of.halted = branch, False
 
-    def do_rest(self):
-        self.running = None
+    def rest(self):
+        self.of.running = None
 
-    def do_finish(self):
+    def finish(self):
         return True
 
-    def do_put(self, branch, setting, policy=None):
-        made = self.branches[branch]
-        assert {worker(w) for w in setting.workers} <= self.members.keys() or branch != self.running, "a worker is not there"
+    def put(self, branch, setting, policy=None):
+        made = self.of.branches[branch]
+        here = {worker(w) for w in setting.workers} <= self.of.members.keys()
+        assert here or branch != self.of.running, "a worker is not there"
         made.setting, made.policy = setting, policy or made.policy
 
-    def do_halt(self, branch):
-        self.halted = True
+    def halt(self, branch):
+        self.of.halted = True
 
-    def do_launch(self, branch):
-        self.halted = False
+    def launch(self, branch):
+        self.of.halted = False
 
-    def do_place(self, servers, shares, *, on_demand=False, at_once=4):
-        assert set(servers) <= self.members.keys(), "a server is not there"
-        self.owners, self.moving = servers, 8
-        self.moved_at = time.monotonic() + self.move_seconds
+    def place(self, servers, shares, *, on_demand=False, at_once=4):
+        assert set(servers) <= self.of.members.keys(), "a server is not there"
+        self.of.owners, self.of.moving = servers, 8
+        self.of.moved_at = time.monotonic() + self.of.move_seconds
 
-    def do_fork(self, parent, setting, policy, *, testing):
-        old = self.branches[parent]
-        made = PretendBranch(setting, policy, testing, old.pushes, old.learned, dict(old.clocks))
-        self.branches[self.next_branch] = made
-        self.next_branch += 1
-        return self.next_branch - 1
+    def fork(self, parent, setting, policy=None, *, testing=False, number=0):
+        of = self.of
+        old, number = of.branches[parent], of.next_branch
+        of.branches[number] = PretendBranch(setting, policy, testing, old.pushes, old.learned, dict(old.clocks))
+        of.next_branch += 1
+        return number
 
-    def do_free(self, branch):
-        del self.branches[branch]
-        self.running = None if self.running == branch else self.running
+    def free(self, branch):
+        del self.of.branches[branch]
+        self.of.running = None if self.of.running == branch else self.of.running
 
-    def do_evaluate(self, branch):
-        self.requests += 1
-        made = self.branches[branch]
-        made.evaluations.append((self.requests, self.evaluation(made, time.monotonic())))
-        return self.requests
+    def evaluate(self, branch):
+        of = self.of
+        of.requests += 1
+        made = of.branches[branch]
+        made.evaluations.append((of.requests, of.evaluation(made, time.monotonic())))
+        return of.requests
 
-    def do_snapshot(self, *, save=False):
-        self.index += 1
-        return self.index
+    def snapshot(self, *, save=False):
+        self.of.index += 1
+        return self.of.index
 
-    def do_checkpoint(self, index):
+    def checkpoint(self, index):
         return b"as it is"
 
-    def do_saved(self, index):
+    def saved(self, index):
         return {}
 
-    def do_lose(self, names):
+    def lose(self, names):
         for name in names:
-            self.members.pop(name, None)
-            if name in self.owners:
-                self.dead_owners.add(name)
+            self.of.members.pop(name, None)
+            if name in self.of.owners:
+                self.of.dead_owners.add(name)
 
-    def do_retire(self, names):
+    def retire(self, names):
         pass
 
-    def do_needed(self, name):
+    def needed(self, name):
         return False
 
-    def do_recover(self, servers, shares):
-        assert set(servers) <= self.members.keys(), "a server is not there"
-        self.owners, self.dead_owners = servers, set()
+    def recover(self, servers=(), shares=()):
+        assert set(servers) <= self.of.members.keys(), "a server is not there"
+        self.of.owners, self.of.dead_owners = servers, set()

@@ -1,10 +1,10 @@
-"""Records live jobs on clusters of known links and CPUs, for the simulator to be held against. A script, for root:
+"""Records live jobs on clusters with known links and CPUs, to compare the simulator with. A script, for root:
 
-    python tests/live/record_clusters.py [homogeneous heterogeneous stragglers reconfigurations] [--clocks 60]
+    python tests/live/support/record_clusters.py [homogeneous heterogeneous stragglers reconfigurations] [--clocks 60]
 
 Each cluster is five hosts (network namespaces) with links of tens of Mbit/s, slow enough that what the machine does besides
-matters little. One job visits every setting of a design and trains so many clocks per worker under each; its windows become
-a trace, a folder that `harness calibrate` and `harness fidelity` read. `README.md` beside them says what was set.
+matters little. One job visits every setting of a design and trains so many clocks per worker under each. Its windows become
+a trace, a folder that `harness calibrate` and `harness fidelity` read. The `README.md` beside them says what was set.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-import live.conftest  # noqa: F401 (Ray's settings, before it is imported)
-
+import tests.live.conftest  # noqa: F401 (Ray's settings, before it is imported)
 from harness.live.driver.system import LiveSystem
 from harness.live.worker.spec import Spec
 from harness.record import MADE_BY
@@ -64,12 +63,12 @@ seconds = 100_000
 
 _README = """# Recordings of live jobs
 
-Made by `tests/live/record_clusters.py` of this project (Apache-2.0, like the rest): a parameter server of real processes, on
-hosts that are network namespaces of one machine, with links shaped by `tc tbf` and CPU quotas by control groups. How busy
-the machine was stands in the origin of each trace, as its load; what each host was given stands in its run's extras. The
-model is the perceptron of `digits-mlp`, 76,840 bytes, trained by SGD. `harness trace check`, `harness calibrate` and
-`harness fidelity` read them. `reports/published/live-fidelity.html` holds the simulator against them, each half by the
-other, and is made by
+Recorded by `tests/live/support/record_clusters.py` of this project (Apache-2.0, like the rest): a parameter server of real
+processes. Its hosts are network namespaces of one machine; `tc tbf` shapes their links, control groups limit their CPUs. The
+origin of each trace names the load of the machine; the extras of each run name the link and the CPUs of each host. The model
+is the perceptron of `digits-mlp`, 76,840 bytes, trained by SGD. `harness trace check`, `harness calibrate` and
+`harness fidelity` read these traces. `reports/published/live-fidelity.html` compares the simulator with them; each half of
+the settings is predicted from the other half. It is made by
 
     harness fidelity traces/data/{homogeneous,heterogeneous,stragglers,reconfigurations} \\
         --folds 2 --discipline uneven --findings traces/data/findings.txt --out fidelity
@@ -79,7 +78,7 @@ other, and is made by
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """A cluster, and what is done on it."""
+    """A cluster, and the settings that its job visits."""
 
     says: str
     megabits_per_second: tuple[float, ...]  # of each host's link
@@ -128,7 +127,7 @@ def _designs() -> dict[str, Design]:
 
 
 def _visit(live: LiveSystem, name: str, design: Design, folder: Path, clocks: int) -> None:
-    live.perform(Run(clocks=1))  # what was trained before the links were shaped is seen with this, and not recorded
+    live.perform(Run(clocks=1))  # takes the pushes from before the links were shaped, so that they are not recorded
     with TraceWriter(folder, _origin(name)) as writer:
         recorder = Recorder(writer, name, start=live.job.start)
         for setting, method in design.visits:
@@ -168,19 +167,19 @@ def _straggling(cluster: NamespaceCluster, cpus: float | None) -> Iterator[None]
 
 
 def record(name: str, design: Design, folder: Path, clocks: int) -> None:
-    """Record one design; what was in `folder` before is gone."""
+    """Record one design; replaces `folder`."""
     shutil.rmtree(folder, ignore_errors=True)
     spec = Spec(name, f"{name}.toml", _SCENARIO, 0)
     cluster = NamespaceCluster()
     try:
         cluster.add_hosts(_NODES + 1)
         cluster.start(range(_NODES + 1))
-        with cluster.inside(0), deployed(spec, cluster) as patient:
+        with cluster.inside(0), deployed(spec, cluster) as job:
             for i, (rate, cpus) in enumerate(zip(design.megabits_per_second, design.cpus, strict=True), 1):
                 cluster.set_rate(i, rate)
                 cluster.set_quota(i, cpus)
             with _straggling(cluster, design.slow_cpus):
-                _visit(patient.live, name, design, folder, clocks)
+                _visit(job.live, name, design, folder, clocks)
     finally:
         cluster.end()
 
@@ -222,7 +221,7 @@ def _readme(out: Path, designs: dict[str, Design]) -> str:
 
 
 def main() -> None:
-    """Record what the command line names, and say what there is."""
+    """Record the designs that the command line names, and write the README of all."""
     designs = _designs()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", default=list(designs), help="designs (default: all)")

@@ -1,10 +1,9 @@
-"""The machine room of a test cluster: a process that starts Ray nodes, owns them, and takes everything with it when it ends.
+"""The machine room of a test cluster: a process that starts Ray nodes, and ends all of them when it ends.
 
-Run as ``python room.py`` by `live.clusters`: a request per line on standard input, an answer per line on standard output,
-and when standard input closes, every process it started is killed, however it came about, and its folder removed. Ray is
-imported once and each node is forked from here, which starts five nodes in a second or two where five `ray start` take
-twelve. In a network of its own (`switch`) the room is the switch: hosts are network namespaces that have no name, so nothing
-of them stays behind.
+`clusters.py` runs it as ``python room.py``: a request per line on standard input, an answer per line on standard output.
+When standard input closes, it kills every process under it and removes its folder. Ray is imported once and each node is
+forked from here: five nodes start in one or two seconds, where five `ray start` take twelve. With `switch` the room has its
+own network and is the switch of the hosts. Hosts are network namespaces without names, so nothing of them is left over.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 _NEW_NETWORK = 0x40000000
 
 _AGENT = """#!/bin/sh
-# Stands in for one of the two Python agents of a raylet, 50 MB each: says its ports and sleeps.
+# Replaces one of the two Python agents of a raylet, 50 MB each: writes its ports and sleeps.
 say() { printf %s "$2" > "$1.part" && mv "$1.part" "$1"; }
 case $3 in
 dashboard)
@@ -56,7 +55,7 @@ def enter(network: Path) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """The processes under `root`, in no order; those that ended and wait to be reaped left out."""
+    """The processes under `root`, in no order, without zombies."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
@@ -72,7 +71,7 @@ def descendants(root: int) -> list[int]:
 
 
 def kill_all(root: int) -> None:
-    """Kill everything under `root`, what it starts meanwhile included. Raises RuntimeError if something will not go."""
+    """Kill all processes under `root`, also those that start meanwhile. Raises RuntimeError if one does not end."""
     for _ in range(200):
         if not (left := descendants(root)):
             return
@@ -97,7 +96,7 @@ class _Room:
         (folder / "agent.sh").write_text(_AGENT)
 
     def host(self, name: str, address: str) -> int:
-        """A host of its own, plugged into the switch; the answer is the process that keeps its network."""
+        """Make a host that is connected to the switch; returns the process that keeps its network."""
         made, told = os.pipe()
         pid = _forked(lambda: _keep_network(told))
         os.close(told)
@@ -111,7 +110,7 @@ class _Room:
         return pid
 
     def nodes(self, nodes: list[dict[str, Any]]) -> list[int]:
-        """Ray nodes, ready, started side by side; the answer is, for each, the process that everything of it lives under."""
+        """Start Ray nodes in parallel and wait until they are ready; returns the root process of each."""
         pids, pipes = [], []
         for given in nodes:
             made, told = os.pipe()
@@ -173,7 +172,7 @@ def _keep_network(told: int) -> None:
 
 
 def _start_by_command(head: bool, options: dict[str, Any]) -> None:
-    """As people do; it leaves the node's processes to whoever adopts orphans, which is us."""
+    """By `ray start`, as users do. It leaves the node's processes as orphans, which this process adopts."""
     named = dict(options)
     if head:
         place = ["--head", f"--port={named.pop('gcs_server_port')}", "--include-dashboard=false"]
@@ -186,7 +185,7 @@ def _start_by_command(head: bool, options: dict[str, Any]) -> None:
 
 
 def _stand_in_for_agents(script: Path) -> None:
-    """Uses what Ray calls private, so a test of its own starts nodes as people do."""
+    """Uses private functions of Ray, so one test starts nodes by `ray start` instead."""
     from ray._private import node, ray_constants, services
 
     start = services.start_ray_process
@@ -204,7 +203,7 @@ def _stand_in_for_agents(script: Path) -> None:
 
 
 def _forked(body: Callable[[], None]) -> int:
-    """A child that does `body` and nothing after it, and ends with this process."""
+    """A child process that runs `body` only, and ends with this process."""
     parent = os.getpid()
     if pid := os.fork():
         return pid
@@ -227,7 +226,7 @@ def _serve(folder: Path, *, switch: bool) -> None:
     import ray._private.node  # noqa: F401 (once, before all forks)
 
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what Ray prints is no answer
+    os.dup2(2, 1)  # what Ray prints must not be read as an answer
     room = _Room(folder, switch=switch)
     try:
         for line in sys.stdin:
@@ -242,9 +241,9 @@ def _serve(folder: Path, *, switch: bool) -> None:
         with suppress(ChildProcessError):
             while True:
                 os.wait()
-        shutil.rmtree(folder, ignore_errors=True)  # here, too, for whoever asked us may have been killed
+        shutil.rmtree(folder, ignore_errors=True)  # here too, because the process that asked us may have been killed
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who started us ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started us ends us
     _serve(Path(sys.argv[1]), switch=sys.argv[2:] == ["switch"])

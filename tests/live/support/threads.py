@@ -1,4 +1,4 @@
-"""The processes of a live job as threads of this one, over real sockets: a job's own mathematics without Ray."""
+"""The processes of a live job as threads of this one, over real sockets: the job's own mathematics without Ray."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ import threading
 from contextlib import contextmanager
 
 from harness.live.processes import loops
-from harness.live.processes.coordinator_process import Coordination
+from harness.live.processes.coordinator_process import CoordinatorProcess
 from harness.live.processes.host import Cores
 from harness.live.transport.zeromq import ZmqTransport
 
 HERE = "127.0.0.1"
 
 
-class Crew:
-    """`harness.live.processes.runtime.Processes`."""
+class ThreadProcesses:
+    """A `harness.live.processes.runtime.Processes`. A test kills from its own thread while the driver's asks who is lost:
+    `_changing` guards what both use."""
 
     def __init__(self, spec, folder):
         self.spec, self.nodes = spec, frozenset(n.name for n in spec.job.nodes)
         folder.mkdir(exist_ok=True)
-        self.coordination = Coordination(spec.live_job, ZmqTransport(HERE), folder)
-        self.coordination.start()
-        self.call = self.coordination.call
+        self.process = CoordinatorProcess(spec.live_job, ZmqTransport(HERE), folder)
+        self.process.start()
+        self.coordinator = self.process.client
         self.running, self.generations, self.gone = {}, {}, {}
+        self._changing = threading.RLock()
 
     def start(self, names):
         for name in names:
             generation = self.generations[name] = self.generations.get(name, 0) + 1
-            self.call("expect", name, generation)
+            self.coordinator.expect(name, generation)
             over = threading.Event()
-            member = loops.Member(name, generation, ZmqTransport(HERE), self.call("address"), over)
+            member = loops.Member(name, generation, ZmqTransport(HERE), self.coordinator.address, over)
             job, layout = self.spec.workload, self.spec.layout
             if name.startswith("server/"):
                 given = (loops.run_server, member, layout, job.optimizer, job.aggregation)
@@ -37,38 +39,42 @@ class Crew:
                 given = (loops.run_worker, member, layout, lambda: self.spec.compute, Cores())
             thread = threading.Thread(target=given[0], args=given[1:], name=name, daemon=True)
             thread.start()
-            self.running[name] = over, thread
+            with self._changing:
+                self.running[name] = over, thread
 
     def stop(self, names):
         self._end(names)
-        self.call("forget", list(names))
+        self.coordinator.forget(list(names))
 
     def lost(self):
-        dead = [name for name, (_, thread) in self.running.items() if not thread.is_alive()]
+        with self._changing:
+            dead = [name for name, (_, thread) in self.running.items() if not thread.is_alive()]
+            found, self.gone = self.gone | dict.fromkeys(dead, "it failed"), {}
         if dead:
             self.stop(dead)
-        told, self.gone = self.gone | dict.fromkeys(dead, "it failed"), {}
-        return told
+        return found
 
     def kill(self, *names):
-        """As if those processes had died."""
+        """End processes as if they had died."""
         self._end(names)
-        self.call("forget", list(names))
-        self.gone |= dict.fromkeys(names, "killed by the test")
+        self.coordinator.forget(list(names))
+        with self._changing:
+            self.gone |= dict.fromkeys(names, "killed by the test")
 
     @property
-    def spare(self):
+    def has_spare(self):
         return False
 
-    def elsewhere(self, node):
+    def move_node(self, node):
         return False
 
     def close(self):
-        self.coordination.stop()
+        self.process.stop()
         self._end(list(self.running))
 
     def _end(self, names):
-        ended = [self.running.pop(name) for name in names if name in self.running]
+        with self._changing:
+            ended = [self.running.pop(name) for name in names if name in self.running]
         for over, _ in ended:
             over.set()
         for _, thread in ended:
@@ -76,8 +82,8 @@ class Crew:
 
 
 @contextmanager
-def crew(spec, folder):
-    made = Crew(spec, folder)
+def thread_processes(spec, folder):
+    made = ThreadProcesses(spec, folder)
     try:
         yield made
     finally:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from harness.live.processes.loops import Mail
+from harness.live.processes.loops import Mailbox
 from harness.live.protocol.messages import Message, UnaskedBlocks
 from harness.live.protocol.wire import Unreadable, encode
 from harness.live.transport import zeromq
@@ -121,7 +121,7 @@ def test_a_note_that_cannot_be_read_is_dropped_and_the_next_message_is_read(capl
         one.send(
             "1", encode("one", message := Message(UnaskedBlocks(1, 2, ((0, 1),)), (np.ones(FLOATS, np.float32),), 3, 4))
         )
-        sender, got = Mail("other", 1, other).receive(SOON)
+        sender, got = Mailbox("other", 1, other).receive(SOON)
     assert (sender, got.head, set(got.arrays[0])) == ("one", message.head, {1})
     assert "other drops what it received: Cannot read what another process lends" in caplog.text
 

@@ -1,0 +1,83 @@
+"""How long each worker's push takes to reach each server, read from the messages that the coordinator sends and receives.
+
+Nothing is measured for this alone: releases and receipts pass through the coordinator anyway.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple, TypeAlias
+
+from harness.live.processes.names import node_of
+from harness.live.protocol.messages import GradientDone, Head, PushStaged, Release
+
+__all__ = ["NodePair", "Transfer", "TransferMeter"]
+
+_MOST_PUSHES = 1000  # remembered of each pair until they are asked for
+
+NodePair: TypeAlias = tuple[str, str]
+"""The nodes of a worker and of a server."""
+
+
+class Transfer(NamedTuple):
+    """The pushes from a worker to a server in some interval."""
+
+    pushes: int
+    seconds: float  # median, from the worker's release to the server's receipt, less its pull and its gradient
+    blocks: int  # in each push
+
+
+@dataclass
+class _Cycle:
+    number: int
+    released_seconds: float
+    staged: dict[str, tuple[float, int]] = field(default_factory=dict)  # by server: time of receipt, number of blocks
+
+
+class TransferMeter:
+    """Measures transfers from the coordinator's messages."""
+
+    def __init__(self) -> None:
+        self._cycles: dict[str, _Cycle] = {}  # the latest, by worker
+        self._found: dict[NodePair, deque[tuple[float, int]]] = {}
+
+    def sent(self, receiver: str, head: Head, now: float) -> None:
+        """Take note of a message that the coordinator sends."""
+        if isinstance(head, Release):
+            cycle = self._cycles.get(receiver)
+            # A release that is sent again after a timeout does not start the cycle again.
+            if cycle is None or cycle.number < head.cycle:
+                self._cycles[receiver] = _Cycle(head.cycle, now)
+
+    def received(self, sender: str, head: Head, now: float) -> None:
+        """Take note of a message that the coordinator receives."""
+        if isinstance(head, GradientDone):
+            cycle = self._cycles.get(sender)
+            if cycle is not None and cycle.number == head.cycle:
+                self._close(sender, cycle, head)
+        elif isinstance(head, PushStaged):
+            cycle = self._cycles.get(head.worker)
+            if cycle is not None and cycle.number == head.cycle:
+                blocks = sum(end - start for start, end in head.runs)
+                cycle.staged[sender] = now, blocks + cycle.staged.get(sender, (0.0, 0))[1]
+                if head.done is not None:
+                    self._close(head.worker, cycle, head.done)
+
+    def _close(self, worker: str, cycle: _Cycle, done: GradientDone) -> None:
+        """Count what has been staged so far."""
+        busy = done.pull_seconds + done.compute_seconds
+        for server, (at, blocks) in cycle.staged.items():
+            spent = max(at - cycle.released_seconds - busy, 0.0)
+            pair = node_of(worker), node_of(server)
+            self._found.setdefault(pair, deque(maxlen=_MOST_PUSHES)).append((spent, blocks))
+        cycle.staged = {}
+
+    def take(self) -> dict[NodePair, Transfer]:
+        """Transfers that were completed since the last call."""
+        found, self._found = self._found, {}
+        return {
+            pair: Transfer(len(those), median(spent for spent, _ in those), max(blocks for _, blocks in those))
+            for pair, those in found.items()
+        }
