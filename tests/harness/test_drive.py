@@ -248,7 +248,7 @@ def asks_for_the_impossible(job: Job) -> Tuner:
         (yields_nonsense, r"The tuner yielded 'faster, please', which is no action"),
         (yields_a_class, r"The tuner yielded <class .*Run'>, which is no action"),
         (yields_nothing, r"The tuner yielded None, which is no action"),
-        (does_not_catch, r"The tuner did not catch that an action was refused: Cannot free branch 7"),
+        (does_not_catch, r"The tuner did not catch that an action was refused: Cannot use branch 7"),
         (spends_no_time, r"The tuner spent no simulated time in 1000 exchanges"),
         (spends_crumbs, r"The tuner spent no simulated time in 1000 exchanges"),
         (raises_at_once, r"The tuner raised LookupError: no such luck"),
