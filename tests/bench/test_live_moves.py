@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bench.test_live import offers
 
 from harness.live.worker.worker import Computed, WorkerTask
 from tests.bench.live_jobs import Idle
+from tests.bench.test_live import offers
 from tests.live.support.ones import ONES
 from tuners.actions import Cost, Method, Reconfigure, Run
 

@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bench.test_speed import in_turn
 
 from harness.training.train import PRETRAINING, TrainingPlan, TrainingProgress, train
 from simulators.engine import loop
 from tests.bench.jobs import engine_job
+from tests.bench.test_speed import in_turn
 from tuners import policies
 from tuners.actions import Decision, Push, SyncPolicy
 from tuners.rlp import dqn, tuner
