@@ -161,7 +161,8 @@ class Membership:
         self._moves.reset()
         self._restoring, self._waits_for_recover, self._view_seconds = set(ledger.table.values()), False, self._now()
         self.orphaned.clear()
-        self._table_sent = self._table_used = dict.fromkeys(ledger.workers, ledger.durable)
+        self._table_sent = dict.fromkeys(ledger.workers, ledger.durable)  # in the view
+        self._table_used = dict(self._table_sent)
         owners, by_holder = owners_of(ledger.table), tuple((runs_of(b), h) for h, b in sources.items())
         self._view = View(ledger.view, ledger.durable, ledger.index, owners, self._generations(), by_holder)
         # The view goes first: servers defer messages of a view that they do not know, and workers refuse them.

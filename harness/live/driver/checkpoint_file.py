@@ -18,7 +18,7 @@ from traces.store import write_bytes
 
 __all__ = ["Checkpoint", "load", "save"]
 
-_VERSION = "1"
+_VERSION = "2"
 
 
 @dataclass(frozen=True, slots=True)

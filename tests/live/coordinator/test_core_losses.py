@@ -399,3 +399,27 @@ def test_a_mean_weighs_workers_by_their_samples():
     weights = [e.weight for e in memory.history.values() if isinstance(e, CommitEntry)]
     assert weights == [0.5, 1.5]
     np.testing.assert_array_equal(memory.model(), np.ones(12, np.float32))
+
+
+def test_a_server_stays_until_every_worker_has_confirmed_that_its_blocks_are_elsewhere():
+    memory = start(policy="asp", workers=2, servers=2)
+    memory.recover()
+    memory.steps(200)
+    (stays, leaving), late = map(messages.server, memory.setting.servers), messages.worker(NODES[0])
+    memory.coordinator.place((stays,), (1.0,))
+    for _ in range(2000):  # the late worker sends, and nothing reaches it
+        pending = [pair for pair in memory.pending() if pair[1] != late]
+        if not pending:
+            break
+        memory.deliver(memory.rng.choice(pending))
+    assert set(memory.coordinator.owners.values()) == {stays}
+    memory.coordinator.retire([leaving])
+    for _ in range(2000):
+        pending = [pair for pair in memory.pending() if pair[1] != late]
+        if not pending:
+            break
+        memory.deliver(memory.rng.choice(pending))
+    memory.coordinator.tick()
+    assert memory.coordinator.needed(leaving)
+    memory.steps(3000)
+    assert not memory.coordinator.needed(leaving)
