@@ -1,4 +1,7 @@
-"""Settings that must be made before NumPy or JAX are imported: one thread each, so that pytest's workers share the cores."""
+"""Settings for all tests: one thread each, so that pytest's workers share the cores, and compiled programs from the cache.
+
+The threads must be set before NumPy or JAX are imported.
+"""
 
 import os
 
@@ -8,6 +11,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
 
 from hypothesis import settings
+
+from harness import program_cache
+
+program_cache.use()  # the tests that use the engine directly, too
 
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)  # the same examples in every run

@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from harness import program_cache
 from harness.scenario import recorded as scenario_recorded
 from harness.scenario.description import Scenario
 from harness.scenario.tables import (
@@ -183,6 +184,7 @@ def system(scenario: Scenario, seed: int, start: Setting | None = None) -> Syste
         return scenario_recorded.system(scenario, scenario.recorded, seed, start)
     from simulators.system import SimulatedSystem
 
+    program_cache.use()
     made = workload_of(scenario)
     return SimulatedSystem(_spec(scenario, made, start or _start(scenario, made), seed))
 

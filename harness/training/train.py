@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
+from harness import program_cache
 from harness.training.instances import STRAGGLERS, Instance, InstanceKind, draw, stacked
 from simulators.engine import loop
 from tuners import policies
@@ -203,6 +204,7 @@ def train(
     kept = checkpoint(out)
     if kept.exists() and not resume:
         raise ValueError(f"Cannot train to {out}: a training was interrupted here; go on with --resume, or remove {kept}.")
+    program_cache.use()
     nothing = _Training(dqn.new_learner(plan.options, plan.seed), (0,) * len(_ENDINGS))
     at = _restored(plan, kept, nothing) if kept.exists() else nothing
     try:

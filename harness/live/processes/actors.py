@@ -83,7 +83,10 @@ class ProcessSpec:
         if spec is None:
             loops.run_server(member, self.layout, self.optimizer, self.aggregation)
         else:
+            from harness import program_cache
             from harness.live.processes.names import EVALUATOR
+
+            program_cache.use()
 
             def prepare() -> loops.Compute:
                 spec.warm_up(validates=self.name == EVALUATOR)

@@ -2,6 +2,8 @@
 
 import gzip
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -34,6 +36,13 @@ def test_digits():
     everything = np.concatenate([x, x_valid])
     original = load_digits().data / 16
     np.testing.assert_array_equal(np.sort(everything, axis=0), np.sort(original.astype(np.float32), axis=0))
+
+
+def test_digits_need_no_import_of_scikit_learn():
+    """It takes seconds, and every run on `digits` would wait for it before its first push."""
+    program = "import sys; from simulators.workloads import datasets; datasets.digits(); print('sklearn' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)  # noqa: S603
+    assert done.stdout == "False\n"
 
 
 def test_digits_are_mixed_so_that_contiguous_shares_hold_every_class():
