@@ -17,7 +17,8 @@ import pytest
 from tests.support.bespoke_truth import Truth, TruthSystem
 from tuners.actions import Rejected, Setting
 from tuners.bespoke_bo import bespoke_bo
-from tuners.bespoke_bo.model import Cluster, IterationModel
+from tuners.bespoke_bo.grouped_cluster import GroupedCluster
+from tuners.bespoke_bo.model import IterationModel
 from tuners.bespoke_bo.numeric import placements
 from tuners.bespoke_bo.tuner import _Progress
 
@@ -29,11 +30,11 @@ TRUTH = Truth(COUNTS, 65536, saturation=300.0, jitter=0.02, overlap=True)
 
 
 def test_a_proposal_on_ten_machines(benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(placements(Cluster.of(TRUTH.job), np.random.default_rng(0))) == 34_731
+    assert len(placements(GroupedCluster.of(TRUTH.job), np.random.default_rng(0))) == 34_731
     made: list[_Progress] = []
     taken = _Progress.take
     monkeypatch.setattr(_Progress, "take", lambda at, answer: (made.append(at), taken(at, answer))[1])
-    system, tuner, answer = TruthSystem(TRUTH), bespoke_bo(TRUTH.job), None
+    system, tuner, answer = TruthSystem(TRUTH), bespoke_bo(TRUTH.job, stop_early=False), None
     while len(made) < 9:
         action = tuner.throw(answer) if isinstance(answer, Rejected) else tuner.send(answer)
         if len(made) < 9:
@@ -43,7 +44,7 @@ def test_a_proposal_on_ten_machines(benchmark: Any, monkeypatch: pytest.MonkeyPa
 
     def proposal() -> tuple[Setting, float]:
         """The model is fitted anew to all nine evaluations: more work than the tuner does, which adds one at a time."""
-        at.model = IterationModel(Cluster.of(TRUTH.job), TRUTH.seed)
+        at.model = IterationModel(GroupedCluster.of(TRUTH.job), TRUTH.seed)
         began = time.process_time()
         return at.proposal(), time.process_time() - began
 
