@@ -146,8 +146,8 @@ class GroupedCluster:
                 least = np.where(present > 0, slack, np.inf).min(-1, initial=np.inf)
                 early_seconds[..., kind, role - 1] = np.where(np.isfinite(least), least, -1.0)
                 machines[..., kind, role - 1] = present.sum(-1)
-        counts = (np.broadcast_to(c, shape).astype(float) for c in (workers, servers))
-        return Traffic(*counts, early_seconds, machines).inputs
+        working, serving = (np.broadcast_to(count, shape).astype(float) for count in (workers, servers))
+        return Traffic(working, serving, early_seconds, machines).inputs
 
     def slowest_seconds(self, loads: _Ints, serves: NDArray[np.bool_], seconds: _Floats) -> _Floats:
         """The seconds of the slowest machine per group and role, [I, groups, 4], from `seconds` [I, machines]."""
