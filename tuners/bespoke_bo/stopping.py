@@ -17,13 +17,12 @@ How many iterations are left follows from the target:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from tuners.actions import Cost, Evaluation, Job
 
-__all__ = ["Course", "iterations_to", "worthwhile"]
+__all__ = ["JobCourse", "iterations_to", "worthwhile"]
 
 
 def worthwhile(improvement: float, iterations_left: float, lost_seconds: float) -> bool:
@@ -49,16 +48,16 @@ def iterations_to(level: float, curve: Sequence[tuple[float, float]]) -> float:
     return float(np.exp(min(x.mean() + (np.log(level) - y.mean()) / slope, 700.0)))
 
 
-@dataclass
-class Course:
+class JobCourse:
     """How far a job has come, and what its reconfigurations have cost."""
 
-    job: Job
-    seconds: float = 0.0  # of the job, at the last window
-    clocks: int = 0
-    iterations: float = 0.0
-    curve: dict[float, float] = field(default_factory=dict)  # the last level at each number of iterations
-    changes: list[float] = field(default_factory=list)  # seconds that each reconfiguration cost
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.seconds = 0.0  # of the job, at the last window
+        self.clocks = 0
+        self.iterations = 0.0
+        self.curve: dict[float, float] = {}  # the last level at each number of iterations
+        self.changes: list[float] = []  # seconds that each reconfiguration cost
 
     def trained(self, clocks: int, workers: int, seconds: float, evaluations: Sequence[Evaluation]) -> None:
         """Count `clocks` of `workers`, which ended at `seconds`, and note what was measured on the validation set."""

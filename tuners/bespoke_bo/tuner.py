@@ -38,7 +38,7 @@ from tuners.bespoke_bo.model import IterationModel, Observed
 from tuners.bespoke_bo.numeric import Candidate, Numeric, candidates
 from tuners.bespoke_bo.schedules import MeasuredSchedule, Schedule, batch, is_free, measure, setting
 from tuners.bespoke_bo.smc import Inference
-from tuners.bespoke_bo.stopping import Course, worthwhile
+from tuners.bespoke_bo.stopping import JobCourse, worthwhile
 from tuners.settings import shared_out
 
 __all__ = ["bespoke_bo", "candidate_setting", "observed", "proportional"]
@@ -121,7 +121,7 @@ class _Progress:
         self.available = frozenset(n.name for n in self.job.nodes)
         self.asked = self.current
         self.expected: Candidate | None = None  # what the model says of `asked`; None: it was not proposed by the model
-        self.course = Course(self.job)
+        self.course = JobCourse(self.job)
 
     # --------------------------------------------------------------------------------------------------------- evaluations
 

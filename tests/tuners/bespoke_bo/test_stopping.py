@@ -10,7 +10,7 @@ import pytest
 from tests.support.bespoke_truth import Truth, TruthSystem, play
 from tuners.actions import Cost, Evaluation, Reconfigure, Target
 from tuners.bespoke_bo import bespoke_bo
-from tuners.bespoke_bo.stopping import Course, iterations_to, worthwhile
+from tuners.bespoke_bo.stopping import JobCourse, iterations_to, worthwhile
 
 QUICK = {"draws": 32, "particles": 64}
 SMALL = Truth({"g2.2xlarge": 1, "c4.2xlarge": 1, "c4.8xlarge": 2}, 4096, model_bytes=4e7, jitter=0.01, overlap=True)
@@ -51,8 +51,8 @@ def test_a_curve_that_does_not_fall_tells_nothing(curve):
     assert iterations_to(0.1, curve) == np.inf
 
 
-def course(target: Target, budget: float = 1e6) -> Course:
-    return Course(replace(SMALL.job, target=target, budget_seconds=budget))
+def course(target: Target, budget: float = 1e6) -> JobCourse:
+    return JobCourse(replace(SMALL.job, target=target, budget_seconds=budget))
 
 
 def test_counted_work_tells_the_iterations_left():
