@@ -17,7 +17,7 @@ from reports.drawing import BLUE, MUTED, ORANGE, Drawing, canvas, svg
 from traces.exchanges import Exchange, read_log
 from tuners.actions import Pushes, Window
 
-__all__ = ["WORKERS_NOTE", "pushes_of", "workers_of_run", "workers_over_time"]
+__all__ = ["WORKERS_NOTE", "pushes_of", "silent_seconds", "workers_of_run", "workers_over_time"]
 
 _MOST = 1500  # pushes in one drawing, at the most: later ones would be too narrow to see
 _ROW = 0.17  # inches per worker
@@ -25,8 +25,9 @@ _VISIBLE = 0.0005  # share of the width, about a third of a point
 
 WORKERS_NOTE = (
     "One row per node, numbered in the scenario's order. Blue: computing. Orange, thinner: pulling and pushing, with "
-    "waiting for servers and network. Grey, thin: held back by the synchronisation policy. Empty: the node is no worker at "
-    "that time, or its mini-batch was cancelled or has not ended."
+    "waiting for servers and network. Grey, thin: held back by the synchronisation policy, after the last push too, if the "
+    "node is then silent for longer than its longest mini-batch. Empty: the node is no worker at that time, or its "
+    "mini-batch was cancelled or has not ended."
 )
 """How to read the drawings of `workers_over_time`."""
 
@@ -34,7 +35,13 @@ WORKERS_NOTE = (
 def workers_of_run(folder: Path, scenario: str, tuner: str, seed: int, name: str) -> Drawing | None:
     """The drawing of one run in a results folder; None where its log is missing or holds no push."""
     path = run_folder(folder, scenario, tuner, seed) / "exchanges.jsonl.gz"
-    return workers_over_time(pushes_of(read_log(path)), name) if path.is_file() else None
+    if not path.is_file():
+        return None
+    exchanges = list(read_log(path))
+    windows = [e.answer for e in exchanges if isinstance(e.answer, Window)]
+    # A node that is no worker at the end has not waited for its release.
+    same = len({frozenset(w.node for w in window.workers) for window in windows}) == 1
+    return workers_over_time(pushes_of(exchanges), name, windows[-1].end_seconds if same else None)
 
 
 def pushes_of(exchanges: Iterable[Exchange]) -> Pushes | None:
@@ -43,8 +50,23 @@ def pushes_of(exchanges: Iterable[Exchange]) -> Pushes | None:
     return Pushes(*(np.concatenate(columns) for columns in zip(*windows, strict=True))) if windows else None
 
 
-def workers_over_time(pushes: Pushes | None, name: str) -> Drawing | None:
-    """Every worker's completed cycles; of a long run, only the beginning. None without pushes."""
+def silent_seconds(pushes: Pushes, end_seconds: float) -> NDArray[np.float64]:
+    """How long each worker was held back after its last push, until the run ended; workers in order of their number.
+
+    Pushes do not say whether a worker computes at the end. So only a silence longer than its longest mini-batch counts.
+    """
+    nodes, rows = np.unique(pushes.worker, return_inverse=True)
+    last, longest = np.zeros((2, len(nodes)))
+    np.maximum.at(last, rows, pushes.seconds)
+    np.maximum.at(longest, rows, pushes.compute_seconds + pushes.pull_seconds + pushes.push_seconds)
+    return np.where(end_seconds - last > longest, end_seconds - last, 0.0)
+
+
+def workers_over_time(pushes: Pushes | None, name: str, end_seconds: float | None = None) -> Drawing | None:
+    """Every worker's completed cycles; of a long run, only the beginning. None without pushes.
+
+    With `end_seconds`, the end of a run with the same workers throughout, waiting until then counts, too.
+    """
     if pushes is None or not len(pushes.seconds):
         return None
     columns: Any = [column[:_MOST] for column in pushes]
@@ -52,11 +74,15 @@ def workers_over_time(pushes: Pushes | None, name: str) -> Drawing | None:
     nodes = np.unique(shown.worker)
     rows = np.searchsorted(nodes, shown.worker)
     end = shown.seconds
+    whole = len(shown.seconds) == len(pushes.seconds)
+    last = float(end[-1]) if end_seconds is None or not whole else max(end_seconds, float(end[-1]))
+    silent = silent_seconds(shown, last) if end_seconds is not None and whole else np.zeros(len(nodes))
     since_push, since_compute = end - shown.push_seconds, end - shown.push_seconds - shown.compute_seconds
     since_pull = since_compute - shown.pull_seconds
     with canvas(0.75 + _ROW * len(nodes), left=0.6, top=0.1) as figure:
         axes = figure.add_subplot()
         _bars(axes, rows, since_pull - shown.wait_seconds, since_pull, MUTED, 3)
+        _bars(axes, np.arange(len(nodes)), last - silent, np.full(len(nodes), last), MUTED, 3)
         _bars(axes, rows, since_pull, since_compute, ORANGE, 5)
         _bars(axes, rows, since_push, end, ORANGE, 5)
         # A gap behind every bar, so that a reader can count the steps.
@@ -64,17 +90,17 @@ def workers_over_time(pushes: Pushes | None, name: str) -> Drawing | None:
         _bars(axes, rows, since_compute, since_push - gap, BLUE, 8)
         axes.set_yticks(range(len(nodes)), [str(n) for n in nodes])
         axes.set_ylim(len(nodes) - 0.4, -0.6)
-        axes.set_xlim(0, end[-1])
+        axes.set_xlim(0, last)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("simulated seconds")
         axes.set_ylabel("node")
-        caption = _caption(pushes, shown, nodes)
+        caption = _caption(pushes, shown, nodes, last, silent)
         return Drawing(svg(figure, name, caption), caption)
 
 
-def _caption(pushes: Pushes, shown: Pushes, nodes: NDArray[Any]) -> str:
+def _caption(pushes: Pushes, shown: Pushes, nodes: NDArray[Any], end: float, silent: NDArray[np.float64]) -> str:
     steps = ", ".join(str(int((shown.worker == node).sum())) for node in nodes)
-    idle = shown.wait_seconds.sum() / (len(nodes) * shown.seconds[-1])
+    idle = (shown.wait_seconds.sum() + silent.sum()) / (len(nodes) * end)
     few, many = len(shown.seconds), len(pushes.seconds)
     what = f"{many} pushes" if few == many else f"The first {few} of {many} pushes"
     return f"{what}; by node: {steps}. Held back by the policy: {idle:.1%} of the workers' time."

@@ -21,7 +21,7 @@ class TraceSummary:
     whole: bool  # false: the recording was not finished, and ends with the last batch
     rows: dict[str, int]  # by table, for tables that exist
     runs: dict[str, int]  # number of runs, by table
-    iterations: pl.DataFrame  # a row per run: workers, iterations, seconds, per_second, means in seconds, staleness
+    iterations: pl.DataFrame  # a row per run: workers, iterations, seconds, per_second, mean_*, idle_share
 
 
 def summarise(folder: Path) -> TraceSummary:
@@ -47,4 +47,29 @@ def _iterations(folder: Path) -> pl.DataFrame:
         pl.when(span > 0).then(pl.len() / span).alias("per_second"),
         pl.col(*spells, "staleness").mean().name.prefix("mean_"),
     )  # fmt: skip
-    return one.collect().sort("run")
+    return one.collect().join(_idle(folder), on="run", how="left").sort("run")
+
+
+def _idle(folder: Path) -> pl.DataFrame:
+    """The share of its workers' time in which the policy held them back, from the start to the end of each run.
+
+    A worker that is silent at the end for longer than its longest mini-batch has waited since its last push. The share is
+    null where waiting or the end of the run was not recorded; where a run has several branches, whose times overlap; and
+    where the number of workers changes, because a worker that was released from the job does not wait.
+    """
+    cycle = pl.sum_horizontal("compute_seconds", "pull_seconds", "push_seconds", ignore_nulls=False)
+    each = scan(folder, "iterations").group_by("run", "worker").agg(
+        pl.when(pl.col("wait_seconds").is_not_null().all()).then(pl.col("wait_seconds").sum()).alias("waited"),
+        pl.col("seconds").max().alias("last"),
+        cycle.max().alias("longest"),
+        pl.col("branch").n_unique().alias("branches"),
+    )  # fmt: skip
+    ends = scan(folder, "runs").select("run", pl.col("seconds").alias("end"))
+    teams = scan(folder, "settings").group_by("run").agg(pl.col("workers").n_unique().alias("teams"))
+    silent = pl.col("end") - pl.col("last")
+    held = pl.col("waited") + pl.when(silent > pl.col("longest")).then(silent).otherwise(0.0)
+    same = (pl.col("branches").max() == 1) & (pl.col("teams").first().fill_null(1) == 1)
+    known = same & (pl.col("end").first() > 0) & held.is_not_null().all()
+    share = pl.when(known).then(held.sum() / (pl.len() * pl.col("end").first()))
+    joined = each.join(ends, on="run").join(teams, on="run", how="left")
+    return joined.group_by("run").agg(share.alias("idle_share")).collect()

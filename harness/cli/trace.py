@@ -146,9 +146,9 @@ def _described(summary: TraceSummary) -> str:
             if "_seconds" in k and v is not None
         ]
         rate = "" if run["per_second"] is None else f", {run['per_second']:.4g} per second"
-        lines.append(
-            f"{run['run']}: {run['iterations']:,} iterations of {run['workers']} workers{rate}; mean {', '.join(means)}"
-        )
+        idle = "" if run["idle_share"] is None else f"; held back {run['idle_share']:.1%} of the workers' time"
+        count = f"{run['iterations']:,} iterations of {run['workers']} workers"
+        lines.append(f"{run['run']}: {count}{rate}; mean {', '.join(means)}{idle}")
     if summary.iterations.height > 20:
         lines.append(f"... and {summary.iterations.height - 20:,} runs more")
     return "\n".join(lines)

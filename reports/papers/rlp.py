@@ -25,13 +25,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from harness.training.instances import Instance
 from reports.papers.rlp_runs import (
     BOUNDS,
     CLASSES,
     USUAL_MOST,
+    FinishedRun,
     InstanceRun,
     Ratio,
     baselines,
@@ -121,7 +121,7 @@ def _ranking(found: Sequence[InstanceRun]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for policy in sorted({r.policy for r in found}, key=lambda p: np.median(list(by_seed(found, p).values()))):
         own = [r for r in found if r.policy == policy]
-        lost, idle = sum(r.status != "target" for r in own), np.mean([r.idle for r in own])
+        lost, idle = sum(r.status != "target" for r in own), np.mean([r.idle_to_end for r in own])
         middle = [np.median([getattr(r, field) for r in own]) for field in ("seconds", "pushes")]
         faster = _ratio_text(speed_up(found, base, policy))
         yield f"| {policy} | {middle[0]:.0f} | {middle[1]:.0f} | {lost} | {idle:.0%} | {faster} |"
@@ -188,9 +188,9 @@ def _table1(asked: _Asked) -> Iterator[str]:
         for label, policy in (
             {p.name: p for p in (policies.bsp(), policies.asp(), policies.ssp(7))} | dict(asked.learned)
         ).items():
-            status, table = table_of(instance, policy)
-            yield _table1_row(label, status, table, policy.seconds, len(instance.straggles))
-            columns = [table[:, i] for i in range(9)]
+            run = table_of(instance, policy)
+            yield _table1_row(label, run, policy.seconds)
+            columns = [run.table[:, i] for i in range(9)]
             columns[1] = columns[1].astype(np.int32)
             drawing = workers_over_time(Pushes(*columns), f"{name}-{label}".replace("(", "-").strip(")"))  # type: ignore[arg-type]
             drawings += [f"<h2>{name}: {label}</h2>{drawing.svg}<p>{drawing.caption}</p>"] if drawing else []
@@ -199,17 +199,17 @@ def _table1(asked: _Asked) -> Iterator[str]:
     yield f"\nThe pictures: {picture}"
 
 
-def _table1_row(label: str, status: str, table: NDArray[np.float64], decision_seconds: float, workers: int) -> str:
+def _table1_row(label: str, run: FinishedRun, decision_seconds: float) -> str:
     """One row of Table 1."""
+    status, table, workers = run.status, run.table, len(run.last_wait_seconds)
     worker, end = table[:, 1].astype(int), float(table[-1, 0])
     steps = np.bincount(worker, minlength=workers)
     step_seconds = np.bincount(worker, table[:, 3:6].sum(1), minlength=workers) / np.maximum(steps, 1)
-    idle = table[:, 6].sum() / (workers * end)
     inference = decision_seconds * len(table) / end
     alike = np.corrcoef(steps, step_seconds)[0, 1] if steps.std() else float("nan")
     seconds = f"{end:.0f}" if status == "target" else f"> {end:.0f}"
     counts = " ".join(map(str, steps))
-    return f"| {label} | {counts} | {len(table)} | {seconds} | {idle:.1%} | {inference:.2%} | {alike:.2f} |"
+    return f"| {label} | {counts} | {len(table)} | {seconds} | {run.idle:.1%} | {inference:.2%} | {alike:.2f} |"
 
 
 # -------------------------------------------------------------------------------------------------------------- stability

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from harness.training.instances import Instance, InstanceKind, draw
 from simulators.cluster.conditions import Stragglers, straggling
-from simulators.engine import loop
+from simulators.engine import loop, timing
 from tuners import policies
 from tuners.actions import SyncPolicy, Target
 
@@ -27,6 +27,7 @@ __all__ = [
     "BOUNDS",
     "CLASSES",
     "USUAL_MOST",
+    "FinishedRun",
     "InstanceRun",
     "Ratio",
     "baselines",
@@ -73,7 +74,7 @@ class InstanceRun:
     seconds: float
     pushes: int
     steps: tuple[int, ...]  # of each worker
-    idle: float  # share of the workers' time in which the policy held them back
+    idle_to_end: float  # share of the workers' time in which the policy held them back, until the end of the run
     inference: float  # share of the run's time that its decisions took, in sequence
 
 
@@ -132,31 +133,46 @@ def baselines(workers: int = 10) -> dict[str, SyncPolicy]:
     return {p.name: p for p in made}
 
 
-def table_of(instance: Instance, policy: SyncPolicy) -> tuple[str, NDArray[np.float64]]:
-    """Run the instance under the policy to its end: its status and its records, [n, 11]."""
+class FinishedRun(NamedTuple):
+    """One run to its end."""
+
+    status: str
+    table: NDArray[np.float64]  # records, [n, 11]
+    last_wait_seconds: NDArray[np.float64]  # [workers]: held back after the last push, also before an unfinished mini-batch
+
+    def idle_seconds(self) -> NDArray[np.float64]:
+        """Seconds that the policy held each worker back, from the start to the end of the run, [workers]."""
+        worker, waited = self.table[:, 1].astype(int), self.table[:, 6]
+        workers = len(self.last_wait_seconds)
+        return np.bincount(worker, weights=waited, minlength=workers) + self.last_wait_seconds
+
+    @property
+    def idle(self) -> float:
+        """The share of the workers' time in which the policy held them back."""
+        return float(self.idle_seconds().sum() / (len(self.last_wait_seconds) * self.table[-1, 0]))
+
+
+def table_of(instance: Instance, policy: SyncPolicy) -> FinishedRun:
+    """Run the instance under the policy to its end."""
     b, most = instance.begin(policy), _MOST_PUSHES.get(instance.depth, USUAL_MOST)
     args = (b.program, instance.context.data, b.inputs, b.state, jnp.int32(most), jnp.asarray(jnp.inf))
     state, table, used = loop.advance(*args, rows=most)
-    return loop.STATUSES[int(state.clock.status)], np.asarray(table)[: int(used)]
+    rows, flight, workers = np.asarray(table)[: int(used)], state.clock.flight, len(instance.straggles)
+    since = rows[-1, 0] - np.asarray(flight.since[timing.WAIT])
+    last = np.where(np.asarray(flight.phase) == timing.WAIT, since, np.asarray(flight.waited))
+    return FinishedRun(loop.STATUSES[int(state.clock.status)], rows, last[:workers])
 
 
 def _run(name: str, label: str, instance: Instance, policy: SyncPolicy) -> InstanceRun:
     """Run the instance under the policy to its end."""
-    status, table = table_of(instance, policy)
-    workers = len(instance.straggles)
+    run = table_of(instance, policy)
+    status, table, workers = run.status, run.table, len(instance.straggles)
     end = float(table[-1, 0])
     steps = np.bincount(table[:, 1].astype(int), minlength=workers)
-    idle = _idle_seconds(table, workers).sum() / (workers * end)
     inference = policy.seconds * len(table) / end
     seconds = end if status == "target" else float("inf")
     found = (name, label, instance.seed, instance.depth, sum(instance.straggles), status, seconds, len(table))
-    return InstanceRun(*found, tuple(map(int, steps)), float(idle), float(inference))
-
-
-def _idle_seconds(table: NDArray[np.float64], workers: int) -> NDArray[np.float64]:
-    """Seconds that the policy held each worker back before the mini-batches that it pushed."""
-    worker, waited = table[:, 1].astype(int), table[:, 6]
-    return np.bincount(worker, weights=waited, minlength=workers).astype(np.float64)
+    return InstanceRun(*found, tuple(map(int, steps)), run.idle, float(inference))
 
 
 def runs(
@@ -187,7 +203,10 @@ def _read(kept: Path) -> list[InstanceRun]:
     if not kept.exists():
         return []
     lines = (json.loads(line) for line in kept.read_text("utf-8").splitlines())
-    return [InstanceRun(**{**line, "steps": tuple(line["steps"])}) for line in lines]
+    try:
+        return [InstanceRun(**{**line, "steps": tuple(line["steps"])}) for line in lines]
+    except TypeError as error:
+        raise ValueError(f"Cannot use the runs in {kept}: {error}. Move the file away, or give another --out.") from None
 
 
 # ------------------------------------------------------------------------------------------------------------ statistics
@@ -241,8 +260,7 @@ def staleness_of(seed: int, policy: SyncPolicy, *, stragglers: bool, pushes: int
     """The staleness of every push on the cluster of one instance; it does not depend on the model."""
     around = InstanceKind().conditions if stragglers else _EVEN
     idle = InstanceKind(depths=(0,), units=4, target=Target("clocks", pushes), evaluate_clocks=2**30, conditions=around)
-    _, table = table_of(draw(idle, seed), policy)
-    return table[:, 7].astype(np.int64)
+    return table_of(draw(idle, seed), policy).table[:, 7].astype(np.int64)
 
 
 def stability_edge(staleness: NDArray[np.int64], workers: int) -> float:

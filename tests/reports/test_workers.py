@@ -64,6 +64,26 @@ def test_bars_are_as_long_as_what_they_stand_for():
     assert drawn.caption == "30 pushes; by node: 10, 10, 10. Held back by the policy: 27.3% of the workers' time."
 
 
+def test_waiting_counts_until_the_run_ends():
+    """The third node pushes once and is never released: it is idle from its push at 2.2 s to the end at 22 s."""
+    made = rounds(10)
+    kept = (made.worker != 2) | (made.seconds < 3)
+    pushes = Pushes(*(column[kept] for column in made))
+    np.testing.assert_allclose(workers.silent_seconds(pushes, 22.0), [0.0, 0.0, 22.0 - 2.2])
+    before = pushes.wait_seconds.sum() / (3 * pushes.seconds[-1])
+    drawn = workers_over_time(pushes, "a", 22.0)
+    share = (pushes.wait_seconds.sum() + 19.8) / (3 * 22.0)
+    assert share > before + 0.25
+    assert drawn.caption.endswith(f"Held back by the policy: {share:.1%} of the workers' time.")
+    waiting = bars(drawn, workers.MUTED)
+    assert waiting.max() == pytest.approx(19.8 * np.median(waiting), rel=0.02)
+
+
+def test_a_worker_that_may_still_compute_is_not_idle():
+    pushes = rounds(10)
+    np.testing.assert_array_equal(workers.silent_seconds(pushes, float(pushes.seconds[-1])), 0.0)
+
+
 def test_of_a_long_run_the_beginning_is_drawn():
     drawn = workers_over_time(rounds(600), "a")
     assert drawn.caption.startswith("The first 1500 of 1800 pushes; by node: 500, 500, 500.")

@@ -238,3 +238,26 @@ def test_a_summary(tmp_path):
     row = made.iterations.row(0, named=True)
     assert (row["workers"], row["iterations"], row["seconds"], row["mean_compute_seconds"]) == (2, 10, 9.0, 1.5)
     assert row["mean_wait_seconds"] is None
+    assert row["idle_share"] is None  # waiting was not recorded
+
+
+def test_a_worker_that_is_never_released_is_idle_to_the_end(tmp_path):
+    """Worker 0 pushes at 1 s and is not released; worker 1 pushes every second until the end, at 10 s."""
+    worker = [0] + [1] * 10
+    seconds = [1.0, *np.arange(1.0, 11.0)]
+    frame = pl.DataFrame(
+        {
+            "run": ["r"] * 11,
+            "branch": pl.Series([0] * 11, dtype=pl.Int32),
+            "seconds": seconds,
+            "worker": pl.Series(worker, dtype=pl.Int32),
+            "clock": pl.Series([0, *range(10)], dtype=pl.Int32),
+            "compute_seconds": [0.8] * 11,
+            "pull_seconds": [0.1] * 11,
+            "push_seconds": [0.1] * 11,
+            "wait_seconds": [0.0] * 11,
+        }
+    )
+    row = summarise(trace(tmp_path / "t", frame)).iterations.row(0, named=True)
+    assert row["mean_wait_seconds"] == 0.0
+    assert row["idle_share"] == pytest.approx(9.0 / 20.0)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tuners.bespoke_bo.grouped_cluster import GroupedCluster
+from tuners.bespoke_bo.grouped_cluster import BOTH, SERVER, GroupedCluster, Traffic
 from tuners.bespoke_bo.parts import Part, Prior
 
 __all__ = ["communication", "overlapping", "transfer_seconds"]
@@ -34,13 +34,15 @@ def communication(cluster: GroupedCluster, *, overlap: bool = True) -> Part:
     def mean(parameters: _Floats, inputs: _Floats) -> _Floats:
         own, served = transfer_seconds(cluster, parameters, inputs)
         share = overlapping(cluster, parameters)[:, None]
-        early = _of_workers(inputs[..., 2::2])
+        early = Traffic.of(inputs).early_workers
         slowest = np.maximum(np.where(early >= 0, own, 0.0).max((-2, -1)), served.max(-1))
-        found: _Floats = share * _last_push(own, served, inputs) + (1 - share) * slowest
+        found: _Floats = share * _last_push(own, served, Traffic.of(inputs)) + (1 - share) * slowest
         return found
 
     def features(inputs: _Floats, mean_seconds: _Floats) -> _Floats:
-        counts = np.broadcast_to(np.log(np.maximum(inputs[..., :2], 1)), (*mean_seconds.shape, 2))
+        traffic = Traffic.of(inputs)
+        machines = np.stack([traffic.workers, traffic.servers], axis=-1)
+        counts = np.broadcast_to(np.log(np.maximum(machines, 1)), (*mean_seconds.shape, 2))
         return np.concatenate([counts, np.log(mean_seconds / unit + 0.1)[..., None]], axis=-1)
 
     return Part(
@@ -74,36 +76,32 @@ def transfer_seconds(cluster: GroupedCluster, parameters: _Floats, inputs: _Floa
     worker. Then a server's transfer for all workers, [N, n, 2 types]: pure servers of each type, then machines that are
     both; 0 where there is none.
     """
-    size, count = cluster.model_bytes, len(cluster.types)
+    size, count, traffic = cluster.model_bytes, len(cluster.types), Traffic.of(inputs)
     speeds, duplex = parameters[:, None, :count], parameters[:, None, count]
-    workers, servers = inputs[..., 0], np.maximum(inputs[..., 1], 1)
+    workers, servers = traffic.workers, np.maximum(traffic.servers, 1)
     own, served = size - size / servers, size / servers * np.maximum(workers - 1, 0)
     meanwhile = duplex * np.minimum(own, served)
     alone = np.broadcast_to(size / speeds, (*meanwhile.shape, count))
     paired = (own + meanwhile)[..., None] / speeds
-    only, both = inputs[..., 4::6] >= 0, inputs[..., 6::6] >= 0
+    only, both = traffic.present(SERVER), traffic.present(BOTH)
     serving = only * (size / servers * workers)[..., None] / speeds, both * (served + meanwhile)[..., None] / speeds
     return np.stack([alone, paired], axis=-1), np.concatenate(serving, axis=-1)
 
 
-def _of_workers(columns: _Floats) -> _Floats:
-    """The columns of workers and of both, [.., types, 2], out of those of workers, servers and both, [.., 3 types]."""
-    return np.stack([columns[..., 0::3], columns[..., 2::3]], axis=-1)
-
-
-def _last_push(own: _Floats, served: _Floats, inputs: _Floats) -> _Floats:
+def _last_push(own: _Floats, served: _Floats, traffic: Traffic) -> _Floats:
     """The end of the last push, in seconds after the slowest machine would have computed without communication, [N, n].
 
     All workers pull at once. A server receives pushes in the order in which they become ready, and idles only if none is.
     """
-    early, count = (_of_workers(inputs[..., first::2]).reshape(*inputs.shape[:-1], -1) for first in (2, 3))
+    flat = (*traffic.workers.shape, -1)
+    early, count = traffic.early_workers.reshape(flat), traffic.worker_machines.reshape(flat)
     each = own.reshape(*own.shape[:-2], -1)
     ready = 0.5 * np.maximum(each, served.max(-1, keepdims=True)) - early
     ready = np.where(early >= 0, ready, -np.inf)
     last = np.where(early >= 0, ready + 0.5 * each, 0.0).max(-1)
     later = ready[..., None, :] >= ready[..., :, None]  # whether a worker is ready no sooner than another
     pushes, mine = (later * count[..., None, :]).sum(-1), later[..., 1::2]
-    kinds, workers = mine.shape[-1], inputs[..., 0]
+    kinds, workers = mine.shape[-1], traffic.workers
     for server in range(2 * kinds):
         # A machine that is both pushes its own share to itself, without a connection.
         itself = mine[..., server - kinds] if server >= kinds else 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from tuners.actions import Job
 from tuners.bespoke_bo.schedules import batch, devices
 from tuners.settings import Choice
 
-__all__ = ["BOTH", "IDLE", "ROLES", "SERVER", "WORKER", "GroupedCluster", "RoleGroup"]
+__all__ = ["BOTH", "IDLE", "ROLES", "SERVER", "WORKER", "GroupedCluster", "RoleGroup", "Traffic"]
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
@@ -35,6 +36,43 @@ class RoleGroup:
     devices: tuple[int, ...]  # indices of the devices that may be given samples
     kinds: tuple[str, ...]  # of these devices
     roles: tuple[int, ...]  # those of IDLE, WORKER, SERVER, BOTH that the job leaves free
+
+
+class Traffic(NamedTuple):
+    """What communication depends on, by name. The roles are WORKER, SERVER and BOTH, in this order."""
+
+    workers: _Floats  # [..]
+    servers: _Floats  # [..]
+    early_seconds: _Floats  # [.., types, roles]: before the slowest machine, the last such machine has computed; -1: none
+    machines: _Floats  # [.., types, roles]: their number
+
+    @classmethod
+    def of(cls, inputs: _Floats) -> Traffic:
+        """The traffic in the inputs of the communication part, [.., 2 + 6 types]."""
+        each = inputs[..., 2:].reshape(*inputs.shape[:-1], -1, 3, 2)
+        return cls(inputs[..., 0], inputs[..., 1], each[..., 0], each[..., 1])
+
+    @property
+    def inputs(self) -> _Floats:
+        """One row of numbers per placement, [.., 2 + 6 types], as a part takes them."""
+        each = np.stack([self.early_seconds, self.machines], axis=-1)
+        counts = np.stack([self.workers, self.servers], axis=-1)
+        return np.concatenate([counts, each.reshape(*counts.shape[:-1], -1)], axis=-1)
+
+    @property
+    def early_workers(self) -> _Floats:
+        """`early_seconds` of pure workers and of machines that are both, [.., types, 2]."""
+        return self.early_seconds[..., [WORKER - 1, BOTH - 1]]
+
+    @property
+    def worker_machines(self) -> _Floats:
+        """The number of pure workers and of machines that are both, [.., types, 2]."""
+        return self.machines[..., [WORKER - 1, BOTH - 1]]
+
+    def present(self, role: int) -> NDArray[np.bool_]:
+        """Whether there are machines of each type in that role, [.., types]."""
+        found: NDArray[np.bool_] = self.early_seconds[..., role - 1] >= 0
+        return found
 
 
 @dataclass(frozen=True)
@@ -88,27 +126,28 @@ class GroupedCluster:
         return np.array(counted, np.int64)
 
     def traffic(self, placements: _Ints, seconds: _Floats | None = None) -> _Floats:
-        """The inputs of the communication part, [.., 2 + 6 types], of placements [.., groups, 4].
+        """The inputs of the communication part, [.., 2 + 6 types], of placements [.., groups, 4]; see `Traffic`.
 
-        First the numbers of workers and of servers. Then for each type, and in it for workers, servers and machines that
-        are both, two columns: how many seconds before the slowest machine the last of them has computed, and their number.
-        The seconds follow from `seconds` [.., groups, 4], the compute time of the slowest machine of each group and role
-        (None: all machines are equally slow). They are 0 for pure servers and -1 where there is no such machine.
+        How many seconds before the slowest machine others have computed follows from `seconds` [.., groups, 4], the compute
+        time of the slowest machine of each group and role (None: all machines are equally slow). It is 0 for pure servers.
         """
         workers = placements[..., [WORKER, BOTH]].sum((-2, -1))
         servers = placements[..., [SERVER, BOTH]].sum((-2, -1))
         slowest = np.zeros(placements.shape) if seconds is None else seconds
         slowest = np.where(placements[..., [WORKER, BOTH]] > 0, slowest[..., [WORKER, BOTH]], 0.0)
         early = slowest.max((-2, -1), keepdims=True) - slowest
-        shape, columns = np.broadcast_shapes(workers.shape, slowest.shape[:-2]), [workers, servers]
+        shape = np.broadcast_shapes(workers.shape, slowest.shape[:-2])
+        early_seconds, machines = np.empty((2, *shape, len(self.types), 3))
         for kind in range(len(self.types)):
             mine = self.type_of_group == kind
             for role in (WORKER, SERVER, BOTH):
                 present = placements[..., mine, role]
                 slack = np.zeros(present.shape) if role == SERVER else early[..., mine, int(role == BOTH)]
                 least = np.where(present > 0, slack, np.inf).min(-1, initial=np.inf)
-                columns += [np.where(np.isfinite(least), least, -1.0), present.sum(-1)]
-        return np.stack([np.broadcast_to(c, shape).astype(float) for c in columns], axis=-1)
+                early_seconds[..., kind, role - 1] = np.where(np.isfinite(least), least, -1.0)
+                machines[..., kind, role - 1] = present.sum(-1)
+        working, serving = (np.broadcast_to(count, shape).astype(float) for count in (workers, servers))
+        return Traffic(working, serving, early_seconds, machines).inputs
 
     def slowest_seconds(self, loads: _Ints, serves: NDArray[np.bool_], seconds: _Floats) -> _Floats:
         """The seconds of the slowest machine per group and role, [I, groups, 4], from `seconds` [I, machines]."""

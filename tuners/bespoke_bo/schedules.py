@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tuners.actions import Action, Job, Reconfigure, Rejected, Run, Setting, Window
+from tuners.actions import Action, Cost, Evaluation, Job, Reconfigure, Rejected, Run, Setting, Window
 from tuners.settings import Real, shared_out
 
 __all__ = ["MeasuredSchedule", "Schedule", "batch", "devices", "evenly", "is_free", "measure", "schedule", "setting"]
@@ -35,6 +35,9 @@ class MeasuredSchedule:
     machine_seconds: Mapping[str, float]  # per worker, of one mini-batch: its devices and the sum of their gradients
     device_seconds: Mapping[str, tuple[float, ...]]  # per worker and device, 0 for one without samples
     window: Window  # of the iterations that count
+    iterations: int  # of the whole evaluation, also those that do not count
+    evaluations: tuple[Evaluation, ...] = ()  # of the model on the validation set, during the whole evaluation
+    change: Cost | None = None  # of the reconfiguration; None if the job already had the setting
 
 
 # ------------------------------------------------------------------------------------------------------------ the domain
@@ -107,11 +110,12 @@ def measure(
     """
     if not 0 < counted < iterations:
         raise ValueError(f"Cannot count {counted} of {iterations} iterations: count some, and leave some out before them.")
+    change: Cost | None = None
     try:
         if setting != current:
-            yield from Reconfigure(setting)
+            change = yield from Reconfigure(setting)
         workers = len(setting.workers)
-        seen = yield from Run(clocks=(iterations - counted) * workers)
+        first = seen = yield from Run(clocks=(iterations - counted) * workers)
         if _went_well(seen, setting, (iterations - counted) * workers):
             seen = yield from Run(clocks=counted * workers)
     except Rejected:
@@ -128,6 +132,9 @@ def measure(
         machine_seconds={w.node: w.compute_seconds / w.pushes for w in seen.workers},
         device_seconds={w.node: w.device_seconds for w in seen.workers},
         window=seen,
+        iterations=iterations,
+        evaluations=first.evaluations + seen.evaluations,
+        change=change,
     )
 
 

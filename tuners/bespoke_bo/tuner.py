@@ -8,6 +8,8 @@ the paper or had to choose:
 
 * The paper tunes before the training. Here every evaluation is part of the training, and its cost is charged. After the last
   one the job stays with the best measured schedule; when machines join or leave, a few more schedules are tried.
+* The paper always makes ten evaluations. Here the next one is made only if what it is expected to save over the iterations
+  left is more than it costs (`tuners.bespoke_bo.stopping`); ``stop_early=False`` makes all ten.
 * The public framework has no initial schedule. Here the first one makes every machine worker and server, which by the paper
   tends to do well, with loads in proportion to cores; a GPU counts as 32 cores.
 * The model gets medians over the counted iterations, so one delayed iteration has no effect. Observations far from the
@@ -23,19 +25,20 @@ the paper or had to choose:
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from tuners.actions import Action, Job, Reconfigure, Rejected, Run, Setting, Tuner, Window
+from tuners.actions import Action, Evaluation, Job, Reconfigure, Rejected, Run, Setting, Tuner, Window
 from tuners.bespoke_bo.draws import Draws
 from tuners.bespoke_bo.grouped_cluster import BOTH, SERVER, WORKER, GroupedCluster
 from tuners.bespoke_bo.model import IterationModel, Observed
 from tuners.bespoke_bo.numeric import Candidate, Numeric, candidates
 from tuners.bespoke_bo.schedules import MeasuredSchedule, Schedule, batch, is_free, measure, setting
 from tuners.bespoke_bo.smc import Inference
+from tuners.bespoke_bo.stopping import JobCourse, worthwhile
 from tuners.settings import shared_out
 
 __all__ = ["bespoke_bo", "candidate_setting", "observed", "proportional"]
@@ -58,14 +61,15 @@ def bespoke_bo(
     communication: Literal["overlapping", "as_printed"] = "overlapping",
     device_draws: Literal["joint", "as_published_code"] = "joint",
     numeric: Numeric = "decomposed",
+    stop_early: bool = True,
 ) -> Tuner:
-    """Try `evaluations` schedules and stay with the best; try `rechecks` more whenever machines join or leave.
+    """Try up to `evaluations` schedules and stay with the best; try up to `rechecks` more whenever machines join or leave.
 
     A job whose schedule is not free runs as it is.
 
     Args:
         job: the job to tune.
-        evaluations: schedules to try; the paper needs ten.
+        evaluations: schedules to try at the most; the paper needs ten.
         rechecks: schedules to try when the cluster has changed.
         iterations: iterations of the job per evaluation.
         counted: the last iterations of an evaluation, which count.
@@ -75,6 +79,7 @@ def bespoke_bo(
         communication: whether workers that have the model early compute early, or all wait for the slowest connection.
         device_draws: whether machines that share a device type are drawn jointly.
         numeric: how to search for the schedule with the largest expected improvement.
+        stop_early: whether to try a schedule only if it is expected to save more than it costs; else all are tried.
     """
     if min(evaluations, draws, particles) < 1 or rechecks < 0:
         raise ValueError(
@@ -89,9 +94,10 @@ def bespoke_bo(
     count = evaluations
     while True:
         for _ in range(count):
-            progress.take(
-                (yield from measure(progress.proposal(), progress.current, iterations=iterations, counted=counted))
-            )
+            wanted = progress.proposal()
+            if stop_early and not progress.pays(iterations):
+                break
+            progress.take((yield from measure(wanted, progress.current, iterations=iterations, counted=counted)))
         yield from _settle(progress)
         yield from _watch(progress)
         count = rechecks
@@ -114,6 +120,8 @@ class _Progress:
         self.current = self.job.start
         self.available = frozenset(n.name for n in self.job.nodes)
         self.asked = self.current
+        self.expected: Candidate | None = None  # what the model says of `asked`; None: it was not proposed by the model
+        self.course = JobCourse(self.job)
 
     # --------------------------------------------------------------------------------------------------------- evaluations
 
@@ -124,13 +132,21 @@ class _Progress:
         elif isinstance(answer, Window):
             self.look(answer)
         else:
+            if answer.change is not None:
+                self.course.changed(answer.change)
             self.current = answer.setting
             self.seen.append(observed(self.job, answer))
             self.settings.append(answer.setting)
-            self.look(answer.window)
+            earlier = answer.iterations * len(answer.setting.workers) - answer.window.clocks
+            self.look(answer.window, earlier, answer.evaluations)
 
-    def look(self, window: Window) -> bool:
-        """Update the available nodes and the current setting; returns whether either has changed."""
+    def look(self, window: Window, earlier: int = 0, evaluations: Sequence[Evaluation] | None = None) -> bool:
+        """Update course, available nodes and current setting; returns whether nodes or setting have changed.
+
+        The evaluation has `earlier` clocks before the window, and all the `evaluations`; None: those of the window.
+        """
+        made = window.evaluations if evaluations is None else evaluations
+        self.course.trained(earlier + window.clocks, max(len(self.current.workers), 1), window.end_seconds, made)
         now = frozenset(n.name for n in window.nodes or self.job.nodes)
         changed = now != self.available or (window.setting or self.current) != self.current
         if now != self.available:
@@ -153,25 +169,38 @@ class _Progress:
 
     def proposal(self) -> Setting:
         """The next setting to evaluate; the current one if no other is left to try."""
-        self.asked = next((s for s in self._proposals() if not self._tried(s)), self.current)
+        untried = ((s, c) for s, c in self._proposals() if not self._tried(s))
+        self.asked, self.expected = next(untried, (self.current, None))
         return self.asked
+
+    def pays(self, iterations: int) -> bool:
+        """Whether evaluating the last proposal for `iterations` is expected to save more than it costs."""
+        if self.best is None:
+            return True  # there is nothing to stay with
+        if self.expected is None:
+            return False  # no schedule is left to try
+        best = self.seen[self.best].seconds
+        changes = 1 if self.settings[self.best] != self.current else 2
+        left = self.course.iterations_left(best, len(self.settings[self.best].workers))
+        lost = iterations * max(self.expected.seconds - best, 0.0) + changes * self.course.change_seconds
+        return worthwhile(self.expected.improvement, left - iterations, lost)
 
     def _tried(self, wanted: Setting) -> bool:
         """Whether a setting was refused, or an equal or almost equal one was measured."""
         return wanted in self.refused or any(_alike(wanted, s) for s in self.settings)
 
-    def _proposals(self) -> Generator[Setting, None, None]:
+    def _proposals(self) -> Generator[tuple[Setting, Candidate | None], None, None]:
         cluster = GroupedCluster.of(self.job, sorted(self.available))
         if not self.seen:
             first = proportional(self.job, cluster)
-            yield from [] if first is None else [first]
+            yield from [] if first is None else [(first, None)]
             return
         self.model.observe(self.seen)
         seed = self.job.seed + 1000 * len(self.seen)
         best = np.inf if self.best is None else self.seen[self.best].seconds
         drawn = Draws(self.model, cluster, self.draws, seed, self.joint)
         for found in candidates(drawn, best, self.numeric, np.random.default_rng(seed)):
-            yield candidate_setting(self.job, found)
+            yield candidate_setting(self.job, found), found
 
 
 def _settle(progress: _Progress) -> Generator[Action[Any], Any, None]:
@@ -184,6 +213,7 @@ def _settle(progress: _Progress) -> Generator[Action[Any], Any, None]:
     except Rejected:
         progress.refused.add(wanted)
         return
+    progress.course.changed(cost)
     if cost.done:
         progress.current = wanted
 

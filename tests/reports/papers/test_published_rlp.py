@@ -8,7 +8,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from reports.papers.rlp_runs import stability_edge
+from harness.training.instances import InstanceKind, draw
+from reports.papers.rlp_runs import stability_edge, table_of
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
 from simulators.cluster.profiles import Device, NodeType
@@ -16,7 +17,7 @@ from simulators.jobs import JobSpec
 from simulators.system import SimulatedSystem
 from simulators.workloads.workload import Demand, Workload
 from tuners import policies
-from tuners.actions import Install, Run, Setting, Target
+from tuners.actions import Decision, Install, Run, Setting, SyncPolicy, Target
 
 STEP_SECONDS = np.array([9.17, 10.103, 4.37, 4.47, 4.57, 15.39, 22.189, 5.31, 4.97, 5.07])
 BSP = np.full(10, 28)
@@ -103,3 +104,31 @@ def test_bsp_and_asp_become_unstable_at_nearly_the_same_rate():
     assert stability_edge(pushes % 10, 10) == pytest.approx(2.0, abs=1e-3)
     assert stability_edge(np.minimum(pushes, 9), 10) == pytest.approx(20 * np.sin(np.pi / 38), abs=0.01)
     assert stability_edge(pushes % 7, 10) == pytest.approx(20 / 7, abs=1e-3)
+
+
+def test_a_worker_that_is_never_released_is_idle_to_the_end():
+    """Only the first worker goes on: the others push once, and wait from then on."""
+
+    def decide(state, push):
+        return state, Decision(release=(np.arange(len(push.clocks)) == 0) & push.waiting)
+
+    alone = SyncPolicy("alone", lambda active: np.zeros(0), decide)
+    kind = InstanceKind(depths=(0,), units=4, target=Target("clocks", 60), evaluate_clocks=2**30)
+    run = table_of(draw(kind, 0), alone)
+    end, worker, seconds = run.table[-1, 0], run.table[:, 1].astype(int), run.table[:, 0]
+    others = np.arange(1, len(run.last_wait_seconds))
+    pushed = np.array([seconds[worker == w].max() for w in others])
+    np.testing.assert_allclose(run.last_wait_seconds[others], end - pushed)
+    counted = run.table[:, 6].sum() / (len(run.last_wait_seconds) * end)
+    assert run.idle > 0.5 > 0.05 > counted  # of ten workers nine wait
+
+
+def test_working_and_idle_seconds_are_the_whole_run():
+    kind = InstanceKind(depths=(0,), units=4, target=Target("clocks", 300), evaluate_clocks=2**30)
+    run = table_of(draw(kind, 0), policies.bsp())
+    end, worker = run.table[-1, 0], run.table[:, 1].astype(int)
+    busy = np.bincount(worker, run.table[:, 3:6].sum(1), minlength=len(run.last_wait_seconds))
+    longest = run.table[:, 3:6].sum(1).max()
+    left = end - busy - run.idle_seconds()  # a mini-batch in progress
+    assert (left > -1e-6).all()
+    assert (left <= longest).all()

@@ -17,7 +17,7 @@ from simulators.workloads.catalogue import workload
 from tests.support.bespoke_truth import HYPERTHREAD, SPEEDS, Truth
 from tuners.bespoke_bo.communication import communication
 from tuners.bespoke_bo.draws import Draws, Iterations, expected_improvement, load_grid
-from tuners.bespoke_bo.grouped_cluster import GroupedCluster
+from tuners.bespoke_bo.grouped_cluster import BOTH, SERVER, WORKER, GroupedCluster, Traffic
 from tuners.bespoke_bo.model import IterationModel, device_rate
 from tuners.bespoke_bo.parts import Evidence, Prior, draw_paths, log_likelihood, predict, trusted
 from tuners.bespoke_bo.schedules import schedule
@@ -194,6 +194,21 @@ def mean_seconds(cluster, speeds, duplex, placement, late=None, overlap=0.0):
     """The parametric prediction; `late` [groups, 4] is when the slowest of each group and role has computed."""
     part = communication(cluster)
     return part.mean(np.array([[*speeds, duplex, overlap]]), cluster.traffic(placement, late))[0]
+
+
+def test_traffic_has_a_name_for_every_column():
+    cluster = GroupedCluster.of(Truth({"g2.2xlarge": 2, "c4.8xlarge": 3}, 64).job)
+    placement, late = np.array([[0, 1, 0, 1], [1, 0, 2, 0]]), np.zeros((2, 4))
+    late[0, WORKER], late[0, BOTH] = 3.0, 5.0
+    inputs = cluster.traffic(placement, late)
+    found = Traffic.of(inputs)
+    assert (found.workers, found.servers) == (2, 3)
+    np.testing.assert_array_equal(found.machines, [[1, 0, 1], [0, 2, 0]])
+    np.testing.assert_array_equal(found.early_seconds, [[2, -1, 0], [-1, 0, -1]])
+    np.testing.assert_array_equal(found.early_workers, [[2, 0], [-1, -1]])
+    np.testing.assert_array_equal(found.worker_machines, [[1, 1], [0, 0]])
+    np.testing.assert_array_equal(found.present(SERVER), [False, True])
+    np.testing.assert_array_equal(found.inputs, inputs)
 
 
 def test_communication_knows_who_moves_what():
