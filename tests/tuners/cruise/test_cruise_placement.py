@@ -300,6 +300,78 @@ def test_by_kind_and_by_milp_are_one_in_whole_mini_batches(problem):
     assert solved.seconds == pytest.approx(placement_seconds(problem, best_in_batches(problem), round_up=True), rel=CLOSE)
 
 
+def drawn(rng):
+    """A cluster of 4 to 6 machines of up to three kinds, in round numbers: they make many placements equally good."""
+    kinds = tuple(
+        MachineKind(
+            count=int(count),
+            compute_seconds=float(rng.integers(1, 41) / 10),
+            bytes_per_second=float(rng.integers(1, 21) / 4),
+        )
+        for count in rng.multinomial(rng.integers(4, 7), np.ones(3) / 3)
+        if count
+    )
+    return Problem(
+        kinds=kinds,
+        samples=float(rng.integers(1, 10)),
+        batch_size=1.0,
+        model_bytes=float(rng.integers(1, 13) / 4),
+        server_term=str(rng.choice(["paper", "sum"])),
+    )
+
+
+def brute_force_by_kind(problem):
+    """`brute_force` in whole mini-batches, without the choices that differ only in which of alike machines does what."""
+    compute, rate = rates(problem)
+    kind = problem.kind_of()
+    least, tried = np.inf, set()
+    for workers, servers in roles(problem):
+        quickest = [problem.model_bytes / min(rate[w], max(rate)) for w in workers]
+        for batches in compositions(problem.batches, len(workers)):
+            same = tuple(sorted((int(kind[w]), n) for w, n in zip(workers, batches, strict=True)))
+            # No worker can pull faster than through its own NIC from the widest machine.
+            bound = max(n * (compute[w] + q) for w, n, q in zip(workers, batches, quickest, strict=True))
+            if same not in tried and bound < least:
+                tried.add(same)
+                least = min(least, least_by_lp(problem, workers, servers, batches, samples=False))
+    return least
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("seed", "clusters"), [(0, 20), pytest.param(1, 200, marks=pytest.mark.benchmark)], ids=["few", "many"]
+)
+def test_what_the_milp_calls_proven_is_what_brute_force_finds(seed, clusters):
+    rng = np.random.default_rng(seed)
+    for _ in range(clusters):
+        problem = drawn(rng)
+        solved = solve(problem)
+        assert solved.proven, problem
+        assert solved.seconds == pytest.approx(brute_force_by_kind(problem), rel=CLOSE), problem
+
+
+def alike_and_different(*kinds, **more):
+    """Kinds of machines as (count, seconds per sample, bytes per second); mini-batches of one sample."""
+    made = tuple(MachineKind(count=n, compute_seconds=c, bytes_per_second=b) for n, c, b in kinds)
+    return Problem(kinds=made, batch_size=1.0, server_term="paper", **more)
+
+
+@pytest.mark.parametrize(
+    ("problem", "seconds"),
+    [
+        # Called optimal, and proven, at 10.27 s: variables had no bounds, and HiGHS cut the optimum off.
+        (alike_and_different((3, 3.7, 4.5), (1, 2.4, 2.25), (2, 0.9, 1.5), samples=12.0, model_bytes=1.25), 26 / 3),
+        # Four mini-batches on four workers of six: the even placement is the optimum, and the cap was at it. 7.25 s.
+        (alike_and_different((6, 3.5, 4.0), samples=4.0, model_bytes=3.0), 5.0),
+    ],
+)
+def test_a_placement_that_highs_cut_off_is_found(problem, seconds):
+    solved = solve(problem)
+    assert solved.proven
+    assert solved.seconds == pytest.approx(seconds, rel=CLOSE)
+    assert placement_seconds(problem, best_in_batches(problem), round_up=True) == pytest.approx(seconds, rel=1e-9)
+
+
 @settings(max_examples=8)
 @given(problems(most=2, batches=5, batch_size=1.5).filter(lambda p: p.machines <= 4))
 def test_the_milp_in_samples_is_what_brute_force_finds_with_eq_4s_rounding(problem):
