@@ -3,7 +3,8 @@
 The paper gives products of variables to a commercial solver. They can be written linearly, without approximation:
 
 * the number of workers W = ||w|| is a constant: one programme for each W that a bound does not rule out, so that a server's
-  term W m_j / b_ij is linear. The public code's, m_j sum_i w_i / b_ij, takes q_ij >= m_j - (1 - w_i), q >= 0 for w_i m_j;
+  term W m_j / b_ij or W m_j / b_j is linear. The public code's, m_j sum_i w_i / b_ij, takes q_ij >= m_j - (1 - w_i),
+  q >= 0 for w_i m_j;
 * n_i = sum_k 2^k beta_ik counts worker i's mini-batches, and z_ik >= tau_i - U_i (1 - beta_ik), z >= 0 stands for
   beta_ik tau_i, so that C >= C_w.proc^i d_i + sum_k 2^k z_ik is Eqs. 1-4 with the mini-batches rounded up;
 * w_i + s_i = 1 for every machine (||w|| + ||s|| = N alone would admit both or none), and d_i, m_j are 0 without the role;
@@ -82,15 +83,22 @@ def solve(
 
 def _whole_pulls(problem: Problem) -> NDArray[np.float64]:
     """M / b_ij: seconds in which server j alone would give machine i the whole model, [N, N]."""
-    rate = np.array([k.bytes_per_second for k in problem.kinds])[problem.kind_of()]
+    rate = _rates(problem)
     seconds: NDArray[np.float64] = problem.model_bytes / np.minimum(rate[:, None], rate[None, :])
     return seconds
+
+
+def _rates(problem: Problem) -> NDArray[np.float64]:
+    """Each machine's bandwidth, [N]."""
+    rate: NDArray[np.float64] = np.array([k.bytes_per_second for k in problem.kinds])[problem.kind_of()]
+    return rate
 
 
 def _least_pulls(problem: Problem, workers: int) -> NDArray[np.float64]:
     """A lower bound of tau_i with so many workers, whichever machines they are, [N]."""
     whole, servers = _whole_pulls(problem), problem.machines - workers
-    served = np.broadcast_to(whole.min(axis=0), whole.shape) if problem.server_term == "sum" else whole
+    # A server takes at least M / b_j for each worker, whichever the worker; only the paper's term says more.
+    served = whole if problem.server_term == "paper" else np.broadcast_to(whole.min(axis=0), whole.shape)
     widest = np.sort(1 / served, axis=1)[:, -servers:].sum(axis=1)
     least: NDArray[np.float64] = np.maximum(workers / widest, whole.min(axis=1))
     return least
@@ -207,6 +215,11 @@ class _Programme:
                 self._add(0.0, np.inf, (1, served), *((-self.pull[i, j], both[i, j]) for i in range(n)))
                 for i in range(n):
                     self._add(-1.0, np.inf, (1, both[i, j]), (-1, self.share[j]), (-1, self.works[i]))
+        elif self.problem.server_term == "own":
+            served = self._new((1,), 0.0, self.longest)[0]
+            whole = self.problem.model_bytes / _rates(self.problem) / self.unit
+            for j in range(n):
+                self._add(0.0, np.inf, (1, served), (-self.workers * whole[j], self.share[j]))
         for i in range(n):
             self._add(0.0, np.inf, (1, self.tau[i]), *((-self.pull[i, j], self.share[j]) for j in range(n)))
             if served is not None:

@@ -52,7 +52,7 @@ def problems(most_kinds=3, most=3, batches=6, batch_size=1.0, **fixed):
         samples=st.integers(1, batches).map(float),
         batch_size=st.just(batch_size),
         model_bytes=st.integers(1, 12).map(lambda x: x / 4),
-        server_term=st.sampled_from(["paper", "sum"]),
+        server_term=st.sampled_from(["paper", "sum", "own"]),
         **fixed,
     )
     return made.filter(lambda p: 2 <= p.machines <= 5)
@@ -107,6 +107,9 @@ AT_HAND = Placement((0, 2), (1, 3), (3.0, 7.0), (2.0, 6.0))
         # The paper's: the slow worker waits max(2 x 2, 6 x 2) = 12 s, the fast one max(2 x 2, 6 x 2 / 4) = 4 s.
         ({"server_term": "paper"}, False, 1.5 * 12 + 3, 3.5 * 4 + 1.75),
         ({"server_term": "paper"}, True, 2 * 12 + 3, 4 * 4 + 1.75),
+        # Each server at the rate of its own NIC: server 1 takes 2 x 2 = 4 s for both workers, server 3 6 x 2 / 4 = 3 s.
+        ({"server_term": "own"}, False, 1.5 * 8 + 3, 3.5 * 4 + 1.75),
+        ({"server_term": "own"}, True, 2 * 8 + 3, 4 * 4 + 1.75),
         # With overlap the server's turn is no longer than its work: 7.5 s against 8 s and compute.
         ({"server_term": "sum", "overlap": True}, False, 1.5 * 8 + 3, 3.5 * 7.5),
     ],
@@ -131,9 +134,9 @@ def test_a_whole_number_of_mini_batches_is_not_rounded_further():
 
 
 @given(problems(most_kinds=1))
-def test_for_alike_workers_both_server_terms_are_the_same(problem):
-    one, other = (best_split(replace(problem, server_term=term)).seconds for term in ("paper", "sum"))
-    assert one == pytest.approx(other, rel=1e-12)
+def test_for_alike_machines_all_server_terms_are_the_same(problem):
+    one, *others = (best_split(replace(problem, server_term=term)).seconds for term in ("paper", "sum", "own"))
+    assert others == pytest.approx([one, one], rel=1e-12)
 
 
 # ------------------------------------------------------------------------------------------------------ the relaxed optimum
@@ -259,6 +262,8 @@ def least_by_lp(problem, workers, servers, batches, *, samples):
         for j, server in enumerate(servers):
             if problem.server_term == "paper":
                 turn = w / pair[j]
+            elif problem.server_term == "own":
+                turn = w / rate[server]
             else:
                 turn = sum(1 / min(rate[other], rate[server]) for other in workers)
             bound({j: turn}, busy=not problem.overlap)
@@ -316,7 +321,7 @@ def drawn(rng):
         samples=float(rng.integers(1, 10)),
         batch_size=1.0,
         model_bytes=float(rng.integers(1, 13) / 4),
-        server_term=str(rng.choice(["paper", "sum"])),
+        server_term=str(rng.choice(["paper", "sum", "own"])),
     )
 
 
