@@ -3,13 +3,17 @@
 The paper gives products of variables to a commercial solver. They can be written linearly, without approximation:
 
 * the number of workers W = ||w|| is a constant: one programme for each W that a bound does not rule out, so that a server's
-  term W m_j / b_ij is linear. The public code's, m_j sum_i w_i / b_ij, takes q_ij >= m_j - (1 - w_i), q >= 0 for w_i m_j;
+  term W m_j / b_ij or W m_j / b_j is linear. The public code's, m_j sum_i w_i / b_ij, takes q_ij >= m_j - (1 - w_i),
+  q >= 0 for w_i m_j;
 * n_i = sum_k 2^k beta_ik counts worker i's mini-batches, and z_ik >= tau_i - U_i (1 - beta_ik), z >= 0 stands for
   beta_ik tau_i, so that C >= C_w.proc^i d_i + sum_k 2^k z_ik is Eqs. 1-4 with the mini-batches rounded up;
 * w_i + s_i = 1 for every machine (||w|| + ||s|| = N alone would admit both or none), and d_i, m_j are 0 without the role;
 * alike machines have an order, which removes symmetric solutions: most data first, most of the model last.
 
-The gap is zero: what is returned is optimal within HiGHS's tolerances, or, where time ran out, marked as not proven.
+The gap is zero: what is returned is optimal within HiGHS's tolerances, or, where time ran out, marked as not proven. HiGHS
+(SciPy 1.17.1) has called worse placements optimal where variables had no bounds, and possible ones infeasible where the
+epoch had its optimum as a cap. So all variables have bounds, the cap is above the best placement known, and the best
+placement with equal shares is the first one known.
 
 ``cruise[solver=milp]`` uses it with Fig. 3's own rounding of samples to mini-batches (`data="samples"`). It takes
 seconds for eight machines, where `tuners.cruise.placement`, the default, takes milliseconds. Tests hold the two against each
@@ -28,6 +32,8 @@ from scipy.sparse import csr_array
 from tuners.cruise.placement import Placement, Problem, placement_seconds
 
 __all__ = ["Solved", "solve"]
+
+_SLACK = 0.01  # how far the cap of the epoch is above the best one known
 
 
 class Solved(NamedTuple):
@@ -57,33 +63,42 @@ def solve(
     """
     if problem.overlap:
         raise ValueError("Cannot put overlapping pulls into this programme: it is the paper's; use best_in_batches.")
-    best: Solved | None = None
+    counts = range(1, problem.machines)
+    if not counts:
+        return None
+    best = min((_even(problem, w, data, model_blocks) for w in counts), key=lambda s: s.seconds)
     proven = True
-    bounds = {w: _bound(problem, w, data) for w in range(1, problem.machines)}
+    bounds = {w: _bound(problem, w, data) for w in counts}
     for workers in sorted(bounds, key=bounds.__getitem__):
-        if best is not None and bounds[workers] >= best.seconds:
+        if bounds[workers] >= best.seconds:
             break
-        # HiGHS has called a worse placement optimal where the epoch had no bound (SciPy 1.17.1, four machines).
-        cap = best.seconds if best is not None else _even(problem, workers, data, model_blocks) * (1 + 1e-6)
+        cap = best.seconds * (1 + _SLACK)
         found, complete = _Programme(problem, workers, data, model_blocks, cap).solved(limit_seconds)
         proven = proven and complete
         if found is not None:
             seconds = placement_seconds(problem, found, round_up=True)
-            best = min(filter(None, (best, Solved(found, seconds, False))), key=lambda s: s.seconds)
-    return best._replace(proven=proven) if best is not None else None
+            best = min(best, Solved(found, seconds, False), key=lambda s: s.seconds)
+    return best._replace(proven=proven)
 
 
 def _whole_pulls(problem: Problem) -> NDArray[np.float64]:
     """M / b_ij: seconds in which server j alone would give machine i the whole model, [N, N]."""
-    rate = np.array([k.bytes_per_second for k in problem.kinds])[problem.kind_of()]
+    rate = _rates(problem)
     seconds: NDArray[np.float64] = problem.model_bytes / np.minimum(rate[:, None], rate[None, :])
     return seconds
+
+
+def _rates(problem: Problem) -> NDArray[np.float64]:
+    """Each machine's bandwidth, [N]."""
+    rate: NDArray[np.float64] = np.array([k.bytes_per_second for k in problem.kinds])[problem.kind_of()]
+    return rate
 
 
 def _least_pulls(problem: Problem, workers: int) -> NDArray[np.float64]:
     """A lower bound of tau_i with so many workers, whichever machines they are, [N]."""
     whole, servers = _whole_pulls(problem), problem.machines - workers
-    served = np.broadcast_to(whole.min(axis=0), whole.shape) if problem.server_term == "sum" else whole
+    # A server takes at least M / b_j for each worker, whichever the worker; only the paper's term says more.
+    served = whole if problem.server_term == "paper" else np.broadcast_to(whole.min(axis=0), whole.shape)
     widest = np.sort(1 / served, axis=1)[:, -servers:].sum(axis=1)
     least: NDArray[np.float64] = np.maximum(workers / widest, whole.min(axis=1))
     return least
@@ -101,20 +116,18 @@ def _bound(problem: Problem, workers: int, data: str) -> float:
     return float(need / rate)
 
 
-def _even(problem: Problem, workers: int, data: str, model_blocks: int | None) -> float:
-    """The epoch when the first machines are workers and all shares are equal: an upper bound of the best epoch."""
+def _even(problem: Problem, workers: int, data: str, model_blocks: int | None) -> Solved:
+    """The first machines are workers, and all shares are equal, as nearly as mini-batches and blocks allow."""
     servers = problem.machines - workers
-    held = np.full(workers, problem.samples / workers)
-    if data == "batches":
-        held = _evenly(problem.batches, workers) * problem.batch_size
-    parts = np.full(servers, 1 / servers) if model_blocks is None else _evenly(model_blocks, servers) / model_blocks
+    held = _evenly(problem.batches, workers) if data == "batches" else np.ones(workers)
+    parts = np.ones(servers) if model_blocks is None else _evenly(model_blocks, servers)
     placement = Placement(
         tuple(range(workers)),
         tuple(range(workers, problem.machines)),
-        tuple(held.tolist()),
-        tuple((parts * problem.model_bytes).tolist()),
+        tuple((held / held.sum() * problem.samples).tolist()),
+        tuple((parts / parts.sum() * problem.model_bytes).tolist()),
     )
-    return placement_seconds(problem, placement, round_up=True)
+    return Solved(placement, placement_seconds(problem, placement, round_up=True), False)
 
 
 def _evenly(count: int, parts: int) -> NDArray[np.float64]:
@@ -133,6 +146,7 @@ class _Programme:
         self.compute = _compute(problem) / self.unit
         self.least = _least_pulls(problem, workers) / self.unit
         self.cap = cap / self.unit
+        self.longest = float(workers * self.pull.max())  # U_i: no pull takes longer
         # At most all mini-batches, and at most those that fit into an epoch that is known to be possible.
         fit = self.cap / (self.least + (0 if self.in_samples else self.compute))
         self.most = np.minimum(problem.batches, np.floor(np.minimum(fit, 1e9) * (1 + 1e-9))).astype(int)
@@ -168,10 +182,10 @@ class _Programme:
         self.epoch = self._new((1,), 0.0, self.cap)[0]  # C
         self.works = self._new((n,), 0, 1, whole=True)  # w_i, and s_i = 1 - w_i
         self.share = self._new((n,), 0.0, 1.0)  # m_j
-        self.tau = self._new((n,), 0.0, np.inf)
+        self.tau = self._new((n,), 0.0, self.longest)
         self.bit = self._new((n, self.bits), 0, 1, whole=True)  # beta_ik
-        self.paid = self._new((n, self.bits), 0.0, np.inf)  # z_ik
-        self.data = self._new((n,), 0.0, np.inf)  # d_i / B
+        self.paid = self._new((n, self.bits), 0.0, self.longest)  # z_ik
+        self.data = self._new((n,), 0.0, float(self.most.max()))  # d_i / B
 
     def _batches(self, i: int, factor: float = 1.0) -> list[tuple[float, int]]:
         """n_i as terms."""
@@ -195,12 +209,17 @@ class _Programme:
         """tau_i is at least each server's term and the worker's own; it has no cost for a machine that is no worker."""
         n, served = self.n, None
         if self.problem.server_term == "sum":
-            served = self._new((1,), 0.0, np.inf)[0]
+            served = self._new((1,), 0.0, self.longest)[0]
             both = self._new((n, n), 0.0, 1.0)  # w_i m_j
             for j in range(n):
                 self._add(0.0, np.inf, (1, served), *((-self.pull[i, j], both[i, j]) for i in range(n)))
                 for i in range(n):
                     self._add(-1.0, np.inf, (1, both[i, j]), (-1, self.share[j]), (-1, self.works[i]))
+        elif self.problem.server_term == "own":
+            served = self._new((1,), 0.0, self.longest)[0]
+            whole = self.problem.model_bytes / _rates(self.problem) / self.unit
+            for j in range(n):
+                self._add(0.0, np.inf, (1, served), (-self.workers * whole[j], self.share[j]))
         for i in range(n):
             self._add(0.0, np.inf, (1, self.tau[i]), *((-self.pull[i, j], self.share[j]) for j in range(n)))
             if served is not None:
@@ -211,10 +230,9 @@ class _Programme:
 
     def _epochs(self) -> None:
         for i in range(self.n):
-            limit = float(self.workers * self.pull[:, :].max())  # U_i: no pull takes longer
-            self._add(-np.inf, limit, (1, self.tau[i]))
             for k in range(self.bits):
-                self._add(-limit, np.inf, (1, self.paid[i, k]), (-1, self.tau[i]), (-limit, self.bit[i, k]))
+                waits = ((1, self.paid[i, k]), (-1, self.tau[i]), (-self.longest, self.bit[i, k]))
+                self._add(-self.longest, np.inf, *waits)
                 # Redundant, but it gives the relaxation a lower bound of a pull.
                 self._add(0.0, np.inf, (1, self.paid[i, k]), (-self.least[i], self.bit[i, k]))
             paid = [(-(2.0**k), self.paid[i, k]) for k in range(self.bits)]

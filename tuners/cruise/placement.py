@@ -18,6 +18,9 @@ Where we differ or had to choose:
   server may get nothing to hold; then it is better left out.
 * `server_term` "paper" is m_j w / b_ij, as if all workers had the bandwidth of worker i. "sum", the default, is
   m_j sum_i 1 / b_ij as in the public code: the seconds to serve each worker in turn. For alike workers they are equal.
+* "own", our addition, is m_j w / b_j. A transfer to a narrow worker uses a part of the server's NIC, and the rest serves
+  others meanwhile; "paper" and "sum" let it occupy the whole server. Where workers differ in bandwidth, they therefore give
+  the servers too much to do. The narrow worker itself waits for its own NIC, which is the other term.
 * The paper adds a server's seconds for all workers to a worker's compute, as if all workers pulled at one time.
   Asynchronous workers pull while others compute: with `overlap`, y_i = max(B C_w.proc^i + the worker's own term, the
   server's term), which is the limit of a busy server. The proof above holds for that, too.
@@ -53,8 +56,8 @@ __all__ = [
 
 _Array: TypeAlias = NDArray[np.float64]
 
-ServerTerm: TypeAlias = Literal["paper", "sum"]
-"""The server's part of a pull: m_j w / b_ij, or m_j sum_i 1 / b_ij."""
+ServerTerm: TypeAlias = Literal["paper", "sum", "own"]
+"""The server's part of a pull: m_j w / b_ij, m_j sum_i 1 / b_ij, or m_j w / b_j."""
 
 _MOST_KINDS = 3
 _ROUNDING = 1e-12  # relative error of floats that counts as zero
@@ -122,7 +125,11 @@ def pull_seconds(problem: Problem, placement: Placement) -> tuple[_Array, _Array
     kind, model = problem.kind_of(), np.array(placement.model)
     rate = np.array([k.bytes_per_second for k in problem.kinds])[kind]
     seconds = 1 / np.minimum(rate[list(placement.workers), None], rate[None, list(placement.servers)])  # per byte, [w, s]
-    per_byte = len(placement.workers) * seconds if problem.server_term == "paper" else seconds.sum(axis=0)
+    per_byte = {
+        "paper": len(placement.workers) * seconds,
+        "sum": seconds.sum(axis=0),
+        "own": len(placement.workers) / rate[list(placement.servers)],
+    }[problem.server_term]
     served = np.broadcast_to((model * per_byte).max(axis=-1), len(placement.workers))
     return served, (model * seconds).sum(axis=1)
 
@@ -229,10 +236,14 @@ def _pieces(problem: Problem, workers: NDArray[np.int64], kinds: list[int]) -> _
     rate = np.array([k.bytes_per_second for k in problem.kinds])
     whole = problem.model_bytes / np.minimum(rate[:, None], rate[None, kinds])  # [u, t]
     servers = np.array([k.count for k in problem.kinds])[kinds] - workers[:, kinds]  # [v, t]
+    size = (len(workers), *whole.shape)
     if problem.server_term == "paper":
         served = workers.sum(axis=1)[:, None, None] * whole[None] / servers[:, None]
+    elif problem.server_term == "own":
+        own = workers.sum(axis=1)[:, None] * problem.model_bytes / rate[kinds] / servers
+        served = np.broadcast_to(own[:, None], size)
     else:
-        served = np.broadcast_to((workers @ whole / servers)[:, None], (len(workers), *whole.shape))
+        served = np.broadcast_to((workers @ whole / servers)[:, None], size)
     # The shares have the sum 1, so a constant is the same coefficient for each of them.
     compute = _compute(problem)[:, None, None]
     alone = np.broadcast_to(whole, served.shape)[:, :, None] + compute

@@ -14,7 +14,8 @@ Where we differ from the paper or had to choose:
   server may serve slower than its NIC.
 * The paper's model adds a server's work for all workers to each worker's compute. That is exact where all workers pull at
   the same time (BSP). With `overlap`, our addition, some workers pull while others compute, up to the servers' bandwidth.
-* `server_term` "sum" is the public code's, "paper" is Eq. 4. They differ where the workers' NICs differ.
+* `server_term` "sum" is the public code's, "paper" is Eq. 4, "own" is our addition: a server serves others while it serves a
+  worker with a narrow NIC. They differ where NICs differ.
 * `solver` "milp" is the paper's programme (Fig. 3), "exact" is our method without a solver.
 * After a reconfiguration all measurements are forgotten. Pushes during the reconfiguration do not count, nor does the first
   mini-batch after it, which may mix both settings.

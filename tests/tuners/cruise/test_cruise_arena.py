@@ -8,8 +8,9 @@ import pytest
 
 from harness import scenario
 from harness.drive import play
-from tuners.actions import Reconfigure, Rejected, Window
+from tuners.actions import Reconfigure, Rejected, Run, Window
 from tuners.cruise import cruise
+from tuners.cruise.placement import MachineKind, Placement, Problem, placement_seconds
 
 
 def changes(found, workers=None, **options):
@@ -50,3 +51,49 @@ def test_opportunistic_machines_are_used_while_they_are_there():
     assert [len(e.action.setting.workers) for e in asked] == pytest.approx([12, 25, 12, 25], abs=2)
     last = [e.answer for e in played.exchanges if isinstance(e.answer, Window)][-1]
     assert last.setting == asked[-1].action.setting
+
+
+WIDE_SERVER = """
+summary = "Eight narrow workers and a server that serves 2.5 times as fast as they receive"
+cluster.nodes = [{ type = "m4.large", count = 8 }, { type = "r4.4xlarge", count = 1, prefix = "wide" }]
+workload.name = "cruise-nmf"
+workload.overrides.demand.sample_seconds = 1e-4
+start = { worker_count = 8, policy = "asp", batch_size = 10000 }
+free.worker_count = { integer = [1, 8] }
+target = { metric = "clocks", value = 100000, check_clocks = 100 }
+budget.seconds = 1e7
+conditions.jitter = 0.0
+"""
+
+
+def test_a_wide_server_serves_narrow_workers_side_by_side():
+    """Each worker pulls as fast as its own NIC. "sum" and "paper" make the server serve them one after the other."""
+    found = scenario.parse(WIDE_SERVER, name="wide", origin=Path("wide.toml"))
+    system = scenario.system(found, seed=0)
+    system.perform(Run(clocks=80))
+    seen = system.perform(Run(clocks=160))
+    job = system.job
+    compute = float(seen.pushes.compute_seconds.mean()) / job.start.batch_size
+    # A server may serve slower than its NIC.
+    rates = (job.nodes[0].nic_bytes_per_second, found.cluster.nodes[8][1].service_bytes_per_second)
+    kinds = tuple(
+        MachineKind(count=count, compute_seconds=compute, bytes_per_second=rate)
+        for count, rate in zip((8, 1), rates, strict=True)
+    )
+    placement = Placement(tuple(range(8)), (8,), (job.start.batch_size,) * 8, (job.model_bytes,))
+
+    def predicted(term):
+        problem = Problem(
+            kinds=kinds,
+            samples=8 * job.start.batch_size,
+            batch_size=job.start.batch_size,
+            model_bytes=job.model_bytes,
+            server_term=term,
+            overlap=True,
+        )
+        return placement_seconds(problem, placement)
+
+    cycle = 8 * seen.seconds / seen.clocks
+    assert predicted("own") == pytest.approx(cycle, rel=0.02)
+    assert predicted("sum") == pytest.approx(predicted("paper"), rel=1e-9)
+    assert predicted("sum") > 2 * cycle
