@@ -30,7 +30,7 @@ TRUTH = Truth(COUNTS, 65536, saturation=300.0, jitter=0.02, overlap=True)
 def test_a_proposal_on_ten_machines(benchmark: Any) -> None:
     """The tuner's own time between the answer to its ninth evaluation and the tenth schedule that it asks for."""
     assert len(placements(GroupedCluster.of(TRUTH.job), np.random.default_rng(0))) == 34_731
-    system, tuner = TruthSystem(TRUTH), bespoke_bo(TRUTH.job)
+    system, tuner = TruthSystem(TRUTH), bespoke_bo(TRUTH.job, stop_early=False)
     action, answer, windows = next(tuner), None, 0
     while windows < 18:  # two for each evaluation
         if answer is not None:
