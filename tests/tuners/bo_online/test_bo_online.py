@@ -202,7 +202,7 @@ def test_the_gate_knows_costs_by_technique(monkeypatch, change, gain, costs, tak
 
     monkeypatch.setattr("tuners.bo_online.tuner.proposal", proposal)
     curve = Apart()
-    exchanges(partial(bo_online, costs=costs), curve, most=24)
+    exchanges(partial(bo_online, costs=costs, best_first=False), curve, most=24)
     begun = [i for i, a in enumerate(curve.asked) if isinstance(a, Run)][10]
     assert isinstance(curve.asked[begun + 1], Reconfigure) == taken
 
