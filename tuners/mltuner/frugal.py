@@ -166,13 +166,12 @@ class _Beliefs:
         self.doubt = {move: min(doubt * 4**much, 1.0) for move, doubt in self.doubt.items()}
 
     def _prior(self, move: Move, reference: _Course, fall: float, *, stuck: bool) -> float:
-        if move.name == "learning_rate" and stuck:
-            if fall < -_LEAST_FALL:
-                return _STUCK / 2 if move.up else _STUCK
-            if fall < _LEAST_FALL:
-                return _STUCK if move.up else _STUCK / 2
-        if move.name == "learning_rate" and move.up:
-            return _HIGHER_RATE
+        if not (move.up or stuck):
+            return 0.0  # a lower rate always looks good for a while, because losses are less noisy, and is slower then
+        if move.name == "learning_rate":
+            if stuck and fall < _LEAST_FALL:
+                return _STUCK if move.up == (fall > -_LEAST_FALL) else _STUCK / 2
+            return _HIGHER_RATE if move.up else _LITTLE
         if move.name == "waiting" and move.up:
             return max(_LITTLE, reference.waiting / 2)
         if move.name == "batch_size" and move.up:
