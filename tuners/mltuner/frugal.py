@@ -137,6 +137,10 @@ class _Course:
 _HIGHER_RATE = 0.1  # expected gain of a higher rate
 _LITTLE = 0.05  # expected gain of the other moves
 _STUCK = 0.4  # expected gain of another rate while the loss does not fall
+import os
+
+IDLE = int(os.environ.get("IDLE", "2"))
+DOWN = float(os.environ.get("DOWN", "0.5"))
 _LEAST_SIZE = 0.25  # of a step
 _FORGETS = 0.1  # failures forgotten per segment, while the time left is the time so far
 
@@ -213,6 +217,7 @@ class _Tuning:
     overhead: float = 0.0  # seconds of a snapshot and an evaluation
     least_seconds: float = 0.0  # of a segment
     refusals: int = 0  # of snapshots, in a row
+    tried: list[Setting] = field(default_factory=list)  # since the snapshot
     idle: int = 0  # segments since the snapshot
     beliefs: _Beliefs = field(default_factory=_Beliefs)
 
@@ -247,6 +252,7 @@ class _Tuning:
 
     def renew(self) -> Generator[Action[Any], Any, None]:
         """Take the model as it is as the snapshot."""
+        self.tried = []
         if self.snapshot is not None:
             yield from drop(self.snapshot)
         self.snapshot = yield from fork(self.main.trained.branch)
@@ -308,15 +314,18 @@ class _Tuning:
         possible = [m for m in self.moves if self.changed(m) is not None]
         fall = self.fall(main) / abs(before.loss or 1.0)
         # A single loss that is no better may be noise, and a lower rate always looks good for a while.
-        stuck = not self.trained_seconds or self.idle > 1
+        stuck = not self.trained_seconds or self.idle > IDLE
         gains = {m: self.beliefs.expected(m, main, fall, stuck=stuck) for m in possible}
         move = max(gains, key=lambda m: gains[m], default=None)
         return move if move is not None and gains[move] * left > main.seconds + self.overhead else None
 
     def changed(self, move: Move) -> Setting | None:
         """The setting after a move; None if the range ends here."""
-        setting = move.step(self.main.trained.setting, self.beliefs.size(move))
-        return setting if setting != self.main.trained.setting or move.dummy else None
+        size = self.beliefs.size(move) * (1.0 if move.up or not self.trained_seconds else DOWN)
+        setting = move.step(self.main.trained.setting, size)
+        if move.dummy:
+            return setting
+        return None if setting == self.main.trained.setting or setting in self.tried else setting
 
     def fall(self, course: _Course) -> float:
         """The fall of a course's loss since the snapshot."""
@@ -331,13 +340,14 @@ class _Tuning:
         if branch is None or setting is None:
             self.beliefs.failed(move, flat=False)
             return
+        self.tried.append(setting)
         trial = _Course(TrainedBranch(branch, setting))
         yield from self.run_parts(trial, Run(seconds=self.main.seconds / _PARTS, branch=branch), cuts=True)
         gain, flat = 0.0, False
         if not trial.lost:
             yield from self.evaluate(trial)
             least = _LEAST_FALL * abs(self.fall(trial) + trial.loss)
-            flat = abs(self.fall(trial)) < least
+            flat = abs(trial.loss - self.main.loss) < least
             gain = 1.0 - max(self.fall(self.main), 0.0) / self.fall(trial) if self.fall(trial) >= least else 0.0
         if gain >= _BETTER:
             self.beliefs.succeeded(move, gain)
