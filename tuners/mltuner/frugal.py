@@ -142,6 +142,7 @@ import os
 IDLE = int(os.environ.get("IDLE", "2"))
 DOWN = float(os.environ.get("DOWN", "0.5"))
 _LEAST_SIZE = 0.25  # of a step
+_CATCHES_UP = 0.1  # expected gain of a trial that falls faster at its end
 _FORGETS = 0.1  # failures forgotten per segment, while the time left is the time so far
 
 
@@ -343,12 +344,15 @@ class _Tuning:
         self.tried.append(setting)
         trial = _Course(TrainedBranch(branch, setting))
         yield from self.run_parts(trial, Run(seconds=self.main.seconds / _PARTS, branch=branch), cuts=True)
-        gain, flat = 0.0, False
-        if not trial.lost:
-            yield from self.evaluate(trial)
-            least = _LEAST_FALL * abs(self.fall(trial) + trial.loss)
-            flat = abs(trial.loss - self.main.loss) < least
-            gain = 1.0 - max(self.fall(self.main), 0.0) / self.fall(trial) if self.fall(trial) >= least else 0.0
+        gain, flat = yield from self.gain(trial)
+        if gain < _BETTER and self.catches_up(trial):
+            for course in (self.main, trial):
+                yield from self.run_parts(course, Run(seconds=course.seconds / _PARTS, branch=course.trained.branch))
+            if self.main.lost:
+                gain = 1.0 if not trial.lost else 0.0
+            else:
+                yield from self.evaluate(self.main)
+                gain, flat = yield from self.gain(trial)
         if gain >= _BETTER:
             self.beliefs.succeeded(move, gain)
             yield from drop(self.main.trained.branch)
@@ -356,6 +360,31 @@ class _Tuning:
         else:
             self.beliefs.failed(move, flat=flat)
             yield from drop(branch)
+
+    def gain(self, trial: _Course) -> Generator[Action[Any], Any, tuple[float, bool]]:
+        """The share of the reference's time that the trial saves, and whether it is just like the reference."""
+        if trial.lost:
+            return 0.0, False
+        yield from self.evaluate(trial)
+        fall, least = self.fall(trial), _LEAST_FALL * abs(self.fall(trial) + trial.loss)
+        return (1.0 - max(self.fall(self.main), 0.0) / fall if fall >= least else 0.0), abs(
+            trial.loss - self.main.loss
+        ) < least
+
+    def catches_up(self, trial: _Course) -> bool:
+        """Whether a trial that is not better yet falls so much faster that it will be, and that this is worth waiting for.
+
+        A higher rate may first raise the loss.
+        """
+        if trial.lost or self.main.seconds * 1.01 < trial.seconds or min(len(trial.levels), len(self.main.levels)) < _PARTS:
+            return False
+        half = _PARTS // 2
+        middle = trial.levels[-1].seconds
+        early = trial.levels[-1 - half].seconds
+        mine = 2 * trial.levels[-1].mean - trial.levels[-1 - half].mean
+        its = 2 * self.main.level_at(middle) - self.main.level_at(early)
+        noise = 2 * (trial.levels[-1].error + self.main.levels[-1].error)
+        return mine + noise < its and _CATCHES_UP * self.left > trial.seconds + self.overhead
 
     def hopeless(self, trial: _Course) -> bool:
         """Whether the trial's training loss is above the reference's, and does not fall fast enough to come down to it."""
