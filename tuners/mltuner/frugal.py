@@ -13,10 +13,10 @@ than it saves. Here the job trains, and tries another setting now and then. The 
   above the reference's and does not fall fast enough to come down to it.
 * **A trial begins only if it is expected to pay**: the expected gain, a share of the time left, must exceed its cost. The
   time left is extrapolated from the evaluations (`seconds_left`), the cost was measured on the trials before, and the
-  expected gain is a number per move (`_Beliefs`). A good setting is left alone after a few trials, and a job that is over
-  soon is not disturbed at all.
-* **If the reference diverges**, the job goes back to the snapshot with a lower rate. The snapshot is renewed only by a better
-  model, so the job also comes back from settings that fail later, and from over-fitting.
+  expected gain is a number per move (`_Beliefs`). Trials that fail in a row take a tenth of the job's expected time at most.
+  So a good setting is left alone after a few trials, and a job that is over soon is not disturbed at all.
+* **If the reference diverges**, the job goes back to the snapshot with a lower rate. The snapshot is renewed only by a
+  better model, so the job also comes back from settings that fail later, and from over-fitting.
 
 There are never more than three branches: the snapshot, the job, and a trial.
 """
@@ -40,13 +40,16 @@ __all__ = ["frugal", "seconds_left"]
 _CLOCKS = 3  # of every worker, in the first segment
 _SHARE = 0.05  # of the time trained: a later segment
 _OVERHEAD = 20.0  # a segment is at least so many times as long as a snapshot and an evaluation take
-_EVALUATION_SECONDS = 3.0  # that an evaluation is expected to take before the first one, but at most
-_EVALUATION_SHARE = 1e-3  # of the budget
+_EVALUATION_SECONDS = 3.0  # that an evaluation is taken to last at least, so that segments are not too short,
+_EVALUATION_SHARE = 1e-3  # or this share of the budget, if that is less
 _PARTS = 4  # of a segment or a trial, after each of which it may be ended
 _DIVERGES = 3.0  # times the starting loss
+_LEAST_RISE = 0.1  # of the first loss
 _BETTER = 0.1  # of a trial's fall, that the reference must miss
 _LEAST_FALL = 0.005  # of the loss; less is no progress
 _HORIZON = 30.0  # times the time so far: the most that is taken for the time left
+_WASTE = 0.1  # of the job's time: the most for trials that fail in a row
+_PLATEAU = 3  # segments that made nothing better
 _REFUSALS = 3  # snapshots refused in a row, after which the tuner ends
 
 
@@ -55,7 +58,7 @@ def frugal(job: Job, *, tuned: Which = "all", copies: int = 1) -> Tuner:
     found = moves(job, tuned, copies=copies)
     if not found or job.target.counts:
         return
-    tuning = _Tuning(job, found, _Course(TrainedBranch(0, job.start)))
+    tuning = _Tuning(job, found, _Stretch(TrainedBranch(0, job.start)))
     while (yield from tuning.segment()):
         tuning.recall()
         while (move := tuning.worthwhile()) is not None:
@@ -65,8 +68,9 @@ def frugal(job: Job, *, tuned: Which = "all", copies: int = 1) -> Tuner:
 def seconds_left(job: Job, curve: Sequence[tuple[float, float]], now: float) -> float:
     """Seconds to the target under the present setting, extrapolated from `curve`, pairs of (seconds trained, level).
 
-    The level is the validation loss, or 1 - accuracy. The latter half of the curve is extended as an exponential decay, which
-    is sooner at the target than a power law. At most what is left of the budget, and 30 times the time so far.
+    The level is the validation loss, or 1 - accuracy. The latter half of the curve is extended as an exponential decay. A
+    power law fits better but is too long on most jobs, and late trials, which mostly favour settings that are calm and slow,
+    then cost more than they save. At most what is left of the budget, and 30 times the time so far.
     """
     most = max(min(job.budget_seconds - now, _HORIZON * now), 0.0)
     goal = 1.0 - job.target.value if job.target.metric == "accuracy" else job.target.value
@@ -85,7 +89,7 @@ def seconds_left(job: Job, curve: Sequence[tuple[float, float]], now: float) -> 
     return float(min(most, span * max(last - goal, 0.0) / (before - last)))
 
 
-# ---------------------------------------------------------------------------------------------------------------- course
+# --------------------------------------------------------------------------------------------------------------- stretch
 
 
 class _Level(NamedTuple):
@@ -94,15 +98,11 @@ class _Level(NamedTuple):
     seconds: float  # the middle of the run, since the snapshot
     mean: float
     error: float  # standard error of the mean
-
-    @property
-    def least(self) -> float:
-        """The mean, less what is likely to be noise."""
-        return self.mean - 2 * self.error
+    median: float
 
 
 @dataclass(slots=True)
-class _Course:
+class _Stretch:
     """A branch since the snapshot."""
 
     trained: TrainedBranch
@@ -121,7 +121,8 @@ class _Course:
         self.trained = self.trained.after(seen)
         self.lost = seen.status in ("diverged", "deadlock") or not np.isfinite(losses).all()
         if len(losses) and not self.lost:
-            self.levels.append(_Level(middle, float(losses.mean()), float(losses.std() / math.sqrt(len(losses)))))
+            error = float(losses.std() / math.sqrt(len(losses)))
+            self.levels.append(_Level(middle, float(losses.mean()), error, float(np.median(losses))))
         if seen.seconds > 0 and seen.workers:
             total = seen.seconds * len(seen.workers)
             self.waiting = min(float(seen.pushes.wait_seconds.sum()) / total, 1.0)
@@ -137,12 +138,9 @@ class _Course:
 _HIGHER_RATE = 0.1  # expected gain of a higher rate
 _LITTLE = 0.05  # expected gain of the other moves
 _STUCK = 0.4  # expected gain of another rate while the loss does not fall
-import os
-
-IDLE = int(os.environ.get("IDLE", "2"))
-DOWN = float(os.environ.get("DOWN", "0.5"))
 _LEAST_SIZE = 0.25  # of a step
-_CATCHES_UP = 0.1  # expected gain of a trial that falls faster at its end
+_CAUTION = 0.5  # steps down are so long, but at the start
+_CATCHES_UP = 0.25  # expected gain of a trial that falls faster at its end
 _FORGETS = 0.1  # failures forgotten per segment, while the time left is the time so far
 
 
@@ -150,9 +148,9 @@ _FORGETS = 0.1  # failures forgotten per segment, while the time left is the tim
 class _Beliefs:
     """What is expected of each move: the share of the time left that it saves.
 
-    After a success it is half of what that has gained. After a failure it is a quarter of what it was, and the next step is
-    half as long; all are halved with every failure in a row. If the trial's loss has not changed at all, the next step is
-    twice as long.
+    After a success it is half of what that has gained. After a failure it is a quarter of what it was, or a sixteenth if the
+    trial was cut short, and the next step is half as long. All are halved with every failure in a row. If the trial's loss
+    was just that of the reference, the next step is twice as long instead.
     """
 
     known: dict[Move, float] = field(default_factory=dict)  # since a success
@@ -160,7 +158,7 @@ class _Beliefs:
     sizes: dict[Move, float] = field(default_factory=dict)  # of steps
     failures: float = 0.0  # in a row
 
-    def expected(self, move: Move, reference: _Course, fall: float, *, stuck: bool) -> float:
+    def expected(self, move: Move, reference: _Stretch, fall: float, *, stuck: bool) -> float:
         """The expected gain, where the loss of the reference has fallen by the share `fall`."""
         prior = self._prior(move, reference, fall, stuck=stuck) * self.doubt.get(move, 1.0)
         return max(prior, self.known.get(move, 0.0)) * 0.5**self.failures
@@ -170,7 +168,7 @@ class _Beliefs:
         self.failures = max(self.failures - much, 0.0)
         self.doubt = {move: min(doubt * 4**much, 1.0) for move, doubt in self.doubt.items()}
 
-    def _prior(self, move: Move, reference: _Course, fall: float, *, stuck: bool) -> float:
+    def _prior(self, move: Move, reference: _Stretch, fall: float, *, stuck: bool) -> float:
         if not (move.up or stuck):
             return 0.0  # a lower rate always looks good for a while, because losses are less noisy, and is slower then
         if move.name == "learning_rate":
@@ -189,13 +187,13 @@ class _Beliefs:
     def succeeded(self, move: Move, gain: float) -> None:
         self.known[move], self.failures, self.sizes[move] = gain / 2, 0, 1.0
 
-    def failed(self, move: Move, *, flat: bool) -> None:
+    def failed(self, move: Move, *, flat: bool, lost: bool) -> None:
         self.failures += 1
         self.known.pop(move, None)
         if flat:
             self.sizes[move] = 2 * self.size(move)
         else:
-            self.doubt[move] = self.doubt.get(move, 1.0) / 4
+            self.doubt[move] = self.doubt.get(move, 1.0) / (16 if lost else 4)
             self.sizes[move] = max(self.size(move) / 2, _LEAST_SIZE)
 
 
@@ -208,15 +206,17 @@ class _Tuning:
 
     job: Job
     moves: tuple[Move, ...]
-    main: _Course  # the job since the snapshot: the reference of trials
+    main: _Stretch  # the job since the snapshot: the reference of trials
     snapshot: int | None = None
-    before: _Course | None = None  # the job at the snapshot, if it was evaluated
+    before: _Stretch | None = None  # the job at the snapshot, if it was evaluated
     start: float = math.nan  # training loss at the snapshot
+    first: float = math.nan  # training loss when the job began
     trained_seconds: float = 0.0  # up to the snapshot
     curve: list[tuple[float, float]] = field(default_factory=list)  # (seconds trained, level) up to the snapshot
     now: float = 0.0
     overhead: float = 0.0  # seconds of a snapshot and an evaluation
     least_seconds: float = 0.0  # of a segment
+    wasted: float = 0.0  # seconds of trials that have failed since one has not
     refusals: int = 0  # of snapshots, in a row
     tried: list[Setting] = field(default_factory=list)  # since the snapshot
     idle: int = 0  # segments since the snapshot
@@ -237,7 +237,7 @@ class _Tuning:
             begun, size = self.now, 2 * size
             trained = yield from self.train()
         if self.before is None and self.snapshot is not None:
-            self.before = _Course(TrainedBranch(self.snapshot, self.job.start), loss=self.start)
+            self.before = _Stretch(TrainedBranch(self.snapshot, self.job.start), loss=self.start)
             yield from self.evaluate(self.before)
             self.curve.append((self.trained_seconds, self.before.level))
         yield from self.evaluate(self.main)
@@ -262,8 +262,8 @@ class _Tuning:
         self.before = self.main if self.main.seconds else None
         if self.before is not None:
             self.curve.append((self.trained_seconds, self.before.level))
-        self.start = math.nan if self.before is None else self.before.loss
-        self.main = _Course(self.main.trained._replace(clocks=0))
+        self.start = max((x.mean for x in self.main.levels[-2:]), default=math.nan)
+        self.main = _Stretch(self.main.trained._replace(clocks=0))
 
     def train(self) -> Generator[Action[Any], Any, float]:
         """Train the job for a segment, or until it is lost; the seconds that it has trained."""
@@ -274,7 +274,7 @@ class _Tuning:
             if course.lost:
                 return course.seconds - already
             self.least_seconds = course.seconds
-        overhead = self.overhead or min(_EVALUATION_SECONDS, _EVALUATION_SHARE * self.job.budget_seconds)
+        overhead = max(self.overhead, min(_EVALUATION_SECONDS, _EVALUATION_SHARE * self.job.budget_seconds))
         share = _SHARE * (self.trained_seconds + course.seconds)
         # Where a segment has made nothing better, the next is as long as all since the snapshot, as in Algorithm 1.
         seconds = max(share, _OVERHEAD * overhead, self.least_seconds, already) - (course.seconds - already)
@@ -292,7 +292,7 @@ class _Tuning:
             yield from drop(self.main.trained.branch)
         if branch is None or setting is None:
             return False
-        self.main = _Course(TrainedBranch(branch, setting))
+        self.main = _Stretch(TrainedBranch(branch, setting))
         return True
 
     # ---------------------------------------------------------------------------------------------------------- trials
@@ -315,34 +315,40 @@ class _Tuning:
         possible = [m for m in self.moves if self.changed(m) is not None]
         fall = self.fall(main) / abs(before.loss or 1.0)
         # A single loss that is no better may be noise, and a lower rate always looks good for a while.
-        stuck = not self.trained_seconds or self.idle > IDLE
+        stuck = not self.trained_seconds or self.idle >= _PLATEAU
         gains = {m: self.beliefs.expected(m, main, fall, stuck=stuck) for m in possible}
         move = max(gains, key=lambda m: gains[m], default=None)
-        return move if move is not None and gains[move] * left > main.seconds + self.overhead else None
+        if move is None or self.wasted + self.cost > _WASTE * (self.now + left) or self.cost > gains[move] * left:
+            return None
+        return move
+
+    @property
+    def cost(self) -> float:
+        """Seconds of one trial."""
+        return self.main.seconds + self.overhead
 
     def changed(self, move: Move) -> Setting | None:
         """The setting after a move; None if the range ends here."""
-        size = self.beliefs.size(move) * (1.0 if move.up or not self.trained_seconds else DOWN)
+        size = self.beliefs.size(move) * (1.0 if move.up or not self.trained_seconds else _CAUTION)
         setting = move.step(self.main.trained.setting, size)
         if move.dummy:
             return setting
         return None if setting == self.main.trained.setting or setting in self.tried else setting
 
-    def fall(self, course: _Course) -> float:
+    def fall(self, course: _Stretch) -> float:
         """The fall of a course's loss since the snapshot."""
         return self.before.loss - course.loss if self.before is not None else math.nan
 
     def attempt(self, move: Move) -> Generator[Action[Any], Any, None]:
         """One trial; the job goes on with it if it is better."""
-        setting = self.changed(move)
-        branch = None
+        setting, branch, begun = self.changed(move), None, self.now
         if self.snapshot is not None and setting is not None:
             branch = yield from fork(self.snapshot, setting)
         if branch is None or setting is None:
-            self.beliefs.failed(move, flat=False)
+            self.beliefs.failed(move, flat=False, lost=False)
             return
         self.tried.append(setting)
-        trial = _Course(TrainedBranch(branch, setting))
+        trial = _Stretch(TrainedBranch(branch, setting))
         yield from self.run_parts(trial, Run(seconds=self.main.seconds / _PARTS, branch=branch), cuts=True)
         gain, flat = yield from self.gain(trial)
         if gain < _BETTER and self.catches_up(trial):
@@ -356,12 +362,13 @@ class _Tuning:
         if gain >= _BETTER:
             self.beliefs.succeeded(move, gain)
             yield from drop(self.main.trained.branch)
-            self.main = trial
+            self.main, self.wasted = trial, 0.0
         else:
-            self.beliefs.failed(move, flat=flat)
+            self.beliefs.failed(move, flat=flat, lost=trial.lost)
             yield from drop(branch)
+            self.wasted += self.now - begun
 
-    def gain(self, trial: _Course) -> Generator[Action[Any], Any, tuple[float, bool]]:
+    def gain(self, trial: _Stretch) -> Generator[Action[Any], Any, tuple[float, bool]]:
         """The share of the reference's time that the trial saves, and whether it is just like the reference."""
         if trial.lost:
             return 0.0, False
@@ -371,7 +378,7 @@ class _Tuning:
             trial.loss - self.main.loss
         ) < least
 
-    def catches_up(self, trial: _Course) -> bool:
+    def catches_up(self, trial: _Stretch) -> bool:
         """Whether a trial that is not better yet falls so much faster that it will be, and that this is worth waiting for.
 
         A higher rate may first raise the loss.
@@ -384,9 +391,15 @@ class _Tuning:
         mine = 2 * trial.levels[-1].mean - trial.levels[-1 - half].mean
         its = 2 * self.main.level_at(middle) - self.main.level_at(early)
         noise = 2 * (trial.levels[-1].error + self.main.levels[-1].error)
-        return mine + noise < its and _CATCHES_UP * self.left > trial.seconds + self.overhead
+        return mine + noise < its and _CATCHES_UP * self.left > self.cost
 
-    def hopeless(self, trial: _Course) -> bool:
+    def diverges(self, course: _Stretch) -> bool:
+        """Whether the training loss has tripled since the snapshot. Where it is next to nothing it may, so by a tenth of the
+        first loss at least."""
+        rise = course.levels[-1].median - self.start if course.levels else 0.0
+        return rise > max((_DIVERGES - 1) * abs(self.start), _LEAST_RISE * abs(self.first))
+
+    def hopeless(self, trial: _Stretch) -> bool:
         """Whether the trial's training loss is above the reference's, and does not fall fast enough to come down to it."""
         done = len(trial.levels)
         if done < _PARTS // 2 or not self.main.levels:
@@ -394,11 +407,11 @@ class _Tuning:
         last, before = trial.levels[-1], trial.levels[-2]
         ending = last.mean + min(last.mean - before.mean, 0.0) * (_PARTS - done)
         middle = self.main.seconds * (1 - 0.5 / _PARTS)  # of the last part
-        return ending > self.main.level_at(middle) + 2 * (last.error + self.main.levels[-1].error)
+        return ending > self.main.level_at(middle) + 4 * self.main.levels[-1].error
 
     # --------------------------------------------------------------------------------------------------------- actions
 
-    def run_parts(self, course: _Course, run: Run, *, cuts: bool = False) -> Generator[Action[Any], Any, None]:
+    def run_parts(self, course: _Stretch, run: Run, *, cuts: bool = False) -> Generator[Action[Any], Any, None]:
         """Train a branch for some runs, or until it is lost or, if it may be cut short, hopeless."""
         for _ in range(_PARTS):
             try:
@@ -411,14 +424,12 @@ class _Tuning:
             if math.isnan(self.start) and len(seen.pushes.loss):
                 # Before the first update, or nearly.
                 self.start = float(np.mean(seen.pushes.loss[: len(course.trained.setting.workers)]))
-            if course.levels and course.levels[-1].least - self.start > (_DIVERGES - 1) * abs(self.start):
-                course.lost = True
-            if cuts and self.hopeless(course):
-                course.lost = True
+                self.first = self.start if math.isnan(self.first) else self.first
+            course.lost = course.lost or self.diverges(course) or (cuts and self.hopeless(course))
             if course.lost:
                 return
 
-    def evaluate(self, course: _Course) -> Generator[Action[Any], Any, None]:
+    def evaluate(self, course: _Stretch) -> Generator[Action[Any], Any, None]:
         """Measure the loss and the level of a branch, as far as the system can."""
         course.loss = course.levels[-1].mean if course.levels else course.loss
         try:

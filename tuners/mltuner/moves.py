@@ -1,8 +1,8 @@
 """The next settings to try from a given one: one tunable at a time, one step up or down. The whole file is ours.
 
-A job's own setting is a better place to begin than a random point, so the search walks from it. Each `Move` is a direction of
-one tunable: up is what usually trains faster and is less stable (a higher rate, more momentum, smaller batches, less waiting).
-A rate is multiplied by its step; the others go to the next value or a part of the way to the end of their range.
+A job's own setting is a better place to begin than a random point, so the search walks from it. Each `Move` is a direction
+of one tunable. Up is what usually trains faster and is less stable: a higher rate, more momentum, smaller batches, less
+waiting. A rate is multiplied by its step; the others go to a value nearby, or a part of the way to the end of their range.
 
 Staleness and policy are one tunable here, because they are one in the paper: its bound 0 is BSP, an unlimited one is ASP.
 """
@@ -49,14 +49,17 @@ def moves(job: Job, which: Which = "all", *, copies: int = 1) -> tuple[Move, ...
     ladder = _ladder(job) if which == "all" else ()
     if len(ladder) > 1:
         found += [Move("waiting", up, _climb(ladder, up=up)) for up in (True, False)]
-    again = [
-        Move(f"{m.name} {n}", m.up, lambda setting, _: setting, dummy=True) for n in range(2, copies + 1) for m in found
-    ]
+    again = [Move(f"{m.name} {n}", m.up, _nothing, dummy=True) for n in range(2, copies + 1) for m in found]
     return (*found, *again)
 
 
+def _nothing(setting: Setting, size: float) -> Setting:
+    del size
+    return setting
+
+
 def calmer(found: Sequence[Move], setting: Setting, size: float) -> Setting | None:
-    """A setting that diverges less easily: a lower rate, else less momentum, more waiting, larger batches; None if none is."""
+    """A setting that diverges less easily: a lower rate, else less momentum, more waiting, larger batches; None if none."""
     order = ("learning_rate", "momentum", "waiting", "batch_size")
     for name in order:
         for move in found:

@@ -21,17 +21,22 @@ during a search and validation quality between searches. Where we differ or had 
 * ``initial=False`` begins with the job's own setting and only re-tunes (Section 5.5); ``copies=2`` doubles the tunables
   (Section 5.6).
 * When a search finds nothing, or the rule of convergence holds, the tuner ends: the job goes on with the best model.
+
+All this is ``as_printed=True``. The default is ours, `tuners.mltuner.frugal`: the same branches, and trials that begin only
+while they are worth their time. On jobs of minutes or hours the paper's search takes longer than the training it speeds up.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from tuners.actions import Action, Job, Space, Tuner
+from tuners.mltuner.frugal import frugal
 from tuners.mltuner.summarizer import Summariser
 from tuners.mltuner.trials import Rules, find, warn_of
 from tuners.search.epochs import TrainedBranch, drop, fork, plateaued, train_epoch, validate
@@ -49,10 +54,11 @@ _SHARE = 0.5  # share of the budget after which the first search begins no furth
 def mltuner(
     job: Job,
     *,
-    search: SearcherKind | MakeSearcher = "tpe",
+    as_printed: bool = False,
     tuned: Which = "all",
-    momentum: Convention = "heavy_ball",
     copies: int = 1,
+    search: SearcherKind | MakeSearcher = "tpe",
+    momentum: Convention = "heavy_ball",
     initial: bool = True,
     retune: bool | None = None,
     plateau_epochs: int = 5,
@@ -69,8 +75,13 @@ def mltuner(
 ) -> Tuner:
     """Tune at the start, train by epochs, and tune again on a plateau, until that no longer helps.
 
-    A job without free tunables, or without losses, runs as it is. Raises ValueError for options that are out of range.
+    A job without free tunables, or without losses, runs as it is. Raises ValueError for options that are out of range, and,
+    without `as_printed`, for those of the paper's form: all but `tuned` and `copies`.
     """
+    if not as_printed:
+        _check_ours({**locals()})
+        yield from frugal(job, tuned=tuned, copies=copies)
+        return
     if plateau_epochs < 2 or min(most_trials, copies, least_clocks) < 1 or min(start_clocks, decision_seconds) < 0:
         raise ValueError(
             f"Cannot tune with plateau_epochs={plateau_epochs}, most_trials={most_trials}, copies={copies}, "
@@ -121,6 +132,16 @@ def mltuner(
             if not (yield from tune()):
                 break
     yield from training.finish()
+
+
+def _check_ours(given: Mapping[str, Any]) -> None:
+    """Raise ValueError for options that the default form of the tuner does not have."""
+    if given["copies"] < 1:
+        raise ValueError(f"Cannot tune with copies={given['copies']}: give at least 1.")
+    papers = {p.name: p.default for p in signature(mltuner).parameters.values() if p.name not in ("job", "tuned", "copies")}
+    foreign = ", ".join(f"{name}={given[name]!r}" for name, default in papers.items() if given[name] != default)
+    if foreign:
+        raise ValueError(f"Cannot tune with {foreign}: only the paper's form has this option; add as_printed=true.")
 
 
 class _SearcherError(Exception):
