@@ -112,7 +112,7 @@ _EMBEDDED = {
         Entry(
             "mltuner",
             "tuners.mltuner:mltuner",
-            "MLtuner: tries learning rates and other tunables in branches, again at each plateau",
+            "MLtuner: tries learning rates and other tunables in branches of the job, while that pays",
         ),
         Entry(
             "spearmint",
