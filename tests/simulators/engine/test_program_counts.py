@@ -1,4 +1,4 @@
-"""Counts that tell a slower program without a clock: programs compiled for a run, operations in the engine's step, exchanges.
+"""Counts that tell a slower program without a clock: compiled programs of a run, operations in a step of the engine.
 
 They are equal on every machine with the pinned JAX. A count that rises is a regression, or a feature that is worth it; one
 that falls is progress. Either way the new count is written here, in the commit that changes it.
@@ -46,7 +46,7 @@ print(json.dumps(counts))
 def test_a_run_compiles_as_many_programs_as_before_none_for_more_clocks_and_one_for_the_first_change(name, first):
     """The one that the first change of a setting takes is `edits.catch_up`; a second change takes none."""
     command = [sys.executable, "-c", COUNTED, name]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)  # noqa: S603 (our own script)
     assert json.loads(done.stdout) == [first, 0, 1, 0]
 
 
