@@ -180,7 +180,7 @@ def initial_constants(recording: Recording, options: argparse.Namespace) -> dict
 
 def _model_bytes(name: str) -> float:
     """The nominal size of the model, if the harness has a workload or scenario of that name; else 0."""
-    from harness import scenario
+    import harness.scenario as scenario
     from simulators.workloads.catalogue import workload, workloads
 
     if name in workloads():
