@@ -12,7 +12,8 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -56,12 +57,13 @@ _STYLE: Any = {
 }
 
 
-class Drawing(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Drawing:
     """A figure for a page."""
 
     svg: str
     caption: str  # what the drawing shows and how to read it; also its text alternative
-    figure: Figure  # the same for matplotlib
+    figure: Figure = field(compare=False, repr=False)  # the same for matplotlib
 
 
 class _ShownFigure(Figure):

@@ -62,6 +62,9 @@ class Entry:
         module_name, _, attribute = self.where.partition(":")
         if not module_name or not attribute:
             raise ValueError(f"Cannot find tuner {self.where!r}: write package.module:factory.")
+        if module_name.endswith(".py") or "/" in module_name:
+            as_module = _as_module(module_name)
+            raise ValueError(f"Cannot find tuner {self.where!r}: write {as_module}:{attribute}, with the module's name.")
         try:
             module = import_module(module_name)
         except Exception as error:
@@ -307,10 +310,11 @@ def resolve(name: str) -> Entry:
         entry = Entry(name, name, "a tuner of your own", embedded=False)
         _ = entry.factory  # refuses a misspelt name before anything runs
         return entry
-    near = get_close_matches(name, known) or _as_written(name)
-    raise ValueError(
-        f"No tuner {name!r}.{_did_you_mean(near)} Choose from {', '.join(known)}, or write package.module:factory."
+    near = _as_written(name) or get_close_matches(name, known)
+    others = (
+        "`harness list tuners` has all." if near else f"Choose from {', '.join(known)}, or write package.module:factory."
     )
+    raise ValueError(f"No tuner {name!r}.{_did_you_mean(near)} {others}")
 
 
 def entry_of(factory: TunerFactory, *, taken: Container[str] = ()) -> Entry:
@@ -366,10 +370,14 @@ def _option(tuner: str, text: str) -> tuple[str, Scalar]:
 
 def _as_written(name: str) -> list[str]:
     """How a tuner is written whose `name` looks like a path of attributes, or like a file: module:factory."""
-    module, _, attribute = name.removesuffix(".py").replace("/", ".").rpartition(".")
-    if not module or not attribute:
-        return []
-    return [f"{module}.{attribute}:FUNCTION" if name.endswith(".py") else f"{module}:{attribute}"]
+    if name.endswith(".py"):
+        return [f"{_as_module(name)}:FUNCTION"]
+    module, _, attribute = _as_module(name).rpartition(".")
+    return [f"{module}:{attribute}"] if module and attribute else []
+
+
+def _as_module(path: str) -> str:
+    return path.removesuffix(".py").replace("/", ".").strip(".")
 
 
 def _hidden(module_name: str) -> str:

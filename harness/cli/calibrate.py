@@ -92,6 +92,7 @@ def _add_given(command: argparse.ArgumentParser) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
+    from harness.cli.display import stages
     from simulators.calibration.fit import fit_all
     from simulators.calibration.output import to_toml
     from traces.store import write_bytes
@@ -99,7 +100,8 @@ def _calibrate(options: argparse.Namespace) -> int:
     if (options.trace is None) == (options.source is None):
         raise ValueError("Cannot calibrate: name a trace's folder, or a recording with --from SOURCE PATH.")
     recording, origin = read(options.trace, options.source)
-    fits = fit_all(recording.rows, initial_constants(recording, options))
+    with stages("calibrating") as watch:
+        fits = fit_all(recording.rows, initial_constants(recording, options), watch=watch)
     write_bytes(options.out, to_toml(fits, recording, origin).encode())
     for name, fit in fits.items():
         _say(f"{name}: {fit.rows} rows, median error {fit.error:.1%}")
@@ -116,6 +118,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 
 def _fidelity(options: argparse.Namespace) -> int:
+    from harness.cli.display import stages
     from reports import fidelity
     from simulators.calibration.validation import check
 
@@ -126,7 +129,8 @@ def _fidelity(options: argparse.Namespace) -> int:
     checks = []
     for path, source in named:
         recording, origin = read(path, source)
-        checks.append(check(recording, initial_constants(recording, options), origin, options.folds))
+        with stages(f"recording {len(checks) + 1} of {len(named)}") as watch:
+            checks.append(check(recording, initial_constants(recording, options), origin, options.folds, watch))
     for table in fidelity.tables(checks):
         _say(table)
     _say(f"The page: {fidelity.write(options.out, checks, findings)}")

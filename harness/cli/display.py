@@ -8,11 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -22,9 +22,7 @@ from harness.comparison.forecast import Forecast
 if TYPE_CHECKING:
     from harness.training.train import TrainingProgress
 
-__all__ = ["ProgressDisplay", "one_line", "steps", "terminal", "training", "watching"]
-
-T = TypeVar("T")
+__all__ = ["ProgressDisplay", "one_line", "stages", "terminal", "training", "watching"]
 
 _LINE_RUNS = 50  # runs of a training per line of output
 _STANDINGS = 5  # tuners in the standings so far
@@ -75,24 +73,17 @@ def one_line(stream: TextIO) -> Iterator[ProgressDisplay]:
         shown.clear()
 
 
-def steps(console: Console, what: str, each: Iterable[tuple[str, T]], count: int) -> Iterator[T]:
-    """Yield the items of `each`, (name, item) pairs, and show on a terminal which of `count` steps is in progress."""
+@contextmanager
+def stages(what: str) -> Iterator[Callable[[str], None]]:
+    """A function that shows, on standard error if that is a terminal, what is being done now, and for how long."""
+    console = Console(stderr=True)
     if not console.is_terminal:
-        yield from (item for _, item in each)
+        yield lambda _: None
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, ratio=1)),
-    )
-    with Progress(*columns, console=console, transient=True, expand=True) as bars:
-        task = bars.add_task(f"[bold]{what}", total=count, note="")
-        for name, item in each:
-            bars.update(task, note=escape(name))
-            yield item
-            bars.advance(task)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", table_column=Column(no_wrap=True)), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as shown:
+        task = shown.add_task(escape(what), total=None)
+        yield lambda stage: shown.update(task, description=escape(f"{what}: {stage}"))
 
 
 @contextmanager

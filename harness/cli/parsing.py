@@ -17,8 +17,10 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         # argparse would collect unknown words of a subcommand and report them as the main program's, without its usage.
         found, unknown = super().parse_known_args(args, namespace)
+        if unknown and unknown[0].startswith("-"):
+            self.error(f"there is no {unknown[0]}{self._near_option(unknown[0])}")
         if unknown:
-            self.error(f"there is no {' '.join(unknown)}{self._near_option(unknown[0])}")
+            self.error(f"cannot use {unknown[0]!r} here: it is one word too many")
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
@@ -29,6 +31,16 @@ class CommandParser(argparse.ArgumentParser):
             near = get_close_matches(wrong[1], known, n=2) or [k for k in known if wrong[1] and k.startswith(wrong[1])]
             advice = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(known)}."
             message = f"there is no {wrong[1]!r}: {advice}"
+        number = re.search(r"argument (\S+?)(?:/\S+)?: invalid (int|float) value: (.*)", message)
+        if number:
+            kind = {"int": "a whole number", "float": "a number"}[number[2]]
+            message = f"cannot use {number[1]} {number[3]}: give {kind}"
+        missing = re.search(r"the following arguments are required: (.*)", message)
+        if missing:
+            helps = {str(action.metavar or action.dest): action.help for action in self._actions}
+            helps |= {option: action.help for action in self._actions for option in action.option_strings}
+            words = [f"{w} ({helps[w]})" if helps.get(w) else w for w in missing[1].split(", ")]
+            message = f"missing: {', '.join(words)}"
         super().error(message)
 
     def _near_option(self, word: str) -> str:

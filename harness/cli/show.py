@@ -33,7 +33,9 @@ def add_list(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     listing = add_parser(
         "list", help="list tuners, scenarios and more", description="List the names that commands know, one per line."
     )
-    listing.add_argument("what", choices=_LISTS, help="profiles are node types, sources are public recordings")
+    listing.add_argument(
+        "what", choices=_LISTS, help=f"{', '.join(_LISTS)}: profiles are node types, sources are public recordings"
+    )
     listing.set_defaults(run=_list)
 
 

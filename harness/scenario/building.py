@@ -87,7 +87,11 @@ def scenario(
         merged = {**tables.get(table, {}), **keys}
         tables[table] = {key: value for key, value in merged.items() if value is not None}
     folder = found.origin.parent if found else Path()
-    return parse(_toml(tables), name=named, origin=folder / f"harness.scenario({named!r})")
+    origin = folder / f"harness.scenario({named!r})"  # no file; relative paths start at its folder
+    try:
+        return parse(_toml(tables), name=named, origin=origin)
+    except ValueError as error:
+        raise ValueError(str(error).replace(str(origin), origin.name)) from None
 
 
 def _toml(tables: Mapping[str, Any]) -> str:
