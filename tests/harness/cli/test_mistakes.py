@@ -17,7 +17,7 @@ FILES = {
     "tiny.toml": TIMING,
     "empty.toml": "",
     "notes.txt": "my notes",
-    "mine.py": "def patient(job, *, clocks: int = 30):\n    yield\n\n\nnumber = 7\n",
+    "beginner.py": "def patient(job, *, clocks: int = 30):\n    yield\n\n\nnumber = 7\n",
     "broken.py": "import nowhere_at_all\n",
     "wrong.py": "def f(:\n",
 }
@@ -41,19 +41,19 @@ MISTAKES = [
     ("compare --out", "harness compare: error: argument --out: expected one argument"),
     (
         "compare digit",
-        "harness: No scenario 'digit': did you mean digits or rlp-digits or digits-svm? A file of your own is named with its .toml.",
+        "harness: No scenario 'digit': did you mean digits or rlp-digits or digits-svm? A file of your own is ...",
     ),
     (
         "compare Digits",
-        "harness: No scenario 'Digits': did you mean digits or rlp-digits or digits-svm? A file of your own is named with its .toml.",
+        "harness: No scenario 'Digits': did you mean digits or rlp-digits or digits-svm? A file of your own is ...",
     ),
     (
         "compare digits.tml",
-        "harness: No scenario 'digits.tml': did you mean digits or digits-svm or rlp-digits? A file of your own is named with its .toml.",
+        "harness: No scenario 'digits.tml': did you mean digits or digits-svm or rlp-digits? A file of your own ...",
     ),
     (
         "compare digits-lgistic",
-        "harness: No scenario 'digits-lgistic': did you mean digits-logistic or digits-svm or digits? A file of your own is named with its .toml.",
+        "harness: No scenario 'digits-lgistic': did you mean digits-logistic or digits-svm or digits? A file of ...",
     ),
     (
         "compare nothing-*",
@@ -125,30 +125,30 @@ MISTAKES = [
         "harness: No tuner 'fixed asp'. Did you mean 'fixed'? `harness list tuners` has all.",
     ),
     (
-        "compare tiny.toml --tuners mine.patient",
-        "harness: No tuner 'mine.patient'. Did you mean 'mine:patient'? `harness list tuners` has all.",
+        "compare tiny.toml --tuners beginner.patient",
+        "harness: No tuner 'beginner.patient'. Did you mean 'beginner:patient'? `harness list tuners` has all.",
     ),
     (
-        "compare tiny.toml --tuners mine.py",
-        "harness: No tuner 'mine.py'. Did you mean 'mine:FUNCTION'? `harness list tuners` has all.",
+        "compare tiny.toml --tuners beginner.py",
+        "harness: No tuner 'beginner.py'. Did you mean 'beginner:FUNCTION'? `harness list tuners` has all.",
     ),
     (
-        "compare tiny.toml --tuners mine.py:patient",
-        "harness: Cannot find tuner 'mine.py:patient': write mine:patient, with the module's name.",
+        "compare tiny.toml --tuners beginner.py:patient",
+        "harness: Cannot find tuner 'beginner.py:patient': write beginner:patient, with the module's name.",
     ),
     (
-        "compare tiny.toml --tuners mine/patient",
-        "harness: No tuner 'mine/patient'. Did you mean 'mine:patient'? `harness list tuners` has all.",
+        "compare tiny.toml --tuners beginner/patient",
+        "harness: No tuner 'beginner/patient'. Did you mean 'beginner:patient'? `harness list tuners` has all.",
     ),
-    ("compare tiny.toml --tuners mine:", "harness: Cannot find tuner 'mine:': write package.module:factory."),
+    ("compare tiny.toml --tuners beginner:", "harness: Cannot find tuner 'beginner:': write package.module:factory."),
     ("compare tiny.toml --tuners :patient", "harness: Cannot find tuner ':patient': write package.module:factory."),
     (
-        "compare tiny.toml --tuners mine:pateint",
-        "harness: Cannot find tuner 'mine:pateint': mine has no 'pateint'. Did you mean 'patient'?",
+        "compare tiny.toml --tuners beginner:pateint",
+        "harness: Cannot find tuner 'beginner:pateint': beginner has no 'pateint'. Did you mean 'patient'?",
     ),
     (
-        "compare tiny.toml --tuners mine:number",
-        "harness: Cannot use 'mine:number' as a tuner: it is no function; give one that takes a Job.",
+        "compare tiny.toml --tuners beginner:number",
+        "harness: Cannot use 'beginner:number' as a tuner: it is no function; give one that takes a Job.",
     ),
     (
         "compare tiny.toml --tuners broken:tuner",
@@ -156,7 +156,7 @@ MISTAKES = [
     ),
     (
         "compare tiny.toml --tuners wrong:f",
-        "harness: Cannot import tuner 'wrong:f' (SyntaxError: invalid syntax (wrong.py, line 1)): is its module free of errors, and installed or on PYTHONPATH?",
+        "harness: Cannot import tuner 'wrong:f' (SyntaxError: invalid syntax (wrong.py, line 1)): is its module ...",
     ),
     (
         "compare tiny.toml --tuners nowhere:tuner",
@@ -210,19 +210,19 @@ MISTAKES = [
     ),
     (
         "compare tiny.toml --tuners mltuner[search=bayes]",
-        "harness: Cannot use search=bayes for tuner 'mltuner[search=bayes]': give tpe or gp or random or grid (default: tpe).",
+        "harness: Cannot use search=bayes for tuner 'mltuner[search=bayes]': give tpe or gp or random or grid ...",
     ),
     (
         "compare tiny.toml --tuners bo_online[surrogate=rbf]",
-        "harness: Cannot set option 'surrogate' of tuner 'bo_online[surrogate=rbf]' by text: pass functools.partial(..., surrogate=...) in Python.",
+        "harness: Cannot set option 'surrogate' of tuner 'bo_online[surrogate=rbf]' by text: pass ...",
     ),
     (
-        "compare tiny.toml --tuners mine:patient[clocks=few]",
-        "harness: Cannot use clocks=few for tuner 'mine:patient[clocks=few]': give a whole number (default: 30).",
+        "compare tiny.toml --tuners beginner:patient[clocks=few]",
+        "harness: Cannot use clocks=few for tuner 'beginner:patient[clocks=few]': give a whole number (default: 30).",
     ),
     (
-        "compare tiny.toml --tuners mine:patient[clock=3]",
-        "harness: Tuner 'mine:patient[clock=3]' has no option 'clock'. Did you mean 'clocks'? It has clocks.",
+        "compare tiny.toml --tuners beginner:patient[clock=3]",
+        "harness: Tuner 'beginner:patient[clock=3]' has no option 'clock'. Did you mean 'clocks'? It has clocks.",
     ),
     (
         "compare tiny.toml --out tiny.toml",
@@ -235,7 +235,7 @@ MISTAKES = [
     ("list tunes", "harness list: error: there is no 'tunes': did you mean tuners?"),
     (
         "list",
-        "harness list: error: missing: what (tuners, scenarios, workloads, profiles, sources: profiles are node types, sources are public recordings)",
+        "harness list: error: missing: what (tuners, scenarios, workloads, profiles, sources: profiles are node ...",
     ),
     ("list tuners now", "harness list: error: cannot use 'now' here: it is one word too many"),
     ("show", "harness show: error: missing: NAME (scenario, TOML file, or tuner (also package.module:factory))"),
@@ -251,7 +251,10 @@ MISTAKES = [
         "show cruise[gain=abc]",
         "harness: Cannot use gain=abc for tuner 'cruise[gain=abc]': give a number, at least 0 (default: 0.05).",
     ),
-    ("show mine:pateint", "harness: Cannot find tuner 'mine:pateint': mine has no 'pateint'. Did you mean 'patient'?"),
+    (
+        "show beginner:pateint",
+        "harness: Cannot find tuner 'beginner:pateint': beginner has no 'pateint'. Did you mean 'patient'?",
+    ),
     ("show nowhere.toml", "harness: Cannot read scenario nowhere.toml: No such file or directory."),
     ("show empty.toml", "harness: empty.toml: summary: it is missing; every scenario says this."),
     (
@@ -270,7 +273,7 @@ MISTAKES = [
     ("play digits", "harness play: error: missing: TUNER (name, or package.module:factory)"),
     (
         "play digitz fixed",
-        "harness: No scenario 'digitz': did you mean digits or rlp-digits or digits-svm? A file of your own is named with its .toml.",
+        "harness: No scenario 'digitz': did you mean digits or rlp-digits or digits-svm? A file of your own is ...",
     ),
     ("play tiny.toml fixt", "harness: No tuner 'fixt'. Did you mean 'fixed'? `harness list tuners` has all."),
     ("play tiny.toml fixed --seed one", "harness play: error: cannot use --seed 'one': give a whole number"),
@@ -297,11 +300,11 @@ MISTAKES = [
     ("train rlp --out x.npz --instances 0", "harness: Cannot train with instances 0: give at least 1."),
     (
         "deploy live-digits",
-        "harness: Cannot deploy live-digits: say that it may start real processes, with --live. (`harness compare` runs it in simulated time.)",
+        "harness: Cannot deploy live-digits: say that it may start real processes, with --live. (`harness ...",
     ),
     (
         "deploy --live live-digitz",
-        "harness: No scenario 'live-digitz': did you mean live-digits or rlp-digits or mltuner-digits? A file of your own is named with its .toml.",
+        "harness: No scenario 'live-digitz': did you mean live-digits or rlp-digits or mltuner-digits? A file ...",
     ),
     ("deploy --live tiny.toml", "harness: Cannot deploy tiny: its workload 'cruise-nmf' is timing-only and learns nothing."),
     (
