@@ -132,12 +132,14 @@ def test_each_action_and_answer_has_its_words() -> None:
 # -------------------------------------------------------------------------------------------------------- new tuner
 
 
-def test_a_new_tuner_runs_as_it_is_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_tuner_runs_as_it_is_written(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["new", "tuner", "halving_too"]) == 0
     assert "pytest" in capsys.readouterr().out
     written = sorted(p.name for p in (here / "halving_too").iterdir())
     assert written == ["halving_too.py", "pyproject.toml", "test_halving_too.py"]
-    os.chdir(here / "halving_too")
+    monkeypatch.chdir(here / "halving_too")
     assert main(["compare", "../tiny.toml", "--tuners", "fixed,halving_too:halving_too[clocks=20]", "--seeds", "1"]) == 0
     assert "halving_too:halving_too[clocks=20]" in capsys.readouterr().out
 
