@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from simulators.calibration.fit import Constants
     from simulators.calibration.output import Provenance
     from simulators.calibration.recordings import Recording
+    from simulators.calibration.validation import Check
 
 __all__ = ["add_calibrate", "add_fidelity", "initial_constants", "read"]
 
@@ -126,7 +127,7 @@ def _fidelity(options: argparse.Namespace) -> int:
         raise ValueError("Cannot check: name traces, or recordings with --from SOURCE PATH.")
     findings = options.findings.read_text(encoding="utf-8") if options.findings else ""
     named = [(path, None) for path in options.traces] + [(None, source) for source in options.sources]
-    checks = []
+    checks: list[Check] = []
     for path, source in named:
         recording, origin = read(path, source)
         with stages(f"recording {len(checks) + 1} of {len(named)}") as watch:
