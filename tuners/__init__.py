@@ -93,6 +93,11 @@ _EMBEDDED = {
         ),
         Entry("sync_switch", "tuners.baselines.fixed:sync_switch", "Sync-Switch: BSP for the first 100 pushes, then ASP"),
         Entry(
+            "joint",
+            "tuners.joint:joint",
+            "ours: tunes every free knob by expected seconds left, pushes left times seconds per push",
+        ),
+        Entry(
             "rlp", "tuners.rlp:rlp", "RLP: a policy trained by deep Q-learning decides at every push which workers continue"
         ),
         Entry(

@@ -1,0 +1,55 @@
+"""The learning model of `tuners.joint`: how far the job is from its target, in nats, and what a rate does to that.
+
+The *level* of a model is the logarithm of what is left: of the error for a target on accuracy (with a small part of the
+loss, which still moves where accuracy stands still), of the loss above nine tenths of the target for a target on loss. While
+learning goes well it falls about linearly. Level = drift + noise: the drift falls with the sum of the rates, the noise of a
+rate is shed within a few windows after the rate was lowered. So a rate is judged by the drift, and cooled only when the
+noise is all that is left between the level and the goal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuners.actions import Target
+
+__all__ = ["Gauge", "stopped"]
+
+_LOSS_PART = 0.15  # of the loss in the level of a target on accuracy
+_BEYOND = 0.3  # of the target's error: a level does not fall further, as a validation set is small
+_ABOVE = 0.9  # of a target on loss: what counts as the end of the scale
+
+
+@dataclass
+class Gauge:
+    """Levels of one job. `hurt` and `noise` are in nats."""
+
+    target: Target
+
+    def __post_init__(self) -> None:
+        on_loss = self.target.metric == "loss"
+        self.hurt = 0.04 if on_loss else 0.3  # a rise above the best level so far that is no noise
+        self.noise = 0.15 if on_loss else 0.5  # what cooling is expected to shed, until that was measured
+
+    def level(self, loss: float, accuracy: float) -> float:
+        """The level of a model with this validation loss and accuracy; infinite if it has diverged."""
+        if not math.isfinite(loss):
+            return math.inf
+        if self.target.metric == "loss":
+            return math.log(max(loss - _ABOVE * self.target.value, 1e-6))
+        error = max(1 - accuracy, _BEYOND * (1 - self.target.value), 1e-6)
+        return _LOSS_PART * math.log(max(loss, 1e-9)) + (1 - _LOSS_PART) * math.log(error)
+
+    def goal(self, loss: float) -> float:
+        """The level at the target, for a model with this validation loss."""
+        if self.target.metric == "loss":
+            return math.log(max((1 - _ABOVE) * self.target.value, 1e-6))
+        return _LOSS_PART * math.log(max(loss, 1e-9)) + (1 - _LOSS_PART) * math.log(max(1 - self.target.value, 1e-6))
+
+
+def stopped(levels: Sequence[float], least: float = 0.05) -> bool:
+    """Whether the second half of `levels` is not lower than the first by `least` nats: no drift that could be seen."""
+    half = len(levels) // 2
+    return half > 0 and sum(levels[half:]) / (len(levels) - half) > sum(levels[:half]) / half - least
