@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tuners.actions import Target
 
-__all__ = ["Gauge", "stopped"]
+__all__ = ["Gauge", "slope", "stopped"]
 
 _LOSS_PART = 0.15  # of the loss in the level of a target on accuracy
 _BEYOND = 0.3  # of the target's error: a level does not fall further, as a validation set is small
@@ -53,3 +53,11 @@ def stopped(levels: Sequence[float], least: float = 0.05) -> bool:
     """Whether the second half of `levels` is not lower than the first by `least` nats: no drift that could be seen."""
     half = len(levels) // 2
     return half > 0 and sum(levels[half:]) / (len(levels) - half) > sum(levels[:half]) / half - least
+
+
+def slope(times: Sequence[float], levels: Sequence[float]) -> float:
+    """The drift of `levels`, in nats per second, by least squares."""
+    mean_time, mean_level = sum(times) / len(times), sum(levels) / len(levels)
+    over = sum((t - mean_time) * (level - mean_level) for t, level in zip(times, levels, strict=True))
+    under = sum((t - mean_time) ** 2 for t in times)
+    return over / under if under > 0 else 0.0
