@@ -19,6 +19,7 @@ __all__ = ["Gauge", "slope", "stopped"]
 
 _LOSS_PART = 0.15  # of the loss in the level of a target on accuracy
 _BEYOND = 0.3  # of the target's error: a level does not fall further, as a validation set is small
+_BLOWN_UP = 2.0  # times the loss of the untrained model: more counts in full
 _ABOVE = 0.9  # of a target on loss: what counts as the end of the scale
 
 
@@ -30,6 +31,7 @@ class Gauge:
 
     def __post_init__(self) -> None:
         on_loss = self.target.metric == "loss"
+        self._untrained = math.inf  # the loss of the first model measured
         self.hurt = 0.04 if on_loss else 0.3  # a rise above the best level so far that is no noise
         self.noise = 0.15 if on_loss else 0.5  # what cooling is expected to shed, until that was measured
 
@@ -39,8 +41,12 @@ class Gauge:
             return math.inf
         if self.target.metric == "loss":
             return math.log(max(loss - _ABOVE * self.target.value, 1e-6))
+        if math.isinf(self._untrained):
+            self._untrained = loss
         error = max(1 - accuracy, _BEYOND * (1 - self.target.value), 1e-6)
-        return _LOSS_PART * math.log(max(loss, 1e-9)) + (1 - _LOSS_PART) * math.log(error)
+        level = _LOSS_PART * math.log(max(loss, 1e-9)) + (1 - _LOSS_PART) * math.log(error)
+        # Accuracy is never worse than chance, so only the loss tells that a model has blown up.
+        return level + max(0.0, math.log(max(loss, 1e-9) / (_BLOWN_UP * max(self._untrained, 1e-9))))
 
     def goal(self, loss: float) -> float:
         """The level at the target, for a model with this validation loss."""

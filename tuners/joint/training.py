@@ -20,6 +20,7 @@ Steps: TypeAlias = Generator[Action[Any], Any, T]
 """Actions, and in the end a result."""
 
 _EVALUATION_SHARE = 0.05  # of a window's seconds that an evaluation may take
+_LEAST_SAMPLES = 128  # in a window: from fewer, a rate cannot be judged
 _CHEAPEST_FIRST: tuple[Method, ...] = ("relocate", "migrate", "checkpoint")
 
 
@@ -81,7 +82,7 @@ class Training:
 
     def window(self) -> Steps[None]:
         """Train about two pushes per worker and measure the level after them, by the job's own validation if possible."""
-        least = max(2 * len(self.setting.workers), 16)
+        least = max(2 * len(self.setting.workers), 16, math.ceil(_LEAST_SAMPLES / self.setting.batch_size))
         if self._system.knows:
             # An evaluation takes time in which nobody trains, so windows are longer where it is dear.
             dear = getattr(self.job, "evaluate_seconds", 0.0) / _EVALUATION_SHARE / self._system.push_seconds(self.setting)
