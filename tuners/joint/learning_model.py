@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from tuners.actions import Target
 
-__all__ = ["Gauge", "slope", "stopped"]
+__all__ = ["Gauge", "slope", "spread", "stopped"]
 
 _LOSS_PART = 0.15  # of the loss in the level of a target on accuracy
 _BEYOND = 0.3  # of the target's error: a level does not fall further, as a validation set is small
@@ -55,10 +56,16 @@ class Gauge:
         return _LOSS_PART * math.log(max(loss, 1e-9)) + (1 - _LOSS_PART) * math.log(max(1 - self.target.value, 1e-6))
 
 
-def stopped(levels: Sequence[float], least: float = 0.05) -> bool:
-    """Whether the second half of `levels` is not lower than the first by `least` nats: no drift that could be seen."""
-    half = len(levels) // 2
-    return half > 0 and sum(levels[half:]) / (len(levels) - half) > sum(levels[:half]) / half - least
+def stopped(times: Sequence[float], levels: Sequence[float], least: float = 0.05) -> bool:
+    """Whether the newest levels show no drift: those of the last quarter of the job's time, a dozen at least.
+
+    Their second half is then not lower than the first by `least` nats.
+    """
+    newest = [level for t, level in zip(times, levels, strict=True) if t > 0.75 * times[-1]]
+    if len(newest) < 12 or newest == list(levels):
+        return False  # too few, or the heat was changed less than a quarter of the time ago
+    half = len(newest) // 2
+    return sum(newest[half:]) / (len(newest) - half) > sum(newest[:half]) / half - least
 
 
 def slope(times: Sequence[float], levels: Sequence[float]) -> float:
@@ -67,3 +74,10 @@ def slope(times: Sequence[float], levels: Sequence[float]) -> float:
     over = sum((t - mean_time) * (level - mean_level) for t, level in zip(times, levels, strict=True))
     under = sum((t - mean_time) ** 2 for t in times)
     return over / under if under > 0 else 0.0
+
+
+def spread(levels: Sequence[float]) -> float:
+    """The deviation of `levels` about their drift, in nats, from the median of their newest differences; 0 for too few."""
+    steps = [abs(b - a) for a, b in zip(levels[-9:], levels[-8:], strict=False) if math.isfinite(a) and math.isfinite(b)]
+    # Of two independent normal values, half of the differences are below 0.954 deviations.
+    return median(steps) / 0.954 if len(steps) >= 3 else 0.0

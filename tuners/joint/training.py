@@ -75,7 +75,9 @@ class Training:
         for found in window.evaluations:
             self._check_clocks = math.gcd(self._check_clocks, found.clocks)
         if window.evaluations and window.evaluations[-1].clocks == self._pushes:
-            self._measured(window.evaluations[-1].loss, window.evaluations[-1].accuracy)
+            newest = window.evaluations[len(window.evaluations) // 2 :]
+            self.loss = newest[-1].loss
+            self.level = sum(self.gauge.level(e.loss, e.accuracy) for e in newest) / len(newest)
         else:
             self.level = math.inf if self.diverged else math.nan
         return window
@@ -102,10 +104,7 @@ class Training:
         with suppress(Rejected):
             found = yield from Evaluate(self.branch)
             self.seconds = found.seconds
-            self._measured(found.loss, found.accuracy)
-
-    def _measured(self, loss: float, accuracy: float) -> None:
-        self.loss, self.level = loss, self.gauge.level(loss, accuracy)
+            self.loss, self.level = found.loss, self.gauge.level(found.loss, found.accuracy)
 
     # ----------------------------------------------------------------------------------------------------- settings
 

@@ -33,7 +33,7 @@ from tuners.bespoke_bo import bespoke_bo
 from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
 from tuners.joint.heat import Heat, heat
-from tuners.joint.learning_model import Gauge, slope, stopped
+from tuners.joint.learning_model import Gauge, slope, spread, stopped
 from tuners.joint.system_model import SystemModel
 from tuners.joint.training import JobOver, Snapshot, Steps, Training
 from tuners.settings import Choice, Integer
@@ -48,6 +48,7 @@ _CHANGE_SECONDS = 15.0  # of a change of the system, until one was measured
 _LEFT_SHARE = 0.2  # of the budget: how long the job is expected to last, until its drift was measured
 _DECADE = 10.0  # factor of the heat, downwards, while it hurts
 _TRIAL = 4  # windows in which a hotter setting is tried
+_SNAPSHOT_NATS = 0.15  # a level so much lower is worth another snapshot
 _LEAST = 4  # windows from which a drift is measured
 
 
@@ -206,42 +207,53 @@ class _Course:
 
     def hold(self, heat: Heat) -> Steps[None]:
         """Hold the heat while the level drifts down; cool it when noise is all that is left, or when the drift has stopped."""
-        training, hurt, noise = self.training, self.gauge.hurt, self.gauge.noise
+        training, noise, settling = self.training, self.gauge.noise, False
         kept, seedling = (yield from training.snapshot()), (yield from training.snapshot())
         held = top = training.setting
         low = cooled = peak = training.level
         best_at, fails, failed_trials = training.seconds, 0, 0
-        levels, times = list[float](), list[float]()
+        levels, times = list[float](), list[float]()  # since the heat was last changed
+        course = list[float]()  # all levels
         while True:
             yield from training.window()
             levels.append(training.level)
             times.append(training.seconds)
             if training.cluster_changed:
                 yield from self.place()
+            course.append(training.level)
+            hurt = max(self.gauge.hurt, 2 * spread(course))
+            if len(levels) == 3 and settling:
+                # A snapshot is of a lucky moment: its level is not what this heat can hold.
+                low, settling = max(low, sum(levels) / 3), False
             if training.diverged or (len(levels) >= _LEAST and min(levels[-3:]) > low + 1.5 * hurt):
                 held = heat.scaled(held, 0.5)
-                if kept is not None and (training.diverged or training.level > low + 3 * hurt):
+                if kept is not None:
                     kept = yield from training.return_to(kept, held)
                 elif training.diverged:
                     return
                 else:
                     yield from training.change(held)
-                levels, times, low = [], [], training.level
+                    low = training.level
+                levels, times, settling = [], [], True
                 continue
+            if len(levels) >= 2 and sum(levels[-2:]) / 2 < low - _SNAPSHOT_NATS:
+                yield from training.drop(kept)
+                kept, low = (yield from training.snapshot()), sum(levels[-2:]) / 2
             if len(levels) < _LEAST:
                 continue
             level, goal = sum(levels[-3:]) / 3, self.gauge.goal(training.loss)
-            stop = len(levels) >= 12 and times[-1] - times[0] > 0.25 * times[-1] and stopped(levels)
+            stop = stopped(times, levels)
             if not stop and (heat.steps or level - noise > goal):
                 hotter = heat.scaled(held, 2.0)
-                if heat.of(hotter) > heat.of(held) and self._worth_a_trial(level - goal, levels, times, failed_trials):
+                if heat.of(hotter) > heat.of(held) and self._worth_a_trial(heat, level - goal, levels, times, failed_trials):
                     done = yield from self.try_hotter(hotter, held, level)
                     held = training.setting if done else held
                     failed_trials = 0 if done else failed_trials + 1
                     if done:
                         yield from training.drop(kept)
                         kept = yield from training.snapshot()
-                    levels, times, low = [], [], max(low, training.level) if done else training.level
+                        low = training.level
+                    levels, times = [], []
                 continue
             if heat.steps:
                 held = heat.scaled(held, 0.5)
@@ -249,8 +261,11 @@ class _Course:
                 levels, times, low = [], [], training.level
                 continue
             coolest = yield from self.cool(heat, held)
-            noise = max(0.3 * noise, 0.7 * (level - coolest))
-            if stop or coolest > cooled - 0.03:
+            shed = level - coolest
+            noise = max(0.3 * noise, 0.7 * shed)
+            if shed < _SNAPSHOT_NATS and not stop:
+                failed_trials = 0  # noise is not what holds it up: a hotter setting may be
+            elif stop or coolest > cooled - 0.03:
                 fails += 1
                 held = heat.scaled(held, max(0.5, 0.1 * heat.of(top) / heat.of(held))) if fails % 4 else top
             if coolest < peak - 0.02:
@@ -266,14 +281,16 @@ class _Course:
             yield from training.change(held)
             levels, times, low = [], [], training.level + noise
 
-    def _worth_a_trial(self, distance: float, levels: list[float], times: list[float], failed: int) -> bool:
+    def _worth_a_trial(self, heat: Heat, distance: float, levels: list[float], times: list[float], failed: int) -> bool:
         """Whether half of the seconds left, times the chance of success, is more than a trial takes."""
         window_seconds = (times[-1] - times[0]) / (len(times) - 1)
         drift = -slope(times, levels)
-        left = self.job.budget_seconds - times[-1]
+        # Nothing is known of a job's length but that it has lasted so long.
+        left = min(self.job.budget_seconds - times[-1], 2 * times[-1])
         if drift > 0:
             left = min(left, distance / drift)
-        return 0.5 * left * 0.5 ** (failed + 1) > _TRIAL * window_seconds
+        change_seconds = self.training.change_seconds if heat.limits_workers else 0.0
+        return 0.5 * left * 0.5 ** (failed + 1) > _TRIAL * window_seconds + 2 * change_seconds
 
     def try_hotter(self, hotter: Setting, held: Setting, level: float) -> Steps[bool]:
         """Train under a hotter setting for some windows: a rate needs time to relax. Returns whether it is kept."""
