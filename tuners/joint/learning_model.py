@@ -16,10 +16,11 @@ from statistics import median
 
 from tuners.actions import Target
 
-__all__ = ["Gauge", "slope", "spread", "stopped"]
+__all__ = ["Gauge", "over_fitted", "slope", "spread", "stopped"]
 
 _LOSS_PART = 0.15  # of the loss in the level of a target on accuracy
 _BEYOND = 0.3  # of the target's error: a level does not fall further, as a validation set is small
+_RISEN = 1.5  # a loss so many times another one is higher for sure
 _BLOWN_UP = 2.0  # times the loss of the untrained model: more counts in full
 _ABOVE = 0.9  # of a target on loss: what counts as the end of the scale
 
@@ -33,7 +34,7 @@ class Gauge:
     def __post_init__(self) -> None:
         on_loss = self.target.metric == "loss"
         self._untrained = math.inf  # the loss of the first model measured
-        self.hurt = 0.04 if on_loss else 0.3  # a rise above the best level so far that is no noise
+        self.hurt = 0.1 if on_loss else 0.3  # a rise above the best level so far that is no noise
         self.noise = 0.15 if on_loss else 0.5  # what cooling is expected to shed, until that was measured
 
     def level(self, loss: float, accuracy: float) -> float:
@@ -54,6 +55,18 @@ class Gauge:
         if self.target.metric == "loss":
             return math.log(max((1 - _ABOVE) * self.target.value, 1e-6))
         return _LOSS_PART * math.log(max(loss, 1e-9)) + (1 - _LOSS_PART) * math.log(max(1 - self.target.value, 1e-6))
+
+
+def over_fitted(losses: Sequence[float], levels: Sequence[float], training_loss: float) -> bool:
+    """Whether more training makes the model worse: all of the newest validation losses are well above the lowest one, and well
+    above the training loss, and the newest levels are no progress."""
+    recent = 6
+    if len(losses) < 2 * recent:
+        return False
+    lowest = min(sum(losses[i : i + 3]) / 3 for i in range(len(losses) - recent))
+    newest = min(losses[-recent:])
+    risen = newest > _RISEN * lowest and newest > _RISEN * training_loss
+    return risen and min(levels[-recent:]) > min(levels[:-recent]) + 0.1
 
 
 def stopped(times: Sequence[float], levels: Sequence[float], least: float = 0.05) -> bool:

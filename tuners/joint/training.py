@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
+
 from tuners.actions import Action, Evaluate, Fork, Free, Job, Method, Reconfigure, Rejected, Run, Setting, Window
 from tuners.joint.learning_model import Gauge
 from tuners.joint.system_model import SystemModel
@@ -51,6 +53,7 @@ class Training:
         self.cluster_changed = False  # machines have come or gone, and nobody has asked for a placement since then
         self.change_seconds = 0.0  # the dearest change of the system so far
         self._system = system
+        self.training_loss = math.inf  # mean of the last window
         self._pushes = 0  # of the branch, since the job began
         self._check_clocks = 0  # the job validates by itself after every so many pushes; 0: not known
 
@@ -64,6 +67,8 @@ class Training:
         if window.status in ("target", "budget"):
             raise JobOver
         self.diverged = window.status != "running"
+        if len(window.pushes.loss):
+            self.training_loss = float(np.mean(window.pushes.loss))
         available = frozenset(n.name for n in window.nodes or self.job.nodes)
         if window.setting is not None and window.setting != self.setting:
             self.setting, self.cluster_changed = window.setting, True

@@ -14,9 +14,9 @@ made only where it is expected to save more than it costs. In the order in which
 4. *Heat* (`_Course.find_heat`): the setting (`tuners.joint.heat`) comes down by decades while it hurts, then doubles window by
    window until it hurts twice. The job continues from the best model seen, at the heat that made it. Races of short forks
    would not do: they always prefer the cooler setting, because it sheds noise at once.
-5. *Hold and cool* (`_Course.hold`): hold the heat while the level drifts down, and double it where the seconds that this would
+5. *Hold and cool* (`_Course.learn`): hold the heat while the level drifts down, and double it where the seconds that this would
    save are worth the trial. Cool by halves when the measured noise is all that separates the level from the goal, or when
-   the drift has stopped. Return to a snapshot when the job has diverged.
+   the drift has stopped. Return to a snapshot when the job has diverged, and to an early one when it has over-fitted.
 
 Forks serve as snapshots only, so they cost little; without room for them the heat changes in place.
 """
@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 from tuners.actions import Job, Setting, Tuner
@@ -33,7 +34,7 @@ from tuners.bespoke_bo import bespoke_bo
 from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
 from tuners.joint.heat import Heat, heat
-from tuners.joint.learning_model import Gauge, slope, spread, stopped
+from tuners.joint.learning_model import Gauge, over_fitted, slope, spread, stopped
 from tuners.joint.system_model import SystemModel
 from tuners.joint.training import JobOver, Snapshot, Steps, Training
 from tuners.settings import Choice, Integer
@@ -47,8 +48,11 @@ _WORTH = 1.07  # predicted gain of a change of the system that is worth its risk
 _CHANGE_SECONDS = 15.0  # of a change of the system, until one was measured
 _LEFT_SHARE = 0.2  # of the budget: how long the job is expected to last, until its drift was measured
 _DECADE = 10.0  # factor of the heat, downwards, while it hurts
-_TRIAL = 4  # windows in which a hotter setting is tried
+_TRIAL = 4  # windows in which a hotter setting is tried, at least
+_TRIAL_SHARE = 0.05  # of the seconds left that a trial takes
 _SNAPSHOT_NATS = 0.15  # a level so much lower is worth another snapshot
+_SETTLED_NATS = 0.03  # a lower level is progress
+_RESTARTS = (0.5, 1.0, 0.25, 2.0)  # factors of the heat, from one early restart to the next
 _LEAST = 4  # windows from which a drift is measured
 
 
@@ -80,7 +84,7 @@ class _Course:
             yield from self.place()
             if self.heat is not None:
                 yield from self.find_heat(self.heat)
-                yield from self.hold(self.heat)
+                yield from self.learn(self.heat)
             while True:
                 yield from self.training.run(4 * len(self.training.setting.workers))
                 if self.training.cluster_changed:
@@ -205,22 +209,40 @@ class _Course:
 
     # ----------------------------------------------------------------------------------------------- 5. hold and cool
 
+    def learn(self, heat: Heat) -> Steps[None]:
+        """Hold and cool; where that has over-fitted or stands still, again from an early model, at another heat."""
+        training, top = self.training, self.training.setting
+        seedling = yield from training.snapshot()
+        for factor in cycle(_RESTARTS):
+            yield from self.hold(heat)
+            if seedling is None:
+                return
+            seedling = yield from training.return_to(seedling, heat.scaled(top, factor))
+
     def hold(self, heat: Heat) -> Steps[None]:
-        """Hold the heat while the level drifts down; cool it when noise is all that is left, or when the drift has stopped."""
+        """Hold the heat while the level drifts down; cool it when noise is all that is left, or when the drift has stopped.
+
+        Ends when the model has over-fitted, has diverged for good, or stands still in spite of that.
+        """
         training, noise, settling = self.training, self.gauge.noise, False
-        kept, seedling = (yield from training.snapshot()), (yield from training.snapshot())
+        kept = yield from training.snapshot()
         held = top = training.setting
         low = cooled = peak = training.level
-        best_at, fails, failed_trials = training.seconds, 0, 0
+        best_at, stops = training.seconds, 0
+        failed_trials = 0
         levels, times = list[float](), list[float]()  # since the heat was last changed
-        course = list[float]()  # all levels
+        course, losses = list[float](), list[float]()  # all levels, and losses on validation data
         while True:
             yield from training.window()
             levels.append(training.level)
             times.append(training.seconds)
+            course.append(training.level)
             if training.cluster_changed:
                 yield from self.place()
-            course.append(training.level)
+            losses.append(training.loss)
+            if over_fitted(losses, course, training.training_loss):
+                yield from training.drop(kept)
+                return
             hurt = max(self.gauge.hurt, 2 * spread(course))
             if len(levels) == 3 and settling:
                 # A snapshot is of a lucky moment: its level is not what this heat can hold.
@@ -245,14 +267,14 @@ class _Course:
             stop = stopped(times, levels)
             if not stop and (heat.steps or level - noise > goal):
                 hotter = heat.scaled(held, 2.0)
-                if heat.of(hotter) > heat.of(held) and self._worth_a_trial(heat, level - goal, levels, times, failed_trials):
-                    done = yield from self.try_hotter(hotter, held, level)
-                    held = training.setting if done else held
+                trial = self._trial(heat, level - goal, levels, times, failed_trials)
+                if heat.of(hotter) > heat.of(held) and trial:
+                    done = yield from self.try_hotter(hotter, held, level, hurt, trial)
                     failed_trials = 0 if done else failed_trials + 1
                     if done:
+                        held, low = training.setting, training.level
                         yield from training.drop(kept)
                         kept = yield from training.snapshot()
-                        low = training.level
                     levels, times = [], []
                 continue
             if heat.steps:
@@ -263,36 +285,37 @@ class _Course:
             coolest = yield from self.cool(heat, held)
             shed = level - coolest
             noise = max(0.3 * noise, 0.7 * shed)
-            if shed < _SNAPSHOT_NATS and not stop:
+            if stop:
+                # As hot as it was: noise leads out of a minimum that does not generalise.
+                held, stops = top, stops + 1
+            elif shed < _SNAPSHOT_NATS:
                 failed_trials = 0  # noise is not what holds it up: a hotter setting may be
-            elif stop or coolest > cooled - 0.03:
-                fails += 1
-                held = heat.scaled(held, max(0.5, 0.1 * heat.of(top) / heat.of(held))) if fails % 4 else top
-            if coolest < peak - 0.02:
+            elif coolest > cooled - _SETTLED_NATS:
+                held = heat.scaled(held, max(0.5, 0.1 * heat.of(top) / heat.of(held)))
+            if coolest < peak - _SETTLED_NATS:
                 peak, best_at = coolest, training.seconds
             cooled = min(cooled, coolest)
             yield from training.drop(kept)
-            if stop and fails >= 3 and training.seconds > 1.5 * best_at and seedling is not None:
-                # The model has over-fitted: learn again from the early snapshot, at half the heat.
-                top = held = heat.scaled(top, 0.5)
-                fails, cooled, peak, best_at = 0, math.inf, math.inf, training.seconds
-                seedling = yield from training.return_to(seedling, held)
+            if stops >= 2 and training.seconds > 1.2 * best_at:
+                return
             kept = yield from training.snapshot()
             yield from training.change(held)
             levels, times, low = [], [], training.level + noise
 
-    def _worth_a_trial(self, heat: Heat, distance: float, levels: list[float], times: list[float], failed: int) -> bool:
-        """Whether half of the seconds left, times the chance of success, is more than a trial takes."""
+    def _trial(self, heat: Heat, distance: float, levels: list[float], times: list[float], failed: int) -> int:
+        """Windows in which a hotter setting is tried; 0 where half of the seconds left, times the chance of success, is less
+        than the trial takes."""
         window_seconds = (times[-1] - times[0]) / (len(times) - 1)
         drift = -slope(times, levels)
         # Nothing is known of a job's length but that it has lasted so long.
         left = min(self.job.budget_seconds - times[-1], 2 * times[-1])
         if drift > 0:
             left = min(left, distance / drift)
+        windows = min(max(_TRIAL, math.ceil(_TRIAL_SHARE * left / window_seconds)), 4 * _TRIAL)
         change_seconds = self.training.change_seconds if heat.limits_workers else 0.0
-        return 0.5 * left * 0.5 ** (failed + 1) > _TRIAL * window_seconds + 2 * change_seconds
+        return windows if 0.5 * left * 0.5 ** (failed + 1) > windows * window_seconds + 2 * change_seconds else 0
 
-    def try_hotter(self, hotter: Setting, held: Setting, level: float) -> Steps[bool]:
+    def try_hotter(self, hotter: Setting, held: Setting, level: float, hurt: float, windows: int) -> Steps[bool]:
         """Train under a hotter setting for some windows: a rate needs time to relax. Returns whether it is kept."""
         training = self.training
         kept: Snapshot | None = yield from training.snapshot()
@@ -300,12 +323,13 @@ class _Course:
             yield from training.drop(kept)
             return False
         levels = list[float]()
-        for _ in range(_TRIAL):
+        for _ in range(windows):
             yield from training.window()
             levels.append(training.level)
-            if training.diverged or training.level > level + 3 * self.gauge.hurt:
+            if training.diverged or training.level > level + 3 * hurt:
                 break
-        if not training.diverged and len(levels) == _TRIAL and sum(levels[-2:]) / 2 <= level + 0.5 * self.gauge.hurt:
+        half = windows // 2
+        if not training.diverged and len(levels) == windows and sum(levels[half:]) / (windows - half) <= level + 0.5 * hurt:
             yield from training.drop(kept)
             return True
         yield from training.drop((yield from training.return_to(kept, held)))
