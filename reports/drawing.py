@@ -12,14 +12,28 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-__all__ = ["BLUE", "GREEN", "INK", "MUTED", "ORANGE", "WIDTH", "Drawing", "canvas", "label_inches", "logarithmic", "svg"]
+__all__ = [
+    "BLUE",
+    "GREEN",
+    "INK",
+    "MUTED",
+    "ORANGE",
+    "WIDTH",
+    "Drawing",
+    "canvas",
+    "drawn",
+    "label_inches",
+    "logarithmic",
+    "svg",
+]
 
 INK, MUTED = "#010203", "#8c8c8c"  # ink becomes the page's own colour
 BLUE, ORANGE, GREEN = "#2a86c8", "#d9700b", "#159f7a"
@@ -43,18 +57,29 @@ _STYLE: Any = {
 }
 
 
-class Drawing(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Drawing:
     """A figure for a page."""
 
     svg: str
     caption: str  # what the drawing shows and how to read it; also its text alternative
+    figure: Figure = field(compare=False, repr=False)  # the same for matplotlib
+
+
+class _ShownFigure(Figure):
+    """A figure that a notebook shows by itself: one that pyplot has not made has no picture there otherwise."""
+
+    def _repr_png_(self) -> bytes:
+        out = io.BytesIO()
+        self.savefig(out, format="png", dpi=110, facecolor="white")
+        return out.getvalue()
 
 
 @contextmanager
 def canvas(height: float, *, left: float, bottom: float = 0.45, top: float = 0.3, gaps: float = 0.25) -> Iterator[Figure]:
     """A figure with these margins in inches; fixed margins are ten times faster than a layout solver."""
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(WIDTH, height))
+        figure = _ShownFigure(figsize=(WIDTH, height))
         figure.subplots_adjust(
             left=left / WIDTH,
             right=1 - 0.15 / WIDTH,
@@ -77,6 +102,11 @@ def logarithmic(axes: Axes) -> None:
     axes.yaxis.set_major_locator(LogLocator(numticks=5))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def drawn(figure: Figure, name: str, caption: str) -> Drawing:
+    """The drawing of a figure; the ids of its SVG start with `name`."""
+    return Drawing(svg(figure, name, caption), caption, figure)
 
 
 def svg(figure: Figure, name: str, alternative: str) -> str:

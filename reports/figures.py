@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from reports.drawing import BLUE, GREEN, INK, MUTED, ORANGE, WIDTH, Drawing, canvas, label_inches, logarithmic, svg
+from reports.drawing import BLUE, GREEN, INK, MUTED, ORANGE, WIDTH, Drawing, canvas, drawn, label_inches, logarithmic
 from reports.knobs import Lane, lanes
 from reports.statistics import Ranking, spans
 from reports.tables import ORACLE, REFERENCE, quantity
@@ -63,7 +63,7 @@ def completion_times(rows: pl.DataFrame, scores: pl.DataFrame, name: str) -> Dra
             "arrow is open at its end. Vertical lines: medians of "
             f"{REFERENCE} (dashed, orange) and of the oracle {ORACLE} (green)."
         )
-        return Drawing(svg(figure, name, caption), caption)
+        return drawn(figure, name, caption)
 
 
 def _draw_runs(axes: Axes, y: int, scores: pl.DataFrame) -> None:
@@ -137,7 +137,7 @@ def learning_curves(
             f"Grey: the medians of all other tuners. Orange, dashed: {REFERENCE}."
             + ("" if target is None else " Dotted: the target.")
         )
-        return Drawing(svg(figure, name, caption), caption)
+        return drawn(figure, name, caption)
 
 
 def _draw_panel(
@@ -205,7 +205,7 @@ def settings_over_time(settings: pl.DataFrame, scores: pl.DataFrame, name: str) 
         caption = (
             f"Thick: seed {typical}. Knobs that changed: {', '.join(lane.label.replace(chr(10), ' ') for lane in found)}."
         )
-        return Drawing(svg(figure, name, caption), caption)
+        return drawn(figure, name, caption)
 
 
 def typical_seed(scores: pl.DataFrame) -> int:
@@ -267,7 +267,7 @@ def critical_differences(ranking: Ranking, name: str) -> Drawing | None:
             f"by less than the critical difference CD = {quantity(ranking.critical_difference)} (Nemenyi, 5 %, "
             f"{ranking.blocks} paired runs){'' if ranking.p_value < 0.05 else ', or the Friedman test found no difference'}."
         )
-        return Drawing(svg(figure, name, caption), caption)
+        return drawn(figure, name, caption)
 
 
 def _draw_scale(axes: Axes, k: int, difference: float) -> None:
