@@ -13,10 +13,12 @@ import optuna
 
 from tuners.actions import Job, Scalar, Tuner
 from tuners.adapters import from_ask_tell
+from tuners.applicability import no_knob_is_free, nothing_to_tune_if
 
 __all__ = ["tpe"]
 
 
+@nothing_to_tune_if(no_knob_is_free)
 def tpe(job: Job, *, trials: int = 12, share: float = 0.1, clocks: int | None = None, startup: int = 5) -> Tuner:
     """Try up to `trials` settings, the first `startup` of them random, within `share` of the job's budget.
 
