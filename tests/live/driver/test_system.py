@@ -185,7 +185,10 @@ def test_windows_follow_one_another_and_lose_nothing(live):
 
 def test_a_policy_that_is_held_cannot_be_installed(spec, pretend, monkeypatch):
     monkeypatch.setitem(vars(spec), "job", replace(spec.job, installs_policies=False))
-    with LiveSystem(spec, pretend) as live, pytest.raises(Rejected, match="Cannot install policy 'probing': this scenario holds"):
+    with (
+        LiveSystem(spec, pretend) as live,
+        pytest.raises(Rejected, match="Cannot install policy 'probing': this scenario holds"),
+    ):
         live.perform(Install(_probing()))
 
 
