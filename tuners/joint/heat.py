@@ -1,8 +1,8 @@
 """How hot a setting is: the one axis along which `tuners.joint` searches the settings that learning depends on.
 
-A hotter setting makes more progress per second, and more noise; too hot a one diverges. Which knob makes it hotter depends on
-what is free: the effective rate, lr / (1 - momentum); if the rate is held, the policy, because staleness acts as a rate does
-(Hadjis et al. 2016: asynchrony is implicit momentum); and if that is held, too, the number of workers.
+A hotter setting makes more progress per second, and more noise; one that is too hot diverges. Which knob makes it hotter
+depends on what is free: the effective rate, lr / (1 - momentum); if the rate is held, the policy, because staleness acts as
+momentum does (Hadjis et al. 2016); and if that is held, too, the number of workers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,15 @@ __all__ = ["Heat", "PolicyHeat", "RateHeat", "WorkerHeat", "heat"]
 class Heat(Protocol):
     """An axis of settings."""
 
-    steps: bool  # a few coarse values, so that there is nothing to cool by halves
-    limits_workers: bool  # it is the number of workers
+    @property
+    def steps(self) -> bool:
+        """Whether it has a few coarse values, so that there is nothing to cool by halves."""
+        ...
+
+    @property
+    def limits_workers(self) -> bool:
+        """Whether it is the number of workers."""
+        ...
 
     def of(self, setting: Setting) -> float:
         """How hot `setting` is."""

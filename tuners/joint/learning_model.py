@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from tuners.actions import Target
@@ -25,14 +24,12 @@ _BLOWN_UP = 2.0  # times the loss of the untrained model: more counts in full
 _ABOVE = 0.9  # of a target on loss: what counts as the end of the scale
 
 
-@dataclass
 class Gauge:
     """Levels of one job. `hurt` and `noise` are in nats."""
 
-    target: Target
-
-    def __post_init__(self) -> None:
-        on_loss = self.target.metric == "loss"
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        on_loss = target.metric == "loss"
         self._untrained = math.inf  # the loss of the first model measured
         self.hurt = 0.1 if on_loss else 0.3  # a rise above the best level so far that is no noise
         self.noise = 0.15 if on_loss else 0.5  # what cooling is expected to shed, until that was measured
@@ -58,8 +55,11 @@ class Gauge:
 
 
 def over_fitted(losses: Sequence[float], levels: Sequence[float], training_loss: float) -> bool:
-    """Whether more training makes the model worse: all of the newest validation losses are well above the lowest one, and well
-    above the training loss, and the newest levels are no progress."""
+    """Whether more training makes the model worse.
+
+    Then the newest losses on validation data are all well above the lowest one and above the training loss, and the newest
+    levels are no progress.
+    """
     recent = 6
     if len(losses) < 2 * recent:
         return False

@@ -113,7 +113,7 @@ class SystemModel:
         return median(shares) if shares else _FIXED_SHARE
 
     def _compute(self, work: _Work) -> float:
-        """Seconds of a mini-batch: measured, or scaled from the nearest that was measured on this machine, or on its type."""
+        """Seconds of a mini-batch: measured, or scaled from the most similar one on this machine, or on its type."""
         own = self._scaled(work, [w for w in self._seconds if w.node == work.node])
         if own is not None:
             return own

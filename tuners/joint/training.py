@@ -1,4 +1,4 @@
-"""The running job as `tuners.joint` sees it: the branch that trains, its level, its snapshots, and the machines that are there."""
+"""The running job as `tuners.joint` sees it: the branch that trains, its level, its snapshots, the available machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LEAST_SAMPLES = 128  # in a window: from fewer, a rate cannot be judged
 _CHEAPEST_FIRST: tuple[Method, ...] = ("relocate", "migrate", "checkpoint")
 
 
-class JobOver(Exception):  # noqa: N818 (not an error: every job ends so)
+class JobOver(Exception):
     """The job has reached its target or the end of its budget."""
 
 
@@ -92,7 +92,7 @@ class Training:
         least = max(2 * len(self.setting.workers), 16, math.ceil(_LEAST_SAMPLES / self.setting.batch_size))
         if self._system.knows:
             # An evaluation takes time in which nobody trains, so windows are longer where it is dear.
-            dear = getattr(self.job, "evaluate_seconds", 0.0) / _EVALUATION_SHARE / self._system.push_seconds(self.setting)
+            dear = self.job.evaluate_seconds / _EVALUATION_SHARE / self._system.push_seconds(self.setting)
             least = max(least, min(math.ceil(dear), 4 * least))
         clocks, every = least, self._check_clocks
         if every and every <= 2 * least:

@@ -5,18 +5,18 @@
 over schedules of settings: warm up, hold the hottest setting that serves, cool when noise is all that is left. A change is
 made only where it is expected to save more than it costs. In the order in which a job meets them:
 
-1. *Placement only*: where nothing is free that learning depends on, the exact methods of Cruise, or of the bespoke BO if loads
-   are free, take over.
+1. *Placement only*: where nothing is free that learning depends on, the exact methods of Cruise take over, or those of the
+   bespoke BO if loads are free.
 2. *Nobody waits* (`_Course.begin`): the policy that lets every worker go on, if it is free.
 3. *System* (`_Course.place`): after one and a half pushes per worker the system model knows compute, pull and push seconds.
    The setting with the most progress per second is chosen by the cheapest method, verified, and taken back if it is worse.
    The same again whenever machines come or go.
-4. *Heat* (`_Course.find_heat`): the setting (`tuners.joint.heat`) comes down by decades while it hurts, then doubles window by
-   window until it hurts twice. The job continues from the best model seen, at the heat that made it. Races of short forks
+4. *Heat* (`_Course.find_heat`): the setting (`tuners.joint.heat`) comes down by decades while it hurts, then doubles window
+   by window until it hurts twice. The job continues from the best model seen, at the heat that made it. Races of short forks
    would not do: they always prefer the cooler setting, because it sheds noise at once.
-5. *Hold and cool* (`_Course.learn`): hold the heat while the level drifts down, and double it where the seconds that this would
-   save are worth the trial. Cool by halves when the measured noise is all that separates the level from the goal, or when
-   the drift has stopped. Return to a snapshot when the job has diverged, and to an early one when it has over-fitted.
+5. *Hold and cool* (`_Course.learn`): hold the heat while the level drifts down, and double it where the seconds that this
+   would save are worth the trial. Cool by halves when the measured noise is all that separates the level from the goal, or
+   when the drift has stopped. Return to a snapshot when the job has diverged, to an early one when it has over-fitted.
 
 Forks serve as snapshots only, so they cost little; without room for them the heat changes in place.
 """
@@ -30,6 +30,7 @@ from itertools import cycle
 from typing import Any
 
 from tuners.actions import Job, Setting, Tuner
+from tuners.applicability import no_knob_is_free, nothing_to_tune_if
 from tuners.bespoke_bo import bespoke_bo
 from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
@@ -56,6 +57,7 @@ _RESTARTS = (0.5, 1.0, 0.25, 2.0)  # factors of the heat, from one early restart
 _LEAST = 4  # windows from which a drift is measured
 
 
+@nothing_to_tune_if(no_knob_is_free)
 def joint(job: Job) -> Tuner:
     """Tune every free knob of `job` by expected seconds left. A job without free knobs runs as it is."""
     space = job.space
