@@ -40,6 +40,7 @@ __all__ = [
     "blocks_of",
     "faster_or_slower",
     "interval_text",
+    "not_applicable",
     "notes",
     "quantity",
     "ranking_of",
@@ -117,6 +118,18 @@ def summary(results: Results) -> pl.DataFrame:
     for (_,), runs in scores.sort("scenario", "tuner", "seed").group_by(["scenario"], maintain_order=True):
         rows += _scenario_rows(runs)
     return pl.DataFrame(rows, schema=SUMMARY)
+
+
+def not_applicable(results: Results) -> list[str]:
+    """A sentence per scenario that names the tuners which had nothing to tune there, with their reasons; in no row above."""
+    said: list[str] = []
+    for (scenario,), rows in results.not_applicable.group_by(["scenario"], maintain_order=True):
+        reasons: dict[str, list[str]] = {}
+        for tuner, reason in rows.select("tuner", "reason").unique(maintain_order=True).iter_rows():
+            reasons.setdefault(str(reason), []).append(str(tuner))
+        each = "; ".join(f"{', '.join(names)} ({reason.rstrip('.')})" for reason, names in reasons.items())
+        said.append(f"{scenario}: not applicable, and not run: {each}.")
+    return said
 
 
 def _scenario_rows(runs: pl.DataFrame) -> list[dict[str, Any]]:

@@ -333,8 +333,11 @@ def _conclude(out: Path, console: Console) -> None:
     from reports import page, tables
     from traces.store import load_results
 
-    for table in tables.render(tables.summary(load_results(out)), columns=max(80, console.width)):
+    results = load_results(out)
+    for table in tables.render(tables.summary(results), columns=max(80, console.width)):
         console.print(table)
+    for sentence in tables.not_applicable(results):
+        console.print(sentence, highlight=False, markup=False)
     console.print(f"The page: {page.write(out)}", highlight=False, soft_wrap=True)
 
 
