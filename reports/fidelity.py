@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 from scipy.stats import kendalltau
 
-from reports.drawing import BLUE, GREEN, MUTED, ORANGE, Drawing, canvas, svg
+from reports.figures.drawing import BLUE, GREEN, MUTED, ORANGE, Drawing, canvas, svg
 from reports.rendering import fill
 from simulators.calibration.validation import COMPLETION, Check, Prediction
 from traces.store import write_bytes

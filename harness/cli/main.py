@@ -307,12 +307,11 @@ def _cores() -> int:
 
 
 def _conclude(out: Path, console: Console) -> None:
-    """Print the tables and write the page."""
-    from reports import page, tables
+    """Print the answers and the tables, and write the pages."""
+    from reports import page, terminal
     from traces.store import load_results
 
-    for table in tables.render(tables.summary(load_results(out)), columns=max(80, console.width)):
-        console.print(table)
+    terminal.show(load_results(out), console)
     console.print(f"The page: {page.write(out)}", highlight=False, soft_wrap=True)
 
 
