@@ -18,6 +18,7 @@ LAZILY = {
     ("harness/cli/calibrate.py", "reports"),
     ("harness/cli/main.py", "reports"),
     ("harness/cli/deploy.py", "reports"),
+    ("harness/cli/share.py", "reports"),
 }
 """The only imports against the order: commands import tables, pages and winners inside functions."""
 
