@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from reports.conclusions import Answer
 from reports.statistics import (
-    PairedComparison,
     Interval,
+    PairedComparison,
     compare,
     first_chances,
     friedman,
