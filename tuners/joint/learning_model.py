@@ -19,7 +19,7 @@ __all__ = ["Gauge", "over_fitted", "slope", "spread", "stopped"]
 
 _LOSS_PART = 0.15  # of the loss in the level of a target on accuracy
 _BEYOND = 0.3  # of the target's error: a level does not fall further, as a validation set is small
-_RISEN = 1.5  # a loss so many times another one is higher for sure
+_GAP = 2.0  # a validation loss so many times the training loss: the model has learned its samples by heart
 _BLOWN_UP = 2.0  # times the loss of the untrained model: more counts in full
 _ABOVE = 0.9  # of a target on loss: what counts as the end of the scale
 
@@ -57,16 +57,14 @@ class Gauge:
 def over_fitted(losses: Sequence[float], levels: Sequence[float], training_loss: float) -> bool:
     """Whether more training makes the model worse.
 
-    Then the newest losses on validation data are all well above the lowest one and above the training loss, and the newest
-    levels are no progress.
+    Then the losses on validation data are far above the training loss, and the newest levels, as means of three, are all
+    above an earlier one.
     """
-    recent = 6
-    if len(losses) < 2 * recent:
+    recent = 8
+    if len(levels) < recent + 6 or not min(losses[-recent:]) > _GAP * training_loss:
         return False
-    lowest = min(sum(losses[i : i + 3]) / 3 for i in range(len(losses) - recent))
-    newest = min(losses[-recent:])
-    risen = newest > _RISEN * lowest and newest > _RISEN * training_loss
-    return risen and min(levels[-recent:]) > min(levels[:-recent]) + 0.1
+    smooth = [sum(levels[i : i + 3]) / 3 for i in range(len(levels) - 2)]
+    return min(smooth[-recent + 2 :]) > min(smooth[: -recent + 2]) + 0.05
 
 
 def stopped(times: Sequence[float], levels: Sequence[float], least: float = 0.05) -> bool:
