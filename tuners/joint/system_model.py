@@ -63,8 +63,11 @@ class SystemModel:
             return
         for index in np.unique(pushes.worker):
             name = self._names[int(index)]
-            if name in setting.workers:
-                self._take(self._work(setting, name), float(np.mean(pushes.compute_seconds[pushes.worker == index])))
+            seconds = float(np.mean(pushes.compute_seconds[pushes.worker == index]))
+            if name in setting.workers and 0 < seconds < math.inf:  # a table of recorded runs may not tell
+                self._take(self._work(setting, name), seconds)
+        if not self._seconds:
+            return
         self._fixed_share = self._fitted_share()
         self._pull_factor = self._push_factor = 1.0
         pull, push = self._transfers(setting)

@@ -24,13 +24,14 @@ Forks serve as snapshots only, so they cost little; without room for them the he
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, product
 from typing import Any
 
-from tuners.actions import Job, Setting, Tuner
+from tuners.actions import Job, Rejected, Setting, Tuner
 from tuners.applicability import no_knob_is_free, nothing_to_tune_if
+from tuners.baselines.tpe import tpe
 from tuners.bespoke_bo import bespoke_bo
 from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
@@ -38,14 +39,15 @@ from tuners.joint.heat import Heat, heat
 from tuners.joint.learning_model import Gauge, over_fitted, slope, spread, stopped
 from tuners.joint.system_model import SystemModel
 from tuners.joint.training import JobOver, Snapshot, Steps, Training
-from tuners.settings import Choice, Integer
+from tuners.settings import Choice
 
 __all__ = ["joint"]
 
 _LEARNING = ("learning_rate", "momentum", "batch_size", "policy", "staleness")
-_SYSTEM = ("worker_count", "transfer_bits", "batch_size", "intra_threads")
+_SYSTEM = ("worker_count", "role", "transfer_bits", "batch_size", "intra_threads")
 _BATCH_GAIN = 0.5  # a mini-batch of b samples adds b^0.5 to the progress of a push
 _WORTH = 1.07  # predicted gain of a change of the system that is worth its risk
+_MOST_SPLITS = 400  # roles of machines that are compared
 _CHANGE_SECONDS = 15.0  # of a change of the system, until one was measured
 _LEFT_SHARE = 0.2  # of the budget: how long the job is expected to last, until its drift was measured
 _DECADE = 10.0  # factor of the heat, downwards, while it hurts
@@ -83,6 +85,11 @@ class _Course:
         """Tune until the job ends."""
         try:
             yield from self.begin()
+            yield from self._measure()
+            if not self.system.knows:
+                # The job does not tell what a push takes, as in a table of recorded runs: there is nothing to model.
+                yield from tpe(self.job)
+                return
             yield from self.place()
             if self.heat is not None:
                 yield from self.find_heat(self.heat)
@@ -90,6 +97,7 @@ class _Course:
             while True:
                 yield from self.training.run(4 * len(self.training.setting.workers))
                 if self.training.cluster_changed:
+                    yield from self._measure()
                     yield from self.place()
         except JobOver:
             return
@@ -119,8 +127,7 @@ class _Course:
         training.cluster_changed = False
         if not any(self.job.space.frees(name) for name in _SYSTEM):
             return
-        yield from self._measure()
-        if training.diverged or not self.system.knows:
+        if training.diverged:
             return
         before, here = training.setting, self._progress(training.setting)
         best = self._best(self.cap)
@@ -155,21 +162,48 @@ class _Course:
 
     def _candidates(self) -> Iterator[Setting]:
         """Settings of the system on the machines that are there."""
-        space, names, now = self.job.space, [n.name for n in self.job.nodes], self.training.setting
-        count = space.knob("worker_count")
-        counts = _options(count) or (list(range(count.low, count.high + 1)) if isinstance(count, Integer) else [None])
+        space, now = self.job.space, self.training.setting
         bits = _options(space.knob("transfer_bits")) or [now.transfer_bits]
         sizes = _options(space.knob("batch_size")) or [now.batch_size]
         threads = space.knob("intra_threads")
         intra = sorted({now.intra_threads, int(_highest(threads))}) if threads is not None else [now.intra_threads]
-        for c in counts:
-            roles = now if c is None else _with_workers(now, names, int(c))
-            if roles is None or not {*roles.workers, *roles.servers} <= self.training.available:
-                continue
+        for roles in self._placements():
             for b in bits:
                 for size in sizes:
                     for t in intra:
                         yield replace(roles, transfer_bits=int(b), batch_size=int(size), intra_threads=t)
+
+    def _placements(self) -> Iterator[Setting]:
+        """The present setting with other roles, as far as these are free, on the machines that are there."""
+        now, names = self.training.setting, [n.name for n in self.job.nodes]
+        count = self.job.space.knob("worker_count")
+        found: Iterable[Setting] = ()
+        if count is not None:
+            counts = _options(count) or range(int(_lowest(count)), int(_highest(count)) + 1)
+            found = (_with_roles(now, names[: int(c)], names[int(c) :]) for c in counts)
+        elif self.job.space.frees("role"):
+            found = self._splits()
+        yield now
+        for setting in found:
+            if setting.workers and setting.servers and {*setting.workers, *setting.servers} <= self.training.available:
+                yield setting
+
+    def _splits(self) -> Iterator[Setting]:
+        """Every number of workers of each type of machine; the other machines serve, as much as their NICs carry."""
+        now, nodes = self.training.setting, [n for n in self.job.nodes if n.name in self.training.available]
+        # Present workers first and servers last, so that as few machines as possible change their role.
+        order = sorted(nodes, key=lambda n: (n.name in now.servers, n.name not in now.workers))
+        kinds = [[n for n in order if n.type == kind] for kind in dict.fromkeys(n.type for n in nodes)]
+        step = max(1, math.ceil((math.prod(len(k) + 1 for k in kinds) / _MOST_SPLITS) ** (1 / len(kinds))))
+        for counts in product(*(range(0, len(k) + 1, step) for k in kinds)):
+            workers = [n.name for k, c in zip(kinds, counts, strict=True) for n in k[:c]]
+            servers = [n for k, c in zip(kinds, counts, strict=True) for n in k[c:]]
+            carried = sum(n.nic_bytes_per_second for n in servers)
+            shares = tuple(n.nic_bytes_per_second / carried for n in servers)
+            uneven = len({n.nic_bytes_per_second for n in servers}) > 1
+            split = replace(_with_roles(now, workers, [n.name for n in servers]), model_shares=shares if uneven else ())
+            if _admits(self.job, split):
+                yield split
 
     # -------------------------------------------------------------------------------------------------------- 4. heat
 
@@ -240,6 +274,7 @@ class _Course:
             times.append(training.seconds)
             course.append(training.level)
             if training.cluster_changed:
+                yield from self._measure()
                 yield from self.place()
             losses.append(training.loss)
             if over_fitted(losses, course, training.training_loss):
@@ -360,11 +395,20 @@ def _highest(knob: Any) -> float:
     return float(max(knob.options) if isinstance(knob, Choice) else knob.high)
 
 
-def _with_workers(setting: Setting, names: list[str], count: int) -> Setting | None:
-    """The first `count` nodes as workers and the others as servers; None where a role would be empty."""
-    if not 0 < count < len(names):
-        return None
-    workers, servers = tuple(names[:count]), tuple(names[count:])
-    if (workers, servers) == (setting.workers, setting.servers):
+def _lowest(knob: Any) -> float:
+    return float(min(knob.options) if isinstance(knob, Choice) else knob.low)
+
+
+def _with_roles(setting: Setting, workers: Sequence[str], servers: Sequence[str]) -> Setting:
+    """`setting` with these roles, and with equal shares if they differ from its own."""
+    if (set(workers), set(servers)) == (set(setting.workers), set(setting.servers)):
         return setting
-    return replace(setting, workers=workers, servers=servers, loads=(), data_shares=(), model_shares=())
+    return replace(setting, workers=tuple(workers), servers=tuple(servers), loads=(), data_shares=(), model_shares=())
+
+
+def _admits(job: Job, setting: Setting) -> bool:
+    try:
+        job.space.check(setting)
+    except Rejected:
+        return False
+    return True
