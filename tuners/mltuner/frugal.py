@@ -3,8 +3,8 @@
 The paper first searches, for as long as that takes, and then trains. On jobs of minutes or hours the search then costs more
 than it saves. Here the job trains, and tries another setting now and then. The whole file is ours.
 
-* **Segments.** The job trains from a snapshot for some seconds: first for three clocks of every worker, later for a share of
-  the time that it has trained. This run is the reference.
+* **Segments.** The job trains from a snapshot for some seconds: first for three clocks of every worker or a fifth of an
+  epoch, later for a share of the time that it has trained. This run is the reference.
 * **A trial** forks the snapshot with one tunable changed (`moves`), and trains for as long as the reference has. `Evaluate`
   gives the loss of the snapshot, the reference and the trial on the same samples, so that neither the draw of mini-batches
   nor a rise at the start of a trial counts. If the trial's loss has fallen further, by a tenth at least, the job goes on
@@ -31,17 +31,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tuners.actions import Action, Evaluate, Evaluation, Job, Rejected, Run, Setting, Tuner, Window
-from tuners.mltuner.moves import Move, calmer, moves
-from tuners.search.epochs import TrainedBranch, drop, fork
+from tuners.mltuner.moves import Move, calmer, moves, no_move_is_free
+from tuners.search.epochs import TrainedBranch, drop, epoch_clocks, fork
 from tuners.search.tunables import Which
 
 __all__ = ["frugal", "seconds_left"]
 
-_CLOCKS = 3  # of every worker, in the first segment
+_CLOCKS = 3  # of every worker, in the first segment,
+_EPOCH = 0.2  # or this share of an epoch where that is longer,
+_MOST_CLOCKS = 40  # up to so many of every worker
 _SHARE = 0.05  # of the time trained: a later segment
 _OVERHEAD = 20.0  # a segment is at least so many times as long as a snapshot and an evaluation take
-_EVALUATION_SECONDS = 3.0  # that an evaluation is taken to last at least, so that segments are not too short,
-_EVALUATION_SHARE = 1e-3  # or this share of the budget, if that is less
 _PARTS = 4  # of a segment or a trial, after each of which it may be ended
 _DIVERGES = 3.0  # times the starting loss
 _LEAST_RISE = 0.1  # of the first loss
@@ -55,9 +55,9 @@ _REFUSALS = 3  # snapshots refused in a row, after which the tuner ends
 
 def frugal(job: Job, *, tuned: Which = "all", copies: int = 1) -> Tuner:
     """Train, and try other settings as far as that pays. A job without free tunables, or without losses, runs as it is."""
-    found = moves(job, tuned, copies=copies)
-    if not found or job.target.counts:
+    if no_move_is_free(job, tuned):
         return
+    found = moves(job, tuned, copies=copies)
     tuning = _Tuning(job, found, _Stretch(TrainedBranch(0, job.start)))
     while (yield from tuning.segment()):
         tuning.recall()
@@ -269,12 +269,14 @@ class _Tuning:
         """Train the job for a segment, or until it is lost; the seconds that it has trained."""
         course, already = self.main, self.main.seconds
         if not self.least_seconds:
-            clocks = max(1, _CLOCKS * len(course.trained.setting.workers) // _PARTS)
-            yield from self.run_parts(course, Run(clocks=clocks, branch=course.trained.branch))
+            setting = course.trained.setting
+            samples = min(_EPOCH * epoch_clocks(self.job, setting), _MOST_CLOCKS * len(setting.workers))
+            clocks = max(_CLOCKS * len(setting.workers), math.ceil(samples)) // _PARTS
+            yield from self.run_parts(course, Run(clocks=max(clocks, 1), branch=course.trained.branch))
             if course.lost:
                 return course.seconds - already
             self.least_seconds = course.seconds
-        overhead = max(self.overhead, min(_EVALUATION_SECONDS, _EVALUATION_SHARE * self.job.budget_seconds))
+        overhead = max(self.overhead, self.job.evaluate_seconds)
         share = _SHARE * (self.trained_seconds + course.seconds)
         # Where a segment has made nothing better, the next is as long as all since the snapshot, as in Algorithm 1.
         seconds = max(share, _OVERHEAD * overhead, self.least_seconds, already) - (course.seconds - already)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from tuners.actions import Job, Setting
-from tuners.search.tunables import Which
+from tuners.search.tunables import Which, no_tunable_is_free
 from tuners.settings import Choice, Integer, Knob, Real
 
-__all__ = ["Move", "Step", "calmer", "moves"]
+__all__ = ["Move", "Step", "calmer", "moves", "no_move_is_free"]
 
 Step: TypeAlias = Callable[[Setting, float], Setting]
 """The setting a step away; the same setting where the range ends. The number is the size of the step, 1 at first."""
@@ -37,6 +37,16 @@ class Move:
 
     def __repr__(self) -> str:
         return f"{self.name} {'up' if self.up else 'down'}"
+
+
+def no_move_is_free(job: Job, tuned: Which = "all") -> str:
+    """Why nothing can be tuned in `job` by comparing losses, or ""."""
+    if job.target.counts:
+        return no_tunable_is_free(job, tuned)
+    if moves(job, tuned):
+        return ""
+    names = ("learning_rate", "momentum", "batch_size", "staleness", "policy")
+    return f"No tunable is free here: {', '.join(names if tuned == 'all' else names[:1])}."
 
 
 def moves(job: Job, which: Which = "all", *, copies: int = 1) -> tuple[Move, ...]:
