@@ -8,13 +8,13 @@ than it saves. Here the job trains, and tries another setting now and then. The 
 * **A trial** forks the snapshot with one tunable changed (`moves`), and trains for as long as the reference has. `Evaluate`
   gives the loss of the snapshot, the reference and the trial on the same samples, so that neither the draw of mini-batches
   nor a rise at the start of a trial counts. If the trial's loss has fallen further, by a tenth at least, the job goes on
-  with the trial, and the trial is the next reference.
+  with the trial, and the trial is the next reference. If it has not but falls faster at the end, both go on once more.
 * **A trial is cut short** if it diverges, if its training loss has tripled, and if from its middle on its training loss is
   above the reference's and does not fall fast enough to come down to it.
 * **A trial begins only if it is expected to pay**: the expected gain, a share of the time left, must exceed its cost. The
-  time left is extrapolated from the evaluations (`seconds_left`), the cost was measured on the trials before, and the
-  expected gain is a number per move (`_Beliefs`). Trials that fail in a row take a tenth of the job's expected time at most.
-  So a good setting is left alone after a few trials, and a job that is over soon is not disturbed at all.
+  time left is extrapolated from the validation of the job (`seconds_left`), and the expected gain is a number per move
+  (`_Beliefs`). Trials that fail in a row take a tenth of the job's expected time at most. So a good setting is left alone
+  after a few trials, and a job that is over soon is not disturbed at all.
 * **If the reference diverges**, the job goes back to the snapshot with a lower rate. The snapshot is renewed only by a
   better model, so the job also comes back from settings that fail later, and from over-fitting.
 
@@ -37,32 +37,46 @@ from tuners.search.tunables import Which
 
 __all__ = ["frugal", "seconds_left"]
 
+# Segments
 _CLOCKS = 3  # of every worker, in the first segment,
 _EPOCH = 0.2  # or this share of an epoch where that is longer,
 _MOST_CLOCKS = 40  # up to so many of every worker
 _SHARE = 0.05  # of the time trained: a later segment
-_OVERHEAD = 20.0  # a segment is at least so many times as long as a snapshot and an evaluation take
+_OVERHEAD = 10.0  # a segment is at least so many times as long as the forks and evaluations of a trial
 _PARTS = 4  # of a segment or a trial, after each of which it may be ended
-_DIVERGES = 3.0  # times the starting loss
-_LEAST_RISE = 0.1  # of the first loss
-_BETTER = 0.1  # of a trial's fall, that the reference must miss
-_LEAST_FALL = 0.005  # of the loss; less is no progress
-_HORIZON = 30.0  # times the time so far: the most that is taken for the time left
-_WASTE = 0.1  # of the job's time: the most for trials that fail in a row
 _PLATEAU = 3  # segments that made nothing better
 _REFUSALS = 3  # snapshots refused in a row, after which the tuner ends
+
+# Trials
+_BETTER = 0.1  # of a trial's fall, that the reference must miss
+_LEAST_FALL = 0.005  # of the loss; less is no progress
+_DIVERGES = 3.0  # times the loss at the snapshot
+_LEAST_RISE = 0.1  # of the first loss
+_CAUTION = 0.5  # steps down are so long, but at the start
+_CATCHES_UP = 0.25  # expected gain of a trial that falls faster at its end
+_WASTE = 0.1  # of the job's time: the most for trials that fail in a row
+_HORIZON = 30.0  # times the time so far: the most that is taken for the time left
+
+# Expected gains
+_HIGHER_RATE = 0.1  # of a higher rate
+_LITTLE = 0.05  # of the other moves
+_STUCK = 0.4  # of another rate while the loss does not fall
+_SIZES = (0.25, 8.0)  # of steps, the least and the most
+_FORGETS = 0.1  # failures forgotten per segment, while the time left is the time so far
 
 
 def frugal(job: Job, *, tuned: Which = "all", copies: int = 1) -> Tuner:
     """Train, and try other settings as far as that pays. A job without free tunables, or without losses, runs as it is."""
     if no_move_is_free(job, tuned):
         return
-    found = moves(job, tuned, copies=copies)
-    tuning = _Tuning(job, found, _Stretch(TrainedBranch(0, job.start)))
+    tuning = _Tuning(job, moves(job, tuned, copies=copies), _Stretch(TrainedBranch(0, job.start)), job.evaluate_seconds)
     while (yield from tuning.segment()):
         tuning.recall()
-        while (move := tuning.worthwhile()) is not None:
-            yield from tuning.attempt(move)
+        while tuning.worthwhile() is not None:
+            yield from tuning.measure()
+            # What has just been measured may show that it is not.
+            if (move := tuning.worthwhile()) is not None:
+                yield from tuning.attempt(move)
 
 
 def seconds_left(job: Job, curve: Sequence[tuple[float, float]], now: float) -> float:
@@ -79,9 +93,8 @@ def seconds_left(job: Job, curve: Sequence[tuple[float, float]], now: float) -> 
         return most
     seconds, levels = np.array(known).T
     levels = np.minimum.accumulate(levels)
-    since = int(np.searchsorted(seconds, seconds[-1] / 2, side="right")) - 1
-    since = max(min(since, len(seconds) - 2), 0)
-    span, before, last = seconds[-1] - seconds[since], levels[since], levels[-1]
+    half = max(min(int(np.searchsorted(seconds, seconds[-1] / 2, side="right")) - 1, len(seconds) - 2), 0)
+    span, before, last = seconds[-1] - seconds[half], levels[half], levels[-1]
     if not (span > 0 and before > last):
         return most
     if goal > 0:
@@ -108,11 +121,11 @@ class _Stretch:
     trained: TrainedBranch
     seconds: float = 0.0
     levels: list[_Level] = field(default_factory=list)
-    loss: float = math.nan  # of the model as it is: on the validation set, or of the last mini-batches if that is unknown
-    level: float = math.nan  # of the model as it is: what `seconds_left` extrapolates
+    loss: float = math.nan  # on the validation set, or of the last mini-batches if the system cannot tell
     accuracy: float = math.nan
+    exact: bool = False  # these are of the model as it is; else of the last validation that the system has made
     waiting: float = 0.0  # share of the workers' time in which the policy made them wait
-    computing: float = 0.0  # share of the workers' time that passes or passed in forward and backward passes
+    computing: float = 0.0  # share of the workers' time that passed in forward and backward passes
     lost: bool = False  # it has diverged, or the system refuses to run it
 
     def record(self, seen: Window) -> None:
@@ -120,6 +133,9 @@ class _Stretch:
         self.seconds += seen.seconds
         self.trained = self.trained.after(seen)
         self.lost = seen.status in ("diverged", "deadlock") or not np.isfinite(losses).all()
+        self.exact = False
+        if seen.evaluations:
+            self.loss, self.accuracy = seen.evaluations[-1].loss, seen.evaluations[-1].accuracy
         if len(losses) and not self.lost:
             error = float(losses.std() / math.sqrt(len(losses)))
             self.levels.append(_Level(middle, float(losses.mean()), error, float(np.median(losses))))
@@ -135,22 +151,14 @@ class _Stretch:
 
 # --------------------------------------------------------------------------------------------------------------- beliefs
 
-_HIGHER_RATE = 0.1  # expected gain of a higher rate
-_LITTLE = 0.05  # expected gain of the other moves
-_STUCK = 0.4  # expected gain of another rate while the loss does not fall
-_LEAST_SIZE = 0.25  # of a step
-_CAUTION = 0.5  # steps down are so long, but at the start
-_CATCHES_UP = 0.25  # expected gain of a trial that falls faster at its end
-_FORGETS = 0.1  # failures forgotten per segment, while the time left is the time so far
-
 
 @dataclass(slots=True)
 class _Beliefs:
     """What is expected of each move: the share of the time left that it saves.
 
     After a success it is half of what that has gained. After a failure it is a quarter of what it was, or a sixteenth if the
-    trial was cut short, and the next step is half as long. All are halved with every failure in a row. If the trial's loss
-    was just that of the reference, the next step is twice as long instead.
+    trial was cut short, and the next step is half as long. All are halved with every failure in a row. If neither the trial
+    nor the reference has made any progress, the next step is twice as long instead.
     """
 
     known: dict[Move, float] = field(default_factory=dict)  # since a success
@@ -160,41 +168,41 @@ class _Beliefs:
 
     def expected(self, move: Move, reference: _Stretch, fall: float, *, stuck: bool) -> float:
         """The expected gain, where the loss of the reference has fallen by the share `fall`."""
-        prior = self._prior(move, reference, fall, stuck=stuck) * self.doubt.get(move, 1.0)
+        prior = _prior(move, reference, fall, stuck=stuck) * self.doubt.get(move, 1.0)
         return max(prior, self.known.get(move, 0.0)) * 0.5**self.failures
+
+    def size(self, move: Move) -> float:
+        return self.sizes.get(move, 1.0)
 
     def forget(self, much: float) -> None:
         """Forget so many failures."""
         self.failures = max(self.failures - much, 0.0)
         self.doubt = {move: min(doubt * 4**much, 1.0) for move, doubt in self.doubt.items()}
 
-    def _prior(self, move: Move, reference: _Stretch, fall: float, *, stuck: bool) -> float:
-        if not (move.up or stuck):
-            return 0.0  # a lower rate always looks good for a while, because losses are less noisy, and is slower then
-        if move.name == "learning_rate":
-            if stuck and fall < _LEAST_FALL:
-                return _STUCK if move.up == (fall > -_LEAST_FALL) else _STUCK / 2
-            return _HIGHER_RATE if move.up else _LITTLE
-        if move.name == "waiting" and move.up:
-            return max(_LITTLE, reference.waiting / 2)
-        if move.name == "batch_size" and move.up:
-            return max(_LITTLE, reference.computing / 4)
-        return _LITTLE
-
-    def size(self, move: Move) -> float:
-        return self.sizes.get(move, 1.0)
-
     def succeeded(self, move: Move, gain: float) -> None:
-        self.known[move], self.failures, self.sizes[move] = gain / 2, 0, 1.0
+        self.known[move], self.failures, self.sizes[move] = gain / 2, 0.0, 1.0
 
     def failed(self, move: Move, *, flat: bool, lost: bool) -> None:
         self.failures += 1
         self.known.pop(move, None)
-        if flat:
-            self.sizes[move] = 2 * self.size(move)
-        else:
+        if not flat:
             self.doubt[move] = self.doubt.get(move, 1.0) / (16 if lost else 4)
-            self.sizes[move] = max(self.size(move) / 2, _LEAST_SIZE)
+        self.sizes[move] = min(max(self.size(move) * (2.0 if flat else 0.5), _SIZES[0]), _SIZES[1])
+
+
+def _prior(move: Move, reference: _Stretch, fall: float, *, stuck: bool) -> float:
+    """The expected gain of a move that has not been tried."""
+    if not (move.up or stuck):
+        return 0.0  # a calmer setting always looks good for a while, because losses are less noisy, and is slower then
+    if move.name == "learning_rate":
+        if stuck and fall < _LEAST_FALL:
+            return _STUCK if move.up == (fall > -_LEAST_FALL) else _STUCK / 2
+        return _HIGHER_RATE if move.up else _LITTLE
+    if move.name == "waiting" and move.up:
+        return max(_LITTLE, reference.waiting / 2)
+    if move.name == "batch_size" and move.up:
+        return max(_LITTLE, reference.computing / 4)
+    return _LITTLE
 
 
 # ---------------------------------------------------------------------------------------------------------------- tuning
@@ -207,103 +215,102 @@ class _Tuning:
     job: Job
     moves: tuple[Move, ...]
     main: _Stretch  # the job since the snapshot: the reference of trials
+    overhead: float  # seconds of the forks and evaluations of a trial
     snapshot: int | None = None
-    before: _Stretch | None = None  # the job at the snapshot, if it was evaluated
+    before: _Stretch = field(init=False)  # the job at the snapshot
     start: float = math.nan  # training loss at the snapshot
     first: float = math.nan  # training loss when the job began
     trained_seconds: float = 0.0  # up to the snapshot
-    curve: list[tuple[float, float]] = field(default_factory=list)  # (seconds trained, level) up to the snapshot
-    now: float = 0.0
-    overhead: float = 0.0  # seconds of a snapshot and an evaluation
     least_seconds: float = 0.0  # of a segment
-    wasted: float = 0.0  # seconds of trials that have failed since one has not
-    refusals: int = 0  # of snapshots, in a row
-    tried: list[Setting] = field(default_factory=list)  # since the snapshot
+    now: float = 0.0
+    curve: list[tuple[float, float]] = field(default_factory=list)  # (seconds trained, level) up to the snapshot
     idle: int = 0  # segments since the snapshot
+    refusals: int = 0  # of snapshots, in a row
     beliefs: _Beliefs = field(default_factory=_Beliefs)
+    tried: list[Setting] = field(default_factory=list)  # since the snapshot
+    wasted: float = 0.0  # seconds of trials that have failed since one has not
+
+    def __post_init__(self) -> None:
+        self.before = self.main
 
     # -------------------------------------------------------------------------------------------------------- segments
 
     def segment(self) -> Generator[Action[Any], Any, bool]:
-        """Train for a segment, and evaluate; a better model is the next snapshot. False if there is nothing to tune."""
-        begun = self.now
-        if self.better():
-            self.idle = 0
-            yield from self.renew()
-        trained, size = (yield from self.train()), 1.0
+        """Train for a segment, from a new snapshot if the model has become better. False if tuning is impossible."""
+        if not self.main.lost:
+            if self.snapshot is None or self.better():
+                yield from self.renew()
+            yield from self.train()
+        size = 1.0
         while self.main.lost:
             if not (yield from self.go_back(size)):
                 return False
-            begun, size = self.now, 2 * size
-            trained = yield from self.train()
-        if self.before is None and self.snapshot is not None:
-            self.before = _Stretch(TrainedBranch(self.snapshot, self.job.start), loss=self.start)
-            yield from self.evaluate(self.before)
-            self.curve.append((self.trained_seconds, self.before.level))
-        yield from self.evaluate(self.main)
+            yield from self.train()
+            size *= 2
         self.idle += 1
-        self.overhead = max(self.now - begun - trained, 0.0)
         return self.refusals < _REFUSALS
 
     def better(self) -> bool:
-        """Whether the model is better than the snapshot, by its loss or by its accuracy."""
-        if self.snapshot is None or self.before is None:
-            return True
+        """Whether the model is better than the snapshot, by its loss or by its accuracy, or may be."""
         return not (self.main.loss >= self.before.loss) or self.main.accuracy > self.before.accuracy
 
     def renew(self) -> Generator[Action[Any], Any, None]:
         """Take the model as it is as the snapshot."""
-        self.tried = []
         if self.snapshot is not None:
             yield from drop(self.snapshot)
         self.snapshot = yield from fork(self.main.trained.branch)
         self.refusals = 0 if self.snapshot is not None else self.refusals + 1
         self.trained_seconds += self.main.seconds
-        self.before = self.main if self.main.seconds else None
-        if self.before is not None:
-            self.curve.append((self.trained_seconds, self.before.level))
-        self.start = max((x.mean for x in self.main.levels[-2:]), default=math.nan)
+        self.before, self.idle, self.tried = self.main, 0, []
+        self.curve.append((self.trained_seconds, self.level(self.before)))
+        self.start = max((x.mean for x in self.before.levels[-2:]), default=math.nan)
         self.main = _Stretch(self.main.trained._replace(clocks=0))
 
-    def train(self) -> Generator[Action[Any], Any, float]:
-        """Train the job for a segment, or until it is lost; the seconds that it has trained."""
-        course, already = self.main, self.main.seconds
+    def train(self) -> Generator[Action[Any], Any, None]:
+        """Train the job for a segment, or until it is lost."""
+        main, already = self.main, self.main.seconds
         if not self.least_seconds:
-            setting = course.trained.setting
-            samples = min(_EPOCH * epoch_clocks(self.job, setting), _MOST_CLOCKS * len(setting.workers))
-            clocks = max(_CLOCKS * len(setting.workers), math.ceil(samples)) // _PARTS
-            yield from self.run_parts(course, Run(clocks=max(clocks, 1), branch=course.trained.branch))
-            if course.lost:
-                return course.seconds - already
-            self.least_seconds = course.seconds
-        overhead = max(self.overhead, self.job.evaluate_seconds)
-        share = _SHARE * (self.trained_seconds + course.seconds)
+            workers = len(main.trained.setting.workers)
+            epoch = min(_EPOCH * epoch_clocks(self.job, main.trained.setting), _MOST_CLOCKS * workers)
+            clocks = math.ceil(max(_CLOCKS * workers, epoch) / _PARTS)
+            yield from self.run_parts(main, Run(clocks=clocks, branch=main.trained.branch))
+            if main.lost:
+                return
+            self.least_seconds = main.seconds
+        share = _SHARE * (self.trained_seconds + main.seconds)
         # Where a segment has made nothing better, the next is as long as all since the snapshot, as in Algorithm 1.
-        seconds = max(share, _OVERHEAD * overhead, self.least_seconds, already) - (course.seconds - already)
+        seconds = max(share, _OVERHEAD * self.overhead, self.least_seconds, already) - (main.seconds - already)
         if seconds > 0:
-            yield from self.run_parts(course, Run(seconds=seconds / _PARTS, branch=course.trained.branch))
-        return course.seconds - already
+            yield from self.run_parts(main, Run(seconds=seconds / _PARTS, branch=main.trained.branch))
 
     def go_back(self, size: float) -> Generator[Action[Any], Any, bool]:
         """Begin again at the snapshot with a setting that diverges less easily; False if there is none."""
         setting = calmer(self.moves, self.main.trained.setting, size)
-        branch = None
-        if self.snapshot is not None and setting is not None:
-            branch = yield from fork(self.snapshot, setting)
-        if self.snapshot is not None:
-            yield from drop(self.main.trained.branch)
+        if self.snapshot is None:
+            return False
+        branch = None if setting is None else (yield from fork(self.snapshot, setting))
+        yield from drop(self.main.trained.branch)
         if branch is None or setting is None:
             return False
         self.main = _Stretch(TrainedBranch(branch, setting))
         return True
 
-    # ---------------------------------------------------------------------------------------------------------- trials
+    # ---------------------------------------------------------------------------------------------- whether a trial pays
+
+    def level(self, stretch: _Stretch) -> float:
+        """What has to fall to reach the target."""
+        return 1.0 - stretch.accuracy if self.job.target.metric == "accuracy" else stretch.loss
 
     @property
     def left(self) -> float:
         """Seconds to the target, as far as known."""
-        now = (self.trained_seconds + self.main.seconds, self.main.level)
-        return seconds_left(self.job, [*self.curve, now], self.now)
+        here = (self.trained_seconds + self.main.seconds, self.level(self.main))
+        return seconds_left(self.job, [*self.curve, here], self.now)
+
+    @property
+    def cost(self) -> float:
+        """Seconds of one trial."""
+        return self.main.seconds + self.overhead
 
     def recall(self) -> None:
         """Failures are forgotten with time; sooner, if the target is far."""
@@ -311,94 +318,100 @@ class _Tuning:
 
     def worthwhile(self) -> Move | None:
         """The move with the largest expected gain, if that is worth a trial."""
-        main, before, left = self.main, self.before, self.left
-        if self.snapshot is None or before is None:
+        left = self.left
+        if self.snapshot is None or self.wasted + self.cost > _WASTE * (self.now + left):
             return None
-        possible = [m for m in self.moves if self.changed(m) is not None]
-        fall = self.fall(main) / abs(before.loss or 1.0)
-        # A single loss that is no better may be noise, and a lower rate always looks good for a while.
+        fall = self.fall(self.main) / abs(self.before.loss or 1.0)
+        # A single loss that is no better may be noise.
         stuck = not self.trained_seconds or self.idle >= _PLATEAU
-        gains = {m: self.beliefs.expected(m, main, fall, stuck=stuck) for m in possible}
+        possible = [m for m in self.moves if self.changed(m) is not None]
+        gains = {m: self.beliefs.expected(m, self.main, fall, stuck=stuck) for m in possible}
         move = max(gains, key=lambda m: gains[m], default=None)
-        if move is None or self.wasted + self.cost > _WASTE * (self.now + left) or self.cost > gains[move] * left:
-            return None
-        return move
-
-    @property
-    def cost(self) -> float:
-        """Seconds of one trial."""
-        return self.main.seconds + self.overhead
+        return move if move is not None and gains[move] * left > self.cost else None
 
     def changed(self, move: Move) -> Setting | None:
-        """The setting after a move; None if the range ends here."""
+        """The setting after a move; None if the range ends here, or if it has been tried."""
         size = self.beliefs.size(move) * (1.0 if move.up or not self.trained_seconds else _CAUTION)
         setting = move.step(self.main.trained.setting, size)
         if move.dummy:
             return setting
         return None if setting == self.main.trained.setting or setting in self.tried else setting
 
-    def fall(self, course: _Stretch) -> float:
-        """The fall of a course's loss since the snapshot."""
-        return self.before.loss - course.loss if self.before is not None else math.nan
+    def fall(self, stretch: _Stretch) -> float:
+        """The fall of the loss since the snapshot."""
+        return self.before.loss - stretch.loss
+
+    # ---------------------------------------------------------------------------------------------------------- trials
+
+    def measure(self) -> Generator[Action[Any], Any, None]:
+        """Evaluate the snapshot and the reference as they are."""
+        if not self.before.exact and self.snapshot is not None:
+            yield from self.evaluate(self.before, self.snapshot)
+            self.curve[-1] = (self.trained_seconds, self.level(self.before))
+        if not self.main.exact:
+            yield from self.evaluate(self.main, self.main.trained.branch)
 
     def attempt(self, move: Move) -> Generator[Action[Any], Any, None]:
         """One trial; the job goes on with it if it is better."""
-        setting, branch, begun = self.changed(move), None, self.now
-        if self.snapshot is not None and setting is not None:
+        setting, begun, branch = self.changed(move), self.now, None
+        if setting is not None and self.snapshot is not None:
             branch = yield from fork(self.snapshot, setting)
-        if branch is None or setting is None:
+        if setting is None or branch is None:
             self.beliefs.failed(move, flat=False, lost=False)
             return
         self.tried.append(setting)
         trial = _Stretch(TrainedBranch(branch, setting))
         yield from self.run_parts(trial, Run(seconds=self.main.seconds / _PARTS, branch=branch), cuts=True)
-        gain, flat = yield from self.gain(trial)
+        gain = yield from self.gain(trial)
         if gain < _BETTER and self.catches_up(trial):
-            for course in (self.main, trial):
-                yield from self.run_parts(course, Run(seconds=course.seconds / _PARTS, branch=course.trained.branch))
-            if self.main.lost:
-                gain = 1.0 if not trial.lost else 0.0
-            else:
-                yield from self.evaluate(self.main)
-                gain, flat = yield from self.gain(trial)
+            begun += self.main.seconds  # the job's own training is no waste
+            for stretch in (self.main, trial):
+                yield from self.run_parts(stretch, Run(seconds=stretch.seconds / _PARTS, branch=stretch.trained.branch))
+            if not self.main.lost:
+                yield from self.evaluate(self.main, self.main.trained.branch)
+            gain = yield from self.gain(trial)
         if gain >= _BETTER:
             self.beliefs.succeeded(move, gain)
             yield from drop(self.main.trained.branch)
             self.main, self.wasted = trial, 0.0
         else:
+            flat = not trial.lost and max(abs(self.fall(trial)), abs(self.fall(self.main))) < self.least_fall
             self.beliefs.failed(move, flat=flat, lost=trial.lost)
             yield from drop(branch)
             self.wasted += self.now - begun
+        if not trial.lost:
+            self.overhead = max(self.now - begun - trial.seconds, self.job.evaluate_seconds)
 
-    def gain(self, trial: _Stretch) -> Generator[Action[Any], Any, tuple[float, bool]]:
-        """The share of the reference's time that the trial saves, and whether it is just like the reference."""
+    @property
+    def least_fall(self) -> float:
+        """A fall of the loss that is progress."""
+        return _LEAST_FALL * abs(self.before.loss)
+
+    def gain(self, trial: _Stretch) -> Generator[Action[Any], Any, float]:
+        """The share of the reference's time that the trial saves; 0 for one that makes no progress."""
         if trial.lost:
-            return 0.0, False
-        yield from self.evaluate(trial)
-        fall, least = self.fall(trial), _LEAST_FALL * abs(self.fall(trial) + trial.loss)
-        return (1.0 - max(self.fall(self.main), 0.0) / fall if fall >= least else 0.0), abs(
-            trial.loss - self.main.loss
-        ) < least
+            return 0.0
+        yield from self.evaluate(trial, trial.trained.branch)
+        if self.fall(trial) < self.least_fall:
+            return 0.0
+        return 1.0 if self.main.lost else 1.0 - max(self.fall(self.main), 0.0) / self.fall(trial)
 
     def catches_up(self, trial: _Stretch) -> bool:
-        """Whether a trial that is not better yet falls so much faster that it will be, and that this is worth waiting for.
+        """Whether a trial that is not better yet falls so much faster that it will be, and that is worth waiting for.
 
         A higher rate may first raise the loss.
         """
-        if trial.lost or self.main.seconds * 1.01 < trial.seconds or min(len(trial.levels), len(self.main.levels)) < _PARTS:
+        if trial.lost or len(trial.levels) < _PARTS or not self.main.levels or _CATCHES_UP * self.left <= self.cost:
             return False
-        half = _PARTS // 2
-        middle = trial.levels[-1].seconds
-        early = trial.levels[-1 - half].seconds
-        mine = 2 * trial.levels[-1].mean - trial.levels[-1 - half].mean
-        its = 2 * self.main.level_at(middle) - self.main.level_at(early)
-        noise = 2 * (trial.levels[-1].error + self.main.levels[-1].error)
-        return mine + noise < its and _CATCHES_UP * self.left > self.cost
+        last, middle = trial.levels[-1], trial.levels[-1 - _PARTS // 2]
+        ending = 2 * last.mean - middle.mean
+        reference = 2 * self.main.level_at(last.seconds) - self.main.level_at(middle.seconds)
+        return ending + 2 * (last.error + self.main.levels[-1].error) < reference
 
-    def diverges(self, course: _Stretch) -> bool:
-        """Whether the training loss has tripled since the snapshot. Where it is next to nothing it may, so by a tenth of the
-        first loss at least."""
-        rise = course.levels[-1].median - self.start if course.levels else 0.0
+    def diverges(self, stretch: _Stretch) -> bool:
+        """Whether the training loss has tripled since the snapshot. A loss that is next to nothing may, so it must also have
+        risen by a tenth of the first one. The median, because single mini-batches may be far off."""
+        rise = stretch.levels[-1].median - self.start if stretch.levels else 0.0
         return rise > max((_DIVERGES - 1) * abs(self.start), _LEAST_RISE * abs(self.first))
 
     def hopeless(self, trial: _Stretch) -> bool:
@@ -413,32 +426,32 @@ class _Tuning:
 
     # --------------------------------------------------------------------------------------------------------- actions
 
-    def run_parts(self, course: _Stretch, run: Run, *, cuts: bool = False) -> Generator[Action[Any], Any, None]:
+    def run_parts(self, stretch: _Stretch, run: Run, *, cuts: bool = False) -> Generator[Action[Any], Any, None]:
         """Train a branch for some runs, or until it is lost or, if it may be cut short, hopeless."""
         for _ in range(_PARTS):
             try:
                 seen = yield from Run(run.clocks, run.seconds, run.branch)
             except Rejected:
-                course.lost = True
+                stretch.lost = True
                 return
             self.now = seen.end_seconds
-            course.record(seen)
+            stretch.record(seen)
             if math.isnan(self.start) and len(seen.pushes.loss):
                 # Before the first update, or nearly.
-                self.start = float(np.mean(seen.pushes.loss[: len(course.trained.setting.workers)]))
+                self.start = float(np.mean(seen.pushes.loss[: len(stretch.trained.setting.workers)]))
                 self.first = self.start if math.isnan(self.first) else self.first
-            course.lost = course.lost or self.diverges(course) or (cuts and self.hopeless(course))
-            if course.lost:
+            stretch.lost = stretch.lost or self.diverges(stretch) or (cuts and self.hopeless(stretch))
+            if stretch.lost:
                 return
 
-    def evaluate(self, course: _Stretch) -> Generator[Action[Any], Any, None]:
-        """Measure the loss and the level of a branch, as far as the system can."""
-        course.loss = course.levels[-1].mean if course.levels else course.loss
+    def evaluate(self, stretch: _Stretch, branch: int) -> Generator[Action[Any], Any, None]:
+        """Measure the loss of a branch as it is, as far as the system can."""
+        stretch.exact = True
+        stretch.loss = stretch.levels[-1].mean if stretch.levels else self.start
         try:
-            seen: Evaluation = yield from Evaluate(course.trained.branch)
+            seen: Evaluation = yield from Evaluate(branch)
         except Rejected:
             return
         self.now = max(self.now, seen.seconds)
-        course.loss = seen.loss if math.isfinite(seen.loss) else course.loss
-        course.accuracy = seen.accuracy
-        course.level = 1.0 - seen.accuracy if self.job.target.metric == "accuracy" else course.loss
+        stretch.loss = seen.loss if math.isfinite(seen.loss) else stretch.loss
+        stretch.accuracy = seen.accuracy

@@ -43,8 +43,8 @@ def started(rate, *knobs, target=FAR, budget=1e4, **start):
     return replace(of, start=begun, space=Space(begun, NODES, of.space.knobs), budget_seconds=budget)
 
 
-def forest_of(of, law, evaluation_seconds=0.0):
-    forest = Timed(of, law=law, evaluation_seconds=evaluation_seconds)
+def forest_of(of, law, **rules):
+    forest = Timed(of, law=law, **rules)
     forest.branches[0].setting = of.start
     return forest
 
@@ -56,9 +56,9 @@ def played(of, law=falls, *, most=400, refuses=lambda _index, _action: False):
     return forest
 
 
-def to_target(of, law=falls, tuner=mltuner, evaluation_seconds=0.0):
+def to_target(of, law=falls, tuner=mltuner, **rules):
     """Seconds until the job was done, and the forest."""
-    forest = forest_of(of, law, evaluation_seconds)
+    forest = forest_of(of, law, **rules)
     outcome = play(tuner, forest).outcome
     assert outcome.status == "target", outcome.reason
     return outcome.seconds, forest
@@ -124,16 +124,17 @@ def test_a_good_start_is_left_alone_after_a_few_trials():
     assert len(forest.trials()) <= 3
 
 
-@pytest.mark.parametrize("clocks", [20, 60, 200, 1000])
-def test_a_job_that_cannot_be_made_faster_is_hardly_slower(clocks):
-    """Nothing that can be tuned matters, however long the job is: 10 % at most."""
+@pytest.mark.parametrize("seconds", [20, 60, 200, 1000])
+def test_a_job_that_cannot_be_made_faster_is_hardly_slower(seconds):
+    """Nothing that can be tuned matters, however long the job is: 10 % at most, and the evaluations."""
 
     def same(setting, loss, clocks):
-        return loss * 0.98
+        return loss * 0.999
 
-    of = started(0.1, RATE, Choice("batch_size", (5, 10, 20)), target=Target("loss", 0.98**clocks), budget=20.0 * clocks)
-    tuned, _ = to_target(of, law=same)
-    assert tuned <= 1.1 * clocks + 1
+    # A forest takes no part of a push, so that pushes must be short.
+    of = started(0.1, RATE, Choice("batch_size", (5, 10, 20)), target=Target("loss", 0.999 ** (20 * seconds)), budget=2e4)
+    tuned, _ = to_target(of, law=same, pace=lambda _: 0.05, evaluation_seconds=0.1)
+    assert tuned <= 1.12 * seconds
 
 
 def test_a_start_up_bump_is_not_held_against_a_higher_rate():
@@ -218,7 +219,7 @@ def test_there_are_three_branches_at_most_and_none_is_left_behind(rate, seed):
     of = started(rate, RATE, Real("momentum", 0.0, 0.9), Choice("batch_size", (5, 10, 20)), Integer("staleness", 0, 4))
     forest = played(replace(of, seed=seed), most=200)
     assert max(forest.live_after) <= 3
-    named = {a.branch for a in forest.asked(Run)[-3:]}
+    named = {a.branch for a in forest.asked(Run)[-20:]}
     assert named & set(forest.branches)
 
 
