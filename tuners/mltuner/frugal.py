@@ -13,8 +13,8 @@ than it saves. Here the job trains, and tries another setting now and then. The 
   above the reference's and does not fall fast enough to come down to it.
 * **A trial begins only if it is expected to pay**: the expected gain, a share of the time left, must exceed its cost. The
   time left is extrapolated from the validation of the job (`seconds_left`), and the expected gain is a number per move
-  (`_Beliefs`). Trials that fail in a row take a tenth of the job's expected time at most. So a good setting is left alone
-  after a few trials, and a job that is over soon is not disturbed at all.
+  (`_Beliefs`). Evaluations, and trials that fail in a row, take 7 % of the job's expected time at most. So a good setting is
+  left alone after a few trials, and a job that is over soon is not disturbed at all.
 * **If the reference diverges**, the job goes back to the snapshot with a lower rate. The snapshot is renewed only by a
   better model, so the job also comes back from settings that fail later, and from over-fitting.
 
@@ -54,7 +54,7 @@ _DIVERGES = 3.0  # times the loss at the snapshot
 _LEAST_RISE = 0.1  # of the first loss
 _CAUTION = 0.5  # steps down are so long, but at the start
 _CATCHES_UP = 0.25  # expected gain of a trial that falls faster at its end
-_WASTE = 0.1  # of the job's time: the most for trials that fail in a row
+_WASTE = 0.07  # of the job's time: the most for evaluations and for trials that fail in a row
 _HORIZON = 30.0  # times the time so far: the most that is taken for the time left
 
 # Expected gains
@@ -228,7 +228,7 @@ class _Tuning:
     refusals: int = 0  # of snapshots, in a row
     beliefs: _Beliefs = field(default_factory=_Beliefs)
     tried: list[Setting] = field(default_factory=list)  # since the snapshot
-    wasted: float = 0.0  # seconds of trials that have failed since one has not
+    wasted: float = 0.0  # seconds of evaluations, and of trials that have failed, since a trial has not
 
     def __post_init__(self) -> None:
         self.before = self.main
@@ -248,6 +248,10 @@ class _Tuning:
             yield from self.train()
             size *= 2
         self.idle += 1
+        known = [seconds for seconds, level in self.curve if math.isfinite(level)]
+        # The system has not validated for long: the job may have become slow.
+        if math.isnan(self.main.loss) and self.trained_seconds > 2 * max(known, default=math.inf):
+            yield from self.measure()
         return self.refusals < _REFUSALS
 
     def better(self) -> bool:
@@ -345,11 +349,13 @@ class _Tuning:
 
     def measure(self) -> Generator[Action[Any], Any, None]:
         """Evaluate the snapshot and the reference as they are."""
+        begun = self.now
         if not self.before.exact and self.snapshot is not None:
             yield from self.evaluate(self.before, self.snapshot)
             self.curve[-1] = (self.trained_seconds, self.level(self.before))
         if not self.main.exact:
             yield from self.evaluate(self.main, self.main.trained.branch)
+        self.wasted += self.now - begun
 
     def attempt(self, move: Move) -> Generator[Action[Any], Any, None]:
         """One trial; the job goes on with it if it is better."""
