@@ -82,9 +82,9 @@ def frugal(job: Job, *, tuned: Which = "all", copies: int = 1) -> Tuner:
 def seconds_left(job: Job, curve: Sequence[tuple[float, float]], now: float) -> float:
     """Seconds to the target under the present setting, extrapolated from `curve`, pairs of (seconds trained, level).
 
-    The level is the validation loss, or 1 - accuracy. The latter half of the curve is extended as an exponential decay. A
-    power law fits better but is too long on most jobs, and late trials, which mostly favour settings that are calm and slow,
-    then cost more than they save. At most what is left of the budget, and 30 times the time so far.
+    The level is the validation loss, or 1 - accuracy; nan where it is unknown. The latter half of the curve is extended as
+    an exponential decay. A power law fits better but is too long on most jobs, and late trials, which mostly favour settings
+    that are calm and slow, then cost more than they save. At most what is left of the budget, and 30 times the time so far.
     """
     most = max(min(job.budget_seconds - now, _HORIZON * now), 0.0)
     goal = 1.0 - job.target.value if job.target.metric == "accuracy" else job.target.value
@@ -97,9 +97,9 @@ def seconds_left(job: Job, curve: Sequence[tuple[float, float]], now: float) -> 
     span, before, last = seconds[-1] - seconds[half], levels[half], levels[-1]
     if not (span > 0 and before > last):
         return most
-    if goal > 0:
-        return float(min(most, span * max(math.log(last / goal), 0.0) / math.log(before / last)))
-    return float(min(most, span * max(last - goal, 0.0) / (before - last)))
+    falls = math.log(last / goal) / math.log(before / last) if goal > 0 else (last - goal) / (before - last)
+    since = curve[-1][0] - seconds[-1]  # the last levels may be unknown
+    return float(min(most, max(span * falls - since, 0.0)))
 
 
 # --------------------------------------------------------------------------------------------------------------- stretch
@@ -169,7 +169,7 @@ class _Beliefs:
     def expected(self, move: Move, reference: _Stretch, fall: float, *, stuck: bool) -> float:
         """The expected gain, where the loss of the reference has fallen by the share `fall`."""
         prior = _prior(move, reference, fall, stuck=stuck) * self.doubt.get(move, 1.0)
-        return max(prior, self.known.get(move, 0.0)) * 0.5**self.failures
+        return float(max(prior, self.known.get(move, 0.0)) * 0.5**self.failures)
 
     def size(self, move: Move) -> float:
         return self.sizes.get(move, 1.0)
@@ -412,7 +412,7 @@ class _Tuning:
         last, middle = trial.levels[-1], trial.levels[-1 - _PARTS // 2]
         ending = 2 * last.mean - middle.mean
         reference = 2 * self.main.level_at(last.seconds) - self.main.level_at(middle.seconds)
-        return ending + 2 * (last.error + self.main.levels[-1].error) < reference
+        return ending + 2 * (last.error + self.main.levels[-1].error) + self.least_fall < reference
 
     def diverges(self, stretch: _Stretch) -> bool:
         """Whether the training loss has tripled since the snapshot. A loss that is next to nothing may, so it must also have

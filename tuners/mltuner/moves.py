@@ -107,7 +107,7 @@ def _rate(knob: Knob, now: float, size: float) -> float:
 
 def _momentum(knob: Knob, now: float, size: float) -> float:
     top = max(knob.options) if isinstance(knob, Choice) else knob.high
-    wanted = 1.0 - (1.0 - now) * _MOMENTUM**-size
+    wanted = 1.0 - (1.0 - now) / float(_MOMENTUM**size)
     # A momentum of 1 never forgets; 0 is where a step down ends.
     return max(min(wanted, 0.99, float(top)), 0.0)
 
