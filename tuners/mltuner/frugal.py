@@ -250,7 +250,7 @@ class _Tuning:
         self.idle += 1
         known = [seconds for seconds, level in self.curve if math.isfinite(level)]
         # The system has not validated for long: the job may have become slow.
-        if math.isnan(self.main.loss) and self.trained_seconds > 2 * max(known, default=math.inf):
+        if math.isnan(self.main.loss) and self.trained_seconds > 4 * max(known, default=math.inf):
             yield from self.measure()
         return self.refusals < _REFUSALS
 
@@ -323,7 +323,8 @@ class _Tuning:
     def worthwhile(self) -> Move | None:
         """The move with the largest expected gain, if that is worth a trial."""
         left = self.left
-        if self.snapshot is None or self.wasted + self.cost > _WASTE * (self.now + left):
+        alone = self.trained_seconds + self.main.seconds + left  # what the job takes without a further trial
+        if self.snapshot is None or self.wasted + self.cost > _WASTE * alone:
             return None
         fall = self.fall(self.main) / abs(self.before.loss or 1.0)
         # A single loss that is no better may be noise.
