@@ -13,8 +13,8 @@ than it saves. Here the job trains, and tries another setting now and then. The 
   above the reference's and does not fall fast enough to come down to it.
 * **A trial begins only if it is expected to pay**: the expected gain, a share of the time left, must exceed its cost. The
   time left is extrapolated from the validation of the job (`seconds_left`), and the expected gain is a number per move
-  (`_Beliefs`). Evaluations, and trials that fail in a row, take 7 % of the job's expected time at most. So a good setting is
-  left alone after a few trials, and a job that is over soon is not disturbed at all.
+  (`_Beliefs`). None begins after evaluations and trials that failed in a row have taken 3.5 % of the job's expected time. So
+  a good setting is left alone after a few trials, and a job that is over soon is not disturbed at all.
 * **If the reference diverges**, the job goes back to the snapshot with a lower rate. The snapshot is renewed only by a
   better model, so the job also comes back from settings that fail later, and from over-fitting.
 
@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuners.actions import Action, Evaluate, Evaluation, Job, Rejected, Run, Setting, Tuner, Window
 from tuners.mltuner.moves import Move, calmer, moves, no_move_is_free
@@ -54,7 +55,8 @@ _DIVERGES = 3.0  # times the loss at the snapshot
 _LEAST_RISE = 0.1  # of the first loss
 _CAUTION = 0.5  # steps down are so long, but at the start
 _CATCHES_UP = 0.25  # expected gain of a trial that falls faster at its end
-_WASTE = 0.07  # of the job's time: the most for evaluations and for trials that fail in a row
+_WASTE = 0.035  # of the job's time: after so much for evaluations and failed trials in a row no trial begins
+_POINTS = 4  # of a curve, from which a power law is told from an exponential decay
 _HORIZON = 30.0  # times the time so far: the most that is taken for the time left
 
 # Expected gains
@@ -82,24 +84,45 @@ def frugal(job: Job, *, tuned: Which = "all", copies: int = 1) -> Tuner:
 def seconds_left(job: Job, curve: Sequence[tuple[float, float]], now: float) -> float:
     """Seconds to the target under the present setting, extrapolated from `curve`, pairs of (seconds trained, level).
 
-    The level is the validation loss, or 1 - accuracy; nan where it is unknown. The latter half of the curve is extended as
-    an exponential decay. A power law fits better but is too long on most jobs, and late trials, which mostly favour settings
-    that are calm and slow, then cost more than they save. At most what is left of the budget, and 30 times the time so far.
+    The level is the validation loss, or 1 - accuracy; nan where it is unknown. The last three quarters of the curve are
+    extended as an exponential decay or as a power law (Hestness et al. 2017), whichever fits better; with fewer than four
+    points as an exponential decay, which is the sooner at the target. At most what is left of the budget, and 30 times the
+    time so far.
     """
     most = max(min(job.budget_seconds - now, _HORIZON * now), 0.0)
     goal = 1.0 - job.target.value if job.target.metric == "accuracy" else job.target.value
     known = [(s, level) for s, level in curve if math.isfinite(level)]
-    if len(known) < 2:
+    recent = [(s, level) for s, level in known if s >= known[-1][0] / 4]
+    seconds, levels = np.array(recent if len(recent) > 1 else known).reshape(-1, 2).T
+    if len(levels) < 2:
         return most
-    seconds, levels = np.array(known).T
-    levels = np.minimum.accumulate(levels)
-    half = max(min(int(np.searchsorted(seconds, seconds[-1] / 2, side="right")) - 1, len(seconds) - 2), 0)
-    span, before, last = seconds[-1] - seconds[half], levels[half], levels[-1]
-    if not (span > 0 and before > last):
-        return most
-    falls = math.log(last / goal) / math.log(before / last) if goal > 0 else (last - goal) / (before - last)
-    since = curve[-1][0] - seconds[-1]  # the last levels may be unknown
-    return float(min(most, max(span * falls - since, 0.0)))
+    positive = min(goal, levels.min()) > 0
+    if positive:
+        goal, levels = math.log(goal), np.log(levels)
+    line = _line(seconds, levels)
+    ending = line.at(goal)
+    if positive and len(levels) >= _POINTS and seconds[0] > 0:
+        power = _line(np.log(seconds), levels)
+        if power.residual < line.residual:
+            ending = math.exp(min(power.at(goal), 700.0))
+    return float(min(most, max(ending - curve[-1][0], 0.0)))
+
+
+class _Line(NamedTuple):
+    """A line through points, by least squares."""
+
+    slope: float
+    level: float  # at 0
+    residual: float  # sum of squares
+
+    def at(self, level: float) -> float:
+        """Where it comes down to a level; infinite for one that does not fall."""
+        return (level - self.level) / self.slope if self.slope < 0 else math.inf
+
+
+def _line(x: NDArray[np.float64], y: NDArray[np.float64]) -> _Line:
+    slope, level = np.polyfit(x, y, 1)
+    return _Line(float(slope), float(level), float(np.sum((y - level - slope * x) ** 2)))
 
 
 # --------------------------------------------------------------------------------------------------------------- stretch
@@ -324,7 +347,7 @@ class _Tuning:
         """The move with the largest expected gain, if that is worth a trial."""
         left = self.left
         alone = self.trained_seconds + self.main.seconds + left  # what the job takes without a further trial
-        if self.snapshot is None or self.wasted + self.cost > _WASTE * alone:
+        if self.snapshot is None or self.wasted > _WASTE * alone:
             return None
         fall = self.fall(self.main) / abs(self.before.loss or 1.0)
         # A single loss that is no better may be noise.
