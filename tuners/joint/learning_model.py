@@ -30,7 +30,7 @@ class Gauge:
     def __init__(self, target: Target) -> None:
         self.target = target
         on_loss = target.metric == "loss"
-        self._untrained = math.inf  # the loss of the first model measured
+        self.untrained = math.inf  # the loss of the first model measured
         self.hurt = 0.1 if on_loss else 0.3  # a rise above the best level so far that is no noise
         self.noise = 0.15 if on_loss else 0.5  # what cooling is expected to shed, until that was measured
 
@@ -40,12 +40,12 @@ class Gauge:
             return math.inf
         if self.target.metric == "loss":
             return math.log(max(loss - _ABOVE * self.target.value, 1e-6))
-        if math.isinf(self._untrained):
-            self._untrained = loss
+        if math.isinf(self.untrained):
+            self.untrained = loss
         error = max(1 - accuracy, _BEYOND * (1 - self.target.value), 1e-6)
         level = _LOSS_PART * math.log(max(loss, 1e-9)) + (1 - _LOSS_PART) * math.log(error)
         # Accuracy is never worse than chance, so only the loss tells that a model has blown up.
-        return level + max(0.0, math.log(max(loss, 1e-9) / (_BLOWN_UP * max(self._untrained, 1e-9))))
+        return level + max(0.0, math.log(max(loss, 1e-9) / (_BLOWN_UP * max(self.untrained, 1e-9))))
 
     def goal(self, loss: float) -> float:
         """The level at the target, for a model with this validation loss."""

@@ -54,6 +54,7 @@ class Training:
         self.change_seconds = 0.0  # the dearest change of the system so far
         self._system = system
         self.training_loss = math.inf  # mean of the last window
+        self.highest_loss = 0.0  # mean of a window, since the last return to a snapshot
         self._pushes = 0  # of the branch, since the job began
         self._check_clocks = 0  # the job validates by itself after every so many pushes; 0: not known
 
@@ -69,6 +70,7 @@ class Training:
         self.diverged = window.status != "running"
         if len(window.pushes.loss):
             self.training_loss = float(np.mean(window.pushes.loss))
+            self.highest_loss = max(self.highest_loss, self.training_loss)
         available = frozenset(n.name for n in window.nodes or self.job.nodes)
         if window.setting is not None and window.setting != self.setting:
             self.setting, self.cluster_changed = window.setting, True
@@ -152,7 +154,7 @@ class Training:
         """Continue from `kept`, under `setting`. Returns another snapshot of it."""
         lost = self.branch
         self.branch, self._pushes, self.level, self.loss = kept.branch, kept.pushes, kept.level, kept.loss
-        self.diverged = False
+        self.diverged, self.highest_loss = False, 0.0
         with suppress(Rejected):
             yield from Free(lost)
         again = yield from self.snapshot()

@@ -51,6 +51,9 @@ _MOST_SPLITS = 400  # roles of machines that are compared
 _CHANGE_SECONDS = 15.0  # of a change of the system, until one was measured
 _LEFT_SHARE = 0.2  # of the budget: how long the job is expected to last, until its drift was measured
 _DECADE = 10.0  # factor of the heat, downwards, while it hurts
+_DECADES = 4  # below the start that are tried if nothing else has helped
+_HELPED = 0.1  # nats below the start that are progress
+_THROWN_OFF = 2.0  # a training loss so many times that of the untrained model may have lost it
 _TRIAL = 4  # windows in which a hotter setting is tried, at least
 _TRIAL_SHARE = 0.05  # of the seconds left that a trial takes
 _SNAPSHOT_NATS = 0.15  # a level so much lower is worth another snapshot
@@ -79,12 +82,15 @@ class _Course:
         self.system = SystemModel(job)
         self.training = Training(job, self.system)
         self.heat: Heat | None = None if job.target.counts else heat(job, self._best)
+        self.first: Snapshot | None = None  # the untrained model
         self.cap = len(job.start.workers) if self.heat is not None and self.heat.limits_workers else len(job.nodes)
 
     def play(self) -> Tuner:
         """Tune until the job ends."""
         try:
             yield from self.begin()
+            if self.heat is not None:
+                self.first = yield from self.training.snapshot()
             yield from self._measure()
             if not self.system.knows:
                 # The job does not tell what a push takes, as in a table of recorded runs: there is nothing to model.
@@ -92,7 +98,7 @@ class _Course:
                 return
             yield from self.place()
             if self.heat is not None:
-                yield from self.find_heat(self.heat)
+                yield from self.find_heat(self.heat, self.first)
                 yield from self.learn(self.heat)
             while True:
                 yield from self.training.run(4 * len(self.training.setting.workers))
@@ -207,23 +213,61 @@ class _Course:
 
     # -------------------------------------------------------------------------------------------------------- 4. heat
 
-    def find_heat(self, heat: Heat) -> Steps[None]:
-        """Down by decades while the setting hurts, then up by doubling until it hurts twice; go on from the best model."""
-        training, hurt, start = self.training, self.gauge.hurt, self.training.level
-        first = yield from training.snapshot()
-        limit = math.inf  # a heat that is known to hurt
+    def find_heat(self, heat: Heat, first: Snapshot | None) -> Steps[None]:
+        """Down by decades while the setting hurts, then up by doubling until it hurts twice; go on from the best model.
+
+        `first` is the untrained model. Where no heat from there upwards has helped, decades below are tried, too.
+        """
+        training, start = self.training, self.training.level if first is None else first.level
         yield from training.change(heat.scaled(training.setting, 1.0))
         yield from training.window()
-        while training.diverged or training.level > start + hurt:
+        limit = math.inf  # a heat that is known to hurt
+        while self._hurts(start):
             limit = heat.of(training.setting)
-            cooler = heat.scaled(training.setting, 1 / _DECADE)
-            if heat.of(cooler) >= limit:
+            if not (yield from self._cooler(heat, first)):
                 break
-            if first is not None:
-                first = yield from training.return_to(first, cooler)
-            elif training.diverged or not (yield from training.change(cooler)):
-                break
-            yield from training.window()
+            first = self.first
+        lowest = training.setting
+        best, setting, kept = yield from self._rise(heat, limit)
+        if best > start - _HELPED and self.first is not None and math.isinf(limit):
+            # The start may be so hot that the model was lost at once, and no heat can help it.
+            self.first = yield from training.return_to(self.first, lowest)
+            for _ in range(_DECADES):
+                if not (yield from self._cooler(heat, self.first)):
+                    break
+                if not training.diverged and training.level < start - _HELPED:
+                    yield from training.drop(kept)
+                    best, setting, kept = yield from self._rise(heat, 10 * heat.of(training.setting))
+                    break
+        if kept is not None and (training.diverged or training.level > best):
+            kept = yield from training.return_to(kept, setting)
+        else:
+            yield from training.change(setting)
+        yield from training.drop(kept)
+        yield from training.drop(self.first)
+
+    def _hurts(self, start: float) -> bool:
+        """Whether the present heat makes the model worse than it was at the `start`, or has thrown it far off for good."""
+        training = self.training
+        lost = training.highest_loss > _THROWN_OFF * self.gauge.untrained and training.level > start - _HELPED
+        return training.diverged or training.level > start + self.gauge.hurt or lost
+
+    def _cooler(self, heat: Heat, first: Snapshot | None) -> Steps[bool]:
+        """Train a window at a tenth of the heat, from the `first` model if there is one; False where that is not possible."""
+        training = self.training
+        cooler = heat.scaled(training.setting, 1 / _DECADE)
+        if heat.of(cooler) >= heat.of(training.setting):
+            return False
+        if first is not None:
+            self.first = yield from training.return_to(first, cooler)
+        elif training.diverged or not (yield from training.change(cooler)):
+            return False
+        yield from training.window()
+        return True
+
+    def _rise(self, heat: Heat, limit: float) -> Steps[tuple[float, Setting, Snapshot | None]]:
+        """Double the heat window by window until it hurts twice; the best level, its setting, and a snapshot of its model."""
+        training = self.training
         best, kept, setting, bad = training.level, (yield from training.snapshot()), training.setting, 0
         while bad < 2 and not training.diverged:
             hotter = heat.scaled(training.setting, 2.0)
@@ -234,14 +278,9 @@ class _Course:
                 best, setting, bad = training.level, training.setting, 0
                 yield from training.drop(kept)
                 kept = yield from training.snapshot()
-            elif training.diverged or training.level > best + hurt:
+            elif training.diverged or training.level > best + self.gauge.hurt:
                 bad += 1
-        if kept is not None and (training.diverged or training.level > best):
-            kept = yield from training.return_to(kept, setting)
-        else:
-            yield from training.change(setting)
-        yield from training.drop(kept)
-        yield from training.drop(first)
+        return best, setting, kept
 
     # ----------------------------------------------------------------------------------------------- 5. hold and cool
 
