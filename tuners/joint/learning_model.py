@@ -19,6 +19,7 @@ __all__ = ["Gauge", "over_fitted", "slope", "spread", "stopped"]
 
 _LOSS_PART = 0.15  # of the loss in the level of a target on accuracy
 _BEYOND = 0.3  # of the target's error: a level does not fall further, as a validation set is small
+_WIDE_GAP = 5.0  # the same, and nothing is left to learn
 _GAP = 2.0  # a validation loss so many times the training loss: the model has learned its samples by heart
 _BLOWN_UP = 2.0  # times the loss of the untrained model: more counts in full
 _ABOVE = 0.9  # of a target on loss: what counts as the end of the scale
@@ -55,16 +56,17 @@ class Gauge:
 
 
 def over_fitted(losses: Sequence[float], levels: Sequence[float], training_loss: float) -> bool:
-    """Whether more training makes the model worse.
+    """Whether more training will not make the model better.
 
     Then the losses on validation data are far above the training loss, and the newest levels, as means of three, are all
-    above an earlier one.
+    above an earlier one; or they are so far above it that there is nothing left to learn, and the levels stand still.
     """
     recent = 8
-    if len(levels) < recent + 6 or not min(losses[-recent:]) > _GAP * training_loss:
+    gap = min(losses[-recent:]) / max(training_loss, 1e-9)
+    if len(levels) < recent + 6 or gap < _GAP:
         return False
     smooth = [sum(levels[i : i + 3]) / 3 for i in range(len(levels) - 2)]
-    return min(smooth[-recent + 2 :]) > min(smooth[: -recent + 2]) + 0.05
+    return min(smooth[-recent + 2 :]) > min(smooth[: -recent + 2]) + (0.05 if gap < _WIDE_GAP else -0.05)
 
 
 def stopped(times: Sequence[float], levels: Sequence[float], least: float = 0.05) -> bool:

@@ -51,6 +51,7 @@ _MOST_SPLITS = 400  # roles of machines that are compared
 _CHANGE_SECONDS = 15.0  # of a change of the system, until one was measured
 _LEFT_SHARE = 0.2  # of the budget: how long the job is expected to last, until its drift was measured
 _DECADE = 10.0  # factor of the heat, downwards, while it hurts
+_LOST = 10  # windows without progress after which a model is lost
 _DECADES = 4  # below the start that are tried if nothing else has helped
 _HELPED = 0.1  # nats below the start that are progress
 _THROWN_OFF = 2.0  # a training loss so many times that of the untrained model may have lost it
@@ -58,7 +59,7 @@ _TRIAL = 4  # windows in which a hotter setting is tried, at least
 _TRIAL_SHARE = 0.05  # of the seconds left that a trial takes
 _SNAPSHOT_NATS = 0.15  # a level so much lower is worth another snapshot
 _SETTLED_NATS = 0.03  # a lower level is progress
-_RESTARTS = (0.5, 1.0, 0.25, 2.0)  # factors of the heat, from one early restart to the next
+_RESTARTS = (0.5, 2.0, 0.7, 1.4, 0.35, 2.8)  # factors of the heat, from one restart to the next; 1 would repeat itself
 _LEAST = 4  # windows from which a drift is measured
 
 
@@ -244,12 +245,11 @@ class _Course:
         else:
             yield from training.change(setting)
         yield from training.drop(kept)
-        yield from training.drop(self.first)
 
     def _hurts(self, start: float) -> bool:
         """Whether the present heat makes the model worse than it was at the `start`, or has thrown it far off for good."""
         training = self.training
-        lost = training.highest_loss > _THROWN_OFF * self.gauge.untrained and training.level > start - _HELPED
+        lost = training.highest_loss > _THROWN_OFF * self.gauge.untrained and training.level > start - self.gauge.hurt
         return training.diverged or training.level > start + self.gauge.hurt or lost
 
     def _cooler(self, heat: Heat, first: Snapshot | None) -> Steps[bool]:
@@ -289,15 +289,21 @@ class _Course:
         training, top = self.training, self.training.setting
         seedling = yield from training.snapshot()
         for factor in cycle(_RESTARTS):
-            yield from self.hold(heat)
+            while (yield from self.hold(heat)) and self.first is not None:
+                # No heat has helped this model: it was lost when it was still untrained.
+                self.first = yield from training.return_to(self.first, heat.scaled(training.setting, 1 / _DECADE))
+                top = training.setting
+                yield from training.drop(seedling)
+                seedling = yield from training.snapshot()
             if seedling is None:
                 return
             seedling = yield from training.return_to(seedling, heat.scaled(top, factor))
 
-    def hold(self, heat: Heat) -> Steps[None]:
+    def hold(self, heat: Heat) -> Steps[bool]:
         """Hold the heat while the level drifts down; cool it when noise is all that is left, or when the drift has stopped.
 
-        Ends when the model has over-fitted, has diverged for good, or stands still in spite of that.
+        Ends when the model has over-fitted, has diverged for good, or stands still in spite of that. Returns whether it is
+        lost: not better than the untrained one after many windows.
         """
         training, noise, settling = self.training, self.gauge.noise, False
         kept = yield from training.snapshot()
@@ -316,9 +322,10 @@ class _Course:
                 yield from self._measure()
                 yield from self.place()
             losses.append(training.loss)
-            if over_fitted(losses, course, training.training_loss):
+            lost = len(course) >= _LOST and self.first is not None and min(course) > self.first.level - _HELPED
+            if lost or over_fitted(losses, course, training.training_loss):
                 yield from training.drop(kept)
-                return
+                return lost
             hurt = max(self.gauge.hurt, 2 * spread(course))
             if len(levels) == 3 and settling:
                 # A snapshot is of a lucky moment: its level is not what this heat can hold.
@@ -328,7 +335,7 @@ class _Course:
                 if kept is not None:
                     kept = yield from training.return_to(kept, held)
                 elif training.diverged:
-                    return
+                    return False
                 else:
                     yield from training.change(held)
                     low = training.level
@@ -373,7 +380,7 @@ class _Course:
             cooled = min(cooled, coolest)
             yield from training.drop(kept)
             if stops >= 2 and training.seconds > 1.2 * best_at:
-                return
+                return False
             kept = yield from training.snapshot()
             yield from training.change(held)
             levels, times, low = [], [], training.level + noise
