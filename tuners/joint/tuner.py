@@ -253,7 +253,7 @@ class _Course:
         return training.diverged or training.level > start + self.gauge.hurt or lost
 
     def _cooler(self, heat: Heat, first: Snapshot | None) -> Steps[bool]:
-        """Train a window at a tenth of the heat, from the `first` model if there is one; False where that is not possible."""
+        """Train a window at a tenth of the heat, from the `first` model if there is one; False where it cannot be lower."""
         training = self.training
         cooler = heat.scaled(training.setting, 1 / _DECADE)
         if heat.of(cooler) >= heat.of(training.setting):
@@ -266,7 +266,7 @@ class _Course:
         return True
 
     def _rise(self, heat: Heat, limit: float) -> Steps[tuple[float, Setting, Snapshot | None]]:
-        """Double the heat window by window until it hurts twice; the best level, its setting, and a snapshot of its model."""
+        """Double the heat window by window until it hurts twice; the best level, its setting, a snapshot of its model."""
         training = self.training
         best, kept, setting, bad = training.level, (yield from training.snapshot()), training.setting, 0
         while bad < 2 and not training.diverged:
