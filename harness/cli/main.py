@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from harness import __version__
 from harness.cli.calibrate import add_calibrate, add_fidelity
 from harness.cli.deploy import add_deploy
+from harness.cli.draw import add_draw
 from harness.cli.trace import add_trace
 
 if TYPE_CHECKING:
@@ -52,10 +53,11 @@ that fails is a row with a reason. The results do not depend on the number of pr
 comparison that is interrupted and resumed gives the same bytes."""
 
 _COMPARE_MORE = """\
-A scenario is a name from `harness list scenarios`, a pattern of such names, or a TOML file
-(see `harness show`). A tuner is a name from `harness list tuners`, or package.module:factory,
-where factory is a function of a Job that yields actions; modules are also searched in the
-current folder. Options of a tuner are written in brackets after its name, as in
+A scenario is a name from `harness list scenarios`, a pattern of such names, a TOML file (see
+`harness show`), or members of a family, as 'drawn:learning[0:20]' (see `harness draw`). A
+tuner is a name from `harness list tuners`, or package.module:factory, where factory is a
+function of a Job that yields actions; modules are also searched in the current folder.
+Options of a tuner are written in brackets after its name, as in
 'cruise[gain=0.1,bandwidth=measured]'.
 `all` means every tuner, and `best_fixed`, which is not a tuner but a reference: the best of 20
 fixed settings, chosen in hindsight."""
@@ -77,7 +79,7 @@ The defaults are the paper's. The policy that ships was trained with better valu
     unit_seconds=10]' --depths 1,1,2,3 --rates 0.2,0.17,0.13,0.08 --sleeps 9.4,1.5,9.4,9.4
     --instances 1300 --pushes 800 --out FILE"""
 
-_LISTS = ("tuners", "scenarios", "workloads", "profiles", "sources")
+_LISTS = ("tuners", "scenarios", "families", "workloads", "profiles", "sources")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -125,7 +127,10 @@ def _parser() -> argparse.ArgumentParser:
         "compare", help="score tuners on scenarios", description=_COMPARE, epilog=_COMPARE_MORE, formatter_class=plain
     )
     compare.add_argument(
-        "scenarios", nargs="*", metavar="SCENARIO", help="name, pattern such as 'cruise-*', or TOML file (default: digits)"
+        "scenarios",
+        nargs="*",
+        metavar="SCENARIO",
+        help="name, pattern such as 'cruise-*', TOML file, or 'drawn:learning[0:20]' (default: digits)",
     )
     compare.add_argument("--tuners", default="all", metavar="all|NAME,...", help="tuners to compare (default: all)")
     compare.add_argument("--seeds", type=int, metavar="N", help="seeds per scenario (default: from the scenario)")
@@ -161,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("folder", type=Path, metavar="DIR", help="results folder")
     report.set_defaults(run=_report)
     _add_train(commands.add_parser, plain)
+    add_draw(commands.add_parser, plain)
     add_deploy(commands.add_parser, plain)
     add_trace(commands.add_parser, plain)
     add_calibrate(commands.add_parser, plain)
@@ -204,7 +210,7 @@ def _compare(options: argparse.Namespace) -> int:
     from harness.comparison.compare import compare
 
     scenarios = _scenarios(options.scenarios) or ["digits"]
-    stems = [re.sub(r"[-*?\[\]]+$", "", Path(s).stem) or "all" for s in options.scenarios or scenarios]
+    stems = [_stem(s) for s in options.scenarios or scenarios]
     out = options.out or Path("results") / "+".join(stems)
     console = terminal()
     try:
@@ -227,6 +233,13 @@ def _compare(options: argparse.Namespace) -> int:
         return 130
     _conclude(out, console)
     return 1 if _failed(out) else 0
+
+
+def _stem(scenario: str) -> str:
+    """The part of a results folder's name that a scenario, or a pattern of scenarios, gives."""
+    if scenario.startswith("drawn:"):
+        return re.sub(r"\W+", "-", scenario).strip("-")
+    return re.sub(r"[-*?\[\]]+$", "", Path(scenario).stem) or "all"
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -283,7 +296,7 @@ def _scenarios(names: Sequence[str]) -> list[str]:
 
     found: list[str] = []
     for name in names:
-        if not set(name) & set("*?[") or "=" in name:
+        if not set(name) & set("*?[") or "=" in name or name.startswith("drawn:"):
             found.append(name)
         elif matching := fnmatch.filter(embedded(), name):
             found += [n for n in matching if n not in found]
@@ -327,7 +340,7 @@ def _failed(out: Path) -> bool:
 
 def _list(options: argparse.Namespace) -> int:
     rows = {"tuners": _list_tuners, "scenarios": _list_scenarios, "workloads": _list_workloads}
-    rows |= {"profiles": _list_profiles, "sources": _list_sources}
+    rows |= {"profiles": _list_profiles, "sources": _list_sources, "families": _list_families}
     found = rows[options.what]()
     width = max(map(len, found), default=0)
     for name, summary in found.items():
@@ -345,6 +358,12 @@ def _list_scenarios() -> dict[str, str]:
     from harness.scenario import embedded, load
 
     return {name: load(name).summary for name in embedded()}
+
+
+def _list_families() -> dict[str, str]:
+    from harness.families import FAMILIES
+
+    return {f.name: f.summary for f in FAMILIES.values()}
 
 
 def _list_workloads() -> dict[str, str]:

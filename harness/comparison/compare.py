@@ -22,6 +22,7 @@ from urllib.parse import quote
 from harness import __version__
 from harness.comparison import pool, results
 from harness.comparison.run_process import Done, Progress, Task, save
+from harness.families import members, single
 from harness.scenario import Scenario, job, load
 from harness.score import failed
 from traces import store
@@ -150,7 +151,7 @@ def _planned(
         raise ValueError("Cannot compare nothing: name at least one scenario and one tuner.")
     if seeds is not None and seeds < 1:
         raise ValueError(f"Cannot compare on {seeds} seeds: give at least 1.")
-    loaded = tuple(load(s) for s in scenarios)
+    loaded = tuple(load(each) for s in scenarios for each in _each(s))
     for what, names in (("scenario", [s.name for s in loaded]), ("tuner", list(tuners))):
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
@@ -162,6 +163,14 @@ def _planned(
     tasks = [t for s in loaded for t in _tasks(s, entries, counts[s.name], system, record=record)]
     # First seed 0 of all scenarios and tuners, then seed 1: an interrupted comparison can be compared, too.
     return _Plan(loaded, entries, counts, tuple(sorted(tasks, key=lambda t: t.seed)))
+
+
+def _each(scenario: str | Path) -> list[str | Path]:
+    """The scenarios that a text means: each member of "drawn:FAMILY[0:20]", or itself."""
+    kind, _, which = str(scenario).partition(":")
+    if kind != "drawn":
+        return [scenario]
+    return [single(name) for name in members(which)]
 
 
 def _tasks(scenario: Scenario, entries: Sequence[Entry], seeds: int, system: str, *, record: bool) -> Iterator[Task]:
