@@ -294,8 +294,8 @@ class SimulatedSystem:
         branch = branch_of(self._branches, action.branch)
         check_installs(action.policy, self.job)
         self._check_free(branch, f"install a policy in branch {action.branch}")
+        prepared = self._context.prepare(branch.setting, action.policy)  # before anything changes: it may be Rejected
         self._bring_to_now(branch)
-        prepared = self._context.prepare(branch.setting, action.policy)
         branch.change_in_place(prepared, self._control.slowdown, self._now)
 
     def _begin(self, branch: Branch, prepared: PreparedSetting, method: Method, *, waited: bool) -> Reconfiguration | None:

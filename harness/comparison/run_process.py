@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 import threading
 import time
@@ -46,6 +47,7 @@ class Task:
     start: Setting | None = None  # in place of the scenario's start setting
     system: str = "harness.scenario:system"  # module:function that makes the system
     record: bool = False  # whether to write a trace
+    pickled: bytes = b""  # the tuner's factory by cloudpickle, in place of `plays`, where it is a function of the caller's
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
     exchanges: tuple[Exchange, ...] = ()
     thinking, trace = 0.0, ""
     try:
-        factory = _factory(task.plays)
+        factory = _factory(task.plays, task.pickled)
         idle = nothing_to_tune(factory, job(scenario, task.seed))
         system = None if idle else _named(task.system)(scenario, task.seed, task.start)
     except Exception as error:
@@ -173,7 +175,9 @@ def _scenario(name: str, origin: str, text: str) -> Scenario:
 
 
 @cache
-def _factory(name: str) -> Any:
+def _factory(name: str, pickled: bytes) -> Any:
+    if pickled:
+        return pickle.loads(pickled)  # noqa: S301 (from our parent)
     from tuners import resolve
 
     return resolve(name).factory

@@ -11,7 +11,7 @@ from typing import cast
 from harness.families.draft import Draft
 from harness.families.lot import Lot
 
-__all__ = ["FAMILIES", "LAST", "Family", "audience", "family_of", "member_name", "members", "parse_name", "single"]
+__all__ = ["FAMILIES", "LAST", "Family", "audience", "member_name", "members", "parse_name", "single"]
 
 LAST = 999_999
 """The largest index of a member."""
@@ -62,12 +62,6 @@ def parse_name(name: str) -> tuple[str, int]:
     if found is None or found[1] not in FAMILIES or FAMILIES[found[1]].version != int(found[2]):
         raise ValueError(f"No member {name!r} of a family: names are like {member_name('learning', 7)}.")
     return found[1], int(found[3])
-
-
-def family_of(name: str) -> str | None:
-    """The family of a scenario's name; None if it was not drawn."""
-    found = re.fullmatch(r"([a-z]+)-v\d+-\d{4,6}", name)
-    return found[1] if found and found[1] in FAMILIES else None
 
 
 def members(text: str) -> list[str]:

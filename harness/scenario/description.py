@@ -35,3 +35,4 @@ class Scenario:
     seeds: SeedsTable
     rules: RulesTable = field(default_factory=RulesTable)
     recorded: RecordedTable | None = None  # recorded runs, which answer in place of a simulator of all the above
+    restart_seconds: float | None = None  # with `recorded` only: of a change; None is as recorded

@@ -18,6 +18,7 @@ from jax import Array
 
 from tuners.actions import Decision, Install, Job, Push, Rejected, SyncPolicy, Tuner
 from tuners.applicability import nothing_to_tune_if, policy_cannot_be_installed
+from tuners.factory_options import NonNegative
 from tuners.rlp.network import (
     FEATURES,
     HISTORY,
@@ -39,10 +40,15 @@ DECISION_SECONDS = 0.0115
 
 
 @nothing_to_tune_if(policy_cannot_be_installed)
-def rlp(job: Job, *, policy: str = "", decision_seconds: float = DECISION_SECONDS) -> Tuner:
+def rlp(job: Job, *, policy: str = "", decision_seconds: NonNegative = DECISION_SECONDS) -> Tuner:
     """Install the policy of the file `policy`, as `harness train rlp` writes it, or the one that ships with this package.
 
     Raises ValueError for a file that holds no policy.
+
+    Args:
+        job: what is tuned.
+        policy: file with a trained policy; by default the one that ships.
+        decision_seconds: simulated time that one decision takes.
     """
     del job
     trained = load(policy) if policy else shipped()

@@ -11,7 +11,7 @@ import pytest
 
 from harness.cli.main import main
 from harness.comparison.compare import compare
-from harness.families import FAMILIES, audience, drawn, family_of, member_name, members, reference, single
+from harness.families import FAMILIES, audience, drawn, member_name, members, parse_name, reference, single
 from harness.families.draft import MemberGoal, written
 from harness.families.ingredients import fitted, losses
 from harness.families.lot import Lot, rounded
@@ -65,7 +65,9 @@ def test_numbers_are_rounded_to_two_digits(value: float, up: bool | None, expect
 def test_members_are_named_by_family_version_and_index() -> None:
     assert members("learning[7]") == ["learning-v1-0007"]
     assert members(" elastic[18:21] ") == [member_name("elastic", i) for i in (18, 19, 20)]
-    assert (family_of("mixed-v1-0012"), family_of("digits"), family_of("mixed-0012")) == ("mixed", None, None)
+    assert parse_name("mixed-v1-0012") == ("mixed", 12)
+    with pytest.raises(ValueError, match="No member 'mixed-v0-0012' of a family: names are like learning-v1-0007"):
+        parse_name("mixed-v0-0012")
     assert single("policies-v1-1234") == "drawn:policies[1234]"
 
 
@@ -194,7 +196,7 @@ def test_members_are_the_same_files_for_ever() -> None:
 @pytest.mark.parametrize("name", ["placement-v1-0000", "elastic-v1-0002", "learning-v1-0002"])
 def test_goals_that_ship_are_those_of_the_rule(name: str) -> None:
     (kept,) = drawn.goals([name])
-    draft = FAMILIES[str(family_of(name))].draw(Lot(f"{name}/{kept.attempt}"))
+    draft = FAMILIES[parse_name(name)[0]].draw(Lot(f"{name}/{kept.attempt}"))
     assert reference.goal_of(draft, kept.attempt) == kept
 
 
