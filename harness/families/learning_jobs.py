@@ -145,14 +145,14 @@ def learning(lot: Lot) -> Draft:
     if lot.chance(0.3):
         conditions["episodes"] = episodes(lot, workers, _span_seconds(workload, machines, count, batch))
     counts = {count, max(2, round(0.7 * k))} if "worker_count" in free else {count}
-    good = [
-        {"policy": "asp", "learning_rate": rate}
-        | ({"momentum": 0.0} if "momentum" in free else {})
-        | ({"batch_size": job.batch} if "batch_size" in free else {})
-        | ({"worker_count": n} if "worker_count" in free else {})
-        for n in sorted(counts)
-        for rate in _good_rates(job)
-    ]
+    good: list[dict[str, Scalar]] = []
+    for number in sorted(counts):
+        for rate in _good_rates(job):
+            values: dict[str, Scalar] = {"policy": "asp", "learning_rate": rate}
+            values |= {"momentum": 0.0} if "momentum" in free else {}
+            values |= {"batch_size": job.batch} if "batch_size" in free else {}
+            values |= {"worker_count": number} if "worker_count" in free else {}
+            good.append(values)
     return Draft(
         about=(),
         summary=f"{job.words} on {k} machines: the whole of training is free, and the start is poor.",
@@ -238,9 +238,9 @@ def mixed(lot: Lot) -> Draft:
     if lot.chance(0.5):
         conditions["nodes"] = losses(lot, names, 3 * span, most=lot.whole(1, max(1, k // 3)))
     by_speed = sorted(range(k), key=lambda i: (-machines.speed(i), i))
-    good = []
+    good: list[dict[str, Scalar]] = []
     for number in sorted({count, max(2, round(0.7 * k))}):
-        roles = {f"role/{names[i]}": "worker" if i in by_speed[:number] else "server" for i in range(k)}
+        roles: dict[str, Scalar] = {f"role/{names[i]}": "worker" if i in by_speed[:number] else "server" for i in range(k)}
         good += [
             roles | {"policy": "asp", "learning_rate": rate, "momentum": 0.0, "batch_size": job.batch}
             for rate in _good_rates(job)

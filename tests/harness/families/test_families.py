@@ -202,7 +202,7 @@ def test_goals_that_ship_are_those_of_the_rule(name: str) -> None:
 
 @pytest.mark.parametrize("family", ["placement", "elastic"])
 def test_a_start_is_late_and_a_reference_setting_is_in_time(family: str) -> None:
-    for index in range(4):
+    for index in range(2):
         scenario = load(f"drawn:{family}[{index}]")
         draft = FAMILIES[family].draw(Lot(f"{scenario.name}/{next(drawn.goals([scenario.name])).attempt}"))
         space = job(scenario).space
