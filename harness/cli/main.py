@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from harness import own_packages
 from harness.cli.calibrate import add_calibrate, add_fidelity
 from harness.cli.deploy import add_deploy
+from harness.cli.draw import add_draw
 from harness.cli.new import add_new
 from harness.cli.parsing import CommandParser
 from harness.cli.play import add_play
@@ -62,10 +63,11 @@ that fails is a row with a reason. The results do not depend on the number of pr
 comparison that is interrupted and resumed gives the same bytes."""
 
 _COMPARE_MORE = """\
-A scenario is a name from `harness list scenarios`, a pattern of such names, or a TOML file
-(see `harness show`). A tuner is a name from `harness list tuners`, or package.module:factory,
-where factory is a function of a Job that yields actions; modules are also searched in the
-current folder. Options of a tuner are written in brackets after its name, as in
+A scenario is a name from `harness list scenarios`, a pattern of such names, a TOML file (see
+`harness show`), or members of a family, as 'drawn:learning[0:20]' (see `harness draw`). A
+tuner is a name from `harness list tuners`, or package.module:factory, where factory is a
+function of a Job that yields actions; modules are also searched in the current folder.
+Options of a tuner are written in brackets after its name, as in
 'cruise[gain=0.1,bandwidth=measured]'.
 `all` means every tuner, and `best_fixed`, which is not a tuner but a reference: the best of 20
 fixed settings, chosen in hindsight."""
@@ -141,7 +143,10 @@ def _parser() -> argparse.ArgumentParser:
         "compare", help="score tuners on scenarios", description=_COMPARE, epilog=_COMPARE_MORE, formatter_class=plain
     )
     compare.add_argument(
-        "scenarios", nargs="*", metavar="SCENARIO", help="name, pattern such as 'cruise-*', or TOML file (default: digits)"
+        "scenarios",
+        nargs="*",
+        metavar="SCENARIO",
+        help="name, pattern such as 'cruise-*', TOML file, or 'drawn:learning[0:20]' (default: digits)",
     )
     compare.add_argument("--tuners", metavar="all|NAME,...", help="tuners to compare (default: all)")
     compare.add_argument(
@@ -175,6 +180,7 @@ def _parser() -> argparse.ArgumentParser:
     add_merge(commands.add_parser, plain)
     add_publish(commands.add_parser, plain)
     _add_train(commands.add_parser, plain)
+    add_draw(commands.add_parser, plain)
     add_deploy(commands.add_parser, plain)
     add_trace(commands.add_parser, plain)
     add_calibrate(commands.add_parser, plain)
@@ -218,7 +224,7 @@ def _compare(options: argparse.Namespace) -> int:
     from harness.comparison.compare import compare
 
     scenarios = _scenarios(options.scenarios) or ["digits"]
-    stems = [re.sub(r"[-*?\[\]]+$", "", Path(s).stem) or "all" for s in options.scenarios or scenarios]
+    stems = [_stem(s) for s in options.scenarios or scenarios]
     out = options.out or Path("results") / ("+".join(stems) + ("-quick" if options.quick else ""))
     tuners = _tuners(options.tuners if options.tuners is not None else _QUICK_TUNERS if options.quick else "all")
     seeds = options.seeds if options.seeds is not None else _QUICK_SEEDS if options.quick else None
@@ -246,6 +252,13 @@ def _compare(options: argparse.Namespace) -> int:
         return 130
     _conclude(out, console)
     return 1 if _failed(out) else 0
+
+
+def _stem(scenario: str) -> str:
+    """The part of a results folder's name that a scenario, or a pattern of scenarios, gives."""
+    if scenario.startswith("drawn:"):
+        return re.sub(r"\W+", "-", scenario).strip("-")
+    return re.sub(r"[-*?\[\]]+$", "", Path(scenario).stem) or "all"
 
 
 def _what(scenarios: Sequence[str], tuners: Sequence[str], seeds: int | None, where: int | str, out: Path) -> str:
@@ -311,7 +324,7 @@ def _scenarios(names: Sequence[str]) -> list[str]:
 
     found: list[str] = []
     for name in names:
-        if not set(name) & set("*?[") or "=" in name:
+        if not set(name) & set("*?[") or "=" in name or name.startswith("drawn:"):
             found.append(name)
         elif matching := fnmatch.filter(embedded(), name):
             found += [n for n in matching if n not in found]

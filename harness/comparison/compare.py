@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 from harness.comparison import pool, results
 from harness.comparison.run_process import Done, Progress, Task, save
+from harness.families import members, single
 from harness.scenario import Scenario, job, load
 from harness.score import failed
 from harness.version import HARNESS_VERSION
@@ -160,7 +161,7 @@ def _planned(
         raise ValueError("Cannot compare nothing: name at least one scenario and one tuner.")
     if seeds is not None and seeds < 1:
         raise ValueError(f"Cannot compare on {seeds} seeds: give at least 1.")
-    loaded = tuple(s if isinstance(s, Scenario) else load(s) for s in scenarios)
+    loaded = tuple(s if isinstance(s, Scenario) else load(s) for given in scenarios for s in _each(given))
     entries = tuple(t if isinstance(t, Entry) else resolve(t) for t in tuners)
     for what, names in (("scenario", [s.name for s in loaded]), ("tuner", [e.name for e in entries])):
         twice = sorted({n for n in names if names.count(n) > 1})
@@ -172,6 +173,12 @@ def _planned(
     tasks = [t for s in loaded for t in _tasks(s, entries, counts[s.name], system, record=record)]
     # First seed 0 of all scenarios and tuners, then seed 1: an interrupted comparison can be compared, too.
     return _Plan(loaded, entries, counts, tuple(sorted(tasks, key=lambda t: t.seed)))
+
+
+def _each(scenario: str | Path | Scenario) -> Sequence[str | Path | Scenario]:
+    """The scenarios that a text means: each member of "drawn:FAMILY[0:20]", or itself."""
+    kind, _, which = str("" if isinstance(scenario, Scenario) else scenario).partition(":")
+    return [single(name) for name in members(which)] if kind == "drawn" else [scenario]
 
 
 def _tasks(scenario: Scenario, entries: Sequence[Entry], seeds: int, system: str, *, record: bool) -> Iterator[Task]:
