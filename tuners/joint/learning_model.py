@@ -31,22 +31,26 @@ class Gauge:
     def __init__(self, target: Target) -> None:
         self.target = target
         on_loss = target.metric == "loss"
-        self.untrained = math.inf  # the loss of the first model measured
+        self.untrained, self.untrained_level = math.inf, math.inf  # loss and level of the first model measured
         self.hurt = 0.1 if on_loss else 0.3  # a rise above the best level so far that is no noise
         self.noise = 0.15 if on_loss else 0.5  # what cooling is expected to shed, until that was measured
 
     def level(self, loss: float, accuracy: float) -> float:
         """The level of a model with this validation loss and accuracy; infinite if it has diverged."""
+        level = self._level(loss, accuracy)
+        if math.isinf(self.untrained) and math.isfinite(level):
+            self.untrained, self.untrained_level = max(loss, 1e-9), level
+        return level
+
+    def _level(self, loss: float, accuracy: float) -> float:
         if not math.isfinite(loss):
             return math.inf
         if self.target.metric == "loss":
             return math.log(max(loss - _ABOVE * self.target.value, 1e-6))
-        if math.isinf(self.untrained):
-            self.untrained = loss
         error = max(1 - accuracy, _BEYOND * (1 - self.target.value), 1e-6)
         level = _LOSS_PART * math.log(max(loss, 1e-9)) + (1 - _LOSS_PART) * math.log(error)
         # Accuracy is never worse than chance, so only the loss tells that a model has blown up.
-        return level + max(0.0, math.log(max(loss, 1e-9) / (_BLOWN_UP * max(self.untrained, 1e-9))))
+        return level + math.log(max(loss / (_BLOWN_UP * self.untrained), 1.0))
 
     def goal(self, loss: float) -> float:
         """The level at the target, for a model with this validation loss."""

@@ -38,7 +38,7 @@ from tuners.cruise import cruise
 from tuners.joint.heat import Heat, heat
 from tuners.joint.learning_model import Gauge, over_fitted, slope, spread, stopped
 from tuners.joint.system_model import SystemModel
-from tuners.joint.training import JobOver, Snapshot, Steps, Training
+from tuners.joint.training import Glance, JobOver, Snapshot, Steps, Training
 from tuners.settings import Choice
 
 __all__ = ["joint"]
@@ -53,7 +53,10 @@ _LEFT_SHARE = 0.2  # of the budget: how long the job is expected to last, until 
 _DECADE = 10.0  # factor of the heat, downwards, while it hurts
 _LOST = 10  # windows without progress after which a model is lost
 _DECADES = 4  # below the start that are tried if nothing else has helped
-_HELPED = 0.1  # nats below the start that are progress
+_HELPED = 0.1  # nats below the untrained model that are progress
+_IDLE = 0.02  # the same, that are none
+_HURT = 0.2  # nats of training loss above the best that are no noise
+_STEP = 2.0  # factor of the heat, upwards
 _THROWN_OFF = 2.0  # a training loss so many times that of the untrained model may have lost it
 _TRIAL = 4  # windows in which a hotter setting is tried, at least
 _TRIAL_SHARE = 0.05  # of the seconds left that a trial takes
@@ -215,72 +218,81 @@ class _Course:
     # -------------------------------------------------------------------------------------------------------- 4. heat
 
     def find_heat(self, heat: Heat, first: Snapshot | None) -> Steps[None]:
-        """Down by decades while the setting hurts, then up by doubling until it hurts twice; go on from the best model.
+        """Down by decades while the setting hurts, then up until it hurts twice; go on from the best model.
 
+        Judged by training loss, which every push tells for nothing, so that a step takes no more than two pushes per worker.
         `first` is the untrained model. Where no heat from there upwards has helped, decades below are tried, too.
         """
-        training, start = self.training, self.training.level if first is None else first.level
+        training = self.training
         yield from training.change(heat.scaled(training.setting, 1.0))
-        yield from training.window()
+        seen = yield from training.glance()
         limit = math.inf  # a heat that is known to hurt
-        while self._hurts(start):
+        while self._hurts(seen):
             limit = heat.of(training.setting)
-            if not (yield from self._cooler(heat, first)):
+            cooler = yield from self._cooler(heat, first)
+            if cooler is None:
                 break
-            first = self.first
+            seen, first = cooler, self.first
         lowest = training.setting
-        best, setting, kept = yield from self._rise(heat, limit)
-        if best > start - _HELPED and self.first is not None and math.isinf(limit):
+        best, setting, kept = yield from self._rise(heat, limit, seen)
+        if best > -_HELPED and self.first is not None and math.isinf(limit):
             # The start may be so hot that the model was lost at once, and no heat can help it.
             self.first = yield from training.return_to(self.first, lowest)
             for _ in range(_DECADES):
-                if not (yield from self._cooler(heat, self.first)):
+                cooler = yield from self._cooler(heat, self.first)
+                if cooler is None:
                     break
-                if not training.diverged and training.level < start - _HELPED:
+                if cooler.helps():
                     yield from training.drop(kept)
-                    best, setting, kept = yield from self._rise(heat, 10 * heat.of(training.setting))
+                    best, setting, kept = yield from self._rise(heat, _DECADE * heat.of(training.setting), cooler)
                     break
-        if kept is not None and (training.diverged or training.level > best):
+        if kept is not None:
             kept = yield from training.return_to(kept, setting)
         else:
             yield from training.change(setting)
         yield from training.drop(kept)
 
-    def _hurts(self, start: float) -> bool:
-        """Whether the present heat makes the model worse than it was at the `start`, or has thrown it far off for good."""
-        training = self.training
-        lost = training.highest_loss > _THROWN_OFF * self.gauge.untrained and training.level > start - self.gauge.hurt
-        return training.diverged or training.level > start + self.gauge.hurt or lost
+    def _hurts(self, seen: Glance) -> bool:
+        """Whether the present heat makes the model worse than the untrained one, or has thrown it far off for good."""
+        thrown_off = self.training.highest_loss > _THROWN_OFF * self.gauge.untrained and not seen.helps()
+        worse = seen.level > max(_HURT, 3 * seen.noise) and not seen.helps()
+        return self.training.diverged or worse or thrown_off
 
-    def _cooler(self, heat: Heat, first: Snapshot | None) -> Steps[bool]:
-        """Train a window at a tenth of the heat, from the `first` model if there is one; False where it cannot be lower."""
+    def _cooler(self, heat: Heat, first: Snapshot | None) -> Steps[Glance | None]:
+        """Train a little at a tenth of the heat, from the `first` model if there is one; None where it cannot be lower."""
         training = self.training
         cooler = heat.scaled(training.setting, 1 / _DECADE)
         if heat.of(cooler) >= heat.of(training.setting):
-            return False
+            return None
         if first is not None:
             self.first = yield from training.return_to(first, cooler)
         elif training.diverged or not (yield from training.change(cooler)):
-            return False
-        yield from training.window()
-        return True
+            return None
+        return (yield from training.glance())
 
-    def _rise(self, heat: Heat, limit: float) -> Steps[tuple[float, Setting, Snapshot | None]]:
-        """Double the heat window by window until it hurts twice; the best level, its setting, a snapshot of its model."""
+    def _rise(self, heat: Heat, limit: float, seen: Glance) -> Steps[tuple[float, Setting, Snapshot | None]]:
+        """Raise the heat until it hurts twice; the best level, its setting, and a snapshot of its model.
+
+        By four while nothing happens at all, else by two.
+        """
         training = self.training
-        best, kept, setting, bad = training.level, (yield from training.snapshot()), training.setting, 0
+        best, validated, kept = seen.level, seen.validated, (yield from training.snapshot())
+        setting, bad = training.setting, 0
         while bad < 2 and not training.diverged:
-            hotter = heat.scaled(training.setting, 2.0)
+            idle = best > -max(_IDLE, 3 * seen.noise)
+            hotter = heat.scaled(training.setting, _STEP**2 if idle and not heat.steps else _STEP)
             if not heat.of(training.setting) < heat.of(hotter) <= limit / 1.5 or not (yield from training.change(hotter)):
                 break
-            yield from training.window()
-            if not training.diverged and training.level < best:
-                best, setting, bad = training.level, training.setting, 0
+            seen = yield from training.glance()
+            better = seen.validated < validated - _HELPED
+            validated = min(validated, seen.validated)
+            if seen.level < best or (better and not training.diverged):
+                best, setting, bad = min(best, seen.level), training.setting, 0
                 yield from training.drop(kept)
                 kept = yield from training.snapshot()
-            elif training.diverged or training.level > best + self.gauge.hurt:
+            elif training.diverged or seen.level > best + max(_HURT, 3 * seen.noise):
                 bad += 1
-        return best, setting, kept
+        return min(best, validated), setting, kept
 
     # ----------------------------------------------------------------------------------------------- 5. hold and cool
 
@@ -348,8 +360,9 @@ class _Course:
                 continue
             level, goal = sum(levels[-3:]) / 3, self.gauge.goal(training.loss)
             stop = stopped(times, levels)
-            if not stop and (heat.steps or level - noise > goal):
-                hotter = heat.scaled(held, 2.0)
+            shedding = min(noise, 4 * spread(course))  # what cooling can shed is not much more than what levels vary by
+            if not stop and (heat.steps or level - shedding > goal):
+                hotter = heat.scaled(held, _STEP)
                 trial = self._trial(heat, level - goal, levels, times, failed_trials)
                 if heat.of(hotter) > heat.of(held) and trial:
                     done = yield from self.try_hotter(hotter, held, level, hurt, trial)
@@ -389,7 +402,8 @@ class _Course:
         """Windows in which a hotter setting is tried; 0 where half of the seconds left, times the chance of success, is less
         than the trial takes."""
         window_seconds = (times[-1] - times[0]) / (len(times) - 1)
-        drift = -slope(times, levels)
+        newest = len(levels) // 2 if len(levels) >= 2 * _LEAST else 0  # the first levels after a change fall faster
+        drift = -slope(times[newest:], levels[newest:])
         # Nothing is known of a job's length but that it has lasted so long.
         left = min(self.job.budget_seconds - times[-1], 2 * times[-1])
         if drift > 0:
