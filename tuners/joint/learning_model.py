@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 
 from tuners.actions import Target
 
-__all__ = ["Gauge", "over_fitted", "slope", "spread", "stopped"]
+__all__ = ["Gauge", "noisy", "over_fitted", "slope", "spread", "stopped"]
 
 _LOSS_PART = 0.15  # of the loss in the level of a target on accuracy
 _BEYOND = 0.3  # of the target's error: a level does not fall further, as a validation set is small
@@ -95,6 +96,13 @@ def slope(times: Sequence[float], levels: Sequence[float]) -> float:
 
 def spread(levels: Sequence[float]) -> float:
     """The deviation of `levels` about their drift, in nats, from the median of their newest differences; 0 for too few."""
-    steps = [abs(b - a) for a, b in zip(levels[-9:], levels[-8:], strict=False) if math.isfinite(a) and math.isfinite(b)]
+    steps = [abs(b - a) for a, b in pairwise(levels[-9:]) if math.isfinite(a) and math.isfinite(b)]
     # Of two independent normal values, half of the differences are below 0.954 deviations.
     return median(steps) / 0.954 if len(steps) >= 3 else 0.0
+
+
+def noisy(levels: Sequence[float]) -> bool:
+    """Whether `levels` vary so much that no drift is seen: the second half is not lower than the first by half a deviation."""
+    half, deviation = len(levels) // 2, spread(levels)
+    fallen = sum(levels[:half]) / half - sum(levels[half:]) / (len(levels) - half)
+    return deviation > 0.1 and fallen < 0.5 * deviation

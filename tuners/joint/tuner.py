@@ -36,7 +36,7 @@ from tuners.bespoke_bo import bespoke_bo
 from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
 from tuners.joint.heat import Heat, heat
-from tuners.joint.learning_model import Gauge, over_fitted, slope, spread, stopped
+from tuners.joint.learning_model import noisy, over_fitted, slope, spread, stopped
 from tuners.joint.system_model import SystemModel
 from tuners.joint.training import Glance, JobOver, Snapshot, Steps, Training
 from tuners.settings import Choice
@@ -82,9 +82,9 @@ class _Course:
     """The course of one job."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.gauge = job, Gauge(job.target)
-        self.system = SystemModel(job)
+        self.job, self.system = job, SystemModel(job)
         self.training = Training(job, self.system)
+        self.gauge = self.training.gauge
         self.heat: Heat | None = None if job.target.counts else heat(job, self._best)
         self.first: Snapshot | None = None  # the untrained model
         self.cap = len(job.start.workers) if self.heat is not None and self.heat.limits_workers else len(job.nodes)
@@ -325,6 +325,7 @@ class _Course:
         failed_trials = 0
         levels, times = list[float](), list[float]()  # since the heat was last changed
         course, losses = list[float](), list[float]()  # all levels, and losses on validation data
+        steady = held, 0  # the heat, and how long the course was when it was last changed
         while True:
             yield from training.window()
             levels.append(training.level)
@@ -361,7 +362,10 @@ class _Course:
             level, goal = sum(levels[-3:]) / 3, self.gauge.goal(training.loss)
             stop = stopped(times, levels)
             shedding = min(noise, 4 * spread(course))  # what cooling can shed is not much more than what levels vary by
-            if not stop and (heat.steps or level - shedding > goal):
+            if held != steady[0]:
+                steady = held, len(course)
+            idle = not heat.steps and len(course) >= steady[1] + 2 * _LEAST and noisy(course[-2 * _LEAST :])
+            if not (stop or idle) and (heat.steps or level - shedding > goal):
                 hotter = heat.scaled(held, _STEP)
                 trial = self._trial(heat, level - goal, levels, times, failed_trials)
                 if heat.of(hotter) > heat.of(held) and trial:
@@ -381,7 +385,10 @@ class _Course:
             coolest = yield from self.cool(heat, held)
             shed = level - coolest
             noise = max(0.3 * noise, 0.7 * shed)
-            if stop:
+            steady = held, len(course)
+            if idle and shed > 2 * _SNAPSHOT_NATS:
+                held = heat.scaled(held, 0.5)  # noise has hidden all progress
+            elif stop:
                 # As hot as it was: noise leads out of a minimum that does not generalise.
                 held, stops = top, stops + 1
             elif shed < _SNAPSHOT_NATS:
