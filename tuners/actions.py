@@ -73,10 +73,15 @@ that can push."""
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """When the job is done: its validation metric has reached `value`, or it has completed that many clocks or samples."""
+    """When the job is done: its validation metric has reached `value`, or it has completed that many clocks or samples.
+
+    With `by_share`, clocks or samples are divided among the workers by their data shares. The job is done when every worker
+    has done its own part; work that a slow worker has left is not done by others, unless data moves to them (Cruise, Eq. 1).
+    """
 
     metric: Literal["accuracy", "loss", "clocks", "samples"]
     value: float
+    by_share: bool = False
 
     @property
     def counts(self) -> bool:
@@ -84,7 +89,12 @@ class Target:
         return self.metric in ("clocks", "samples")
 
     def reached(self, loss: float, accuracy: float, clocks: int = 0, samples: int = 0) -> bool:
-        """Whether a job with this validation loss and accuracy, or this much work done, has reached the target."""
+        """Whether a job with this validation loss and accuracy, or this much work done, has reached the target.
+
+        Raises ValueError for a target by share, of which totals do not tell.
+        """
+        if self.by_share:
+            raise ValueError(f"Cannot tell from totals if {self.value:g} {self.metric} by share are done: count by worker.")
         if self.counts:
             return (clocks if self.metric == "clocks" else samples) >= self.value
         return accuracy >= self.value if self.metric == "accuracy" else loss <= self.value
