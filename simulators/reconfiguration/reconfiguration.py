@@ -413,12 +413,16 @@ class _Steps:
             self.switched = self.switched or (self._plan.on_demand and step.kind == "graph")
 
     def _move(self, step: Step) -> Generator[simpy.Event, Any, None]:
-        """So many blocks at a time: first their owner changes, then their bytes follow (Cruise, Section IV-B)."""
+        """A handshake, then so many blocks at a time: their owner changes, and their bytes follow (Cruise, Section IV-B).
+
+        The handshakes of later blocks overlap with the bytes of earlier ones, so a move of many small blocks has one to wait
+        for, as any other.
+        """
         rate = self._costs.model_bytes_per_second if step.of == "model" else self._costs.data_bytes_per_second
+        yield self._env.timeout(self._costs.handshake_seconds)
         left = step.blocks
         while left > 0:
             wave = min(left, self._costs.blocks_in_flight)
-            yield self._env.timeout(self._costs.handshake_seconds)
             yield self._send(step, step.bytes_moved * wave / step.blocks, rate, f"{step.of} {step.node}")
             left -= wave
             for node, change in ((step.node, -wave), (step.to, wave)):
