@@ -22,6 +22,7 @@ from simulators.engine.inputs import (
     each_nic_counts,
     loads,
     overlapping,
+    served,
 )
 from simulators.engine.learning import TrainingData
 from simulators.engine.timing import WAIT
@@ -75,7 +76,9 @@ class JobContext:
             effects=effects,
             factors=self.factors,
         )
-        return PreparedSetting(setting, policy, program, inputs)
+        return PreparedSetting(
+            setting, policy, program, inputs, served(self.cluster.nodes, self.workload.demand, setting, effects)
+        )
 
 
 class PreparedSetting(NamedTuple):
@@ -85,6 +88,7 @@ class PreparedSetting(NamedTuple):
     policy: SyncPolicy
     program: loop.Program
     inputs: EngineInputs  # without slowdown, which a branch sets for itself
+    served: NDArray[np.float64]  # [k, 4] per push, see `simulators.engine.inputs.served`
 
 
 class Branch:
@@ -92,16 +96,18 @@ class Branch:
 
     def __init__(self, context: JobContext, prepared: PreparedSetting, state: loop.State) -> None:
         self.context, self.state = context, state
-        self.setting, self.policy, self.program, self.inputs = prepared
+        self.setting, self.policy, self.program, self.inputs, self._served_per_push = prepared
         self.until_seconds = 0.0  # how far it has been trained
         self.unreported = NO_RECORDS  # of pushes that no window has told of, [n, 11]
+        self.served = np.zeros_like(prepared.served)  # [k, 4] by every server since the last window
         self.unreported_seconds = 0.0  # how long these took; the next window begins so much earlier
         self.changes: list[Cost] = []  # of reconfigurations that the next window tells of
 
     def snapshot(self, *, testing: bool) -> Branch:
         """A branch that continues from here. Arrays are shared: JAX never changes them."""
         state = self.state._replace(clock=self.state.clock._replace(testing=jnp.asarray(testing)))
-        made = Branch(self.context, PreparedSetting(self.setting, self.policy, self.program, self.inputs), state)
+        prepared = PreparedSetting(self.setting, self.policy, self.program, self.inputs, self._served_per_push)
+        made = Branch(self.context, prepared, state)
         made.until_seconds = self.until_seconds
         return made
 
@@ -126,6 +132,7 @@ class Branch:
             np.float64(until_seconds),
             rows=rows,
         )
+        self.served = self.served + int(used) * self._served_per_push
         return np.asarray(table)[: int(used)]
 
     def evaluation(self, now: float) -> Evaluation:
@@ -192,7 +199,7 @@ class Branch:
         Returns whether a worker that had done its part has work again.
         """
         before, had_work = np.asarray(self.inputs.assigned), np.asarray(self._with_work)
-        self.program, self.inputs = prepared.program, prepared.inputs
+        self.program, self.inputs, self._served_per_push = prepared.program, prepared.inputs, prepared.served
         if np.array_equal(before, self.inputs.assigned):
             return False
         self.state = edits.with_data_moved(self.state, before, np.asarray(self.inputs.assigned))

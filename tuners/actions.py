@@ -45,6 +45,7 @@ __all__ = [
     "Rejected",
     "Run",
     "Scalar",
+    "ServerWindow",
     "Setting",
     "Space",
     "Status",
@@ -147,6 +148,20 @@ class WorkerWindow(NamedTuple):
     device_seconds: tuple[float, ...]  # mean per mini-batch, one entry per device of the node
 
 
+class ServerWindow(NamedTuple):
+    """What one server did in a window, for the pushes completed in it and for the pulls before them.
+
+    Busy seconds are what the server itself takes for these bytes; while a slow worker receives them, it serves others. So
+    `pull_bytes / pull_seconds` is the rate at which it can serve, however much it was asked for.
+    """
+
+    node: str
+    pull_bytes: float  # parameters that it sent
+    pull_seconds: float  # busy sending them
+    push_bytes: float  # gradients that it received
+    push_seconds: float  # busy receiving and applying them
+
+
 class Evaluation(NamedTuple):
     """Loss and accuracy of a model on the validation set. An evaluation takes no simulated time."""
 
@@ -181,6 +196,7 @@ class Window:
     nodes: tuple[Node, ...] = ()  # available at the end of the window
     setting: Setting | None = None  # at the end of the window; the system itself changes it when a node is lost
     changes: tuple[Cost, ...] = ()  # of reconfigurations with `wait=False` that ended in this window
+    servers: tuple[ServerWindow, ...] = ()  # one entry per server of the current setting; () where they are not measured
     status: Status = "running"
 
     @property

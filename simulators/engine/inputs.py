@@ -29,6 +29,7 @@ __all__ = [
     "each_nic_counts",
     "loads",
     "overlapping",
+    "served",
     "shards",
 ]
 
@@ -253,6 +254,23 @@ def _buckets(conditions: Conditions, names: tuple[str, ...], taken: Mapping[str,
         "bucket_refill": np.array([held[n].refill_bytes_per_second if n in held else np.inf for n in names]),
         "bucket_taken": np.array([taken.get(n, 0.0) for n in names]),
     }
+
+
+def served(
+    nodes: tuple[tuple[str, NodeType], ...], demand: Demand, setting: Setting, effects: Effects = NO_EFFECTS
+) -> NDArray[np.float64]:
+    """What a push and the pull before it cost every server, [k, 4]: pull bytes and seconds, push bytes and seconds."""
+    out, into = _left(nodes, effects.out), _left(nodes, effects.into)
+    pushed = dict(zip(setting.servers, setting.shares()[1], strict=True))
+    pulled = pushed if effects.pull_shares is None else effects.pull_shares
+    transfer, rows = setting.transfer_bits / 32, []
+    for name, kind in nodes:
+        pull = pulled.get(name, 0.0) * demand.model_bytes * transfer
+        push = pushed.get(name, 0.0) * _pushed_bytes(demand) * transfer * effects.push_factor
+        apply = demand.apply_seconds * pushed.get(name, 0.0) ** demand.apply_exponent if name in pushed else 0.0
+        sending, receiving = (min(left[name], kind.service_bytes_per_second) for left in (out, into))
+        rows.append((pull, pull / sending, push, push / receiving + apply))
+    return np.array(rows)
 
 
 def _by_share(target: Target, names: tuple[str, ...], setting: Setting, parts: Shards) -> dict[str, Any]:
