@@ -1,6 +1,7 @@
 """The driver of a live job: actions, windows, losses; and BSP learns as in the simulator."""
 
 import pickle
+import re
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -316,14 +317,16 @@ def test_a_live_job_has_no_graph_options_and_no_second_device(spec):
 
 
 DEMAND = "[workload.overrides.demand]"
+BY_SHARE = re.sub(r"metric = .*\nvalue = .*", 'metric = "clocks"\nvalue = 100\nby_share = true', load("live-digits").text)
 REVISING = load("live-digits").text.replace(DEMAND, f'[workload.overrides]\noptimizer = "adarevision"\n{DEMAND}')
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (load("cruise-nmf-32").text, "is timing-only and learns nothing"),
+        (load("cruise-lda-32").text, "is timing-only and learns nothing"),
         (REVISING, "'adarevision' revises what it did before"),
+        (BY_SHARE, "live jobs do not count work by share"),
     ],
 )
 def test_some_jobs_cannot_be_deployed(text, why):
