@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
-from harness import __version__
 from harness.comparison import oracle, oracle_cache, pool, results
 from harness.comparison.run_process import Done, Progress, Task, save
 from harness.scenario import Scenario, load
 from harness.score import failed
+from harness.version import HARNESS_VERSION
 from traces import store
 from traces.schema import VERSION
 from tuners import Entry, resolve
@@ -46,6 +46,8 @@ class Planned:
 
     runs: int
     made_before: int  # of these, complete already in the results folder
+    left: tuple[RunKey, ...] = ()  # the others, in the order in which they are made
+    contestants: tuple[str, ...] = ()  # the tuners, without references that are chosen in hindsight
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,8 @@ _Work: TypeAlias = Callable[[Iterable[Task]], Iterator[tuple[Task, Progress | Do
 
 
 def compare(
-    scenarios: Sequence[str | Path],
-    tuners: Sequence[str],
+    scenarios: Sequence[str | Path | Scenario],
+    tuners: Sequence[str | Entry],
     *,
     out: Path,
     seeds: int | None = None,
@@ -83,6 +85,7 @@ def compare(
 ) -> None:
     """Score `tuners` on `scenarios`, on each scenario's own number of seeds or on `seeds`, and write the results to `out`.
 
+    A tuner is a name or an `Entry`, which can hold a function of the caller's; cloudpickle sends it to the processes.
     `jobs` runs are made at a time on this machine, or, if `address` names a Ray cluster, one on each of its cores. With
     `record`, every run also writes a trace. `watch` is called with every event. `system` names a function of (scenario,
     seed, start) that makes the system. Raises ValueError, before anything is run or written, if a scenario, tuner or cluster
@@ -92,13 +95,15 @@ def compare(
     plan = _planned(scenarios, tuners, seeds, system, record=record)
     if jobs < 1:
         raise ValueError(f"Cannot use {jobs} jobs: give at least 1.")
-    manifest = _manifest(plan, tuners, seeds)
+    manifest = _manifest(plan, seeds)
     with _pool(jobs, address) as work, _claimed(out, manifest, plan, resume=resume):
         left = [t for t in plan.tasks if not _made(out, t)]
         runs = len(plan.tasks)
+        contestants = tuple(e.name for e in plan.entries if e.contestant)
         try:
             while True:
-                watch(Planned(runs, runs - len(left)))
+                keys = tuple(RunKey(t.scenario, t.tuner, t.seed) for t in left)
+                watch(Planned(runs, runs - len(left), keys, contestants))
                 _make(left, out, work, watch, plan.budgets)
                 # What the contestants ended with, and what was found so far, tells the oracles what to try next.
                 if not (left := [t for t in _oracle_tasks(plan, out, record=record, system=system) if not _made(out, t)]):
@@ -161,20 +166,25 @@ class _Plan:
 
 
 def _planned(
-    scenarios: Sequence[str | Path], tuners: Sequence[str], seeds: int | None, system: str, *, record: bool
+    scenarios: Sequence[str | Path | Scenario],
+    tuners: Sequence[str | Entry],
+    seeds: int | None,
+    system: str,
+    *,
+    record: bool,
 ) -> _Plan:
     if not scenarios or not tuners:
         raise ValueError("Cannot compare nothing: name at least one scenario and one tuner.")
     if seeds is not None and seeds < 1:
         raise ValueError(f"Cannot compare on {seeds} seeds: give at least 1.")
-    loaded = tuple(load(s) for s in scenarios)
-    for what, names in (("scenario", [s.name for s in loaded]), ("tuner", list(tuners))):
+    loaded = tuple(s if isinstance(s, Scenario) else load(s) for s in scenarios)
+    entries = tuple(t if isinstance(t, Entry) else resolve(t) for t in tuners)
+    for what, names in (("scenario", [s.name for s in loaded]), ("tuner", [e.name for e in entries])):
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
             raise ValueError(
                 f"Cannot compare {what} {twice[0]!r} with itself: name each once, and files by different names."
             )
-    entries = tuple(resolve(t) for t in tuners)
     counts = {s.name: seeds or s.seeds.count for s in loaded}
     tasks = [t for s in loaded for t in _tasks(s, entries, counts[s.name], system, record=record)]
     # First seed 0 of all scenarios and tuners, then seed 1: an interrupted comparison can be compared, too.
@@ -186,8 +196,9 @@ def _tasks(scenario: Scenario, entries: Sequence[Entry], seeds: int, system: str
     given = _given(scenario, system, record=record)
     for entry in entries:
         if entry.contestant:
+            pickled = _pickled(entry)
             for seed in range(seeds):
-                yield Task(**given, seed=seed, tuner=entry.name, plays=entry.name)
+                yield Task(**given, seed=seed, tuner=entry.name, plays=entry.name, pickled=pickled)
         else:
             for name, start, seed in oracle.first(scenario, entry.name, seeds):
                 yield Task(**given, seed=seed, tuner=name, plays="fixed", start=start)
@@ -211,12 +222,28 @@ def _given(scenario: Scenario, system: str, *, record: bool) -> dict[str, Any]:
     return given | {"system": system, "folder": "", "record": record}
 
 
-def _manifest(plan: _Plan, tuners: Sequence[str], seeds: int | None) -> dict[str, Any]:
+def _pickled(entry: Entry) -> bytes:
+    """The function that the entry holds, as bytes; b"" if it names one. Raises ValueError if it cannot be sent."""
+    if entry.given is None:
+        return b""
+    import cloudpickle
+
+    try:
+        pickled: bytes = cloudpickle.dumps(entry.given)
+    except Exception as error:
+        raise ValueError(
+            f"Cannot send tuner {entry.name!r} to other processes ({type(error).__name__}: {error}): it refers to something "
+            "that cannot be copied. Open files, locks and connections inside the function."
+        ) from None
+    return pickled
+
+
+def _manifest(plan: _Plan, seeds: int | None) -> dict[str, Any]:
     return {
-        "harness": __version__,
+        "harness": HARNESS_VERSION,
         "schema": VERSION,
         "scenarios": [s.name for s in plan.scenarios],
-        "tuners": list(tuners),
+        "tuners": [e.name for e in plan.entries],
         "oracles": [e.name for e in plan.entries if not e.contestant],
         "seeds": seeds or max(plan.counts.values()),
         "seeds_of": plan.counts,

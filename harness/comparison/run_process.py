@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 import threading
 import time
@@ -46,6 +47,7 @@ class Task:
     start: Setting | None = None  # in place of the scenario's start setting
     system: str = "harness.scenario:system"  # module:function that makes the system
     record: bool = False  # whether to write a trace
+    pickled: bytes = b""  # the tuner's factory by cloudpickle, in place of `plays`, where it is a function of the caller's
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
     exchanges: tuple[Exchange, ...] = ()
     thinking, trace = 0.0, ""
     try:
-        factory, system = _factory(task.plays), _named(task.system)(scenario, task.seed, task.start)
+        factory, system = _factory(task.plays, task.pickled), _named(task.system)(scenario, task.seed, task.start)
     except Exception as error:
         reason = f"The run could not be set up: {' '.join(str(error).split()) or type(error).__name__}"
         scored, trace = failed(reason, **names, budget_seconds=scenario.budget.seconds), traceback.format_exc()
@@ -168,7 +170,9 @@ def _scenario(name: str, origin: str, text: str) -> Scenario:
 
 
 @cache
-def _factory(name: str) -> Any:
+def _factory(name: str, pickled: bytes) -> Any:
+    if pickled:
+        return pickle.loads(pickled)  # noqa: S301 (from our parent)
     from tuners import resolve
 
     return resolve(name).factory

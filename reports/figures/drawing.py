@@ -68,20 +68,18 @@ class Drawing:
 
     svg: str
     caption: str  # what the drawing shows and how to read it; also its text alternative
-    name: str = ""  # starts the ids of its elements, and is the name of its file
-    data: pl.DataFrame = field(default_factory=pl.DataFrame, compare=False)  # the numbers that it shows
-    figure: Figure | None = field(default=None, compare=False, repr=False)
+    name: str  # starts the ids of its elements, and is the name of its file
+    data: pl.DataFrame = field(compare=False)  # the numbers that it shows
+    figure: Figure = field(compare=False, repr=False)  # the same for matplotlib
 
 
-def drawn(figure: Figure, name: str, caption: str, data: pl.DataFrame) -> Drawing:
+def drawn(figure: Figure, name: str, caption: str, data: pl.DataFrame | None = None) -> Drawing:
     """The drawing of a finished figure; call it within `canvas`."""
-    return Drawing(svg(figure, name, caption), caption, name, data, figure)
+    return Drawing(svg(figure, name, caption), caption, name, pl.DataFrame() if data is None else data, figure)
 
 
 def pdf(drawing: Drawing) -> bytes:
-    """A drawing as PDF; equal drawings give equal bytes. Raises ValueError for one without a figure."""
-    if drawing.figure is None:
-        raise ValueError(f"Cannot write {drawing.name or 'the drawing'} as PDF: it has no figure.")
+    """A drawing as PDF; equal drawings give equal bytes."""
     out = io.BytesIO()
     with mpl.rc_context({**_STYLE, "pdf.fonttype": 42}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
@@ -89,11 +87,20 @@ def pdf(drawing: Drawing) -> bytes:
     return out.getvalue()
 
 
+class _ShownFigure(Figure):
+    """A figure that a notebook shows by itself: one that pyplot has not made has no picture there otherwise."""
+
+    def _repr_png_(self) -> bytes:
+        out = io.BytesIO()
+        self.savefig(out, format="png", dpi=110, facecolor="white")
+        return out.getvalue()
+
+
 @contextmanager
 def canvas(height: float, *, left: float, bottom: float = 0.45, top: float = 0.3, gaps: float = 0.25) -> Iterator[Figure]:
     """A figure with these margins in inches; fixed margins are ten times faster than a layout solver."""
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(WIDTH, height))
+        figure = _ShownFigure(figsize=(WIDTH, height))
         figure.subplots_adjust(
             left=left / WIDTH,
             right=1 - 0.15 / WIDTH,

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from harness import scenario
+import harness.scenario as scenario
 from reports.papers.mltuner_runs import (
     Lab,
     RunRequest,

@@ -15,6 +15,7 @@ from typing import Any
 
 from tuners import policies
 from tuners.actions import Action, Install, Job, Reconfigure, Rejected, Setting, SyncPolicy, Tuner
+from tuners.factory_options import Share, Whole
 
 __all__ = ["asp", "backup_workers", "bsp", "dssp", "fixed", "k_async", "k_batch_sync", "k_sync", "ssp", "sync_switch"]
 
@@ -35,13 +36,24 @@ def asp(job: Job) -> Tuner:
     yield from _under(replace(job.start, policy="asp"), policies.asp(), job)
 
 
-def ssp(job: Job, *, staleness: int = 3) -> Tuner:
-    """No worker runs more than `staleness` clocks ahead of the slowest (Ho et al.): 0 is BSP."""
+def ssp(job: Job, *, staleness: Whole = 3) -> Tuner:
+    """No worker runs more than `staleness` clocks ahead of the slowest (Ho et al.): 0 is BSP.
+
+    Args:
+        job: what is run.
+        staleness: the bound s, in clocks.
+    """
     yield from _under(replace(job.start, policy="ssp", staleness=staleness), policies.ssp(staleness), job)
 
 
-def dssp(job: Job, *, low: int = 3, high: int = 15) -> Tuner:
-    """The bound varies within [`low`, `high`]; the defaults are Zhao et al.'s s_L = 3 and range 12."""
+def dssp(job: Job, *, low: Whole = 3, high: Whole = 15) -> Tuner:
+    """The bound varies within [`low`, `high`]; the defaults are Zhao et al.'s s_L = 3 and range 12.
+
+    Args:
+        job: what is run.
+        low: the least bound, in clocks.
+        high: the largest bound, in clocks.
+    """
     wanted = policies.dssp(low, high)
     named = replace(job.start, policy="dssp", staleness=low)
     # A setting names only the lower bound; another range has to be installed.
@@ -49,28 +61,53 @@ def dssp(job: Job, *, low: int = 3, high: int = 15) -> Tuner:
     yield from _under(named if same else None, wanted, job)
 
 
-def k_sync(job: Job, *, share: float = 0.7) -> Tuner:
-    """A round ends when `share` of the workers have pushed; the others abandon their mini-batch, and all start anew."""
+def k_sync(job: Job, *, share: Share = 0.7) -> Tuner:
+    """A round ends when `share` of the workers have pushed; the others abandon their mini-batch, and all start anew.
+
+    Args:
+        job: what is run.
+        share: of the workers, those that a round waits for.
+    """
     yield from _under(None, policies.k_sync(_count(job, share)), job)
 
 
-def k_batch_sync(job: Job, *, share: float = 0.7) -> Tuner:
-    """A round ends after as many pushes as `share` of the workers; one worker may push several times."""
+def k_batch_sync(job: Job, *, share: Share = 0.7) -> Tuner:
+    """A round ends after as many pushes as `share` of the workers; one worker may push several times.
+
+    Args:
+        job: what is run.
+        share: of the workers, those that a round waits for.
+    """
     yield from _under(None, policies.k_batch_sync(_count(job, share)), job)
 
 
-def k_async(job: Job, *, share: float = 0.7) -> Tuner:
-    """A worker that has pushed waits until `share` of the workers have; none abandons its mini-batch."""
+def k_async(job: Job, *, share: Share = 0.7) -> Tuner:
+    """A worker that has pushed waits until `share` of the workers have; none abandons its mini-batch.
+
+    Args:
+        job: what is run.
+        share: of the workers, those that a round waits for.
+    """
     yield from _under(None, policies.k_async(_count(job, share)), job)
 
 
-def backup_workers(job: Job, *, share: float = 0.7) -> Tuner:
-    """A round ends when `share` of the workers have pushed; later gradients of the round are dropped."""
+def backup_workers(job: Job, *, share: Share = 0.7) -> Tuner:
+    """A round ends when `share` of the workers have pushed; later gradients of the round are dropped.
+
+    Args:
+        job: what is run.
+        share: of the workers, those that a round waits for.
+    """
     yield from _under(None, policies.backup_workers(_count(job, share)), job)
 
 
-def sync_switch(job: Job, *, clocks: int = 100) -> Tuner:
-    """BSP for the first `clocks` pushes, then ASP. The paper finds the number by trials, for jobs that recur."""
+def sync_switch(job: Job, *, clocks: Whole = 100) -> Tuner:
+    """BSP for the first `clocks` pushes, then ASP. The paper finds the number by trials, for jobs that recur.
+
+    Args:
+        job: what is run.
+        clocks: pushes under BSP.
+    """
     yield from _under(None, policies.sync_switch(clocks), job)
 
 

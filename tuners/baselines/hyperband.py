@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tuners.actions import Action, Job, Tuner
+from tuners.factory_options import Count
 from tuners.search.epochs import Course, TrainedBranch, drop, fork, train_on
 from tuners.search.tunables import Convention, Tunables, Which, tunables
 
@@ -40,9 +41,17 @@ def hyperband(
     tuned: Which = "all",
     momentum: Convention = "heavy_ball",
     schedule: Schedule = "measured",
-    plateau_epochs: int = 5,
+    plateau_epochs: Count = 5,
 ) -> Tuner:
-    """Halve random settings, without end. A job without a free tunable, or without losses, just runs."""
+    """Halve random settings, without end. A job without a free tunable, or without losses, just runs.
+
+    Args:
+        job: what is tuned.
+        tuned: all free tunables, or the learning rate alone.
+        momentum: the convention of rate and momentum in the searched space (see `tuners.search.tunables`).
+        schedule: the brackets of MLtuner's public code, or those of Hyperband's paper.
+        plateau_epochs: epochs without improvement after which a training has reached its plateau.
+    """
     if plateau_epochs < 1:
         raise ValueError(f"Cannot train to a plateau of {plateau_epochs} epochs: give at least 1.")
     what = tunables(job, tuned, convention=momentum)

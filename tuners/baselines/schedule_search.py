@@ -21,6 +21,7 @@ from tuners.actions import Action, Job, Reconfigure, Rejected, Run, Scalar, Sett
 from tuners.baselines.bandit import Bandit
 from tuners.bespoke_bo.schedules import MeasuredSchedule, devices, evenly, is_free, measure, setting
 from tuners.bo_online.surrogate import Encoding
+from tuners.factory_options import Count
 from tuners.search.searchers import Point, Searcher, searcher
 from tuners.settings import Space
 
@@ -43,11 +44,16 @@ def uniform_gpus(job: Job) -> Tuner:
 
 
 def schedule_search(
-    job: Job, *, kind: Literal["bandit", "gp", "cmaes", "tpe", "random"] = "bandit", evaluations: int = 30
+    job: Job, *, kind: Literal["bandit", "gp", "cmaes", "tpe", "random"] = "bandit", evaluations: Count = 30
 ) -> Tuner:
     """Try so many schedules on the running job, its start first, then keep the best that can still be run.
 
     Raises ValueError for an unknown kind, and for fewer than one evaluation.
+
+    Args:
+        job: what is tuned.
+        kind: a bandit over techniques, a Gaussian process, CMA-ES, a Parzen estimator, or at random.
+        evaluations: schedules that are measured, the start among them.
     """
     if evaluations < 1:
         raise ValueError(f"Cannot search with {evaluations} evaluations: give at least 1.")

@@ -10,6 +10,7 @@ best five peaks differ by less than 10 %, as in the paper's second comparison, a
 from __future__ import annotations
 
 from tuners.actions import Job, Tuner
+from tuners.factory_options import Count
 from tuners.search.epochs import Course, TrainedBranch, drop, fork, score, train_on
 from tuners.search.searchers import searcher
 from tuners.search.tunables import Convention, Which, tunables
@@ -24,10 +25,18 @@ def spearmint(
     *,
     tuned: Which = "all",
     momentum: Convention = "heavy_ball",
-    plateau_epochs: int = 5,
+    plateau_epochs: Count = 5,
     stops: bool = False,
 ) -> Tuner:
-    """Train one setting after the other to completion. A job without a free tunable, or without losses, just runs."""
+    """Train one setting after the other to completion. A job without a free tunable, or without losses, just runs.
+
+    Args:
+        job: what is tuned.
+        tuned: all free tunables, or the learning rate alone.
+        momentum: the convention of rate and momentum in the searched space (see `tuners.search.tunables`).
+        plateau_epochs: epochs without improvement after which a training has reached its plateau.
+        stops: whether to stop when the best five peaks differ by less than 10 %.
+    """
     if plateau_epochs < 1:
         raise ValueError(f"Cannot train to a plateau of {plateau_epochs} epochs: give at least 1.")
     what = tunables(job, tuned, convention=momentum)

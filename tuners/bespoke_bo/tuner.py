@@ -39,6 +39,7 @@ from tuners.bespoke_bo.numeric import Candidate, Numeric, candidates
 from tuners.bespoke_bo.schedules import MeasuredSchedule, Schedule, batch, is_free, measure, setting
 from tuners.bespoke_bo.smc import Inference
 from tuners.bespoke_bo.stopping import JobCourse, worthwhile
+from tuners.factory_options import Count, Whole
 from tuners.settings import shared_out
 
 __all__ = ["bespoke_bo", "candidate_setting", "observed", "proportional"]
@@ -51,12 +52,12 @@ _WATCH = 10  # iterations between two checks of the cluster
 def bespoke_bo(
     job: Job,
     *,
-    evaluations: int = 10,
-    rechecks: int = 3,
-    iterations: int = 20,
-    counted: int = 10,
-    draws: int = 128,
-    particles: int = 256,
+    evaluations: Count = 10,
+    rechecks: Whole = 3,
+    iterations: Count = 20,
+    counted: Count = 10,
+    draws: Count = 128,
+    particles: Count = 256,
     inference: Inference = "smc",
     communication: Literal["overlapping", "as_printed"] = "overlapping",
     device_draws: Literal["joint", "as_published_code"] = "joint",

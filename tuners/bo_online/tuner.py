@@ -55,6 +55,7 @@ from tuners.bo_online.surrogate import (
     lower_bound,
     probability,
 )
+from tuners.factory_options import AboveZero, Count
 from tuners.settings import Knob
 
 __all__ = ["Design", "JobHistory", "Proposal", "bo_online", "initial_rows", "proposal"]
@@ -77,15 +78,15 @@ _REFIT = 1.1  # growth of the number of observations after which hyper-parameter
 def bo_online(
     job: Job,
     *,
-    settings: int = 10,
-    clocks_per_worker: int | None = None,
+    settings: Count = 10,
+    clocks_per_worker: Count | None = None,
     per: Literal["workers", "nodes"] = "workers",
-    clocks: int | None = None,
+    clocks: Count | None = None,
     counting: Literal["paper", "code"] = "paper",
     design: Design = "lhs",
     knobs: Literal["system", "all"] = "system",
     couple_threads: bool = True,
-    epsilon: float | None = None,
+    epsilon: AboveZero | None = None,
     estimator: Estimator = _ESTIMATOR,
     repeats: Repeats = "latest",
     state: Literal["before", "last"] = "before",
@@ -101,6 +102,28 @@ def bo_online(
 
     `clocks` fixes a; otherwise a is `clocks_per_worker` (3, or 10 under BSP) times the number of workers or nodes. `method`
     is how the job is reconfigured, where the system has it, else the first method. A job without such knobs just runs.
+
+    Args:
+        job: what is tuned.
+        settings: settings of the initial phase, b.
+        clocks_per_worker: a divided by the number of workers; by default 3, and 10 under BSP.
+        per: whether a counts pushes per worker of the setting, or per node of the cluster.
+        clocks: a itself, in pushes.
+        counting: whether the start setting is one more than b, or one of them.
+        design: how initial settings are drawn: a Latin hypercube, its cells' centres, or independently.
+        knobs: the knobs of the system, or all that are free.
+        couple_threads: whether threads within and between operations add up to the cores.
+        epsilon: the training loss at which the job is taken to end; by default from the target.
+        estimator: how the remaining iterations are estimated (`tuners.bo_online.convergence.Estimator`).
+        repeats: which triples of one setting count.
+        state: whether a triple has the loss before its setting was used, or the last one.
+        surrogate: the options of the Gaussian process (`tuners.bo_online.surrogate.Surrogate`).
+        acquisition: expected improvement, probability of improvement, or lower confidence bound.
+        incumbent: what an improvement is measured against: the current setting, the best so far, or the last triple.
+        gate: whether a setting must gain more than the reconfiguration is expected to cost.
+        costs: whether costs are learnt per technique, or as one mean.
+        apart: whether one initial reconfiguration is made in two parts, so that costs can be told apart.
+        method: how the job is reconfigured, where the system has that method.
     """
     if min(settings, *(1 if given is None else given for given in (clocks_per_worker, clocks))) < 1:
         raise ValueError(

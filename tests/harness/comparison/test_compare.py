@@ -96,7 +96,9 @@ def test_a_run_can_be_replayed_from_its_log(tiny: Path, tmp_path: Path) -> None:
 def test_events_are_reported(tiny: Path, tmp_path: Path) -> None:
     told: list[Event] = []
     run(tiny, tmp_path / "out", "tests.support.arena:slow", seeds=1, watch=told.append)
-    assert told[0] == Planned(1, 0)
+    assert isinstance(told[0], Planned)
+    assert (told[0].runs, told[0].made_before) == (1, 0)
+    assert [r.tuner for r in told[0].left] == list(told[0].contestants) == ["tests.support.arena:slow"]
     assert isinstance(told[-1], Finished)
     assert told[-1].done.thinking_seconds > 0.5
     underway = [e for e in told if isinstance(e, Underway)]
@@ -104,7 +106,8 @@ def test_events_are_reported(tiny: Path, tmp_path: Path) -> None:
     assert underway[0].progress.budget_seconds == 20.0
     again: list[Event] = []
     run(tiny, tmp_path / "out", "tests.support.arena:slow", seeds=1, resume=True, watch=again.append)
-    assert again == [Planned(1, 1)]
+    assert [(e.runs, e.made_before, e.left) for e in again if isinstance(e, Planned)] == [(1, 1, ())]
+    assert len(again) == 1
 
 
 def test_the_oracle_is_the_best_candidate_over_all_seeds(tiny: Path, tmp_path: Path) -> None:
@@ -157,7 +160,7 @@ def test_a_comparison_killed_half_way_resumes_to_the_same_bytes(tiny: Path, tmp_
             break
         except ValueError:
             time.sleep(0.1)
-    assert told[0] == Planned(6, made)
+    assert (told[0].runs, told[0].made_before) == (6, made)
     assert without_host(out) == without_host(tmp_path / "whole")
 
 
