@@ -45,10 +45,15 @@ class Comparison:
         return ComparisonPlots(self)
 
     def report(self, path: str | Path) -> Path:
-        """Write the page to `path`, one HTML file that needs nothing else; return the path."""
+        """Write the page to `path`, one HTML file that needs nothing else; return the path.
+
+        With several scenarios it is an overview, and a page per scenario is written to the folder `pages` beside it.
+        """
         from reports import page
 
         shutil.copyfile(page.write(self.folder), path)
+        if (self.folder / "pages").is_dir():
+            shutil.copytree(self.folder / "pages", Path(path).parent / "pages", dirs_exist_ok=True)
         return Path(path)
 
     def __repr__(self) -> str:
