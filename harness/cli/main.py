@@ -69,8 +69,8 @@ tuner is a name from `harness list tuners`, or package.module:factory, where fac
 function of a Job that yields actions; modules are also searched in the current folder.
 Options of a tuner are written in brackets after its name, as in
 'cruise[gain=0.1,bandwidth=measured]'.
-`all` means every tuner, and `best_fixed`, which is not a tuner but a reference: the best of 20
-fixed settings, chosen in hindsight."""
+`all` means every tuner, and `best_fixed`, which is not a tuner but a reference: the best fixed
+setting that a search finds in hindsight, from random ones and from what the tuners end with."""
 
 _TRAIN = """\
 Train RLP's synchronisation policy on random instances: ten workers, some of them stragglers,

@@ -19,21 +19,17 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
-from harness.comparison import pool, results
+from harness.comparison import oracle, oracle_cache, pool, results
 from harness.comparison.run_process import Done, Progress, Task, save
 from harness.families import members, single
-from harness.scenario import Scenario, job, load
+from harness.scenario import Scenario, load
 from harness.score import failed
 from harness.version import HARNESS_VERSION
 from traces import store
 from traces.schema import VERSION
 from tuners import Entry, resolve
-from tuners.baselines.best_fixed import candidates
 
 __all__ = ["Event", "Finished", "Planned", "RunKey", "Underway", "compare"]
-
-_CANDIDATES = 20
-"""The number of fixed settings from which the oracle takes the best in hindsight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +99,43 @@ def compare(
     manifest = _manifest(plan, seeds)
     with _pool(jobs, address) as work, _claimed(out, manifest, plan, resume=resume):
         left = [t for t in plan.tasks if not _made(out, t)]
-        keys = tuple(RunKey(t.scenario, t.tuner, t.seed) for t in left)
+        runs = len(plan.tasks)
         contestants = tuple(e.name for e in plan.entries if e.contestant)
-        watch(Planned(len(plan.tasks), len(plan.tasks) - len(left), keys, contestants))
         try:
-            for task, message in work([_with_folder(out, t, i) for i, t in enumerate(left)]):
-                run = RunKey(task.scenario, task.tuner, task.seed)
-                if isinstance(message, Progress):
-                    watch(Underway(run, message))
-                    continue
-                done = message if isinstance(message, Done) else _died(task, message.reason, plan.budgets[task.scenario])
-                _keep(out, task, done)
-                watch(Finished(run, done))
+            while True:
+                keys = tuple(RunKey(t.scenario, t.tuner, t.seed) for t in left)
+                watch(Planned(runs, runs - len(left), keys, contestants))
+                _make(left, out, work, watch, plan.budgets)
+                # What the contestants ended with, and what was found so far, tells the oracles what to try next.
+                if not (left := [t for t in _oracle_tasks(plan, out, record=record, system=system) if not _made(out, t)]):
+                    break
+                runs += len(left)
         finally:
             # Also after an interruption or a full disk: the tables then have the runs that are finished.
             _clean(out)
             results.assemble(out)
+
+
+def _make(tasks: Sequence[Task], out: Path, work: _Work, watch: Callable[[Event], None], budgets: dict[str, float]) -> None:
+    """Make runs and move them into place; those of an oracle's settings are taken from the cache where it has them."""
+    placed = [_with_folder(out, t, i) for i, t in enumerate(tasks)]
+    left = []
+    for task in placed:
+        if (known := oracle_cache.get(task)) is None:
+            left.append(task)
+        else:
+            _keep(out, task, known)
+            watch(Finished(RunKey(task.scenario, task.tuner, task.seed), known))
+    for task, message in work(left):
+        run = RunKey(task.scenario, task.tuner, task.seed)
+        if isinstance(message, Progress):
+            watch(Underway(run, message))
+            continue
+        done = message if isinstance(message, Done) else _died(task, message.reason, budgets[task.scenario])
+        if isinstance(message, Done):
+            oracle_cache.put(task, done)
+        _keep(out, task, done)
+        watch(Finished(run, done))
 
 
 @contextmanager
@@ -182,18 +199,34 @@ def _each(scenario: str | Path | Scenario) -> Sequence[str | Path | Scenario]:
 
 
 def _tasks(scenario: Scenario, entries: Sequence[Entry], seeds: int, system: str, *, record: bool) -> Iterator[Task]:
-    given: dict[str, Any] = {"scenario": scenario.name, "origin": str(scenario.origin), "text": scenario.text}
-    given |= {"system": system, "folder": "", "record": record}
-    seen = job(scenario)
+    """The contestants' runs, and those that an oracle wants whatever the contestants do."""
+    given = _given(scenario, system, record=record)
     for entry in entries:
-        pickled = _pickled(entry)
-        for seed in range(seeds):
-            if entry.contestant:
+        if entry.contestant:
+            pickled = _pickled(entry)
+            for seed in range(seeds):
                 yield Task(**given, seed=seed, tuner=entry.name, plays=entry.name, pickled=pickled)
-                continue
-            for index, start in enumerate(candidates(seen, count=_CANDIDATES)):
-                name = results.candidate_name(entry.name, index)
+        else:
+            for name, start, seed in oracle.first(scenario, entry.name, seeds):
                 yield Task(**given, seed=seed, tuner=name, plays="fixed", start=start)
+
+
+def _oracle_tasks(plan: _Plan, out: Path, *, record: bool, system: str) -> Iterator[Task]:
+    """The runs that the oracles want next, when all others are in place."""
+    contestants = [e.name for e in plan.entries if e.contestant]
+    for scenario in plan.scenarios:
+        for entry in plan.entries:
+            if not entry.contestant:
+                wanted = oracle.wanted(out, scenario, entry.name, contestants, plan.counts[scenario.name])
+                for name, start, seed in wanted:
+                    given = _given(scenario, system, record=record)
+                    yield Task(**given, seed=seed, tuner=name, plays="fixed", start=start)
+
+
+def _given(scenario: Scenario, system: str, *, record: bool) -> dict[str, Any]:
+    """What all tasks of a scenario have."""
+    given: dict[str, Any] = {"scenario": scenario.name, "origin": str(scenario.origin), "text": scenario.text}
+    return given | {"system": system, "folder": "", "record": record}
 
 
 def _pickled(entry: Entry) -> bytes:
@@ -312,7 +345,7 @@ def _died(task: Task, reason: str, budget_seconds: float) -> Done:
 
 def _keep(out: Path, task: Task, done: Done) -> None:
     """Move a finished run into place. Its host seconds are written first, so that every run in place has them."""
-    results.add_host(out, task.scenario, task.tuner, task.seed, done.thinking_seconds, done.wall_seconds)
+    results.add_host(out, task.scenario, task.tuner, task.seed, done.thinking_seconds, done.wall_seconds, done.machine)
     place = _place(out, task)
     place.parent.mkdir(parents=True, exist_ok=True)
     Path(task.folder).rename(place)
