@@ -362,8 +362,16 @@ def _list_profiles() -> dict[str, str]:
 
 def _list_sources() -> dict[str, str]:
     from traces.importers import SOURCES
+    from traces.shipped import shipped
 
-    return {name: source.summary for name, source in SOURCES.items()}
+    width, rows = max(map(len, SOURCES)), {}
+    for name, source in SOURCES.items():
+        how = f"shipped:{name}" if name in shipped() else ""
+        got = f"harness trace fetch {name}" if source.files else "fetch by hand, then harness trace import"
+        lines = (source.summary, source.address, f"licence: {source.licence}", f"cite: {source.cite}")
+        told = (*lines, f"{source.size}; {' or '.join(filter(None, (how, got)))}")
+        rows[name] = f"\n{'':{width}}  ".join(told)
+    return rows
 
 
 def _show(options: argparse.Namespace) -> int:
