@@ -130,8 +130,9 @@ def _fetch(options: argparse.Namespace) -> int:
     from traces.fetch import ADDRESS, fetch
 
     accepted = dict(pair.partition("=")[::2] for pair in options.accept)
-    given = {"address": options.address or ADDRESS, "accepted": accepted, "told": _say}
-    _say_imported(options.source, fetch(options.source, options.out, made_by=MADE_BY, **given))
+    address = options.address or ADDRESS
+    made = fetch(options.source, options.out, made_by=MADE_BY, address=address, accepted=accepted, told=_say)
+    _say_imported(options.source, made)
     return 0
 
 
