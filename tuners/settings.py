@@ -6,6 +6,7 @@ data, without time.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -39,6 +40,22 @@ class Node:
     memory_bytes: float
 
 
+_WHOLE, _NUMBER = "a whole number", "a number"
+_KINDS: tuple[tuple[str, type, str], ...] = (
+    ("workers", tuple, "a tuple of node names"),
+    ("servers", tuple, "a tuple of node names"),
+    ("batch_size", numbers.Integral, _WHOLE),
+    ("policy", str, 'a name, as in policy="asp"'),
+    ("staleness", numbers.Integral, _WHOLE),
+    ("intra_threads", numbers.Integral, _WHOLE),
+    ("inter_threads", numbers.Integral, _WHOLE),
+    ("transfer_bits", numbers.Integral, _WHOLE),
+    ("learning_rate", numbers.Real, _NUMBER),
+    ("momentum", numbers.Real, _NUMBER),
+)
+"""Fields of a setting, their types, and what to give."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """The values of all knobs of a job. `Space.check` says whether a job admits a setting."""
@@ -57,6 +74,14 @@ class Setting:
     options: tuple[tuple[str, Scalar], ...] = ()  # graph options, by name
     learning_rate: float = 0.01
     momentum: float = 0.0  # heavy ball: v <- momentum v + g, w <- w - learning_rate v
+
+    def __post_init__(self) -> None:
+        """Raise TypeError, with what to write, for a value of another type; `Space.check` judges what has the right type."""
+        for name, kind, advice in _KINDS:
+            value = getattr(self, name)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                hint = f", as in {tuple(value)!r}" if kind is tuple and isinstance(value, list | set) else ""
+                raise TypeError(f"Cannot make a setting with {name} {value!r}: give {advice}{hint}.")
 
     def shares(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Data share per worker and model share per server; equal shares are written out."""
