@@ -19,8 +19,11 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"# (\S+\.(?:py|toml))(?::.*)?\n")
 
 
-def blocks(language: str) -> list[str]:
-    return [text for kind, text in FENCE.findall(README) if kind == language]
+STORY = (ROOT / "traces" / "README.md").read_text()
+
+
+def blocks(language: str, page: str = README) -> list[str]:
+    return [text for kind, text in FENCE.findall(page) if kind == language]
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +67,23 @@ def test_the_first_example_is_short():
 
 @pytest.mark.timeout(300)
 def test_console_examples_run(desk):
+    run_console(README, desk)
+
+
+@pytest.mark.timeout(900)
+def test_the_story_of_recordings_runs(tmp_path):
+    for text in blocks("toml", STORY):
+        (tmp_path / NAMED.match(text)[1]).write_text(text)
+    run_console(STORY, tmp_path)
+
+
+def run_console(page: str, folder: Path) -> None:
     """In order, in one folder. The output of a command must contain each line below it."""
-    for text in blocks("console"):
+    for text in blocks("console", page):
         printed = ""
         for line in text.splitlines():
             if line.startswith("$ "):
-                printed = shell(shlex.split(line[2:], comments=True), desk)
+                printed = shell(shlex.split(line[2:], comments=True), folder)
             else:
                 assert " ".join(line.split()) in " ".join(printed.split()), line
 

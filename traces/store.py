@@ -14,7 +14,7 @@ from typing import Any
 
 import polars as pl
 
-from traces.schema import EVALUATIONS, HOST, KEYS, NOT_APPLICABLE, SCORES, SETTINGS, VERSION
+from traces.schema import EVALUATIONS, HOST, KEYS, NOT_APPLICABLE, READABLE, SCORES, SETTINGS, VERSION, worker_count
 
 __all__ = ["Results", "load_results", "read", "read_host", "read_manifest", "write", "write_bytes", "write_host"]
 
@@ -47,7 +47,8 @@ def write(frame: pl.DataFrame, path: Path, schema: Mapping[str, pl.DataType]) ->
 
 
 def read(path: Path, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    """Read a table that `write` wrote. Raises ValueError, naming the file and the way out, for any other file."""
+    """Read a table that `write` wrote, in this version or one of `READABLE`. Raises ValueError, naming the file and the way
+    out, for any other file."""
     data = _bytes(path)
     try:
         version = pl.read_parquet_metadata(io.BytesIO(data)).get(_VERSION_KEY)
@@ -55,7 +56,21 @@ def read(path: Path, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
         frame = pl.read_parquet(io.BytesIO(data))
     except pl.exceptions.PolarsError as error:
         raise ValueError(f"Cannot read {path}: it is damaged or cut short ({error}). {_AGAIN}") from None
+    if str(version) == "2":
+        frame = _with_worker_counts(frame, path, schema)
     _check(frame, path, schema)
+    return frame.select(list(schema))
+
+
+def _with_worker_counts(frame: pl.DataFrame, path: Path, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
+    """A table of version 2 with the columns that version 3 added. Raises ValueError for a setting that cannot be read."""
+    for setting, workers in (("final_setting", "final_workers"), ("setting", "workers")):
+        if workers in schema and workers not in frame.columns and setting in frame.columns:
+            try:
+                counts = [worker_count(text) for text in frame[setting]]
+            except ValueError as error:
+                raise ValueError(f"Cannot read {path}: column {setting!r} holds no setting ({error}). {_AGAIN}") from None
+            frame = frame.with_columns(pl.Series(workers, counts, pl.Int64))
     return frame
 
 
@@ -155,9 +170,9 @@ def _bytes(path: Path) -> bytes:
 
 
 def _check_version(path: Path, found: Any) -> None:
-    if str(found) != str(VERSION):
+    if str(found) not in map(str, READABLE):
         raise ValueError(
-            f"Cannot read {path}: it has format {found}, and this harness reads format {VERSION}. "
+            f"Cannot read {path}: it has format {found}, and this harness reads formats {READABLE[0]} to {VERSION}. "
             "Use the version that wrote it, or run the comparison again into another folder."
         )
 

@@ -300,7 +300,7 @@ def _check_same(out: Path, manifest: dict[str, Any], plan: _Plan) -> None:
     found = store.read_manifest(out)
     for key, wanted in manifest.items():
         if found.get(key) != wanted:
-            same = "Use that version" if key == "harness" else "Give the same arguments"
+            same = "Use that version" if key in ("harness", "schema") else "Give the same arguments"
             raise ValueError(
                 f"Cannot go on with {out}: it was made with {key} {found.get(key)}, and this is {wanted}. "
                 f"{same}, or name another folder with --out."

@@ -24,7 +24,7 @@ from urllib.parse import quote, unquote
 import polars as pl
 
 from traces import store
-from traces.schema import EVALUATIONS, HOST, KEYS, SCORES, SETTINGS
+from traces.schema import EVALUATIONS, HOST, KEYS, SCORES, SETTINGS, worker_count
 from tuners.baselines.best_fixed import choose
 
 __all__ = ["DIED", "add_host", "assemble", "candidate_name", "oracle_settings", "run_folder"]
@@ -127,6 +127,7 @@ def _score(folder: Path) -> dict[str, Any]:
     path = folder / "score.json"
     try:
         read = json.loads(path.read_text("utf-8"))
+        read.setdefault("final_workers", worker_count(read["final_setting"]))  # runs of version 2 do not have it
         return {name: float(read[name]) if kind == pl.Float64 else read[name] for name, kind in SCORES.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(

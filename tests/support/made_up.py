@@ -53,6 +53,7 @@ def score_row(scenario, tuner, seed, seconds, *, budget=600.0, status=None, reas
         "final_loss": 0.3,
         "final_accuracy": 0.95,
         "final_setting": setting_text(setting),
+        "final_workers": len(setting.workers),
         "branches_peak": 1,
         "branch_bytes_peak": 2e6,
     } | more
