@@ -292,8 +292,8 @@ class SimulatedSystem:
     def _install(self, action: Install) -> None:
         branch = branch_of(self._branches, action.branch)
         self._check_free(branch, f"install a policy in branch {action.branch}")
+        prepared = self._context.prepare(branch.setting, action.policy)  # before anything changes: it may be Rejected
         self._bring_to_now(branch)
-        prepared = self._context.prepare(branch.setting, action.policy)
         branch.change_in_place(prepared, self._control.slowdown, self._now)
 
     def _begin(self, branch: Branch, prepared: PreparedSetting, method: Method, *, waited: bool) -> Reconfiguration | None:

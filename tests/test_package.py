@@ -28,7 +28,7 @@ def run(*command: str, cwd: Path) -> str:
 def shipped() -> set[str]:
     """The files of the packages that belong in the wheel, by git."""
     listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES, cwd=ROOT).splitlines()
-    return {name for name in listed if name.endswith(DATA) and (ROOT / name).is_file()}
+    return {name for name in listed if (name.endswith(DATA) or name.startswith("traces/data/")) and (ROOT / name).is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,8 @@ def test_the_wheel_holds_the_five_packages_their_data_and_nothing_else(wheel):
     assert "simulators/cluster/profiles.toml" in names
     assert any(n.startswith("harness/scenarios/") and n.endswith(".toml") for n in names)
     assert any(n.endswith(".css") for n in names)
+    assert "traces/data/public/SHA256SUMS" in names
+    assert sum((ROOT / n).stat().st_size for n in names if n.startswith("traces/data/")) <= 3e6
 
 
 def test_the_wheel_has_its_metadata(wheel):

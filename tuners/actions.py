@@ -250,6 +250,8 @@ class Run(Action[Window]):
     """Train `branch` for that many clocks or that many seconds.
 
     The run ends early at the target, at the end of the budget, or when the job cannot continue; `Window.status` says why.
+    The system refuses (`Rejected`) a branch that has ended, or that waits for another one; if the tuner does not catch that,
+    its tuning is over, and the job continues under its last setting.
     Raises ValueError unless exactly one of the two is given and it is positive.
     """
 

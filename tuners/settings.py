@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -108,12 +108,14 @@ class Space:
     * ``data_share/NODE``, ``model_share/NODE``: weights, divided by their sum;
     * ``option/NAME``: a graph option.
 
-    Raises ValueError for a knob that sets nothing, and for two knobs of one name.
+    In a job of recorded runs only the settings that were `recorded` exist, as in tabular benchmarks. Raises ValueError for a
+    knob that sets nothing, and for two knobs of one name.
     """
 
     base: Setting
     nodes: tuple[Node, ...]
     knobs: tuple[Knob, ...] = ()
+    recorded: Mapping[Setting, None] = field(default_factory=dict)  # as keys, in a fixed order; empty: every setting exists
 
     def __post_init__(self) -> None:
         names = [k.name for k in self.knobs]
@@ -149,7 +151,10 @@ class Space:
         return sum(map(sum, self.base.loads)) if weights else 0
 
     def sample(self, rng: np.random.Generator) -> dict[str, Scalar]:
-        """One value per knob, independently and uniformly (in the logarithm where the knob says so)."""
+        """One value per knob, independently and uniformly (in the logarithm where the knob says so); or the values of one of
+        the recorded settings."""
+        if self.recorded:
+            return self.values(list(self.recorded)[int(rng.integers(len(self.recorded)))])
         return {k.name: k.sample(rng) for k in self.knobs}
 
     def setting(self, values: Mapping[str, Scalar]) -> Setting:
@@ -255,6 +260,9 @@ class Space:
             if not knob.contains(value):
                 allowed = knob.options if isinstance(knob, Choice) else f"{knob.low} to {knob.high}"
                 raise Rejected(f"Cannot set {knob.name} to {value!r}: this scenario allows {allowed}.")
+        if self.recorded and setting not in self.recorded:
+            wanted = ", ".join(f"{name} {value}" for name, value in self.values(setting).items())
+            raise Rejected(f"Cannot run {wanted}: no such run was recorded, and {len(self.recorded)} settings were.")
 
     def _check_families(self, setting: Setting) -> None:
         """Raise Rejected where a role or option differs from the base and is not free, though others of its family are."""

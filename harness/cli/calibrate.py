@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.cli.trace import TRACE_HELP, trace_folder
+
 if TYPE_CHECKING:
     from simulators.calibration.fit import Constants
     from simulators.calibration.output import Provenance
@@ -33,7 +35,7 @@ _Adder = Callable[..., argparse.ArgumentParser]
 def add_calibrate(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> None:
     """Add `harness calibrate` to a parser's commands."""
     command = add_parser("calibrate", help="fit constants to a recording", description=_ABOUT, formatter_class=plain)
-    command.add_argument("trace", type=Path, nargs="?", metavar="TRACE", help="folder of a trace")
+    command.add_argument("trace", type=trace_folder, nargs="?", metavar="TRACE", help=TRACE_HELP)
     command.add_argument(
         "--from",
         nargs=2,
@@ -51,7 +53,7 @@ def add_fidelity(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> Non
     command = add_parser(
         "fidelity", help="compare predictions with recordings", description=_FIDELITY, formatter_class=plain
     )
-    command.add_argument("traces", type=Path, nargs="*", metavar="TRACE", help="folder of a trace")
+    command.add_argument("traces", type=trace_folder, nargs="*", metavar="TRACE", help=TRACE_HELP)
     command.add_argument(
         "--from",
         nargs=2,

@@ -34,3 +34,4 @@ class Scenario:
     costs: Costs
     seeds: SeedsTable
     recorded: RecordedTable | None = None  # recorded runs, which answer in place of a simulator of all the above
+    restart_seconds: float | None = None  # with `recorded` only: of a change; None is as recorded

@@ -122,7 +122,7 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
         target=_at(origin, "target", lambda: _target(found.target)),
         check_clocks=found.target.check_clocks,
         budget=_at(origin, "budget", lambda: _finite(found.budget)),
-        conditions=locate_traces(found.conditions, origin.parent),
+        conditions=_at(origin, "conditions", lambda: locate_traces(found.conditions, origin.parent)),
         costs=found.costs,
         seeds=found.seeds,
     )
@@ -156,6 +156,7 @@ def _parsed(found: RecordedTables, *, name: str, origin: Path, text: str) -> Sce
         costs=Costs(),
         seeds=found.seeds,
         recorded=found.recorded,
+        restart_seconds=found.costs.restart_seconds,
     )
     # Making the job reads the trace: a scenario whose recording is missing is refused here, not when it is played.
     _at(origin, "recorded", lambda: scenario_recorded.job(made, found.recorded, 0))

@@ -23,6 +23,7 @@ __all__ = [
     "ClusterTable",
     "KnobTable",
     "NodeGroup",
+    "RecordedCosts",
     "RecordedTable",
     "RecordedTables",
     "SeedsTable",
@@ -118,11 +119,20 @@ class SeedsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RecordedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[recorded]: recorded runs answer in place of the simulator; see `traces.replay`."""
 
-    trace: str  # a trace, or a folder of traces; the path is relative to the scenario's file
+    trace: str  # a trace, or a folder of traces; the path is relative to the scenario's file; or "shipped:NAME"
     workload: str  # only the runs of this workload are used
+    runs: str = "*"  # and of these, those whose name fits this pattern
     # The start setting, by knob ("option/workers", for example). A missing knob has the value of the first run.
     start: dict[str, Scalar] = {}
     samples: _Count = 1  # training samples, for tuners that count epochs
+
+
+class RecordedCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[costs] of a scenario of recorded runs."""
+
+    # From one recorded run to another; nobody trains meanwhile. Without it: the median stall of the recorded
+    # reconfigurations of these runs, or 0 if none was recorded.
+    restart_seconds: _Amount | None = None
 
 
 class RecordedTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,6 +142,7 @@ class RecordedTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recorded: RecordedTable
     target: TargetTable
     budget: BudgetTable
+    costs: RecordedCosts = RecordedCosts()
     seeds: SeedsTable = SeedsTable()
 
 

@@ -141,11 +141,13 @@ def plan(old: Setting, new: Setting, method: Method, load: Load, costs: Costs) -
 # ----------------------------------------------------------------------------------------------------------------- losses
 
 
-def survivors(setting: Setting, present: frozenset[str], nodes: tuple[str, ...]) -> Setting | None:
+def survivors(
+    setting: Setting, present: frozenset[str], nodes: tuple[str, ...], able: frozenset[str] | None = None
+) -> Setting | None:
     """`setting` without the nodes that are not `present`, shares in proportion; None where too few are left to go on.
 
     A role without survivors goes to the first of `nodes` that is present and idle, or else to a node of the other role, if
-    that has two.
+    that has two. Only nodes that are `able` to compute (None: all) become workers.
     """
     workers = tuple(w for w in setting.workers if w in present)
     servers = tuple(s for s in setting.servers if s in present)
@@ -153,8 +155,12 @@ def survivors(setting: Setting, present: frozenset[str], nodes: tuple[str, ...])
     if not (workers and servers) and len(idle) + len({*workers, *servers}) < 2:
         return None
     if not workers:
-        workers = (idle.pop(0) if idle else servers[1],)
+        computing = [n for n in (*idle, *servers[1:], *servers[:1]) if able is None or n in able]
+        if not computing:
+            return None
+        workers = (computing[0],)
         servers = tuple(s for s in servers if s not in workers)
+        idle = [n for n in idle if n not in workers]
     if not servers:
         servers = (idle.pop(0) if idle else workers[1],)
         workers = tuple(w for w in workers if w not in servers)

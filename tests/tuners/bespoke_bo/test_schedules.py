@@ -153,7 +153,7 @@ def test_brackets_behind_a_name_replace_lines_of_the_file():
     [
         ("boat-c-speechnet[global_batch_size=8192", r"write boat-c-speechnet\[key=value,...\]"),
         ("boat-c-speechnet[batch=8192]", "no line begins with 'batch'"),
-        ("boat-c-speechnet[global_batch_size]", "as key=value"),
+        ("boat-c-speechnet[global_batch_size]", "write key=value"),
         ("boat-c-speechnet[global_batch_size=-1]", r"\[start\] global_batch_size: expected `int` >= 1"),
         ("boat-c-speech[count=4]", "did you mean boat-c-speechnet"),
     ],
