@@ -18,6 +18,7 @@ LAZILY = {
     ("harness/cli/calibrate.py", "reports"),
     ("harness/cli/main.py", "reports"),
     ("harness/cli/deploy.py", "reports"),
+    ("harness/cli/share.py", "reports"),
     ("harness/comparison/answer.py", "reports"),
 }
 """The only imports against the order: commands, and the results of `harness.compare`, import tables, figures and pages

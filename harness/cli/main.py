@@ -17,6 +17,7 @@ from harness.cli.deploy import add_deploy
 from harness.cli.new import add_new
 from harness.cli.parsing import CommandParser
 from harness.cli.play import add_play
+from harness.cli.share import add_merge, add_publish
 from harness.cli.show import add_list, add_show
 from harness.cli.trace import add_trace
 from harness.version import HARNESS_VERSION
@@ -162,12 +163,17 @@ def _parser() -> argparse.ArgumentParser:
 
     report = commands.add_parser(
         "report",
-        help="print the table of a comparison and write its page again",
-        description="Print the table of a comparison and write its page, report.html, again. If the comparison was "
-        "interrupted or is still running, the table has the finished runs.",
+        help="print the answer and table of a comparison, and write its page again",
+        description="Print the answer and the table of a comparison and write its page, report.html, again. If the "
+        "comparison was interrupted or is still running, they are of the finished runs.",
     )
     report.add_argument("folder", type=Path, metavar="DIR", help="results folder")
+    report.add_argument("--csv", action="store_true", help="also write tables and the numbers of figures to DIR/csv")
+    report.add_argument("--markdown", action="store_true", help="also write answers and tables to DIR/report.md")
+    report.add_argument("--figures", choices=("svg", "pdf"), help="also write every figure to DIR/figures")
     report.set_defaults(run=_report)
+    add_merge(commands.add_parser, plain)
+    add_publish(commands.add_parser, plain)
     _add_train(commands.add_parser, plain)
     add_deploy(commands.add_parser, plain)
     add_trace(commands.add_parser, plain)
@@ -329,12 +335,11 @@ def _cores() -> int:
 
 
 def _conclude(out: Path, console: Console) -> None:
-    """Print the tables and write the page."""
-    from reports import page, tables
+    """Print the answers and the tables, and write the pages."""
+    from reports import page, terminal
     from traces.store import load_results
 
-    for table in tables.render(tables.summary(load_results(out)), columns=max(80, console.width)):
-        console.print(table)
+    terminal.show(load_results(out), console)
     console.print(f"The page: {page.write(out)}", highlight=False, soft_wrap=True)
 
 
@@ -350,5 +355,21 @@ def _report(options: argparse.Namespace) -> int:
 
     if (options.folder / "runs").is_dir():
         assemble(options.folder)
-    _conclude(options.folder, terminal())
+    _conclude(options.folder, console := terminal())
+    _export(options, console)
     return 0
+
+
+def _export(options: argparse.Namespace, console: Console) -> None:
+    """Write the files that `harness report` was asked for beside the page."""
+    from reports import export
+
+    written = []
+    if options.csv:
+        written.append(("Tables and numbers of figures", export.write_csv(options.folder)))
+    if options.markdown:
+        written.append(("Answers and tables", export.write_markdown(options.folder)))
+    if options.figures:
+        written.append(("Figures", export.write_figures(options.folder, options.figures)))
+    for what, path in written:
+        console.print(f"{what}: {path}", highlight=False, soft_wrap=True)

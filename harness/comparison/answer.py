@@ -8,7 +8,7 @@ import shutil
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -45,10 +45,13 @@ class Comparison:
         return ComparisonPlots(self)
 
     def report(self, path: str | Path) -> Path:
-        """Write the page to `path`, one HTML file that needs nothing else; return the path."""
+        """Write the page to `path` and return the path; with several scenarios, a folder `pages` beside it has one for each."""
         from reports import page
 
-        shutil.copyfile(page.write(self.folder), path)
+        written = page.write(self.folder)
+        shutil.copyfile(written, path)
+        if (written.parent / "pages").is_dir():
+            shutil.copytree(written.parent / "pages", Path(path).parent / "pages", dirs_exist_ok=True)
         return Path(path)
 
     def __repr__(self) -> str:
@@ -57,24 +60,23 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """The answer for a notebook: what a terminal shows, and the completion times of every scenario."""
-        from reports import figures
+        from reports.figures.completion import completion_times
 
         table = self.summary()
         drawings = []
         for number, (name, rows) in enumerate(table.group_by("scenario", maintain_order=True)):
             scores = self.scores.filter(pl.col("scenario") == name[0])
-            drawings.append(figures.completion_times(rows, scores, f"times-{number}").svg)
+            drawings.append(completion_times(rows, scores, f"times-{number}").svg)
         return f"<div>{self._answer(as_html=True)}{''.join(drawings)}</div>"
 
     def _answer(self, *, as_html: bool) -> str:
         from rich.console import Console
 
-        from reports import tables
+        from reports import terminal
 
         out = io.StringIO()
         console = Console(file=out, width=_COLUMNS, record=as_html, force_jupyter=False, color_system=None)
-        for table in tables.render(self.summary(), columns=_COLUMNS):
-            console.print(table)
+        terminal.show(store.load_results(self.folder), console)
         if not as_html:
             return out.getvalue().rstrip()
         return f"<pre>{html.escape(console.export_text().rstrip())}</pre>"
@@ -88,50 +90,54 @@ class ComparisonPlots:
 
     def times(self, scenario: str | None = None) -> Figure:
         """Completion times: every run, and each tuner's median with its 95 % interval, in simulated seconds."""
-        from reports import figures
+        from reports.figures.completion import completion_times
 
         name = self._scenario(scenario)
         rows = self._of.summary().filter(pl.col("scenario") == name)
-        return figures.completion_times(rows, self._here(self._of.scores, name), "times").figure
+        return _figure(completion_times(rows, self._here(self._of.scores, name), "times"))
 
     def curves(self, scenario: str | None = None, *, metric: str | None = None) -> Figure:
         """Validation `metric`, "accuracy" or "loss", over simulated seconds, one panel per tuner.
 
         The default is accuracy if the workload has one. Raises ValueError if no run has been evaluated.
         """
-        from reports import figures
+        from reports.facts import target_of
+        from reports.figures.progress import learning_curves
 
         name = self._scenario(scenario)
-        evaluations, scores = (self._here(frame, name) for frame in (self._of.evaluations, self._of.scores))
+        evaluations = self._here(self._of.evaluations, name)
         if metric is None:
             metric = "accuracy" if evaluations["accuracy"].is_finite().any() else "loss"
         if metric not in ("accuracy", "loss"):
             raise ValueError(f"Cannot draw {metric!r} over time: choose accuracy or loss.")
-        tuners = scores["tuner"].unique(maintain_order=True).to_list()
-        drawing = figures.learning_curves(evaluations, tuners, metric, "curves")
+        tuners = self._here(self._of.summary(), name)["tuner"].to_list()  # the best first
+        known = target_of((self._of.folder / "scenarios" / f"{name}.toml").read_text("utf-8"))
+        target = known[1] if known is not None and known[0] == metric else None
+        drawing = learning_curves(evaluations, tuners, metric, "curves", target)
         if drawing is None:
             raise ValueError(f"Cannot draw {metric} over time: no run on {name!r} has one. Its job may be timing-only.")
-        return drawing.figure
+        return _figure(drawing)
 
     def gantt(self, tuner: str | None = None, scenario: str | None = None, *, seed: int | None = None) -> Figure:
         """When every worker computes, transfers and waits during one run: by default, the run with the median time.
 
         `tuner` may be left out if there is only one. Raises ValueError for a run that does not exist or has no push.
         """
-        from reports import figures, workers
+        from reports.figures.settings_over_time import typical_seed
+        from reports.figures.workers import workers_of_run
 
         name = self._scenario(scenario)
         scores = self._here(self._of.scores, name)
         chosen = _only("tuner", tuner, scores["tuner"].unique(maintain_order=True).to_list())
         mine = scores.filter(pl.col("tuner") == chosen)
-        number = figures.typical_seed(mine) if seed is None else seed
-        drawing = workers.workers_of_run(self._of.folder, name, chosen, number, "workers")
+        number = typical_seed(mine) if seed is None else seed
+        drawing = workers_of_run(self._of.folder, name, chosen, number, "workers")
         if drawing is None:
             raise ValueError(
                 f"Cannot draw the workers of {chosen!r} on {name!r}, seed {number}: there is no push in it. "
                 f"Seeds: {', '.join(map(str, mine['seed']))}."
             )
-        return drawing.figure
+        return _figure(drawing)
 
     def _scenario(self, name: str | None) -> str:
         return _only("scenario", name, self._of.scores["scenario"].unique(maintain_order=True).to_list())
@@ -150,6 +156,14 @@ def comparison_in(folder: Path, *, temporary: bool = False) -> Comparison:
     if temporary:
         weakref.finalize(made, shutil.rmtree, folder, ignore_errors=True)
     return made
+
+
+def _figure(drawing: Any) -> Figure:
+    """The drawing's figure: every drawing that is drawn here has one."""
+    if drawing.figure is None:
+        raise ValueError(f"Cannot show {drawing.name!r}: it has no figure.")
+    figure: Figure = drawing.figure
+    return figure
 
 
 def _only(what: str, wanted: str | None, names: list[str]) -> str:

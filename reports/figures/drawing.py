@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import matplotlib as mpl
+import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 __all__ = [
     "BLUE",
+    "COLORS",
     "GREEN",
     "INK",
     "MUTED",
@@ -32,11 +34,14 @@ __all__ = [
     "drawn",
     "label_inches",
     "logarithmic",
+    "pdf",
     "svg",
 ]
 
 INK, MUTED = "#010203", "#8c8c8c"  # ink becomes the page's own colour
 BLUE, ORANGE, GREEN = "#2a86c8", "#d9700b", "#159f7a"
+COLORS = (BLUE, "#b4569d", "#7a5cc4", "#b8860b", "#c0392b")
+"""Of several tuners in one plot; the reference is orange, the oracle green."""
 WIDTH = 9.6  # inches; 72 points each, shown at the page's width
 _STYLE: Any = {
     "axes.edgecolor": MUTED,
@@ -59,11 +64,13 @@ _STYLE: Any = {
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A figure for a page."""
+    """A figure for a page or a file of its own."""
 
     svg: str
     caption: str  # what the drawing shows and how to read it; also its text alternative
-    figure: Figure = field(compare=False, repr=False)  # the same for matplotlib
+    name: str = ""  # starts the ids of its elements, and is the name of its file
+    data: pl.DataFrame = field(default_factory=pl.DataFrame, compare=False)  # the numbers that it shows
+    figure: Figure | None = field(default=None, compare=False, repr=False)
 
 
 class _ShownFigure(Figure):
@@ -73,6 +80,22 @@ class _ShownFigure(Figure):
         out = io.BytesIO()
         self.savefig(out, format="png", dpi=110, facecolor="white")
         return out.getvalue()
+
+
+def drawn(figure: Figure, name: str, caption: str, data: pl.DataFrame) -> Drawing:
+    """The drawing of a finished figure; call it within `canvas`."""
+    return Drawing(svg(figure, name, caption), caption, name, data, figure)
+
+
+def pdf(drawing: Drawing) -> bytes:
+    """A drawing as PDF; equal drawings give equal bytes. Raises ValueError for one without a figure."""
+    if drawing.figure is None:
+        raise ValueError(f"Cannot write {drawing.name or 'the drawing'} as PDF: it has no figure.")
+    out = io.BytesIO()
+    with mpl.rc_context({**_STYLE, "pdf.fonttype": 42}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
+        drawing.figure.savefig(out, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
+    return out.getvalue()
 
 
 @contextmanager
@@ -102,11 +125,6 @@ def logarithmic(axes: Axes) -> None:
     axes.yaxis.set_major_locator(LogLocator(numticks=5))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def drawn(figure: Figure, name: str, caption: str) -> Drawing:
-    """The drawing of a figure; the ids of its SVG start with `name`."""
-    return Drawing(svg(figure, name, caption), caption, figure)
 
 
 def svg(figure: Figure, name: str, alternative: str) -> str:
