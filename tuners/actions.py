@@ -102,10 +102,13 @@ class Job:
     target: Target
     budget_seconds: float  # the job ends after so many simulated seconds, with or without its target
     model_bytes: float  # of one pull of the whole model, at 32 bits
+    push_bytes: float = 0.0  # of one push of a whole gradient, at 32 bits; 0: unknown, or hidden behind computing
     samples: int  # training samples
     seed: int  # for the tuner's own random numbers
     methods: tuple[Method, ...] = ("checkpoint",)  # that `Reconfigure` can use
     branch_bytes: float = 0.0  # of parameters and optimizer slots of one branch, on all servers together; 0: unknown
+    installs_policies: bool = False  # whether `Install` is allowed: `policy` is free, or the scenario says so
+    evaluate_seconds: float = 0.0  # that one `Evaluate` takes, in which no branch trains; an estimate where the job is live
 
 
 # ------------------------------------------------------------------------------------------------------- measurements
@@ -139,9 +142,12 @@ class WorkerWindow(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Loss and accuracy of a model on the validation set. An evaluation takes no simulated time."""
+    """Loss and accuracy of a model on the validation set.
 
-    seconds: float
+    Those in a `Window` are the scenario's own, made every so many clocks, and take no time. `Evaluate` takes time.
+    """
+
+    seconds: float  # at which the job had this model; the answer to `Evaluate` comes later
     clocks: int
     loss: float
     accuracy: float  # nan for a workload without accuracy
@@ -316,7 +322,10 @@ class Free(Action[None]):
 
 @dataclass(frozen=True, slots=True)
 class Install(Action[None]):
-    """Use a synchronisation policy of the tuner's own until the next `Install`, or until a setting names another policy."""
+    """Use a synchronisation policy of the tuner's own until the next `Install`, or until a setting names another policy.
+
+    The system refuses (`Rejected`) where `Job.installs_policies` is false: what a scenario holds is held.
+    """
 
     policy: SyncPolicy
     branch: int = 0
@@ -331,7 +340,11 @@ class Install(Action[None]):
 
 @dataclass(frozen=True, slots=True)
 class Evaluate(Action[Evaluation]):
-    """Measure loss and accuracy of `branch` on the validation set now."""
+    """Measure loss and accuracy of `branch` on the validation set now.
+
+    That takes a pass over the validation data, `Job.evaluate_seconds`, in which no branch trains. The simulator refuses
+    (`Rejected`) during a reconfiguration.
+    """
 
     branch: int = 0
 

@@ -7,8 +7,8 @@ Call it from your own test::
 
 It runs the tuner on every toy system of `tuners.toys` and raises AssertionError for the first fault: a yield that is no
 action, too many actions without time passing, a log that differs between two runs of one seed or that does not replay, a
-`Rejected` that ends the tuner, the use of a global random generator, or an action that is made and not yielded. It returns
-what it checked; ``print(check_tuner(my_tuner))`` says it.
+`Rejected` that ends the tuner, the use of a global random generator, an action that is made and not yielded, or a tuner that
+says it has nothing to tune and then changes something. It returns what it checked; ``print(check_tuner(my_tuner))`` says it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tuners.actions import Action, Install, Job, Rejected, Run, System, Tuner, TunerFactory
+from tuners.applicability import nothing_to_tune
 from tuners.toys import toys
 
 __all__ = ["CheckedTuner", "Exchanged", "check_source", "check_tuner", "exchanges"]
@@ -91,6 +92,7 @@ def check_tuner(
         check = _Check(factory, functools.partial(make, seed), f"on {name!r}", most)
         log = check.one_run()
         asked.update(type(e.action).__name__ for e in log)
+        check.does_what_it_says(log)
         check.is_deterministic(log)
         check.replays(log)
         check.survives_refusals(log)
@@ -161,6 +163,13 @@ class _Check:
         if (random.getstate(), _numpy_state()) != before:
             self._fail("draws from a global random generator: make one from job.seed.")
         return log
+
+    def does_what_it_says(self, log: list[Exchanged]) -> None:
+        """A tuner that says it has nothing to tune changes nothing."""
+        said = nothing_to_tune(self.factory, self.system().job)
+        done = next((e for e in log if not isinstance(e.action, Run) and not isinstance(e.answer, Rejected)), None)
+        if said and done is not None:
+            self._fail(f'says that it has nothing to tune ("{said}"), and does {done}: correct its `nothing_to_tune`.')
 
     def is_deterministic(self, log: list[Exchanged]) -> None:
         again = self._log("a second time")

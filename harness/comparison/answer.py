@@ -45,7 +45,7 @@ class Comparison:
         return ComparisonPlots(self)
 
     def report(self, path: str | Path) -> Path:
-        """Write the page to `path` and return the path; with several scenarios, a folder `pages` beside it has one for each."""
+        """Write the page to `path` and return that; of several scenarios, the folder `pages` beside it has one for each."""
         from reports import page
 
         written = page.write(self.folder)

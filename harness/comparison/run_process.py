@@ -98,7 +98,9 @@ def _exit_with_parent() -> None:
 def _run(task: Task, send: Callable[[Any], None]) -> Done:
     from harness.drive import play
     from harness.record import play_recorded
-    from harness.score import failed, score
+    from harness.scenario import job
+    from harness.score import failed, not_applicable, score
+    from tuners.applicability import nothing_to_tune
 
     started = time.perf_counter()
     names: dict[str, Any] = {"scenario": task.scenario, "tuner": task.tuner, "seed": task.seed}
@@ -106,18 +108,23 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
     exchanges: tuple[Exchange, ...] = ()
     thinking, trace = 0.0, ""
     try:
-        factory, system = _factory(task.plays, task.pickled), _named(task.system)(scenario, task.seed, task.start)
+        factory = _factory(task.plays, task.pickled)
+        idle = nothing_to_tune(factory, job(scenario, task.seed))
+        system = None if idle else _named(task.system)(scenario, task.seed, task.start)
     except Exception as error:
         reason = f"The run could not be set up: {' '.join(str(error).split()) or type(error).__name__}"
         scored, trace = failed(reason, **names, budget_seconds=scenario.budget.seconds), traceback.format_exc()
     else:
-        watch = _ProgressSender(send, system.job.budget_seconds)
-        if task.record:
-            played = play_recorded(factory, system, Path(task.folder) / "trace", **names, watch=watch)
+        if system is None:
+            scored = not_applicable(idle, **names, budget_seconds=scenario.budget.seconds)
         else:
-            played = play(factory, system, watch=watch)
-        scored, exchanges = score(played, **names), played.exchanges
-        thinking, trace = played.outcome.thinking_seconds, played.outcome.trace
+            watch = _ProgressSender(send, system.job.budget_seconds)
+            if task.record:
+                played = play_recorded(factory, system, Path(task.folder) / "trace", **names, watch=watch)
+            else:
+                played = play(factory, system, watch=watch)
+            scored, exchanges = score(played, **names), played.exchanges
+            thinking, trace = played.outcome.thinking_seconds, played.outcome.trace
     save(Path(task.folder), scored, exchanges, trace)
     row = scored.score
     return Done(row.status, row.reason, row.completion_seconds, thinking, time.perf_counter() - started)

@@ -124,6 +124,7 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
         budget=_at(origin, "budget", lambda: _finite(found.budget)),
         conditions=_at(origin, "conditions", lambda: locate_traces(found.conditions, origin.parent)),
         costs=found.costs,
+        rules=found.rules,
         seeds=found.seeds,
     )
     names = tuple(n for n, _ in made.cluster.nodes)
@@ -215,6 +216,7 @@ def _spec(scenario: Scenario, made: Workload, start: Setting, seed: int) -> JobS
         evaluate_clocks=scenario.check_clocks,
         conditions=scenario.conditions,
         costs=scenario.costs,
+        installs_policies=scenario.rules.install_policies,
         seed=seed,
     )
 

@@ -26,6 +26,7 @@ __all__ = [
     "RecordedCosts",
     "RecordedTable",
     "RecordedTables",
+    "RulesTable",
     "SeedsTable",
     "StartTable",
     "Tables",
@@ -116,6 +117,12 @@ class SeedsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count: _Count = 5
 
 
+class RulesTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[rules]: what else a tuner may do."""
+
+    install_policies: bool = False  # install policies of its own, also where `policy` is not free
+
+
 class RecordedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[recorded]: recorded runs answer in place of the simulator; see `traces.replay`."""
 
@@ -158,6 +165,7 @@ class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     free: dict[str, KnobTable] = {}
     conditions: Conditions = Conditions()
     costs: Costs = Costs()
+    rules: RulesTable = RulesTable()
     seeds: SeedsTable = SeedsTable()
 
 
@@ -181,6 +189,7 @@ TABLES: dict[str, Any] = {
     "conditions.replay": Replay,
     **{f"conditions.replay.{role}": ReplayedTrace for role in Replay.__struct_fields__},
     "costs": Costs,
+    "rules": RulesTable,
 }
 """The struct of every table, by the table's name in messages; "" is the whole file."""
 

@@ -48,7 +48,7 @@ _ROLES = ("workers", "servers", "model_shares", "data_shares")
 
 
 class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a reconfiguration costs. The defaults are in `costs.toml`, with what they are fitted to."""
+    """What reconfigurations, forks and evaluations cost. The defaults are in `costs.toml`, with what they are fitted to."""
 
     restart_seconds: float = _FITTED["restart_seconds"]  # checkpoint: stop all processes and start them again
     policy_restart_seconds: float = _FITTED["policy_restart_seconds"]  # the same for a change of policy; 0: that is in place
@@ -67,6 +67,9 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sweep_bytes_per_second: float = _FITTED["sweep_bytes_per_second"]  # in the background, all old owners together
     detection_seconds: float = _FITTED["detection_seconds"]  # until the runtime acts on the loss of a node
     fork_bytes_per_second: float = _FITTED["fork_bytes_per_second"]  # what one server copies in its memory
+    evaluate_seconds: float | None = (
+        None  # of one `Evaluate`; None: a pass over the validation data, `jobs.evaluate_seconds`
+    )
 
 
 class Load(NamedTuple):
@@ -113,6 +116,8 @@ def check(costs: Costs) -> None:
     """Raise ValueError for costs that cannot be."""
     for name in costs.__struct_fields__:
         value = getattr(costs, name)
+        if value is None:
+            continue
         if name.endswith("per_second") and not value > 0:
             raise ValueError(f"Cannot use {name} = {value}: it must be positive.")
         if name.endswith("_seconds") and not 0 <= value < math.inf:

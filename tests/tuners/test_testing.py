@@ -64,7 +64,7 @@ def test_the_toys_carry_out_every_action():
         yield from Free(0)
         yield from Run(seconds=1.0, branch=branch)
 
-    log = exchanges(everything, toys()["one knob"](1))
+    log = exchanges(everything, toys()["every knob"](1))
     assert [type(e.action) for e in log] == [Install, Fork, Evaluate, Run, Evaluate, Evaluate, Free, Run]
     assert log[-1].answer.seconds == pytest.approx(1.0)
     # Under an installed BSP no worker is more than a push ahead.

@@ -12,11 +12,13 @@ import numpy as np
 
 from tuners.actions import Job, Scalar, Tuner
 from tuners.adapters import from_ask_tell
+from tuners.applicability import no_knob_is_free, nothing_to_tune_if
 from tuners.factory_options import Count, Share
 
 __all__ = ["random_search"]
 
 
+@nothing_to_tune_if(no_knob_is_free)
 def random_search(job: Job, *, trials: Count = 12, share: Share = 0.1, clocks: Count | None = None) -> Tuner:
     """Draw up to `trials` settings, every knob independently, and try them within `share` of the job's budget.
 

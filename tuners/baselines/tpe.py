@@ -13,11 +13,13 @@ import optuna
 
 from tuners.actions import Job, Scalar, Tuner
 from tuners.adapters import from_ask_tell
+from tuners.applicability import no_knob_is_free, nothing_to_tune_if
 from tuners.factory_options import Count, Share, Whole
 
 __all__ = ["tpe"]
 
 
+@nothing_to_tune_if(no_knob_is_free)
 def tpe(job: Job, *, trials: Count = 12, share: Share = 0.1, clocks: Count | None = None, startup: Whole = 5) -> Tuner:
     """Try up to `trials` settings, the first `startup` of them random, within `share` of the job's budget.
 

@@ -32,11 +32,12 @@ from typing import Any, Literal
 import numpy as np
 
 from tuners.actions import Action, Evaluation, Job, Reconfigure, Rejected, Run, Setting, Tuner, Window
+from tuners.applicability import nothing_to_tune_if
 from tuners.bespoke_bo.draws import Draws
 from tuners.bespoke_bo.grouped_cluster import BOTH, SERVER, WORKER, GroupedCluster
 from tuners.bespoke_bo.model import IterationModel, Observed
 from tuners.bespoke_bo.numeric import Candidate, Numeric, candidates
-from tuners.bespoke_bo.schedules import MeasuredSchedule, Schedule, batch, is_free, measure, setting
+from tuners.bespoke_bo.schedules import MeasuredSchedule, Schedule, batch, measure, schedule_is_held, setting
 from tuners.bespoke_bo.smc import Inference
 from tuners.bespoke_bo.stopping import JobCourse, worthwhile
 from tuners.factory_options import Count, Whole
@@ -49,6 +50,7 @@ _ALIKE = 0.03  # relative difference of loads that counts as none
 _WATCH = 10  # iterations between two checks of the cluster
 
 
+@nothing_to_tune_if(schedule_is_held)
 def bespoke_bo(
     job: Job,
     *,
@@ -87,7 +89,7 @@ def bespoke_bo(
             f"Cannot tune with evaluations={evaluations}, rechecks={rechecks}, draws={draws}, particles={particles}: "
             "give at least 1 of each, and no less than 0 rechecks."
         )
-    if not is_free(job):
+    if schedule_is_held(job):
         return
     overlap = communication == "overlapping"
     model = IterationModel(GroupedCluster.of(job), job.seed, inference=inference, particles=particles, overlap=overlap)

@@ -43,6 +43,7 @@ from numpy.typing import NDArray
 from scipy.stats import qmc
 
 from tuners.actions import Action, Evaluation, Job, Method, Reconfigure, Rejected, Run, Setting, Space, Tuner, Window
+from tuners.applicability import nothing_to_tune_if
 from tuners.bo_online.convergence import Estimator, Segment
 from tuners.bo_online.costs import PastReconfiguration, change_seconds, techniques
 from tuners.bo_online.repository import Repeats, Stretch, Triple, threshold, triples
@@ -75,6 +76,15 @@ _LOOKED_AT = 500  # of the best candidates, for one that the job admits
 _REFIT = 1.1  # growth of the number of observations after which hyper-parameters are fitted again
 
 
+def _no_system_knob_is_free(job: Job, knobs: Literal["system", "all"] = "system") -> str:
+    return "" if _tuned(job, knobs) else f"None of the {'system' if knobs == 'system' else 'tuned'} knobs is free here."
+
+
+def _tuned(job: Job, knobs: Literal["system", "all"]) -> tuple[Knob, ...]:
+    return tuple(k for k in job.space.knobs if knobs == "all" or k.name.partition("/")[0] in _SYSTEM)
+
+
+@nothing_to_tune_if(_no_system_knob_is_free)
 def bo_online(
     job: Job,
     *,
@@ -176,7 +186,7 @@ class JobHistory:
         self.rng = np.random.default_rng(job.seed)
         self.setting = job.start
         self.available = tuple(n.name for n in job.nodes)
-        tuned = tuple(k for k in job.space.knobs if knobs == "all" or k.name.partition("/")[0] in _SYSTEM)
+        tuned = _tuned(job, knobs)
         cores = min(n.cores for n in job.nodes)
         self.encoding = Encoding(replace(job.space, knobs=tuned), cores if couple_threads else None)
         self.tried = {self.row(self.setting).tobytes()}  # rows of the initial phase

@@ -36,6 +36,7 @@ from typing import Annotated, Literal, get_args
 from msgspec import Meta
 
 from tuners.actions import Job, Method, NodeEvent, Reconfigure, Rejected, Run, Setting, Tuner
+from tuners.applicability import nothing_to_tune_if
 from tuners.cruise.monitor import Monitor, remember
 from tuners.cruise.placement import ServerTerm
 from tuners.cruise.split import TIE, CostModel, Roles, Solver, roles
@@ -45,6 +46,12 @@ from tuners.settings import Node
 __all__ = ["cruise"]
 
 
+def _roles_are_held(job: Job) -> str:
+    free = job.space.frees("worker_count") or job.space.frees("role")
+    return "" if free else "Neither the number of workers nor the roles of machines are free here."
+
+
+@nothing_to_tune_if(_roles_are_held)
 def cruise(
     job: Job,
     *,
@@ -89,7 +96,7 @@ def cruise(
         newest: weight of the newest reading in the memory of a machine's speed, used while it is not a worker.
     """
     _check_solver(solver, overlap=overlap)
-    if not (job.space.frees("worker_count") or job.space.frees("role")):
+    if _roles_are_held(job):
         return
     model = CostModel(
         job=job,

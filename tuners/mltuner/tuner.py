@@ -34,12 +34,13 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args
 from msgspec import Meta
 
 from tuners.actions import Action, Job, Space, Tuner
+from tuners.applicability import nothing_to_tune_if
 from tuners.factory_options import AboveZero, Count, NonNegative, Whole
 from tuners.mltuner.summarizer import Summariser
 from tuners.mltuner.trials import Rules, find, warn_of
 from tuners.search.epochs import TrainedBranch, drop, fork, plateaued, train_epoch, validate
 from tuners.search.searchers import Searcher, SearcherKind, searcher
-from tuners.search.tunables import Convention, Which, tunables
+from tuners.search.tunables import Convention, Which, no_tunable_is_free, tunables
 
 __all__ = ["MakeSearcher", "mltuner"]
 
@@ -49,6 +50,7 @@ MakeSearcher: TypeAlias = Callable[[Space, Sequence[int]], Searcher]
 _SHARE = 0.5  # share of the budget after which the first search begins no further trial
 
 
+@nothing_to_tune_if(no_tunable_is_free)
 def mltuner(
     job: Job,
     *,
@@ -103,7 +105,7 @@ def mltuner(
     make = search if callable(search) else _named(search)
     summariser = Summariser(windows=windows, windows_rule=windows_rule, diverges=diverges)
     what = tunables(job, tuned, copies=copies, convention=momentum)
-    if not what.space.knobs or job.target.counts:
+    if no_tunable_is_free(job, tuned):
         return
     training = _Training(job, TrainedBranch(0, job.start), most_trials, snapshot == "best")
     retunes = job.target.metric == "accuracy" if retune is None else retune

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from tuners.actions import Decision, Install, Job, Push, Rejected, SyncPolicy, Tuner
+from tuners.applicability import nothing_to_tune_if, policy_cannot_be_installed
 from tuners.factory_options import NonNegative
 from tuners.rlp.network import (
     FEATURES,
@@ -38,6 +39,7 @@ __all__ = ["DECISION_SECONDS", "greedy_policy", "rlp"]
 DECISION_SECONDS = 0.0115
 
 
+@nothing_to_tune_if(policy_cannot_be_installed)
 def rlp(job: Job, *, policy: str = "", decision_seconds: NonNegative = DECISION_SECONDS) -> Tuner:
     """Install the policy of the file `policy`, as `harness train rlp` writes it, or the one that ships with this package.
 

@@ -18,8 +18,9 @@ from harness.comparison import results
 from harness.comparison.compare import Event, Finished, Planned, Underway, compare
 from harness.drive import replay
 from harness.scenario import load
+from reports import tables
 from tests.support import arena
-from traces import store
+from traces import schema, store
 from traces.exchanges import read_log
 from traces.schema import HOST
 
@@ -84,6 +85,36 @@ def test_the_real_simulator_gives_the_same_bytes_with_one_job_and_with_two(tmp_p
     assert scores["status"].to_list() == ["target"] * 4
     assert scores["completion_seconds"].n_unique() == 4
     assert (scores["final_accuracy"] >= 0.8).all()
+
+
+def test_a_tuner_with_nothing_to_tune_is_not_played_and_says_why(tiny: Path, tmp_path: Path) -> None:
+    made = run(tiny, tmp_path / "out", "fixed", "cruise", "k_sync", "random_search")
+    assert set(made.scores["tuner"]) == {"fixed", "random_search"}
+    rows = made.not_applicable.select("tuner", "seed", "status", "reason", "reached", "clocks").rows()
+    held = "The policy is held at 'asp' here."
+    roles = "Neither the number of workers nor the roles of machines are free here."
+    status = schema.NOT_APPLICABLE
+    assert rows == [(t, s, status, why, False, 0) for t, why in (("cruise", roles), ("k_sync", held)) for s in (0, 1)]
+    assert made.not_applicable["completion_seconds"].is_nan().all()
+    assert made.host.height == 8
+    folder = results.run_folder(tmp_path / "out", "tiny", "cruise", 1)
+    assert read_log(folder / "exchanges.jsonl.gz") == []
+    table = tables.summary(made)
+    assert set(table["tuner"]) == {"fixed", "random_search"}
+    assert tables.not_applicable(made) == [
+        f"tiny: not applicable, and not run: cruise ({roles[:-1]}); k_sync ({held[:-1]})."
+    ]
+    again: list[Event] = []
+    run(tiny, tmp_path / "out", "fixed", "cruise", "k_sync", "random_search", resume=True, watch=again.append)
+    assert again == [Planned(8, 8)]
+
+
+def test_adding_tuners_that_have_nothing_to_tune_changes_no_row(tiny: Path, tmp_path: Path) -> None:
+    few = run(tiny, tmp_path / "few", "fixed", "random_search")
+    many = run(tiny, tmp_path / "many", "fixed", "random_search", "cruise", "k_sync", "bespoke_bo", "bsp")
+    assert few.scores.equals(many.scores)
+    one, other = (tables.summary(made).drop("thinking_seconds") for made in (few, many))  # measured on the host
+    assert one.equals(other)
 
 
 def test_a_run_can_be_replayed_from_its_log(tiny: Path, tmp_path: Path) -> None:
