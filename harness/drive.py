@@ -121,8 +121,11 @@ def play(
             watch(exchange)
 
 
-def replay(tuner: Tuner, exchanges: Iterable[Exchange]) -> Action[Any] | None:
-    """Feed a recorded log to a fresh tuner, so that it has the state of the recorded one.
+def replay(
+    tuner: Tuner, exchanges: Iterable[Exchange], *, watch: Callable[[int, Action[Any]], None] | None = None
+) -> Action[Any] | None:
+    """Feed a recorded log to a fresh tuner, so that it has the state of the recorded one. `watch` gets the number of every
+    exchange, and the action as this tuner asks it: an `Install` in a log has no code, and this one has.
 
     Returns the tuner's next action, or None if it has returned. Raises ValueError at the first action that differs from the
     recorded one: it is a different tuner, it has another seed, or it depends on something outside of the exchanges.
@@ -134,6 +137,8 @@ def replay(tuner: Tuner, exchanges: Iterable[Exchange]) -> Action[Any] | None:
         if asked != recorded:
             raise ValueError(f"Cannot replay exchange {number}: the tuner asks {asked}, the log has {recorded}.")
         if exchange.asked:
+            if watch is not None and action is not None:
+                watch(number, action)
             action = _next_or_none(tuner, exchange.answer)
     return action
 

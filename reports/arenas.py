@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from reports.conclusions import Answer
 from reports.statistics import (
-    Comparison,
     Interval,
+    PairedComparison,
     compare,
     first_chances,
     friedman,
@@ -67,7 +67,7 @@ class Arenas:
     arenas: tuple[str, ...]
     base: str  # of the ratios: `best_fixed`, or `fixed`
     rows: pl.DataFrame  # ARENAS, best first
-    comparison: Comparison
+    comparison: PairedComparison
     friedman_p: float  # nan where it was not tested
     log_ratio: _Floats  # [arenas, tuners] in the order of `rows`; nan where a tuner does not apply
     to_best: _Floats  # time over the best contestant's, [arenas, tuners]; infinite where no run reached the target
@@ -175,7 +175,7 @@ def _row(
     family: str,
     i: int,
     tuners: list[str],
-    found: Comparison,
+    found: PairedComparison,
     log_ratio: _Floats,
     first: _Floats,
     ranks: _Floats,

@@ -48,8 +48,8 @@ __all__ = [
     "LEAST_BLOCKS",
     "LEVEL",
     "Bounds",
-    "Comparison",
     "Interval",
+    "PairedComparison",
     "Test",
     "censored",
     "compare",
@@ -157,7 +157,7 @@ def coverage_limit(values: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PairedComparison:
     """Tuners in order of their means, best first, and which of them differ."""
 
     tuners: tuple[str, ...]
@@ -179,7 +179,7 @@ class Comparison:
 
 def compare(
     tuners: Sequence[str], values: _Floats, test: Test, *, reference: str = "", may_lead: Sequence[str] | None = None
-) -> Comparison:
+) -> PairedComparison:
     """Compare `tuners` by `values` of shape [blocks, tuners], lower is better; NaN where a tuner has none in a block.
 
     Raises ValueError where `values` has another shape.
@@ -202,7 +202,7 @@ def compare(
         fixed = list(tuners).index(reference)
         mine = {(a if b == fixed else b): p for (a, b), p in raw.items() if fixed in (a, b)}
         p_reference = {tuners[i]: p for i, p in zip(mine, holm(list(mine.values())), strict=True)}
-    return Comparison(
+    return PairedComparison(
         tuple(tuners[i] for i in order),
         tuple(float(means[i]) for i in order),
         "" if leader is None else tuners[leader],

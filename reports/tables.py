@@ -23,8 +23,8 @@ from reports.statistics import (
     LEAST_BLOCKS,
     LEVEL,
     Bounds,
-    Comparison,
     Interval,
+    PairedComparison,
     censored,
     compare,
     coverage_limit,
@@ -191,7 +191,7 @@ def log_seconds(runs: pl.DataFrame, tuners: Sequence[str]) -> NDArray[np.float64
     return values
 
 
-def compared(runs: pl.DataFrame) -> Comparison:
+def compared(runs: pl.DataFrame) -> PairedComparison:
     """The tuners of one scenario's scores compared over its seeds; identical ones once, and without the oracle."""
     same = same_runs(runs)
     tuners = [t for t in sorted(runs["tuner"].unique()) if t != ORACLE and t not in same]
@@ -207,7 +207,7 @@ def _scenario_rows(runs: pl.DataFrame) -> list[dict[str, Any]]:
     return [_row(name, by_tuner, found, same) for name in names]
 
 
-def _row(name: str, by_tuner: dict[str, pl.DataFrame], found: Comparison, same: Mapping[str, str]) -> dict[str, Any]:
+def _row(name: str, by_tuner: dict[str, pl.DataFrame], found: PairedComparison, same: Mapping[str, str]) -> dict[str, Any]:
     mine = by_tuner[name]
     # A failed run says nothing about time, nor does what it spent until it failed.
     ran = mine.filter(pl.col("status") != "error")

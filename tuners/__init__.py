@@ -157,6 +157,13 @@ _EMBEDDED = {
             paper="Chen et al., Revisiting Distributed Synchronous SGD, 2016",
         ),
         Entry(
+            "joint",
+            "tuners.joint:joint",
+            "ours: tunes every free knob by expected seconds left, pushes left times seconds per push",
+            tunes="every free knob",
+            needs="a free knob",
+        ),
+        Entry(
             "sync_switch",
             "tuners.baselines.fixed:sync_switch",
             "Sync-Switch: BSP for the first 100 pushes, then ASP",

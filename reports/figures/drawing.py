@@ -73,15 +73,6 @@ class Drawing:
     figure: Figure | None = field(default=None, compare=False, repr=False)
 
 
-class _ShownFigure(Figure):
-    """A figure that a notebook shows by itself: one that pyplot has not made has no picture there otherwise."""
-
-    def _repr_png_(self) -> bytes:
-        out = io.BytesIO()
-        self.savefig(out, format="png", dpi=110, facecolor="white")
-        return out.getvalue()
-
-
 def drawn(figure: Figure, name: str, caption: str, data: pl.DataFrame) -> Drawing:
     """The drawing of a finished figure; call it within `canvas`."""
     return Drawing(svg(figure, name, caption), caption, name, data, figure)
@@ -96,6 +87,15 @@ def pdf(drawing: Drawing) -> bytes:
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         drawing.figure.savefig(out, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
     return out.getvalue()
+
+
+class _ShownFigure(Figure):
+    """A figure that a notebook shows by itself: one that pyplot has not made has no picture there otherwise."""
+
+    def _repr_png_(self) -> bytes:
+        out = io.BytesIO()
+        self.savefig(out, format="png", dpi=110, facecolor="white")
+        return out.getvalue()
 
 
 @contextmanager

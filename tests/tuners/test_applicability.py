@@ -18,7 +18,7 @@ POLICIES = {"bsp", "asp", "ssp", "dssp", "k_sync", "k_batch_sync", "k_async", "b
 TUNABLES = {"mltuner", "spearmint", "hyperband", "asha"}
 SCHEDULES = {"bespoke_bo", "uniform_devices", "uniform_gpus", "schedule_search"}
 ROLES = {"cruise"}
-ANY = {"random_search", "tpe"}
+ANY = {"joint", "random_search", "tpe"}
 
 
 def idle(of):

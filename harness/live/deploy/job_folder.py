@@ -51,8 +51,22 @@ def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: boo
                 f"Cannot deploy to {out}: it is there already. Go on with it by --resume, or name another with --out."
             )
         _check_same(out, manifest, scenario)
+    before = os.umask(0o077)  # what is written while the job runs is for its owner only: 0600, folders 0700
+    try:
+        with _locked(out):
+            if fresh:
+                write_bytes(out / "scenario.toml", scenario.text.encode())
+                write_bytes(out / "deploy.json", (json.dumps(manifest, indent=1) + "\n").encode())
+            yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
     try:
         out.mkdir(parents=True, exist_ok=True)
+        out.chmod(0o700)
         lock = os.open(out, os.O_RDONLY)
     except OSError as error:
         raise ValueError(f"Cannot deploy to {out}: {error.strerror}. Name another folder with --out.") from None
@@ -61,9 +75,6 @@ def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: boo
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"Cannot deploy to {out}: another job is running there. Wait for its end.") from None
-        if fresh:
-            write_bytes(out / "scenario.toml", scenario.text.encode())
-            write_bytes(out / "deploy.json", (json.dumps(manifest, indent=1) + "\n").encode())
         yield
     finally:
         os.close(lock)

@@ -106,7 +106,7 @@ def test_a_tuner_with_nothing_to_tune_is_not_played_and_says_why(tiny: Path, tmp
     ]
     again: list[Event] = []
     run(tiny, tmp_path / "out", "fixed", "cruise", "k_sync", "random_search", resume=True, watch=again.append)
-    assert again == [Planned(8, 8)]
+    assert again == [Planned(8, 8, (), ("fixed", "cruise", "k_sync", "random_search"))]
 
 
 def test_adding_tuners_that_have_nothing_to_tune_changes_no_row(tiny: Path, tmp_path: Path) -> None:
