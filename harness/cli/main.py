@@ -89,8 +89,8 @@ The defaults are the paper's. The policy that ships was trained with better valu
     unit_seconds=10]' --depths 1,1,2,3 --rates 0.2,0.17,0.13,0.08 --sleeps 9.4,1.5,9.4,9.4
     --instances 1300 --pushes 800 --out FILE"""
 
-_QUICK_TUNERS = "fixed,asp,cruise,random_search,mltuner"
-"""What `--quick` compares: not tuning, a policy, a model of the cluster, a search of all knobs, a search in branches."""
+_QUICK_TUNERS = "fixed,asp,cruise,mltuner,joint"
+"""What `--quick` compares: not tuning, a policy, a model of the cluster, a search in branches, a model of all knobs."""
 
 _QUICK_SEEDS = 3
 

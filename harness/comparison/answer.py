@@ -103,16 +103,19 @@ class ComparisonPlots:
 
         The default is accuracy if the workload has one. Raises ValueError if no run has been evaluated.
         """
+        from reports.facts import target_of
         from reports.figures.progress import learning_curves
 
         name = self._scenario(scenario)
-        evaluations, scores = (self._here(frame, name) for frame in (self._of.evaluations, self._of.scores))
+        evaluations = self._here(self._of.evaluations, name)
         if metric is None:
             metric = "accuracy" if evaluations["accuracy"].is_finite().any() else "loss"
         if metric not in ("accuracy", "loss"):
             raise ValueError(f"Cannot draw {metric!r} over time: choose accuracy or loss.")
-        tuners = scores["tuner"].unique(maintain_order=True).to_list()
-        drawing = learning_curves(evaluations, tuners, metric, "curves")
+        tuners = self._here(self._of.summary(), name)["tuner"].to_list()  # the best first
+        known = target_of((self._of.folder / "scenarios" / f"{name}.toml").read_text("utf-8"))
+        target = known[1] if known is not None and known[0] == metric else None
+        drawing = learning_curves(evaluations, tuners, metric, "curves", target)
         if drawing is None:
             raise ValueError(f"Cannot draw {metric} over time: no run on {name!r} has one. Its job may be timing-only.")
         return drawing.figure

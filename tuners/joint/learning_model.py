@@ -102,7 +102,7 @@ def spread(levels: Sequence[float]) -> float:
 
 
 def noisy(levels: Sequence[float]) -> bool:
-    """Whether `levels` vary so much that no drift is seen: the second half is not lower than the first by half a deviation."""
+    """Whether `levels` vary so much that no drift is seen: the second half is hardly lower than the first."""
     half, deviation = len(levels) // 2, spread(levels)
     fallen = sum(levels[:half]) / half - sum(levels[half:]) / (len(levels) - half)
     return deviation > 0.1 and fallen < 0.5 * deviation
