@@ -11,7 +11,8 @@ import logging
 import math
 import os
 import secrets
-import tempfile
+import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -30,6 +31,7 @@ from harness.live.processes.actors import Endpoint, ProcessSpec, TransportKind, 
 from harness.live.processes.client import CoordinatorClient, RemoteCoordinator
 from harness.live.processes.names import EVALUATOR, node_of
 from harness.live.processes.placement import ClusterNode, NodePlacement, place_nodes
+from harness.live.processes.private_folder import private_folder
 from harness.live.protocol import messages
 from harness.live.worker.spec import Spec
 from harness.ray_cluster import joined, protected
@@ -75,7 +77,11 @@ def cluster(address: str | None, *, insecure: bool = False) -> Iterator[tuple[Cl
     several machines and neither a token nor TLS.
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
+    handler = signal.getsignal(signal.SIGTERM)
     with joined(address) if address else _private_cluster():
+        # Ray has put its own in place, which ends this process at once and leaves no checkpoint.
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
         home = ray.get_runtime_context().get_node_id()
         found = [node for node in _nodes() if node["Alive"]]
         if address and not insecure:
@@ -106,7 +112,11 @@ def _cluster_node(node: Mapping[str, Any], home: str, *, counted: bool) -> Clust
 def _private_cluster() -> Iterator[None]:
     """Ray on this machine, for this process only: it is not reached from other machines, and other users of this machine
     have no token. It ends with us. Raises RuntimeError if Ray does not ask for the token."""
-    folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
+    with private_folder() as folder:
+        yield from _ray_in(folder)
+
+
+def _ray_in(folder: Path) -> Iterator[None]:
     before = dict(os.environ)
     os.environ.pop("RAY_AUTH_MODE", None)  # then Ray turns the token on by itself for a new cluster
     os.environ.update(_SETTINGS | {"RAY_AUTH_TOKEN": secrets.token_hex(32), ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"})
@@ -123,7 +133,7 @@ def _private_cluster() -> Iterator[None]:
             object_store_memory=_STORE_BYTES,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            _temp_dir=folder.name,
+            _temp_dir=str(folder),
         )
         if not protected():
             raise RuntimeError("Cannot start Ray for this job: this version of it does not ask for its token by default.")
@@ -135,7 +145,6 @@ def _private_cluster() -> Iterator[None]:
             del os.environ[name]
         os.environ.update(before)
         AuthenticationTokenLoader.instance().reset_cache()
-        folder.cleanup()
 
 
 @contextmanager
@@ -147,25 +156,27 @@ def launch(
     `insecure`: processes also start on machines on which Ray has neither a token nor TLS. Raises ValueError if the cluster
     has no room now.
     """
-    processes = JobProcesses(placement, spec, transport, insecure=insecure)
-    try:
-        processes.begin()
-        yield processes
-    finally:
-        processes.close()
+    with private_folder() as folder:
+        processes = JobProcesses(placement, spec, transport, folder, insecure=insecure)
+        try:
+            processes.begin()
+            yield processes
+        finally:
+            processes.close()
 
 
 class JobProcesses:
     """The processes of one job on Ray; a `harness.live.processes.runtime.Processes`."""
 
-    def __init__(self, placement: NodePlacement, spec: Spec, transport: TransportKind, *, insecure: bool) -> None:
+    def __init__(
+        self, placement: NodePlacement, spec: Spec, transport: TransportKind, folder: Path, *, insecure: bool
+    ) -> None:
         self.coordinator: CoordinatorClient = RemoteCoordinator(self.ask)
         self._placement, self._spec, self._transport = placement, spec, transport
         machines = {place.host for _, place in placement.places}
         self._protects = len(machines) > 1 and not insecure
         self._job = secrets.token_hex(4)
-        # The coordinator keeps its journal here.
-        self._folder = tempfile.TemporaryDirectory(prefix="job-", ignore_cleanup_errors=True)
+        self._folder = folder  # of the coordinator's journal
         self._coordinator_actor: Any = None
         self._groups: dict[str, Any] = {}
         self._machines: dict[str, str] = {}  # of each node that has room now
@@ -191,9 +202,7 @@ class JobProcesses:
             time.sleep(_LOOK_SECONDS)
         endpoint = self._endpoint(messages.COORDINATOR)
         options = {"name": endpoint.actor, "max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": _here()}
-        self._coordinator_actor = coordinator_actor.options(**options).remote(
-            self._spec.live_job, endpoint, Path(self._folder.name)
-        )
+        self._coordinator_actor = coordinator_actor.options(**options).remote(self._spec.live_job, endpoint, self._folder)
         _ = self.coordinator.address  # answered once the process is up
 
     # ------------------------------------------------------------------------------------------------------- the coordinator
@@ -298,7 +307,6 @@ class JobProcesses:
         for group in self._groups.values():
             remove_placement_group(group)
         self._groups.clear()
-        self._folder.cleanup()
 
     def _kill(self, names: Collection[str]) -> None:
         for name in names:

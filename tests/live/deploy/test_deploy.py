@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -104,8 +105,12 @@ def refused(capsys, *arguments):
 # ----------------------------------------------------------------------------------------------------- before it starts
 
 
-def test_without_live_it_is_refused(here, capsys):
-    assert "say that it may start real processes, with --live" in refused(capsys, "small.toml")
+def test_without_live_it_is_a_dry_run(here, capsys):
+    assert main(["deploy", "small.toml"]) == 0
+    said = capsys.readouterr().out
+    assert "2 workers, 2 servers, bsp" in said
+    assert said.endswith("Nothing was started.\nGive --live to start it.\n")
+    assert not (here / "deployed").exists()
 
 
 def test_a_dry_run_says_what_would_run_where_and_starts_nothing(here, capsys):
@@ -295,9 +300,18 @@ def ray_alone():
 @pytest.mark.timeout(300)
 def test_a_job_on_ray_is_changed_and_comes_to_its_target(here, ray_alone):
     (here / "go").write_text("1")
-    job = Job(*COMMAND)
+    job = Job(*COMMAND, "--beside")
     assert job.ended() == 0, job.said
     assert job.nothing_left()
+    assert "live / simulated" in job.said
+    steps = (
+        "Saving a checkpoint.",
+        "Ending the job's processes.",
+        "Ending Ray.",
+        "Writing the results.",
+        "in the simulator.",
+    )
+    assert sorted(steps, key=job.said.index) == list(steps)
     check_reached(job, here / "out")
     modes = {p.is_dir(): set() for p in (here / "out").rglob("*")}
     for path in [here / "out", *(here / "out").rglob("*")]:
@@ -307,12 +321,16 @@ def test_a_job_on_ray_is_changed_and_comes_to_its_target(here, ray_alone):
 
 @pytest.mark.live
 @pytest.mark.timeout(300)
-def test_a_job_on_ray_is_interrupted_and_resumed_to_its_target(here, ray_alone):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_job_on_ray_is_interrupted_and_resumed_to_its_target(here, ray_alone, number, status):
     job = Job(*COMMAND)
     job.read("migrate (")  # the model has moved while it trained
     job.read("clocks (")
-    os.killpg(job.process.pid, signal.SIGINT)  # as a terminal does it
-    assert job.ended() == 130, job.said
+    if number == signal.SIGINT:
+        os.killpg(job.process.pid, number)  # as a terminal does it
+    else:
+        job.process.send_signal(number)  # as an operator or a batch system does it
+    assert job.ended() == status, job.said
     assert "The same command with --resume goes on." in job.said
     assert job.nothing_left()
     out = here / "out"
@@ -324,15 +342,36 @@ def test_a_job_on_ray_is_interrupted_and_resumed_to_its_target(here, ray_alone):
     job = Job(*COMMAND, "--resume")
     assert job.ended() == 0, job.said
     assert job.nothing_left()
+    assert f"Resuming after {kept.state['seconds']:.1f} s: 2 workers, 2 servers" in job.said
     score, exchanges = check_reached(job, out)
     assert float(score["completion_seconds"]) > kept.state["seconds"]
     assert len(exchanges) > kept.state["exchanges"]
 
 
+@pytest.mark.live
+@pytest.mark.timeout(300)
+def test_a_driver_that_is_killed_leaves_nothing_that_the_next_start_does_not_remove(here, ray_alone):
+    before = left_behind()
+    job = Job(*COMMAND)
+    job.read("clocks (")
+    job.process.kill()
+    assert job.nothing_left()
+    job.process.wait()
+    job.process.stdout.close()
+    assert left_behind() - before
+    (here / "go").write_text("1")
+    job = Job(*COMMAND)  # there was no checkpoint yet, so it begins anew
+    assert job.ended() == 0, job.said
+    assert left_behind() <= before
+
+
+def left_behind():
+    return set(Path(tempfile.gettempdir()).glob(".harness-live-*"))
+
+
 def check_reached(job, out):
     """Check the output and the files of a job that has reached its target; returns its score and exchanges."""
     assert "target after" in job.said
-    assert "live / simulated" in job.said
     score = json.loads((out / "score.json").read_text())
     assert (score["status"], score["reconfigurations"]) == ("target", 2)
     exchanges = read_log(out / "exchanges.jsonl.gz")
