@@ -1,10 +1,12 @@
-"""Temporary folders of live jobs. One that is left behind by a process that was killed is removed by the next one."""
+"""Temporary folders of live jobs. One that is left behind by a process that was killed is removed by the next one, with the
+processes that still use it: Ray's agents outlive a raylet that is killed."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -47,6 +49,21 @@ def remove_left_behind() -> None:
             lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError where its process lives
+                _end_users(path)
                 shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(lock)
+
+
+def _end_users(folder: Path) -> None:
+    """Kill this user's processes that have files open below that folder."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if int(process.name) != os.getpid() and any(_is_below(folder, link) for link in (process / "fd").iterdir()):
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def _is_below(folder: Path, link: Path) -> bool:
+    with suppress(OSError):
+        return link.readlink().is_relative_to(folder)
+    return False

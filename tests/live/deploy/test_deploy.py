@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -27,10 +28,10 @@ from harness.scenario import load
 from tests.live.support.clusters import alone
 from tests.support.made_up import score_row
 from traces import schema, store
-from traces.exchanges import read_log
+from traces.exchanges import Exchange, read_log
 from traces.parts import check_trace
 from tuners import resolve
-from tuners.actions import Reconfigure
+from tuners.actions import Free, Reconfigure
 
 ROOT = Path(__file__).parents[3]
 
@@ -220,6 +221,27 @@ def test_a_folder_is_written_once_and_resumed_as_it_was(here, capsys):
         assert "another job is running there" in refused(capsys, "--live", "small.toml", "--out", "busy")
 
 
+def test_exchanges_wait_while_the_disk_is_full(here):
+    """The file is cut where the last whole line ends, and has them all once there is room."""
+    log = job_folder.ExchangeLog(here, ())
+    exchanges = [Exchange(float(i), Free(i), None) for i in range(4)]
+    log(exchanges[0])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((here / "exchanges.jsonl").stat().st_size + 5, limits[1]))
+    try:
+        log(exchanges[1])
+        log(exchanges[2])
+        assert log.written == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert job_folder.read_log(here, 1) == exchanges[:1]
+    log(exchanges[3])
+    assert log.written == 4
+    assert job_folder.read_log(here, 4) == exchanges
+
+
 @pytest.mark.parametrize("harm", ["a bit", "cut", "other"])
 def test_a_corrupt_checkpoint_is_not_resumed(here, capsys, harm):
     begun(here / "out")
@@ -355,14 +377,15 @@ def test_a_driver_that_is_killed_leaves_nothing_that_the_next_start_does_not_rem
     job = Job(*COMMAND)
     job.read("clocks (")
     job.process.kill()
-    assert job.nothing_left()
     job.process.wait()
     job.process.stdout.close()
     assert left_behind() - before
     (here / "go").write_text("1")
-    job = Job(*COMMAND)  # there was no checkpoint yet, so it begins anew
-    assert job.ended() == 0, job.said
+    following = Job(*COMMAND)  # there was no checkpoint yet, so it begins anew
+    assert following.ended() == 0, following.said
     assert left_behind() <= before
+    assert job.nothing_left()
+    assert following.nothing_left()
 
 
 def left_behind():
