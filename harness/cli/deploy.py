@@ -6,9 +6,12 @@ import argparse
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from harness.cli.results import any_failed, conclude, cores, tuner_names
 
 if TYPE_CHECKING:
     from harness.scenario import Scenario
@@ -29,6 +32,7 @@ job only. Ctrl-C or SIGTERM stops the job and leaves a checkpoint; --resume cont
 With --beside, a table compares the run with the same run in simulation.
 
   harness deploy --live live-digits
+  harness deploy --live live-digits --tuners fixed,ssp,dssp --seeds 3 --out contest --beside
   harness compare live-digits --out chosen && harness deploy --live live-digits --from chosen"""
 
 
@@ -41,9 +45,11 @@ def add_deploy(add_parser: Callable[..., argparse.ArgumentParser], plain: type[a
     deploy.add_argument("--live", action="store_true", help="start real processes; without it, print the plan only")
     who = deploy.add_mutually_exclusive_group()
     who.add_argument("--tuner", metavar="NAME", help="tuner (default: fixed)")
+    who.add_argument("--tuners", metavar="NAME,...", help="a contest: these tuners, one job after the other")
     who.add_argument("--from", dest="source", type=Path, metavar="DIR", help="results folder; take the winner")
     deploy.add_argument("--address", metavar="ADDRESS", help="Ray cluster (default: RAY_ADDRESS, else this machine)")
     deploy.add_argument("--seed", type=int, default=0, metavar="N", help="seed of data and tuner (default: 0)")
+    deploy.add_argument("--seeds", type=int, metavar="N", help="of a contest (default: from the scenario)")
     deploy.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default: deployed/SCENARIO)")
     deploy.add_argument("--resume", action="store_true", help="continue the job that was interrupted in DIR")
     deploy.add_argument(
@@ -71,8 +77,14 @@ def _deploy(options: argparse.Namespace) -> int:
     for name, limit in (("--join-limit", options.join_limit), ("--still-limit", options.still_limit)):
         if not limit > 0:
             raise ValueError(f"Cannot wait for {limit:g} s: give {name} a number of seconds above 0.")
+    if options.tuners is not None and options.live and not options.dry_run:
+        return _contest(options)
     scenario = load(options.scenario)
-    tuner = options.tuner or (_winner(options.source, scenario) if options.source else "fixed")
+    tuner = (
+        options.tuner
+        or (options.tuners or "").partition(",")[0]
+        or (_winner(options.source, scenario) if options.source else "fixed")
+    )
     wanted = Deployment(
         scenario=scenario,
         entry=resolve(tuner),
@@ -91,18 +103,15 @@ def _deploy(options: argparse.Namespace) -> int:
         if not options.live:
             console.print("Give --live to start it.", highlight=False)
         return 0
-    stop = _Stop()
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        played = deploy(wanted, console)
-    except Interrupted as stopped:
-        print(f"harness: {stopped}", file=sys.stderr)  # noqa: T201
-        return stop.status
-    except KeyboardInterrupt:
-        print("\nharness: interrupted while no tuner was running; all processes have ended.", file=sys.stderr)  # noqa: T201
-        return stop.status
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with _stoppable() as stop:
+        try:
+            played = deploy(wanted, console)
+        except Interrupted as stopped:
+            print(f"harness: {stopped}", file=sys.stderr)  # noqa: T201
+            return stop.status
+        except KeyboardInterrupt:
+            print("\nharness: interrupted while no tuner was running; all processes have ended.", file=sys.stderr)  # noqa: T201
+            return stop.status
     outcome = played.outcome
     console.print(
         f"{outcome.status} after {outcome.seconds:.1f} s. {outcome.reason}".rstrip(), highlight=False, markup=False
@@ -112,6 +121,54 @@ def _deploy(options: argparse.Namespace) -> int:
         console.print(beside(measured(played), simulated(wanted)))
     console.print(f"Model, checkpoint, log and trace: {wanted.out}", highlight=False, soft_wrap=True)
     return 1 if outcome.status == "error" else 0
+
+
+def _contest(options: argparse.Namespace) -> int:
+    from harness.cli.display import terminal
+    from harness.comparison.compare import compare
+    from harness.live.deploy.contest import Contest, contest
+    from harness.live.deploy.deployment import Interrupted
+    from harness.live.driver.standstill import Limits
+    from harness.scenario import load
+
+    warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+    tuners = tuner_names(options.tuners)
+    out = options.out or Path("deployed") / f"{load(options.scenario).name}-contest"
+    wanted = Contest(
+        scenario=options.scenario,
+        tuners=tuple(tuners),
+        seeds=options.seeds,
+        out=out,
+        address=options.address,
+        resume=options.resume,
+        insecure=options.insecure,
+        limits=Limits(options.join_limit, options.still_limit),
+    )
+    console = terminal()
+    with _stoppable() as stop:
+        try:
+            contest(wanted, console)
+            if options.beside:
+                console.print("Running the same jobs in the simulator.", highlight=False)
+                simulated = out / "simulated"
+                again = simulated.exists()
+                compare([options.scenario], tuners, out=simulated, seeds=options.seeds, jobs=cores(), resume=again)
+        except (Interrupted, KeyboardInterrupt):
+            print(f"\nharness: interrupted; finished runs are in {out}; --resume goes on.", file=sys.stderr)  # noqa: T201
+            return stop.status
+    conclude(out, console)
+    return 1 if any_failed(out) else 0
+
+
+@contextmanager
+def _stoppable() -> Iterator[_Stop]:
+    """SIGTERM is Ctrl-C until the context ends."""
+    stop = _Stop()
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Stop:

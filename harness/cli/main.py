@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, TypeVar
 from harness import __version__
 from harness.cli.calibrate import add_calibrate, add_fidelity
 from harness.cli.deploy import add_deploy
+from harness.cli.results import any_failed, conclude, cores, tuner_names
 from harness.cli.trace import add_trace
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    pass
 
 __all__ = ["main"]
 
@@ -159,6 +160,12 @@ def _parser() -> argparse.ArgumentParser:
         "interrupted or is still running, the table has the finished runs.",
     )
     report.add_argument("folder", type=Path, metavar="DIR", help="results folder")
+    report.add_argument(
+        "--simulated",
+        type=Path,
+        metavar="DIR",
+        help="put the live runs in DIR beside simulated ones (default: DIR/simulated)",
+    )
     report.set_defaults(run=_report)
     _add_train(commands.add_parser, plain)
     add_deploy(commands.add_parser, plain)
@@ -211,10 +218,10 @@ def _compare(options: argparse.Namespace) -> int:
         with watching(console) as watch:
             compare(
                 scenarios,
-                _tuners(options.tuners),
+                tuner_names(options.tuners),
                 out=out,
                 seeds=options.seeds,
-                jobs=_cores() if options.jobs is None else options.jobs,
+                jobs=cores() if options.jobs is None else options.jobs,
                 address=options.address,
                 resume=options.resume,
                 record=options.record,
@@ -225,8 +232,8 @@ def _compare(options: argparse.Namespace) -> int:
         if (out / "manifest.json").is_file():
             print(f"Finished runs are in {out}; the same command with --resume goes on.", file=sys.stderr)  # noqa: T201
         return 130
-    _conclude(out, console)
-    return 1 if _failed(out) else 0
+    conclude(out, console)
+    return 1 if any_failed(out) else 0
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -292,36 +299,6 @@ def _scenarios(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _tuners(text: str) -> list[str]:
-    """The names in "all,NAME,...". The registry refuses an empty name."""
-    from tuners import embedded
-
-    names: list[str] = []
-    for name in (part.strip() for part in re.split(r",(?![^\[]*\])", text)):  # not at commas within brackets
-        names += embedded() if name == "all" else [name]
-    return names
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _conclude(out: Path, console: Console) -> None:
-    """Print the tables and write the page."""
-    from reports import page, tables
-    from traces.store import load_results
-
-    for table in tables.render(tables.summary(load_results(out)), columns=max(80, console.width)):
-        console.print(table)
-    console.print(f"The page: {page.write(out)}", highlight=False, soft_wrap=True)
-
-
-def _failed(out: Path) -> bool:
-    from traces import schema, store
-
-    return "error" in store.read(out / "scores.parquet", schema.SCORES)["status"]
-
-
 def _list(options: argparse.Namespace) -> int:
     rows = {"tuners": _list_tuners, "scenarios": _list_scenarios, "workloads": _list_workloads}
     rows |= {"profiles": _list_profiles, "sources": _list_sources}
@@ -379,5 +356,5 @@ def _report(options: argparse.Namespace) -> int:
 
     if (options.folder / "runs").is_dir():
         assemble(options.folder)
-    _conclude(options.folder, terminal())
+    conclude(options.folder, terminal(), simulated=options.simulated)
     return 0

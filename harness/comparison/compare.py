@@ -11,8 +11,8 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from traces.schema import VERSION
 from tuners import Entry, resolve
 from tuners.baselines.best_fixed import candidates
 
-__all__ = ["Event", "Finished", "Planned", "RunKey", "Underway", "compare"]
+__all__ = ["Event", "Finished", "Planned", "RunKey", "Underway", "Work", "compare"]
 
 _CANDIDATES = 20
 """The number of fixed settings from which the oracle takes the best in hindsight."""
@@ -69,7 +69,8 @@ class Finished:
 
 
 Event: TypeAlias = Planned | Underway | Finished
-_Work: TypeAlias = Callable[[Iterable[Task]], Iterator[tuple[Task, Progress | Done | pool.Died]]]
+Work: TypeAlias = Callable[[Sequence[Task]], Iterator[tuple[Task, Progress | Done | pool.Died]]]
+"""Makes runs, and writes the files of each to the folder of its task."""
 
 
 def compare(
@@ -84,24 +85,25 @@ def compare(
     record: bool = False,
     watch: Callable[[Event], None] = lambda _: None,
     system: str = "harness.scenario:system",
+    work: Work | None = None,
 ) -> None:
     """Score `tuners` on `scenarios`, on each scenario's own number of seeds or on `seeds`, and write the results to `out`.
 
     `jobs` runs are made at a time on this machine, or, if `address` names a Ray cluster, one on each of its cores. With
     `record`, every run also writes a trace. `watch` is called with every event. `system` names a function of (scenario,
-    seed, start) that makes the system. Raises ValueError, before anything is run or written, if a scenario, tuner or cluster
-    does not exist or does not fit, or if the folder contains something else; OSError if the disk is full. Runs that are
-    finished by then are kept.
+    seed, start) that makes the system. `work` makes the runs in another way: live ones, for example. Raises ValueError,
+    before anything is run or written, if a scenario, tuner or cluster does not exist or does not fit, or if the folder
+    contains something else; OSError if the disk is full. Runs that are finished by then are kept.
     """
     plan = _planned(scenarios, tuners, seeds, system, record=record)
     if jobs < 1:
         raise ValueError(f"Cannot use {jobs} jobs: give at least 1.")
-    manifest = _manifest(plan, tuners, seeds)
-    with _pool(jobs, address) as work, _claimed(out, manifest, plan, resume=resume):
+    manifest = _manifest(plan, tuners, seeds) | ({} if work is None else {"system": "live"})
+    with _pool(jobs, address) if work is None else nullcontext(work) as made, _claimed(out, manifest, plan, resume=resume):
         left = [t for t in plan.tasks if not _made(out, t)]
         watch(Planned(len(plan.tasks), len(plan.tasks) - len(left)))
         try:
-            for task, message in work([_with_folder(out, t, i) for i, t in enumerate(left)]):
+            for task, message in made([_with_folder(out, t, i) for i, t in enumerate(left)]):
                 run = RunKey(task.scenario, task.tuner, task.seed)
                 if isinstance(message, Progress):
                     watch(Underway(run, message))
@@ -116,7 +118,7 @@ def compare(
 
 
 @contextmanager
-def _pool(jobs: int, address: str) -> Iterator[_Work]:
+def _pool(jobs: int, address: str) -> Iterator[Work]:
     """The function that makes the runs: in processes of this machine, or on a Ray cluster."""
     if not address:
         yield partial(pool.work, jobs=jobs)

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from traces.record import Recorder
 from tuners import Entry, resolve
 from tuners.actions import Action, Install, Job, Rejected, SyncPolicy, Tuner, TunerFactory
 
-__all__ = ["Deployment", "Interrupted", "deploy", "described", "simulated"]
+__all__ = ["Deployment", "Interrupted", "check", "deploy", "described", "play_on", "simulated"]
 
 _SIMULATED = ("sleeps", "stragglers", "episodes", "buckets", "nodes", "replay")
 """Conditions that slow nodes or links down or remove nodes; only the simulator applies them."""
@@ -75,26 +75,44 @@ def deploy(wanted: Deployment, console: Console) -> Played:
     Raises ValueError, before anything is started, for a job that cannot be deployed; RuntimeError for one that does not
     start; Interrupted if the user stops it.
     """
-    spec = _checked(wanted)
+    with ExitStack() as ray:
+
+        def joined() -> tuple[launch.ClusterNode, ...]:
+            return ray.enter_context(launch.cluster(wanted.address, insecure=wanted.insecure))
+
+        return _played(wanted, console, joined, ray)
+
+
+def play_on(wanted: Deployment, offers: tuple[launch.ClusterNode, ...], console: Console) -> Played:
+    """Like `deploy`, on a cluster that is joined already, and stays so."""
+    return _played(wanted, console, lambda: offers, None)
+
+
+def _played(
+    wanted: Deployment, console: Console, joined: Callable[[], tuple[launch.ClusterNode, ...]], ray: ExitStack | None
+) -> Played:
+    """Play a job on the cluster that `joined` joins; closing `ray` leaves it. None: it stays joined."""
+    spec = check(wanted)
     with job_folder.claimed(wanted.out, wanted.scenario, wanted.entry.name, wanted.seed, resume=wanted.resume):
         begun = checkpoint_file.load(wanted.out / job_folder.CHECKPOINT) if wanted.resume else None
         kept = job_folder.read_log(wanted.out, begun.state["exchanges"]) if begun is not None else []
         installed: dict[int, SyncPolicy] = {}
         factory = _resumed(wanted.entry.factory, spec.job, kept, installed) if kept else wanted.entry.factory
-        with launch.cluster(wanted.address, insecure=wanted.insecure) as offers:
-            placement = launch.place_nodes(spec.job.nodes, offers)
-            for line in _not_applied(wanted.scenario):
-                console.print(line, highlight=False, soft_wrap=True)
-            log = job_folder.ExchangeLog(wanted.out, kept)
-            keep, say = partial(_keep, wanted, spec, log), _Steps(console)
-            say(_beginning(spec, begun))
-            with launch.launch(placement, spec, insecure=wanted.insecure) as processes:
-                with LiveSystem(spec, processes, begun, keep, installed, wanted.limits, say) as live:
-                    if begun is not None:
-                        say(f"Resuming after {live.now:.1f} s: {setting_words(live.job_status().setting)}.")
-                    played = _drive(wanted, live, factory, kept, log, console, say)
-                say("Ending the job's processes.")
+        placement = launch.place_nodes(spec.job.nodes, joined())
+        for line in _not_applied(wanted.scenario):
+            console.print(line, highlight=False, soft_wrap=True)
+        log = job_folder.ExchangeLog(wanted.out, kept)
+        keep, say = partial(_keep, wanted, spec, log), _Steps(console)
+        say(_beginning(spec, begun))
+        with launch.launch(placement, spec, insecure=wanted.insecure) as processes:
+            with LiveSystem(spec, processes, begun, keep, installed, wanted.limits, say) as live:
+                if begun is not None:
+                    say(f"Resuming after {live.now:.1f} s: {setting_words(live.job_status().setting)}.")
+                played = _drive(wanted, live, factory, kept, log, console, say)
+            say("Ending the job's processes.")
+        if ray is not None:
             say("Ending Ray.")
+            ray.close()
         say("Writing the results.")
         save(wanted.out, score(played, **wanted.run), played.exchanges, played.outcome.trace)
     return played
@@ -120,7 +138,7 @@ def _beginning(spec: Spec, begun: Checkpoint | None) -> str:
 
 def described(wanted: Deployment) -> list[str]:
     """Lines that say what would run where; nothing is started. Raises as `deploy` does."""
-    spec = _checked(wanted)
+    spec = check(wanted)
     start = spec.job.start
     address = wanted.address or os.environ.get("RAY_ADDRESS")
     here = nullcontext((launch.ClusterNode("here", "this machine", math.inf),))
@@ -163,7 +181,8 @@ def _simulated(name: str, origin: str, text: str, tuner: str, seed: int, path: l
     return measured(play(resolve(tuner).factory, system(scenario, seed)))
 
 
-def _checked(wanted: Deployment) -> Spec:
+def check(wanted: Deployment) -> Spec:
+    """The job that this deploys. Raises ValueError for one that cannot be deployed."""
     spec = Spec.of(wanted.scenario, wanted.seed)
     try:
         spec.check(spec.job.start)
