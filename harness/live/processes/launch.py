@@ -105,7 +105,8 @@ def _nodes() -> list[dict[str, Any]]:
 def _cluster_node(node: Mapping[str, Any], home: str, *, counted: bool) -> ClusterNode:
     resources = node["Resources"]
     cpus = resources.get("CPU", 0.0) if counted else math.inf
-    return ClusterNode(node["NodeID"], node["NodeManagerAddress"], cpus, frozenset(resources), node["NodeID"] == home)
+    names, gpus = frozenset(resources), resources.get("GPU", 0.0)
+    return ClusterNode(node["NodeID"], node["NodeManagerAddress"], cpus, names, node["NodeID"] == home, gpus)
 
 
 @contextmanager
@@ -128,7 +129,6 @@ def _ray_in(folder: Path) -> Iterator[None]:
         ray.init(
             address="local",
             num_cpus=1,
-            num_gpus=0,
             include_dashboard=False,
             object_store_memory=_STORE_BYTES,
             log_to_driver=False,
@@ -191,7 +191,7 @@ class JobProcesses:
     def begin(self) -> None:
         """Reserve room for all nodes, and start the coordinator's process. Raises ValueError if there is no room."""
         for name, place in self._placement.places:
-            self._groups[name] = self._group(place)
+            self._groups[name] = self._group(name, place)
         until = time.monotonic() + _PLACE_SECONDS
         while missing := self._groups.keys() - self._look():
             if time.monotonic() > until:
@@ -236,7 +236,10 @@ class JobProcesses:
             self.coordinator.expect(name, self._generations[name])
             endpoint = self._endpoint(name)
             strategy = _here() if name == EVALUATOR else PlacementGroupSchedulingStrategy(self._groups[node_of(name)], 0)
-            actor = member_actor.options(name=endpoint.actor, scheduling_strategy=strategy).remote()
+            # With one, it sees this device only; without, none: processes of one machine do not share the first by accident.
+            gpus = int(self._accelerates(name))
+            options = {"name": endpoint.actor, "scheduling_strategy": strategy, "num_gpus": gpus}
+            actor = member_actor.options(**options).remote()
             self._actors[name] = actor
             self._runs[actor.run.remote(self._process_spec(name, endpoint))] = name
 
@@ -327,6 +330,7 @@ class JobProcesses:
             coordinator=self._endpoint(messages.COORDINATOR).actor,
             endpoint=endpoint,
             protects=self._protects,
+            accelerated=self._accelerates(name),
             layout=self._spec.layout,
             optimizer=self._spec.workload.optimizer,
             aggregation=self._spec.workload.aggregation,
@@ -337,9 +341,11 @@ class JobProcesses:
 
     # ------------------------------------------------------------------------------------------------------------ machines
 
-    def _group(self, place: ClusterNode | None) -> Any:
+    def _group(self, node: str, place: ClusterNode | None) -> Any:
         """Room for a node on this machine, or, with None, on any machine of the cluster."""
         room = {} if place is not None and math.isinf(place.cpus) else {"CPU": self._placement.cpus_per_node}
+        if node in self._placement.accelerated:
+            room["GPU"] = 1
         if place is not None:
             room[f"node:{place.host}"] = _SHARE
         return placement_group([room], strategy="STRICT_PACK")
@@ -364,7 +370,7 @@ class JobProcesses:
     def _place(self, node: str, spare: ClusterNode | None) -> None:
         """Give up a node's room, and request other room: on `spare`, or on any machine."""
         remove_placement_group(self._groups[node])
-        self._groups[node] = self._group(spare)
+        self._groups[node] = self._group(node, spare)
         self._give_up_seconds[node] = time.monotonic() + _SPARE_SECONDS if spare else math.inf
 
     def _spare(self, counts: Mapping[str, int]) -> ClusterNode | None:
@@ -383,6 +389,10 @@ class JobProcesses:
         counts = Counter(self._machines.values())
         spare = self._spare(counts)
         return None if spare is None or spare.identity in {*counts, *self._slow_machines} else spare
+
+    def _accelerates(self, name: str) -> bool:
+        """Whether a process is a worker that has a GPU."""
+        return name != EVALUATOR and name == messages.worker(node_of(name)) and node_of(name) in self._placement.accelerated
 
     def _slot(self, name: str) -> int:
         """Index of a process's node among the job's nodes on the same machine."""
