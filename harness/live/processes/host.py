@@ -35,7 +35,7 @@ def choose_device(*, accelerated: bool) -> None:
     import jax
 
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    jax.config.update("jax_platforms", None if accelerated else "cpu")
+    jax.config.update("jax_platforms", None if accelerated else "cpu")  # type: ignore[no-untyped-call]
 
 
 class Cores:

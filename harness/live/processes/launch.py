@@ -126,15 +126,7 @@ def _ray_in(folder: Path) -> Iterator[None]:
     clusters, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False  # this process has read it already
     AuthenticationTokenLoader.instance().reset_cache()  # it may have read the token of another cluster
     try:
-        ray.init(
-            address="local",
-            num_cpus=1,
-            include_dashboard=False,
-            object_store_memory=_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=str(folder),
-        )
+        _start(folder)
         if not protected():
             raise RuntimeError("Cannot start Ray for this job: this version of it does not ask for its token by default.")
         yield
@@ -145,6 +137,26 @@ def _ray_in(folder: Path) -> Iterator[None]:
             del os.environ[name]
         os.environ.update(before)
         AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _start(folder: Path) -> None:
+    try:
+        ray.init(
+            address="local",
+            num_cpus=1,
+            include_dashboard=False,
+            object_store_memory=_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=str(folder),
+        )
+    except Exception as error:  # Ray raises nothing more special
+        if "timed out during startup" not in str(error):
+            raise
+        raise RuntimeError(
+            "Cannot start Ray on this machine: it was not up within 30 s. The machine is very busy; try again, "
+            "or join a cluster with --address."
+        ) from error
 
 
 @contextmanager
