@@ -29,13 +29,12 @@ def cores() -> int:
 
 
 def conclude(out: Path, console: Console, *, simulated: Path | None = None) -> None:
-    """Print the tables and write the page. Live runs are put beside those in `simulated`, or in the folder of that name."""
-    from reports import live, page, tables
+    """Print the answers and the tables, and write the pages. Live runs are put beside those in `simulated`, or in the folder of that name."""
+    from reports import live, page, terminal
     from traces.store import load_results
 
     results = load_results(out)
-    for table in tables.render(tables.summary(results), columns=max(80, console.width)):
-        console.print(table)
+    terminal.show(results, console)
     simulated = simulated or out / "simulated"
     if (simulated / "manifest.json").is_file():
         for table in live.beside_tables(results, load_results(simulated)):

@@ -23,8 +23,8 @@ import jax
 import numpy as np
 import safetensors.numpy
 
-from harness import __version__
 from harness.scenario import Scenario
+from harness.version import HARNESS_VERSION
 from traces.exchanges import Exchange, decode, encode
 from traces.store import write_bytes
 
@@ -40,7 +40,7 @@ def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: boo
     """Create the folder `out`, or check that it is of the same job, and lock it. Raises ValueError if that cannot be."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"Cannot deploy to {out}: it is a file. Name a folder with --out.")
-    manifest = {"harness": __version__, "scenario": scenario.name, "tuner": tuner, "seed": seed}
+    manifest = {"harness": HARNESS_VERSION, "scenario": scenario.name, "tuner": tuner, "seed": seed}
     # A job that was stopped before its first checkpoint cannot be resumed, and its files may be overwritten.
     fresh = not out.is_dir() or {p.name for p in out.iterdir()} <= _BEFORE_CHECKPOINT
     if fresh and resume:

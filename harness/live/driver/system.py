@@ -47,6 +47,7 @@ from tuners.actions import (
 from tuners.system import (
     Handlers,
     branch_of,
+    check_installs,
     check_no_reconfiguration,
     check_nodes,
     check_not_last,
@@ -240,6 +241,7 @@ class LiveSystem:
 
     def _install(self, action: Install) -> None:
         branch = branch_of(self._control.branches, action.branch)
+        check_installs(action.policy, self.job)
         self._check_idle(branch, f"install a policy in branch {action.branch}")
         self._put(action.branch, branch.setting, action.policy, installed=self._control.performed)
 

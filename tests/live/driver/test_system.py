@@ -321,6 +321,15 @@ def test_windows_follow_one_another_and_lose_nothing(live):
     assert sum(w.pushes for w in seen[2].workers) == seen[2].clocks
 
 
+def test_a_policy_that_is_held_cannot_be_installed(spec, pretend, monkeypatch):
+    monkeypatch.setitem(vars(spec), "job", replace(spec.job, installs_policies=False))
+    with (
+        LiveSystem(spec, pretend) as live,
+        pytest.raises(Rejected, match="Cannot install policy 'probing': this scenario holds"),
+    ):
+        live.perform(Install(_probing()))
+
+
 def test_a_reconfiguration_without_waiting_is_reported_by_a_window(live, spec):
     wider = spec.job.space.setting({"worker_count": 4})
     assert live.perform(Reconfigure(wider, method="relocate", wait=False)).seconds == 0
