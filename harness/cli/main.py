@@ -173,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
         "--simulated",
         type=Path,
         metavar="DIR",
-        help="put the live runs in DIR beside simulated ones (default: DIR/simulated)",
+        help="put the live runs beside those in this folder (default: DIR/simulated)",
     )
     report.add_argument("--csv", action="store_true", help="also write tables and the numbers of figures to DIR/csv")
     report.add_argument("--markdown", action="store_true", help="also write answers and tables to DIR/report.md")

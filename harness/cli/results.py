@@ -29,7 +29,8 @@ def cores() -> int:
 
 
 def conclude(out: Path, console: Console, *, simulated: Path | None = None) -> None:
-    """Print the answers and the tables, and write the pages. Live runs are put beside those in `simulated`, or in the folder of that name."""
+    """Print the answers and the tables, and write the pages. Live runs are put beside those in `simulated`, or in the
+    folder of that name in `out`."""
     from reports import live, page, terminal
     from traces.store import load_results
 
