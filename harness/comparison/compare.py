@@ -11,8 +11,8 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from traces import store
 from traces.schema import VERSION
 from tuners import Entry, resolve
 
-__all__ = ["Event", "Finished", "Planned", "RunKey", "Underway", "compare"]
+__all__ = ["Event", "Finished", "Planned", "RunKey", "Underway", "Work", "compare"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ class Finished:
 
 
 Event: TypeAlias = Planned | Underway | Finished
-_Work: TypeAlias = Callable[[Iterable[Task]], Iterator[tuple[Task, Progress | Done | pool.Died]]]
+Work: TypeAlias = Callable[[Sequence[Task]], Iterator[tuple[Task, Progress | Done | pool.Died]]]
+"""Makes runs, and writes the files of each to the folder of its task."""
 
 
 def compare(
@@ -83,21 +84,22 @@ def compare(
     record: bool = False,
     watch: Callable[[Event], None] = lambda _: None,
     system: str = "harness.scenario:system",
+    work: Work | None = None,
 ) -> None:
     """Score `tuners` on `scenarios`, on each scenario's own number of seeds or on `seeds`, and write the results to `out`.
 
     A tuner is a name or an `Entry`, which can hold a function of the caller's; cloudpickle sends it to the processes.
     `jobs` runs are made at a time on this machine, or, if `address` names a Ray cluster, one on each of its cores. With
     `record`, every run also writes a trace. `watch` is called with every event. `system` names a function of (scenario,
-    seed, start) that makes the system. Raises ValueError, before anything is run or written, if a scenario, tuner or cluster
-    does not exist or does not fit, or if the folder contains something else; OSError if the disk is full. Runs that are
-    finished by then are kept.
+    seed, start) that makes the system. `work` makes the runs in another way: live ones, for example. Raises ValueError,
+    before anything is run or written, if a scenario, tuner or cluster does not exist or does not fit, or if the folder
+    contains something else; OSError if the disk is full. Runs that are finished by then are kept.
     """
     plan = _planned(scenarios, tuners, seeds, system, record=record)
     if jobs < 1:
         raise ValueError(f"Cannot use {jobs} jobs: give at least 1.")
-    manifest = _manifest(plan, seeds)
-    with _pool(jobs, address) as work, _claimed(out, manifest, plan, resume=resume):
+    manifest = _manifest(plan, seeds) | ({} if work is None else {"system": "live"})
+    with _pool(jobs, address) if work is None else nullcontext(work) as made, _claimed(out, manifest, plan, resume=resume):
         left = [t for t in plan.tasks if not _made(out, t)]
         runs = len(plan.tasks)
         contestants = tuple(e.name for e in plan.entries if e.contestant)
@@ -105,7 +107,7 @@ def compare(
             while True:
                 keys = tuple(RunKey(t.scenario, t.tuner, t.seed) for t in left)
                 watch(Planned(runs, runs - len(left), keys, contestants))
-                _make(left, out, work, watch, plan.budgets)
+                _make(left, out, made, watch, plan.budgets, cached=work is None)
                 # What the contestants ended with, and what was found so far, tells the oracles what to try next.
                 if not (left := [t for t in _oracle_tasks(plan, out, record=record, system=system) if not _made(out, t)]):
                     break
@@ -116,12 +118,20 @@ def compare(
             results.assemble(out)
 
 
-def _make(tasks: Sequence[Task], out: Path, work: _Work, watch: Callable[[Event], None], budgets: dict[str, float]) -> None:
-    """Make runs and move them into place; those of an oracle's settings are taken from the cache where it has them."""
+def _make(
+    tasks: Sequence[Task],
+    out: Path,
+    work: Work,
+    watch: Callable[[Event], None],
+    budgets: dict[str, float],
+    *,
+    cached: bool,
+) -> None:
+    """Make runs and move them into place; simulated ones of an oracle's settings come from the cache where it has them."""
     placed = [_with_folder(out, t, i) for i, t in enumerate(tasks)]
     left = []
     for task in placed:
-        if (known := oracle_cache.get(task)) is None:
+        if (known := oracle_cache.get(task) if cached else None) is None:
             left.append(task)
         else:
             _keep(out, task, known)
@@ -132,14 +142,14 @@ def _make(tasks: Sequence[Task], out: Path, work: _Work, watch: Callable[[Event]
             watch(Underway(run, message))
             continue
         done = message if isinstance(message, Done) else _died(task, message.reason, budgets[task.scenario])
-        if isinstance(message, Done):
+        if cached and isinstance(message, Done):
             oracle_cache.put(task, done)
         _keep(out, task, done)
         watch(Finished(run, done))
 
 
 @contextmanager
-def _pool(jobs: int, address: str) -> Iterator[_Work]:
+def _pool(jobs: int, address: str) -> Iterator[Work]:
     """The function that makes the runs: in processes of this machine, or on a Ray cluster."""
     if not address:
         yield partial(pool.work, jobs=jobs)
