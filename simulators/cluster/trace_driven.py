@@ -80,7 +80,7 @@ def _roles(replay: Replay) -> dict[str, ReplayedTrace]:
     given = replay.traces()
     if (everything := given.pop("all", None)) is None:
         return given
-    found = {}
+    found: dict[str, ReplayedTrace] = {}
     for role in _READERS:
         # Compute times have the slowness of machines in them already.
         if role in given or (role == "stragglers" and "compute" in given | found):
