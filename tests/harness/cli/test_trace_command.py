@@ -76,7 +76,7 @@ def test_sources_are_listed(capsys):
     assert [line.split()[0] for line in lines if not line.startswith(" ")] == list(SOURCES)
 
 
-@pytest.mark.parametrize("words", [[], ["record"], ["import"], ["show"], ["check"], ["convert"]], ids=" ".join)
+@pytest.mark.parametrize("words", [[], ["record"], ["import"], ["fetch"], ["show"], ["check"], ["convert"]], ids=" ".join)
 def test_help_fits_a_terminal(words, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit) as ended:
