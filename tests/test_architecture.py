@@ -16,6 +16,7 @@ ORDER = ("tuners", "traces", "simulators", "harness", "reports")
 
 LAZILY = {
     ("harness/cli/calibrate.py", "reports"),
+    ("harness/cli/main.py", "reports"),
     ("harness/cli/deploy.py", "reports"),
     ("harness/cli/results.py", "reports"),
     ("harness/cli/share.py", "reports"),
