@@ -67,7 +67,11 @@ def triples(
         latest = {s.row.tobytes(): i for i, s in enumerate(used)}
         used = [used[i] for i in sorted(latest.values())]
     used = used[-_MOST_TRIPLES:]
-    made = [_counted(s, target, state) if counts else _estimated(s, epsilon, estimator, state) for s in used]
+    if counts:
+        made = [_counted(s, target, state) for s in used]
+    else:
+        estimates = estimator.together([s.segment for s in used], epsilon)
+        made = [_estimated(s, r, state) for s, r in zip(used, estimates, strict=True)]
     known = [t.seconds for t in made if t.progress]
     worst = max(known, default=budget_seconds)
     return [t if t.progress else t._replace(seconds=worst) for t in made if np.isfinite(t.state)]
@@ -79,8 +83,7 @@ def _counted(stretch: Stretch, target: Target, state: Literal["before", "last"])
     return Triple(stretch.row, left if state == "before" else left - done, stretch.seconds / done * left)
 
 
-def _estimated(stretch: Stretch, epsilon: float, estimator: Estimator, state: Literal["before", "last"]) -> Triple:
-    remaining = estimator.remaining(stretch.segment, epsilon)
+def _estimated(stretch: Stretch, remaining: Remaining, state: Literal["before", "last"]) -> Triple:
     per_clock = stretch.seconds / len(stretch.segment.losses)
     loss = stretch.segment.loss_before if state == "before" else stretch.loss_after
     return Triple(stretch.row, loss, per_clock * remaining.iterations, remaining.progress, remaining)

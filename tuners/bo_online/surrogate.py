@@ -148,6 +148,7 @@ class Surrogate:
     kernel: Literal["matern12", "matern32", "matern52", "rbf"] = "matern52"
     relevance: bool = True  # a length scale per column, drawn towards 1 by a prior
     fitted: bool = True  # hyper-parameters of highest likelihood; else variance, length scale and noise are 1
+    least_noise: float = 0.05  # of a fit, relative to the variance of the observations: estimates are never exact (ours)
     restarts: int = 2
     iterations: int = 30  # of the optimiser, per restart
     clip: float = 1e7  # seconds above this multiple of the least positive ones are cut to it (the code's figure)
@@ -232,7 +233,7 @@ def _modelled(surrogate: Surrogate, rows: _Floats, targets: _Floats, like: Any) 
     elif surrogate.fitted:
         kernel.lengthscale.set_prior(GPy.priors.LogGaussian(0.0, 1.0), warning=False)
         kernel.variance.constrain_bounded(0.05, 20.0, warning=False)
-        model.likelihood.variance.constrain_bounded(1e-4, 2.0, warning=False)
+        model.likelihood.variance.constrain_bounded(surrogate.least_noise, 2.0, warning=False)
         _fit(model, surrogate)
     return GPyModelWrapper(model)
 

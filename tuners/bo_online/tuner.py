@@ -12,9 +12,11 @@ choose:
   and shares keep their values (``knobs="all"`` tunes them too). The paper says that its knobs do not change quality; 16 bits
   do, and so does the number of workers where no worker waits. The estimate sees that only in the losses. Threads are
   coupled: in all settings of the paper but one, threads within and between operations add up to the cores.
-* A clock is one push, so a = 3 pushes per worker of the current setting (``per="nodes"``: per node of the cluster, as in the
-  code). Under BSP three pushes of each worker are three rounds of the job, too few for a fit: there it is 10, the code's
-  number for its synchronous job (``clocks_per_worker=3``: the paper's). b counts the settings after X_0, so that the initial
+* A clock is one push, and a = 3 pushes per node of the cluster, as in the code: the same for every setting. The paper says
+  three per worker (``per="workers"``); then a setting is judged by a number of losses in proportion to its workers, which
+  cancels the throughput that is tuned, and one worker seems best. Under BSP three pushes of each are three rounds of the
+  job, too few for a fit: there it is 10, the code's number for its synchronous job (``clocks_per_worker=3``: the paper's).
+  b counts the settings after X_0, so that the initial
   phase has J = a + b a clocks (``counting="code"``: b includes X_0).
 * One initial reconfiguration is made in two parts, system settings before roles: random settings mostly change both at
   once, and then their costs could not be separated (``apart=False``: never).
@@ -24,7 +26,12 @@ choose:
 * epsilon is the target where that is a loss, although the target is a validation loss and the estimate uses training losses.
   For an accuracy see `tuners.bo_online.repository.threshold`. A job that counts clocks needs no estimate: its remaining
   clocks are known, and are the state of the job instead of the loss.
-* A stretch without progress counts as the worst stretch with progress, or as the budget where there is none.
+* A stretch without progress counts as the worst stretch with progress, or as the budget where there is none. Only a
+  significant rise of the losses is no progress; the other rates are drawn to a job-wide one (see
+  `tuners.bo_online.convergence`). The noise of the surrogate has a lower bound, else it interpolates noisy estimates.
+* After the initial phase the job takes the setting of the least expected seconds among those tried, not the last one
+  (``best_first=False``: the last). Where the current setting has the best score, it stays (``stay=False``: then the best of
+  the others is proposed).
 * The incumbent is the current setting *at the current loss* ("min": the best setting so far, at the current loss; "last":
   the seconds of the last triple unchanged, as in the code). The gate compares seconds with seconds; the code measures costs
   and never uses them (``gate=False``). PI and LCB are not in seconds: they choose the setting, and the gate uses the
@@ -57,7 +64,7 @@ from tuners.bo_online.surrogate import (
 )
 from tuners.settings import Knob
 
-__all__ = ["Design", "JobHistory", "Proposal", "bo_online", "initial_rows", "proposal"]
+__all__ = ["Design", "JobHistory", "Proposal", "best_known", "bo_online", "initial_rows", "proposal", "stretch_clocks"]
 
 _Floats = NDArray[np.float64]
 Design = Literal["lhs", "centred", "random"]
@@ -79,7 +86,7 @@ def bo_online(
     *,
     settings: int = 10,
     clocks_per_worker: int | None = None,
-    per: Literal["workers", "nodes"] = "workers",
+    per: Literal["nodes", "workers"] = "nodes",
     clocks: int | None = None,
     counting: Literal["paper", "code"] = "paper",
     design: Design = "lhs",
@@ -95,11 +102,13 @@ def bo_online(
     gate: bool = True,
     costs: Literal["technique", "mean"] = "technique",
     apart: bool = True,
+    best_first: bool = True,
+    stay: bool = True,
     method: Method = "relocate",
 ) -> Tuner:
     """Try `settings` settings for a clocks each; then, every a clocks, take the setting that promises the earliest end.
 
-    `clocks` fixes a; otherwise a is `clocks_per_worker` (3, or 10 under BSP) times the number of workers or nodes. `method`
+    `clocks` fixes a; otherwise a is `clocks_per_worker` (3, or 10 under BSP) times the number of nodes or workers. `method`
     is how the job is reconfigured, where the system has it, else the first method. A job without such knobs just runs.
     """
     if min(settings, *(1 if given is None else given for given in (clocks_per_worker, clocks))) < 1:
@@ -113,8 +122,7 @@ def bo_online(
         return
 
     def a() -> int:
-        each = clocks_per_worker or (_ROUNDS if at.setting.policy == "bsp" else _PUSHES)
-        return clocks or each * len(at.setting.workers if per == "workers" else at.available)
+        return clocks or stretch_clocks(at.setting, len(at.available), clocks_per_worker, per)
 
     # The initialisation phase, III-B.
     at.take((yield from Run(clocks=a())))
@@ -123,15 +131,27 @@ def bo_online(
             at.take((yield from Run(clocks=a())))
 
     # The online tuning phase, III-C.
+    begins = best_first
     while True:
         end = threshold(job.target, at.evaluations, at.first_loss, epsilon)
         seen = triples(at.stretches, job.target, job.budget_seconds, end, estimator, repeats, state)
-        wanted = proposal(at, seen, _span(at, end), surrogate, acquisition, incumbent)
+        if begins:
+            wanted, begins = best_known(at, seen, _span(at, end), surrogate), False
+        else:
+            wanted = proposal(at, seen, _span(at, end), surrogate, acquisition, incumbent, stay)
         if wanted is not None:
             cost = change_seconds(at.changes, techniques(at.setting, wanted.setting), costs)
             if not gate or wanted.gain_seconds > cost:
                 yield from _change(at, wanted.setting, how)
         at.take((yield from Run(clocks=a())))
+
+
+def stretch_clocks(
+    setting: Setting, nodes: int, clocks_per_worker: int | None = None, per: Literal["nodes", "workers"] = "nodes"
+) -> int:
+    """a, the clocks for which a setting is observed, on a cluster of so many nodes; the options are those of `bo_online`."""
+    each = clocks_per_worker or (_ROUNDS if setting.policy == "bsp" else _PUSHES)
+    return each * (nodes if per == "nodes" else len(setting.workers))
 
 
 # ------------------------------------------------------------------------------------------------------------ the job
@@ -280,8 +300,12 @@ def proposal(
     surrogate: Surrogate,
     acquisition: _Acquisition,
     incumbent: _Incumbent,
+    stay: bool = True,
 ) -> Proposal | None:
-    """The setting with the best score of the acquisition among those that the job admits, except the current one."""
+    """The setting with the best score of the acquisition among those that the job admits.
+
+    None where that is the current one; without `stay`, the best except the current one.
+    """
     if len(seen) < 2 or not np.isfinite(at.state):
         return None
     posterior = _posterior(at, seen, span, surrogate)
@@ -291,10 +315,30 @@ def proposal(
     score = {"ei": expected_improvement, "pi": probability, "lcb": lower_bound}[acquisition]
     rows, _ = best_rows(lambda r: score(*posterior(_at_state(r, at.state)), best), at.encoding, known, at.rng)
     for row in rows[:_LOOKED_AT]:
+        if stay and np.array_equal(row, current):
+            return None
         setting = None if np.array_equal(row, current) else at.admitted(row)
         if setting is not None:
             gain = expected_improvement(*posterior(_at_state(row[None], at.state)), best)
             return Proposal(setting, float(gain[0]))
+    return None
+
+
+def best_known(at: JobHistory, seen: list[Triple], span: tuple[float, float], surrogate: Surrogate) -> Proposal | None:
+    """The setting of the least expected seconds among those tried, and its gain; None where that is the current one."""
+    if len(seen) < 2 or not np.isfinite(at.state):
+        return None
+    posterior = _posterior(at, seen, span, surrogate)
+    current = at.row(at.setting)
+    now = float(posterior(_at_state(current[None], at.state))[0][0])
+    rows = np.array([t.row for t in seen])
+    means = posterior(_at_state(rows, at.state))[0]
+    for i in np.argsort(means, kind="stable"):
+        if np.array_equal(rows[i], current) or not means[i] < now:
+            return None
+        setting = at.admitted(rows[i])
+        if setting is not None:
+            return Proposal(setting, now - float(means[i]))
     return None
 
 
