@@ -15,31 +15,21 @@ fitted as well. What the paper leaves open, what its public code does differentl
   1) noise of 2 % leaves 7,000 and noise of 10 % 1,600, while 161 stay 152. So means of `smoothing` losses are fitted, by
   default of one loss per worker: with 36 workers some 9,000 remain under 10 % of noise. Paper and code fit single losses.
 
-* One stretch of noisy losses says little about its rate 1 / H, so `Estimator.together` estimates all stretches of a job: the
-  shape of the bound is regressed on iterations, which are exact, instead of iterations on losses, which are noisy; and each
-  rate is drawn towards one job-wide rate of Eq. 3 by inverse variances (the variance between settings by the method of
-  moments). Only a rate that is then still significantly negative is no progress. Later stretches show how many clocks the
-  earlier ones really needed to get there: the median ratio scales all estimates, which keeps their order. ``pooled=False``
-  is the paper's and the code's way, each stretch by itself.
-
 The estimate uses training losses of mini-batches; a target on validation loss is treated as the same level.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HOGWILD", "SERIAL", "Bound", "Estimator", "Remaining", "Segment", "inliers", "shrunken", "slope"]
+__all__ = ["HOGWILD", "SERIAL", "Bound", "Estimator", "Remaining", "Segment", "inliers", "slope"]
 
 _Floats = NDArray[np.float64]
-
-_SIGNIFICANT = 2.0  # standard errors
-_SLOWEST = 0.1  # of the job-wide rate: the least rate of a stretch that is not significantly without progress
 
 
 class Segment(NamedTuple):
@@ -100,64 +90,7 @@ class Estimator:
     origin: Literal["before", "first"] = "before"  # y runs 1 .. a, or as the public code: from 0 at the first loss kept
     outliers: float = 3.0  # median absolute deviations from the median beyond which a loss is dropped; inf keeps all
     smoothing: int | None = None  # losses in a running mean; None: one per worker; 1 as in paper and code
-    falls: float | None = 0.0  # standard errors that the losses' slope must fall by; None: no such guard; not if pooled
-    pooled: bool = True  # `together` draws the rates to a job-wide one; False: each segment by itself, as in paper and code
-
-    def together(self, segments: Sequence[Segment], epsilon: float) -> list[Remaining]:
-        """The iterations from each segment's j0 to a loss of `epsilon`, estimated from all segments of one job."""
-        alone = [self.remaining(s, epsilon) for s in segments]
-        if not self.pooled or not self.bound.anchored:
-            return alone
-        measured = [self.rate(s, r.distance) for s, r in zip(segments, alone, strict=True)]
-        known = np.array([np.isfinite(rate) and np.isfinite(error) for rate, error in measured], bool)
-        if known.sum() < 2:
-            return alone
-        rates, errors = np.array(measured)[known].T
-        drawn, deviations, typical = shrunken(rates, errors)
-        stuck = drawn < -_SIGNIFICANT * deviations
-        found = list(alone)
-        for i, rate, no in zip(np.flatnonzero(known), np.maximum(drawn, _SLOWEST * typical), stuck, strict=True):
-            d = alone[i].distance
-            if d <= epsilon:
-                continue
-            way = float(self.bound.shape(np.array([epsilon]), d)[0])
-            found[i] = Remaining(np.inf if no else way / rate, not no, 1 / rate, d, alone[i].falls)
-        factor = self._calibration(segments, found)
-        return [r._replace(iterations=factor * r.iterations) for r in found]
-
-    def rate(self, segment: Segment, d: float) -> tuple[float, float]:
-        """1 / H by the slope of the losses, and its standard error; nan where there are too few losses.
-
-        The slope of the shape at the mean loss is linear in the losses, so that their noise does not bias it. The error
-        allows for residuals that are correlated with the one before, as under asynchrony.
-        """
-        kept = inliers(segment.losses, self.outliers)
-        losses, y = segment.losses[kept], np.flatnonzero(kept).astype(np.float64)
-        if len(losses) < 4 or not losses.mean() > 0 or not d > 0:
-            return np.nan, np.nan
-        level, y = float(losses.mean()), y - y.mean()
-        fall = -float(y @ losses / (y @ y))
-        residual, bend = losses - level + fall * y, y**2 - float(np.mean(y**2))
-        residual -= float(residual @ bend / (bend @ bend)) * bend  # a curved way is no noise
-        power = float(residual @ residual)
-        likeness = float(np.clip(residual[1:] @ residual[:-1] / power, 0.0, 0.9)) if power > 0 else 0.0
-        error = np.sqrt(power / (len(y) - 2) / (y @ y) * (1 + likeness) / (1 - likeness))
-        ends = self.bound.shape(level * np.array([0.999, 1.001]), max(d, level))
-        steep = float(ends[0] - ends[1]) / (0.002 * level)
-        return steep * fall, steep * float(error)
-
-    def _calibration(self, segments: Sequence[Segment], found: Sequence[Remaining]) -> float:
-        """The median ratio of the clocks between two segments' beginnings to the estimate of the earlier one; or 1."""
-        ratios = []
-        for i, (s, r) in enumerate(zip(segments, found, strict=True)):
-            for later in segments[i + 1 :]:
-                took = later.clocks_before - s.clocks_before
-                if not (r.progress and r.hidden > 0 and took > 0 and 0 < later.loss_before < s.loss_before < np.inf):
-                    continue
-                way = float(self.bound.shape(np.array([later.loss_before]), max(r.distance, later.loss_before))[0])
-                if way > 0:
-                    ratios.append(took / (r.hidden * way))
-        return float(np.median(ratios)) if len(ratios) >= 3 else 1.0
+    falls: float | None = 0.0  # standard errors that the losses' slope must fall by; None: no such guard
 
     def remaining(self, segment: Segment, epsilon: float) -> Remaining:
         """The iterations from the segment's j0 to a loss of `epsilon`. Raises ValueError for one that is not positive."""
@@ -208,22 +141,6 @@ def inliers(losses: _Floats, most: float = 3.0) -> NDArray[np.bool_]:
     off = np.abs(losses - np.median(losses[finite]))
     typical = float(np.median(off[finite]))
     return finite & (off < most * typical) if typical > 0 and most < np.inf else finite
-
-
-def shrunken(rates: _Floats, errors: _Floats) -> tuple[_Floats, _Floats, float]:
-    """Rates drawn to their common mean, their standard deviations then, and that mean (at least its standard error).
-
-    The variance between the rates is what is left of their spread after their errors (DerSimonian and Laird 1986).
-    """
-    errors = np.maximum(errors, max(1e-3 * float(np.abs(rates).max()), 1e-300))  # a fit without residuals is not exact
-    weights = 1 / errors**2
-    mean = float(weights @ rates / weights.sum())
-    spread = float(weights @ (rates - mean) ** 2) - (len(rates) - 1)
-    between = max(0.0, spread / float(weights.sum() - weights @ weights / weights.sum())) if len(rates) > 1 else 0.0
-    weights = 1 / (errors**2 + between)
-    mean = max(float(weights @ rates / weights.sum()), float(weights.sum() ** -0.5))
-    own = between / (between + errors**2)
-    return mean + own * (rates - mean), np.sqrt(own) * errors, mean
 
 
 def slope(steps: _Floats, losses: _Floats) -> float:

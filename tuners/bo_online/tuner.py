@@ -41,9 +41,10 @@ choose:
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +53,7 @@ from scipy.stats import qmc
 from tuners.actions import Action, Evaluation, Job, Method, Reconfigure, Rejected, Run, Setting, Space, Tuner, Window
 from tuners.bo_online.convergence import Estimator, Segment
 from tuners.bo_online.costs import PastReconfiguration, change_seconds, techniques
-from tuners.bo_online.repository import Repeats, Stretch, Triple, threshold, triples
+from tuners.bo_online.repository import Observations, Repeats, Stretch, contiguous, threshold, triples
 from tuners.bo_online.surrogate import (
     Encoding,
     GaussianPosterior,
@@ -64,18 +65,32 @@ from tuners.bo_online.surrogate import (
 )
 from tuners.settings import Knob
 
-__all__ = ["Design", "JobHistory", "Proposal", "best_known", "bo_online", "initial_rows", "proposal", "stretch_clocks"]
+__all__ = [
+    "Design",
+    "JobHistory",
+    "Proposal",
+    "bo_online",
+    "initial_rows",
+    "least_seconds_left",
+    "proposals",
+    "stretch_clocks",
+]
 
 _Floats = NDArray[np.float64]
+_Predict: TypeAlias = Callable[[_Floats], tuple[_Floats, _Floats]]  # mean and deviation of the remaining seconds of rows
 Design = Literal["lhs", "centred", "random"]
 _Acquisition = Literal["ei", "pi", "lcb"]
 _Incumbent = Literal["current", "min", "last"]
 
 _SYSTEM = ("worker_count", "role", "policy", "staleness", "intra_threads", "inter_threads", "transfer_bits", "option")
+_STATISTICAL = ("policy", "staleness", "transfer_bits", "batch_size", "loads", "learning_rate", "momentum")
 _ROLES = ("workers", "servers", "loads", "data_shares", "model_shares")
-_ESTIMATOR, _SURROGATE = Estimator(), Surrogate()
+_ESTIMATOR, _SURROGATE = Estimator(), Surrogate(scale="log", least_noise=0.01, length=2.0)
 _PUSHES, _ROUNDS = 3, 10  # of each worker under one setting: without and with a barrier (BSP)
 _DRAWS = 100  # at most, for an initial setting that the job admits
+_SLOW = 2.0  # times the least seconds per clock seen: a slower setting is observed for fewer clocks
+_SHARE = 0.5  # of the seconds left: what the initial phase may take
+_FAITH = 0.1  # share of the time left that trials may promise in vain before their promises count half
 _REFUSALS = 3  # by the system, before an initial setting is given up
 _LOOKED_AT = 500  # of the best candidates, for one that the job admits
 _REFIT = 1.1  # growth of the number of observations after which hyper-parameters are fitted again
@@ -98,12 +113,12 @@ def bo_online(
     state: Literal["before", "last"] = "before",
     surrogate: Surrogate = _SURROGATE,
     acquisition: _Acquisition = "ei",
-    incumbent: _Incumbent = "current",
+    incumbent: _Incumbent = "min",
     gate: bool = True,
     costs: Literal["technique", "mean"] = "technique",
     apart: bool = True,
-    best_first: bool = True,
-    stay: bool = True,
+    pooled: bool = True,
+    careful: bool = True,
     method: Method = "relocate",
 ) -> Tuner:
     """Try `settings` settings for a clocks each; then, every a clocks, take the setting that promises the earliest end.
@@ -121,29 +136,35 @@ def bo_online(
     if not at.encoding.space.knobs:
         return
 
-    def a() -> int:
-        return clocks or stretch_clocks(at.setting, len(at.available), clocks_per_worker, per)
+    def observed() -> Generator[Action[Any], Any, None]:
+        whole, least = (stretch_clocks(at.setting, len(at.available), clocks_per_worker, p) for p in (per, "workers"))
+        return _observe(at, clocks or whole, clocks or (least if careful else whole))
+
+    def known() -> Observations:
+        at.end = threshold(job.target, at.evaluations, at.first_loss, epsilon)
+        observe = partial(triples, pooled=pooled, clocks=at.clocks, done=at.done)
+        return observe(at.stretches, job.target, job.budget_seconds, at.end, estimator, repeats, state)
 
     # The initialisation phase, III-B.
-    at.take((yield from Run(clocks=a())))
-    for row in initial_rows(at.encoding, settings - (counting == "code"), at.rng, design):
+    yield from observed()
+    began, rows = at.since, initial_rows(at.encoding, settings - (counting == "code"), at.rng, design)
+    for tried, row in enumerate(rows):
+        if careful and tried and (at.since - began) / tried * (tried + 1) > _SHARE * least_seconds_left(known()):
+            break
         if (yield from _begin_with(at, row, how, apart and frozenset({"SSR"}) not in {c.needed for c in at.changes})):
-            at.take((yield from Run(clocks=a())))
+            yield from observed()
 
     # The online tuning phase, III-C.
-    begins = best_first
+    begins = careful
     while True:
-        end = threshold(job.target, at.evaluations, at.first_loss, epsilon)
-        seen = triples(at.stretches, job.target, job.budget_seconds, end, estimator, repeats, state)
-        if begins:
-            wanted, begins = best_known(at, seen, _span(at, end), surrogate), False
-        else:
-            wanted = proposal(at, seen, _span(at, end), surrogate, acquisition, incumbent, stay)
-        if wanted is not None:
+        for wanted in proposals(at, known(), surrogate, acquisition, incumbent, careful=careful, begins=begins):
             cost = change_seconds(at.changes, techniques(at.setting, wanted.setting), costs)
-            if not gate or wanted.gain_seconds > cost:
-                yield from _change(at, wanted.setting, how)
-        at.take((yield from Run(clocks=a())))
+            if not gate or wanted.gain_seconds > cost * (1 + wanted.back) + wanted.risk_seconds:
+                if (yield from _change(at, wanted.setting, how)):
+                    at.trial = wanted.trial
+                break
+        begins = False
+        yield from observed()
 
 
 def stretch_clocks(
@@ -166,10 +187,13 @@ class JobHistory:
         self.changes: list[PastReconfiguration] = []
         self.evaluations: list[Evaluation] = []
         self.refused: set[Setting] = set()  # by the system, with its present nodes
-        self.clocks = 0
+        self.clocks, self.samples = 0, 0.0
+        self.end = np.nan  # epsilon
         self.since = 0.0  # second from which on the setting is in force
         self.loss = self.first_loss = np.nan  # present and first level
         self.fitted: tuple[int, GaussianPosterior] | None = None  # number of stretches at the last fit, and its posterior
+        self.trial: Trial | None = None  # that is being made
+        self.promised, self.kept = _FAITH, _FAITH  # by trials so far: shares of the time left
         self.rng = np.random.default_rng(job.seed)
         self.setting = job.start
         self.available = tuple(n.name for n in job.nodes)
@@ -182,10 +206,32 @@ class JobHistory:
         return self.encoding.row(self.encoding.space.values(setting))
 
     @property
+    def done(self) -> float:
+        """The work by now, in the unit of a target that counts."""
+        return self.samples if self.job.target.metric == "samples" else self.clocks
+
+    @property
     def state(self) -> float:
-        """The model's input beside the setting, now: remaining clocks, or the loss."""
-        counts = self.job.target.metric == "clocks"
-        return self.job.target.value - self.clocks if counts else self.loss
+        """The model's input beside the setting, now: the loss, or the remaining clocks or samples."""
+        return self.job.target.value - self.done if self.job.target.counts else self.loss
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The state at the end and at the beginning of the job."""
+        return (0.0, self.job.target.value) if self.job.target.counts else (self.end, self.first_loss)
+
+    @property
+    def trust(self) -> float:
+        """What trials have saved so far over what the model had promised: the gains of further ones are scaled by it."""
+        return self.kept / self.promised
+
+    def judge(self, seconds: Callable[[_Floats], float]) -> None:
+        """Compare the trial that was made with its promise, by the remaining `seconds` under a row."""
+        if self.trial is not None:
+            before = seconds(self.trial.instead_of)
+            self.promised += self.trial.promised
+            self.kept += min(max(0.0, 1 - seconds(self.trial.row) / before), self.trial.promised) if before > 0 else 0.0
+            self.trial = None
 
     def take(self, seen: Window) -> None:
         """Add a window as a stretch under the current setting, unless its setting changed or a node was lost."""
@@ -196,20 +242,23 @@ class JobHistory:
         mine = seen.pushes.seconds > self.since
         losses = seen.pushes.loss[mine]
         if len(losses) and setting == self.setting and not lost:
-            self._add(losses, seen.end_seconds - max(self.since, seen.start_seconds), seen.clocks - len(losses))
+            share = len(losses) / seen.clocks * sum(w.samples for w in seen.workers)
+            self._add(losses, seen.end_seconds - max(self.since, seen.start_seconds), seen.clocks - len(losses), share)
         if available != self.available:
             self.refused.clear()
         self.evaluations += seen.evaluations
         self.clocks += seen.clocks
+        self.samples += sum(w.samples for w in seen.workers)
         self.setting, self.available, self.since = setting, available, seen.end_seconds
 
-    def _add(self, losses: _Floats, seconds: float, skipped: int) -> None:
+    def _add(self, losses: _Floats, seconds: float, skipped: int, samples: float) -> None:
         workers = len(self.setting.workers)
         if not self.stretches:
             self.first_loss = self.loss = self.estimator.level(losses, workers, first=True)
         segment = Segment(losses, self.loss, self.clocks + skipped, workers)
         self.loss = self.estimator.level(losses, workers)
-        self.stretches.append(Stretch(self.row(self.setting), segment, seconds, self.loss))
+        kind = tuple(getattr(self.setting, f) for f in _STATISTICAL)
+        self.stretches.append(Stretch(self.row(self.setting), segment, seconds, self.loss, kind, samples))
 
     def admitted(self, row: _Floats) -> Setting | None:
         """The setting of a row on the available nodes; None for the current setting, and where the job would refuse it."""
@@ -246,6 +295,29 @@ def _change(at: JobHistory, setting: Setting, how: Method | None) -> Generator[A
     return cost.done
 
 
+def _observe(at: JobHistory, clocks: int, least: int) -> Generator[Action[Any], Any, None]:
+    """Run the job under its setting for that many clocks; fewer, but at least so many, where it is slow beside others."""
+    fastest = min((s.seconds / len(s.segment.losses) for s in at.stretches), default=np.inf)
+    row, first = at.row(at.setting), clocks
+    own = [s.seconds / len(s.segment.losses) for s in at.stretches if np.array_equal(s.row, row)]
+    if at.stretches and least < clocks:
+        first = _worthwhile(clocks, least, fastest, own[-1]) if own else least
+    before = len(at.stretches)
+    at.take((yield from Run(clocks=first)))
+    if own or first == clocks or len(at.stretches) == before:
+        return
+    seen = at.stretches[-1]
+    rest = _worthwhile(clocks, least, fastest, seen.seconds / len(seen.segment.losses)) - first
+    if rest > 0:
+        at.take((yield from Run(clocks=rest)))
+        at.stretches[before:] = contiguous(at.stretches[before:])
+
+
+def _worthwhile(clocks: int, least: int, fastest: float, own: float) -> int:
+    """How many of the clocks to run where one takes `own` seconds: no longer than twice as long as with the fastest."""
+    return int(np.clip(_SLOW * clocks * fastest / own, least, clocks)) if own > 0 else clocks
+
+
 # ------------------------------------------------------------------------------------------ the initialisation phase (III-B)
 
 
@@ -258,6 +330,11 @@ def initial_rows(encoding: Encoding, count: int, rng: np.random.Generator, desig
     if design == "random" or not count:
         return encoding.spread(rng.random(shape))
     return encoding.spread(qmc.LatinHypercube(shape[1], scramble=design == "lhs", rng=rng).random(count))
+
+
+def least_seconds_left(seen: Observations) -> float:
+    """The seconds to the end under the best of the known settings; infinite where nothing is known of the end."""
+    return seen.clocks * min((t.seconds / t.clocks for t in seen.triples), default=np.inf)
 
 
 def _begin_with(at: JobHistory, row: _Floats, how: Method | None, apart: bool) -> Generator[Action[Any], Any, bool]:
@@ -287,83 +364,114 @@ def _begin_with(at: JobHistory, row: _Floats, how: Method | None, apart: bool) -
 
 
 class Proposal(NamedTuple):
-    """The setting to take next, and the seconds that it is expected to save."""
+    """The setting to take next, the seconds that it is expected to save, and what a trial of it may cost."""
 
     setting: Setting
     gain_seconds: float
+    back: float = 0.0  # probability that it proves to be worse, and the job has to change again
+    risk_seconds: float = 0.0  # that a trial of it is expected to lose, as it may be slower
+    trial: Trial | None = None  # None where the setting was known before
 
 
-def proposal(
+class Trial(NamedTuple):
+    """A setting that was never tried before: what the model promises."""
+
+    row: _Floats
+    instead_of: _Floats  # row of the best setting known before
+    promised: float  # expected gain, as a share of the time left
+
+
+def proposals(
     at: JobHistory,
-    seen: list[Triple],
-    span: tuple[float, float],
+    seen: Observations,
     surrogate: Surrogate,
     acquisition: _Acquisition,
     incumbent: _Incumbent,
-    stay: bool = True,
-) -> Proposal | None:
-    """The setting with the best score of the acquisition among those that the job admits.
+    *,
+    careful: bool,
+    begins: bool = False,
+) -> Iterator[Proposal]:
+    """The setting with the best score of the acquisition among those that the job admits, unless it is the current one.
 
-    None where that is the current one; without `stay`, the best except the current one.
+    If `careful`, then the best of the known settings; where the online phase `begins`, only that one.
     """
-    if len(seen) < 2 or not np.isfinite(at.state):
-        return None
-    posterior = _posterior(at, seen, span, surrogate)
-    current = at.row(at.setting)
-    known = np.array([t.row for t in seen])
+    if len(seen.triples) < 2 or not np.isfinite(at.state):
+        return
+    posterior = _posterior(at, seen, surrogate)
+    known = np.array([t.row for t in seen.triples])
     best = _reference(at, seen, posterior, incumbent)
-    score = {"ei": expected_improvement, "pi": probability, "lcb": lower_bound}[acquisition]
-    rows, _ = best_rows(lambda r: score(*posterior(_at_state(r, at.state)), best), at.encoding, known, at.rng)
-    for row in rows[:_LOOKED_AT]:
-        if stay and np.array_equal(row, current):
-            return None
-        setting = None if np.array_equal(row, current) else at.admitted(row)
-        if setting is not None:
-            gain = expected_improvement(*posterior(_at_state(row[None], at.state)), best)
-            return Proposal(setting, float(gain[0]))
-    return None
+    means = posterior(_at_state(known, at.state))[0]
+    leader = known[int(np.argmin(means))]
+    if careful:
+        at.judge(lambda row: float(posterior(_at_state(row[None], at.state))[0][0]))
+    gain = partial(expected_improvement, log=surrogate.scale == "log")
+    if not begins:
+        score = {"ei": gain, "pi": probability, "lcb": lower_bound}[acquisition]
+        rows, _ = best_rows(lambda r: score(*posterior(_at_state(r, at.state)), best), at.encoding, known, at.rng)
+        chosen = _first_admitted(at, rows[:_LOOKED_AT], stay=careful)
+        if chosen is not None:
+            row, setting = chosen
+            mean, deviation = posterior(_at_state(row[None], at.state))
+            promised = float(gain(mean, deviation, best)[0])
+            if not careful:
+                yield Proposal(setting, promised)
+            else:
+                trial = None if (known == row).all(axis=1).any() else Trial(row, leader, promised / best)
+                risk = _trial_share(at, seen) * max(0.0, promised + float(mean[0]) - best)
+                back = 1.0 - float(probability(mean, deviation, best)[0])
+                yield Proposal(setting, promised * (at.trust if trial is not None else 1.0), back, risk, trial)
+    if careful:
+        chosen = _first_admitted(at, known[np.argsort(means, kind="stable")], stay=True)
+        if chosen is not None:
+            now, then = (float(posterior(_at_state(r[None], at.state))[0][0]) for r in (at.row(at.setting), chosen[0]))
+            yield Proposal(chosen[1], now - then)
 
 
-def best_known(at: JobHistory, seen: list[Triple], span: tuple[float, float], surrogate: Surrogate) -> Proposal | None:
-    """The setting of the least expected seconds among those tried, and its gain; None where that is the current one."""
-    if len(seen) < 2 or not np.isfinite(at.state):
-        return None
-    posterior = _posterior(at, seen, span, surrogate)
+def _first_admitted(at: JobHistory, rows: _Floats, *, stay: bool) -> tuple[_Floats, Setting] | None:
+    """The first of `rows` that the job admits, and its setting; None, if `stay`, where the current setting comes before."""
     current = at.row(at.setting)
-    now = float(posterior(_at_state(current[None], at.state))[0][0])
-    rows = np.array([t.row for t in seen])
-    means = posterior(_at_state(rows, at.state))[0]
-    for i in np.argsort(means, kind="stable"):
-        if np.array_equal(rows[i], current) or not means[i] < now:
-            return None
-        setting = at.admitted(rows[i])
+    for row in rows:
+        if np.array_equal(row, current):
+            if stay:
+                return None
+            continue
+        setting = at.admitted(row)
         if setting is not None:
-            return Proposal(setting, now - float(means[i]))
+            return row, setting
     return None
 
 
-def _span(at: JobHistory, end: float) -> tuple[float, float]:
-    """The state at the end and at the beginning of the job."""
-    return (0.0, at.job.target.value) if at.job.target.metric == "clocks" else (end, at.first_loss)
+def _trial_share(at: JobHistory, seen: Observations) -> float:
+    """The share of the remaining clocks that a trial takes."""
+    return min(1.0, max(len(s.segment.losses) for s in at.stretches) / max(seen.clocks, 1.0))
 
 
-def _posterior(at: JobHistory, seen: list[Triple], span: tuple[float, float], surrogate: Surrogate) -> GaussianPosterior:
-    """The model of all triples. Hyper-parameters are fitted only now and then, because the fit takes most of the time."""
-    rows = np.array([np.append(t.row, t.state) for t in seen])
-    seconds = np.array([t.seconds for t in seen])
-    count = len(at.stretches)
-    like = at.fitted[1] if at.fitted is not None and count < _REFIT * at.fitted[0] else None
-    posterior = surrogate.posterior(rows, seconds, int(at.rng.integers(2**32)), span=span, like=like)
+def _posterior(at: JobHistory, seen: Observations, surrogate: Surrogate) -> _Predict:
+    """The model of all triples, in seconds from now on.
+
+    It learns seconds per remaining clock, where these are estimated for the whole job: they do not fall as the job goes on.
+    Hyper-parameters are fitted only now and then, because the fit takes most of the time.
+    """
+    rows = np.array([np.append(t.row, t.state) for t in seen.triples])
+    seconds = np.array([t.seconds / t.clocks for t in seen.triples])
+    count = len(seen.triples)
+    like = at.fitted[1] if at.fitted is not None and at.fitted[0] <= count < _REFIT * at.fitted[0] else None
+    posterior = surrogate.posterior(rows, seconds, int(at.rng.integers(2**32)), span=at.span, like=like)
     if like is None:
         at.fitted = count, posterior
-    return posterior
+
+    def predict(rows: _Floats) -> tuple[_Floats, _Floats]:
+        mean, deviation = posterior(rows)
+        return seen.clocks * mean, seen.clocks * deviation
+
+    return predict
 
 
-def _reference(at: JobHistory, seen: list[Triple], posterior: GaussianPosterior, incumbent: _Incumbent) -> float:
+def _reference(at: JobHistory, seen: Observations, posterior: _Predict, incumbent: _Incumbent) -> float:
     """The seconds that a new setting must improve on."""
     if incumbent == "last":
-        return seen[-1].seconds
-    rows = np.array([t.row for t in seen]) if incumbent == "min" else at.row(at.setting)[None]
+        return seen.triples[-1].seconds
+    rows = np.array([t.row for t in seen.triples]) if incumbent == "min" else at.row(at.setting)[None]
     return float(posterior(_at_state(rows, at.state))[0].min())
 
 

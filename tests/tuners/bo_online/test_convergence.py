@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import lambertw
 from scipy.stats import linregress
 
-from tuners.bo_online.convergence import HOGWILD, SERIAL, Estimator, Segment, inliers, shrunken, slope
+from tuners.bo_online.convergence import HOGWILD, SERIAL, Estimator, Segment, inliers, slope
 
 PLAIN = Estimator(outliers=math.inf, smoothing=1)
 """The equations unchanged: single losses, no outliers dropped."""
@@ -198,59 +198,3 @@ def test_losses_of_zero_say_little_and_break_nothing():
     found = replace(PLAIN, falls=None).remaining(Segment(losses, loss_before=1.0), 0.2)
     assert found.progress
     assert 0 <= found.iterations < 60
-
-
-# ---------------------------------------------------------------------------------------------------------- a job's segments
-
-
-def noisy(iterations, noise, seed, begin=0, n=108):
-    """A segment of a curve from 1 that takes so many iterations to 0.2, with noise."""
-    losses = hogwild_losses(hidden_for(iterations), 1.0, np.arange(begin, begin + n + 1))
-    made = losses[1:] * (1 + noise * np.random.default_rng(seed).normal(size=n))
-    return Segment(made, float(losses[0]), begin)
-
-
-def test_equal_settings_get_nearly_equal_estimates_under_noise():
-    """By themselves such segments promise an end ten times too early, and some show no progress."""
-    segments = [noisy(16_094, 0.1, seed) for seed in range(40)]
-    alone = [PLAIN.remaining(s, 0.2) for s in segments]
-    together = replace(PLAIN, smoothing=36).together(segments, 0.2)
-    assert sum(r.iterations < 2_000 for r in alone) > 30
-    assert not all(r.progress for r in alone)
-    assert all(r.progress for r in together)
-    found = np.array([r.iterations for r in together])
-    assert found.max() / found.min() < 3
-    assert np.median(found) == pytest.approx(16_094, rel=0.5)
-
-
-def test_a_significant_rise_is_no_progress():
-    rising = Segment(np.linspace(1.0, 1.5, 108) + 0.01 * np.random.default_rng(0).normal(size=108), 1.0)
-    found = Estimator().together([noisy(16_094, 0.02, seed) for seed in range(10)] + [rising], 0.2)
-    assert [r.progress for r in found] == [True] * 10 + [False]
-
-
-def test_settings_that_truly_differ_stay_apart():
-    found = Estimator().together([noisy(r, 0.01, seed) for seed in range(5) for r in (800, 4000)], 0.2)
-    slow, fast = (np.median([r.iterations for r in found[i::2]]) for i in (1, 0))
-    assert slow / fast == pytest.approx(5, rel=0.4)
-
-
-def test_rates_are_drawn_to_their_mean_as_far_as_their_errors_say():
-    rates, errors = np.array([1.0, 2.0, 3.0, 6.0]), np.array([0.1, 0.1, 0.1, 5.0])
-    drawn, deviations, mean = shrunken(rates, errors)
-    assert mean == pytest.approx(2.0, rel=0.05)
-    np.testing.assert_allclose(drawn[:3], rates[:3], atol=0.02)
-    assert drawn[3] == pytest.approx(mean, abs=0.3)
-    assert (deviations <= errors).all()
-    same, none, _ = shrunken(np.array([1.0, 1.1, 0.9]), np.ones(3))
-    assert same == pytest.approx(np.ones(3))
-    assert not none.any()
-
-
-def test_what_was_seen_later_scales_all_estimates_alike():
-    """The losses fall four times slower than the segments themselves promise: each restarts as steep as the first."""
-    segments = [noisy(16_094, 0.01, seed) for seed in range(8)]
-    apart = [s._replace(clocks_before=108 * i, loss_before=s.loss_before - 0.01 * i) for i, s in enumerate(segments)]
-    slower = [s._replace(clocks_before=4 * s.clocks_before) for s in apart]
-    first, second = ([r.iterations for r in Estimator().together(job, 0.2)] for job in (apart, slower))
-    np.testing.assert_allclose(np.array(second) / first, 4.0)

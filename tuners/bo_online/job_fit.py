@@ -1,0 +1,159 @@
+"""One fit of Eq. 3 to a whole job (ours): how many clocks it still needs, and how much each setting progresses per clock.
+
+The paper fits Eq. 3 to the a iterations of one setting. Where the loss of one mini-batch scatters by more than it falls in a
+iterations, such a fit says nothing. So all stretches of a job are fitted together, by generalised least squares. With
+
+    phi(l) = log(d / l) / l,    d = the first loss,
+
+Eq. 3 says that phi rises by 1 / H per clock. Here it rises by
+
+    1 / H + trend x clocks + own rate of the setting in force,
+
+where trend and own rates are random effects with mean 0: without evidence of the opposite, all settings progress equally
+per clock, and seconds per clock alone decide between them.
+
+* Only what changes the statistics of learning can change a rate: the number of workers (by staleness), the policy, 16-bit
+  transfer, the learning tunables. Threads and graph options cannot. Settings with like numbers of workers have like rates.
+* The evidence is the level of the loss from block to block. Over a long stay under one setting it grows with the third power
+  of the clocks, while the slope within each stretch stays as uncertain as it was.
+* Remaining clocks are phi(epsilon) - phi(l) over the present rate of the job. As the fit begins at the first clock, it
+  agrees with what has been seen of the job by now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+
+from tuners.bo_online.convergence import Segment, inliers
+
+__all__ = ["JobFit", "fitted_job", "likeness", "measured_levels"]
+
+_Floats = NDArray[np.float64]
+
+_OWN = 0.5  # standard deviation of own rates, relative to the job's: Table III has up to 1.5 times as many iterations (LogR)
+_TREND = 0.3  # the same of the change of the rate since the job began
+_OTHER = 0.5  # correlation of the rates of two settings with equal workers that differ in policy or the like
+_SLOWEST = 0.1  # least progress per clock of a setting, relative to the job's, and least part of its clocks still to come
+_BLOCKS = 8  # at most, of one stay under a setting
+_PRIOR = 10.0  # losses that the scatter of the whole job counts for in the scatter of a block
+
+
+class JobFit(NamedTuple):
+    """What a fit says about a job, at its last clock."""
+
+    clocks_left: float  # until epsilon, at the job's own rate
+    efficiency: _Floats  # [kinds], progress per clock under each kind of setting, relative to the job's own rate
+
+
+class Levels(NamedTuple):
+    """Mean losses of blocks of pushes."""
+
+    loss: _Floats  # [n]
+    error: _Floats  # [n], standard error of the mean
+    clocks: _Floats  # [n], of the job at the middle of the block
+    under: _Floats  # [n, kinds], of these clocks, those under each kind of setting
+
+
+def likeness(kinds: Sequence[tuple[int, object]]) -> _Floats:
+    """Correlations of the own rates of kinds of settings, (workers, all else that matters): [kinds, kinds].
+
+    Twice as many workers: 0.6.
+    """
+    octaves = np.log2([max(workers, 1) for workers, _ in kinds])
+    same = np.array([[a[1] == b[1] for b in kinds] for a in kinds], bool)
+    near: _Floats = np.exp(-0.5 * (octaves[:, None] - octaves) ** 2) * np.where(same, 1.0, _OTHER)
+    return near
+
+
+def measured_levels(segments: Sequence[Segment], kinds: Sequence[int], count: int, outliers: float = 3.0) -> Levels:
+    """The levels of the loss over consecutive segments of one job; segment i is of the kind `kinds[i]` < `count`."""
+    stays = list[list[Segment]]()
+    of = list[int]()
+    for segment, kind in zip(segments, kinds, strict=True):
+        last = stays[-1][-1] if stays and of[-1] == kind else None
+        if last is not None and last.clocks_before + len(last.losses) == segment.clocks_before:
+            stays[-1].append(segment)
+        else:
+            stays.append([segment])
+            of.append(kind)
+    rows = list[tuple[float, float, int, float, float]]()  # mean, sum of squares of residuals, losses, likeness, middle
+    under = list[_Floats]()
+    spent = np.zeros(count)
+    for stay, kind in zip(stays, of, strict=True):
+        losses = np.concatenate([s.losses for s in stay])
+        for block in np.array_split(np.arange(len(losses)), min(len(stay) + 1, _BLOCKS, max(1, len(losses) // 2))):
+            kept = block[inliers(losses[block], outliers)]
+            if len(kept):
+                rows.append((*_scatter(kept, losses[kept]), stay[0].clocks_before + float(kept.mean()) + 1.0))
+                under.append(spent + (np.arange(count) == kind) * (float(kept.mean()) + 1.0))
+        spent = spent + (np.arange(count) == kind) * float(len(losses))
+    if not rows:
+        return Levels(np.empty(0), np.empty(0), np.empty(0), np.empty((0, count)))
+    loss, squares, counts, alike, clocks = np.array(rows).T
+    freedom = np.maximum(counts - 2, 0.0)
+    relative = np.where(loss > 0, squares / np.maximum(loss, 1e-300) ** 2, 0.0).sum() / max(freedom.sum(), 1.0)
+    variance = (squares + _PRIOR * relative * loss**2) / (freedom + _PRIOR)
+    alike = np.average(alike, weights=counts)
+    error = np.sqrt(variance / counts * (1 + alike) / (1 - alike))
+    return Levels(loss, error, clocks, np.array(under))
+
+
+def _scatter(at: NDArray[np.intp], losses: _Floats) -> tuple[float, float, int, float]:
+    """Mean of losses at these clocks, squares of their residuals about a line, number, and how alike neighbours are."""
+    x, y = at - at.mean(), losses - losses.mean()
+    residual = y - (x @ y / (x @ x) if len(x) > 1 else 0.0) * x
+    squares = float(residual @ residual)
+    alike = float(residual[1:] @ residual[:-1]) / squares if squares > 0 else 0.0
+    return float(losses.mean()), squares, len(losses), float(np.clip(alike, 0.0, 0.9))
+
+
+def fitted_job(levels: Levels, alike: _Floats, clocks: float, epsilon: float) -> JobFit | None:
+    """The fit at so many `clocks` of the job. None with fewer than two levels.
+
+    `alike` [kinds, kinds] are the correlations of own rates. Raises ValueError for an epsilon that is not positive.
+    """
+    if not 0 < epsilon < np.inf:
+        raise ValueError(f"Cannot estimate the way to epsilon = {epsilon}: give a positive loss.")
+    if len(levels.loss) < 2 or not levels.loss[0] > 0:
+        return None
+    d = float(levels.loss[0])
+    least = min(1e-3 * epsilon, 1e-3 * d)
+    losses = np.clip(levels.loss, least, d * np.e)  # beyond d e the shape would fall again
+    progress = _shape(losses, d)
+    steep = (1 + np.log(d / np.minimum(losses, d))) / losses**2  # |phi'|, where the loss has fallen
+    variance = (steep * levels.error) ** 2
+    variance = np.maximum(variance, 1e-6 * float(progress.max() - progress.min()) ** 2 + 1e-300)
+    shape = np.column_stack([np.ones_like(progress), levels.clocks])
+    first, covariance = _least_squares(shape, np.diag(variance), progress)[:2]
+    rate = max(float(first[1]), float(np.sqrt(covariance[1, 1])))  # one that is not significant is at least its error
+    bend = levels.clocks * (levels.clocks / clocks - 1)  # changes the rate by -1 at the beginning to +1 at the end
+    own = (_OWN * rate) ** 2 * levels.under @ alike
+    noise = np.diag(variance) + own @ levels.under.T + (_TREND * rate) ** 2 * np.outer(bend, bend)
+    (begin, mean), covariance, weighted = _least_squares(shape, noise, progress)
+    trend = (_TREND * rate) ** 2 * float(bend @ weighted)
+    rates = own.T @ weighted
+    error = float(np.sqrt(covariance[1, 1]))
+    job = max(float(mean) + trend, error, _SLOWEST * rate)
+    spent = levels.under[-1]
+    now = float(begin) + float(mean) * clocks + float(rates @ spent)
+    way = float(_shape(np.array([epsilon]), d)[0]) - now
+    left = max(way / job, _SLOWEST * clocks)
+    return JobFit(left, np.maximum(1 + rates / job, _SLOWEST))
+
+
+def _shape(losses: _Floats, d: float) -> _Floats:
+    found: _Floats = np.log(d / losses) / losses
+    return found
+
+
+def _least_squares(shape: _Floats, noise: _Floats, seen: _Floats) -> tuple[_Floats, _Floats, _Floats]:
+    """Generalised least squares: coefficients, their covariance, and residuals over the covariance of the noise."""
+    factor = cho_factor(noise + 1e-12 * np.trace(noise) / len(noise) * np.eye(len(noise)))
+    covariance: _Floats = np.linalg.inv(shape.T @ cho_solve(factor, shape))
+    found: _Floats = covariance @ (shape.T @ cho_solve(factor, seen))
+    return found, covariance, cho_solve(factor, seen - shape @ found)
