@@ -23,19 +23,23 @@ per clock, and seconds per clock alone decide between them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
+from scipy.optimize import isotonic_regression
 
 from tuners.bo_online.convergence import Segment, inliers
 
-__all__ = ["JobFit", "fitted_job", "likeness", "measured_levels"]
+__all__ = ["JobFit", "Levels", "fitted_job", "likeness", "measured_levels", "never_rising"]
 
 _Floats = NDArray[np.float64]
 
 _OWN = 0.5  # standard deviation of own rates, relative to the job's: Table III has up to 1.5 times as many iterations (LogR)
+_OFFSET = 0.5  # standard deviation of the factors by which settings raise the loss, in the logarithm
+_WALK = 0.2  # the same of the course of the loss since the job began, beside its line
 _TREND = 0.3  # the same of the change of the rate since the job began
 _OTHER = 0.5  # correlation of the rates of two settings with equal workers that differ in policy or the like
 _SLOWEST = 0.1  # least progress per clock of a setting, relative to the job's, and least part of its clocks still to come
@@ -57,6 +61,7 @@ class Levels(NamedTuple):
     error: _Floats  # [n], standard error of the mean
     clocks: _Floats  # [n], of the job at the middle of the block
     under: _Floats  # [n, kinds], of these clocks, those under each kind of setting
+    kind: NDArray[np.intp]  # [n], the kind of setting of the block
 
 
 def likeness(kinds: Sequence[tuple[int, object]]) -> _Floats:
@@ -82,25 +87,28 @@ def measured_levels(segments: Sequence[Segment], kinds: Sequence[int], count: in
             stays.append([segment])
             of.append(kind)
     rows = list[tuple[float, float, int, float, float]]()  # mean, sum of squares of residuals, losses, likeness, middle
-    under = list[_Floats]()
+    under, which = list[_Floats](), list[int]()
     spent = np.zeros(count)
     for stay, kind in zip(stays, of, strict=True):
         losses = np.concatenate([s.losses for s in stay])
-        for block in np.array_split(np.arange(len(losses)), min(len(stay) + 1, _BLOCKS, max(1, len(losses) // 2))):
+        settled = len(stay[0].losses) // 2 if rows else 0  # before, the loss moves from the level of the last setting
+        blocks = min(len(stay), _BLOCKS) if rows else 2
+        for block in np.array_split(np.arange(settled, len(losses)), blocks):
             kept = block[inliers(losses[block], outliers)]
             if len(kept):
                 rows.append((*_scatter(kept, losses[kept]), stay[0].clocks_before + float(kept.mean()) + 1.0))
                 under.append(spent + (np.arange(count) == kind) * (float(kept.mean()) + 1.0))
+                which.append(kind)
         spent = spent + (np.arange(count) == kind) * float(len(losses))
     if not rows:
-        return Levels(np.empty(0), np.empty(0), np.empty(0), np.empty((0, count)))
+        return Levels(np.empty(0), np.empty(0), np.empty(0), np.empty((0, count)), np.empty(0, np.intp))
     loss, squares, counts, alike, clocks = np.array(rows).T
     freedom = np.maximum(counts - 2, 0.0)
     relative = np.where(loss > 0, squares / np.maximum(loss, 1e-300) ** 2, 0.0).sum() / max(freedom.sum(), 1.0)
     variance = (squares + _PRIOR * relative * loss**2) / (freedom + _PRIOR)
     alike = np.average(alike, weights=counts)
     error = np.sqrt(variance / counts * (1 + alike) / (1 - alike))
-    return Levels(loss, error, clocks, np.array(under))
+    return Levels(loss, error, clocks, np.array(under), np.array(which))
 
 
 def _scatter(at: NDArray[np.intp], losses: _Floats) -> tuple[float, float, int, float]:
@@ -121,29 +129,57 @@ def fitted_job(levels: Levels, alike: _Floats, clocks: float, epsilon: float) ->
         raise ValueError(f"Cannot estimate the way to epsilon = {epsilon}: give a positive loss.")
     if len(levels.loss) < 2 or not levels.loss[0] > 0:
         return None
-    d = float(levels.loss[0])
-    least = min(1e-3 * epsilon, 1e-3 * d)
-    losses = np.clip(levels.loss, least, d * np.e)  # beyond d e the shape would fall again
+    offsets = _offsets(levels, alike)
+    base = levels.loss / np.exp(offsets[levels.kind])
+    d = float(base[0])
+    losses = np.clip(base, min(1e-3 * epsilon, 1e-3 * d), d * np.e)  # beyond d e the shape would fall again
     progress = _shape(losses, d)
-    steep = (1 + np.log(d / np.minimum(losses, d))) / losses**2  # |phi'|, where the loss has fallen
-    variance = (steep * levels.error) ** 2
+    steep = (1 + np.log(d / np.minimum(losses, d))) / losses  # |l phi'|, where the loss has fallen
+    variance = (steep * levels.error / levels.loss) ** 2
     variance = np.maximum(variance, 1e-6 * float(progress.max() - progress.min()) ** 2 + 1e-300)
     shape = np.column_stack([np.ones_like(progress), levels.clocks])
-    first, covariance = _least_squares(shape, np.diag(variance), progress)[:2]
-    rate = max(float(first[1]), float(np.sqrt(covariance[1, 1])))  # one that is not significant is at least its error
+    alone = _LeastSquares(shape, np.diag(variance), progress)
+    rate = max(float(alone.found[1]), alone.error)  # one that is not significant is at least its error
     bend = levels.clocks * (levels.clocks / clocks - 1)  # changes the rate by -1 at the beginning to +1 at the end
-    own = (_OWN * rate) ** 2 * levels.under @ alike
+    faster = (_OWN * rate) ** 2 * alike
+    own = levels.under @ faster
     noise = np.diag(variance) + own @ levels.under.T + (_TREND * rate) ** 2 * np.outer(bend, bend)
-    (begin, mean), covariance, weighted = _least_squares(shape, noise, progress)
-    trend = (_TREND * rate) ** 2 * float(bend @ weighted)
-    rates = own.T @ weighted
-    error = float(np.sqrt(covariance[1, 1]))
-    job = max(float(mean) + trend, error, _SLOWEST * rate)
-    spent = levels.under[-1]
-    now = float(begin) + float(mean) * clocks + float(rates @ spent)
-    way = float(_shape(np.array([epsilon]), d)[0]) - now
-    left = max(way / job, _SLOWEST * clocks)
-    return JobFit(left, np.maximum(1 + rates / job, _SLOWEST))
+    fit = _LeastSquares(shape, noise, progress)
+    trend = (_TREND * rate) ** 2 * float(bend @ fit.weighted)
+    job = max(float(fit.found[1]) + trend, fit.error, _SLOWEST * rate)
+    now = float(fit.found[0] + fit.found[1] * clocks + (own.T @ fit.weighted) @ levels.under[-1])
+    ends = epsilon / np.exp(np.append(offsets, 0.0))  # the base has to fall to these
+    least = _SLOWEST * max(job * clocks, float(_shape(ends, d)[-1]))
+    ways = np.maximum(_shape(ends, d) - now, least)
+    rates = np.maximum(1 + fit.significant(own, np.diag(faster)) / job, _SLOWEST)
+    return JobFit(float(ways[-1]) / job, np.maximum(rates * ways[-1] / ways[:-1], _SLOWEST**2))
+
+
+def _offsets(levels: Levels, alike: _Floats) -> _Floats:
+    """By how much each kind of setting raises the logarithm of the loss while it is in force, [kinds].
+
+    They are random effects beside a smooth course of the loss: a line over the logarithm of the clocks, and a random walk.
+    """
+    first = levels.clocks[levels.kind == levels.kind[0]][0]
+    shape = np.column_stack([np.ones_like(levels.loss), np.log(levels.clocks + first)])
+    raised = _OFFSET**2 * alike
+    own = raised[levels.kind]
+    walk = _WALK**2 * np.minimum.outer(levels.clocks, levels.clocks) / levels.clocks[-1]
+    noise = np.diag((levels.error / levels.loss) ** 2) + own[:, levels.kind] + walk
+    return _LeastSquares(shape, noise, np.log(levels.loss)).significant(own, np.diag(raised))
+
+
+def never_rising(kinds: Sequence[tuple[int, object]], efficiency: _Floats, clocks: _Floats) -> _Floats:
+    """Efficiencies [kinds] that do not rise with the number of workers, other things equal, nearest to those given.
+
+    More workers mean staler gradients, or larger global batches: a push of one of them never does more. `clocks` [kinds]
+    under each kind are the weights.
+    """
+    found = efficiency.copy()
+    for other in {rest for _, rest in kinds}:
+        members = sorted((i for i, (_, rest) in enumerate(kinds) if rest == other), key=lambda i: kinds[i][0])
+        found[members] = isotonic_regression(found[members], weights=1.0 + clocks[members], increasing=False).x
+    return found
 
 
 def _shape(losses: _Floats, d: float) -> _Floats:
@@ -151,9 +187,24 @@ def _shape(losses: _Floats, d: float) -> _Floats:
     return found
 
 
-def _least_squares(shape: _Floats, noise: _Floats, seen: _Floats) -> tuple[_Floats, _Floats, _Floats]:
-    """Generalised least squares: coefficients, their covariance, and residuals over the covariance of the noise."""
-    factor = cho_factor(noise + 1e-12 * np.trace(noise) / len(noise) * np.eye(len(noise)))
-    covariance: _Floats = np.linalg.inv(shape.T @ cho_solve(factor, shape))
-    found: _Floats = covariance @ (shape.T @ cho_solve(factor, seen))
-    return found, covariance, cho_solve(factor, seen - shape @ found)
+class _LeastSquares:
+    """Generalised least squares of what was `seen` [n] on the columns of `shape` [n, k]."""
+
+    def __init__(self, shape: _Floats, noise: _Floats, seen: _Floats) -> None:
+        factor = cho_factor(noise + 1e-12 * np.trace(noise) / len(noise) * np.eye(len(noise)))
+        self._solve = partial(cho_solve, factor)
+        self._shape = self._solve(shape)
+        self._covariance = np.linalg.inv(shape.T @ self._shape)
+        self.found: _Floats = self._covariance @ (self._shape.T @ seen)
+        self.error = float(np.sqrt(self._covariance[1, 1]))  # of the second coefficient
+        self.weighted: _Floats = self._solve(seen - shape @ self.found)  # residuals over the covariance of the noise
+
+    def significant(self, shared: _Floats, variance: _Floats) -> _Floats:
+        """Predicted random effects [m], each nearer to zero by its standard error.
+
+        `shared` [n, m] are their covariances with the data, `variance` [m] their own before the data.
+        """
+        told = np.sum(shared * self._solve(shared), axis=0)
+        found = shared.T @ self.weighted
+        nearer: _Floats = np.sign(found) * np.maximum(np.abs(found) - np.sqrt(np.maximum(variance - told, 0.0)), 0.0)
+        return nearer

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tuners.actions import Evaluation, Target
 from tuners.bo_online.convergence import Estimator, Remaining, Segment
-from tuners.bo_online.job_fit import fitted_job, likeness, measured_levels
+from tuners.bo_online.job_fit import fitted_job, likeness, measured_levels, never_rising
 
 __all__ = ["Observations", "Repeats", "Stretch", "Triple", "contiguous", "threshold", "triples"]
 
@@ -125,10 +125,11 @@ def _pooled(
     fit = fitted_job(levels, likeness(kinds), clocks, epsilon)
     if fit is None:
         return None
+    efficiency = never_rising(kinds, fit.efficiency, levels.under[-1])
     made = []
     for s in used:
         left = fit.clocks_left + clocks - s.segment.clocks_before
-        per_clock = recent[s.row.tobytes()] / fit.efficiency[number[s.segment.workers, s.kind]]
+        per_clock = recent[s.row.tobytes()] / efficiency[number[s.segment.workers, s.kind]]
         loss = s.segment.loss_before if state == "before" else s.loss_after
         made.append(Triple(s.row, loss, per_clock * left, clocks=left))
     return Observations([t for t in made if np.isfinite(t.state)], fit.clocks_left)

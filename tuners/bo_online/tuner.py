@@ -89,7 +89,10 @@ _ESTIMATOR, _SURROGATE = Estimator(), Surrogate(scale="log", least_noise=0.01, l
 _PUSHES, _ROUNDS = 3, 10  # of each worker under one setting: without and with a barrier (BSP)
 _DRAWS = 100  # at most, for an initial setting that the job admits
 _SLOW = 2.0  # times the least seconds per clock seen: a slower setting is observed for fewer clocks
-_SHARE = 0.5  # of the seconds left: what the initial phase may take
+_SHARE = (
+    1.0,
+    0.25,
+)  # of the seconds left, what the initial phase may take: an early estimate of them is low; a count is not
 _FAITH = 0.1  # share of the time left that trials may promise in vain before their promises count half
 _REFUSALS = 3  # by the system, before an initial setting is given up
 _LOOKED_AT = 500  # of the best candidates, for one that the job admits
@@ -149,21 +152,27 @@ def bo_online(
     yield from observed()
     began, rows = at.since, initial_rows(at.encoding, settings - (counting == "code"), at.rng, design)
     for tried, row in enumerate(rows):
-        if careful and tried and (at.since - began) / tried * (tried + 1) > _SHARE * least_seconds_left(known()):
+        if (
+            careful
+            and tried
+            and (at.since - began) * (1 + 1 / tried) > _SHARE[job.target.counts] * least_seconds_left(known())
+        ):
             break
         if (yield from _begin_with(at, row, how, apart and frozenset({"SSR"}) not in {c.needed for c in at.changes})):
             yield from observed()
 
     # The online tuning phase, III-C.
-    begins = careful
+    quiet = 0  # decisions since the last change
     while True:
-        for wanted in proposals(at, known(), surrogate, acquisition, incumbent, careful=careful, begins=begins):
+        # Where nothing pays, hardly anything is learnt: search for new settings less and less often.
+        search = not careful or (quiet > 0 and quiet & (quiet - 1) == 0)
+        quiet += 1
+        for wanted in proposals(at, known(), surrogate, acquisition, incumbent, search=search, careful=careful):
             cost = change_seconds(at.changes, techniques(at.setting, wanted.setting), costs)
             if not gate or wanted.gain_seconds > cost * (1 + wanted.back) + wanted.risk_seconds:
                 if (yield from _change(at, wanted.setting, how)):
-                    at.trial = wanted.trial
+                    at.trial, quiet = wanted.trial, 1
                 break
-        begins = False
         yield from observed()
 
 
@@ -388,12 +397,12 @@ def proposals(
     acquisition: _Acquisition,
     incumbent: _Incumbent,
     *,
+    search: bool,
     careful: bool,
-    begins: bool = False,
 ) -> Iterator[Proposal]:
-    """The setting with the best score of the acquisition among those that the job admits, unless it is the current one.
+    """With `search`, the setting of the best score of the acquisition among those that the job admits.
 
-    If `careful`, then the best of the known settings; where the online phase `begins`, only that one.
+    Then, if `careful`, the best of the known settings. Neither where that is the current one.
     """
     if len(seen.triples) < 2 or not np.isfinite(at.state):
         return
@@ -405,7 +414,7 @@ def proposals(
     if careful:
         at.judge(lambda row: float(posterior(_at_state(row[None], at.state))[0][0]))
     gain = partial(expected_improvement, log=surrogate.scale == "log")
-    if not begins:
+    if search:
         score = {"ei": gain, "pi": probability, "lcb": lower_bound}[acquisition]
         rows, _ = best_rows(lambda r: score(*posterior(_at_state(r, at.state)), best), at.encoding, known, at.rng)
         chosen = _first_admitted(at, rows[:_LOOKED_AT], stay=careful)
