@@ -9,9 +9,12 @@ Eq. 3 says that phi rises by 1 / H per clock. Here it rises by
 
     1 / H + trend x clocks + own rate of the setting in force,
 
-where trend and own rates are random effects with mean 0: without evidence of the opposite, all settings progress equally
-per clock, and seconds per clock alone decide between them.
+where trend and own rates are random effects with mean 0, and count by what is left of them after one standard error: without
+evidence of the opposite, all settings progress equally per clock, and seconds per clock alone decide between them.
 
+* Beside its rate, a setting may have a level of the loss of its own: with many workers the steps of stale gradients scatter,
+  and the loss stands at several times what it falls to, within a round or two, under fewer. The job has to come so much
+  further down before it ends under that setting. Where the setting changes, half a stretch is left out for the transition.
 * Only what changes the statistics of learning can change a rate: the number of workers (by staleness), the policy, 16-bit
   transfer, the learning tunables. Threads and graph options cannot. Settings with like numbers of workers have like rates.
 * The evidence is the level of the loss from block to block. Over a long stay under one setting it grows with the third power
@@ -75,8 +78,13 @@ def likeness(kinds: Sequence[tuple[int, object]]) -> _Floats:
     return near
 
 
-def measured_levels(segments: Sequence[Segment], kinds: Sequence[int], count: int, outliers: float = 3.0) -> Levels:
-    """The levels of the loss over consecutive segments of one job; segment i is of the kind `kinds[i]` < `count`."""
+def measured_levels(
+    segments: Sequence[Segment], kinds: Sequence[int], count: int, outliers: float = 3.0, most: int = _BLOCKS
+) -> Levels:
+    """The levels of the loss over consecutive segments of one job; segment i is of the kind `kinds[i]` < `count`.
+
+    There are at most `most` levels of one stay under a kind of setting.
+    """
     stays = list[list[Segment]]()
     of = list[int]()
     for segment, kind in zip(segments, kinds, strict=True):
@@ -92,7 +100,7 @@ def measured_levels(segments: Sequence[Segment], kinds: Sequence[int], count: in
     for stay, kind in zip(stays, of, strict=True):
         losses = np.concatenate([s.losses for s in stay])
         settled = len(stay[0].losses) // 2 if rows else 0  # before, the loss moves from the level of the last setting
-        blocks = min(len(stay), _BLOCKS) if rows else 2
+        blocks = min(max(len(stay), 1 if rows else 2), most)
         for block in np.array_split(np.arange(settled, len(losses)), blocks):
             kept = block[inliers(losses[block], outliers)]
             if len(kept):
@@ -129,10 +137,11 @@ def fitted_job(levels: Levels, alike: _Floats, clocks: float, epsilon: float) ->
         raise ValueError(f"Cannot estimate the way to epsilon = {epsilon}: give a positive loss.")
     if len(levels.loss) < 2 or not levels.loss[0] > 0:
         return None
+    levels = levels._replace(loss=np.maximum(levels.loss, 1e-3 * epsilon))  # a hinge loss can be zero
     offsets = _offsets(levels, alike)
     base = levels.loss / np.exp(offsets[levels.kind])
     d = float(base[0])
-    losses = np.clip(base, min(1e-3 * epsilon, 1e-3 * d), d * np.e)  # beyond d e the shape would fall again
+    losses = np.minimum(base, d * np.e)  # beyond d e the shape would fall again
     progress = _shape(losses, d)
     steep = (1 + np.log(d / np.minimum(losses, d))) / losses  # |l phi'|, where the loss has fallen
     variance = (steep * levels.error / levels.loss) ** 2

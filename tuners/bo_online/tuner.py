@@ -71,6 +71,7 @@ __all__ = [
     "Proposal",
     "bo_online",
     "initial_rows",
+    "kind_of",
     "least_seconds_left",
     "proposals",
     "stretch_clocks",
@@ -266,8 +267,8 @@ class JobHistory:
             self.first_loss = self.loss = self.estimator.level(losses, workers, first=True)
         segment = Segment(losses, self.loss, self.clocks + skipped, workers)
         self.loss = self.estimator.level(losses, workers)
-        kind = tuple(getattr(self.setting, f) for f in _STATISTICAL)
-        self.stretches.append(Stretch(self.row(self.setting), segment, seconds, self.loss, kind, samples))
+        row, kind = self.row(self.setting), kind_of(self.setting)
+        self.stretches.append(Stretch(row, segment, seconds, self.loss, kind, samples))
 
     def admitted(self, row: _Floats) -> Setting | None:
         """The setting of a row on the available nodes; None for the current setting, and where the job would refuse it."""
@@ -282,6 +283,11 @@ class JobHistory:
         except (Rejected, ValueError):
             return None
         return None if setting == self.setting or setting in self.refused else setting
+
+
+def kind_of(setting: Setting) -> tuple[object, ...]:
+    """What of a setting, beside the number of workers, may change the progress per clock."""
+    return tuple(getattr(setting, f) for f in _STATISTICAL)
 
 
 def _node(knob: Knob) -> str | None:
@@ -400,9 +406,10 @@ def proposals(
     search: bool,
     careful: bool,
 ) -> Iterator[Proposal]:
-    """With `search`, the setting of the best score of the acquisition among those that the job admits.
+    """With `search`, the setting of the best score of the acquisition among those that the job admits; if `careful`, that
+    were not observed yet.
 
-    Then, if `careful`, the best of the known settings. Neither where that is the current one.
+    Then, if `careful`, the best of those that were. Neither where that is the current one.
     """
     if len(seen.triples) < 2 or not np.isfinite(at.state):
         return
@@ -417,33 +424,32 @@ def proposals(
     if search:
         score = {"ei": gain, "pi": probability, "lcb": lower_bound}[acquisition]
         rows, _ = best_rows(lambda r: score(*posterior(_at_state(r, at.state)), best), at.encoding, known, at.rng)
-        chosen = _first_admitted(at, rows[:_LOOKED_AT], stay=careful)
+        if careful:  # a setting that was observed is judged by what it took, below; another one by its promise
+            rows = rows[~(rows[:, None] == known).all(axis=2).any(axis=1)]
+        chosen = _first_admitted(at, rows[:_LOOKED_AT])
         if chosen is not None:
             row, setting = chosen
             mean, deviation = posterior(_at_state(row[None], at.state))
             promised = float(gain(mean, deviation, best)[0])
-            if not careful:
-                yield Proposal(setting, promised)
-            else:
-                trial = None if (known == row).all(axis=1).any() else Trial(row, leader, promised / best)
+            if careful:
                 risk = _trial_share(at, seen) * max(0.0, promised + float(mean[0]) - best)
                 back = 1.0 - float(probability(mean, deviation, best)[0])
-                yield Proposal(setting, promised * (at.trust if trial is not None else 1.0), back, risk, trial)
+                yield Proposal(setting, promised * at.trust, back, risk, Trial(row, leader, promised / best))
+            else:
+                yield Proposal(setting, promised)
     if careful:
-        chosen = _first_admitted(at, known[np.argsort(means, kind="stable")], stay=True)
+        chosen = _first_admitted(at, known[np.argsort(means, kind="stable")])
         if chosen is not None:
             now, then = (float(posterior(_at_state(r[None], at.state))[0][0]) for r in (at.row(at.setting), chosen[0]))
             yield Proposal(chosen[1], now - then)
 
 
-def _first_admitted(at: JobHistory, rows: _Floats, *, stay: bool) -> tuple[_Floats, Setting] | None:
-    """The first of `rows` that the job admits, and its setting; None, if `stay`, where the current setting comes before."""
+def _first_admitted(at: JobHistory, rows: _Floats) -> tuple[_Floats, Setting] | None:
+    """The first of `rows` that the job admits, and its setting; None where the current setting comes before."""
     current = at.row(at.setting)
     for row in rows:
         if np.array_equal(row, current):
-            if stay:
-                return None
-            continue
+            return None
         setting = at.admitted(row)
         if setting is not None:
             return row, setting

@@ -13,7 +13,6 @@ from tests.support.toy import window
 from tests.tuners.bo_online.test_bo_online import GOAL, NAMES, START
 from tests.tuners.bo_online.test_convergence import hidden_for, hogwild_losses
 from tuners.bo_online import bo_online
-from tuners.bo_online.convergence import Estimator
 from tuners.bo_online.tuner import stretch_clocks
 
 
@@ -57,13 +56,11 @@ def test_the_check_looks_at_segments_that_the_tuner_makes():
     assert stretch_clocks(START, 6) == next(bo_online(GOAL)).clocks
     defaults = inspect.signature(bo_online).parameters
     checked = inspect.signature(estimates).parameters
-    assert all(checked[name].default == defaults[name].default for name in ("per", "estimator"))
+    assert all(checked[name].default == defaults[name].default for name in ("per", "estimator", "pooled"))
 
 
 def test_the_estimate_prefers_the_setting_with_the_most_clocks_per_second():
     """Under such noise the best of five segments, each by itself, is nearly a blind choice, whose mean rank is 3."""
     runs, seconds = noisy_runs(range(1, 6), noise=0.4), [1 / w for w in range(1, 6)]
-    pooled, alone = (
-        rank_of_estimate(estimates(runs, GOAL, estimator=Estimator(pooled=p))[:60], seconds) for p in (True, False)
-    )
+    pooled, alone = (rank_of_estimate(estimates(runs, GOAL, pooled=p)[:60], seconds) for p in (True, False))
     assert pooled < 1.8 < alone
