@@ -46,6 +46,9 @@ _WALK = 0.2  # the same of the course of the loss since the job began, beside it
 _TREND = 0.3  # the same of the change of the rate since the job began
 _OTHER = 0.5  # correlation of the rates of two settings with equal workers that differ in policy or the like
 _SLOWEST = 0.1  # least progress per clock of a setting, relative to the job's, and least part of its clocks still to come
+_FASTEST = (
+    2.0  # most progress of a setting, as few workers do not learn much more from a gradient than more do (Fig. 2: 2.5)
+)
 _BLOCKS = 8  # at most, of one stay under a setting
 _PRIOR = 10.0  # losses that the scatter of the whole job counts for in the scatter of a block
 
@@ -112,7 +115,8 @@ def measured_levels(
         return Levels(np.empty(0), np.empty(0), np.empty(0), np.empty((0, count)), np.empty(0, np.intp))
     loss, squares, counts, alike, clocks = np.array(rows).T
     freedom = np.maximum(counts - 2, 0.0)
-    relative = np.where(loss > 0, squares / np.maximum(loss, 1e-300) ** 2, 0.0).sum() / max(freedom.sum(), 1.0)
+    some = loss > 1e-100  # whose square is not zero
+    relative = float((squares[some] / loss[some] ** 2).sum()) / max(float(freedom.sum()), 1.0)
     variance = (squares + _PRIOR * relative * loss**2) / (freedom + _PRIOR)
     alike = np.average(alike, weights=counts)
     error = np.sqrt(variance / counts * (1 + alike) / (1 - alike))
@@ -135,7 +139,7 @@ def fitted_job(levels: Levels, alike: _Floats, clocks: float, epsilon: float) ->
     """
     if not 0 < epsilon < np.inf:
         raise ValueError(f"Cannot estimate the way to epsilon = {epsilon}: give a positive loss.")
-    if len(levels.loss) < 2 or not levels.loss[0] > 0:
+    if len(levels.loss) < 2 or not levels.loss[0] > 0 or not clocks > 0:
         return None
     levels = levels._replace(loss=np.maximum(levels.loss, 1e-3 * epsilon))  # a hinge loss can be zero
     offsets = _offsets(levels, alike)
@@ -161,7 +165,7 @@ def fitted_job(levels: Levels, alike: _Floats, clocks: float, epsilon: float) ->
     least = _SLOWEST * max(job * clocks, float(_shape(ends, d)[-1]))
     ways = np.maximum(_shape(ends, d) - now, least)
     rates = np.maximum(1 + fit.significant(own, np.diag(faster)) / job, _SLOWEST)
-    return JobFit(float(ways[-1]) / job, np.maximum(rates * ways[-1] / ways[:-1], _SLOWEST**2))
+    return JobFit(float(ways[-1]) / job, np.clip(rates * ways[-1] / ways[:-1], _SLOWEST**2, _FASTEST))
 
 
 def _offsets(levels: Levels, alike: _Floats) -> _Floats:
@@ -174,7 +178,7 @@ def _offsets(levels: Levels, alike: _Floats) -> _Floats:
     raised = _OFFSET**2 * alike
     own = raised[levels.kind]
     walk = _WALK**2 * np.minimum.outer(levels.clocks, levels.clocks) / levels.clocks[-1]
-    noise = np.diag((levels.error / levels.loss) ** 2) + own[:, levels.kind] + walk
+    noise = np.diag((levels.error / levels.loss) ** 2 + 1e-6) + own[:, levels.kind] + walk
     return _LeastSquares(shape, noise, np.log(levels.loss)).significant(own, np.diag(raised))
 
 

@@ -101,11 +101,11 @@ def _counted(
     made = []
     for s in used:
         count = len(s.segment.losses)
-        left = target.value - each * s.segment.clocks_before
+        left = max(target.value - each * s.segment.clocks_before, each)
         mine = s.samples / count if target.metric == "samples" and s.samples > 0 else 1.0
         at = left if state == "before" else left - mine * count
         made.append(Triple(s.row, at, s.seconds / count * left / mine, clocks=left / each))
-    return Observations(made, (target.value - done) / each)
+    return Observations(made, max((target.value - done) / each, 1.0))
 
 
 def _pooled(

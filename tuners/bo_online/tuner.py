@@ -16,8 +16,7 @@ choose:
   three per worker (``per="workers"``); then a setting is judged by a number of losses in proportion to its workers, which
   cancels the throughput that is tuned, and one worker seems best. Under BSP three pushes of each are three rounds of the
   job, too few for a fit: there it is 10, the code's number for its synchronous job (``clocks_per_worker=3``: the paper's).
-  b counts the settings after X_0, so that the initial
-  phase has J = a + b a clocks (``counting="code"``: b includes X_0).
+  b counts the settings after X_0, so that the initial phase has J = a + b a clocks (``counting="code"``: b includes X_0).
 * One initial reconfiguration is made in two parts, system settings before roles: random settings mostly change both at
   once, and then their costs could not be separated (``apart=False``: never).
 * Initial settings are a Latin hypercube ("centred" is the code's; "random" draws each independently, as the paper says).
@@ -26,13 +25,17 @@ choose:
 * epsilon is the target where that is a loss, although the target is a validation loss and the estimate uses training losses.
   For an accuracy see `tuners.bo_online.repository.threshold`. A job that counts clocks needs no estimate: its remaining
   clocks are known, and are the state of the job instead of the loss.
-* A stretch without progress counts as the worst stretch with progress, or as the budget where there is none. Only a
-  significant rise of the losses is no progress; the other rates are drawn to a job-wide one (see
-  `tuners.bo_online.convergence`). The noise of the surrogate has a lower bound, else it interpolates noisy estimates.
-* After the initial phase the job takes the setting of the least expected seconds among those tried, not the last one
-  (``best_first=False``: the last). Where the current setting has the best score, it stays (``stay=False``: then the best of
-  the others is proposed).
-* The incumbent is the current setting *at the current loss* ("min": the best setting so far, at the current loss; "last":
+* The remaining clocks are of one fit to the whole job, divided by the progress per clock of a setting where it is
+  significantly other (`tuners.bo_online.job_fit`). The model learns seconds per remaining clock, in the logarithm, and
+  multiplies them by the clocks that remain. With ``pooled=False`` each stretch is estimated by itself, as in paper and code;
+  one without progress then counts as the worst stretch with progress, or as the budget where there is none.
+* ``careful`` is ours. A setting is observed for no longer than twice the time that the fastest one takes for a clocks, but
+  for the paper's three pushes per worker. The initial phase ends early where it would take more time than is left, and after
+  it the job takes the best setting that it knows, not the last. Only settings that were not observed yet are proposed by the
+  acquisition; beside them the best observed one is, so that the job goes back. The gate asks for the cost, for that of a
+  change back with the probability that the setting is worse, and for what its trial is expected to lose. Gains are scaled by
+  what earlier trials have kept of their promises. Decisions without a change make the search rarer: the 1st, 2nd, 4th, 8th.
+* The incumbent is the best setting so far *at the current loss* ("current": the current setting, at that loss; "last":
   the seconds of the last triple unchanged, as in the code). The gate compares seconds with seconds; the code measures costs
   and never uses them (``gate=False``). PI and LCB are not in seconds: they choose the setting, and the gate uses the
   expected improvement.
@@ -153,11 +156,8 @@ def bo_online(
     yield from observed()
     began, rows = at.since, initial_rows(at.encoding, settings - (counting == "code"), at.rng, design)
     for tried, row in enumerate(rows):
-        if (
-            careful
-            and tried
-            and (at.since - began) * (1 + 1 / tried) > _SHARE[job.target.counts] * least_seconds_left(known())
-        ):
+        spent = (at.since - began) * (1 + 1 / tried) if tried else 0.0  # with the next setting
+        if careful and spent > _SHARE[job.target.counts] * least_seconds_left(known()):
             break
         if (yield from _begin_with(at, row, how, apart and frozenset({"SSR"}) not in {c.needed for c in at.changes})):
             yield from observed()
@@ -422,7 +422,8 @@ def proposals(
         at.judge(lambda row: float(posterior(_at_state(row[None], at.state))[0][0]))
     gain = partial(expected_improvement, log=surrogate.scale == "log")
     if search:
-        score = {"ei": gain, "pi": probability, "lcb": lower_bound}[acquisition]
+        scores: dict[_Acquisition, Callable[..., _Floats]] = {"ei": gain, "pi": probability, "lcb": lower_bound}
+        score = scores[acquisition]
         rows, _ = best_rows(lambda r: score(*posterior(_at_state(r, at.state)), best), at.encoding, known, at.rng)
         if careful:  # a setting that was observed is judged by what it took, below; another one by its promise
             rows = rows[~(rows[:, None] == known).all(axis=2).any(axis=1)]
