@@ -72,6 +72,7 @@ __all__ = [
     "Design",
     "JobHistory",
     "Proposal",
+    "Trial",
     "bo_online",
     "initial_rows",
     "kind_of",
