@@ -13,7 +13,7 @@ COMPILE := env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL -u PIP_INDEX_URL PIP_CON
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --output-file requirements.txt pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compare test lint types check bench pins clean
+.PHONY: help setup try compare test lint types check bench pins clean
 
 help: ## list what can be made
 	@echo 'Usage: make TARGET [PYTHON=python3] [JOBS=2] [ARGS="..."]'
@@ -29,6 +29,9 @@ $(READY): requirements.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.txt
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
+
+try: setup ## a first answer: five tuners, three seeds, a few seconds of computing
+	$(BIN)/harness compare --quick --resume $(ARGS)
 
 compare: setup ## score every tuner on the default scenario; ARGS goes to `harness compare`
 	$(BIN)/harness compare --tuners all $(ARGS)

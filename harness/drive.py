@@ -84,7 +84,7 @@ def drive(
     A `Run` is clipped to the rest of the budget. The job ends at its target, at the end of its budget, when it diverges or
     deadlocks, and by a fault of the tuner: it spends no simulated time for `idle_exchanges` exchanges, thinks about one
     action for longer than `thinking_limit_seconds` (checked only in the main thread), raises, or yields something that is
-    no action. If the tuner returns, the job continues under its last setting.
+    no action. If the tuner returns, or does not catch that a `Run` was refused, the job continues under its last setting.
     """
     timed = _TimedTuner(tuner, thinking_limit_seconds)
     try:
@@ -121,8 +121,11 @@ def play(
             watch(exchange)
 
 
-def replay(tuner: Tuner, exchanges: Iterable[Exchange]) -> Action[Any] | None:
-    """Feed a recorded log to a fresh tuner, so that it has the state of the recorded one.
+def replay(
+    tuner: Tuner, exchanges: Iterable[Exchange], *, watch: Callable[[int, Action[Any]], None] | None = None
+) -> Action[Any] | None:
+    """Feed a recorded log to a fresh tuner, so that it has the state of the recorded one. `watch` gets the number of every
+    exchange, and the action as this tuner asks it: an `Install` in a log has no code, and this one has.
 
     Returns the tuner's next action, or None if it has returned. Raises ValueError at the first action that differs from the
     recorded one: it is a different tuner, it has another seed, or it depends on something outside of the exchanges.
@@ -134,6 +137,8 @@ def replay(tuner: Tuner, exchanges: Iterable[Exchange]) -> Action[Any] | None:
         if asked != recorded:
             raise ValueError(f"Cannot replay exchange {number}: the tuner asks {asked}, the log has {recorded}.")
         if exchange.asked:
+            if watch is not None and action is not None:
+                watch(number, action)
             action = _next_or_none(tuner, exchange.answer)
     return action
 
@@ -151,7 +156,8 @@ class _TimedTuner:
         self._fresh = True
 
     def next(self, answer: Any) -> Action[Any] | None:
-        """The tuner's next action after `answer`; None if it has returned. Raises _RunFailedError for every fault."""
+        """The tuner's next action after `answer`; None if it has returned. Raises _RunFailedError for every fault, and
+        Rejected where the tuner does not catch a refusal."""
         if not isinstance(self._tuner, Generator):
             raise _RunFailedError(_no_generator(self._tuner))
         first, self._fresh = self._fresh, False
@@ -168,8 +174,8 @@ class _TimedTuner:
                 f"The tuner thought for more than {self._limit_seconds:g} s without asking anything: "
                 "it must yield an action, or return."
             ) from error
-        except Rejected as error:
-            raise _RunFailedError(f"The tuner did not catch that an action was refused: {error}") from error
+        except Rejected:
+            raise
         except (Exception, SystemExit) as error:
             raise _RunFailedError(f"The tuner raised {_described(error)}") from error
         finally:
@@ -191,7 +197,10 @@ class _TimedTuner:
 def _until_over(timed: _TimedTuner, system: System, idle_exchanges: int) -> Generator[Exchange, None, Ending]:
     branches = [0]  # the branches alive; the one that trained last is the last element
     idle, spent_at = 0, system.now
-    action = timed.next(None)
+    try:
+        action = timed.next(None)
+    except Rejected as error:
+        raise _RunFailedError(f"The tuner raised {_described(error)}") from error
     while action is not None:
         ended = _ended(system)
         if ended is not None:
@@ -208,12 +217,18 @@ def _until_over(timed: _TimedTuner, system: System, idle_exchanges: int) -> Gene
             idle += 1
         if idle >= idle_exchanges:
             raise _RunFailedError(f"The tuner spent no simulated time in {idle} exchanges: it must Run, or return.")
-        action = timed.next(exchange.answer)
+        try:
+            action = timed.next(exchange.answer)
+        except Rejected as error:
+            if not isinstance(action, Run) or action.branch not in branches:
+                raise _RunFailedError(f"The tuner did not catch that an action was refused: {error}") from error
+            break  # a tuner cannot know every reason why a branch cannot run now, and the job does not depend on the tuner
     return (yield from _run_to_end(system, branches))
 
 
 def _run_to_end(system: System, branches: list[int]) -> Generator[Exchange, None, Ending]:
-    """Let the branch that trained last run to the end of the job under its current setting."""
+    """Let the branch that trained last run to the end of the job under its current setting; where it is refused, the one
+    that trained before it."""
     while True:
         ended = _ended(system)
         if ended is not None:
@@ -224,7 +239,10 @@ def _run_to_end(system: System, branches: list[int]) -> Generator[Exchange, None
         exchange = _exchange(system, Run(seconds=system.job.budget_seconds / _PIECES, branch=branches[-1]), asked=False)
         yield exchange
         if isinstance(exchange.answer, Rejected):
-            raise _RunFailedError(f"The tuner returned, and its job cannot go on: {exchange.answer}")
+            if len(branches) == 1:
+                raise _RunFailedError(f"The tuner returned, and its job cannot go on: {exchange.answer}")
+            branches.pop()
+            continue
         stuck: Status = exchange.answer.status
         if stuck != "running" and _ended(system) is None and system.now == before:
             # This branch has diverged or is deadlocked, but the system could still run others: it has no final status.

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import ray
 
-__all__ = ["cores", "joined"]
+__all__ = ["cores", "joined", "protected"]
 
 _ANSWER_SECONDS = 5.0
 
@@ -37,6 +37,12 @@ def joined(address: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def protected() -> bool:
+    """Whether this process, and all that Ray starts for it, talk to Ray with a token or through TLS. A cluster without both
+    obeys whoever reaches it."""
+    return os.environ.get("RAY_AUTH_MODE", "").lower() == "token" or os.environ.get("RAY_USE_TLS") == "1"
 
 
 def cores() -> int:

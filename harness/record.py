@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from harness import __version__
 from harness.drive import Played, play
+from harness.version import HARNESS_VERSION
 from traces.exchanges import Exchange
 from traces.parts import Origin, TraceWriter
 from traces.record import Recorder
@@ -14,7 +14,7 @@ from tuners.actions import System, TunerFactory
 
 __all__ = ["MADE_BY", "play_recorded"]
 
-MADE_BY = f"harness {__version__}"
+MADE_BY = f"harness {HARNESS_VERSION}"
 
 
 def play_recorded(

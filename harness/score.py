@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from harness.drive import Ending, Outcome, Played
 from traces.exchanges import Exchange
@@ -28,7 +28,7 @@ from tuners.actions import (
     Window,
 )
 
-__all__ = ["Score", "Scored", "failed", "score"]
+__all__ = ["Score", "Scored", "failed", "not_applicable", "score"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Score:
     scenario: str
     tuner: str
     seed: int
-    status: Ending
+    status: Ending | Literal["not applicable"]
     reason: str
     completion_seconds: float
     budget_seconds: float
@@ -113,13 +113,30 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
 
 def failed(reason: str, *, scenario: str, tuner: str, seed: int, budget_seconds: float) -> Scored:
     """The row of a run without exchanges: it failed before the first one, or its process died."""
+    return _unplayed("error", reason, budget_seconds, scenario, tuner, seed, budget_seconds)
+
+
+def not_applicable(reason: str, *, scenario: str, tuner: str, seed: int, budget_seconds: float) -> Scored:
+    """The row of a run that is not played, because its tuner has nothing to tune in the scenario."""
+    return _unplayed("not applicable", reason, math.nan, scenario, tuner, seed, budget_seconds)
+
+
+def _unplayed(
+    status: Literal["error", "not applicable"],
+    reason: str,
+    completion_seconds: float,
+    scenario: str,
+    tuner: str,
+    seed: int,
+    budget_seconds: float,
+) -> Scored:
     row = Score(
         scenario=scenario,
         tuner=tuner,
         seed=seed,
-        status="error",
+        status=status,
         reason=reason,
-        completion_seconds=budget_seconds,
+        completion_seconds=completion_seconds,
         budget_seconds=budget_seconds,
         reached=False,
         reconfigurations=0,
@@ -160,10 +177,12 @@ class _Path:
 
 
 def _branching(exchanges: Sequence[Exchange]) -> Iterator[float]:
-    """Stall seconds of forks and of switches between branches: copying, restarting, refilling caches."""
+    """Stall seconds of evaluations, forks and switches between branches: passes over data, copying, refilling caches."""
     before = 0.0
     for exchange in exchanges:
-        if isinstance(exchange.action, Fork):
+        if isinstance(exchange.answer, Evaluation):  # its seconds are those at which the pass over the data began
+            yield exchange.seconds - exchange.answer.seconds
+        elif isinstance(exchange.action, Fork):
             yield exchange.seconds - before
         elif isinstance(exchange.answer, Window):  # it starts earlier if it reports pushes that no window has had yet
             yield max(exchange.answer.start_seconds - before, 0.0)

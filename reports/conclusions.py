@@ -1,66 +1,108 @@
-"""The conclusions of a comparison, in sentences: no more than its intervals and ranks support, and what they cannot show."""
+"""The conclusions of a comparison, in sentences: no more than its intervals and tests support, and what they cannot show."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
-from reports.statistics import LEVEL, coverage_limit
-from reports.tables import REFERENCE, faster_or_slower, interval_text
+from reports.statistics import LEAST_BLOCKS, LEVEL, coverage_limit
+from reports.tables import ORACLE, REFERENCE, count, interval_text, quantity, side_of_reference
 
-__all__ = ["against_reference", "headline", "limits", "tally"]
+__all__ = ["Answer", "against_reference", "answer", "limits", "listed", "tally"]
 
 
-def headline(rows: pl.DataFrame) -> str:
-    """The one sentence for a scenario's rows of `tables.summary`."""
-    contestants = rows.filter(pl.col("role") != "oracle")
+class Answer(NamedTuple):
+    """The first line of a page and of the terminal: which tuner to use. Its text is `before` + `tuner` + `after`."""
+
+    before: str
+    tuner: str  # to be set in bold; "" where there is no advice
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.before}{self.tuner}{self.after}"
+
+
+def answer(rows: pl.DataFrame) -> Answer:
+    """Which tuner to use, how sure that is and what it costs, from one scenario's rows of `tables.summary`."""
+    contestants = rows.filter(pl.col("standing") != "")
     if contestants.height < 2:
-        return "Only one tuner was run, so nothing is compared."
-    groups = [(str(t), str(g)) for t, g in contestants.select("tuner", "group").iter_rows()]
-    if len({g for _, g in groups}) < 2:
-        return f"These runs do not show which tuner is faster. {contestants['verdict'][0]}"
-    first = [t for t, g in groups if g.startswith("a")]
-    behind = [t for t, g in groups if not g.startswith("a")]
-    p_value = float(contestants["p_value"][0])
-    shown = "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
-    lead = f"{first[0]} ranks first" if len(first) == 1 else f"{_listed(first)} lead and are not ranked against each other"
-    return f"{lead}; {_listed(behind)} {'ranks' if len(behind) == 1 else 'rank'} behind {first[0]} ({shown})."
+        only = f" ({rows['tuner'][0]})" if rows.height else ""
+        return Answer(f"Nothing is compared: there is only one kind of run{only}.", "", "")
+    led = [r for r in contestants.iter_rows(named=True) if r["standing"] == "leader"]
+    if not led:
+        budget = quantity(float(rows["budget_seconds"].to_numpy().max()))
+        return Answer(f"No tuner reached the target within {budget} s in any run without failing in another.", "", "")
+    leader = led[0]
+    close = [str(t) for t, s in contestants.select("tuner", "standing").iter_rows() if s == "not told apart"]
+    rest = [f": {_measured(leader)}"]
+    if ORACLE in rows["tuner"]:
+        oracle = rows.row(by_predicate=pl.col("tuner") == ORACLE, named=True)
+        rest.append(f"; oracle {interval_text(oracle, 'completion_seconds', 'completion')[0]} s")
+    rest.append(".")
+    if leader["tuner"] == REFERENCE:
+        before, why = "Keep ", " No tuner is faster."
+    elif REFERENCE in close:
+        before, why = "No tuner is told apart from fixed. The least time has ", ""
+    else:
+        before, why = "Use ", ""
+    others = [t for t in close if t != REFERENCE] if before.startswith("No") else close
+    apart = [t for t, s in contestants.select("tuner", "standing").iter_rows() if s in ("behind", "ahead")]
+    if int(leader["seeds"]) < LEAST_BLOCKS:
+        why += " Fewer than three seeds tell nothing apart."
+    elif others:
+        why += f" Not told apart from it: {', '.join(others)}."
+    elif apart:
+        why += " All others are told apart from it."
+    return Answer(before, str(leader["tuner"]), "".join(rest) + why)
+
+
+def _measured(row: dict[str, Any]) -> str:
+    """Time, ratio to the reference, changes and overhead of a row."""
+    parts = [f"{interval_text(row, 'completion_seconds', 'completion')[0]} s"]
+    shown, interval = interval_text(row, "ratio", "ratio")
+    if row["role"] != "reference" and not math.isnan(row["ratio"]):
+        parts.append(f"{shown}x of {REFERENCE}{f' ({interval})' if interval else ''}")
+    changes = count(row["reconfigurations"])
+    parts.append(f"{changes} change{'' if changes == '1' else 's'}")
+    parts.append(f"{quantity(row['overhead_seconds'])} s overhead")
+    return ", ".join(parts)
 
 
 def against_reference(rows: pl.DataFrame) -> list[str]:
-    """Which tuners are faster or slower than the reference with their whole interval, and which are neither."""
+    """Which tuners are faster or slower than the reference, and which are not told apart from it."""
     if REFERENCE not in rows["tuner"]:
         return [f"The reference {REFERENCE} was not run, so there are no ratios."]
     others = [r for r in rows.iter_rows(named=True) if r["role"] == "contestant"]
-    faster = [r for r in others if faster_or_slower(r) == "faster"]
-    slower = [r for r in others if faster_or_slower(r) == "slower"]
     untimed = [r for r in others if r["failed"] == r["runs"]]
-    unclear = [r for r in others if r not in faster and r not in slower and r not in untimed]
+    timed = [r for r in others if r not in untimed]
     sentences = []
-    for found, word, side in ((faster, "Faster", "below"), (slower, "Slower", "above")):
+    for word, side in (("Faster", "faster"), ("Slower", "slower")):
+        found = [r for r in timed if side_of_reference(r) == side]
         if found:
-            sentences.append(f"{word} than {REFERENCE} (whole interval {side} 1): {_listed(map(_with_ratio, found))}.")
+            sentences.append(f"{word} than {REFERENCE}: {listed(map(_with_ratio, found))}.")
+    unclear = [r for r in timed if not side_of_reference(r)]
     if unclear:
-        few = " (fewer than five seeds cannot show one)" if all(r["runs"] - r["failed"] < 5 for r in unclear) else ""
-        sentences.append(f"No clear difference from {REFERENCE}{few}: {_listed(r['tuner'] for r in unclear)}.")
+        few = " (fewer than three seeds tell nothing apart)" if all(r["seeds"] < LEAST_BLOCKS for r in unclear) else ""
+        sentences.append(f"Not told apart from {REFERENCE}{few}: {listed(map(_with_ratio, unclear))}.")
     if untimed:
-        sentences.append(f"Every run failed: {_listed(r['tuner'] for r in untimed)}.")
+        sentences.append(f"Every run failed: {listed(r['tuner'] for r in untimed)}.")
     return sentences
 
 
 def tally(rows: pl.DataFrame) -> str:
-    """How many runs there were and how they ended."""
-    runs, reached, failed = (int(rows[c].sum()) for c in ("runs", "reached", "failed"))
+    """How many runs there were and how they ended; runs that are identical to another tuner's count once."""
+    mine = rows.filter(pl.col("role") != "same")
+    runs, reached, failed = (int(mine[c].sum()) for c in ("runs", "reached", "failed"))
     rest = runs - reached - failed
     sentences = [f"{reached} of {runs} runs reached the target"]
     if rest:
         sentences.append(f"{rest} ended without reaching it")
     if failed:
         sentences.append(f"{failed} failed")
-    return f"{_listed(sentences)}."
+    return f"{listed(sentences)}."
 
 
 def limits(rows: pl.DataFrame) -> list[str]:
@@ -75,14 +117,12 @@ def limits(rows: pl.DataFrame) -> list[str]:
             f"With {runs} seeds, the range from the lowest to the highest run covers the true median only {best:.3g} % of "
             "the time; a 95 % interval needs at least six seeds."
         )
-    if rows["ratio_high"].is_not_nan().any() and rows["role"].to_list().count("contestant") > 1:
+    contestants = rows.filter(pl.col("role") != "oracle")
+    fewest = int(contestants["runs"].to_numpy().min()) if contestants.height else runs
+    if fewest < runs:
         sentences.append(
-            f"Each interval against {REFERENCE} holds by itself; ranks limit the error over all pairs of tuners, so they "
-            "need more seeds. Where intervals and ranks seem to disagree, there are too few seeds for the ranks."
+            f"Some tuners were run with only {fewest} of {runs} seeds; a pair is compared on the seeds of both."
         )
-    blocks = int(rows["blocks"].to_numpy().max())
-    if 0 < blocks < runs:
-        sentences.append(f"Only {blocks} of {runs} seeds were run with every tuner; ranks use only those.")
     sentences.append(
         "Seeds vary the random draws within this scenario: these runs say nothing about other clusters, jobs or targets."
     )
@@ -93,9 +133,10 @@ def _with_ratio(row: dict[str, Any]) -> str:
     shown, interval = interval_text(row, "ratio", "ratio")
     if math.isnan(row["ratio"]):
         return str(row["tuner"])
-    return f"{row['tuner']} (ratio {shown}{', ' + interval if interval else ''})"
+    return f"{row['tuner']} ({shown}{', ' + interval if interval else ''})"
 
 
-def _listed(words: Iterable[str]) -> str:
+def listed(words: Iterable[str]) -> str:
+    """Words with commas, and "and" before the last."""
     found = list(words)
     return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}" if found else "none"

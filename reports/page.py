@@ -1,80 +1,129 @@
-"""One self-contained HTML page per comparison: what was run, what can be concluded, how it went, how to read it.
+"""The HTML pages of a comparison: the answer first, then what it costs, how it went, every run, and how to read it.
 
-It opens without a network and without scripts, in light and in dark. This module prepares plain values; the templates
-`comparison`, `scenario`, `scores` and `reading` lay them out. `rendering` escapes what comes from files (names, reasons,
-scenario text).
+A comparison of one scenario is one self-contained file. With several, the first page is an overview, and a page per scenario
+lies behind it, in the folder `pages`. They open without a network, in light and in dark; without scripts, only sorting,
+downloads and the drawings of workers are missing. This module prepares plain values; the templates `overview`, `comparison`,
+`scenario`, `scores`, `runs` and `reading` lay them out. `rendering` escapes what comes from files (names, reasons, scenario
+text).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import base64
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import quote
 
 import polars as pl
 
-from reports.conclusions import against_reference, headline, limits, tally
-from reports.drawing import Drawing
+from harness.comparison.results import run_folder
+from reports import arenas
+from reports.conclusions import Answer, against_reference, answer, limits, tally
 from reports.facts import facts, target_of
-from reports.figures import (
-    SETTINGS_NOTE,
-    completion_times,
-    critical_differences,
-    learning_curves,
-    settings_over_time,
-    typical_seed,
-)
+from reports.figures.across import heat_map, mean_ratios, performance
+from reports.figures.completion import completion_times
+from reports.figures.costs import pareto, time_split
+from reports.figures.drawing import Drawing
+from reports.figures.gantt import PackedRun, headers, packed_run
+from reports.figures.progress import learning_curves, progress
+from reports.figures.settings_over_time import SETTINGS_NOTE, settings_over_time, unmoved
+from reports.figures.workers import WORKERS_NOTE
 from reports.rendering import fill
-from reports.tables import ORACLE, REFERENCE, interval_text, quantity, ranking_of, shows_accuracy, summary
-from reports.workers import WORKERS_NOTE, workers_of_run
+from reports.tables import (
+    ORACLE,
+    REFERENCE,
+    count,
+    host_seconds,
+    identical,
+    interval_text,
+    quantity,
+    relative,
+    shows_accuracy,
+    summary,
+)
 from traces.store import Results, load_results, write_bytes
 
-__all__ = ["page", "write"]
+__all__ = [
+    "OverviewFigures",
+    "ScenarioFigures",
+    "overview_figures",
+    "page_name",
+    "pages",
+    "scenario_figures",
+    "texts",
+    "write",
+]
 
-_Workers: TypeAlias = Callable[[str, str, int, str], Drawing | None]
-"""Draws the workers of a run: of a scenario, a tuner and a seed, with a name for the ids of the drawing."""
+_Runs: TypeAlias = Callable[[str, str, int, int], PackedRun | None]
+"""Packs a run of a scenario, a tuner and a seed, with at most so many pushes."""
+
+_ALL_PUSHES, _MOST_PUSHES, _LEAST_PUSHES = 60_000, 1500, 100  # in the drawings of one page, and in one of them
 
 
 def write(folder: Path) -> Path:
-    """Write `report.html` into a results folder and return its path. Raises ValueError where `folder` holds no results."""
+    """Write the pages of a results folder and return the path of the first one, `report.html`.
+
+    Raises ValueError where `folder` holds no results.
+    """
     results = load_results(folder)
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted((folder / "scenarios").glob("*.toml"))}
-    path = folder / "report.html"
-    write_bytes(path, page(results, texts, partial(workers_of_run, folder)).encode())
-    return path
+    made = pages(results, texts(folder), partial(packed_run, folder))
+    for name, text in made.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        write_bytes(path, text.encode())
+    return folder / "report.html"
 
 
-def page(results: Results, scenarios: Mapping[str, str], workers: _Workers = lambda *_: None) -> str:
-    """The page for `results`; `scenarios` are the texts of the scenarios as they were run, by name.
+def texts(folder: Path) -> dict[str, str]:
+    """The scenarios of a results folder as they were run, by name."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted((folder / "scenarios").glob("*.toml"))}
 
-    `workers` draws the workers of a run, as `workers.workers_of_run` does.
+
+def page_name(scenario: str, scenarios: Sequence[str], first: str = "report.html") -> str:
+    """The file of a scenario's page: the first page where there is only one scenario."""
+    return first if len(scenarios) < 2 else f"pages/{quote(scenario, safe='+=,()')}.html"
+
+
+def pages(
+    results: Results,
+    scenarios: Mapping[str, str],
+    runs: _Runs = lambda *_: None,
+    *,
+    first: str = "report.html",
+    with_files: bool = True,
+) -> dict[str, str]:
+    """The pages for `results`, by file name; `scenarios` are the texts of the scenarios as they were run, by name.
+
+    `runs` packs a run for the drawing of its workers, as `gantt.packed_run` does. `first` is the name of the first page.
+    Without `with_files`, nothing refers to the files of single runs.
     """
     table = summary(results)
     names = list(dict.fromkeys(table["scenario"].to_list()))
-    return fill(
-        "comparison.html.j2",
-        title=f"{_count(results.manifest.get('tuners', []), 'tuner')} on {_count(names, 'scenario')}",
-        lead=_lead(table),
-        across=_across(results.scores) if len(names) > 1 else None,
-        scenarios=[_section(i, name, table, results, scenarios.get(name, ""), workers) for i, name in enumerate(names)],
-        versions=_versions(results.manifest),
-        reference=REFERENCE,
-        oracle=ORACLE,
-        settings_note=SETTINGS_NOTE,
-        workers_note=WORKERS_NOTE,
-    )
-
-
-def _lead(table: pl.DataFrame) -> str:
-    counts = sorted(set(table.group_by("scenario").agg(pl.col("runs").max())["runs"])) if table.height else [0]
-    seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-    return (
-        f"{seeds} paired seed{'' if seeds == '1' else 's'} per scenario: with the same seed, every tuner meets the same "
-        "random draws. Times are simulated seconds unless a column says host."
-    )
+    common = {"versions": _versions(results.manifest), "reference": REFERENCE, "oracle": ORACLE}
+    made = {}
+    if len(names) != 1:
+        made[first] = _overview(results, table, names, first, common)
+    for name in names:
+        own = page_name(name, names, first)
+        section = _section(
+            name, table, results, scenarios.get(name, ""), runs, "../" * own.count("/") if with_files else None
+        )
+        made[own] = fill(
+            "comparison.html.j2",
+            title=name,
+            back=f"../{first}" if len(names) > 1 else "",
+            scenario=section,
+            settings_note=SETTINGS_NOTE,
+            workers_note=WORKERS_NOTE,
+            **common,
+        )
+    return made
 
 
 def _versions(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,38 +135,146 @@ def _versions(manifest: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _count(things: Iterable[Any], noun: str) -> str:
-    n = len(list(things))
-    return f"{n} {noun}{'' if n == 1 else 's'}"
+class _Numbered(NamedTuple):
+    """A drawing with its numbers, as the templates take it."""
+
+    drawing: Drawing
+    csv: str  # the numbers as CSV, compressed, in base 64
 
 
-# -------------------------------------------------------------------------------------------------------- all scenarios
+def _figure(drawing: Drawing | None) -> _Numbered | None:
+    if drawing is None:
+        return None
+    return _Numbered(
+        drawing, base64.b64encode(zlib.compress(drawing.data.write_csv(float_precision=6).encode(), 9)).decode()
+    )
+
+
+class _Cell(NamedTuple):
+    """A cell of a table."""
+
+    text: str
+    small: str = ""  # the interval, or another addition in small print
+    value: float = math.nan  # to sort by
+
+
+# ------------------------------------------------------------------------------------------------------------- overview
 
 
 @dataclass(frozen=True, slots=True)
-class _AcrossSection:
-    """The ranking over all scenarios."""
+class OverviewFigures:
+    """The figures of one family."""
 
-    verdict: str
-    places: list[str]  # a tuner, its mean rank and its group, best first
-    ranks: Drawing | None
+    means: Drawing
+    regret: Drawing
+    profile: Drawing
+
+    def all(self) -> list[Drawing]:
+        return [self.means, self.regret, self.profile]
 
 
-def _across(scores: pl.DataFrame) -> _AcrossSection:
-    ranking = ranking_of(scores)
-    placed = zip(ranking.tuners, ranking.ranks, ranking.groups, strict=True)
-    places = [f"{tuner} {rank.estimate:.2f}{f' ({group})' if group else ''}" for tuner, rank, group in placed]
-    return _AcrossSection(ranking.verdict, places, critical_differences(ranking, "across"))
+def overview_figures(found: arenas.Arenas, name: str) -> OverviewFigures:
+    """The figures over the arenas of `found`."""
+    return OverviewFigures(
+        mean_ratios(found, f"{name}-means"), heat_map(found, f"{name}-regret"), performance(found, f"{name}-profile")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _FamilySection:
+    """What the overview shows of one family, or of all arenas together."""
+
+    title: str
+    answer: Answer
+    sentences: list[str]
+    base: str
+    rows: list[tuple[str, str, list[_Cell]]]  # tuner, class of the row, cells
+    figures: list[_Numbered | None]
+
+
+def _overview(results: Results, table: pl.DataFrame, names: list[str], first: str, common: dict[str, Any]) -> str:
+    sections = []
+    for i, (family, members) in enumerate(arenas.families(names).items()):
+        found = arenas.arenas_of(results, members, family)
+        rows = [_family_row(row, len(found.arenas)) for row in found.rows.iter_rows(named=True)]
+        figures = [_figure(d) for d in overview_figures(found, f"over{i}").all()] if found.rows.height else []
+        title = f"Family {family}" if family else "All scenarios"
+        sections.append(_FamilySection(title, arenas.answer(found), arenas.sentences(found), found.base, rows, figures))
+    each = [(name, quote(page_name(name, names, first)), answer(table.filter(pl.col("scenario") == name))) for name in names]
+    return fill("overview.html.j2", title=f"{len(names)} scenarios", sections=sections, scenarios=each, **common)
+
+
+def _family_row(row: dict[str, Any], arenas_in_all: int) -> tuple[str, str, list[_Cell]]:
+    def ends(name: str, text: Callable[[float], str]) -> _Cell:
+        low, high = row[f"{name}_low"], row[f"{name}_high"]
+        return _Cell(text(row[name]), "" if math.isnan(low) else f"{text(low)}\u2013{text(high)}", row[name])
+
+    def percent(value: float) -> str:
+        return f"{value:.0%}"
+
+    cells = [
+        _Cell(f"{row['arenas']}/{arenas_in_all}", "", row["arenas"]),
+        ends("ratio", relative),
+        ends("first", percent),
+        _Cell(relative(row["mean_rank"]), "", row["mean_rank"]),
+        _Cell(row["standing"] or "-", _p_text(row["p_leader"]), row["p_leader"]),
+        _Cell(_p_text(row["p_reference"]) or "-", "", row["p_reference"]),
+        _Cell(percent(row["reached"]), f"{row['failed']} failed" if row["failed"] else "", row["reached"]),
+    ]
+    return row["tuner"], "close" if row["standing"] == "not told apart" else row["standing"], cells
+
+
+def _p_text(p_value: float) -> str:
+    return "" if math.isnan(p_value) else "p < 0.001" if p_value < 0.001 else f"p = {p_value:.2g}"
 
 
 # --------------------------------------------------------------------------------------------------------- one scenario
 
 
-class _Cell(NamedTuple):
-    """A cell of the table of scores."""
+@dataclass(frozen=True, slots=True)
+class ScenarioFigures:
+    """The figures of one scenario."""
 
-    text: str
-    small: str = ""  # the interval, or another addition in small print
+    split: Drawing | None
+    front: Drawing | None
+    metric: str  # "accuracy" or "loss", of `progress` and `curves`; `other_metric` is the other one
+    progress: Drawing | None
+    curves: Drawing | None
+    other_metric: str
+    other_progress: Drawing | None
+    times: Drawing
+    settings: dict[str, Drawing]  # by tuner
+
+    def all(self) -> list[Drawing]:
+        made = (self.split, self.front, self.progress, self.curves, self.other_progress, self.times, *self.settings.values())
+        return [drawing for drawing in made if drawing is not None]
+
+
+def scenario_figures(rows: pl.DataFrame, results: Results, text: str, prefix: str = "") -> ScenarioFigures:
+    """The figures of one scenario from its rows of `tables.summary`; names of figures begin with `prefix`."""
+    here = pl.col("scenario") == rows["scenario"][0]
+    scores, evaluations, settings = (f.filter(here) for f in (results.scores, results.evaluations, results.settings))
+    distinct = rows.filter(pl.col("role") != "same")
+    tuners = distinct["tuner"].to_list()
+    metric, target = target_of(text) or ("accuracy" if shows_accuracy(rows) else "loss", None)
+    other = "loss" if metric == "accuracy" else "accuracy"
+    drawn = {}
+    for tuner in tuners:
+        mine = pl.col("tuner") == tuner
+        name = f"{prefix}settings-{quote(tuner, safe='')}".replace("%", "_")
+        if (drawing := settings_over_time(settings.filter(mine), scores.filter(mine), name)) is not None:
+            drawn[tuner] = drawing
+    return ScenarioFigures(
+        split=time_split(rows, scores, f"{prefix}time-split"),
+        front=pareto(rows, f"{prefix}time-against-overhead"),
+        metric=metric,
+        progress=progress(evaluations, settings, scores, rows, metric, f"{prefix}progress-{metric}", target),
+        curves=learning_curves(evaluations, tuners, metric, f"{prefix}each-{metric}", target),
+        other_metric=other,
+        other_progress=progress(evaluations, settings, scores, rows, other, f"{prefix}progress-{other}"),
+        times=completion_times(distinct, scores, f"{prefix}completion-times"),
+        settings=drawn,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +282,19 @@ class _ScoreRow:
     """A tuner's row in the table of scores; a cell per column of the template `scores`, after the tuner."""
 
     tuner: str
-    is_oracle: bool
+    kind: str  # the row's class: leader, close, behind, ahead or oracle
     cells: list[_Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class _RunRow:
+    """One run in the table of runs."""
+
+    seed: int
+    cells: list[_Cell]
+    status: str
+    reason: str
+    folder: str  # of its files, relative to the page; "" where the page stands without them
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,90 +302,127 @@ class _ScenarioSection:
     """What the page shows of one scenario, in the order of the template `scenario`."""
 
     name: str
+    answer: Answer
     text: str  # of the scenario file; "" where the results folder lacks it
     summary: str
     facts: list[tuple[str, str]]  # terms and what the text says of them
     findings: list[str]
     limits: list[str]
     scores: list[_ScoreRow]
+    identical: list[str]
     final_metric: str  # of the last column of scores
-    verdict: str
-    times: Drawing
-    ranks: Drawing | None
-    metric: str  # "accuracy" or "loss", of `curves`; `other_metric` is the other one
-    curves: Drawing | None
-    other_metric: str
-    other_curves: Drawing | None
-    settings: list[tuple[str, Drawing]]  # by tuner
+    figures: ScenarioFigures
+    split: _Numbered | None
+    front: _Numbered | None
+    progress: _Numbered | None
+    curves: _Numbered | None
+    other_progress: _Numbered | None
+    times: _Numbered | None
+    settings: list[tuple[str, _Numbered | None]]  # by tuner
+    unmoved: str  # knobs that no tuner moved
     unchanged: list[str]  # tuners that kept one setting
-    seed: int  # of the runs in `workers`
-    workers: list[tuple[str, Drawing]]  # by tuner
-    missed: list[dict[str, Any]]  # runs that did not reach the target: tuner, seed, status, reason
+    workers: list[tuple[str, str, str, list[PackedRun]]]  # tuner, id, headers, runs
+    runs: list[tuple[str, list[_RunRow]]]  # by tuner
 
 
-def _section(index: int, name: str, table: pl.DataFrame, results: Results, text: str, workers: _Workers) -> _ScenarioSection:
+def _section(name: str, table: pl.DataFrame, results: Results, text: str, runs: _Runs, up: str | None) -> _ScenarioSection:
     here = pl.col("scenario") == name
     rows = table.filter(here)
-    scores, evaluations, settings = (f.filter(here) for f in (results.scores, results.evaluations, results.settings))
-    tuners = rows["tuner"].to_list()
+    scores, settings = results.scores.filter(here), results.settings.filter(here)
     accuracy = shows_accuracy(rows)
     known = facts(text)
-    metric, target = target_of(text) or ("accuracy" if accuracy else "loss", None)
-    other = "loss" if metric == "accuracy" else "accuracy"
-    drawn, unchanged = _settings(tuners, settings, scores, f"s{index}")
-    seed = typical_seed(scores)
-    busy = [(tuner, workers(name, tuner, seed, f"s{index}-workers-{i}")) for i, tuner in enumerate(tuners)]
+    made = scenario_figures(rows, results, text)
+    distinct = rows.filter(pl.col("role") != "same")["tuner"].to_list()
+    absent = results.not_applicable.filter(here)
+    host = results.host.filter(here)
     return _ScenarioSection(
         name=name,
+        answer=answer(rows),
         text=text,
         summary=known[0][1],
         facts=known[1:],
-        findings=[headline(rows), *against_reference(rows), tally(rows)],
+        findings=[*against_reference(rows), tally(rows)],
         limits=limits(rows),
-        scores=[_score_row(row, accuracy) for row in rows.iter_rows(named=True)],
+        scores=[_score_row(row, accuracy) for row in rows.filter(pl.col("role") != "same").iter_rows(named=True)],
+        identical=[*identical(rows), *_absent(absent)],
         final_metric="accuracy" if accuracy else "loss",
-        verdict=str(rows["verdict"][0]),
-        times=completion_times(rows, scores, f"s{index}-times"),
-        ranks=critical_differences(ranking_of(scores), f"s{index}-ranks"),
-        metric=metric,
-        curves=learning_curves(evaluations, tuners, metric, f"s{index}-{metric}", target),
-        other_metric=other,
-        other_curves=learning_curves(evaluations, tuners, other, f"s{index}-{other}"),
-        settings=drawn,
-        unchanged=unchanged,
-        seed=seed,
-        workers=[(tuner, drawing) for tuner, drawing in busy if drawing is not None],
-        missed=scores.filter(~pl.col("reached")).sort("tuner", "seed").to_dicts(),
+        figures=made,
+        split=_figure(made.split),
+        front=_figure(made.front),
+        progress=_figure(made.progress),
+        curves=_figure(made.curves),
+        other_progress=_figure(made.other_progress),
+        times=_figure(made.times),
+        settings=[(tuner, _figure(drawing)) for tuner, drawing in made.settings.items()],
+        unmoved=", ".join(unmoved(settings.filter(pl.col("tuner") != ORACLE), text)),
+        unchanged=[t for t in distinct if t not in made.settings and t in settings["tuner"]],
+        workers=_workers(name, distinct, scores, runs),
+        runs=[
+            (
+                str(tuner),
+                [
+                    _run_row(run, up)
+                    for run in mine.join(host, on=("scenario", "tuner", "seed"), how="left").iter_rows(named=True)
+                ],
+            )
+            for (tuner,), mine in scores.sort("tuner", "seed").group_by(["tuner"], maintain_order=True)
+        ],
     )
+
+
+def _absent(rows: pl.DataFrame) -> list[str]:
+    """Sentences on the tuners that have nothing to tune in a scenario."""
+    reasons: dict[str, list[str]] = {}
+    for tuner, reason in rows.select("tuner", "reason").unique(maintain_order=True).iter_rows():
+        reasons.setdefault(str(reason), []).append(str(tuner))
+    return [f"Not applicable, and not run: {', '.join(tuners)}. {reason}" for reason, tuners in reasons.items()]
+
+
+def _workers(name: str, tuners: list[str], scores: pl.DataFrame, runs: _Runs) -> list[tuple[str, str, str, list[PackedRun]]]:
+    """The packed runs of every tuner; the more runs there are, the fewer pushes of each."""
+    shown = scores.filter(pl.col("tuner").is_in(tuners))
+    most = min(max(_ALL_PUSHES // max(shown.height, 1), _LEAST_PUSHES), _MOST_PUSHES)
+    found = []
+    for i, tuner in enumerate(tuners):
+        seeds = sorted(shown.filter(pl.col("tuner") == tuner)["seed"])
+        packed = [run for seed in seeds if (run := runs(name, tuner, seed, most)) is not None]
+        if packed:
+            found.append((tuner, f"gantt-{i}", headers(packed), packed))
+    return found
 
 
 def _score_row(row: dict[str, Any], accuracy: bool) -> _ScoreRow:
     oracle = row["role"] == "oracle"
-    spent = ("reconfigurations", "overhead_seconds", "trial_seconds", "thinking_seconds")
+
+    def ends(name: str, kind: str) -> _Cell:
+        return _Cell(*interval_text(row, name, kind), row[name])
+
+    def plain(name: str) -> _Cell:
+        return _Cell(quantity(row[name]), "", row[name])
+
     cells = [
-        _Cell(*interval_text(row, "completion_seconds", "completion")),
-        _Cell("1") if row["role"] == "reference" else _Cell(*interval_text(row, "ratio", "ratio")),
-        _Cell("-") if oracle else _Cell(*interval_text(row, "regret", "regret")),
-        _Cell("-") if oracle else _Cell(*interval_text(row, "mean_rank", "rank")),
-        _Cell("oracle" if oracle else row["group"] or "-"),
-        _Cell(f"{row['reached']}/{row['runs']}", f"{row['failed']} failed" if row["failed"] else ""),
-        *(_Cell(quantity(row[name])) for name in spent),
-        _Cell(quantity(row["branches_peak"]), f"{quantity(row['branch_bytes_peak'] / 1e6)} MB"),
-        _Cell(quantity(row["final_accuracy" if accuracy else "final_loss"])),
+        ends("completion_seconds", "completion"),
+        _Cell("1", "", 1.0) if row["role"] == "reference" else ends("ratio", "ratio"),
+        _Cell("-") if oracle else ends("regret", "regret"),
+        _Cell("oracle" if oracle else row["standing"] or "-", _p_text(row["p_leader"]), row["p_leader"]),
+        _Cell(f"{row['reached']}/{row['runs']}", f"{row['failed']} failed" if row["failed"] else "", row["reached"]),
+        _Cell(count(row["reconfigurations"]), "", row["reconfigurations"]),
+        plain("overhead_seconds"),
+        plain("trial_seconds"),
+        _Cell(host_seconds(row["thinking_seconds"]), "", row["thinking_seconds"]),
+        _Cell(count(row["branches_peak"]), f"{quantity(row['branch_bytes_peak'] / 1e6)} MB", row["branches_peak"]),
+        plain("final_accuracy" if accuracy else "final_loss"),
     ]
-    return _ScoreRow(row["tuner"], oracle, cells)
+    return _ScoreRow(
+        row["tuner"], "oracle" if oracle else "close" if row["standing"] == "not told apart" else row["standing"], cells
+    )
 
 
-def _settings(
-    tuners: list[str], settings: pl.DataFrame, scores: pl.DataFrame, prefix: str
-) -> tuple[list[tuple[str, Drawing]], list[str]]:
-    """Drawings of the tuners that changed the setting, and the names of those that did not."""
-    drawn, unchanged = [], []
-    for i, tuner in enumerate(tuners):
-        mine = pl.col("tuner") == tuner
-        drawing = settings_over_time(settings.filter(mine), scores.filter(mine), f"{prefix}-settings-{i}")
-        if drawing is not None:
-            drawn.append((tuner, drawing))
-        elif settings.filter(mine).height:
-            unchanged.append(tuner)
-    return drawn, unchanged
+def _run_row(run: dict[str, Any], up: str | None) -> _RunRow:
+    names = ("reconfigurations", "overhead_seconds", "trial_seconds", "clocks", "final_loss", "final_accuracy")
+    host = ("thinking_seconds", "wall_seconds")
+    values = [run["completion_seconds"], *(run[n] for n in names), *(math.nan if run[n] is None else run[n] for n in host)]
+    folder = "" if up is None else quote(up + str(run_folder(Path(), run["scenario"], run["tuner"], run["seed"])))
+    return _RunRow(
+        run["seed"], [_Cell(quantity(float(v)), "", float(v)) for v in values], run["status"], run["reason"], folder
+    )

@@ -33,6 +33,8 @@ def _environment() -> Environment:
     environment.filters["with_lines"] = _safe_lines
     css = resources.files("reports").joinpath("page.css").read_text(encoding="utf-8")
     environment.globals["css"] = Markup(css)  # noqa: S704 - our own file
+    script = resources.files("reports").joinpath("page.js").read_text(encoding="utf-8")
+    environment.globals["script"] = Markup(script)  # noqa: S704 - our own file
     return environment
 
 

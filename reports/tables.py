@@ -2,32 +2,39 @@
 
 The method, with its sources, is in `reports.statistics`. Times and ratios are medians with 95 % intervals; what a tuner
 spent (reconfigurations, overhead, trials, thinking) and its final loss and accuracy are means over its runs that did not
-fail. The oracle `best_fixed` is chosen in hindsight, so it is not ranked. *Regret* is the completion time divided by the
+fail. The oracle `best_fixed` is chosen in hindsight, so it is not compared. *Regret* is the completion time divided by the
 oracle's with the same seed, minus 1.
+
+Identical runs count once. Tuners whose runs have the same outcome on all seeds have one row that is compared; the others get
+the role "same", with the name of the one that stands for them. `fixed` stands for all that changed nothing. So a tuner that
+does nothing never changes what is said of others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
 from reports.statistics import (
+    LEAST_BLOCKS,
     LEVEL,
     Bounds,
     Interval,
-    Ranking,
+    PairedComparison,
     censored,
+    compare,
     coverage_limit,
     median_interval,
-    rank,
-    rank_keys,
+    paired_t,
     ratios,
 )
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from rich.table import Table
     from rich.text import Text
 
@@ -37,15 +44,20 @@ __all__ = [
     "ORACLE",
     "REFERENCE",
     "SUMMARY",
-    "blocks_of",
-    "faster_or_slower",
+    "compared",
+    "count",
+    "host_seconds",
+    "identical",
     "interval_text",
+    "log_seconds",
+    "not_applicable",
     "notes",
     "quantity",
-    "ranking_of",
     "relative",
     "render",
+    "same_runs",
     "shows_accuracy",
+    "side_of_reference",
     "summary",
     "winner",
 ]
@@ -65,7 +77,8 @@ def _interval_columns(name: str, kind: str) -> dict[str, pl.DataType]:
 SUMMARY: dict[str, pl.DataType] = {
     "scenario": pl.String(),
     "tuner": pl.String(),
-    "role": pl.String(),  # contestant | reference | oracle
+    "role": pl.String(),  # contestant | reference | same | oracle
+    "same_as": pl.String(),  # the tuner that stands for this one, whose runs are identical; else ""
     "runs": pl.Int64(),
     "reached": pl.Int64(),  # runs that reached the target within the budget
     "failed": pl.Int64(),  # runs with status "error"
@@ -74,8 +87,9 @@ SUMMARY: dict[str, pl.DataType] = {
     **_interval_columns("completion_seconds", "completion"),
     **_interval_columns("ratio", "ratio"),  # to `fixed`
     **_interval_columns("regret", "regret"),  # ratio to `best_fixed`, minus 1
-    **_interval_columns("mean_rank", "rank"),
-    "group": pl.String(),  # tuners that share a letter are not ranked against each other; "" where nothing is ranked
+    "standing": pl.String(),  # leader; not told apart, behind or ahead of it; "" for the roles "same" and "oracle"
+    "p_leader": pl.Float64(),  # of the difference to the leader, corrected by Holm over all pairs; nan: not tested
+    "p_reference": pl.Float64(),  # of the difference to `fixed`, corrected by Holm over tuners
     "reconfigurations": pl.Float64(),
     "overhead_seconds": pl.Float64(),
     "slow_seconds": pl.Float64(),
@@ -85,14 +99,10 @@ SUMMARY: dict[str, pl.DataType] = {
     "branch_bytes_peak": pl.Float64(),
     "final_accuracy": pl.Float64(),
     "final_loss": pl.Float64(),
-    "blocks": pl.Int64(),  # seeds that every contestant was run with
-    "p_value": pl.Float64(),
-    "critical_difference": pl.Float64(),
-    "verdict": pl.String(),
+    "seeds": pl.Int64(),  # that the comparison used
 }
 """Columns of `summary`."""
 
-_LEAST_COVERAGE = 0.9  # an interval with less coverage supports no conclusion
 _DASH = "\u2013"  # between the ends of an interval
 _NO_BREAK = "\u00a0"  # a space that stays on its line
 _SPENT = (
@@ -106,11 +116,30 @@ _SPENT = (
 )
 
 
+_OUTCOME = (
+    "status",
+    "completion_seconds",
+    "reconfigurations",
+    "overhead_seconds",
+    "slow_seconds",
+    "bytes_moved",
+    "trial_seconds",
+    "clocks",
+    "final_loss",
+    "final_accuracy",
+    "final_setting",
+)
+"""Columns of the scores that are equal where two runs are one and the same."""
+
+
 # -------------------------------------------------------------------------------------------------------------- summary
 
 
 def summary(results: Results) -> pl.DataFrame:
-    """One row per scenario and tuner, in order of mean rank, the oracle last. Columns: `SUMMARY`."""
+    """One row per scenario and tuner. Columns: `SUMMARY`.
+
+    In order of mean (logarithmic) time, then those whose runs are identical to others', then the oracle.
+    """
     host = results.host.select("scenario", "tuner", "seed", "thinking_seconds")
     scores = results.scores.join(host, on=["scenario", "tuner", "seed"], how="left")
     rows: list[dict[str, Any]] = []
@@ -119,25 +148,77 @@ def summary(results: Results) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=SUMMARY)
 
 
+def not_applicable(results: Results) -> list[str]:
+    """A sentence per scenario that names the tuners which had nothing to tune there, with their reasons; in no row above."""
+    said: list[str] = []
+    for (scenario,), rows in results.not_applicable.group_by(["scenario"], maintain_order=True):
+        reasons: dict[str, list[str]] = {}
+        for tuner, reason in rows.select("tuner", "reason").unique(maintain_order=True).iter_rows():
+            reasons.setdefault(str(reason), []).append(str(tuner))
+        each = "; ".join(f"{', '.join(names)} ({reason.rstrip('.')})" for reason, names in reasons.items())
+        said.append(f"{scenario}: not applicable, and not run: {each}.")
+    return said
+
+
+def same_runs(runs: pl.DataFrame) -> dict[str, str]:
+    """Which tuner stands for which, from the scores of one scenario: by tuner, the name of the one with identical runs.
+
+    `fixed` stands for all that did what it did; else the first by name. Has only tuners for which another one stands.
+    """
+    found: dict[Any, str] = {}
+    same: dict[str, str] = {}
+    by_tuner = {str(name): mine.sort("seed") for (name,), mine in runs.group_by(["tuner"])}
+    for name in sorted(by_tuner, key=lambda n: (n != REFERENCE, n)):
+        mine = by_tuner[name]
+        # Floats as text, where nan equals itself. A run that failed is like no other.
+        key = repr(mine.select("seed", *_OUTCOME).rows()) if "error" not in mine["status"] else name
+        if name != ORACLE and found.setdefault(key, name) != name:
+            same[name] = found[key]
+    return same
+
+
+def log_seconds(runs: pl.DataFrame, tuners: Sequence[str]) -> NDArray[np.float64]:
+    """Logarithms of the restricted times of one scenario, [seeds, tuners]: a run that missed its target counts its budget.
+
+    NaN where a tuner was not run with a seed.
+    """
+    seeds = sorted(runs["seed"].unique())
+    values = np.full((len(seeds), len(tuners)), math.nan)
+    place = {name: i for i, name in enumerate(tuners)}
+    for tuner, seed, seconds, budget in runs.select("tuner", "seed", "completion_seconds", "budget_seconds").iter_rows():
+        if tuner in place:
+            values[seeds.index(seed), place[tuner]] = math.log(max(min(seconds, budget), 1e-9))
+    return values
+
+
+def compared(runs: pl.DataFrame) -> PairedComparison:
+    """The tuners of one scenario's scores compared over its seeds; identical ones once, and without the oracle."""
+    same = same_runs(runs)
+    tuners = [t for t in sorted(runs["tuner"].unique()) if t != ORACLE and t not in same]
+    able = runs.group_by("tuner").agg(able=pl.col("reached").any() & (pl.col("status") != "error").all())
+    may_lead = able.filter("able")["tuner"].to_list()
+    return compare(tuners, log_seconds(runs, tuners), paired_t, reference=REFERENCE, may_lead=may_lead)
+
+
 def _scenario_rows(runs: pl.DataFrame) -> list[dict[str, Any]]:
-    ranking = ranking_of(runs)
+    same, found = same_runs(runs), compared(runs)
     by_tuner = {str(name): mine for (name,), mine in runs.group_by(["tuner"], maintain_order=True)}
-    names = [*ranking.tuners, *(name for name in by_tuner if name not in ranking.tuners)]
-    return [_row(name, by_tuner[name], by_tuner, ranking) for name in names]
+    names = [*found.tuners, *same, *(name for name in by_tuner if name == ORACLE)]
+    return [_row(name, by_tuner, found, same) for name in names]
 
 
-def _row(name: str, mine: pl.DataFrame, by_tuner: dict[str, pl.DataFrame], ranking: Ranking) -> dict[str, Any]:
+def _row(name: str, by_tuner: dict[str, pl.DataFrame], found: PairedComparison, same: Mapping[str, str]) -> dict[str, Any]:
+    mine = by_tuner[name]
     # A failed run says nothing about time, nor does what it spent until it failed.
     ran = mine.filter(pl.col("status") != "error")
-    place = ranking.tuners.index(name) if name in ranking.tuners else None
-    placed = Interval(math.nan, math.nan, math.nan, "?") if place is None else ranking.ranks[place]
     ratio = Interval(1.0, 1.0, 1.0) if name == REFERENCE and ran.height else _ratio(ran, by_tuner.get(REFERENCE))
     to_oracle = Interval(1.0, 1.0, 1.0) if name == ORACLE and ran.height else _ratio(ran, by_tuner.get(ORACLE))
     regret = Interval(to_oracle.estimate - 1, to_oracle.low - 1, to_oracle.high - 1, to_oracle.bound)
     return {
         "scenario": mine["scenario"][0],
         "tuner": name,
-        "role": {REFERENCE: "reference", ORACLE: "oracle"}.get(name, "contestant"),
+        "role": "same" if name in same else {REFERENCE: "reference", ORACLE: "oracle"}.get(name, "contestant"),
+        "same_as": same.get(name, ""),
         "runs": mine.height,
         "reached": int(ran["reached"].sum()),
         "failed": mine.height - ran.height,
@@ -145,13 +226,11 @@ def _row(name: str, mine: pl.DataFrame, by_tuner: dict[str, pl.DataFrame], ranki
         **_interval_values("completion_seconds", "completion", median_interval(_times(ran))),
         **_interval_values("ratio", "ratio", ratio),
         **_interval_values("regret", "regret", regret),
-        **_interval_values("mean_rank", "rank", placed),
-        "group": "" if place is None else ranking.groups[place],
+        "standing": found.standing(name) if name in found.tuners else "",
+        "p_leader": found.p_leader.get(name, math.nan),
+        "p_reference": found.p_reference.get(name, math.nan),
         **{column: _mean(ran[column]) for column in (*_SPENT, "final_accuracy", "final_loss")},
-        "blocks": ranking.blocks,
-        "p_value": ranking.p_value,
-        "critical_difference": ranking.critical_difference,
-        "verdict": ranking.verdict,
+        "seeds": found.blocks,
     }
 
 
@@ -180,36 +259,8 @@ def _mean(column: pl.Series) -> float:
     return float(finite.mean()) if finite.size else math.nan
 
 
-def blocks_of(scores: pl.DataFrame, tuners: Sequence[str]) -> pl.DataFrame:
-    """Rank keys: a row per (scenario, seed) with a run of every one of `tuners`, a column per tuner."""
-    keyed = scores.with_columns(
-        key=pl.Series(rank_keys(scores["completion_seconds"].to_list(), scores["reached"].to_list(), _failed(scores)))
-    )
-    if not tuners:
-        return pl.DataFrame()
-    wide = keyed.pivot(on="tuner", index=["scenario", "seed"], values="key").sort("scenario", "seed")
-    return wide.select("scenario", "seed", *tuners).drop_nulls()
-
-
-def _failed(scores: pl.DataFrame) -> list[bool]:
-    return [status == "error" for status in scores["status"]]
-
-
-def ranking_of(scores: pl.DataFrame) -> Ranking:
-    """The contestants (every tuner but the oracle) ranked over every (scenario, seed) in `scores`.
-
-    With several scenarios, only the contestants that were run on all of them are ranked.
-    """
-    scenarios = scores["scenario"].n_unique()
-    counts = scores.group_by("tuner").agg(pl.col("scenario").n_unique())
-    everywhere = counts.filter((pl.col("scenario") == scenarios) & (pl.col("tuner") != ORACLE))
-    tuners = sorted(everywhere["tuner"].to_list())
-    keys = blocks_of(scores, tuners)
-    return rank(tuners, keys.select(tuners).to_numpy().reshape(keys.height, len(tuners)))
-
-
 def winner(summary: pl.DataFrame, scenario: str) -> str:
-    """The tuner with the lowest mean rank on a scenario that reached the target in some run and failed in none.
+    """The leader on a scenario: of those that reached the target in some run and failed in none, the one of least mean time.
 
     The oracle cannot win, because it cannot be run on its own. Raises ValueError where no tuner can win.
     """
@@ -219,13 +270,13 @@ def winner(summary: pl.DataFrame, scenario: str) -> str:
         raise ValueError(
             f"Cannot name the winner on {scenario!r}: these results have no finished run of it; scenarios: {known}."
         )
-    able = rows.filter((pl.col("role") != "oracle") & (pl.col("reached") > 0) & (pl.col("failed") == 0))
-    if able.is_empty():
+    leader = rows.filter(pl.col("standing") == "leader")
+    if leader.is_empty():
         raise ValueError(
             f"Cannot name the winner on {scenario!r}: no tuner reached the target without a failed run. Name one with "
             "--tuner."
         )
-    return str(able["tuner"][0])  # rows are in order of mean ranks
+    return str(leader["tuner"][0])
 
 
 # --------------------------------------------------------------------------------------------------------------- render
@@ -242,6 +293,11 @@ def quantity(value: float) -> str:
     return f"{value:.{digits}f}" if size >= 0.01 or size == 0 else f"{value:.2g}"
 
 
+def host_seconds(value: float) -> str:
+    """Seconds measured on the host: nothing below a millisecond, which is noise."""
+    return "< 0.001" if 0 < value < 0.001 else quantity(value)
+
+
 def relative(value: float) -> str:
     """A ratio, a regret or a mean rank: two digits after the point; `quantity` from 10 on and below 0.1."""
     return f"{value:.2f}" if 0.095 <= abs(value) < 9.995 else quantity(value)
@@ -256,17 +312,17 @@ def interval_text(row: dict[str, Any], name: str, kind: str) -> tuple[str, str]:
     shown = text(estimate) if bound == "=" else f"{bound}{_NO_BREAK}{text(estimate)}"
     if math.isnan(low) or (low == high and bound == "=") or (math.isinf(high) and low == estimate and bound == ">"):
         return shown, ""
-    return shown, f"≥{_NO_BREAK}{text(low)}" if math.isinf(high) else f"{text(low)}{_DASH}{text(high)}"
+    if math.isinf(high):
+        return shown, f"≥{_NO_BREAK}{text(low)}"
+    # A dash between negative numbers reads like one sign more.
+    return shown, f"{text(low)} to {text(high)}" if low < 0 else f"{text(low)}{_DASH}{text(high)}"
 
 
-def faster_or_slower(row: dict[str, Any]) -> str:
-    """The side of the reference on which a row of `summary` has its whole interval: "faster" or "slower", else "".
-
-    With fewer than five seeds always "": an interval then contains the true median less than nine times in ten.
-    """
-    if coverage_limit(row["runs"] - row["failed"]) < _LEAST_COVERAGE:
+def side_of_reference(row: dict[str, Any]) -> str:
+    """Where a row of `summary` differs from the reference: "faster" or "slower", else ""."""
+    if not row["p_reference"] < 1 - LEVEL:
         return ""
-    return "faster" if row["ratio_high"] < 1 else "slower" if row["ratio_low"] > 1 else ""
+    return "faster" if row["ratio"] < 1 else "slower" if row["ratio"] > 1 else ""
 
 
 def shows_accuracy(rows: pl.DataFrame) -> bool:
@@ -289,7 +345,8 @@ def _table(rows: pl.DataFrame, columns: int) -> Table:
     gap = (0, int(columns >= 100), 0, 0)
     table = Table(box=box.SIMPLE_HEAD, padding=gap, pad_edge=False, title_justify="left", caption_justify="left")
     table.title = Text(str(rows["scenario"][0]), style="bold")
-    longest = max((len(name) for name in rows["tuner"]), default=0)
+    shown = rows.filter(pl.col("role") != "same")
+    longest = max((len(name) for name in shown["tuner"]), default=0)
     table.add_column("tuner", overflow="fold", min_width=min(max(longest, 8), 20 if columns >= 100 else 8))
     for head in ("time, s", f"ratio to {REFERENCE}"):
         table.add_column(head, justify="right", min_width=11, overflow="fold")
@@ -303,8 +360,8 @@ def _table(rows: pl.DataFrame, columns: int) -> Table:
     ]
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("group")
-    for row in rows.iter_rows(named=True):
+    table.add_column("could\nlead")
+    for row in shown.iter_rows(named=True):
         if row["role"] == "oracle":
             table.add_section()
         table.add_row(*_cells(row, accuracy, regret), style="dim" if row["role"] == "oracle" else None)
@@ -319,25 +376,39 @@ def _cells(row: dict[str, Any], accuracy: bool, regret: bool) -> list[Text]:
         shown, interval = interval_text(row, name, kind)
         return Text.assemble((shown, style), (f" ({interval})" if interval else "", "dim"))
 
-    style = {"faster": "green", "slower": "red"}.get(faster_or_slower(row), "")
+    style = {"faster": "green", "slower": "red"}.get(side_of_reference(row), "")
     oracle = row["role"] == "oracle"
-    changes = row["reconfigurations"]
     final = row["final_accuracy"] if accuracy else row["final_loss"]
     return [
-        Text(row["tuner"]),
+        Text(row["tuner"], style="bold" if row["standing"] == "leader" else ""),
         ends("completion_seconds", "completion"),
         Text("1") if row["role"] == "reference" else ends("ratio", "ratio", style),
         *([Text("-" if oracle else interval_text(row, "regret", "regret")[0])] if regret else []),
         Text(f"{row['reached']}/{row['runs']}"),
-        Text("-" if math.isnan(changes) else f"{changes:.0f}" if changes == int(changes) else f"{changes:.1f}"),
-        *(Text(quantity(row[name])) for name in ("overhead_seconds", "thinking_seconds")),
+        Text(count(row["reconfigurations"])),
+        Text(quantity(row["overhead_seconds"])),
+        Text(host_seconds(row["thinking_seconds"])),
         Text(quantity(final)),
-        Text("-" if oracle else row["group"] or "-"),
+        Text({"leader": "leads", "not told apart": "could", "behind": "no", "ahead": "no"}.get(row["standing"], "-")),
     ]
 
 
+def count(value: float) -> str:
+    """A mean of whole numbers: whole where it is, else with one digit after the point; a dash where there is none."""
+    return "-" if math.isnan(value) else f"{value:.0f}" if value == int(value) else f"{value:.1f}"
+
+
+def identical(rows: pl.DataFrame) -> list[str]:
+    """Sentences on the tuners of one scenario whose runs are identical to others', which count once."""
+    said = []
+    for (one,), mine in rows.filter(pl.col("role") == "same").group_by(["same_as"], maintain_order=True):
+        why = ", which changes nothing" if one == REFERENCE else ""
+        said.append(f"Same runs as {one}{why}: {', '.join(mine['tuner'])}.")
+    return said
+
+
 def notes(rows: pl.DataFrame) -> list[str]:
-    """What a reader of one scenario's rows must know: seeds, censoring, reference, oracle, failed runs, verdict."""
+    """What a reader of one scenario's rows must know: seeds, censoring, reference, oracle, failed runs, who is compared."""
     present = set(rows["tuner"])
     runs = int(rows["runs"].to_numpy().max())
     if runs == 1:
@@ -352,8 +423,13 @@ def notes(rows: pl.DataFrame) -> list[str]:
     if REFERENCE in present:
         sentences.append(f"Ratio: time over that of {REFERENCE}, which keeps the start setting, by seed; below 1 is faster.")
     if ORACLE in present:
-        sentences.append(f"Regret: time over that of {ORACLE} (best fixed setting in hindsight, not ranked), minus 1.")
+        sentences.append(f"Regret: time over that of {ORACLE} (best fixed setting in hindsight, no contestant), minus 1.")
     failed = [f"{n} ({f} of {r})" for n, f, r in rows.select("tuner", "failed", "runs").iter_rows() if f]
     if failed:
-        sentences.append(f"Failed runs, ranked last and left out of times: {', '.join(failed)}.")
-    return [*sentences, str(rows["verdict"][0])]
+        sentences.append(f"Failed runs, left out of times: {', '.join(failed)}.")
+    sentences += identical(rows)
+    if runs >= LEAST_BLOCKS:
+        sentences.append("Could lead: not told apart from the leader (paired t tests of log times, Holm over pairs, 5 %).")
+    else:
+        sentences.append("Nothing is told apart with fewer than three seeds.")
+    return sentences

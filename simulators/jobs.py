@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
+from simulators.cluster.profiles import node_rate
 from simulators.engine.learning import TrainingData
 from simulators.engine.optimizers import slots
 from simulators.reconfiguration.plan import METHODS, Costs
@@ -20,7 +21,9 @@ from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Space, Target
 from tuners.settings import Knob, Node
 
-__all__ = ["JobSpec", "check_memory", "drawn", "job"]
+__all__ = ["JobSpec", "check_memory", "drawn", "evaluate_seconds", "job"]
+
+_FORWARD = 1 / 3  # of the work of a gradient is the forward pass; the backward pass takes about twice as much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,7 @@ class JobSpec:
     evaluate_clocks: int  # validate after every so many pushes
     conditions: Conditions = field(default_factory=Conditions)
     costs: Costs = field(default_factory=Costs)
+    installs_policies: bool = False  # also where `policy` is not free
     seed: int
 
 
@@ -47,19 +51,42 @@ def job(spec: JobSpec) -> Job:
         Node(n, kind.name, kind.cores, tuple(d.kind for d in kind.devices), kind.nic_bytes_per_second, kind.memory_bytes)
         for n, kind in spec.cluster.nodes
     )
+    space = Space(spec.start, nodes, spec.knobs)
     return Job(
         name=spec.name,
         nodes=nodes,
         start=spec.start,
-        space=Space(spec.start, nodes, spec.knobs),
+        space=space,
         target=spec.target,
         budget_seconds=spec.budget_seconds,
         model_bytes=workload.demand.model_bytes,
+        push_bytes=workload.demand.whole_push_bytes,
         samples=workload.samples,
         seed=spec.seed,
         methods=METHODS,
         branch_bytes=workload.demand.model_bytes * (1 + slots(workload.optimizer)),
+        installs_policies=spec.installs_policies or space.frees("policy"),
+        evaluate_seconds=evaluate_seconds(spec),
     )
+
+
+def evaluate_seconds(spec: JobSpec) -> float:
+    """Simulated seconds of one `Evaluate`, the same under every setting: [costs] `evaluate_seconds`, or else a pass over the
+    validation data.
+
+    In a pass every node of the cluster gets the model through its NIC, and then computes the losses of its part of the data;
+    parts are in proportion to speeds. Zero for a timing-only workload, which has nothing to evaluate.
+    """
+    if spec.costs.evaluate_seconds is not None:
+        return spec.costs.evaluate_seconds
+    workload = spec.workload
+    if workload.proxy is None:
+        return 0.0
+    kinds = [kind for _, kind in spec.cluster.nodes]
+    transfer = workload.demand.model_bytes / min(kind.nic_bytes_per_second for kind in kinds)
+    work = _FORWARD * workload.demand.sample_seconds * len(workload.proxy.valid[0])  # on one reference core
+    rate = sum(node_rate(kind, workload.demand) for kind in kinds)
+    return transfer + (work / rate if work else 0.0)
 
 
 def check_memory(job: Job, settings: Iterable[Setting]) -> None:

@@ -41,6 +41,7 @@ from tuners.actions import (
 from tuners.system import (
     Handlers,
     branch_of,
+    check_installs,
     check_no_reconfiguration,
     check_nodes,
     check_not_last,
@@ -291,9 +292,10 @@ class SimulatedSystem:
 
     def _install(self, action: Install) -> None:
         branch = branch_of(self._branches, action.branch)
+        check_installs(action.policy, self.job)
         self._check_free(branch, f"install a policy in branch {action.branch}")
+        prepared = self._context.prepare(branch.setting, action.policy)  # before anything changes: it may be Rejected
         self._bring_to_now(branch)
-        prepared = self._context.prepare(branch.setting, action.policy)
         branch.change_in_place(prepared, self._control.slowdown, self._now)
 
     def _begin(self, branch: Branch, prepared: PreparedSetting, method: Method, *, waited: bool) -> Reconfiguration | None:
@@ -367,4 +369,8 @@ class SimulatedSystem:
         self._cached = None if branch is self._cached else self._cached
 
     def _evaluate(self, action: Evaluate) -> Evaluation:
-        return branch_of(self._branches, action.branch).evaluation(self._now)
+        branch = branch_of(self._branches, action.branch)
+        check_no_reconfiguration(f"evaluate branch {action.branch}", self._reconfiguration)
+        found = branch.evaluation(self._now)
+        self._pass_seconds(self.job.evaluate_seconds)
+        return found

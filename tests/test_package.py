@@ -1,5 +1,7 @@
 """What a user installs: the wheel is built from the checkout, inspected, and used from another folder."""
 
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +28,7 @@ def run(*command: str, cwd: Path) -> str:
 def shipped() -> set[str]:
     """The files of the packages that belong in the wheel, by git."""
     listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES, cwd=ROOT).splitlines()
-    return {name for name in listed if name.endswith(DATA) and (ROOT / name).is_file()}
+    return {name for name in listed if (name.endswith(DATA) or name.startswith("traces/data/")) and (ROOT / name).is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,8 @@ def test_the_wheel_holds_the_five_packages_their_data_and_nothing_else(wheel):
     assert "simulators/cluster/profiles.toml" in names
     assert any(n.startswith("harness/scenarios/") and n.endswith(".toml") for n in names)
     assert any(n.endswith(".css") for n in names)
+    assert "traces/data/public/SHA256SUMS" in names
+    assert sum((ROOT / n).stat().st_size for n in names if n.startswith("traces/data/")) <= 3e6
 
 
 def test_the_wheel_has_its_metadata(wheel):
@@ -86,6 +90,39 @@ def test_the_wheel_works_from_another_folder(installed, tmp_path):
     code = f"import sys; sys.path.insert(0, {str(installed)!r}); import {', '.join(PACKAGES)}; print(*(p.__file__ for p in ("
     told = run(sys.executable, "-I", "-c", code + ", ".join(PACKAGES) + ")), sep='\\n')", cwd=tmp_path)
     assert told.split() == [str(installed / p / "__init__.py") for p in PACKAGES]
+
+
+def test_an_editable_installation_is_a_path_that_type_checkers_read(wheel, tmp_path):
+    source = wheel.parents[1]
+    code = "import sys; from setuptools import build_meta; print(build_meta.build_editable(sys.argv[1]))"
+    name = run(sys.executable, "-W", "ignore", "-c", code, str(tmp_path), cwd=source).splitlines()[-1]
+    with zipfile.ZipFile(tmp_path / name) as archive:
+        files = [n for n in archive.namelist() if ".dist-info/" not in n]
+        (path,) = files
+        assert path.endswith(".pth")
+        assert archive.read(path).decode().strip() == str(source)
+
+
+def test_a_users_mypy_sees_the_types(installed, tmp_path):
+    (tmp_path / "use.py").write_text(
+        "import harness\n"
+        "from tuners.actions import Job, Run, Tuner\n"
+        "def mine(job: Job) -> Tuner:\n"
+        "    yield from Run(clocks=10)\n"
+        "result = harness.compare('digits', ['fixed', mine, lambda job: mine(job)], seeds=6)\n"
+        "reveal_type(result.scores)\n"
+        "reveal_type(result.plot.times())\n"
+        "reveal_type(harness.scenario('digits', seeds=3).name)\n"
+        "reveal_type(harness.play('digits', mine).score.completion_seconds)\n"
+        "harness.compare('digits', 7)\n"
+    )
+    # PEP 561: mypy reads packages with py.typed from the interpreter's folders, and from MYPYPATH as the user's own.
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", str(tmp_path), "use.py"]
+    environment = os.environ | {"MYPYPATH": str(installed)}
+    said = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout  # noqa: S603
+    shown = re.findall(r'Revealed type is "(.*)"', said)
+    assert [s.split(".")[-1] for s in shown] == ["DataFrame", "Figure", "str", "float"], said
+    assert re.findall(r"use.py:(\d+): error", said) == ["10"], said
 
 
 def test_its_command_finds_the_scenarios_in_the_wheel(installed, tmp_path):

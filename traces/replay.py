@@ -1,11 +1,18 @@
 """A System that answers from recorded runs. It answers what was recorded, and rejects everything else.
 
-As in tabular benchmarks, the table holds whole runs, each under one setting from its beginning to its end. So a branch is
-one recorded run. A fork with a setting, or a reconfiguration, starts the run of that setting from its beginning, because the
-table does not say how a model trained under one setting continues under another. Neither takes time, because no time was
-recorded. A run advances at its recorded mean rate. Its loss and accuracy are known at the recorded times, at least at its
-end; they are not interpolated. After the end of the run, time still passes: asked for more clocks, the run takes the time
-that they would have taken, but completes none. (A tuner may always continue the job, and no table says how it went on.)
+As in tabular benchmarks, the table holds whole runs, each under one setting from its beginning to its end, and only their
+settings exist. So a branch is one recorded run. A fork with a setting, or a reconfiguration, starts the run of that setting
+from its beginning, because the table does not say how a model trained under one setting continues under another. That takes
+the time that the recording or the scenario gives for a restart. A run advances as it was recorded: along the steps of its
+progress, or else at its mean rate. Its loss and accuracy are known at the recorded times, at least at its end; they are not
+interpolated. After the end of the run, time still passes: asked for more clocks, the run takes the time that they would have
+taken, but completes none. (A tuner may always continue the job, and no table says how it went on.)
+
+A run that switches from BSP to ASP is under one setting, too: its policy is "sync_switch", and the option "bsp_percent" says
+when it switches. Up to its switch it is like any other run with a later one. So a reconfiguration to a switch that is still
+to come continues the job at the same step of the other run, without a restart.
+
+Several runs under one setting are repetitions: the job's seed says which one is played.
 
 Machines have no names in such tables. The job has two nodes, one for all workers and one for all servers. If the numbers of
 workers and servers vary, they are the options "workers" and "servers" of a setting.
@@ -14,14 +21,18 @@ workers and servers vary, they are the options "workers" and "servers" of a sett
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
+from statistics import median
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import polars as pl
+from numpy.typing import ArrayLike, NDArray
 
 from traces.parts import scan
 from tuners.actions import (
@@ -63,6 +74,7 @@ _FIELDS = (
     "momentum",
 )
 _COUNTS = ("workers", "servers")
+_SCHEDULED = "sync_switch"  # the policy of runs that go from BSP to ASP
 _OFFERED = 3  # number of nearest settings in the message of a rejection
 
 
@@ -74,35 +86,72 @@ class Recorded:
     seconds: float
     clocks: int  # steps
     evaluations: tuple[Evaluation, ...]  # in the order of time, the last at its end; `seconds` count from the run's start
+    # Moments at which the number of steps is known, both increasing: seconds since the run's start, and steps. (): its end.
+    course: tuple[tuple[float, int], ...] = ()
+    switch: float | None = None  # steps after which it switched from BSP to ASP; inf: never; None: it has no such schedule
+    restart_seconds: float | None = None  # the mean stall of its recorded reconfigurations
+
+    def clocks_at(self, seconds: float) -> int:
+        """Steps completed `seconds` after the start of the run."""
+        if self.course:
+            done = float(np.interp(seconds, [s for s, _ in self.course], [c for _, c in self.course]))
+        else:
+            done = min(seconds / self.seconds, 1.0) * self.clocks
+        # 1e-9: rounding errors of the seconds must not lose a step that is just complete.
+        return int(np.floor(done + 1e-9))
+
+    def seconds_at(self, clocks: ArrayLike) -> NDArray[np.float64]:
+        """When so many steps were completed, seconds since the start of the run."""
+        if self.course:
+            moments, steps = [s for s, _ in self.course], [c for _, c in self.course]
+            return np.asarray(np.interp(np.asarray(clocks, np.float64), steps, moments), np.float64)
+        return np.asarray(clocks, np.float64) * (self.seconds / self.clocks)
 
 
-def recorded_runs(folder: Path, workload: str) -> list[Recorded]:
-    """The runs of `workload` in a trace that have one setting, a duration and a number of steps.
+def recorded_runs(folder: Path, workload: str, pattern: str = "*") -> list[Recorded]:
+    """The runs of `workload` in a trace that have one setting, a duration, a number of steps, and a name like `pattern`.
 
     `folder` is a trace, or contains traces at any depth, like the results of a recorded comparison. Raises as
     `traces.parts.scan` does, and ValueError if there is no such run.
     """
     inside = [] if (folder / "trace.json").is_file() else sorted(p.parent for p in folder.rglob("trace.json"))
-    runs = [run for trace in inside or [folder] for run in _runs_in(trace, workload)]
+    runs = [run for trace in inside or [folder] for run in _runs_in(trace, workload, pattern)]
     if not runs:
+        named = "" if pattern == "*" else f" called {pattern!r}"
         raise ValueError(
-            f"Cannot replay {workload!r} from {folder}: it has no run of it with one setting, seconds and steps."
+            f"Cannot replay {workload!r} from {folder}: it has no run of it{named} with one setting, seconds and steps."
         )
     return runs
 
 
-def _runs_in(folder: Path, workload: str) -> list[Recorded]:
-    once = scan(folder, "settings").group_by("run").len().filter(pl.col("len") == 1).select("run")
-    settings = scan(folder, "settings").join(once, on="run").select("run", *_COUNTS, *_FIELDS, "options")
+def _runs_in(folder: Path, workload: str, pattern: str) -> list[Recorded]:
     known = (pl.col("workload") == workload) & (pl.col("seconds") > 0) & (pl.col("steps") > 0)
-    runs = scan(folder, "runs").filter(known).select("run", "steps", "loss", "accuracy", run_seconds="seconds")
-    rows = runs.join(settings, on="run").collect().sort("run")
-    along: dict[str, list[Evaluation]] = {}
-    for row in scan(folder, "progress").sort("run", "seconds").collect().to_dicts():
-        if row["seconds"] is not None and (row["validation_loss"] is not None or row["accuracy"] is not None):
-            made = Evaluation(row["seconds"], row["steps"], _number(row["validation_loss"]), _number(row["accuracy"]))
-            along.setdefault(row["run"], []).append(made)
-    return [_recorded(row, along.get(row["run"], [])) for row in rows.to_dicts()]
+    runs = scan(folder, "runs").filter(known).select("run", "steps", "loss", "accuracy", run_seconds="seconds").collect()
+    runs = runs.filter([fnmatchcase(run, pattern) for run in runs["run"]]).sort("run")
+    settings = scan(folder, "settings").select("run", *_COUNTS, *_FIELDS, "options").collect()
+    progress = scan(folder, "progress").filter(pl.col("seconds").is_not_null()).sort("run", "seconds").collect()
+    stalls = scan(folder, "reconfigurations").group_by("run").agg(pl.col("stall_seconds").mean()).collect()
+    by_run = {run: one for (run,), one in progress.group_by("run")}
+    of_run = {run: one.to_dicts() for (run,), one in settings.group_by("run", maintain_order=True)}
+    stall = dict(stalls.iter_rows())
+    found = []
+    for row in runs.to_dicts():
+        setting = _one_setting(of_run.get(row["run"], []))
+        if setting is not None:
+            along = by_run.get(row["run"], progress.clear())
+            found.append(_recorded(row | setting, along, stall.get(row["run"])))
+    return found
+
+
+def _one_setting(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The setting of a run from its rows in `settings`; None if it changed otherwise than from BSP to ASP, as it says."""
+    if not rows:
+        return None
+    first = rows[0]
+    scheduled = "bsp_percent" in json.loads(first["options"] or "{}")
+    if any({**row, "policy": first["policy"]} != first for row in rows) or (len(rows) > 1 and not scheduled):
+        return None
+    return first | {"policy": _SCHEDULED} if scheduled else first
 
 
 def recorded_job(
@@ -127,6 +176,7 @@ def recorded_job(
             f"Cannot start with {wanted}: no such run was recorded; runs have {', '.join(_values(runs[0].setting))}."
         )
     begin = matches[0]
+    recorded = dict.fromkeys(run.setting for run in runs)
     nodes = tuple(Node(role, "recorded", 1, ("cpu",), 1e9, 1e9) for role in _COUNTS)
     knobs: list[Knob] = []
     values = [_values(run.setting) for run in runs]
@@ -135,7 +185,7 @@ def recorded_job(
         found = {type(v[knob]).__name__ + repr(v[knob]): v[knob] for v in values if knob in v}
         if len(found) > 1:
             knobs.append(Choice(knob, tuple(sorted(found.values(), key=lambda v: (str(type(v)), v)))))
-    space = Space(begin, nodes, tuple(knobs))
+    space = Space(begin, nodes, tuple(knobs), recorded)
     return Job(
         name=name,
         nodes=nodes,
@@ -158,24 +208,28 @@ class _Branch:
     def over(self) -> bool:
         return self.seconds >= self.run.seconds
 
-    def clocks(self, seconds: float) -> int:
-        """Steps completed `seconds` after the start of the run."""
-        # 1e-9: rounding errors of the seconds must not lose a step that is just complete.
-        return int(np.floor(min(seconds / self.run.seconds, 1.0) * self.run.clocks + 1e-9))
+    @property
+    def clocks(self) -> int:
+        return self.run.clocks_at(self.seconds)
 
 
 class RecordedSystem:
-    """A System over a table of recorded runs. Raises ValueError if two runs have the same setting."""
+    """A System over a table of recorded runs.
 
-    def __init__(self, job: Job, runs: list[Recorded]) -> None:
+    A change from one run to another takes `restart_seconds`; if None, the median of what the runs' own reconfigurations
+    took, or no time if none was recorded.
+    """
+
+    def __init__(self, job: Job, runs: list[Recorded], *, restart_seconds: float | None = None) -> None:
         self.job = job
         self.now = 0.0
         self.status: Status = "running"
-        self._runs: dict[Setting, Recorded] = {}
+        recorded = [run.restart_seconds for run in runs if run.restart_seconds is not None]
+        self._restart_seconds = (median(recorded) if recorded else 0.0) if restart_seconds is None else restart_seconds
+        repetitions: dict[Setting, list[Recorded]] = {}
         for run in runs:
-            if run.setting in self._runs:
-                raise ValueError(f"Cannot replay two runs under one setting: {_describe(job, run.setting)}. Leave one out.")
-            self._runs[run.setting] = run
+            repetitions.setdefault(run.setting, []).append(run)
+        self._runs = {setting: same[job.seed % len(same)] for setting, same in repetitions.items()}
         self._branches = {0: _Branch(self._run_of(job.start))}
         self._next = 1
 
@@ -193,13 +247,13 @@ class RecordedSystem:
 
     def _run(self, action: Run) -> Window:
         branch = branch_of(self._branches, action.branch)
-        each = branch.run.seconds / branch.run.clocks
         if action.clocks is None:
             until = branch.seconds + cast(float, action.seconds)
         elif branch.over:
-            until = branch.seconds + action.clocks * each
+            until = branch.seconds + action.clocks * branch.run.seconds / branch.run.clocks
         else:
-            until = min((branch.clocks(branch.seconds) + action.clocks) * each, branch.run.seconds)
+            until = min(float(branch.run.seconds_at(branch.clocks + action.clocks)), branch.run.seconds)
+            until = max(until, branch.seconds)
         until = min(until, self._budget_end(branch))
         reached = self._reached(branch, until)
         if reached is not None:
@@ -215,7 +269,9 @@ class RecordedSystem:
         target, run = self.job.target, branch.run
         if target.counts:
             steps = target.value if target.metric == "clocks" else np.ceil(target.value / run.setting.batch_size)
-            at = float(steps) * run.seconds / run.clocks
+            if steps > run.clocks:
+                return None
+            at = float(run.seconds_at(float(steps)))
             return max(at, branch.seconds) if at <= min(until, run.seconds) else None
         reached = [e.seconds for e in run.evaluations if e.seconds <= until and target.reached(e.loss, e.accuracy)]
         return max(reached[0], branch.seconds) if reached else None
@@ -223,13 +279,12 @@ class RecordedSystem:
     def _window(self, branch: _Branch, until: float) -> Window:
         begun, start = branch.seconds, self.now
         seen = [e for e in branch.run.evaluations if begun < e.seconds <= until]
-        done = np.arange(branch.clocks(begun), branch.clocks(until), dtype=np.int32)
+        done = np.arange(branch.run.clocks_at(begun), branch.run.clocks_at(until), dtype=np.int32)
         # Set the end of the budget exactly: with a rounding error, a tuner would go on in ever shorter windows.
         self.now = self.job.budget_seconds if until == self._budget_end(branch) else start + (until - begun)
         branch.seconds = until
-        each, nan = branch.run.seconds / branch.run.clocks, np.full(len(done), np.nan)
-        none = np.zeros(len(done), np.int32)
-        seconds = np.asarray(start - begun + (done + 1) * each, np.float64)
+        nan, none = np.full(len(done), np.nan), np.zeros(len(done), np.int32)
+        seconds = start - begun + branch.run.seconds_at(done + 1)
         samples = len(done) * branch.run.setting.batch_size
         worker = WorkerWindow(_COUNTS[0], len(done), samples, np.nan, np.nan, np.nan, np.nan, (np.nan,))
         return Window(
@@ -246,9 +301,19 @@ class RecordedSystem:
 
     def _reconfigure(self, action: Reconfigure) -> Cost:
         branch, run = branch_of(self._branches, action.branch), self._run_of(action.setting)
-        if run is not branch.run:
-            self._branches[action.branch] = _Branch(run)
-        return Cost(seconds=0.0, stall_seconds=0.0)
+        made, seconds = self._changed(branch, run)
+        self._branches[action.branch] = made
+        return Cost(seconds=seconds, stall_seconds=seconds, steps=("restart",) if seconds else ())
+
+    def _changed(self, branch: _Branch, run: Recorded) -> tuple[_Branch, float]:
+        """The branch after a change to `run`, and the seconds that it took, which have passed."""
+        if run is branch.run:
+            return _Branch(run, branch.seconds), 0.0
+        if branch.run.switch is not None and run.switch is not None and branch.clocks <= min(branch.run.switch, run.switch):
+            # Up to here the two runs do the same: both are in BSP.
+            return _Branch(run, float(run.seconds_at(branch.clocks))), 0.0
+        self.now += self._restart_seconds
+        return _Branch(run), self._restart_seconds
 
     def _install(self, action: Install) -> None:
         del action
@@ -260,7 +325,7 @@ class RecordedSystem:
             raise Rejected("Cannot fork a testing branch: these runs are recorded, and all of them trained.")
         run = parent.run if action.setting is None else self._run_of(action.setting)
         number, self._next = self._next, self._next + 1
-        self._branches[number] = _Branch(run, parent.seconds if run is parent.run else 0.0)
+        self._branches[number], _ = self._changed(parent, run)
         return number
 
     def _free(self, action: Free) -> None:
@@ -312,14 +377,35 @@ def _values(setting: Setting) -> dict[str, Scalar]:
     return {n: getattr(setting, n) for n in _FIELDS} | {f"option/{n}": value for n, value in setting.options}
 
 
-def _recorded(row: Mapping[str, Any], along: list[Evaluation]) -> Recorded:
+def _recorded(row: Mapping[str, Any], progress: pl.DataFrame, restart_seconds: float | None) -> Recorded:
     options: dict[str, Scalar] = {k: v for k, v in json.loads(row["options"] or "{}").items() if isinstance(v, Scalar)}
     options |= {name: row[name] for name in _COUNTS if row[name] is not None}
     given = {name: row[name] for name in _FIELDS if row[name] is not None}
     setting = Setting(workers=_COUNTS[:1], servers=_COUNTS[1:], options=tuple(sorted(options.items())), **given)
     seconds, clocks = row["run_seconds"], row["steps"]
     last = Evaluation(seconds, clocks, _number(row["loss"]), _number(row["accuracy"]))
-    return Recorded(setting, seconds, clocks, (*(e for e in along if e.seconds < seconds), last))
+    along = tuple(e for e in _evaluations(progress) if 0 <= e.seconds < seconds)
+    trained = progress.filter(pl.col("training_loss").is_not_null())
+    switch = None
+    if setting.policy == _SCHEDULED:
+        in_bsp = cast(int, trained.filter(policy="bsp")["steps"].max() or 0)
+        switch = math.inf if in_bsp == trained["steps"].max() else in_bsp
+    return Recorded(setting, seconds, clocks, (*along, last), _course(trained, seconds, clocks), switch, restart_seconds)
+
+
+def _evaluations(progress: pl.DataFrame) -> Iterator[Evaluation]:
+    for row in progress.to_dicts():
+        if row["validation_loss"] is not None or row["accuracy"] is not None:
+            yield Evaluation(row["seconds"], row["steps"], _number(row["validation_loss"]), _number(row["accuracy"]))
+
+
+def _course(trained: pl.DataFrame, seconds: float, clocks: int) -> tuple[tuple[float, int], ...]:
+    """`Recorded.course` from the records of training losses."""
+    course = [(0.0, 0)]
+    for at, step in trained.select("seconds", "steps").iter_rows():
+        if at > course[-1][0] and course[-1][1] < step < clocks and at < seconds:
+            course.append((at, step))
+    return (*course, (seconds, clocks)) if len(course) > 1 else ()
 
 
 def _number(value: float | None) -> float:

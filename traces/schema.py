@@ -16,6 +16,7 @@ __all__ = [
     "EVALUATIONS",
     "HOST",
     "KEYS",
+    "NOT_APPLICABLE",
     "SCORES",
     "SETTINGS",
     "TRACE",
@@ -33,15 +34,18 @@ KEYS = ("scenario", "tuner", "seed")
 
 _RUN: dict[str, pl.DataType] = {"scenario": pl.String(), "tuner": pl.String(), "seed": pl.Int64()}
 
+NOT_APPLICABLE = "not applicable"
+"""The status of a run that was not played, because its tuner has nothing to tune in the scenario; `reason` says why."""
+
 SCORES: dict[str, pl.DataType] = {
     **_RUN,
-    "status": pl.String(),  # target | budget | diverged | deadlock | error
+    "status": pl.String(),  # target | budget | diverged | deadlock | error | not applicable
     "reason": pl.String(),  # a sentence if the target was not reached, else ""
-    "completion_seconds": pl.Float64(),  # simulated; the budget if the target was not reached
+    "completion_seconds": pl.Float64(),  # simulated; the budget if the target was not reached, nan if not applicable
     "budget_seconds": pl.Float64(),
     "reached": pl.Boolean(),  # whether the target was reached
     "reconfigurations": pl.Int64(),  # reconfigurations that were carried out, on any branch
-    "overhead_seconds": pl.Float64(),  # stall of reconfigurations, forks and switches between branches
+    "overhead_seconds": pl.Float64(),  # stall of reconfigurations, forks, switches between branches, and evaluations
     "slow_seconds": pl.Float64(),  # time in which training shared resources with a reconfiguration
     "bytes_moved": pl.Float64(),  # by reconfigurations, forks and switches between branches
     "trial_seconds": pl.Float64(),  # training that is not part of the final model

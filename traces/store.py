@@ -8,13 +8,13 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from traces.schema import EVALUATIONS, HOST, KEYS, SCORES, SETTINGS, VERSION
+from traces.schema import EVALUATIONS, HOST, KEYS, NOT_APPLICABLE, SCORES, SETTINGS, VERSION
 
 __all__ = ["Results", "load_results", "read", "read_host", "read_manifest", "write", "write_bytes", "write_host"]
 
@@ -27,10 +27,13 @@ class Results:
     """One comparison: its manifest and its tables."""
 
     manifest: dict[str, Any]
-    scores: pl.DataFrame  # traces.schema.SCORES
+    scores: pl.DataFrame  # traces.schema.SCORES; the runs that were played
     evaluations: pl.DataFrame  # traces.schema.EVALUATIONS
     settings: pl.DataFrame  # traces.schema.SETTINGS
     host: pl.DataFrame  # traces.schema.HOST
+    not_applicable: pl.DataFrame = field(  # traces.schema.SCORES: of tuners that had nothing to tune; they are never ranked
+        default_factory=lambda: pl.DataFrame(schema=SCORES)
+    )
 
 
 def write(frame: pl.DataFrame, path: Path, schema: Mapping[str, pl.DataType]) -> None:
@@ -86,12 +89,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def load_results(folder: Path) -> Results:
     """The tables of a comparison. Raises ValueError where a table is missing, damaged, or of another version."""
     manifest = read_manifest(folder)
+    scores = read(folder / "scores.parquet", SCORES)
+    played = pl.col("status") != NOT_APPLICABLE
     return Results(
         manifest,
-        read(folder / "scores.parquet", SCORES),
+        scores.filter(played),
         read(folder / "evaluations.parquet", EVALUATIONS),
         read(folder / "settings.parquet", SETTINGS),
         read_host(folder / "host.csv"),
+        scores.filter(~played),
     )
 
 

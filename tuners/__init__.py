@@ -6,20 +6,23 @@ tuner's module is imported when the tuner is used, so that listing the names is 
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
+from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from inspect import signature
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Container, Iterable
 
     from tuners.actions import Scalar, TunerFactory
 
-__all__ = ["Entry", "embedded", "parse", "registry", "resolve"]
+__all__ = ["Entry", "embedded", "entry_of", "parse", "registry", "resolve"]
 
 _GROUP = "harness.tuners"
 """The entry-point group in which other distributions register tuners."""
@@ -35,115 +38,248 @@ class Entry:
     contestant: bool = True  # False: reported apart, because it uses knowledge that no tuner can have
     embedded: bool = True  # ships with this distribution
     options: tuple[tuple[str, Scalar], ...] = ()  # keyword arguments of the factory that differ from its defaults
+    tunes: str = ""  # what it changes of a running job
+    needs: str = ""  # without which the job runs as it is; "" where it needs nothing
+    paper: str = ""
+    given: TunerFactory | None = None  # a function that the caller has passed, in place of `where`
 
     @property
     def factory(self) -> TunerFactory:
-        """The factory, imported now. Raises ValueError where module, name or function do not exist."""
+        """The factory with its options. Raises ValueError if it cannot be imported, or if an option does not fit."""
+        found = self.plain_factory
+        if not self.options:
+            return found
+        from tuners import factory_options  # here, because it imports msgspec, which listing the names does not need
+
+        factory_options.check(self.name, found, dict(self.options))
+        return cast("TunerFactory", partial(found, **dict(self.options)))
+
+    @property
+    def plain_factory(self) -> TunerFactory:
+        """The factory without options, imported now. Raises ValueError where module, name or function do not exist."""
+        if self.given is not None:
+            return self.given
         module_name, _, attribute = self.where.partition(":")
         if not module_name or not attribute:
             raise ValueError(f"Cannot find tuner {self.where!r}: write package.module:factory.")
+        if module_name.endswith(".py") or "/" in module_name:
+            as_module = _as_module(module_name)
+            raise ValueError(f"Cannot find tuner {self.where!r}: write {as_module}:{attribute}, with the module's name.")
         try:
             module = import_module(module_name)
         except Exception as error:
             raise ValueError(
                 f"Cannot import tuner {self.where!r} ({type(error).__name__}: {error}): "
-                "is its module free of errors, and installed or on PYTHONPATH?"
+                f"is its module free of errors, and installed or on PYTHONPATH?{_hidden(module_name)}"
             ) from error
         if not hasattr(module, attribute):
             near = get_close_matches(attribute, dir(module))
-            raise ValueError(f"Cannot find tuner {self.where!r}: {module_name} has no {attribute!r}.{_did_you_mean(near)}")
+            raise ValueError(
+                f"Cannot find tuner {self.where!r}: {module_name} has no {attribute!r}."
+                f"{_did_you_mean(near)}{_hidden(module_name)}"
+            )
         found = getattr(module, attribute)
         if not callable(found):
             raise ValueError(f"Cannot use {self.where!r} as a tuner: it is no function; give one that takes a Job.")  # noqa: TRY004
-        _check_options(self.name, found, dict(self.options))
-        return cast("TunerFactory", partial(found, **dict(self.options)) if self.options else found)
+        return cast("TunerFactory", found)
 
+
+_POLICY = "the synchronisation policy, once"
+_TRAINING = "learning rate, momentum, mini-batch, staleness"
+_LEARNS = "one of them free, and a target of accuracy or loss"
+_SCHEDULE = "roles of machines, load of every device"
+_DUTTA = "Dutta et al., Slow and Stale Gradients Can Win the Race, 2018"
+_HO = "Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, 2013"
 
 _EMBEDDED = {
     e.name: e
     for e in (
-        Entry("fixed", "tuners.baselines.fixed:fixed", "keeps the start setting"),
         Entry(
-            "bsp", "tuners.baselines.fixed:bsp", "bulk synchronous: all workers wait for each other after every mini-batch"
+            "fixed",
+            "tuners.baselines.fixed:fixed",
+            "keeps the start setting",
+            tunes="nothing",
         ),
-        Entry("asp", "tuners.baselines.fixed:asp", "asynchronous: no worker waits"),
         Entry(
-            "ssp", "tuners.baselines.fixed:ssp", "stale synchronous: no worker runs more than 3 clocks ahead of the slowest"
+            "bsp",
+            "tuners.baselines.fixed:bsp",
+            "bulk synchronous: all workers wait for each other after every mini-batch",
+            tunes=_POLICY,
+            paper="Valiant, A Bridging Model for Parallel Computation, 1990",
         ),
-        Entry("dssp", "tuners.baselines.fixed:dssp", "dynamic stale synchronous: the bound varies between 3 and 15 clocks"),
+        Entry(
+            "asp",
+            "tuners.baselines.fixed:asp",
+            "asynchronous: no worker waits",
+            tunes=_POLICY,
+            paper=_HO,
+        ),
+        Entry(
+            "ssp",
+            "tuners.baselines.fixed:ssp",
+            "stale synchronous: no worker runs more than 3 clocks ahead of the slowest",
+            tunes=_POLICY,
+            paper=_HO,
+        ),
+        Entry(
+            "dssp",
+            "tuners.baselines.fixed:dssp",
+            "dynamic stale synchronous: the bound varies between 3 and 15 clocks",
+            tunes=_POLICY,
+            paper="Zhao et al., Dynamic Stale Synchronous Parallel Distributed Training for Deep Learning, 2019",
+        ),
         Entry(
             "k_sync",
             "tuners.baselines.fixed:k_sync",
             "K-sync: a round ends when 70 % of the workers have pushed; the others start again",
+            tunes=_POLICY,
+            paper=_DUTTA,
         ),
         Entry(
             "k_batch_sync",
             "tuners.baselines.fixed:k_batch_sync",
             "K-batch-sync: as K-sync, but a fast worker may push several times in a round",
+            tunes=_POLICY,
+            paper=_DUTTA,
         ),
         Entry(
             "k_async",
             "tuners.baselines.fixed:k_async",
             "K-async: a worker that has pushed waits until 70 % of the workers have pushed",
+            tunes=_POLICY,
+            paper=_DUTTA,
         ),
         Entry(
             "backup_workers",
             "tuners.baselines.fixed:backup_workers",
             "backup workers: a round ends early, and a late gradient is dropped",
+            tunes=_POLICY,
+            paper="Chen et al., Revisiting Distributed Synchronous SGD, 2016",
         ),
-        Entry("sync_switch", "tuners.baselines.fixed:sync_switch", "Sync-Switch: BSP for the first 100 pushes, then ASP"),
         Entry(
-            "rlp", "tuners.rlp:rlp", "RLP: a policy trained by deep Q-learning decides at every push which workers continue"
+            "joint",
+            "tuners.joint:joint",
+            "ours: tunes every free knob by expected seconds left, pushes left times seconds per push",
+            tunes="every free knob",
+            needs="a free knob",
+        ),
+        Entry(
+            "sync_switch",
+            "tuners.baselines.fixed:sync_switch",
+            "Sync-Switch: BSP for the first 100 pushes, then ASP",
+            tunes=_POLICY,
+            paper="Li et al., Sync-Switch: Hybrid Parameter Synchronization for Distributed Deep Learning, 2021",
+        ),
+        Entry(
+            "rlp",
+            "tuners.rlp:rlp",
+            "RLP: a policy trained by deep Q-learning decides at every push which workers continue",
+            tunes="which workers go on, at every push",
+            paper="Zhu et al., Learning Efficient Parameter Server Synchronization Policies, 2020",
         ),
         Entry(
             "random_search",
             "tuners.baselines.random_search:random_search",
             "tries random settings on the running job and keeps the best",
+            tunes="every free knob",
+            needs="a free knob",
+            paper="Bergstra and Bengio, Random Search for Hyper-Parameter Optimization, 2012",
         ),
         Entry(
             "tpe",
             "tuners.baselines.tpe:tpe",
             "tries settings of Optuna's tree-structured Parzen estimator and keeps the best",
+            tunes="every free knob",
+            needs="a free knob",
+            paper="Bergstra et al., Algorithms for Hyper-Parameter Optimization, 2011",
         ),
         Entry(
-            "cruise", "tuners.cruise:cruise", "Cruise: chooses workers, servers and their shares by a cost model of an epoch"
+            "cruise",
+            "tuners.cruise:cruise",
+            "Cruise: chooses workers, servers and their shares by a cost model of an epoch",
+            tunes="workers, servers, shares of data and model",
+            needs="worker_count or roles free",
+            paper="Lee et al., Automating System Configuration of Distributed Machine Learning, ICDCS 2019",
         ),
-        Entry("bo_online", "tuners.bo_online:bo_online", "TensorFlowOnline: Bayesian optimisation of the remaining seconds"),
+        Entry(
+            "bo_online",
+            "tuners.bo_online:bo_online",
+            "TensorFlowOnline: Bayesian optimisation of the remaining seconds",
+            tunes="system knobs: roles, policy, threads, bits, graph options",
+            needs="a free system knob",
+            paper="Liu et al., Towards Self-Tuning Parameter Servers, 2020",
+        ),
         Entry(
             "mltuner",
             "tuners.mltuner:mltuner",
             "MLtuner: tries learning rates and other tunables in branches, again at each plateau",
+            tunes=_TRAINING,
+            needs=_LEARNS,
+            paper="Cui, Ganger and Gibbons, MLtuner: System Support for Automatic Machine Learning Tuning, 2018",
         ),
         Entry(
             "spearmint",
             "tuners.baselines.spearmint:spearmint",
             "Bayesian optimisation over complete trainings, as MLtuner measured it",
+            tunes=_TRAINING,
+            needs=_LEARNS,
+            paper="Snoek, Larochelle and Adams, Practical Bayesian Optimization of Machine Learning Algorithms, 2012",
         ),
         Entry(
-            "hyperband", "tuners.baselines.hyperband:hyperband", "Hyperband with an infinite horizon, as MLtuner measured it"
+            "hyperband",
+            "tuners.baselines.hyperband:hyperband",
+            "Hyperband with an infinite horizon, as MLtuner measured it",
+            tunes=_TRAINING,
+            needs=_LEARNS,
+            paper="Li et al., Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization, 2016",
         ),
-        Entry("asha", "tuners.baselines.asha:asha", "random settings; Optuna's pruners stop the slow ones early"),
+        Entry(
+            "asha",
+            "tuners.baselines.asha:asha",
+            "random settings; Optuna's pruners stop the slow ones early",
+            tunes=_TRAINING,
+            needs=_LEARNS,
+            paper="Li et al., Massively Parallel Hyperparameter Tuning, 2018; Golovin et al., Google Vizier, 2017",
+        ),
         Entry(
             "bespoke_bo",
             "tuners.bespoke_bo:bespoke_bo",
             "Bespoke BO: finds a schedule in ten evaluations with a structured model",
+            tunes=_SCHEDULE,
+            needs="roles and loads free",
+            paper="Dalibard et al., Tuning the Scheduling of Distributed SGD with Bayesian Optimization, 2017",
         ),
         Entry(
             "uniform_devices",
             "tuners.baselines.schedule_search:uniform_devices",
             "shares the batch out evenly among all devices",
+            tunes="loads, once",
+            needs="roles and loads free",
+            paper="Dalibard et al. 2017, Section 4",
         ),
-        Entry("uniform_gpus", "tuners.baselines.schedule_search:uniform_gpus", "shares the batch out evenly among the GPUs"),
+        Entry(
+            "uniform_gpus",
+            "tuners.baselines.schedule_search:uniform_gpus",
+            "shares the batch out evenly among the GPUs",
+            tunes="loads, once",
+            needs="roles and loads free, and GPUs",
+            paper="Dalibard et al. 2017, Section 4",
+        ),
         Entry(
             "schedule_search",
             "tuners.baselines.schedule_search:schedule_search",
             "searches schedules by a bandit over techniques, as OpenTuner does",
+            tunes=_SCHEDULE,
+            needs="roles and loads free",
+            paper="Ansel et al., OpenTuner: An Extensible Framework for Program Autotuning, 2014",
         ),
         Entry(
             "best_fixed",
             "tuners.baselines.best_fixed:best_fixed",
             "the oracle: the best of 20 fixed settings, chosen after running all of them",
             contestant=False,
+            tunes="nothing: the start setting is chosen in hindsight",
+            paper="Liu et al. 2020, Table III",
         ),
     )
 }
@@ -181,10 +317,39 @@ def resolve(name: str) -> Entry:
         entry = Entry(name, name, "a tuner of your own", embedded=False)
         _ = entry.factory  # refuses a misspelt name before anything runs
         return entry
-    near = get_close_matches(name, known)
-    raise ValueError(
-        f"No tuner {name!r}.{_did_you_mean(near)} Choose from {', '.join(known)}, or write package.module:factory."
+    near = _as_written(name) or get_close_matches(name, known)
+    others = (
+        "`harness list tuners` has all." if near else f"Choose from {', '.join(known)}, or write package.module:factory."
     )
+    raise ValueError(f"No tuner {name!r}.{_did_you_mean(near)} {others}")
+
+
+def entry_of(factory: TunerFactory, *, taken: Container[str] = ()) -> Entry:
+    """The entry of a function that the caller has at hand; its name, with a number if that name is `taken`.
+
+    Raises ValueError for what is no function of a Job.
+    """
+    if isinstance(factory, Generator):
+        raise ValueError(f"Cannot use {factory!r} as a tuner: it was called already; give the function itself.")  # noqa: TRY004
+    if not callable(factory):
+        raise ValueError(f"Cannot use {factory!r} as a tuner: give a name, or a function of a Job.")  # noqa: TRY004
+    plain = factory.func if isinstance(factory, partial) else factory
+    name = getattr(plain, "__name__", type(plain).__name__).strip("<>")
+    if isinstance(factory, partial) and factory.keywords:
+        name += f"[{','.join(f'{option}={value}' for option, value in factory.keywords.items())}]"
+    try:
+        signature(factory).bind(None)
+    except TypeError as error:
+        raise ValueError(
+            f"Cannot use {name!r} as a tuner ({error}): it is called with a Job alone. Give other arguments a default, or "
+            "pass functools.partial(...)."
+        ) from None
+    except ValueError:  # a callable without a signature
+        pass
+    number = 1
+    while (numbered := name if number == 1 else f"{name}-{number}") in taken:
+        number += 1
+    return Entry(numbered, "", "a function of your own", embedded=False, given=factory)
 
 
 def parse(name: str) -> tuple[str, tuple[tuple[str, Scalar], ...]]:
@@ -210,16 +375,27 @@ def _option(tuner: str, text: str) -> tuple[str, Scalar]:
     return name, {"true": True, "false": False}.get(value.lower(), value.strip("\"'"))
 
 
-def _check_options(name: str, factory: Callable[..., object], options: Mapping[str, Scalar]) -> None:
-    if not options:
-        return
-    known = [p.name for p in signature(factory).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    for option in options:
-        if option not in known:
-            near = get_close_matches(option, known)
-            raise ValueError(
-                f"Tuner {name!r} has no option {option!r}.{_did_you_mean(near)} It has {', '.join(known) or 'none'}."
-            )
+def _as_written(name: str) -> list[str]:
+    """How a tuner is written whose `name` looks like a path of attributes, or like a file: module:factory."""
+    if name.endswith(".py"):
+        return [f"{_as_module(name)}:FUNCTION"]
+    module, _, attribute = _as_module(name).rpartition(".")
+    return [f"{module}:{attribute}"] if module and attribute else []
+
+
+def _as_module(path: str) -> str:
+    return path.removesuffix(".py").replace("/", ".").strip(".")
+
+
+def _hidden(module_name: str) -> str:
+    """A sentence about another module of the same name on the path, which the imported one hides; "" if there is none."""
+    top = module_name.partition(".")[0]
+    used = getattr(getattr(sys.modules.get(top), "__spec__", None), "origin", None)
+    for entry in sys.path:
+        other = PathFinder.find_spec(top, [entry])
+        if used is not None and other is not None and other.origin not in (None, used):
+            return f" {other.origin} is another module {top!r}, hidden by {used}: give your file another name."
+    return ""
 
 
 def _from_entry_point(point: EntryPoint) -> Entry:

@@ -18,8 +18,9 @@ budget.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -101,10 +102,13 @@ class Job:
     target: Target
     budget_seconds: float  # the job ends after so many simulated seconds, with or without its target
     model_bytes: float  # of one pull of the whole model, at 32 bits
+    push_bytes: float = 0.0  # of one push of a whole gradient, at 32 bits; 0: unknown, or hidden behind computing
     samples: int  # training samples
     seed: int  # for the tuner's own random numbers
     methods: tuple[Method, ...] = ("checkpoint",)  # that `Reconfigure` can use
     branch_bytes: float = 0.0  # of parameters and optimizer slots of one branch, on all servers together; 0: unknown
+    installs_policies: bool = False  # whether `Install` is allowed: `policy` is free, or the scenario says so
+    evaluate_seconds: float = 0.0  # that one `Evaluate` takes, in which no branch trains; an estimate where the job is live
 
 
 # ------------------------------------------------------------------------------------------------------- measurements
@@ -138,9 +142,12 @@ class WorkerWindow(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Loss and accuracy of a model on the validation set. An evaluation takes no simulated time."""
+    """Loss and accuracy of a model on the validation set.
 
-    seconds: float
+    Those in a `Window` are the scenario's own, made every so many clocks, and take no time. `Evaluate` takes time.
+    """
+
+    seconds: float  # at which the job had this model; the answer to `Evaluate` comes later
     clocks: int
     loss: float
     accuracy: float  # nan for a workload without accuracy
@@ -249,6 +256,8 @@ class Run(Action[Window]):
     """Train `branch` for that many clocks or that many seconds.
 
     The run ends early at the target, at the end of the budget, or when the job cannot continue; `Window.status` says why.
+    The system refuses (`Rejected`) a branch that has ended, or that waits for another one; if the tuner does not catch that,
+    its tuning is over, and the job continues under its last setting.
     Raises ValueError unless exactly one of the two is given and it is positive.
     """
 
@@ -257,6 +266,12 @@ class Run(Action[Window]):
     branch: int = 0
 
     def __post_init__(self) -> None:
+        for name, value, kind, what in (
+            ("clocks", self.clocks, Integral, "a whole number of pushes, as in Run(clocks=100)"),
+            ("seconds", self.seconds, Real, "a number, as in Run(seconds=60)"),
+        ):
+            if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+                raise TypeError(f"Cannot run for {name}={value!r}: give {what}.")
         given = [x for x in (self.clocks, self.seconds) if x is not None]
         if len(given) != 1 or not given[0] > 0:
             raise ValueError(
@@ -278,6 +293,9 @@ class Reconfigure(Action[Cost]):
     branch: int = 0
     wait: bool = True
 
+    def __post_init__(self) -> None:
+        _check_setting("reconfigure to", self.setting)
+
 
 @dataclass(frozen=True, slots=True)
 class Fork(Action[int]):
@@ -290,6 +308,10 @@ class Fork(Action[int]):
     setting: Setting | None = None  # None: the parent's
     testing: bool = False  # a testing branch computes losses and applies no update (MLtuner, Section 4.2)
 
+    def __post_init__(self) -> None:
+        if self.setting is not None:
+            _check_setting("fork with", self.setting)
+
 
 @dataclass(frozen=True, slots=True)
 class Free(Action[None]):
@@ -300,17 +322,48 @@ class Free(Action[None]):
 
 @dataclass(frozen=True, slots=True)
 class Install(Action[None]):
-    """Use a synchronisation policy of the tuner's own until the next `Install`, or until a setting names another policy."""
+    """Use a synchronisation policy of the tuner's own until the next `Install`, or until a setting names another policy.
+
+    The system refuses (`Rejected`) where `Job.installs_policies` is false: what a scenario holds is held.
+    """
 
     policy: SyncPolicy
     branch: int = 0
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.policy, SyncPolicy):
+            raise TypeError(
+                f"Cannot install {self.policy!r}: give a SyncPolicy, as in `tuners.policies`. A policy with a name needs no "
+                f"Install: write Reconfigure(replace(setting, policy={str(self.policy)!r}))."
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluate(Action[Evaluation]):
-    """Measure loss and accuracy of `branch` on the validation set now."""
+    """Measure loss and accuracy of `branch` on the validation set now.
+
+    That takes a pass over the validation data, `Job.evaluate_seconds`, in which no branch trains. The simulator refuses
+    (`Rejected`) during a reconfiguration.
+    """
 
     branch: int = 0
+
+
+def _check_setting(what: str, given: Any) -> None:
+    """Raise TypeError, with what to write, unless `given` is a setting: a dictionary of changes is the usual slip."""
+    if isinstance(given, Setting):
+        return
+    advice = "give a Setting: job.start is the first, and dataclasses.replace(setting, ...) changes one."
+    if isinstance(given, Mapping) and given and all(isinstance(key, str) for key in given):
+        changes = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        plain = given.keys() <= {f.name for f in fields(Setting)}
+        advice = (
+            f"it has to be a whole setting. Write replace(setting, {changes}), with `from dataclasses import replace`; "
+            "setting is the job's current one, at first job.start."
+            if plain
+            else f"it has to be a whole setting. Write job.space.setting({dict(given)!r}), which changes the job's start."
+        )
+    raise TypeError(f"Cannot {what} {given!r}: {advice}")
 
 
 Tuner: TypeAlias = Generator[Action[Any], Any, None]

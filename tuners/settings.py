@@ -6,8 +6,9 @@ data, without time.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,22 @@ class Node:
     memory_bytes: float
 
 
+_WHOLE, _NUMBER = "a whole number", "a number"
+_KINDS: tuple[tuple[str, type, str], ...] = (
+    ("workers", tuple, "a tuple of node names"),
+    ("servers", tuple, "a tuple of node names"),
+    ("batch_size", numbers.Integral, _WHOLE),
+    ("policy", str, 'a name, as in policy="asp"'),
+    ("staleness", numbers.Integral, _WHOLE),
+    ("intra_threads", numbers.Integral, _WHOLE),
+    ("inter_threads", numbers.Integral, _WHOLE),
+    ("transfer_bits", numbers.Integral, _WHOLE),
+    ("learning_rate", numbers.Real, _NUMBER),
+    ("momentum", numbers.Real, _NUMBER),
+)
+"""Fields of a setting, their types, and what to give."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """The values of all knobs of a job. `Space.check` says whether a job admits a setting."""
@@ -57,6 +74,14 @@ class Setting:
     options: tuple[tuple[str, Scalar], ...] = ()  # graph options, by name
     learning_rate: float = 0.01
     momentum: float = 0.0  # heavy ball: v <- momentum v + g, w <- w - learning_rate v
+
+    def __post_init__(self) -> None:
+        """Raise TypeError, with what to write, for a value of another type; `Space.check` judges what has the right type."""
+        for name, kind, advice in _KINDS:
+            value = getattr(self, name)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                hint = f", as in {tuple(value)!r}" if kind is tuple and isinstance(value, list | set) else ""
+                raise TypeError(f"Cannot make a setting with {name} {value!r}: give {advice}{hint}.")
 
     def shares(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Data share per worker and model share per server; equal shares are written out."""
@@ -83,12 +108,14 @@ class Space:
     * ``data_share/NODE``, ``model_share/NODE``: weights, divided by their sum;
     * ``option/NAME``: a graph option.
 
-    Raises ValueError for a knob that sets nothing, and for two knobs of one name.
+    In a job of recorded runs only the settings that were `recorded` exist, as in tabular benchmarks. Raises ValueError for a
+    knob that sets nothing, and for two knobs of one name.
     """
 
     base: Setting
     nodes: tuple[Node, ...]
     knobs: tuple[Knob, ...] = ()
+    recorded: Mapping[Setting, None] = field(default_factory=dict)  # as keys, in a fixed order; empty: every setting exists
 
     def __post_init__(self) -> None:
         names = [k.name for k in self.knobs]
@@ -124,7 +151,10 @@ class Space:
         return sum(map(sum, self.base.loads)) if weights else 0
 
     def sample(self, rng: np.random.Generator) -> dict[str, Scalar]:
-        """One value per knob, independently and uniformly (in the logarithm where the knob says so)."""
+        """One value per knob, independently and uniformly (in the logarithm where the knob says so); or the values of one of
+        the recorded settings."""
+        if self.recorded:
+            return self.values(list(self.recorded)[int(rng.integers(len(self.recorded)))])
         return {k.name: k.sample(rng) for k in self.knobs}
 
     def setting(self, values: Mapping[str, Scalar]) -> Setting:
@@ -230,6 +260,9 @@ class Space:
             if not knob.contains(value):
                 allowed = knob.options if isinstance(knob, Choice) else f"{knob.low} to {knob.high}"
                 raise Rejected(f"Cannot set {knob.name} to {value!r}: this scenario allows {allowed}.")
+        if self.recorded and setting not in self.recorded:
+            wanted = ", ".join(f"{name} {value}" for name, value in self.values(setting).items())
+            raise Rejected(f"Cannot run {wanted}: no such run was recorded, and {len(self.recorded)} settings were.")
 
     def _check_families(self, setting: Setting) -> None:
         """Raise Rejected where a role or option differs from the base and is not free, though others of its family are."""

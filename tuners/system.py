@@ -15,6 +15,7 @@ from tuners.actions import Action, Job, Method, Reconfigure, Rejected, Setting, 
 __all__ = [
     "Handlers",
     "branch_of",
+    "check_installs",
     "check_no_reconfiguration",
     "check_nodes",
     "check_not_last",
@@ -91,6 +92,15 @@ def method_of(action: Reconfigure, job: Job) -> Method:
     if method not in job.methods:
         raise Rejected(f"Cannot reconfigure by {method!r}: this system can {', '.join(job.methods)}.")
     return method
+
+
+def check_installs(policy: SyncPolicy, job: Job) -> None:
+    """Refuse to install a policy of a tuner's own where the scenario holds the policy."""
+    if not job.installs_policies:
+        raise Rejected(
+            f"Cannot install policy {policy.name!r}: this scenario holds the policy at {job.start.policy!r}. "
+            "Free `policy` under [free], or set install_policies = true under [rules]."
+        )
 
 
 def policy_of(setting: Setting, before: Setting, policy: SyncPolicy) -> SyncPolicy:

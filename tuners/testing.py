@@ -7,7 +7,8 @@ Call it from your own test::
 
 It runs the tuner on every toy system of `tuners.toys` and raises AssertionError for the first fault: a yield that is no
 action, too many actions without time passing, a log that differs between two runs of one seed or that does not replay, a
-`Rejected` that ends the tuner, the use of a global random generator, or an action that is made and not yielded.
+`Rejected` that ends the tuner, the use of a global random generator, an action that is made and not yielded, or a tuner that
+says it has nothing to tune and then changes something. It returns what it checked; ``print(check_tuner(my_tuner))`` says it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import inspect
 import random
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -25,9 +27,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tuners.actions import Action, Install, Job, Rejected, Run, System, Tuner, TunerFactory
+from tuners.applicability import nothing_to_tune
 from tuners.toys import toys
 
-__all__ = ["Exchanged", "check_source", "check_tuner", "exchanges"]
+__all__ = ["CheckedTuner", "Exchanged", "check_source", "check_tuner", "exchanges"]
 
 _STANDSTILL = 1000
 """So many exchanges in a row without any time passing are an error."""
@@ -45,21 +48,54 @@ class Exchanged:
         return f"Install({self.action.policy.name})" if isinstance(self.action, Install) else repr(self.action)
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedTuner:
+    """What `check_tuner` has checked of a tuner that keeps the contract."""
+
+    name: str
+    systems: tuple[str, ...]
+    runs: int  # also those with refusals
+    exchanges: int  # of all runs
+    asked: tuple[tuple[str, int], ...]  # actions by name, and how often, in the plain runs; one that is not here is untested
+    refused: int  # exchanges of all runs that were refused on purpose
+    source: bool  # whether the source was there to be read
+
+    def __str__(self) -> str:
+        """The same in sentences."""
+        asked = ", ".join(f"{name} {count}" for name, count in self.asked) or "nothing"
+        source = "no action is made and dropped" if self.source else "the source was not there to be read"
+        systems = f"{len(self.systems)} toy systems ({', '.join(self.systems)})"
+        return (
+            f"{self.name} keeps the contract: {systems}, {self.runs} runs, {self.exchanges} exchanges, "
+            f"{self.refused} of them refused on purpose.\n"
+            f"It asked: {asked}.\n"
+            "Checked: every yield is an action; time passes; a second run of the same seed is the same, and a replayed log; "
+            f"it survives refusals; no global random numbers; {source}."
+        )
+
+
 def check_tuner(
     factory: TunerFactory, *, systems: Mapping[str, Callable[[int], System]] | None = None, seed: int = 7, most: int = 400
-) -> None:
-    """Raise AssertionError, saying where and what, unless tuners of `factory` keep the contract.
+) -> CheckedTuner:
+    """Raise AssertionError, saying where and what, unless tuners of `factory` keep the contract; return what was checked.
 
     `systems` has, by name, functions that make a new system from a seed; the default is the toys. The tuner makes at most
     `most` exchanges on each.
     """
-    check_source(factory)
-    for name, make in (toys() if systems is None else systems).items():
+    source = check_source(factory)
+    asked: Counter[str] = Counter()
+    used = toys() if systems is None else systems
+    runs = made = refused = 0
+    for name, make in used.items():
         check = _Check(factory, functools.partial(make, seed), f"on {name!r}", most)
         log = check.one_run()
+        asked.update(type(e.action).__name__ for e in log)
+        check.does_what_it_says(log)
         check.is_deterministic(log)
         check.replays(log)
         check.survives_refusals(log)
+        runs, made, refused = runs + check.runs, made + check.exchanges, refused + check.refused
+    return CheckedTuner(_name(factory), tuple(used), runs, made, tuple(asked.most_common()), refused, source)
 
 
 def exchanges(
@@ -76,17 +112,17 @@ def exchanges(
     return list(_exchanges(_started(factory, system.job), system, most, refuses))
 
 
-def check_source(factory: TunerFactory) -> None:
+def check_source(factory: TunerFactory) -> bool:
     """Raise AssertionError where ``yield from`` is missing before an action or a generator: Python itself says nothing then.
 
-    Reads the whole module of the factory; a factory without source passes.
+    Reads the whole module of the factory; returns False for a factory without source, which passes.
     """
     plain = inspect.unwrap(factory.func if isinstance(factory, functools.partial) else factory)
     module = sys.modules.get(getattr(plain, "__module__", ""), None)
     try:
         source = textwrap.dedent(inspect.getsource(module if module is not None else plain))
     except (OSError, TypeError):
-        return
+        return False
     known = vars(module) if module is not None else {}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
@@ -95,6 +131,7 @@ def check_source(factory: TunerFactory) -> None:
             if lazy or inspect.isgeneratorfunction(called):
                 text = ast.unparse(node.value)
                 _fail(f"Line {node.lineno} of {plain.__module__} makes {text} and drops it: write `yield from {text}`.")
+    return True
 
 
 class _Check:
@@ -105,6 +142,7 @@ class _Check:
         self.system = system
         self.where = where
         self.most = most
+        self.runs = self.exchanges = self.refused = 0
 
     def one_run(self) -> list[Exchanged]:
         before = random.getstate(), _numpy_state()
@@ -112,6 +150,13 @@ class _Check:
         if (random.getstate(), _numpy_state()) != before:
             self._fail("draws from a global random generator: make one from job.seed.")
         return log
+
+    def does_what_it_says(self, log: list[Exchanged]) -> None:
+        """A tuner that says it has nothing to tune changes nothing."""
+        said = nothing_to_tune(self.factory, self.system().job)
+        done = next((e for e in log if not isinstance(e.action, Run) and not isinstance(e.answer, Rejected)), None)
+        if said and done is not None:
+            self._fail(f'says that it has nothing to tune ("{said}"), and does {done}: correct its `nothing_to_tune`.')
 
     def is_deterministic(self, log: list[Exchanged]) -> None:
         again = self._log("a second time")
@@ -147,9 +192,13 @@ class _Check:
         self, when: str, refuses: Callable[[int, Action[Any]], bool] = lambda _index, _action: False
     ) -> list[Exchanged]:
         try:
-            return exchanges(self.factory, self.system(), most=self.most, refuses=refuses)
+            log = exchanges(self.factory, self.system(), most=self.most, refuses=refuses)
         except AssertionError as error:
             raise AssertionError(f"{_name(self.factory)} {self.where}, {when}: {error}") from error
+        self.runs += 1
+        self.exchanges += len(log)
+        self.refused += sum(refuses(index, exchange.action) for index, exchange in enumerate(log))
+        return log
 
     def _same(self, log: list[Exchanged], again: list[str], complaint: str) -> None:
         first = [str(e) for e in log]

@@ -40,7 +40,16 @@ from tuners.actions import (
     WorkerWindow,
 )
 from tuners.settings import Choice, Integer, Knob, Node, Real
-from tuners.system import Handlers, branch_of, check_nodes, check_not_last, check_running, handler_of, method_of
+from tuners.system import (
+    Handlers,
+    branch_of,
+    check_installs,
+    check_nodes,
+    check_not_last,
+    check_running,
+    handler_of,
+    method_of,
+)
 
 __all__ = ["Toy", "toys"]
 
@@ -164,6 +173,7 @@ class Toy:
 
     def _install(self, action: Install) -> None:
         branch = branch_of(self._branches, action.branch)
+        check_installs(action.policy, self.job)
         branch.policy = action.policy
         self._restart(branch)
 
@@ -356,15 +366,18 @@ def toys() -> dict[str, Callable[[int], Toy]]:
 def _job(name: str, seed: int, knobs: tuple[Knob, ...], target: Target | None = None) -> Job:
     nodes = tuple(Node(f"n{i}", "toy", 2, ("cpu",), 1e6, 1e9) for i in range(5))
     start = Setting(workers=("n0", "n1", "n2"), servers=("n3", "n4"), batch_size=4, learning_rate=0.01)
+    space = Space(start, nodes, knobs)
     return Job(
         name=name,
         nodes=nodes,
         start=start,
-        space=Space(start, nodes, knobs),
+        space=space,
         target=target or Target("loss", 0.02),
         budget_seconds=25.0,
         model_bytes=2e4,
+        push_bytes=1e4,
         samples=1000,
         seed=seed,
         methods=("checkpoint", "migrate"),
+        installs_policies=space.frees("policy"),
     )

@@ -9,10 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.cli.trace import TRACE_HELP, trace_folder
+
 if TYPE_CHECKING:
     from simulators.calibration.fit import Constants
     from simulators.calibration.output import Provenance
     from simulators.calibration.recordings import Recording
+    from simulators.calibration.validation import Check
 
 __all__ = ["add_calibrate", "add_fidelity", "initial_constants", "read"]
 
@@ -32,7 +35,7 @@ _Adder = Callable[..., argparse.ArgumentParser]
 def add_calibrate(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> None:
     """Add `harness calibrate` to a parser's commands."""
     command = add_parser("calibrate", help="fit constants to a recording", description=_ABOUT, formatter_class=plain)
-    command.add_argument("trace", type=Path, nargs="?", metavar="TRACE", help="folder of a trace")
+    command.add_argument("trace", type=trace_folder, nargs="?", metavar="TRACE", help=TRACE_HELP)
     command.add_argument(
         "--from",
         nargs=2,
@@ -50,7 +53,7 @@ def add_fidelity(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> Non
     command = add_parser(
         "fidelity", help="compare predictions with recordings", description=_FIDELITY, formatter_class=plain
     )
-    command.add_argument("traces", type=Path, nargs="*", metavar="TRACE", help="folder of a trace")
+    command.add_argument("traces", type=trace_folder, nargs="*", metavar="TRACE", help=TRACE_HELP)
     command.add_argument(
         "--from",
         nargs=2,
@@ -92,6 +95,7 @@ def _add_given(command: argparse.ArgumentParser) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
+    from harness.cli.display import stages
     from simulators.calibration.fit import fit_all
     from simulators.calibration.output import to_toml
     from traces.store import write_bytes
@@ -99,7 +103,8 @@ def _calibrate(options: argparse.Namespace) -> int:
     if (options.trace is None) == (options.source is None):
         raise ValueError("Cannot calibrate: name a trace's folder, or a recording with --from SOURCE PATH.")
     recording, origin = read(options.trace, options.source)
-    fits = fit_all(recording.rows, initial_constants(recording, options))
+    with stages("calibrating") as watch:
+        fits = fit_all(recording.rows, initial_constants(recording, options), watch=watch)
     write_bytes(options.out, to_toml(fits, recording, origin).encode())
     for name, fit in fits.items():
         _say(f"{name}: {fit.rows} rows, median error {fit.error:.1%}")
@@ -116,6 +121,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 
 def _fidelity(options: argparse.Namespace) -> int:
+    from harness.cli.display import stages
     from reports import fidelity
     from simulators.calibration.validation import check
 
@@ -123,10 +129,11 @@ def _fidelity(options: argparse.Namespace) -> int:
         raise ValueError("Cannot check: name traces, or recordings with --from SOURCE PATH.")
     findings = options.findings.read_text(encoding="utf-8") if options.findings else ""
     named = [(path, None) for path in options.traces] + [(None, source) for source in options.sources]
-    checks = []
+    checks: list[Check] = []
     for path, source in named:
         recording, origin = read(path, source)
-        checks.append(check(recording, initial_constants(recording, options), origin, options.folds))
+        with stages(f"recording {len(checks) + 1} of {len(named)}") as watch:
+            checks.append(check(recording, initial_constants(recording, options), origin, options.folds, watch))
     for table in fidelity.tables(checks):
         _say(table)
     _say(f"The page: {fidelity.write(options.out, checks, findings)}")
@@ -180,7 +187,7 @@ def initial_constants(recording: Recording, options: argparse.Namespace) -> dict
 
 def _model_bytes(name: str) -> float:
     """The nominal size of the model, if the harness has a workload or scenario of that name; else 0."""
-    from harness import scenario
+    import harness.scenario as scenario
     from simulators.workloads.catalogue import workload, workloads
 
     if name in workloads():

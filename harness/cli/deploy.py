@@ -44,6 +44,9 @@ def add_deploy(add_parser: Callable[..., argparse.ArgumentParser], plain: type[a
     deploy.add_argument("--seed", type=int, default=0, metavar="N", help="seed of data and tuner (default: 0)")
     deploy.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default: deployed/SCENARIO)")
     deploy.add_argument("--resume", action="store_true", help="continue the job that was interrupted in DIR")
+    deploy.add_argument(
+        "--insecure", action="store_true", help="use a cluster of several machines that has neither Ray's token nor TLS"
+    )
     deploy.add_argument("--dry-run", action="store_true", help="print the plan, and start nothing")
     deploy.set_defaults(run=_deploy)
 
@@ -70,6 +73,7 @@ def _deploy(options: argparse.Namespace) -> int:
         out=options.out or Path("deployed") / scenario.name,
         address=options.address,
         resume=options.resume,
+        insecure=options.insecure,
     )
     # Ray execs right after it forks, so that locks which other threads held cannot block the child.
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)

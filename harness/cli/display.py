@@ -1,27 +1,31 @@
-"""Show the progress of a comparison or a training: bars on a terminal, plain lines elsewhere."""
+"""Show the progress of comparisons, trainings and fits: bars on a terminal, one line in a notebook, else plain lines."""
 
 from __future__ import annotations
 
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Column
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+from rich.text import Text
 
 from harness.comparison.compare import Event, Finished, Planned, RunKey, Underway
+from harness.comparison.forecast import Forecast
 
 if TYPE_CHECKING:
     from harness.training.train import TrainingProgress
 
-__all__ = ["ProgressDisplay", "terminal", "training", "watching"]
+__all__ = ["ProgressDisplay", "one_line", "stages", "terminal", "training", "watching"]
 
 _LINE_RUNS = 50  # runs of a training per line of output
+_STANDINGS = 5  # tuners in the standings so far
 
 
 class ProgressDisplay(Protocol):
@@ -55,8 +59,31 @@ def watching(console: Console) -> Iterator[ProgressDisplay]:
         TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
         TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, ratio=1)),
     )
-    with Progress(*columns, console=console, transient=True, expand=True) as bars:
+    with _ProgressAndStandings(*columns, console=console, transient=True, expand=True) as bars:
         yield _Bars(bars)
+
+
+@contextmanager
+def one_line(stream: TextIO) -> Iterator[ProgressDisplay]:
+    """The display for a comparison in a notebook: one line, which every finished run replaces."""
+    shown = _OneLine(stream)
+    try:
+        yield shown
+    finally:
+        shown.clear()
+
+
+@contextmanager
+def stages(what: str) -> Iterator[Callable[[str], None]]:
+    """A function that shows, on standard error if that is a terminal, what is being done now, and for how long."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}", table_column=Column(no_wrap=True)), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as shown:
+        task = shown.add_task(escape(what), total=None)
+        yield lambda stage: shown.update(task, description=escape(f"{what}: {stage}"))
 
 
 @contextmanager
@@ -106,17 +133,64 @@ class _Lines:
             self._console.print(escape(text), highlight=False, soft_wrap=True)
 
 
-class _Bars:
-    """A bar for all runs, one for each run in progress, and a line for each run that failed."""
+class _OneLine:
+    """One line of text with what is finished, what is left, and the tuner that leads."""
 
-    def __init__(self, bars: Progress) -> None:
+    def __init__(self, stream: TextIO) -> None:
+        self.errors = 0
+        self._stream = stream
+        self._forecast = Forecast()
+        self._finished = self._all = self._width = 0
+
+    def __call__(self, event: Event) -> None:
+        self._forecast.add(event, time.monotonic())
+        if isinstance(event, Planned):
+            self._finished, self._all = event.made_before, event.runs
+            self._write(f"{event.runs} runs, {event.made_before} of them made before")
+        elif isinstance(event, Finished):
+            self._finished += 1
+            self.errors += event.done.status == "error"
+            first = self._forecast.standings(event.run.scenario)[:1]
+            leads = "".join(f"; {event.run.scenario} so far: {s.tuner}, {s.seconds:.0f} s" for s in first)
+            self._write(f"{self._finished}/{self._all} runs{_left(self._forecast)}{leads}")
+
+    def clear(self) -> None:
+        """Remove the line."""
+        self._write("")
+        self._stream.write("\r")
+        self._stream.flush()
+
+    def _write(self, text: str) -> None:
+        # A notebook, like a terminal, overwrites a line after a carriage return.
+        self._stream.write("\r" + text.ljust(self._width))
+        self._stream.flush()
+        self._width = len(text)
+
+
+class _ProgressAndStandings(Progress):
+    """Bars, and below them the standings so far."""
+
+    standings: Table | None = None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.standings is not None:
+            yield self.standings
+
+
+class _Bars:
+    """A bar for all runs, one for each run in progress, the standings, and a line for each run that failed."""
+
+    def __init__(self, bars: _ProgressAndStandings) -> None:
         self.errors = 0
         self._bars = bars
-        self._all_bar = bars.add_task("[bold]all runs", total=None, count="", note="starting")
+        self._forecast = Forecast()
+        self._all_bar = bars.add_task("[bold]all runs", total=None, count="", note="starting processes")
         self._finished = self._all = 0
         self._runs: dict[RunKey, TaskID] = {}
 
     def __call__(self, event: Event) -> None:
+        self._forecast.add(event, time.monotonic())
         if isinstance(event, Planned):
             self._finished, self._all = event.made_before, event.runs
             self._count()
@@ -124,7 +198,9 @@ class _Bars:
             self._show(event)
         else:
             self._finished += 1
-            self._count(note=escape(f"last: {_name(event.run)}: {_ending(event)}"))
+            notes = [left] if (left := _left(self._forecast)[2:]) else []
+            self._count(note=escape("; ".join([*notes, f"last: {_name(event.run)}: {_ending(event)}"])))
+            self._bars.standings = self._standings(event.run.scenario)
             if event.run in self._runs:
                 self._bars.remove_task(self._runs.pop(event.run))
             if event.done.status == "error":
@@ -135,21 +211,42 @@ class _Bars:
         """The bars as they are now."""
         return self._bars.get_renderable()
 
-    def _count(self, note: str = "starting") -> None:
+    def _count(self, note: str = "starting processes") -> None:
         count = f"{self._finished}/{self._all}"
         self._bars.update(self._all_bar, total=self._all, completed=self._finished, count=count, note=note)
 
     def _show(self, event: Underway) -> None:
         at = event.progress
         if event.run not in self._runs:
-            self._runs[event.run] = self._bars.add_task(escape(_name(event.run)), total=at.budget_seconds, count="", note="")
-        note = "of its budget"
+            self._runs[event.run] = self._bars.add_task(escape(_name(event.run)), total=1.0, count="", note="")
+        note = "of what is expected"
         if math.isfinite(at.accuracy):
             note = f"accuracy {at.accuracy:.3f}"
         elif math.isfinite(at.loss):
             note = f"loss {at.loss:.4g}"
-        share = f"{at.seconds / at.budget_seconds:.0%}"
-        self._bars.update(self._runs[event.run], completed=at.seconds, count=share, note=note)
+        share = self._forecast.share(event)
+        self._bars.update(self._runs[event.run], completed=share, count=f"{share:.0%}", note=note)
+
+    def _standings(self, scenario: str) -> Table | None:
+        found = self._forecast.standings(scenario)
+        if not found:
+            return None
+        table = Table.grid(padding=(0, 2))
+        table.add_row(Text(f"{scenario} so far", style="bold"), Text("median, s", style="dim"), Text("runs", style="dim"))
+        for one in found[:_STANDINGS]:
+            missed = f", {one.missed} without target" if one.missed else ""
+            table.add_row(Text(one.tuner), Text(f"{one.seconds:.0f}", justify="right"), Text(f"{one.finished}{missed}"))
+        if len(found) > _STANDINGS:
+            table.add_row(Text(f"... and {len(found) - _STANDINGS} more", style="dim"))
+        return table
+
+
+def _left(forecast: Forecast) -> str:
+    """The time that is left, as "; about 12 s left", or "" while nothing is known of it."""
+    seconds = forecast.left_seconds(time.monotonic())
+    if seconds is None:
+        return ""
+    return f"; about {seconds:.0f} s left" if seconds < 90 else f"; about {seconds / 60:.0f} min left"
 
 
 def _name(run: RunKey) -> str:

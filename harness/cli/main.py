@@ -11,10 +11,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from harness import __version__
+from harness import own_packages
 from harness.cli.calibrate import add_calibrate, add_fidelity
 from harness.cli.deploy import add_deploy
+from harness.cli.new import add_new
+from harness.cli.parsing import CommandParser
+from harness.cli.play import add_play
+from harness.cli.share import add_merge, add_publish
+from harness.cli.show import add_list, add_show
 from harness.cli.trace import add_trace
+from harness.version import HARNESS_VERSION
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,11 +37,15 @@ simulated cluster. The winner can then drive a real parameter server."""
 
 _EXAMPLES = """\
 examples:
-  harness compare                              every tuner on the default scenario, `digits`
+  harness compare --quick                      five tuners on the default scenario, `digits`
+  harness compare                              every tuner on it
   harness compare digits-svm --tuners fixed,tpe --seeds 10
   harness compare my.toml --tuners all,my_package.my_module:my_tuner
   harness show digits > my.toml                a template for your own scenario
   harness list tuners
+  harness show cruise                          what a tuner does, and its options
+  harness play digits cruise                   one run, every exchange on the screen
+  harness new tuner my_tuner                   a tuner of your own that runs, with its test
   harness train rlp --instances 1000 --out my.npz     then --tuners 'rlp[policy=my.npz]'
   harness deploy --live live-digits            the same job, on real processes
 
@@ -77,14 +87,20 @@ The defaults are the paper's. The policy that ships was trained with better valu
     unit_seconds=10]' --depths 1,1,2,3 --rates 0.2,0.17,0.13,0.08 --sleeps 9.4,1.5,9.4,9.4
     --instances 1300 --pushes 800 --out FILE"""
 
-_LISTS = ("tuners", "scenarios", "workloads", "profiles", "sources")
+_QUICK_TUNERS = "fixed,asp,cruise,random_search,mltuner"
+"""What `--quick` compares: not tuning, a policy, a model of the cluster, a search of all knobs, a search in branches."""
+
+_QUICK_SEEDS = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments`, the process's own if None, and return its exit status."""
-    options = _parser().parse_args(arguments)
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    own_packages.working_folder_last()
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not hasattr(options, "run"):
+        parser.print_help()
+        return 0
     try:
         status: int = options.run(options)
     except ValueError as error:
@@ -117,9 +133,9 @@ def _complain(what: object, status: int) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="harness", description=_ABOUT, epilog=_EXAMPLES, formatter_class=plain)
-    parser.add_argument("--version", action="version", version=f"harness {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser = CommandParser(prog="harness", description=_ABOUT, epilog=_EXAMPLES, formatter_class=plain)
+    parser.add_argument("--version", action="version", version=f"harness {HARNESS_VERSION}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     compare = commands.add_parser(
         "compare", help="score tuners on scenarios", description=_COMPARE, epilog=_COMPARE_MORE, formatter_class=plain
@@ -127,7 +143,10 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument(
         "scenarios", nargs="*", metavar="SCENARIO", help="name, pattern such as 'cruise-*', or TOML file (default: digits)"
     )
-    compare.add_argument("--tuners", default="all", metavar="all|NAME,...", help="tuners to compare (default: all)")
+    compare.add_argument("--tuners", metavar="all|NAME,...", help="tuners to compare (default: all)")
+    compare.add_argument(
+        "--quick", action="store_true", help=f"a first answer: {_QUICK_TUNERS.replace(',', ', ')}; {_QUICK_SEEDS} seeds"
+    )
     compare.add_argument("--seeds", type=int, metavar="N", help="seeds per scenario (default: from the scenario)")
     who = compare.add_mutually_exclusive_group()
     who.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per core)")
@@ -137,29 +156,24 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--record", action="store_true", help="write a trace for every run")
     compare.set_defaults(run=_compare)
 
-    listing = commands.add_parser(
-        "list", help="list tuners, scenarios and more", description="List the names that commands know, one per line."
-    )
-    listing.add_argument("what", choices=_LISTS, help="profiles are node types, sources are public recordings")
-    listing.set_defaults(run=_list)
-
-    show = commands.add_parser(
-        "show",
-        help="print a scenario, explained; the output is a scenario file",
-        description="Print a scenario under a comment that explains it. The output is a scenario file itself: "
-        "`harness show digits > my.toml` makes a template for your own.",
-    )
-    show.add_argument("scenario", metavar="SCENARIO", help="name or TOML file")
-    show.set_defaults(run=_show)
+    add_list(commands.add_parser)
+    add_show(commands.add_parser, plain)
+    add_play(commands.add_parser, plain)
+    add_new(commands.add_parser, plain)
 
     report = commands.add_parser(
         "report",
-        help="print the table of a comparison and write its page again",
-        description="Print the table of a comparison and write its page, report.html, again. If the comparison was "
-        "interrupted or is still running, the table has the finished runs.",
+        help="print the answer and table of a comparison, and write its page again",
+        description="Print the answer and the table of a comparison and write its page, report.html, again. If the "
+        "comparison was interrupted or is still running, they are of the finished runs.",
     )
     report.add_argument("folder", type=Path, metavar="DIR", help="results folder")
+    report.add_argument("--csv", action="store_true", help="also write tables and the numbers of figures to DIR/csv")
+    report.add_argument("--markdown", action="store_true", help="also write answers and tables to DIR/report.md")
+    report.add_argument("--figures", choices=("svg", "pdf"), help="also write every figure to DIR/figures")
     report.set_defaults(run=_report)
+    add_merge(commands.add_parser, plain)
+    add_publish(commands.add_parser, plain)
     _add_train(commands.add_parser, plain)
     add_deploy(commands.add_parser, plain)
     add_trace(commands.add_parser, plain)
@@ -205,16 +219,21 @@ def _compare(options: argparse.Namespace) -> int:
 
     scenarios = _scenarios(options.scenarios) or ["digits"]
     stems = [re.sub(r"[-*?\[\]]+$", "", Path(s).stem) or "all" for s in options.scenarios or scenarios]
-    out = options.out or Path("results") / "+".join(stems)
+    out = options.out or Path("results") / ("+".join(stems) + ("-quick" if options.quick else ""))
+    tuners = _tuners(options.tuners if options.tuners is not None else _QUICK_TUNERS if options.quick else "all")
+    seeds = options.seeds if options.seeds is not None else _QUICK_SEEDS if options.quick else None
+    jobs = _cores() if options.jobs is None else options.jobs
     console = terminal()
+    first = _what(scenarios, tuners, seeds, options.address or jobs, out)
+    console.print(first, highlight=False, soft_wrap=True, markup=False)
     try:
         with watching(console) as watch:
             compare(
                 scenarios,
-                _tuners(options.tuners),
+                tuners,
                 out=out,
-                seeds=options.seeds,
-                jobs=_cores() if options.jobs is None else options.jobs,
+                seeds=seeds,
+                jobs=jobs,
                 address=options.address,
                 resume=options.resume,
                 record=options.record,
@@ -227,6 +246,15 @@ def _compare(options: argparse.Namespace) -> int:
         return 130
     _conclude(out, console)
     return 1 if _failed(out) else 0
+
+
+def _what(scenarios: Sequence[str], tuners: Sequence[str], seeds: int | None, where: int | str, out: Path) -> str:
+    """One line that says what is about to be compared, before anything slow is imported."""
+    names = ", ".join(scenarios) if len(scenarios) < 4 else f"{len(scenarios)} scenarios"
+    each = f"{seeds} seeds each" if seeds is not None else "each scenario's own seeds"
+    places = f"Ray cluster {where}" if isinstance(where, str) else f"{where} process{'' if where == 1 else 'es'}"
+    who = "1 tuner" if len(tuners) == 1 else f"{len(tuners)} tuners"
+    return f"Comparing {who} on {names}, {each}, in {places}; results go to {out}."
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -307,12 +335,11 @@ def _cores() -> int:
 
 
 def _conclude(out: Path, console: Console) -> None:
-    """Print the tables and write the page."""
-    from reports import page, tables
+    """Print the answers and the tables, and write the pages."""
+    from reports import page, terminal
     from traces.store import load_results
 
-    for table in tables.render(tables.summary(load_results(out)), columns=max(80, console.width)):
-        console.print(table)
+    terminal.show(load_results(out), console)
     console.print(f"The page: {page.write(out)}", highlight=False, soft_wrap=True)
 
 
@@ -322,62 +349,27 @@ def _failed(out: Path) -> bool:
     return "error" in store.read(out / "scores.parquet", schema.SCORES)["status"]
 
 
-def _list(options: argparse.Namespace) -> int:
-    rows = {"tuners": _list_tuners, "scenarios": _list_scenarios, "workloads": _list_workloads}
-    rows |= {"profiles": _list_profiles, "sources": _list_sources}
-    found = rows[options.what]()
-    width = max(map(len, found), default=0)
-    for name, summary in found.items():
-        print(f"{name:{width}}  {summary}".rstrip())  # noqa: T201
-    return 0
-
-
-def _list_tuners() -> dict[str, str]:
-    from tuners import registry
-
-    return {name: entry.summary + ("" if entry.contestant else " (reference only)") for name, entry in registry().items()}
-
-
-def _list_scenarios() -> dict[str, str]:
-    from harness.scenario import embedded, load
-
-    return {name: load(name).summary for name in embedded()}
-
-
-def _list_workloads() -> dict[str, str]:
-    from simulators.workloads.catalogue import workloads
-
-    return dict(workloads())
-
-
-def _list_profiles() -> dict[str, str]:
-    from simulators.cluster.profiles import profiles
-
-    rows: dict[str, str] = {}
-    for name, kind in profiles().items():
-        cores = "1 core" if kind.cores == 1 else f"{kind.cores} cores"
-        rows[name] = f"{cores}, {'+'.join(d.kind for d in kind.devices)}, {kind.nic_bytes_per_second * 8 / 1e9:g} Gbit/s"
-    return rows
-
-
-def _list_sources() -> dict[str, str]:
-    from traces.importers import SOURCES
-
-    return {name: source.summary for name, source in SOURCES.items()}
-
-
-def _show(options: argparse.Namespace) -> int:
-    from harness.scenario import load, show
-
-    sys.stdout.write(show(load(options.scenario)))
-    return 0
-
-
 def _report(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal
     from harness.comparison.results import assemble
 
     if (options.folder / "runs").is_dir():
         assemble(options.folder)
-    _conclude(options.folder, terminal())
+    _conclude(options.folder, console := terminal())
+    _export(options, console)
     return 0
+
+
+def _export(options: argparse.Namespace, console: Console) -> None:
+    """Write the files that `harness report` was asked for beside the page."""
+    from reports import export
+
+    written = []
+    if options.csv:
+        written.append(("Tables and numbers of figures", export.write_csv(options.folder)))
+    if options.markdown:
+        written.append(("Answers and tables", export.write_markdown(options.folder)))
+    if options.figures:
+        written.append(("Figures", export.write_figures(options.folder, options.figures)))
+    for what, path in written:
+        console.print(f"{what}: {path}", highlight=False, soft_wrap=True)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from traces.importers import Imported
     from traces.summary import TraceSummary
 
-__all__ = ["add_trace"]
+__all__ = ["TRACE_HELP", "add_trace", "trace_folder"]
 
 _ABOUT = """\
 A trace is the record of one or more runs, simulated or real: a folder of Parquet tables
@@ -27,7 +28,20 @@ FROM is a trace, or the exchange log of a run (exchanges.jsonl.gz in a results f
 is converted to a trace. A trace is converted to a trace with few large parts or, with --csv,
 to a folder of CSV files."""
 
+TRACE_HELP = "folder of a trace, or shipped:NAME"
 _Adder = Callable[..., argparse.ArgumentParser]
+
+
+def trace_folder(text: str) -> Path:
+    """An argument that names a trace: a folder, or ``shipped:NAME`` for a recording that comes with the harness."""
+    if not text.startswith("shipped:"):
+        return Path(text)
+    from traces.shipped import locate
+
+    try:
+        return locate(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_trace(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> None:
@@ -57,13 +71,13 @@ def add_trace(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> None:
         ("check", _check, "Check every part of a trace against its digest, and every row for plausible values."),
     ):
         looked = commands.add_parser(name, help=about[0].lower() + about[1:-1], description=about)
-        looked.add_argument("trace", type=Path, metavar="TRACE", help="folder of a trace")
+        looked.add_argument("trace", type=trace_folder, metavar="TRACE", help=TRACE_HELP)
         looked.set_defaults(run=run)
 
     convert = commands.add_parser(
         "convert", help="make a trace of a log, or CSV of a trace", description=_CONVERT, formatter_class=plain
     )
-    convert.add_argument("source", type=Path, metavar="FROM", help="trace, or exchange log")
+    convert.add_argument("source", type=trace_folder, metavar="FROM", help="trace, or exchange log")
     convert.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
     convert.add_argument("--csv", action="store_true", help="write CSV files")
     convert.set_defaults(run=_convert)
@@ -88,13 +102,19 @@ def _record(options: argparse.Namespace) -> int:
 
 def _import(options: argparse.Namespace) -> int:
     from harness.record import MADE_BY
-    from traces.importers import SOURCES, import_trace
+    from traces.importers import import_trace
 
-    rows = import_trace(options.source, options.path, options.out, made_by=MADE_BY)
-    _say_rows(rows)
-    source = SOURCES[options.source]
-    _say(f"Licence: {source.licence}.\nTo cite: {source.cite}.")
+    _say_imported(options.source, import_trace(options.source, options.path, options.out, made_by=MADE_BY))
     return 0
+
+
+def _say_imported(name: str, made: Imported) -> None:
+    from traces.importers import SOURCES
+
+    _say_rows(made.rows)
+    if made.left_out:
+        _say(made.left_out)
+    _say(f"Licence: {SOURCES[name].licence}.\nTo cite: {SOURCES[name].cite}.")
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
-from harness import __version__
 from harness.comparison import pool, results
 from harness.comparison.run_process import Done, Progress, Task, save
 from harness.scenario import Scenario, job, load
 from harness.score import failed
+from harness.version import HARNESS_VERSION
 from traces import store
 from traces.schema import VERSION
 from tuners import Entry, resolve
@@ -50,6 +50,8 @@ class Planned:
 
     runs: int
     made_before: int  # of these, complete already in the results folder
+    left: tuple[RunKey, ...] = ()  # the others, in the order in which they are made
+    contestants: tuple[str, ...] = ()  # the tuners, without references that are chosen in hindsight
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,8 @@ _Work: TypeAlias = Callable[[Iterable[Task]], Iterator[tuple[Task, Progress | Do
 
 
 def compare(
-    scenarios: Sequence[str | Path],
-    tuners: Sequence[str],
+    scenarios: Sequence[str | Path | Scenario],
+    tuners: Sequence[str | Entry],
     *,
     out: Path,
     seeds: int | None = None,
@@ -87,6 +89,7 @@ def compare(
 ) -> None:
     """Score `tuners` on `scenarios`, on each scenario's own number of seeds or on `seeds`, and write the results to `out`.
 
+    A tuner is a name or an `Entry`, which can hold a function of the caller's; cloudpickle sends it to the processes.
     `jobs` runs are made at a time on this machine, or, if `address` names a Ray cluster, one on each of its cores. With
     `record`, every run also writes a trace. `watch` is called with every event. `system` names a function of (scenario,
     seed, start) that makes the system. Raises ValueError, before anything is run or written, if a scenario, tuner or cluster
@@ -96,10 +99,12 @@ def compare(
     plan = _planned(scenarios, tuners, seeds, system, record=record)
     if jobs < 1:
         raise ValueError(f"Cannot use {jobs} jobs: give at least 1.")
-    manifest = _manifest(plan, tuners, seeds)
+    manifest = _manifest(plan, seeds)
     with _pool(jobs, address) as work, _claimed(out, manifest, plan, resume=resume):
         left = [t for t in plan.tasks if not _made(out, t)]
-        watch(Planned(len(plan.tasks), len(plan.tasks) - len(left)))
+        keys = tuple(RunKey(t.scenario, t.tuner, t.seed) for t in left)
+        contestants = tuple(e.name for e in plan.entries if e.contestant)
+        watch(Planned(len(plan.tasks), len(plan.tasks) - len(left), keys, contestants))
         try:
             for task, message in work([_with_folder(out, t, i) for i, t in enumerate(left)]):
                 run = RunKey(task.scenario, task.tuner, task.seed)
@@ -144,20 +149,25 @@ class _Plan:
 
 
 def _planned(
-    scenarios: Sequence[str | Path], tuners: Sequence[str], seeds: int | None, system: str, *, record: bool
+    scenarios: Sequence[str | Path | Scenario],
+    tuners: Sequence[str | Entry],
+    seeds: int | None,
+    system: str,
+    *,
+    record: bool,
 ) -> _Plan:
     if not scenarios or not tuners:
         raise ValueError("Cannot compare nothing: name at least one scenario and one tuner.")
     if seeds is not None and seeds < 1:
         raise ValueError(f"Cannot compare on {seeds} seeds: give at least 1.")
-    loaded = tuple(load(s) for s in scenarios)
-    for what, names in (("scenario", [s.name for s in loaded]), ("tuner", list(tuners))):
+    loaded = tuple(s if isinstance(s, Scenario) else load(s) for s in scenarios)
+    entries = tuple(t if isinstance(t, Entry) else resolve(t) for t in tuners)
+    for what, names in (("scenario", [s.name for s in loaded]), ("tuner", [e.name for e in entries])):
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
             raise ValueError(
                 f"Cannot compare {what} {twice[0]!r} with itself: name each once, and files by different names."
             )
-    entries = tuple(resolve(t) for t in tuners)
     counts = {s.name: seeds or s.seeds.count for s in loaded}
     tasks = [t for s in loaded for t in _tasks(s, entries, counts[s.name], system, record=record)]
     # First seed 0 of all scenarios and tuners, then seed 1: an interrupted comparison can be compared, too.
@@ -169,21 +179,38 @@ def _tasks(scenario: Scenario, entries: Sequence[Entry], seeds: int, system: str
     given |= {"system": system, "folder": "", "record": record}
     seen = job(scenario)
     for entry in entries:
+        pickled = _pickled(entry)
         for seed in range(seeds):
             if entry.contestant:
-                yield Task(**given, seed=seed, tuner=entry.name, plays=entry.name)
+                yield Task(**given, seed=seed, tuner=entry.name, plays=entry.name, pickled=pickled)
                 continue
             for index, start in enumerate(candidates(seen, count=_CANDIDATES)):
                 name = results.candidate_name(entry.name, index)
                 yield Task(**given, seed=seed, tuner=name, plays="fixed", start=start)
 
 
-def _manifest(plan: _Plan, tuners: Sequence[str], seeds: int | None) -> dict[str, Any]:
+def _pickled(entry: Entry) -> bytes:
+    """The function that the entry holds, as bytes; b"" if it names one. Raises ValueError if it cannot be sent."""
+    if entry.given is None:
+        return b""
+    import cloudpickle
+
+    try:
+        pickled: bytes = cloudpickle.dumps(entry.given)
+    except Exception as error:
+        raise ValueError(
+            f"Cannot send tuner {entry.name!r} to other processes ({type(error).__name__}: {error}): it refers to something "
+            "that cannot be copied. Open files, locks and connections inside the function."
+        ) from None
+    return pickled
+
+
+def _manifest(plan: _Plan, seeds: int | None) -> dict[str, Any]:
     return {
-        "harness": __version__,
+        "harness": HARNESS_VERSION,
         "schema": VERSION,
         "scenarios": [s.name for s in plan.scenarios],
-        "tuners": list(tuners),
+        "tuners": [e.name for e in plan.entries],
         "oracles": [e.name for e in plan.entries if not e.contestant],
         "seeds": seeds or max(plan.counts.values()),
         "seeds_of": plan.counts,

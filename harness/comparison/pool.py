@@ -68,7 +68,8 @@ class WorkerProcess:
         self.connection, theirs = Pipe()
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `stop`)
         self._process = subprocess.Popen(  # noqa: S603 (ourselves)
-            [sys.executable, "-m", "harness.comparison.run_process", str(theirs.fileno())],
+            # -P: without it, files of the working folder would hide installed packages in the new process.
+            [sys.executable, "-P", "-m", "harness.comparison.run_process", str(theirs.fileno())],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,

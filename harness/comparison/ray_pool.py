@@ -24,10 +24,10 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from harness import __version__
 from harness.comparison.pool import Died, WorkerProcess
 from harness.comparison.run_process import Done, Progress, Task
 from harness.ray_cluster import cores
+from harness.version import HARNESS_VERSION
 from traces import store
 
 __all__ = ["NodeLost", "NodeWorker", "lost_for_good", "versions", "work"]
@@ -116,7 +116,7 @@ def versions() -> dict[str, str]:
     except PackageNotFoundError:
         needed = []
     names = sorted(re.match(r"[\w.-]+", r).group() for r in needed)  # type: ignore[union-attr]
-    return {"harness": __version__} | {n: version(n) for n in names}
+    return {"harness": HARNESS_VERSION} | {n: version(n) for n in names}
 
 
 # ---------------------------------------------------------------------------------------------------- in this process

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 import threading
 import time
@@ -46,6 +47,7 @@ class Task:
     start: Setting | None = None  # in place of the scenario's start setting
     system: str = "harness.scenario:system"  # module:function that makes the system
     record: bool = False  # whether to write a trace
+    pickled: bytes = b""  # the tuner's factory by cloudpickle, in place of `plays`, where it is a function of the caller's
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,9 @@ def _exit_with_parent() -> None:
 def _run(task: Task, send: Callable[[Any], None]) -> Done:
     from harness.drive import play
     from harness.record import play_recorded
-    from harness.score import failed, score
+    from harness.scenario import job
+    from harness.score import failed, not_applicable, score
+    from tuners.applicability import nothing_to_tune
 
     started = time.perf_counter()
     names: dict[str, Any] = {"scenario": task.scenario, "tuner": task.tuner, "seed": task.seed}
@@ -104,18 +108,23 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
     exchanges: tuple[Exchange, ...] = ()
     thinking, trace = 0.0, ""
     try:
-        factory, system = _factory(task.plays), _named(task.system)(scenario, task.seed, task.start)
+        factory = _factory(task.plays, task.pickled)
+        idle = nothing_to_tune(factory, job(scenario, task.seed))
+        system = None if idle else _named(task.system)(scenario, task.seed, task.start)
     except Exception as error:
         reason = f"The run could not be set up: {' '.join(str(error).split()) or type(error).__name__}"
         scored, trace = failed(reason, **names, budget_seconds=scenario.budget.seconds), traceback.format_exc()
     else:
-        watch = _ProgressSender(send, system.job.budget_seconds)
-        if task.record:
-            played = play_recorded(factory, system, Path(task.folder) / "trace", **names, watch=watch)
+        if system is None:
+            scored = not_applicable(idle, **names, budget_seconds=scenario.budget.seconds)
         else:
-            played = play(factory, system, watch=watch)
-        scored, exchanges = score(played, **names), played.exchanges
-        thinking, trace = played.outcome.thinking_seconds, played.outcome.trace
+            watch = _ProgressSender(send, system.job.budget_seconds)
+            if task.record:
+                played = play_recorded(factory, system, Path(task.folder) / "trace", **names, watch=watch)
+            else:
+                played = play(factory, system, watch=watch)
+            scored, exchanges = score(played, **names), played.exchanges
+            thinking, trace = played.outcome.thinking_seconds, played.outcome.trace
     save(Path(task.folder), scored, exchanges, trace)
     row = scored.score
     return Done(row.status, row.reason, row.completion_seconds, thinking, time.perf_counter() - started)
@@ -166,7 +175,9 @@ def _scenario(name: str, origin: str, text: str) -> Scenario:
 
 
 @cache
-def _factory(name: str) -> Any:
+def _factory(name: str, pickled: bytes) -> Any:
+    if pickled:
+        return pickle.loads(pickled)  # noqa: S301 (from our parent)
     from tuners import resolve
 
     return resolve(name).factory

@@ -1,6 +1,24 @@
 """Scenarios: one TOML file each, which describes a cluster, a job and what tuners may change."""
 
+import sys
+from types import ModuleType
+from typing import Any
+
+from harness.scenario.building import scenario as _built
 from harness.scenario.description import Scenario
 from harness.scenario.scenario import embedded, job, load, parse, show, system, workload_of
 
 __all__ = ["Scenario", "embedded", "job", "load", "parse", "show", "system", "workload_of"]
+
+
+class _CallablePackage(ModuleType):
+    """Lets ``harness.scenario(...)`` build a scenario (`harness.scenario.building`), beside ``harness.scenario.load``.
+
+    Importing this package sets the attribute `scenario` of `harness` to the package, so no function can have that place.
+    """
+
+    def __call__(self, *arguments: Any, **tables: Any) -> Scenario:
+        return _built(*arguments, **tables)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

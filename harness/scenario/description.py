@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.scenario.tables import BudgetTable, RecordedTable, SeedsTable, StartTable, WorkloadTable
+from harness.scenario.tables import BudgetTable, RecordedTable, RulesTable, SeedsTable, StartTable, WorkloadTable
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
 from simulators.reconfiguration.plan import Costs
@@ -33,4 +33,6 @@ class Scenario:
     conditions: Conditions
     costs: Costs
     seeds: SeedsTable
+    rules: RulesTable = field(default_factory=RulesTable)
     recorded: RecordedTable | None = None  # recorded runs, which answer in place of a simulator of all the above
+    restart_seconds: float | None = None  # with `recorded` only: of a change; None is as recorded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -47,7 +48,8 @@ def system(scenario: Scenario, table: RecordedTable, seed: int, start: Setting |
 
     made = job(scenario, table, seed)
     try:
-        return RecordedSystem(made if start is None else replace(made, start=start), list(_runs_of(scenario, table)))
+        began = made if start is None else replace(made, start=start)
+        return RecordedSystem(began, list(_runs_of(scenario, table)), restart_seconds=scenario.restart_seconds)
     except Rejected as error:
         raise ValueError(str(error)) from None
 
@@ -55,21 +57,24 @@ def system(scenario: Scenario, table: RecordedTable, seed: int, start: Setting |
 def show(scenario: Scenario, table: RecordedTable) -> str:
     """The scenario's file under a comment that summarises the recorded runs."""
     seen, count = job(scenario, table, 0), len(_runs_of(scenario, table))
-    values = seen.space.values(seen.start)
+    values, settings = seen.space.values(seen.start), len(seen.space.recorded)
     said = [
         f"{scenario.name}: {scenario.summary}",
-        f"{count} recorded runs; starts with {', '.join(f'{k} {v}' for k, v in values.items())}",
+        f"{count} recorded runs under {settings} settings; starts with {', '.join(f'{k} {v}' for k, v in values.items())}",
         f"free: {', '.join(k.name for k in seen.space.knobs) or 'nothing'}",
     ]
-    return "".join(f"# {line}\n" for line in said) + "\n" + scenario.text
+    lines = [line for text in said for line in textwrap.wrap(text, 110, subsequent_indent="  ")]
+    return "".join(f"# {line}\n" for line in lines) + "\n" + scenario.text
 
 
 def _runs_of(scenario: Scenario, table: RecordedTable) -> tuple[Recorded, ...]:
-    return _runs(scenario.origin.parent / Path(table.trace).expanduser(), table.workload)
+    from traces.shipped import locate
+
+    return _runs(locate(table.trace, scenario.origin.parent), table.workload, table.runs)
 
 
 @cache
-def _runs(folder: Path, workload: str) -> tuple[Recorded, ...]:
+def _runs(folder: Path, workload: str, pattern: str) -> tuple[Recorded, ...]:
     from traces.replay import recorded_runs
 
-    return tuple(recorded_runs(folder, workload))
+    return tuple(recorded_runs(folder, workload, pattern))

@@ -6,9 +6,11 @@ The whole file is checked when it is read; an error names file, table and key. N
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import textwrap
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from importlib.resources import files
@@ -84,9 +86,18 @@ def load(name_or_path: str | Path) -> Scenario:
 def _replaced(text: str, change: str, origin: Path) -> str:
     """Replace the value on the only line that begins with a key, as `change` ("key=value") says."""
     key, equals, value = (part.strip() for part in change.partition("="))
+    if not (key and equals and value):
+        raise ValueError(f"{origin}: cannot change {change!r}: write key=value.")
+    try:
+        tomllib.loads(f"x = {value}")
+    except tomllib.TOMLDecodeError:
+        value = json.dumps(value, ensure_ascii=False)  # a word, which a shell has stripped of its quotes
     changed, found = re.subn(rf"(?m)^{re.escape(key)} *=.*$", lambda _: f"{key} = {value}", text)
-    if not (equals and value) or found != 1:
-        raise ValueError(f"{origin}: cannot change {change!r}: {found} lines begin with that key; name one, as key=value.")
+    if not found:
+        keys = dict.fromkeys(re.findall(r"(?m)^([\w-]+) *=", text))
+        raise ValueError(f"{origin}: cannot change {change!r}: no line begins with {key!r}; {near(key, keys)}")
+    if found > 1:
+        raise ValueError(f"{origin}: cannot change {change!r}: {found} lines begin with {key!r}; edit a copy of the file.")
     return changed
 
 
@@ -111,8 +122,9 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
         target=_at(origin, "target", lambda: _target(found.target)),
         check_clocks=found.target.check_clocks,
         budget=_at(origin, "budget", lambda: _finite(found.budget)),
-        conditions=locate_traces(found.conditions, origin.parent),
+        conditions=_at(origin, "conditions", lambda: locate_traces(found.conditions, origin.parent)),
         costs=found.costs,
+        rules=found.rules,
         seeds=found.seeds,
     )
     names = tuple(n for n, _ in made.cluster.nodes)
@@ -145,6 +157,7 @@ def _parsed(found: RecordedTables, *, name: str, origin: Path, text: str) -> Sce
         costs=Costs(),
         seeds=found.seeds,
         recorded=found.recorded,
+        restart_seconds=found.costs.restart_seconds,
     )
     # Making the job reads the trace: a scenario whose recording is missing is refused here, not when it is played.
     _at(origin, "recorded", lambda: scenario_recorded.job(made, found.recorded, 0))
@@ -203,6 +216,7 @@ def _spec(scenario: Scenario, made: Workload, start: Setting, seed: int) -> JobS
         evaluate_clocks=scenario.check_clocks,
         conditions=scenario.conditions,
         costs=scenario.costs,
+        installs_policies=scenario.rules.install_policies,
         seed=seed,
     )
 

@@ -23,8 +23,10 @@ __all__ = [
     "ClusterTable",
     "KnobTable",
     "NodeGroup",
+    "RecordedCosts",
     "RecordedTable",
     "RecordedTables",
+    "RulesTable",
     "SeedsTable",
     "StartTable",
     "Tables",
@@ -115,14 +117,29 @@ class SeedsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count: _Count = 5
 
 
+class RulesTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[rules]: what else a tuner may do."""
+
+    install_policies: bool = False  # install policies of its own, also where `policy` is not free
+
+
 class RecordedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[recorded]: recorded runs answer in place of the simulator; see `traces.replay`."""
 
-    trace: str  # a trace, or a folder of traces; the path is relative to the scenario's file
+    trace: str  # a trace, or a folder of traces; the path is relative to the scenario's file; or "shipped:NAME"
     workload: str  # only the runs of this workload are used
+    runs: str = "*"  # and of these, those whose name fits this pattern
     # The start setting, by knob ("option/workers", for example). A missing knob has the value of the first run.
     start: dict[str, Scalar] = {}
     samples: _Count = 1  # training samples, for tuners that count epochs
+
+
+class RecordedCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[costs] of a scenario of recorded runs."""
+
+    # From one recorded run to another; nobody trains meanwhile. Without it: the median stall of the recorded
+    # reconfigurations of these runs, or 0 if none was recorded.
+    restart_seconds: _Amount | None = None
 
 
 class RecordedTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,6 +149,7 @@ class RecordedTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recorded: RecordedTable
     target: TargetTable
     budget: BudgetTable
+    costs: RecordedCosts = RecordedCosts()
     seeds: SeedsTable = SeedsTable()
 
 
@@ -147,6 +165,7 @@ class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     free: dict[str, KnobTable] = {}
     conditions: Conditions = Conditions()
     costs: Costs = Costs()
+    rules: RulesTable = RulesTable()
     seeds: SeedsTable = SeedsTable()
 
 
@@ -170,6 +189,7 @@ TABLES: dict[str, Any] = {
     "conditions.replay": Replay,
     **{f"conditions.replay.{role}": ReplayedTrace for role in Replay.__struct_fields__},
     "costs": Costs,
+    "rules": RulesTable,
 }
 """The struct of every table, by the table's name in messages; "" is the whole file."""
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 
-from harness import scenario
+import harness.scenario as scenario
 from harness.drive import Played, play
 from reports.papers.grid import TABLE_III, TENSORFLOWONLINE, grid, loaded, played, relative_performance
 from tuners.actions import Cost, Job, Method, Pushes, Reconfigure, Rejected, Run, Setting, System, TunerFactory, Window

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from harness import scenario
+import harness.scenario as scenario
 from simulators.jobs import JobSpec
 from simulators.system import SimulatedSystem
 from simulators.workloads.catalogue import workload

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from harness.training.instances import Instance
+from reports.figures.workers import WORKERS_NOTE, workers_over_time
 from reports.papers.rlp_runs import (
     BOUNDS,
     CLASSES,
@@ -47,7 +48,6 @@ from reports.papers.rlp_runs import (
     table_of,
     with_stragglers,
 )
-from reports.workers import WORKERS_NOTE, workers_over_time
 from simulators.engine.learning import mean_loss
 from tuners import policies
 from tuners.actions import Pushes, SyncPolicy

@@ -12,7 +12,7 @@ It then keeps its default, and `Fit.refused` says which measurement would determ
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -67,18 +67,28 @@ class Fit:
     common_seconds: float = 0.0  # compute seconds that do not depend on a worker's speed
 
 
-def fit_all(rows: Sequence[Row], given: Mapping[str, Constants], *, resamples: int = _RESAMPLES) -> dict[str, Fit]:
+def fit_all(
+    rows: Sequence[Row],
+    given: Mapping[str, Constants],
+    *,
+    resamples: int = _RESAMPLES,
+    watch: Callable[[str], None] = lambda _: None,
+) -> dict[str, Fit]:
     """Fit every workload of a recording. A constant of the machines that one workload cannot determine is taken from others.
 
     `given` are the initial constants, by workload. Transfers determine only the ratio of the model's size to the NIC's rate:
-    where `model_bytes` is 0 in `given`, the size is fitted, otherwise the NIC's rate. Raises ValueError for no rows.
+    where `model_bytes` is 0 in `given`, the size is fitted, otherwise the NIC's rate. `watch` is told what is fitted next.
+    Raises ValueError for no rows.
     """
     if not rows:
         raise ValueError("Cannot calibrate: no run has both a setting and times; record seconds and steps, or iterations.")
     by_workload: dict[str, list[Row]] = {}
     for row in rows:
         by_workload.setdefault(row.workload, []).append(row)
-    fits = {name: fit(mine, given[name], resamples=resamples) for name, mine in by_workload.items()}
+    fits: dict[str, Fit] = {}
+    for number, (name, mine) in enumerate(by_workload.items(), 1):
+        watch(f"{name}, {len(mine)} rows, workload {number} of {len(by_workload)}")
+        fits[name] = fit(mine, given[name], resamples=resamples)
     for name, mine in by_workload.items():
         borrowed: dict[str, Any] = {}
         for constant in _MACHINE:

@@ -8,7 +8,7 @@ is divided by rows in that order, because too few settings would be left to fit 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -59,11 +59,20 @@ class Check:
     caveats: tuple[str, ...]
 
 
-def check(recording: Recording, given: Mapping[str, Constants], origin: Provenance, folds: int = FOLDS) -> Check:
-    """Fit to all rows, and to all rows but each fold; predict. Raises ValueError without rows, and for one fold."""
+def check(
+    recording: Recording,
+    given: Mapping[str, Constants],
+    origin: Provenance,
+    folds: int = FOLDS,
+    watch: Callable[[str], None] = lambda _: None,
+) -> Check:
+    """Fit to all rows, and to all rows but each fold; predict. Raises ValueError without rows, and for one fold.
+
+    `watch` is told what is fitted next.
+    """
     if folds < 2:
         raise ValueError(f"Cannot hold out with {folds} folds: give at least 2, which are halves.")
-    fits = fit_all(recording.rows, given)
+    fits = fit_all(recording.rows, given, watch=watch)
     rows = sorted(recording.rows, key=lambda r: (r.workload, _order(r), r.run))
     fold_of, by_settings = _folds(rows, folds)
     held, plain = np.full((len(rows), 2), np.nan), np.full((len(rows), 2), np.nan)
@@ -72,6 +81,7 @@ def check(recording: Recording, given: Mapping[str, Constants], origin: Provenan
         kept = [r for r, f in zip(rows, fold_of, strict=True) if f != fold]
         if not (out and kept):
             continue
+        watch(f"fold {fold + 1} of {folds}: fitting {len(kept)} rows, predicting {len(out)}")
         known = fit_all(kept, given, resamples=0)
         held[out] = _predicted(known, rows, out)
         plain[out] = _plain(kept, [rows[i] for i in out])

@@ -89,11 +89,12 @@ class NodeChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ReplayedTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A trace that drives `nodes`, and how its machines are assigned to them; see `simulators.cluster.trace_driven`."""
 
-    trace: str  # folder; in a scenario's file, relative to that file
+    trace: str  # folder; in a scenario's file, relative to that file; or "shipped:NAME"
     runs: str = "*"  # pattern of the runs that may be replayed: "AR", "minibatch/*"
     nodes: tuple[str, ...] = ()  # nodes of the simulated cluster that the trace drives; () is all
     deal: Literal["lot", "order"] = "lot"  # assignment of machines to nodes: drawn for each seed, or in order
     against: Literal["run", "worker"] = "run"  # reference of ratios: the median of the run, or each worker's own median
+    faster: float = 1.0  # how many recorded seconds pass in a simulated one, for `stragglers`, `bandwidth` and `nodes`
 
 
 class Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -152,6 +153,9 @@ def check(conditions: Conditions, nodes: tuple[str, ...]) -> None:
                 f"Cannot repeat an episode of {episode.node} every {episode.every_seconds:g} s: it lasts "
                 f"{episode.seconds:g} s; give a longer period."
             )
+    for role, recording in (conditions.replay or Replay()).traces().items():
+        if not (recording.faster > 0 and math.isfinite(recording.faster)):
+            raise ValueError(f"Cannot use replay.{role}: faster = {recording.faster}: it must be positive and finite.")
     _check_buckets(conditions)
 
 
@@ -169,11 +173,13 @@ def _check_buckets(conditions: Conditions) -> None:
 
 
 def locate_traces(conditions: Conditions, folder: Path) -> Conditions:
-    """The conditions with the paths of traces made relative to `folder`."""
+    """The conditions with the folders of their traces, whose paths are relative to `folder`. Raises as `locate` does."""
     if conditions.replay is None:
         return conditions
+    from traces.shipped import locate  # here, because it imports polars, which most scenarios do not need
+
     given = conditions.replay.traces()
-    found = {k: msgspec.structs.replace(r, trace=str(folder / Path(r.trace).expanduser())) for k, r in given.items()}
+    found = {k: msgspec.structs.replace(r, trace=str(locate(r.trace, folder))) for k, r in given.items()}
     return msgspec.structs.replace(conditions, replay=Replay(**found))
 
 

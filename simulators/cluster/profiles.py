@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simulators.workloads.workload import Demand
     from tuners.settings import Scalar
 
-__all__ = ["Device", "NodeType", "device_seconds", "load_profiles", "node_seconds", "profile", "profiles"]
+__all__ = ["Device", "NodeType", "device_seconds", "load_profiles", "node_rate", "node_seconds", "profile", "profiles"]
 
 
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,12 +132,23 @@ def device_seconds(device: Device, demand: Demand, samples: int, threads: int) -
         raise ValueError(f"Cannot compute {samples} samples: give 0 or more.")
     if device.speed == 0:
         raise ValueError(f"Cannot compute {samples} samples on a {device.kind} of speed 0: give this device no load.")
-    rate = device.speed
-    if device.kind == "cpu":
-        if threads < 1:
-            raise ValueError(f"Cannot compute on {threads} threads: give at least 1.")
-        rate /= demand.serial_fraction + (1.0 - demand.serial_fraction) / threads
-    return demand.fixed_seconds + demand.sample_seconds * (samples + device.saturation_samples) / rate
+    if device.kind == "cpu" and threads < 1:
+        raise ValueError(f"Cannot compute on {threads} threads: give at least 1.")
+    return demand.fixed_seconds + demand.sample_seconds * (samples + device.saturation_samples) / _rate(
+        device, demand, threads
+    )
+
+
+def node_rate(node_type: NodeType, demand: Demand) -> float:
+    """How fast all devices of a node compute together, in reference cores, with one thread per core."""
+    return sum(_rate(device, demand, node_type.cores) for device in node_type.devices)
+
+
+def _rate(device: Device, demand: Demand, threads: int) -> float:
+    """The speed of a device in reference cores; Amdahl's law for the threads of a cpu."""
+    if device.kind == "gpu":
+        return device.speed
+    return device.speed / (demand.serial_fraction + (1.0 - demand.serial_fraction) / threads)
 
 
 def node_seconds(

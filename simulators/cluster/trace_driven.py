@@ -17,10 +17,15 @@ there are more nodes than machines, machines are assigned again, and start at a 
 * bandwidth: the bucket lasts as long at full rate as the recorded one, and throttles to the same share of the full rate.
   The full rate is that of the node's own NIC, the refill rate is the throttled rate. A machine that was never throttled has
   no bucket.
-* nodes: a machine that joins the recorded cluster takes the place that has been free for the longest time. Our nodes are
-  such places. The replay starts at a time drawn from those at which enough places were taken for all nodes (or as many as
-  there ever were), early enough that the recording lasts for the budget, if possible. Then nodes leave, fail and join as the
-  machines did. Nodes without a place stay in the cluster; when the recording is over, all nodes stay as they are.
+* nodes: a machine that joins the recorded cluster takes the place that has been free for the longest time; one that comes
+  back takes its own. Our nodes are such places. The replay starts at a time drawn from those at which enough places were
+  taken for all nodes (or as many as there ever were), early enough that the recording lasts for the budget, if possible.
+  Then nodes leave, fail and join as the machines did. Nodes without a place stay in the cluster; when the recording is over,
+  all nodes stay as they are.
+
+With ``faster = 60``, a minute of the recording passes in a second: episodes, buckets and changes of nodes come and go sixty
+times as fast. So recordings of months fit jobs of minutes, with the same number of events for each machine and recorded
+hour. Compute times are ratios and stay.
 """
 
 from __future__ import annotations
@@ -90,7 +95,8 @@ def expand_replay(
             buckets += _buckets(recording, [(n, kind) for n, kind in nodes if n in driven], rng)
         else:
             found = _pick_run(_places(recording), rng)
-            changes = sorted([*changes, *found.changes(driven, budget_seconds, rng)], key=lambda c: c.seconds)
+            moved = found.changes(driven, budget_seconds, rng, recording.faster)
+            changes = sorted([*changes, *moved], key=lambda c: c.seconds)
     plain = {"episodes": tuple(episodes), "buckets": tuple(buckets), "nodes": tuple(changes), "replay": None}
     made = msgspec.structs.replace(conditions, **plain)
     check(made, names)
@@ -186,7 +192,7 @@ def _episodes(
     recording: ReplayedTrace, driven: Sequence[str], budget_seconds: float, rng: np.random.Generator | None
 ) -> list[Episode]:
     run: _RunSlowness = _pick_run(_slowness(recording), rng)
-    first = 0.0 if rng is None else rng.random()
+    first, faster = 0.0 if rng is None else rng.random(), recording.faster
     made: list[Episode] = []
     for node, assigned in zip(driven, _assign(len(run.machines), len(driven), rng), strict=True):
         machine, begin = run.machines[assigned.machine], (first + assigned.offset) % 1.0 * run.seconds
@@ -195,9 +201,9 @@ def _episodes(
         for start, end, factor in machine.episodes:
             # The replay starts inside this episode: the rest of it comes once, in addition to the repeated ones.
             if start < begin < end:
-                made.append(Episode(node, 0.0, end - begin, factor))
+                made.append(Episode(node, 0.0, (end - begin) / faster, factor))
             again = (start - begin) % run.seconds
-            made.append(Episode(node, again, end - start, factor, run.seconds))
+            made.append(Episode(node, again / faster, (end - start) / faster, factor, run.seconds / faster))
     return [e for e in made if e.start_seconds < budget_seconds]
 
 
@@ -245,7 +251,7 @@ def _buckets(
         if found is not None:
             nic = kind.nic_bytes_per_second
             low = nic * found.low_share
-            made.append(Bucket((node,), found.seconds * (nic - low), low))
+            made.append(Bucket((node,), found.seconds / recording.faster * (nic - low), low))
     return made
 
 
@@ -275,7 +281,11 @@ def _places(recording: ReplayedTrace) -> dict[str, Places]:
     events = _rows(recording, "node_events", "run", "seconds", "node", "event").sort("seconds", maintain_order=True)
     if not events.height:
         raise _no_data(recording, "events of nodes")
-    return {str(r): places(one.drop("run").rows()) for (r,), one in events.group_by("run", maintain_order=True)}
+    extras = dict(_rows(recording, "runs", "run", "extras").iter_rows())
+    return {
+        str(r): places(one.drop("run").rows(), json.loads(extras.get(r) or "{}").get("nodes_watched", 0))
+        for (r,), one in events.group_by("run", maintain_order=True)
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------ the traces

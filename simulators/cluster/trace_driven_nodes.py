@@ -27,9 +27,11 @@ class Places(NamedTuple):
     taken_at_start: frozenset[int]
     events: tuple[_PlaceEvent, ...]  # in the order of time
 
-    def changes(self, nodes: Sequence[str], budget_seconds: float, rng: np.random.Generator | None) -> list[NodeChange]:
+    def changes(
+        self, nodes: Sequence[str], budget_seconds: float, rng: np.random.Generator | None, faster: float = 1.0
+    ) -> list[NodeChange]:
         """The changes of `nodes`, see `simulators.cluster.trace_driven`. Without `rng`, places are assigned in order, and
-        the replay starts at the first time at which enough of them were taken."""
+        the replay starts at the first time at which enough of them were taken. The recording passes so many times faster."""
         spans = self._taken_spans()
         most = min(len(nodes), max(len(taken) for _, _, taken in spans))
         enough = [(since, until, taken) for since, until, taken in spans if len(taken) >= most]
@@ -37,11 +39,11 @@ class Places(NamedTuple):
             start, _, taken = enough[0]
             chosen = sorted(taken)[:most]
         else:
-            start, taken = _draw_start(enough, spans[-1][0] - budget_seconds, rng)
+            start, taken = _draw_start(enough, spans[-1][0] - budget_seconds * faster, rng)
             chosen = [sorted(taken)[i] for i in rng.permutation(len(taken))[:most]]
         node_of = dict(zip(chosen, nodes, strict=False))
         return [
-            NodeChange((node_of[e.place],), e.seconds - start, e.event, e.notice_seconds)
+            NodeChange((node_of[e.place],), (e.seconds - start) / faster, e.event, e.notice_seconds / faster)
             for e in self.events
             if e.seconds > start and e.place in node_of
         ]
@@ -71,21 +73,29 @@ def _draw_start(
     return float(min(until, since + at - (weights[number] - (until - since)))), taken
 
 
-def places(events: Iterable[tuple[float, str, str]]) -> Places:
-    """The places of machines, from their recorded events (seconds, node, event) in the order of time."""
+def places(events: Iterable[tuple[float, str, str]], machines: int = 0) -> Places:
+    """The places of machines, from their recorded events (seconds, node, event) in the order of time.
+
+    If the recording watched more `machines` than have events, the others have a place all the time.
+    """
     rows = list(events)
     first_event: dict[str, str] = {}
     for _, node, event in rows:
         first_event.setdefault(node, event)
     # A machine whose first event is not that it joined was in the cluster before the recording began.
     place_of = {node: i for i, node in enumerate(n for n, event in first_event.items() if event != "joined")}
-    taken_at_start, count, free = frozenset(place_of.values()), len(place_of), list[int]()
+    count = len(place_of) + max(0, machines - len(first_event))
+    taken_at_start, free, own = frozenset(range(count)), list[int](), dict(place_of)
     notice_at: dict[str, float] = {}
     made: list[_PlaceEvent] = []
     for seconds, node, event in rows:
         if event == "joined" and node not in place_of:
-            place_of[node] = free.pop(0) if free else count
-            count = max(count, place_of[node] + 1)
+            # A machine that comes back, after a repair, takes the place that it had, if that is still free.
+            place = own[node] if own.get(node) in free else free[0] if free else count
+            if place in free:
+                free.remove(place)
+            place_of[node] = own[node] = place
+            count = max(count, place + 1)
             made.append(_PlaceEvent(seconds, place_of[node], "joins"))
         elif event == "leaving" and node in place_of:
             notice_at[node] = seconds

@@ -200,7 +200,7 @@ def build(
         factor_counts=factors.counts,
         **_sleeps(conditions, straggling(conditions, names, rng), rng),
         pull_bytes=np.float64(demand.model_bytes * transfer),
-        push_bytes=np.float64(_pushed_bytes(demand) * transfer * effects.push_factor),
+        push_bytes=np.float64(demand.whole_push_bytes * transfer * effects.push_factor),
         nic=nic,
         # Fewer levels make water-filling cheaper, but their number is a compiled shape. During a reconfiguration every NIC
         # may be left with another rate, and the shape must not change with each transfer: then there are k levels.
@@ -260,10 +260,6 @@ def _left(nodes: tuple[tuple[str, NodeType], ...], taken: Mapping[str, float]) -
 def _serve(nodes: tuple[tuple[str, NodeType], ...], share: Mapping[str, float], left: Mapping[str, float]) -> float:
     """What all servers together can move, bytes per second: the server with the least capacity per share is the limit."""
     return min(min(left[n], kind.service_bytes_per_second) / share[n] for n, kind in nodes if share.get(n))
-
-
-def _pushed_bytes(demand: Demand) -> float:
-    return demand.model_bytes if demand.push_bytes is None else demand.push_bytes
 
 
 def _usage(

@@ -48,7 +48,7 @@ _ROLES = ("workers", "servers", "model_shares", "data_shares")
 
 
 class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a reconfiguration costs. The defaults are in `costs.toml`, with what they are fitted to."""
+    """What reconfigurations, forks and evaluations cost. The defaults are in `costs.toml`, with what they are fitted to."""
 
     restart_seconds: float = _FITTED["restart_seconds"]  # checkpoint: stop all processes and start them again
     policy_restart_seconds: float = _FITTED["policy_restart_seconds"]  # the same for a change of policy; 0: that is in place
@@ -67,6 +67,9 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sweep_bytes_per_second: float = _FITTED["sweep_bytes_per_second"]  # in the background, all old owners together
     detection_seconds: float = _FITTED["detection_seconds"]  # until the runtime acts on the loss of a node
     fork_bytes_per_second: float = _FITTED["fork_bytes_per_second"]  # what one server copies in its memory
+    evaluate_seconds: float | None = (
+        None  # of one `Evaluate`; None: a pass over the validation data, `jobs.evaluate_seconds`
+    )
 
 
 class Load(NamedTuple):
@@ -113,6 +116,8 @@ def check(costs: Costs) -> None:
     """Raise ValueError for costs that cannot be."""
     for name in costs.__struct_fields__:
         value = getattr(costs, name)
+        if value is None:
+            continue
         if name.endswith("per_second") and not value > 0:
             raise ValueError(f"Cannot use {name} = {value}: it must be positive.")
         if name.endswith("_seconds") and not 0 <= value < math.inf:
@@ -141,11 +146,13 @@ def plan(old: Setting, new: Setting, method: Method, load: Load, costs: Costs) -
 # ----------------------------------------------------------------------------------------------------------------- losses
 
 
-def survivors(setting: Setting, present: frozenset[str], nodes: tuple[str, ...]) -> Setting | None:
+def survivors(
+    setting: Setting, present: frozenset[str], nodes: tuple[str, ...], able: frozenset[str] | None = None
+) -> Setting | None:
     """`setting` without the nodes that are not `present`, shares in proportion; None where too few are left to go on.
 
     A role without survivors goes to the first of `nodes` that is present and idle, or else to a node of the other role, if
-    that has two.
+    that has two. Only nodes that are `able` to compute (None: all) become workers.
     """
     workers = tuple(w for w in setting.workers if w in present)
     servers = tuple(s for s in setting.servers if s in present)
@@ -153,8 +160,12 @@ def survivors(setting: Setting, present: frozenset[str], nodes: tuple[str, ...])
     if not (workers and servers) and len(idle) + len({*workers, *servers}) < 2:
         return None
     if not workers:
-        workers = (idle.pop(0) if idle else servers[1],)
+        computing = [n for n in (*idle, *servers[1:], *servers[:1]) if able is None or n in able]
+        if not computing:
+            return None
+        workers = (computing[0],)
         servers = tuple(s for s in servers if s not in workers)
+        idle = [n for n in idle if n not in workers]
     if not servers:
         servers = (idle.pop(0) if idle else workers[1],)
         workers = tuple(w for w in workers if w not in servers)

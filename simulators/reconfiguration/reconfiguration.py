@@ -103,7 +103,7 @@ class Reconfiguration:
         self._start(self.plan, self._target.setting, self._target.policy, frozenset(), now)
 
     def recover(self, lost: frozenset[str], now: float) -> bool:
-        """Begin what the runtime does when the branch has lost nodes; False where too few are left to continue.
+        """Begin what the runtime does when the branch has lost nodes; False where those left cannot continue.
 
         A requested reconfiguration is completed where its new setting does without the lost nodes, and rolled back
         otherwise. Either way all workers stop and the model is placed anew, so that no block is left between two servers.
@@ -120,7 +120,9 @@ class Reconfiguration:
         lost |= frozenset((*branch.setting.workers, *branch.setting.servers)) - self._control.present
         # A node under notice may stay where it is used, but is not chosen anew.
         usable = self._control.available | (self._control.present & set(wanted.workers + wanted.servers))
-        left = planning.survivors(wanted, usable, tuple(n.name for n in branch.context.job.nodes))
+        nodes = branch.context.cluster.nodes
+        able = frozenset(name for name, kind in nodes if kind.devices[0].speed > 0)  # it gets the first device's load
+        left = planning.survivors(wanted, usable, tuple(name for name, _ in nodes), able)
         if left is None:
             return False
         if steps is None:

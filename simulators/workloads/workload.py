@@ -56,6 +56,11 @@ class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     crowding_exponent: float = 0.0  # compute takes max(1, (intra + inter threads) / cores)^this times as long
     options: tuple[OptionEffect, ...] = ()  # effects of graph options; an option that is not listed has none
 
+    @property
+    def whole_push_bytes(self) -> float:
+        """Bytes of one full push at 32 bits."""
+        return self.model_bytes if self.push_bytes is None else self.push_bytes
+
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)

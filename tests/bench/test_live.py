@@ -72,23 +72,14 @@ def test_iteration_against_bare_ping_pong(
 ) -> None:
     """With few parameters, the number of messages in sequence counts: four in a cycle of the job, two with bare pyzmq.
 
-    The live job on one machine uses shared memory, its default, or only TCP. Bare pyzmq uses TCP, or the transport that is
-    fastest for it on one machine.
+    The live job on one machine uses shared memory, its default, or only TCP; it encrypts what goes over sockets. Bare pyzmq
+    does not, and uses TCP, or the transport that is fastest for it on one machine.
     """
-    with live_job(offers, size, encrypt=False, transport=transport) as job, closing(PingPong(size, place)) as bare:
+    with live_job(offers, size, transport=transport) as job, closing(PingPong(size, place)) as bare:
         ratio = by_turns(benchmark, job, bare, iterations)
         assert_every_push_counted(job)
     what = f"live iteration, {how}: {size:,} parameters"
     benchmark.extra_info.update(what=what, ratio=ratio, reach=reach)
-
-
-@pytest.mark.parametrize(("size", "iterations"), [(10_000, 500), (1_000_000, 40)])
-def test_encryption(benchmark: Any, offers: Any, size: int, iterations: int) -> None:
-    with live_job(offers, size, encrypt=True) as job, live_job(offers, size, transport="tcp") as plain:
-        ratio = by_turns(benchmark, job, plain, iterations)
-        assert_every_push_counted(job)
-        assert_every_push_counted(plain)
-    benchmark.extra_info.update(what=f"CURVE / plain, TCP: {size:,} parameters", ratio=ratio, reach=2.0)
 
 
 @pytest.mark.parametrize(("size", "iterations"), [(10_000, 100), (1_000_000, 20)])

@@ -69,13 +69,50 @@ def test_scores_are_in_the_benchmarks_report(pytester, run_pytest):
     pytester.makepyfile(TEST)
     run_pytest("--benchmark-json=report.json").assert_outcomes(passed=1)
     (benchmark,) = json.loads((pytester.path / "report.json").read_text())["benchmarks"]
-    assert benchmark["stats"]["rounds"] == 1
+    assert benchmark["stats"]["rounds"] == 2  # a round per seed of the first call
+    assert benchmark["options"]["timer"] == "simulated_seconds"
     info = benchmark["extra_info"]
+    assert benchmark["stats"]["median"] == pytest.approx(info["mine on small.toml"]["completion_seconds"], rel=1e-12)
+    assert info["mine on small.toml"]["host_seconds"] > 0
     assert set(info) == {"mine on small.toml", "fixed on small.toml"}
     assert info["mine on small.toml"]["reconfigurations"] == 1
     assert info["mine on small.toml"]["overhead_seconds"] > 0
     assert 0 < info["fixed on small.toml"]["completion_seconds"] < 10000
     assert info["fixed on small.toml"]["reached"] == "1/1"
+
+
+MEASURED = """
+def test_it(contest):
+    contest("%s", "small.toml", seeds=3)
+"""
+
+
+def test_a_slower_tuner_fails_the_comparison_and_the_same_one_does_not(pytester, run_pytest):
+    pytester.makepyfile(test_it=MEASURED % "fixed")
+    run_pytest("--benchmark-autosave").assert_outcomes(passed=1)
+    same = run_pytest("--benchmark-compare=0001", "--benchmark-compare-fail=median:5%")
+    same.assert_outcomes(passed=1)
+    assert same.ret == 0
+    same.stdout.fnmatch_lines(["*benchmark: 2 tests*", "*test_it*3*1*"])  # three rounds of one iteration
+    pytester.path.joinpath("small.toml").write_text(SCENARIO.replace("value = 40", "value = 60"))
+    worse = run_pytest("--benchmark-compare=0001", "--benchmark-compare-fail=median:5%")
+    assert worse.ret != 0
+    said = worse.stdout.str() + worse.stderr.str()
+    assert "Performance has regressed" in said
+    assert "'median' has failed PercentageRegressionCheck" in said
+
+
+def test_all_seeds_are_run_without_benchmarking(pytester, run_pytest):
+    pytester.makepyfile(TEST)
+    run_pytest("--benchmark-disable").assert_outcomes(passed=1)
+
+
+def test_a_marker_of_the_users_own_is_kept(pytester, run_pytest):
+    marked = MEASURED.replace("def test_it", "import pytest\n\n@pytest.mark.benchmark(group='mine')\ndef test_it")
+    pytester.makepyfile(test_it=marked % "asp")
+    run_pytest("--benchmark-json=report.json").assert_outcomes(passed=1)
+    (benchmark,) = json.loads((pytester.path / "report.json").read_text())["benchmarks"]
+    assert (benchmark["group"], benchmark["options"]["timer"]) == ("mine", "simulated_seconds")
 
 
 class Immediate:
@@ -84,8 +121,9 @@ class Immediate:
     def __init__(self):
         self.extra_info = {}
 
-    def pedantic(self, work, **_):
-        return work()
+    def pedantic(self, work, *, rounds, iterations):
+        for _ in range(rounds * iterations):
+            work()
 
 
 def test_a_tuner_that_fails_fails_the_test(tmp_path):

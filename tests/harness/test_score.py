@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from harness.drive import Outcome, Played, play
-from harness.score import Scored, failed, score
+from harness.score import Scored, failed, not_applicable, score
 from traces import schema, store
 from traces.exchanges import Exchange
 from tuners.actions import (
@@ -66,6 +66,24 @@ def test_a_run_that_missed_its_target_counts_with_its_budget_and_a_reason() -> N
     row = scored(run, status="error", reason="It rained.").score
     assert (row.reason, row.completion_seconds, row.reached) == ("It rained.", 20.0, False)
     assert math.isnan(row.final_loss)
+
+
+def test_an_evaluation_that_was_asked_for_is_overhead() -> None:
+    made = scored(
+        (5.0, Run(clocks=10), window(0, 5, 10)),
+        (6.5, Evaluate(), Evaluation(5.0, 10, 0.5, 0.5)),
+        (8.0, Evaluate(branch=7), Rejected("no")),
+        (12.0, Run(clocks=10), window(8, 12, 10, Evaluation(12.0, 20, 0.01, 0.9))),
+    )
+    assert made.score.overhead_seconds == 1.5
+    assert [e.seconds for e in made.evaluations] == [5.0, 12.0]
+
+
+def test_a_run_that_is_not_played_is_a_row_with_its_reason() -> None:
+    row = not_applicable("Nothing is free here.", scenario="s", tuner="t", seed=3, budget_seconds=20.0).score
+    assert (row.status, row.reason, row.reached, row.clocks) == (schema.NOT_APPLICABLE, "Nothing is free here.", False, 0)
+    assert math.isnan(row.completion_seconds)
+    assert row.budget_seconds == 20.0
 
 
 def test_the_costs_of_reconfigurations_are_summed() -> None:

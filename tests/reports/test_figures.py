@@ -9,11 +9,18 @@ import numpy as np
 import polars as pl
 import pytest
 
-from reports import figures, knobs
-from reports.figures import completion_times, critical_differences, learning_curves, settings_over_time
-from reports.knobs import knob_values, lanes
-from reports.statistics import rank
-from reports.tables import ranking_of, summary
+from reports.arenas import arenas_of
+from reports.figures import across, completion, costs, drawing, knobs
+from reports.figures import progress as progress_module
+from reports.figures import settings_over_time as settings_module
+from reports.figures.across import heat_map, mean_ratios, performance
+from reports.figures.completion import completion_times
+from reports.figures.costs import pareto, split_of, time_split
+from reports.figures.drawing import Drawing, pdf
+from reports.figures.knobs import knob_values, lanes
+from reports.figures.progress import learning_curves, median_curve, progress
+from reports.figures.settings_over_time import settings_over_time, unmoved
+from reports.tables import summary
 from tests.support.made_up import START, contest, frames, from_times, score_row
 from traces.schema import setting_text
 
@@ -46,7 +53,8 @@ def drawings(results):
         learning_curves(results.evaluations, names, "accuracy", "b", 0.95),
         learning_curves(results.evaluations, names, "loss", "c"),
         settings_over_time(of(results.settings, "tpe"), of(results.scores, "tpe"), "d"),
-        critical_differences(rank(["x", "y", "z"], np.tile([1.0, 2.0, 3.0], (9, 1))), "e"),
+        progress(results.evaluations, results.settings, results.scores, summary(results), "accuracy", "e", 0.95),
+        time_split(summary(results), results.scores, "f"),
     ]
 
 
@@ -56,7 +64,7 @@ def drawn(results):
 
 
 def test_every_public_name_exists():
-    for module in (figures, knobs):
+    for module in (across, completion, costs, drawing, knobs, progress_module, settings_module):
         assert len(set(module.__all__)) == len(module.__all__)
         assert all(hasattr(module, name) for name in module.__all__)
 
@@ -133,7 +141,7 @@ def test_a_tuner_without_evaluations_says_so(results):
 def test_median_curve_is_the_median_while_half_of_the_runs_go_on():
     lines = [(np.array([0.0, 10.0]), np.array([1.0, 1.0]) * k) for k in (1, 2)]
     lines.append((np.array([0.0, 50.0]), np.array([9.0, 9.0])))
-    at, middle = figures.median_curve(lines)
+    at, middle = median_curve(lines)
     assert (at[0], at[-1]) == (0.0, 10.0)
     assert set(middle) == {2.0}
 
@@ -208,15 +216,57 @@ def test_a_failed_run_ends_at_its_last_change():
     assert ">600<" not in svg
 
 
-# ---------------------------------------------------------------------------------------------------------------- ranks
+def test_a_knob_with_few_values_has_just_these_as_ticks():
+    changes = [(0, START), (1, replace(START, batch_size=8)), (2, replace(START, batch_size=32))]
+    drawn = settings_over_time(settings_frame({0: changes}), frames([score_row("s", "x", 0, 9.0)]).scores, "a")
+    after = drawn.svg[drawn.svg.index("simulated seconds") :]  # the vertical axis comes after the horizontal one
+    assert re.findall(r">(\d+)</text>", after) == ["8", "16", "32"]
 
 
-def test_nothing_tested_is_nothing_drawn():
-    assert critical_differences(rank(["x", "y", "z"], np.ones((1, 3))), "a") is None
-    assert critical_differences(rank(["x"], np.ones((9, 1))), "a") is None
-    assert critical_differences(ranking_of(frames([]).scores), "a") is None
+def test_free_knobs_that_never_moved_are_named():
+    text = "[free]\nlearning_rate = 1\nbatch_size = 2\npolicy = 3\nworker_count = 4\n"
+    settings = settings_frame({0: [(0, START), (5, replace(START, learning_rate=0.5))], 1: [(0, START)]})
+    assert unmoved(settings, text) == ["batch_size", "policy", "worker_count"]
+    assert unmoved(settings, "not toml [") == []
 
 
-def test_no_difference_found_joins_everybody():
-    found = critical_differences(rank(["x", "y", "z"], np.tile([1.0, 1.0, 1.0], (9, 1))), "a")
-    assert "no difference" in found.caption
+# ----------------------------------------------------------------------------------------------------- costs, many arenas
+
+
+def test_the_parts_of_a_tuners_time_sum_to_it():
+    rows = [score_row("s", "x", i, 100.0 + i, trial_seconds=30.0, overhead_seconds=10.0) for i in range(3)]
+    rows += [score_row("s", "fixed", i, 200.0) for i in range(3)]
+    results = frames(rows)
+    split = split_of(summary(results), results.scores).row(by_predicate=pl.col("tuner") == "x", named=True)
+    assert split == {
+        "tuner": "x", "training_seconds": 61.0, "trial_seconds": 30.0, "stall_seconds": 10.0, "thinking_seconds": 0.5
+    }  # fmt: skip
+
+
+def test_the_pareto_front_holds_who_is_beaten_by_nobody():
+    spent = {"fixed": (200, 0), "quick": (50, 20), "slow": (210, 30), "calm": (100, 5)}
+    rows = [score_row("s", t, i, s + i, overhead_seconds=o) for t, (s, o) in spent.items() for i in range(3)]
+    drawn = pareto(summary(frames(rows)), "a")
+    assert set(drawn.data.filter("front")["tuner"]) == {"fixed", "calm", "quick"}
+    assert pareto(summary(from_times({"fixed": [5.0], "x": [3.0]})), "a") is None  # nobody spent anything
+
+
+def test_figures_over_arenas_are_whole_and_repeat():
+    results = contest(
+        scenarios=tuple(f"learning-v1-{i:04}" for i in range(6)), tuners=("fixed", "tpe", "best_fixed"), seeds=2
+    )
+    found = arenas_of(results, results.manifest["scenarios"], "learning")
+    first = [draw(found, "a") for draw in (mean_ratios, heat_map, performance)]
+    assert first == [draw(found, "a") for draw in (mean_ratios, heat_map, performance)]
+    for figure in first:
+        ET.fromstring(figure.svg)  # noqa: S314 - our own text
+        assert figure.data.height
+    assert ">0003<" in first[1].svg  # what all names begin with is left out
+
+
+def test_a_figure_is_written_as_pdf_with_the_same_bytes(results):
+    drawn = completion_times(summary(results), results.scores, "a")
+    assert pdf(drawn) == pdf(drawn)
+    assert pdf(drawn).startswith(b"%PDF")
+    with pytest.raises(ValueError, match="Cannot write"):
+        pdf(Drawing("", ""))

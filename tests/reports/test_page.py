@@ -1,20 +1,25 @@
 """The page: well-formed, self-contained, escaped, and honest about what cannot be concluded."""
 
+import base64
 import json
 import math
 import re
+import zlib
+from dataclasses import replace
 from html.parser import HTMLParser
 
+import polars as pl
 import pytest
 
 from reports import conclusions, facts, page
-from reports.conclusions import against_reference, headline, limits, tally
+from reports.conclusions import against_reference, answer, limits, tally
 from reports.facts import target_of
 from reports.page import write
 from reports.tables import summary
 from tests.support.made_up import SCENARIO_TEXT, contest, frames, from_times, score_row
 from traces import store
-from traces.schema import EVALUATIONS, SCORES, SETTINGS, VERSION
+from traces.schema import EVALUATIONS, NOT_APPLICABLE, SCORES, SETTINGS, VERSION
+from traces.store import Results
 
 NAN, INF = math.nan, math.inf
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -59,7 +64,12 @@ def parsed(text):
 @pytest.fixture(scope="module")
 def whole():
     results = contest(scenarios=("away", "home"), tuners=("fixed", "rlp", "cruise", "best_fixed"), seeds=4)
-    return page.page(results, {"home": SCENARIO_TEXT})
+    return page.pages(results, {"home": SCENARIO_TEXT})
+
+
+@pytest.fixture(scope="module")
+def one(whole):
+    return whole["pages/home.html"]
 
 
 def test_every_public_name_exists():
@@ -67,51 +77,97 @@ def test_every_public_name_exists():
         assert all(hasattr(module, name) for name in module.__all__)
 
 
-def test_a_page_is_well_formed_and_self_contained(whole):
-    found = parsed(whole)
-    assert len(found.ids) == len(set(found.ids))
-    assert all(link.startswith("#") for link in found.links)
-    assert {link[1:] for link in found.links} <= set(found.ids)
-    assert "script" not in found.tags
-    assert not re.search(r"url\((?!#)|@import", whole)
+def test_pages_are_well_formed_and_self_contained(whole):
+    assert set(whole) == {"report.html", "pages/away.html", "pages/home.html"}
+    for name, text in whole.items():
+        found = parsed(text)
+        assert len(found.ids) == len(set(found.ids))
+        inside = {link[1:] for link in found.links if link.startswith("#")}
+        assert inside <= set(found.ids)
+        assert not [link for link in found.links if "//" in link]  # nothing is fetched
+        assert not re.search(r"url\((?!#)|@import|fetch\(", text)
+        others = {link for link in found.links if link.endswith(".html")}
+        assert others == ({"../report.html"} if "/" in name else set(whole) - {name})
 
 
-def test_headings_nest_and_every_figure_has_words(whole):
-    found = parsed(whole)
-    assert found.headings[0] == 1
-    assert all(b - a <= 1 for a, b in zip(found.headings, found.headings[1:], strict=False))
-    assert found.tags.count("svg") == found.tags.count("figcaption") == found.tags.count("figure")
-    assert whole.count('role="img" aria-label="') == found.tags.count("svg")
-    assert '<html lang="en">' in whole
+def test_headings_nest_and_every_figure_has_words_and_numbers(whole):
+    for text in whole.values():
+        found = parsed(text)
+        assert found.headings[0] == 1
+        assert all(b - a <= 1 for a, b in zip(found.headings, found.headings[1:], strict=False))
+        assert found.tags.count("svg") == found.tags.count("figcaption") == found.tags.count("figure")
+        assert text.count('role="img" aria-label="') == found.tags.count("svg")
+        assert '<html lang="en">' in text
+        for name in re.findall(r'data-csv="([^"]+)"', text):
+            packed = re.search(rf'id="csv-{re.escape(name)}">([^<]+)<', text)[1]
+            assert zlib.decompress(base64.b64decode(packed)).count(b"\n") > 1
+        assert text.count("data-csv=") == found.tags.count("svg")
 
 
-def test_it_tells_what_was_run_and_with_which_version(whole):
-    assert "Digits on ten nodes" in whole
-    assert "validation accuracy at least 0.95" in whole
-    assert f"Run by harness 0.1.0, results format {VERSION}" in whole
-    assert "The scenario&#x27;s text is not in this folder" in whole or "The scenario's text is not in this folder" in whole
+def test_it_tells_what_was_run_and_with_which_version(whole, one):
+    assert "Digits on ten nodes" in one
+    assert "validation accuracy at least 0.95" in one
+    assert f"Run by harness 0.1.0, results format {VERSION}" in one
+    assert "text is not in this folder" in whole["pages/away.html"]
 
 
-def test_failures_stand_with_their_reasons(whole):
-    assert "ZeroDivisionError: division by zero" in whole
-    assert "1 failed" in whole
+def test_the_answer_comes_first(whole, one):
+    for text in whole.values():
+        body = text[text.index("<h1>") :]
+        assert body.index('<p class="answer">') < body.index("<table")
+    assert re.search(r'<p class="answer">\s*Use <strong>cruise</strong>: \d+ s, 0\.\d\dx of fixed', one)
 
 
-def test_scenarios_are_ranked_together_when_there_are_several(whole):
-    assert "All scenarios" in whole
-    assert "not for scenarios that were not run" in whole
-    one = page.page(contest(tuners=("fixed", "cruise"), seeds=2), {})
-    assert "All scenarios" not in one
+def test_failures_stand_with_their_reasons(one):
+    assert "ZeroDivisionError: division by zero" in one
+    assert "1 failed" in one
+
+
+def test_every_number_can_be_followed_to_its_runs(one):
+    assert 'href="#runs"' in one
+    assert [link for link in parsed(one).links if link == "../runs/home/cruise/3/score.json"]
+    alone = page.pages(contest(tuners=("fixed", "cruise"), seeds=2), {}, with_files=False)["report.html"]
+    assert not [link for link in parsed(alone).links if "runs/" in link]
+
+
+def test_one_scenario_is_one_page():
+    assert set(page.pages(contest(tuners=("fixed", "cruise"), seeds=2), {})) == {"report.html"}
+
+
+def test_a_tuner_that_does_nothing_changes_no_other_line():
+    tuners = ("fixed", "cruise", "tpe", "best_fixed")
+    plain = contest(tuners=tuners, seeds=4)
+    copies = [f.filter(pl.col("tuner") == "fixed").with_columns(tuner=pl.lit("idle")) for f in
+              (plain.scores, plain.evaluations, plain.settings, plain.host)]  # fmt: skip
+    frames_ = [pl.concat(p) for p in zip((plain.scores, plain.evaluations, plain.settings, plain.host), copies, strict=True)]
+    manifest = plain.manifest | {"tuners": [*tuners, "idle"]}
+    before = page.pages(plain, {"digits": SCENARIO_TEXT})["report.html"]
+    after = page.pages(Results(manifest, *frames_), {"digits": SCENARIO_TEXT})["report.html"]
+    # What is new: the line that names it, and its own runs in the list of all runs.
+    cut = after.replace('<p class="note">Same runs as fixed, which changes nothing: idle.</p>\n', "")
+    runs = re.compile(r'<details id="runs-\d+"><summary>(\S+): .*?</details>\n', re.DOTALL)
+    assert [m[1] for m in runs.finditer(after)] == sorted([*tuners, "idle"])
+    assert runs.sub("", cut) == runs.sub("", before)
+    kept = [re.sub(r"runs-\d+", "", m[0]) for m in runs.finditer(after) if m[1] != "idle"]
+    assert kept == [re.sub(r"runs-\d+", "", m[0]) for m in runs.finditer(before)]
+
+
+def test_a_tuner_with_nothing_to_tune_is_named_with_its_reason():
+    plain = contest(tuners=("fixed", "cruise"), seeds=2)
+    rows = [score_row("digits", "asp", i, 1.0, status=NOT_APPLICABLE, reason="The policy is held.") for i in range(2)]
+    text = page.pages(replace(plain, not_applicable=pl.DataFrame(rows, schema=SCORES)), {})["report.html"]
+    assert "Not applicable, and not run: asp. The policy is held." in text
 
 
 def test_what_comes_from_files_is_escaped():
     rows = [score_row("s" + NASTY, "x" + NASTY, i, 600.0, status="error", reason=NASTY) for i in range(2)]
     rows += [score_row("s" + NASTY, t, i, 9.0 + i) for i in range(2) for t in ("fixed", "y")]
-    text = page.page(frames(rows), {"s" + NASTY: f'summary = "{NASTY[:26]}"\n# {NASTY}\n'})
-    found = parsed(text)
-    assert "script" not in found.tags
-    assert "\x1b" not in text
-    assert "&lt;script&gt;" in text
+    made = page.pages(frames(rows), {"s" + NASTY: f'summary = "{NASTY[:26]}"\n# {NASTY}\n'})
+    for text in made.values():
+        parsed(text)
+        assert "<script>alert" not in text
+        assert "\x1b" not in text
+        assert "&lt;script&gt;" in text
 
 
 @pytest.mark.parametrize(
@@ -126,11 +182,12 @@ def test_what_comes_from_files_is_escaped():
     ids=["one seed and tuner", "all failed", "all censored", "oracle only", "nothing"],
 )
 def test_poor_results_still_make_a_page(times):
-    parsed(page.page(from_times(times), {}))
+    for text in page.pages(from_times(times), {}).values():
+        parsed(text)
 
 
 def test_missing_evaluations_are_said():
-    assert "No run was evaluated" in page.page(from_times({"fixed": [1.0, 2.0], "x": [2.0, 3.0]}), {})
+    assert "No run was evaluated" in page.pages(from_times({"fixed": [1.0, 2.0], "x": [2.0, 3.0]}), {})["report.html"]
 
 
 def test_write_reads_a_results_folder_and_leaves_one_page(tmp_path):
@@ -160,45 +217,54 @@ def test_a_folder_without_results_is_refused(tmp_path):
 # ---------------------------------------------------------------------------------------------------------- conclusions
 
 
-def test_overlap_is_no_ranking():
-    rows = summary(from_times({"fixed": [10, 20, 30, 12], "x": [11, 19, 31, 11], "y": [10.5, 21, 29, 11.5]}))
-    assert headline(rows).startswith("These runs do not show which tuner is faster.")
+def test_the_first_line_names_tuner_time_ratio_costs_oracle_and_who_is_close():
+    rows = [score_row("s", "asp", i, 40 + i, reconfigurations=1, overhead_seconds=2.0) for i in range(6)]
+    rows += [score_row("s", "near", i, 41 + 3 * (i % 2), clocks=1) for i in range(6)]
+    rows += [score_row("s", "fixed", i, 100 + 2 * i) for i in range(6)]
+    rows += [score_row("s", "best_fixed", i, 20 + i / 2) for i in range(6)]
+    said = answer(summary(frames(rows)))
+    assert said.tuner == "asp"
+    assert str(said) == (
+        "Use asp: 42.5 s, 0.40x of fixed (0.40\u20130.41), 1 change, 2.00 s overhead; oracle 21.2 s. "
+        "Not told apart from it: near."
+    )
 
 
-def test_too_few_seeds_are_no_ranking():
-    assert "at least" in headline(summary(from_times({"fixed": [10.0], "x": [1.0], "y": [2.0]})))
+def test_a_leader_that_fixed_may_equal_is_no_advice():
+    said = str(answer(summary(from_times({"fixed": [10, 20, 30, 12], "x": [11, 19, 29, 11]}))))
+    assert said.startswith("No tuner is told apart from fixed. The least time has x: ")
 
 
-def test_clear_differences_are_named():
-    rows = summary(from_times({"fixed": [10 + i for i in range(9)], "x": [1 + i for i in range(9)]}))
-    assert headline(rows) == "x ranks first; fixed ranks behind x (p = 0.004)."
-    assert against_reference(rows)[0].startswith("Faster than fixed (whole interval below 1): x (")
+def test_fixed_can_be_the_answer():
+    said = str(answer(summary(from_times({"fixed": [10, 20, 30, 12], "x": [20, 41, 60, 25]}))))
+    assert said == "Keep fixed: 16.0 s, 0 changes, 0 s overhead. No tuner is faster. All others are told apart from it."
 
 
-def test_tuners_that_share_the_lead_are_named_together():
-    times = {"fixed": [30 + i for i in range(12)], "x": [1 + i for i in range(12)], "y": [1 + (i ^ 1) for i in range(12)]}
-    said = headline(summary(from_times(times)))
-    assert said.startswith("x and y lead and are not ranked against each other; fixed ranks behind x (p ")
+def test_few_seeds_and_no_finished_run_are_no_answer():
+    assert "Fewer than three seeds tell nothing apart" in str(answer(summary(from_times({"fixed": [10.0], "x": [1.0]}))))
+    assert str(answer(summary(from_times({"fixed": [INF] * 3, "x": [INF, INF, NAN]})))) == (
+        "No tuner reached the target within 600 s in any run without failing in another."
+    )
 
 
 def test_one_tuner_is_no_comparison():
-    assert "nothing is compared" in headline(summary(from_times({"fixed": [1.0, 2.0]})))
+    assert "Nothing is compared" in str(answer(summary(from_times({"fixed": [1.0, 2.0]}))))
 
 
 def test_the_reference_is_missed_when_it_is_missing():
     assert "was not run" in against_reference(summary(from_times({"x": [1.0], "y": [2.0]})))[0]
 
 
-def test_an_interval_across_one_is_not_separable():
+def test_faster_slower_and_not_told_apart_are_told_from_the_reference():
     rows = summary(from_times({"fixed": [10.0] * 5, "x": [9.0, 10, 11, 10, 11], "z": [20.0, 21, 22, 21, 21]}))
     slower, unclear = against_reference(rows)
-    assert slower == "Slower than fixed (whole interval above 1): z (ratio 2.10, 2.00\u20132.20)."
-    assert unclear == "No clear difference from fixed: x."
+    assert slower == "Slower than fixed: z (2.10, 2.00\u20132.20)."
+    assert unclear == "Not told apart from fixed: x (1.00, 0.90\u20131.10)."
 
 
-def test_four_seeds_conclude_nothing_against_the_reference():
-    (said,) = against_reference(summary(from_times({"fixed": [10.0] * 4, "x": [1.0, 2, 1, 2]})))
-    assert said == "No clear difference from fixed (fewer than five seeds cannot show one): x."
+def test_two_seeds_conclude_nothing_against_the_reference():
+    (said,) = against_reference(summary(from_times({"fixed": [10.0] * 2, "x": [1.0, 2]})))
+    assert said == "Not told apart from fixed (fewer than three seeds tell nothing apart): x (0.15, 0.10\u20130.20)."
 
 
 def test_a_tuner_that_always_failed_has_no_time_to_compare():
@@ -214,7 +280,7 @@ def test_runs_are_tallied():
 def test_limits_name_seeds_that_not_everybody_ran():
     rows = [score_row("s", "x", i, 10) for i in range(7)] + [score_row("s", "y", i, 20) for i in range(6)]
     said = " ".join(limits(summary(frames(rows))))
-    assert "Only 6 of 7 seeds" in said
+    assert "only 6 of 7 seeds" in said
     assert "the range from the lowest" not in said
 
 

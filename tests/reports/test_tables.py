@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from reports import tables
-from reports.tables import SUMMARY, interval_text, quantity, ranking_of, relative, render, summary, winner
+from reports.tables import SUMMARY, interval_text, quantity, relative, render, same_runs, summary, winner
 from tests.support.made_up import contest, frames, from_times, score_row
 
 NAN, INF = math.nan, math.inf
@@ -35,15 +35,17 @@ def test_every_public_name_exists():
     assert all(hasattr(tables, name) for name in tables.__all__)
 
 
-def test_a_comparison_has_a_row_per_scenario_and_tuner_in_order_of_rank():
+def test_a_comparison_has_a_row_per_scenario_and_tuner_in_order_of_time():
     found = summary(contest(scenarios=("away", "home"), seeds=4))
     assert found.schema == pl.Schema(SUMMARY)
     assert found.height == 2 * 9
     for _, rows in found.group_by("scenario", maintain_order=True):
         assert rows["tuner"][-1] == "best_fixed"
         contestants = rows.filter(pl.col("role") != "oracle")
-        assert contestants["mean_rank"].is_sorted()
-        assert contestants["mean_rank"].sum() == pytest.approx(8 * 9 / 2)
+        assert contestants["standing"].to_list().count("leader") == 1
+        whole = contestants.filter(pl.col("failed") == 0)
+        assert whole["standing"][0] == "leader"
+        assert whole["completion_seconds"][0] == whole["completion_seconds"].min()
 
 
 def test_same_results_same_summary():
@@ -68,12 +70,13 @@ def test_regret_is_time_over_the_oracles_less_one():
     assert math.isnan(row(found, "x")["ratio"])
 
 
-def test_the_oracle_is_not_ranked():
-    times = {"best_fixed": [1] * 9, "x": [2] * 9, "y": [3] * 9, "fixed": [4] * 9}
+def test_the_oracle_is_not_compared():
+    times = {"best_fixed": [1, 1.1, 1] * 3, "x": [2, 2.1, 2] * 3, "y": [3] * 9, "fixed": [4] * 9}
     found = summary(from_times(times))
-    assert row(found, "best_fixed")["group"] == ""
-    assert math.isnan(row(found, "best_fixed")["mean_rank"])
-    assert row(found, "x")["mean_rank"] == 1.0
+    assert row(found, "best_fixed")["standing"] == ""
+    assert math.isnan(row(found, "best_fixed")["p_leader"])
+    assert row(found, "x")["standing"] == "leader"
+    assert row(found, "y")["standing"] == "behind"
 
 
 def test_censored_runs_are_at_least_the_budget():
@@ -85,26 +88,46 @@ def test_censored_runs_are_at_least_the_budget():
     assert interval_text(x, "completion_seconds", "completion") == (">\u00a0600", "≥\u00a050.0")
 
 
-def test_failed_runs_are_counted_left_out_of_times_and_last_in_ranks():
+def test_failed_runs_are_counted_and_left_out_of_times_and_their_tuner_cannot_lead():
     found = summary(from_times({"fixed": [100, 100, 100], "x": [NAN, 10, 10], "y": [INF, INF, 90], "z": [NAN] * 3}))
     x, z = row(found, "x"), row(found, "z")
     assert (x["completion_seconds"], x["failed"], x["reached"]) == (10, 1, 2)
-    assert x["mean_rank"] == pytest.approx((3.5 + 1 + 1) / 3)
+    assert row(found, "fixed")["standing"] == "leader"
     assert math.isnan(z["completion_seconds"])
     assert math.isnan(z["reconfigurations"])
     assert "x (1 of 3), z (3 of 3)" in shown(found)
 
 
-def test_a_seed_that_not_all_ran_is_no_block():
-    rows = [score_row("s", "x", i, 10) for i in range(4)] + [score_row("s", "y", i, 20) for i in range(1, 4)]
-    assert ranking_of(frames(rows).scores).blocks == 3
+def test_tuners_with_identical_runs_count_once():
+    times = {"fixed": [10, 20, 30], "idle": [10, 20, 30], "asp": [5, 6, 7], "same_as_asp": [5, 6, 7], "near": [5, 6, 7.5]}
+    found = summary(from_times(times))
+    assert [(t, one) for t, one in found.select("tuner", "same_as").iter_rows() if one] == [
+        ("idle", "fixed"),
+        ("same_as_asp", "asp"),
+    ]
+    assert row(found, "idle")["role"] == "same"
+    assert row(found, "idle")["standing"] == ""
+    text = shown(found)
+    assert "Same runs as fixed, which changes nothing: idle." in text
+    assert "Same runs as asp: same_as_asp." in text
 
 
-def test_across_scenarios_only_those_are_ranked_that_played_everywhere():
-    rows = [score_row(s, t, i, 10) for s in ("p", "q") for t in "xyz" for i in range(3) if (s, t) != ("q", "z")]
-    found = ranking_of(frames(rows).scores)
-    assert found.tuners == ("x", "y")
-    assert found.blocks == 6
+def test_failed_runs_are_like_no_others():
+    assert same_runs(from_times({"fixed": [10, 20], "x": [NAN, NAN], "y": [NAN, NAN]}).scores) == {}
+
+
+def test_a_tuner_that_does_nothing_changes_nothing_that_is_said_of_others():
+    times = {"fixed": [100, 120, 90, 110, 105, 95], "x": [50, 61, 44, 56, 50, 47], "y": [80, 130, 91, 100, 99, 97]}
+    before = summary(from_times(times))
+    after = summary(from_times(times | {"idle": times["fixed"], "lazy": times["fixed"]}))
+    assert after.filter(~pl.col("tuner").is_in(["idle", "lazy"])).equals(before)
+
+
+def test_seeds_that_one_tuner_lacks_still_count_for_the_others():
+    rows = [score_row("s", "x", i, 10 + i) for i in range(4)] + [score_row("s", "y", i, 20 + 2.2 * i) for i in range(1, 4)]
+    found = summary(frames(rows))
+    assert row(found, "x")["runs"] == 4
+    assert row(found, "y")["p_leader"] < 0.05
 
 
 def test_infinite_losses_do_not_reach_the_means():
@@ -130,7 +153,7 @@ def test_no_runs_give_no_table():
 def test_one_seed_says_so():
     text = shown(summary(from_times({"fixed": [5.0], "lone": [3.0]})))
     assert "no intervals" in text
-    assert "at least 6 are needed" in text
+    assert "fewer than three seeds" in text
 
 
 def test_few_seeds_say_what_their_intervals_are_worth():
@@ -146,7 +169,7 @@ def test_a_table_fits_the_terminal_and_loses_nothing(width, plausible):
         assert tuner in text
     if width >= 100:
         line = next(line for line in text.splitlines() if line.strip().startswith("cruise"))
-        assert line.split()[-1] == "a"
+        assert line.split()[-1] == "leads"
         assert "(146\u2013191)" in line
 
 
@@ -183,7 +206,7 @@ def test_ratios_have_two_digits_after_the_point(value, text):
 # --------------------------------------------------------------------------------------------------------------- winner
 
 
-def test_the_winner_has_the_lowest_mean_rank_and_is_no_oracle():
+def test_the_winner_has_the_least_mean_time_and_is_no_oracle():
     found = summary(from_times({"fixed": [100, 200, 300], "x": [50, 120, 240], "best_fixed": [10, 10, 10]}))
     assert winner(found, found["scenario"][0]) == "x"
 
@@ -193,8 +216,16 @@ def test_a_tuner_that_never_reached_the_target_does_not_win():
     scenario = found["scenario"][0]
     with pytest.raises(ValueError, match=r"no finished run of it; scenarios: " + scenario):
         winner(found, "elsewhere")
-    missed = found.with_columns(reached=pl.lit(0, pl.Int64))
+    censored = summary(from_times({"fixed": [INF, INF], "x": [INF, INF]}))
     with pytest.raises(ValueError, match=r"Cannot name the winner on .*no tuner reached the target without a failed run"):
-        winner(missed, scenario)
-    failed = found.with_columns(failed=pl.when(pl.col("tuner") == "x").then(1).otherwise(0).cast(pl.Int64))
-    assert winner(failed, scenario) == "fixed"
+        winner(censored, scenario)
+    assert winner(summary(from_times({"fixed": [100, 200], "x": [NAN, 20]})), scenario) == "fixed"
+
+
+@pytest.mark.parametrize(
+    ("estimate", "low", "high", "text"),
+    [(-0.14, -0.19, -0.15, "-0.19 to -0.15"), (0.1, -0.2, 0.3, "-0.20 to 0.30"), (0.4, 0.38, 0.47, "0.38\u20130.47")],
+)
+def test_an_interval_with_a_negative_end_is_written_with_a_word(estimate, low, high, text):
+    values = {"regret": estimate, "regret_low": low, "regret_high": high, "regret_bound": "="}
+    assert interval_text(values, "regret", "regret")[1] == text

@@ -2,18 +2,20 @@
 
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 
 from harness.comparison.results import run_folder
-from reports import workers
-from reports.page import page
-from reports.workers import pushes_of, workers_of_run, workers_over_time
-from tests.support.made_up import contest
+from reports.figures import gantt, workers
+from reports.figures.gantt import changes_of, pack, packed_run, unpacked
+from reports.figures.workers import pushes_of, workers_of_run, workers_over_time
+from reports.page import pages
+from tests.support.made_up import START, contest
 from traces.exchanges import Exchange, write_log
-from tuners.actions import Evaluate, Evaluation, Pushes, Run, Window
+from tuners.actions import Cost, Evaluate, Evaluation, Fork, Pushes, Reconfigure, Run, Window
 
 
 def rounds(count, nodes=3, slow=2.0):
@@ -49,7 +51,7 @@ def bars(drawing, color):
 
 
 def test_public_names_exist():
-    assert all(hasattr(workers, name) for name in workers.__all__)
+    assert all(hasattr(module, name) for module in (gantt, workers) for name in module.__all__)
 
 
 def test_bars_are_as_long_as_what_they_stand_for():
@@ -99,15 +101,61 @@ def test_a_log_tells_of_the_same_pushes():
     assert workers_over_time(None, "a") is None
 
 
-def test_a_page_shows_one_seed_under_every_tuner_that_left_a_log(tmp_path):
+def test_the_drawing_of_a_run_is_made_from_its_log(tmp_path):
+    folder = run_folder(tmp_path, "s", "x", 0)
+    folder.mkdir(parents=True)
+    assert workers_of_run(tmp_path, "s", "x", 0, "a") is None
+    write_log(folder / "exchanges.jsonl.gz", log(rounds(4)))
+    assert workers_of_run(tmp_path, "s", "x", 0, "a").caption.startswith("12 pushes")
+
+
+# ------------------------------------------------------------------------------------------------- packed for the page
+
+
+def test_a_packed_run_holds_the_pushes_to_a_part_in_4000():
+    made = rounds(40)
+    run = pack(log(made), 3, 1000)
+    found = unpacked(run)
+    part = made.seconds[-1] / 4000
+    assert run.seed == 3
+    assert (run.header["pushes"], run.header["all"], run.header["nodes"]) == (120, 120, [0, 1, 2])
+    np.testing.assert_array_equal(found["row"], made.worker)
+    for name in ("seconds", "push_seconds", "compute_seconds", "pull_seconds", "wait_seconds"):
+        np.testing.assert_allclose(found[name], getattr(made, name), atol=part)
+
+
+def test_of_a_long_run_the_first_pushes_are_packed():
+    run = pack(log(rounds(600)), 0, 500)
+    assert (run.header["pushes"], run.header["all"], run.header["silent"]) == (500, 1800, [])
+    assert run.header["seconds"] < run.header["whole"] / 3
+    assert len(run.text) < 4000
+    assert pack([], 0, 500) is None
+
+
+def test_reconfigurations_forks_and_switches_are_marked():
+    cost = Cost(seconds=3.0, stall_seconds=2.0)
+    made = [
+        Exchange(10.0, Run(clocks=1), replace(window(rounds(1)), start_seconds=0.0, end_seconds=10.0)),
+        Exchange(13.0, Reconfigure(START), cost),
+        Exchange(15.0, Reconfigure(START), replace(cost, done=False)),
+        Exchange(17.0, Fork(), 1),
+        Exchange(
+            20.0, Run(clocks=1, branch=1), replace(window(rounds(1)), start_seconds=18.0, end_seconds=20.0, changes=(cost,))
+        ),
+    ]
+    assert list(changes_of(made)) == [(10.0, 13.0), (15.0, 17.0), (17.0, 18.0), (17.0, 20.0)]
+
+
+def test_a_page_holds_every_run_that_left_a_log(tmp_path):
     results = contest(tuners=("fixed", "cruise"), seeds=3)
     name = results.scores["scenario"][0]
     for seed in range(3):
         folder = run_folder(tmp_path, name, "fixed", seed)
         folder.mkdir(parents=True)
         write_log(folder / "exchanges.jsonl.gz", log(rounds(4 + seed)))
-    made = page(results, {}, partial(workers_of_run, tmp_path))
-    section = made[made.index("<h3>Workers over time") :].split("</section>")[0].split("<h3>Runs")[0]
-    assert section.count("<figure>") == 1
+    made = pages(results, {}, partial(packed_run, tmp_path))["report.html"]
+    section = made[made.index('<h2 id="workers">') :].split("</section>")[0]
+    assert section.count("<details") == 1
+    assert re.findall(r'id="(gantt-[-0-9]+)"', section) == ["gantt-1-0", "gantt-1-1", "gantt-1-2"]
     assert "<summary>fixed" in section
     assert "cruise" not in section

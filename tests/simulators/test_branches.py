@@ -1,4 +1,4 @@
-"""What branches cost: time for copies and for caches that are cleared, and servers' memory (MLtuner, Section 4.6)."""
+"""What branches cost: copies, caches that are cleared, servers' memory (MLtuner, Section 4.6); and what evaluations cost."""
 
 from dataclasses import replace
 
@@ -9,8 +9,11 @@ from harness.drive import play
 from harness.score import score
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
-from tests.support.small_jobs import KNOBS, job, machine, system
-from tuners.actions import Fork, Free, Reconfigure, Rejected, Run, Setting, Target
+from simulators.reconfiguration.plan import Costs
+from simulators.workloads.workload import Demand
+from tests.support.small_jobs import KNOBS, Quadratic, job, machine, system
+from tuners.actions import Evaluate, Fork, Free, Reconfigure, Rejected, Run, Setting, Target
+from tuners.settings import Integer
 
 WORKS = Setting(workers=("a", "b", "c"), servers=("d", "e"), batch_size=4, learning_rate=0.1)
 MEETS = replace(WORKS, workers=("a", "b"), servers=("a", "b"))
@@ -95,3 +98,82 @@ def test_the_score_counts_branches_and_their_costs():
     assert (row.branches_peak, row.branch_bytes_peak) == (4, 4 * 200)
     copies = 4 * 200 / 2 / 5e9
     assert row.overhead_seconds == pytest.approx(4 * 300 / 200 + copies, rel=1e-9)
+
+
+# ---------------------------------------------------------------------------------------------------------- evaluations
+
+
+def learns(**changed):
+    """Four machines learn three centres; a pass takes 100 bytes at 100 bytes per second, and 3 samples on 4 cores."""
+    model = Quadratic(centres=(0.0, 1.0, 2.0))
+    cluster = Cluster(tuple((n, machine()) for n in "abcd"))
+    workload = job(Demand(model_bytes=100.0, sample_seconds=0.6), model)
+    start = Setting(workers=("a", "b"), servers=("c", "d"), batch_size=1, learning_rate=0.01)
+    return system(cluster, workload, start, Conditions(), knobs=(Integer("worker_count", 1, 3),), **changed)
+
+
+def test_an_evaluation_takes_a_pass_over_the_validation_data():
+    simulated = learns()
+    expected = 100 / 100 + 3 * 0.6 / 3 / 4  # the forward pass is a third of a gradient
+    assert simulated.job.evaluate_seconds == pytest.approx(expected)
+    simulated.perform(Run(clocks=10))
+    before = simulated.now
+    seen = simulated.perform(Evaluate())
+    assert (seen.seconds, seen.clocks) == (before, 10)
+    assert simulated.now == pytest.approx(before + expected)
+    window = simulated.perform(Run(clocks=5))
+    assert window.start_seconds == simulated.now - window.seconds == pytest.approx(before + expected)
+    assert min(window.pushes.seconds) > window.start_seconds
+
+
+def test_an_evaluation_costs_the_same_under_every_setting_and_nothing_where_nothing_is_learned():
+    one, other = learns(), learns()
+    other.perform(Reconfigure(replace(other.job.start, workers=("a",), servers=("b", "c", "d"))))
+    spent = []
+    for simulated in (one, other):
+        before = simulated.now
+        simulated.perform(Evaluate())
+        spent.append(simulated.now - before)
+    assert spent[0] == pytest.approx(spent[1])
+    assert timing_only().job.evaluate_seconds == 0.0
+    assert learns(costs=Costs(evaluate_seconds=7.5)).job.evaluate_seconds == 7.5
+
+
+def test_an_evaluation_is_a_stall_of_the_job_and_changes_nothing_of_its_training():
+    def asks(job):
+        for _ in range(4):
+            yield from Run(clocks=5)
+            yield from Evaluate()
+        yield from Run(clocks=5)
+
+    def runs(job):
+        yield from Run(clocks=25)
+
+    rules = {"target": Target("clocks", 25), "budget_seconds": 1e6, "evaluate_clocks": 25}
+    quiet, asked = (score(play(t, learns(**rules)), scenario="s", tuner="t", seed=0).score for t in (runs, asks))
+    price = 4 * learns().job.evaluate_seconds
+    assert asked.overhead_seconds == pytest.approx(price)
+    assert quiet.overhead_seconds == 0.0
+    assert asked.completion_seconds == pytest.approx(quiet.completion_seconds + price)
+    assert asked.final_loss == quiet.final_loss
+
+
+def test_an_evaluation_can_spend_the_last_of_the_budget():
+    def asks(job):
+        while True:
+            yield from Evaluate()
+
+    played = play(asks, learns(budget_seconds=5.0))
+    assert played.outcome.status == "budget"
+    assert 4 <= len(played.exchanges) <= 5
+
+
+def test_an_evaluation_waits_for_the_end_of_a_reconfiguration():
+    simulated = learns()
+    simulated.perform(Run(clocks=4))
+    fewer = replace(simulated.job.start, workers=("a",), servers=("b", "c", "d"))
+    simulated.perform(Reconfigure(fewer, method="migrate", wait=False))
+    before = simulated.now
+    with pytest.raises(Rejected, match="Cannot evaluate branch 0: a reconfiguration is under way"):
+        simulated.perform(Evaluate())
+    assert simulated.now == before

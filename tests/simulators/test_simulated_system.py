@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 
@@ -203,6 +204,26 @@ def test_an_unknown_policy_is_refused():
     with pytest.raises(Rejected, match="choose one of bsp, asp, ssp, dssp"):
         simulated.perform(Reconfigure(start(policy="gossip")))
     assert simulated.perform(Run(clocks=1)).clocks == 1
+
+
+def test_a_policy_that_is_held_cannot_be_installed():
+    held = learning(installs_policies=False, knobs=(Real("learning_rate", 1e-3, 1.0),))
+    held.perform(Run(clocks=5))
+    before = branch(held)
+    with pytest.raises(Rejected, match=r"Cannot install policy 'ssp\(1\)': this scenario holds the policy at 'asp'"):
+        held.perform(Install(ssp(1)))
+    assert branch(held) == before
+    assert held.job.installs_policies is False
+    free = learning(installs_policies=False, knobs=(Choice("policy", ("asp", "bsp")),))
+    free.perform(Install(ssp(1)))
+    assert free.job.installs_policies is True
+
+
+def test_the_job_tells_the_bytes_of_a_push_and_of_a_pull():
+    both = (SMALL, msgspec.structs.replace(SMALL, push_bytes=30.0))
+    one, other = (system(cluster(), job(d), start(), Conditions()).job for d in both)
+    assert (one.model_bytes, one.push_bytes) == (SMALL.model_bytes, SMALL.model_bytes)
+    assert (other.model_bytes, other.push_bytes) == (SMALL.model_bytes, 30.0)
 
 
 def test_first_come_first_served_refuses_overlapping_roles():

@@ -95,6 +95,47 @@ def dl2() -> dict[str, bytes]:
     return {"config_speed.txt": "\n".join(lines).encode()}  # as in the source, the last line has no newline
 
 
+def dlrm() -> dict[str, bytes]:
+    """Two data sets in one file; of the first, a fifth of the rows takes more than half of the look-ups."""
+    block = [
+        "fbgemm_t9_bs64{}.pt",
+        "Locality stats after processing 1 batches of size 64",
+        "Avg # of indices: 200",
+        "Avg # of unique cols: 100",
+        "Avg col size: 2.0",
+        "Histogram of col sizes:",
+        "(0, 1]: 0.600",
+        "(1, 2]: 0.200",
+        "(2+: 0.200",
+        "[0, 1, 2]",
+        "['0.000', '0.600', '0.800', '1.000']",
+        "Ratio of index distribution at different column sizes:",
+        "(0, 1]: 0.300",
+        "(1, 2]: 0.150",
+        "(2+: 0.550",
+        "[0, 1, 2]",
+        "['0.000', '0.300', '0.450', '1.000']",
+        "",
+    ]
+    return {"2031/locality_stats.txt": "\n".join(line.format(name) for name in ("", "_1") for line in block).encode()}
+
+
+def infinitehbd() -> dict[str, bytes]:
+    """Node a has two faults that overlap; b fails together with its first, and is not repaired."""
+    events = [("a", 1.0, "start", "X"), ("b", 1.0, "start", "X"), ("a", 1.5, "start", "Y"), ("a", 2.0, "end", "X")]
+    events += [("a", 3.25, "end", "Y"), ("c", 4.0, "start", "X"), ("c", 4.0, "end", "X")]
+    made = [
+        {
+            "node_id": node,
+            "event_time": days,
+            "event_type": f"fault_{kind}",
+            "fault_type": {"Level": "Hardware", "Class": "GPU", "Desc": what},
+        }
+        for node, days, kind, what in events
+    ]
+    return {"fault_trace.json": json.dumps(made, indent=1).encode()}
+
+
 def selftf() -> dict[str, bytes]:
     head = "N_iterations,N_workers,N_intra,Optimizer,Learning_rate,Batch_size,n_partitions,current_loss,time_cost"
     head += ",model_name,job_id,first_loss"
@@ -158,6 +199,8 @@ MADE: dict[str, Callable[[], dict[str, bytes]]] = {
     "bamboo-spot": bamboo,
     "bytedance-straggler": bytedance,
     "dl2-config-speed": dl2,
+    "dlrm-locality": dlrm,
+    "infinitehbd-faults": infinitehbd,
     "selftf": selftf,
     "skypilot-spot": skypilot,
     "sync-switch": sync_switch,

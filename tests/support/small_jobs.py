@@ -108,7 +108,7 @@ def job(demand=None, model=None, **changed):
 
 def system(cluster, workload, setting, conditions, seed=0, **changed):
     """The same job in the simulator."""
-    rules = {"target": Target("clocks", 1e9), "budget_seconds": 1e12, "evaluate_clocks": 10}
+    rules = {"target": Target("clocks", 1e9), "budget_seconds": 1e12, "evaluate_clocks": 10, "installs_policies": True}
     facts = {"cluster": cluster, "workload": workload, "start": setting, "conditions": conditions, "seed": seed}
     return SimulatedSystem(JobSpec(name="judged", **facts, **(rules | changed)))
 

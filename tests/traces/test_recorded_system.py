@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,10 @@ from hypothesis import strategies as st
 
 from harness.drive import play
 from tests.support.recordings import MADE, lay
-from tests.traces.importers.test_importers_recorded import FOLDER, recorded
 from traces.importers import import_trace
+from traces.parts import scan
 from traces.replay import Recorded, RecordedSystem, recorded_job, recorded_runs
+from traces.shipped import locate
 from tuners import registry
 from tuners.actions import Action, Evaluate, Fork, Free, Install, Job, Reconfigure, Rejected, Run, Setting, Target
 from tuners.baselines.best_fixed import fixed_at
@@ -136,17 +135,59 @@ def test_branches_are_runs_of_their_own(system):
         system.perform(Run(clocks=1))
 
 
-def test_two_runs_under_one_setting_are_refused(system, runs):
-    with pytest.raises(ValueError, match="Cannot replay two runs under one setting"):
-        RecordedSystem(system.job, [*runs, runs[0]])
+def test_runs_under_one_setting_are_repetitions_that_the_seed_chooses(system, runs):
+    slow = replace(runs[0], seconds=2 * runs[0].seconds)
+    for seed, expected in ((0, runs[0]), (1, slow), (2, runs[0])):
+        job = replace(system.job, seed=seed, start=runs[0].setting, target=Target("clocks", 17), budget_seconds=1e4)
+        chosen = RecordedSystem(job, [*runs, slow])
+        chosen.perform(Run(seconds=1e4))
+        assert (chosen.status, chosen.now) == ("target", pytest.approx(expected.seconds))
+
+
+def test_a_change_takes_the_time_of_a_restart(system, runs):
+    """The time that is given, or else the median that was recorded; to the same run it takes none."""
+    recorded = [replace(run, restart_seconds=seconds) for run, seconds in zip(runs, 2 * (3.0, 5.0, 9.0), strict=True)]
+    for told, expected in ((None, 5.0), (7.0, 7.0), (0.0, 0.0)):
+        begun = RecordedSystem(system.job, recorded, restart_seconds=told)
+        cost = begun.perform(Reconfigure(setting(system, workers=24, policy="bsp")))
+        assert (cost.seconds, cost.stall_seconds, begun.now) == (expected, expected, expected)
+        assert begun.perform(Reconfigure(setting(system, workers=24, policy="bsp"))).seconds == 0.0
+        begun.perform(Fork(0, setting(system, workers=16, policy="bsp")))
+        assert begun.now == 2 * expected
+
+
+def scheduled(percent: float, switch: float, seconds: float) -> Recorded:
+    """1,000 steps: 2 s each up to the switch, 10.5 s for the next one, then 1 s each."""
+    options = (("bsp_percent", percent), ("servers", 2), ("workers", 2))
+    made = Setting(workers=("workers",), servers=("servers",), policy="sync_switch", options=options)
+    course = ((0.0, 0), (2.0 * switch, round(switch)), (2.0 * switch + 10.5, round(switch) + 1), (seconds, 1000))
+    return Recorded(made, seconds, 1000, (), course, switch, 10.0)
+
+
+def test_a_switch_that_is_still_to_come_can_be_moved_without_a_restart():
+    exact = replace(scheduled(100.0, 0.0, 2000.0), course=(), switch=math.inf)
+    table = [exact, scheduled(20.0, 200.0, 1209.5), scheduled(50.0, 500.0, 1509.5)]
+    job = recorded_job("s", table, target=Target("clocks", 1000), budget_seconds=1e4)
+    assert [k.name for k in job.space.knobs] == ["option/bsp_percent"]
+    system = RecordedSystem(job, table)
+    system.perform(Run(clocks=150))
+    assert system.now == 300.0
+    assert system.perform(Reconfigure(table[1].setting)).seconds == 0.0
+    assert system.perform(Run(clocks=100)).seconds == pytest.approx(50 * 2.0 + 10.5 + 49 * 1.0)
+    # It has switched: in BSP up to 500 steps it would have been at another place, so that run starts again.
+    assert system.perform(Reconfigure(table[2].setting)).seconds == 10.0
+    system.perform(Run(seconds=1e4))
+    assert (system.status, system.now) == ("target", pytest.approx(300.0 + 159.5 + 10.0 + 1509.5))
 
 
 def every_other(job: Job) -> Generator[Action[Any], Any, None]:
-    """Tries a dozen random settings to their recorded ends, as long as the target is not reached."""
-    rng = np.random.default_rng(job.seed)
+    """Tries random settings to their recorded ends, as long as the target is not reached."""
+    rng, tried = np.random.default_rng(job.seed), set[Setting]()
     for _ in range(12):
-        with suppress(Rejected):
-            yield from Reconfigure(job.space.setting(job.space.sample(rng)))
+        drawn = job.space.setting(job.space.sample(rng))
+        if drawn not in tried:
+            tried.add(drawn)
+            yield from Reconfigure(drawn)
             yield from Run(clocks=10**9)
 
 
@@ -171,25 +212,46 @@ def test_a_trace_without_such_runs(tmp_path):
 
 
 @pytest.mark.parametrize("workload", ["cnn", "rnn"])
-def test_real_configurations(workload, tmp_path):
-    tables = recorded("trimtuner-tf-ps")
-    import_trace("trimtuner-tf-ps", Path(FOLDER) / "trimtuner-tf-ps", tmp_path / "t", made_by="test")
-    found = recorded_runs(tmp_path / "t", workload)
+def test_real_configurations(workload):
+    folder = locate("shipped:trimtuner-tf-ps")
+    found = recorded_runs(folder, workload)
     assert len(found) == 1440
     job = recorded_job(workload, found, target=Target("accuracy", 0.95), budget_seconds=3600.0)
-    good = tables["runs"].filter(pl.col("workload") == workload, pl.col("accuracy") >= 0.95)["seconds"]
+    reaches = (pl.col("workload") == workload) & (pl.col("accuracy") >= 0.95)
+    good = scan(folder, "runs").filter(reaches).collect()["seconds"]
     reaching = [run for run in found if run.evaluations[-1].accuracy >= 0.95]
     assert len(reaching) == good.len() > 0
     fastest = min(reaching, key=lambda run: run.seconds)
     played = play(fixed_at(fastest.setting), RecordedSystem(job, found))
     assert (played.outcome.status, played.outcome.seconds) == ("target", good.min())
-    # 1,440 of 3,600 combinations of knobs were recorded: sizes of clusters go with types of machines.
+    # 1,440 of 3,600 combinations of knobs were recorded: sizes of clusters go with types of machines. What the space draws,
+    # was recorded; what combines values freely, is refused as often as that.
     assert math.prod(len(k.options) for k in job.space.knobs if isinstance(k, Choice)) == 3600
     system, rng, refused = RecordedSystem(job, found), np.random.default_rng(1), 0
+    for _ in range(100):
+        job.space.check(job.space.setting(job.space.sample(rng)))
     for _ in range(300):
+        setting = job.space.setting({k.name: k.sample(rng) for k in job.space.knobs})
         try:
-            system.perform(Reconfigure(job.space.setting(job.space.sample(rng))))
+            system.perform(Reconfigure(setting))
         except Rejected as why:
             refused += 1
             assert "Nearest are" in str(why)  # noqa: PT017
+            with pytest.raises(Rejected, match="no such run was recorded, and 1440 settings were"):
+                job.space.check(setting)
+        else:
+            job.space.check(setting)
     assert refused / 300 == pytest.approx(0.6, abs=5 * math.sqrt(0.6 * 0.4 / 300))
+
+
+def test_real_switches():
+    """Where a run of ResNet-50 switches, by its schedule: a share of 16,000 steps in BSP."""
+    found = recorded_runs(locate("shipped:sync-switch"), "cifar100", "cifar100_res50/*")
+    assert len(found) == 18
+    for run in found:
+        percent = dict(run.setting.options)["bsp_percent"]
+        assert run.switch is not None
+        # A loss was recorded every 100 steps.
+        assert run.switch == math.inf if percent == 100 else 0 <= 160 * percent - run.switch <= 100
+        assert (run.restart_seconds is not None) == (0 < percent < 100)
+        assert run.seconds_at(run.clocks) == pytest.approx(run.seconds)

@@ -69,7 +69,7 @@ def test_the_oracle_is_no_contestant():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("cruize", r"No tuner 'cruize'. Did you mean 'cruise'\? Choose from fixed, bsp"),
+        ("cruize", r"No tuner 'cruize'. Did you mean 'cruise'\? `harness list tuners` has all"),
         ("zzz", "No tuner 'zzz'. Choose from"),
         ("tuners.nowhere:x", "Cannot import tuner 'tuners.nowhere:x'"),
         ("tuners.baselines.fixed:fxed", "has no 'fxed'. Did you mean 'fixed'"),

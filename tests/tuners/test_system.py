@@ -6,9 +6,10 @@ import pytest
 
 from tests.support.toy import job, toys
 from tuners import policies
-from tuners.actions import Action, Fork, Free, Reconfigure, Rejected, Run
+from tuners.actions import Action, Fork, Free, Install, Reconfigure, Rejected, Run
 from tuners.system import (
     branch_of,
+    check_installs,
     check_no_reconfiguration,
     check_nodes,
     check_not_last,
@@ -79,6 +80,15 @@ def test_a_reconfiguration_has_a_method_of_the_job():
     assert method_of(Reconfigure(of.start, method="migrate"), of) == "migrate"
     with pytest.raises(Rejected, match="Cannot reconfigure by 'relocate': this system can checkpoint, migrate"):
         method_of(Reconfigure(of.start, method="relocate"), of)
+
+
+def test_a_policy_is_installed_only_where_the_scenario_lets_it():
+    check_installs(policies.k_sync(2), job())
+    held = r"^Cannot install policy 'k_sync\(2\)': this scenario holds the policy at 'asp'\. Free `policy`"
+    with pytest.raises(Rejected, match=held):
+        check_installs(policies.k_sync(2), job("one knob"))
+    with pytest.raises(Rejected, match=held):
+        toys()["one knob"](1).perform(Install(policies.k_sync(2)))
 
 
 def test_an_installed_policy_stays_until_a_setting_names_another():

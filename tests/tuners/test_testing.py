@@ -28,8 +28,16 @@ def halving(job):
                 return
 
 
-def test_a_tuner_that_is_right_passes():
-    check_tuner(halving)
+def test_a_tuner_that_is_right_passes_and_is_told_what_was_checked():
+    found = check_tuner(halving)
+    assert found.systems == tuple(toys())
+    assert dict(found.asked).keys() == {"Run", "Reconfigure"}
+    assert 0 < found.refused < found.exchanges
+    assert found.runs > 3 * len(found.systems)  # plain, again, and with refusals
+    assert found.source
+    assert str(found).startswith(f"halving keeps the contract: {len(toys())} toy systems (")
+    assert "Run " in str(found)
+    assert "Fork" not in str(found)
 
 
 def test_the_toys_carry_out_every_action():
@@ -44,7 +52,7 @@ def test_the_toys_carry_out_every_action():
         yield from Free(0)
         yield from Run(seconds=1.0, branch=branch)
 
-    log = exchanges(everything, toys()["one knob"](1))
+    log = exchanges(everything, toys()["every knob"](1))
     assert [type(e.action) for e in log] == [Install, Fork, Evaluate, Run, Evaluate, Evaluate, Free, Run]
     assert log[-1].answer.seconds == pytest.approx(1.0)
     # Under an installed BSP no worker is more than a push ahead.

@@ -14,18 +14,20 @@ from traces.importers import (
     bamboo_spot,
     bytedance_straggler,
     dl2_config_speed,
+    dlrm_locality,
+    infinitehbd_faults,
     selftf,
     skypilot_spot,
     sync_switch,
     trimtuner_tf_ps,
     uta_ec2_tokenbucket,
 )
-from traces.importers.source import Imported, Source
+from traces.importers.source import Imported, RemoteFile, Source
 from traces.parts import Origin, TraceWriter, digest_of
 from traces.plausible import TraceError, check
 from traces.schema import TRACE
 
-__all__ = ["SOURCES", "Imported", "Source", "import_trace", "read"]
+__all__ = ["SOURCES", "Imported", "RemoteFile", "Source", "import_trace", "read", "source_named"]
 
 SOURCES: dict[str, Source] = {
     "alibaba-pai-minibatch": alibaba_pai_minibatch.SOURCE,
@@ -33,6 +35,8 @@ SOURCES: dict[str, Source] = {
     "bamboo-spot": bamboo_spot.SOURCE,
     "bytedance-straggler": bytedance_straggler.SOURCE,
     "dl2-config-speed": dl2_config_speed.SOURCE,
+    "dlrm-locality": dlrm_locality.SOURCE,
+    "infinitehbd-faults": infinitehbd_faults.SOURCE,
     "selftf": selftf.SOURCE,
     "skypilot-spot": skypilot_spot.SOURCE,
     "sync-switch": sync_switch.SOURCE,
@@ -43,24 +47,30 @@ SOURCES: dict[str, Source] = {
 _PART_ROWS = 1 << 20
 
 
-def import_trace(source: str, path: Path, out: Path, *, made_by: str) -> dict[str, int]:
-    """Import the recording at `path` as a trace at `out`, completely or not at all; returns the rows of each table.
+def source_named(name: str) -> Source:
+    """The source of that name. Raises ValueError if there is none."""
+    if name not in SOURCES:
+        raise ValueError(f"No importer is called {name!r}: there are {', '.join(SOURCES)}.")
+    return SOURCES[name]
+
+
+def import_trace(source: str, path: Path, out: Path, *, made_by: str) -> Imported:
+    """Import the recording at `path` as a trace at `out`, completely or not at all; returns what was imported.
 
     `made_by` is the program and version that the trace names. Raises ValueError for an unknown source and if `out` exists,
     TraceError, naming file, row and column, for an error in the recording.
     """
-    known = SOURCES.get(source)
-    if known is None:
-        raise ValueError(f"No importer is called {source!r}: there are {', '.join(SOURCES)}.")
+    known = source_named(source)
     made = read(known, path)
     inputs = tuple(
         (p.relative_to(path).as_posix() if path.is_dir() else p.name, digest_of(p.read_bytes())) for p in made.inputs
     )
-    origin = Origin(source, made_by, known.of, known.licence, known.cite, inputs)
+    of = f"{known.of}; {made.left_out}" if made.left_out else known.of
+    origin = Origin(source, made_by, of, known.licence, known.cite, inputs)
     with atomic_folder(out) as folder, TraceWriter(folder, origin, part_rows=_PART_ROWS) as writer:
         for name, frame in made.tables.items():
             writer.add(name, frame)
-    return {name: frame.height for name, frame in made.tables.items()}
+    return made
 
 
 def read(source: Source, path: Path) -> Imported:

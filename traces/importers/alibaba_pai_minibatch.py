@@ -15,7 +15,16 @@ from pathlib import Path
 import polars as pl
 
 from traces.foreign import bytes_of, read_csv, read_parquet
-from traces.importers.source import Imported, Source, find_files, json_text, nothing_to_import, table, without_duplicates
+from traces.importers.source import (
+    Imported,
+    RemoteFile,
+    Source,
+    find_files,
+    json_text,
+    nothing_to_import,
+    table,
+    without_duplicates,
+)
 from traces.plausible import Column, TableRules, fault
 
 __all__ = ["SOURCE", "read"]
@@ -128,8 +137,16 @@ def _wide(path: Path) -> pl.DataFrame:
 
 SOURCE = Source(
     summary="mini-batch times of workers on shared GPUs: straggler episodes, lasting differences",
-    of="alibaba/clusterdata @ 7a6c496e4f4b6ce6150be8f881cb051bf2abff42 (cluster-trace-gpu-v2020/mini-batch-time)",
+    repository="alibaba/clusterdata",
+    commit="7a6c496e4f4b6ce6150be8f881cb051bf2abff42",
+    folder="cluster-trace-gpu-v2020/mini-batch-time",
     licence="CC BY 4.0; its README asks for research or study use",
     cite="Alibaba Group, cluster-trace-gpu-v2020; Weng et al., MLaaS in the Wild, NSDI'22",
     read=read,
+    files=(
+        RemoteFile("data/job_1_norm.csv", "6f555e44ababa68c25659f911eb28fa7658f7ff0b3c08161a57b3bce0bf0d2dd"),
+        RemoteFile("data/job_2_norm.csv", "c1945786e809ec0c204aa3f0e30d7dd3111234ef873707cb8304bdd290d433b2"),
+        RemoteFile("data/job_3_norm.csv"),
+        RemoteFile("data/job_4_norm.csv"),
+    ),
 )

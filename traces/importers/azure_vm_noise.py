@@ -115,8 +115,11 @@ def _tables(frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
 
 SOURCE = Source(
     summary="speed of CPUs and memory over many virtual machines of two types, over 483 days",
-    of="Azure/AzurePublicDataset @ b469a113cedca53ddc3bdea71a143dc4b7d8700c (vm-noise-data)",
+    repository="Azure/AzurePublicDataset",
+    commit="b469a113cedca53ddc3bdea71a143dc4b7d8700c",
+    folder="vm-noise-data",
     licence="CC BY 4.0",
     cite="Freischuetz et al., TUNA, EuroSys'25",
     read=read,
+    size="284 MB in 776 files",
 )

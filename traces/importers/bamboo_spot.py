@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 
 from traces.foreign import read_csv
-from traces.importers.source import Imported, Source, find_files, nothing_to_import, table
+from traces.importers.source import Imported, RemoteFile, Source, find_files, nothing_to_import, table
 from traces.plausible import Column, TableRules, fault
 
 __all__ = ["SOURCE", "read"]
@@ -85,8 +85,15 @@ def _check_alive(frame: pl.DataFrame, path: Path) -> None:
 
 SOURCE = Source(
     summary="nodes joining and leaving on spot markets, 11 h on two instance types",
-    of="uclasystem/bamboo @ 80809293289419d40a870b4a9ccb8df0082ce3fb",
+    repository="uclasystem/bamboo",
+    commit="80809293289419d40a870b4a9ccb8df0082ce3fb",
+    folder="traces",
     licence="MIT, Copyright (c) 2022 UCLASystem",
     cite="Thorpe et al., Bamboo, NSDI'23",
     read=read,
+    files=(
+        RemoteFile("g4dn-trace.csv", "6a21d2003cfa16acfb65fb87b5521dd995c72f49a37900979eea177e853592eb"),
+        RemoteFile("p3-trace.csv", "0b7828fcd4637799590578287415d4d4bbb5e3cfef5fbaf23ca8e5b3ef6bdd68"),
+    ),
+    size="11 kB",
 )

@@ -16,7 +16,7 @@ import msgspec
 import polars as pl
 
 from traces.foreign import json_of, lines_of, read_parquet
-from traces.importers.source import Imported, Source, find_files, json_text, nothing_to_import, table
+from traces.importers.source import Imported, RemoteFile, Source, find_files, json_text, nothing_to_import, table
 from traces.plausible import Column, TableRules, fault
 
 __all__ = ["SOURCE", "read"]
@@ -159,8 +159,21 @@ def _tables(frame: pl.DataFrame, sizes: dict[str, dict[str, int]]) -> dict[str, 
 
 SOURCE = Source(
     summary="compute and communication times of workers in large training jobs, one with a slow worker",
-    of="ByteDance-Seed/StragglerAnalysis @ 8efcd7f37f158af26ac64d0b6fbf1f22d28a6e83",
+    repository="ByteDance-Seed/StragglerAnalysis",
+    commit="8efcd7f37f158af26ac64d0b6fbf1f22d28a6e83",
+    folder="data",
     licence="Apache-2.0, Copyright (c) 2025 Bytedance Ltd.; files are changed by this import",
     cite="Understanding Stragglers in Large Model Training Using What-if Analysis",
     read=read,
+    files=(
+        RemoteFile("meta-AR.yaml", "bdeaeb23210bd6ea2ad60c931daeee07e37226ce884df83a151d542a49fbf7a3"),
+        RemoteFile("meta-SE.yaml", "8e5df3080904c3d664221b4052d704a0af7cac0be4daa97afa4af2a0a0e41d31"),
+        RemoteFile("meta-ST.yaml", "438c18cd554d82ec03fe02b0ce4c0d1b67a64aed3d7c558300de8a34cf3a467d"),
+        RemoteFile("result-AR.json"),
+        RemoteFile("result-SE.json"),
+        RemoteFile("result-ST.json", "292fe0ede0dc7746a75eb1b27cd08950c4c66d244e9d6ecd357403f85ba0b632"),
+        RemoteFile("trace-AR.parquet"),
+        RemoteFile("trace-SE.parquet"),
+        RemoteFile("trace-ST.parquet", "85a995b32699992319e19fa2248cf43d2965bbb6b51440e8a6147d9abc511461"),
+    ),
 )

@@ -2,19 +2,21 @@
 
 Source format (`config_speed.txt`): a Python tuple per line, ``(model, kvstore, total batch, servers, workers, [samples per
 second, one per worker], [CPU use per server], [CPU use per worker])``, where kvstore is ``dist_sync`` or ``dist_async``. The
-scheduler that reads it sums the speeds over workers (its `speed.py`), and so does this importer.
+scheduler that reads it sums the speeds over workers (its `speed.py`), and so does this importer. Rows whose speeds are all
+zero (such jobs did not train), and rows of another kvstore (they have no servers of their own), are left out and counted.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from traces.foreign import lines_of
-from traces.importers.source import Imported, Source, find_files, json_text, nothing_to_import, table
+from traces.importers.source import Imported, RemoteFile, Source, find_files, json_text, nothing_to_import, table
 from traces.plausible import fault
 
 __all__ = ["SOURCE", "read"]
@@ -32,18 +34,40 @@ def read(path: Path) -> Imported:
         raise nothing_to_import(path, "config_speed.txt")
     runs: list[dict[str, Any]] = []
     settings: list[dict[str, Any]] = []
+    left_out: Counter[str] = Counter()
     for one in paths:
         seen: dict[str, int] = {}
         for row, line in enumerate(lines_of(one, ends=False)):
             if line.strip():
                 if seen.setdefault(line, row) != row:
                     raise fault(one, f"it is the same as row {seen[line] + 1}; give each once.", row=row)
-                run, setting = _row(_parsed(line, one, row), one, row)
+                parsed = _parsed(line, one, row)
+                if why := _other_kind(parsed, one, row):
+                    left_out[why] += 1
+                    continue
+                run, setting = _row(parsed, one, row)
                 runs.append(run)
                 settings.append(setting)
     if not runs:
-        raise fault(paths[0], "it is empty.")
-    return Imported({"runs": table("runs", runs), "settings": table("settings", settings)}, tuple(paths))
+        raise fault(paths[0], f"it has no row to import{': ' if left_out else '.'}{_told(left_out)}")
+    tables = {"runs": table("runs", runs), "settings": table("settings", settings)}
+    return Imported(tables, tuple(paths), left_out=_told(left_out))
+
+
+def _told(left_out: Counter[str]) -> str:
+    """The rows that were left out, as a sentence; "" if there are none."""
+    said = [f"{count} {'row' if count == 1 else 'rows'} {why}" for why, count in sorted(left_out.items())]
+    return f"{' and '.join(said)} left out." if said else ""
+
+
+def _other_kind(line: _Line, path: Path, row: int) -> str:
+    """Why a row does not describe a job with servers that trained; "" if it does."""
+    kvstore, speeds = line[1], line[5]
+    if not re.fullmatch(r"\w{1,40}", kvstore):
+        raise fault(path, f"{kvstore[:40]!r} is none of {', '.join(_POLICIES)}.", row=row, column="kvstore")
+    if kvstore not in _POLICIES:
+        return f"of kvstore {kvstore!r}"
+    return "whose speeds are all zero" if speeds and not any(speeds) else ""
 
 
 def _parsed(line: str, path: Path, row: int) -> _Line:
@@ -60,15 +84,13 @@ def _parsed(line: str, path: Path, row: int) -> _Line:
 
 def _row(line: _Line, path: Path, row: int) -> tuple[dict[str, Any], dict[str, Any]]:
     model, kvstore, total, servers, workers, speeds, _, _ = line
-    if kvstore not in _POLICIES:
-        raise fault(path, f"{kvstore[:40]!r} is none of {', '.join(_POLICIES)}.", row=row, column="kvstore")
     for name, value in zip(_MOST, (total, servers, workers), strict=True):
         if not 1 <= value <= _MOST[name]:
             raise fault(path, f"the value is {value}, and 1 to {_MOST[name]} are plausible.", row=row, column=name)
     if not 1 <= len(speeds) <= workers:
         raise fault(path, f"there are {len(speeds)} speeds of {workers} workers.", row=row, column="speeds")
-    if not (all(0 <= speed < 1e7 for speed in speeds) and sum(speeds) > 0):
-        raise fault(path, "speeds are samples per second, below 10 million, and not all zero.", row=row, column="speeds")
+    if not all(0 <= speed < 1e7 for speed in speeds):
+        raise fault(path, "speeds are samples per second, from 0 to 10 million.", row=row, column="speeds")
     run = f"{model}/{kvstore}/{total}/{servers}s/{workers}w/{row}"
     rate = sum(speeds)
     extras = json_text({"speeds_samples_per_second": speeds, "total_batch_size": total})
@@ -81,8 +103,10 @@ def _row(line: _Line, path: Path, row: int) -> tuple[dict[str, Any], dict[str, A
 
 SOURCE = Source(
     summary="training speeds of MXNet jobs over numbers of servers and workers",
-    of="pengyanghua/DL2 @ 809e2f50e751823add5c50f1c4fffb2aa30ee823",
+    repository="pengyanghua/DL2",
+    commit="809e2f50e751823add5c50f1c4fffb2aa30ee823",
     licence="none stated: fetch the data yourself, and do not pass it on",
     cite="Peng et al., DL2",
     read=read,
+    files=(RemoteFile("config_speed.txt"),),
 )

@@ -15,7 +15,7 @@ from pathlib import Path
 import polars as pl
 
 from traces.foreign import read_csv
-from traces.importers.source import Imported, Source, find_files, nothing_to_import, table
+from traces.importers.source import Imported, RemoteFile, Source, find_files, nothing_to_import, table
 from traces.plausible import Column, TableRules, fault
 
 __all__ = ["SOURCE", "read"]
@@ -134,8 +134,17 @@ def _checked(frame: pl.DataFrame, path: Path, steps: str) -> pl.DataFrame:
 
 SOURCE = Source(
     summary="TensorFlow PS runs over splits of 36 machines and thread pools: steps, seconds, losses",
-    of="MLSysTune/MLSysTune @ 82fbeadb64a476a6d37afc7f34bd29ca2627740e",
+    repository="MLSysTune/MLSysTune",
+    commit="82fbeadb64a476a6d37afc7f34bd29ca2627740e",
+    folder="test/bo_test",
     licence="none stated: do not pass the data on",
     cite="MLSysTune/MLSysTune (test/bo_test)",
     read=read,
+    files=(
+        RemoteFile("cnn_testing_data_for_bo_with_progress.csv"),
+        RemoteFile("cnn_testing_result.csv"),
+        RemoteFile("inception_testing_data_for_bo_with_progress.csv"),
+        RemoteFile("lr_testing_data_for_bo_with_progress.csv"),
+        RemoteFile("svm_testing_data_for_bo_with_progress.csv"),
+    ),
 )

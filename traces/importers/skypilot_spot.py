@@ -80,7 +80,8 @@ def _events(run: str, counts: list[int], gap: int) -> Iterator[dict[str, Any]]:
 
 SOURCE = Source(
     summary="how many spot instances were up in zones of AWS and GCP, 2 to 45 days",
-    of="skypilot-org/spot-traces @ 221da1ab9bdfe7966da296265d7694d52dc0c5a6",
+    repository="skypilot-org/spot-traces",
+    commit="221da1ab9bdfe7966da296265d7694d52dc0c5a6",
     licence="none stated: fetch the data yourself, and do not pass it on",
     cite="Wu et al., Can't Be Late, NSDI'24",
     read=read,

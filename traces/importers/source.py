@@ -13,7 +13,16 @@ import polars as pl
 from traces.plausible import fault
 from traces.schema import TRACE
 
-__all__ = ["Imported", "Source", "find_files", "json_text", "nothing_to_import", "table", "without_duplicates"]
+__all__ = [
+    "Imported",
+    "RemoteFile",
+    "Source",
+    "find_files",
+    "json_text",
+    "nothing_to_import",
+    "table",
+    "without_duplicates",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +31,45 @@ class Imported:
 
     tables: Mapping[str, pl.DataFrame]
     inputs: tuple[Path, ...]
+    left_out: str = ""  # a sentence about rows of another kind that the files also have; "" if there are none
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """The number of rows of each table."""
+        return {name: frame.height for name, frame in self.tables.items()}
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of a source's repository that `harness trace fetch` downloads."""
+
+    path: str  # in the source's folder of the repository, at its commit
+    sha256: str = ""  # of its bytes; "": not known to us, so that the user must confirm the one that was downloaded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A public recording: its importer, licence and citation."""
+    """A public recording: where it is, its licence and citation, and its importer."""
 
     summary: str  # one line for lists
-    of: str  # repository and commit of the format
+    repository: str  # owner/name on GitHub
+    commit: str  # 40 hexadecimal digits; the format is that of this commit
+    folder: str = ""  # of the recording in the repository; "" is its root
     licence: str
     cite: str
     read: Callable[[Path], Imported]  # reads a file or a folder; raises TraceError if it is not in this format
+    files: tuple[RemoteFile, ...] = ()  # (): to be fetched by hand, see `size`
+    size: str = "size not known"  # of the files that the importer reads, for people
+
+    @property
+    def of(self) -> str:
+        """Repository, commit and folder, as a trace's origin names them."""
+        return f"{self.repository} @ {self.commit}" + (f" ({self.folder})" if self.folder else "")
+
+    @property
+    def address(self) -> str:
+        """The page of the recording at its commit."""
+        return f"https://github.com/{self.repository}/tree/{self.commit}" + (f"/{self.folder}" if self.folder else "")
 
 
 def table(name: str, rows: Iterable[Mapping[str, Any]] | pl.DataFrame) -> pl.DataFrame:

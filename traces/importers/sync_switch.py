@@ -6,7 +6,9 @@ of one worker in ASP. Folders are named after the schedule, ``b10-a90-run1``, ``
 in the first mode, then in the second. Also reads loss.parquet, accuracy.parquet, runs.csv and job_phases.csv, the same runs
 in tables, with the mode of every record and the duration of switches. Seconds count from a run's first record of loss.
 Servers share the workers' machines. Batch sizes are from the source's notes, 128 per worker for CIFAR-10 and, by its counts
-of steps, 64 for CIFAR-100; notes on single runs say from which step on all workers together had another batch size.
+of steps, 64 for CIFAR-100; notes on single runs say up to which step all workers together had which batch size in BSP, and
+which one after it. The option ``bsp_percent`` of a setting is the share of the samples that a run trains in BSP before it
+switches to ASP for the rest; runs with another schedule do not have it.
 """
 
 from __future__ import annotations
@@ -83,8 +85,13 @@ _BSP_STEPS = {"cifar10": 8_000, "cifar100": 16_000}
 _BATCH = {"cifar10": 128, "cifar100": 64}
 """Batch size of one worker."""
 
-_OTHER_BATCH = r"BSP (?:total batch )?\d+(?: \([^)]*\))? to step (?<step>\d+), then (?<batch>\d+)"
-"""In the note on a run: the last step with the usual batch size, and the batch size of all workers together after it."""
+_OTHER_BATCH = (
+    r"BSP (?:total batch )?(?<first>\d+)(?: \([^)]*\))? to step (?<step>\d+), then (?:(?:total batch )?(?<batch>\d+)|ASP)"
+)
+"""In the note on a run: the batch size of all workers together up to a step, and after it; in ASP the usual one follows."""
+
+_BSP_FIRST = r"^BSP(?:(?<share>\d+(?:\.\d+)?)-ASP\d+(?:\.\d+)?)?$"
+"""A schedule that trains this percentage of the samples in BSP and the rest in ASP; without a number, all of them."""
 
 _SCHEDULE = re.compile(
     r"(?:(?P<only>asp|bsp)|(?P<first>[ab]?)(?P<share>\d{1,2}?)(?:[-_](?P<second>[ab]?)|(?=\d\d(?:[-_]|$)))(?P<rest>\d{1,2}))"
@@ -213,21 +220,32 @@ def _settings(loss: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
     """The settings of each run: a row at its start, and where the mode or the batch size changes."""
     other = pl.col("variant").str.extract_groups(_OTHER_BATCH)
     usual = pl.col("dataset").replace_strict(_BATCH, default=None, return_dtype=_WHOLE)
+    first, then = (_each(other.struct.field(name)) for name in ("first", "batch"))
+    share = pl.col("schedule").str.extract_groups(_BSP_FIRST).struct.field("share").cast(_FLOAT)
+    percent = pl.when(schedule="BSP").then(100.0).when(schedule="ASP").then(0.0).otherwise(share)
     noted = runs.select(
         "run_id", "n_workers", usual=usual,
         from_step=other.struct.field("step").cast(_WHOLE),
-        then=other.struct.field("batch").cast(_WHOLE) // pl.col("n_workers"),
+        first=first, then=pl.when(other.struct.field("batch").is_null()).then(usual).otherwise(then),
+        bsp_percent=percent,
     )  # fmt: skip
     later = pl.col("step") > pl.col("from_step")
     known = loss.join(noted, on="run_id", how="left", maintain_order="left").with_columns(
-        batch_size=pl.when(later).then("then").otherwise("usual")
+        batch_size=pl.when(later).then("then").when(pl.col("from_step").is_not_null()).then("first").otherwise("usual")
     )
     changed = pl.struct("policy", "batch_size").rle_id().over("run_id")
     begun = known.group_by("run_id", changed.alias("index"), maintain_order=True).first()
+    percent = pl.concat_str(pl.lit('{"bsp_percent": '), pl.col("bsp_percent"), pl.lit(', "servers_share_nodes": true}'))
     return begun.select(
         "policy", "batch_size", run="run_id", seconds="wall_s", workers="n_workers", servers="n_workers",
-        options=pl.lit(json_text({"servers_share_nodes": True})),
+        options=pl.coalesce(percent, pl.lit(json_text({"servers_share_nodes": True}))),
     )  # fmt: skip
+
+
+def _each(total: pl.Expr) -> pl.Expr:
+    """The batch size of one worker; null where the total cannot be divided among them."""
+    whole = total.cast(_WHOLE)
+    return pl.when(whole % pl.col("n_workers") == 0).then(whole // pl.col("n_workers"))
 
 
 def _switches(begun: pl.DataFrame, phases: pl.DataFrame) -> list[dict[str, Any]]:
@@ -246,7 +264,9 @@ def _switches(begun: pl.DataFrame, phases: pl.DataFrame) -> list[dict[str, Any]]
 
 SOURCE = Source(
     summary="TensorFlow PS runs in BSP, in ASP, and switching: steps, losses, accuracies, switches",
-    of="cake-lab/Sync-Switch @ 09af0864c3d8745803a4b9c88ccf333eec4101b7 (data)",
+    repository="cake-lab/Sync-Switch",
+    commit="09af0864c3d8745803a4b9c88ccf333eec4101b7",
+    folder="data",
     licence="Apache-2.0; files are changed by this import",
     cite="Li, Mangoubi, Xu, Guo, Sync-Switch, ICDCS'21",
     read=read,

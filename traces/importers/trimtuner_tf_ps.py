@@ -13,7 +13,7 @@ from pathlib import Path
 import polars as pl
 
 from traces.foreign import read_csv, read_parquet
-from traces.importers.source import Imported, Source, find_files, nothing_to_import, table
+from traces.importers.source import Imported, RemoteFile, Source, find_files, nothing_to_import, table
 from traces.plausible import Column, TableRules
 
 __all__ = ["SOURCE", "read"]
@@ -99,8 +99,14 @@ def _raw(path: Path) -> pl.DataFrame:
 
 SOURCE = Source(
     summary="2,880 settings of TensorFlow PS runs on AWS: seconds, accuracy, cost",
-    of="pedrogbmendes/TrimTuner @ a9dec1f1ac610e6ec6d54cfaf5f9c93bc4f80f97 (dataset_NN_Tensorflow)",
+    repository="pedrogbmendes/TrimTuner",
+    commit="a9dec1f1ac610e6ec6d54cfaf5f9c93bc4f80f97",
+    folder="dataset_NN_Tensorflow",
     licence="MIT, Copyright (c) 2020 TrimTuner",
     cite="Mendes et al., TrimTuner",
     read=read,
+    files=(
+        RemoteFile("cnn.csv"),
+        RemoteFile("rnn.csv"),
+    ),
 )

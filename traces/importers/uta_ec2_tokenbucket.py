@@ -19,7 +19,7 @@ import polars as pl
 from numpy.typing import ArrayLike
 
 from traces.foreign import read_parquet, text_of
-from traces.importers.source import Imported, Source, find_files, json_text, nothing_to_import, table
+from traces.importers.source import Imported, RemoteFile, Source, find_files, json_text, nothing_to_import, table
 from traces.plausible import Column, TableRules, fault
 
 __all__ = ["SOURCE", "MeasuredBucket", "read", "token_bucket"]
@@ -162,8 +162,11 @@ def _tables(frame: pl.DataFrame, buckets: dict[str, tuple[float, float, float]])
 
 SOURCE = Source(
     summary="bandwidth between two EC2 machines until it is throttled, 40 runs on c5",
-    of="alexandru-uta/cloud_network_variability_data @ bd2b03c9e5716a27f75a9099ee74a6748c3fe9be",
+    repository="alexandru-uta/cloud_network_variability_data",
+    commit="bd2b03c9e5716a27f75a9099ee74a6748c3fe9be",
     licence="Apache-2.0",
     cite="Uta et al., Is Big Data Performance Reproducible in Modern Cloud Networks?, NSDI'20",
     read=read,
+    files=(RemoteFile("token_bucket_study.tar.bz2"),),
+    size="258 kB",
 )

@@ -15,27 +15,38 @@ from typing import Any, Literal
 import optuna
 
 from tuners.actions import Job, Tuner
+from tuners.applicability import nothing_to_tune_if
+from tuners.factory_options import Count
 from tuners.search.epochs import Course, TrainedBranch, drop, fork, train_on
-from tuners.search.tunables import Convention, Which, tunables
+from tuners.search.tunables import Convention, Which, no_tunable_is_free, tunables
 
 __all__ = ["asha"]
 
 _REFUSALS = 3  # of forks in a row, after which it stops
 
 
+@nothing_to_tune_if(no_tunable_is_free)
 def asha(
     job: Job,
     *,
     tuned: Which = "all",
     momentum: Convention = "heavy_ball",
     pruner: Literal["asha", "median"] = "asha",
-    plateau_epochs: int = 5,
+    plateau_epochs: Count = 5,
 ) -> Tuner:
-    """Train settings, and prune them, without end. A job without a free tunable, or without losses, just runs."""
+    """Train settings, and prune them, without end. A job without a free tunable, or without losses, just runs.
+
+    Args:
+        job: what is tuned.
+        tuned: all free tunables, or the learning rate alone.
+        momentum: the convention of rate and momentum in the searched space (see `tuners.search.tunables`).
+        pruner: asynchronous successive halving, or the median rule.
+        plateau_epochs: epochs without improvement after which a training has reached its plateau.
+    """
     if plateau_epochs < 1:
         raise ValueError(f"Cannot train to a plateau of {plateau_epochs} epochs: give at least 1.")
     what = tunables(job, tuned, convention=momentum)
-    if not what.space.knobs or job.target.counts:
+    if no_tunable_is_free(job, tuned):
         return
     study, distributions = _study(job, pruner), what.space.to_optuna()
     best: Course | None = None

@@ -18,6 +18,7 @@ from statistics import fmean
 import numpy as np
 
 from tuners.actions import Job, Reconfigure, Rejected, Setting, Tuner, TunerFactory
+from tuners.factory_options import Count, Whole
 
 __all__ = ["best_fixed", "candidates", "choose", "fixed_at"]
 
@@ -68,10 +69,15 @@ def fixed_at(setting: Setting) -> TunerFactory:
     return tuner
 
 
-def best_fixed(job: Job, *, index: int = 0, count: int = 20) -> Tuner:
+def best_fixed(job: Job, *, index: Whole = 0, count: Count = 20) -> Tuner:
     """Candidate number `index` as a tuner that reconfigures to it, for systems that cannot start under it.
 
     Raises ValueError for an index beyond the candidates.
+
+    Args:
+        job: what is tuned.
+        index: number of the candidate.
+        count: number of candidates, the start setting among them.
     """
     settings = candidates(job, count=count)
     if not 0 <= index < len(settings):

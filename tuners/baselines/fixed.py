@@ -2,8 +2,9 @@
 
 `fixed` is the denominator of every ratio in a report. The policies are those of Valiant 1990 (BSP), Ho et al. 2013 (SSP) and
 Zhao et al. 2019 (DSSP). Where the scenario leaves the policy free, these tuners reconfigure to it once, at the cost that the
-system charges; else they install it. Policies that no setting can name are always installed: those of Dutta et al. 2018
-(K-sync and its relatives), Chen et al. 2016 (backup workers) and Li et al. 2021 (Sync-Switch).
+system charges. A policy outside of the space is installed, where the scenario allows that: one with another bound, and those
+of Dutta et al. 2018 (K-sync and its relatives), Chen et al. 2016 (backup workers) and Li et al. 2021 (Sync-Switch). Where
+the scenario holds the policy, they have nothing to tune.
 """
 
 from __future__ import annotations
@@ -11,12 +12,51 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tuners import policies
 from tuners.actions import Action, Install, Job, Reconfigure, Rejected, Setting, SyncPolicy, Tuner
+from tuners.applicability import nothing_to_tune_if, policy_cannot_be_installed
+from tuners.factory_options import Share, Whole
 
-__all__ = ["asp", "backup_workers", "bsp", "dssp", "fixed", "k_async", "k_batch_sync", "k_sync", "ssp", "sync_switch"]
+__all__ = [
+    "asp",
+    "backup_workers",
+    "bsp",
+    "dssp",
+    "fixed",
+    "k_async",
+    "k_batch_sync",
+    "k_sync",
+    "ssp",
+    "sync_switch",
+]
+
+
+def _nothing_to_set(job: Job, policy: str) -> str:
+    return _nothing_to_change(job, replace(job.start, policy=policy))
+
+
+def _nothing_to_set_for_ssp(job: Job, staleness: int = 3) -> str:
+    return _nothing_to_change(job, replace(job.start, policy="ssp", staleness=staleness))
+
+
+def _nothing_to_set_for_dssp(job: Job, low: int = 3, high: int = 15) -> str:
+    same = policies.named("dssp", low).name == policies.dssp(low, high).name
+    named = replace(job.start, policy="dssp", staleness=low)
+    return _nothing_to_change(job, named) if same else policy_cannot_be_installed(job)
+
+
+def _nothing_to_change(job: Job, wanted: Setting) -> str:
+    """Why a tuner that wants a job under a named policy has nothing to tune, or ""."""
+    if wanted == job.start:
+        return f"The job starts with {wanted.policy!r} already."
+    try:
+        job.space.check(wanted)
+    except Rejected:
+        return policy_cannot_be_installed(job)
+    return ""
 
 
 def fixed(job: Job) -> Tuner:
@@ -25,23 +65,38 @@ def fixed(job: Job) -> Tuner:
     yield from ()
 
 
+@nothing_to_tune_if(partial(_nothing_to_set, policy="bsp"))
 def bsp(job: Job) -> Tuner:
     """All workers wait for each other after every mini-batch."""
     yield from _under(replace(job.start, policy="bsp"), policies.bsp(), job)
 
 
+@nothing_to_tune_if(partial(_nothing_to_set, policy="asp"))
 def asp(job: Job) -> Tuner:
     """No worker waits."""
     yield from _under(replace(job.start, policy="asp"), policies.asp(), job)
 
 
-def ssp(job: Job, *, staleness: int = 3) -> Tuner:
-    """No worker runs more than `staleness` clocks ahead of the slowest (Ho et al.): 0 is BSP."""
+@nothing_to_tune_if(_nothing_to_set_for_ssp)
+def ssp(job: Job, *, staleness: Whole = 3) -> Tuner:
+    """No worker runs more than `staleness` clocks ahead of the slowest (Ho et al.): 0 is BSP.
+
+    Args:
+        job: what is run.
+        staleness: the bound s, in clocks.
+    """
     yield from _under(replace(job.start, policy="ssp", staleness=staleness), policies.ssp(staleness), job)
 
 
-def dssp(job: Job, *, low: int = 3, high: int = 15) -> Tuner:
-    """The bound varies within [`low`, `high`]; the defaults are Zhao et al.'s s_L = 3 and range 12."""
+@nothing_to_tune_if(_nothing_to_set_for_dssp)
+def dssp(job: Job, *, low: Whole = 3, high: Whole = 15) -> Tuner:
+    """The bound varies within [`low`, `high`]; the defaults are Zhao et al.'s s_L = 3 and range 12.
+
+    Args:
+        job: what is run.
+        low: the least bound, in clocks.
+        high: the largest bound, in clocks.
+    """
     wanted = policies.dssp(low, high)
     named = replace(job.start, policy="dssp", staleness=low)
     # A setting names only the lower bound; another range has to be installed.
@@ -49,28 +104,58 @@ def dssp(job: Job, *, low: int = 3, high: int = 15) -> Tuner:
     yield from _under(named if same else None, wanted, job)
 
 
-def k_sync(job: Job, *, share: float = 0.7) -> Tuner:
-    """A round ends when `share` of the workers have pushed; the others abandon their mini-batch, and all start anew."""
+@nothing_to_tune_if(policy_cannot_be_installed)
+def k_sync(job: Job, *, share: Share = 0.7) -> Tuner:
+    """A round ends when `share` of the workers have pushed; the others abandon their mini-batch, and all start anew.
+
+    Args:
+        job: what is run.
+        share: of the workers, those that a round waits for.
+    """
     yield from _under(None, policies.k_sync(_count(job, share)), job)
 
 
-def k_batch_sync(job: Job, *, share: float = 0.7) -> Tuner:
-    """A round ends after as many pushes as `share` of the workers; one worker may push several times."""
+@nothing_to_tune_if(policy_cannot_be_installed)
+def k_batch_sync(job: Job, *, share: Share = 0.7) -> Tuner:
+    """A round ends after as many pushes as `share` of the workers; one worker may push several times.
+
+    Args:
+        job: what is run.
+        share: of the workers, those that a round waits for.
+    """
     yield from _under(None, policies.k_batch_sync(_count(job, share)), job)
 
 
-def k_async(job: Job, *, share: float = 0.7) -> Tuner:
-    """A worker that has pushed waits until `share` of the workers have; none abandons its mini-batch."""
+@nothing_to_tune_if(policy_cannot_be_installed)
+def k_async(job: Job, *, share: Share = 0.7) -> Tuner:
+    """A worker that has pushed waits until `share` of the workers have; none abandons its mini-batch.
+
+    Args:
+        job: what is run.
+        share: of the workers, those that a round waits for.
+    """
     yield from _under(None, policies.k_async(_count(job, share)), job)
 
 
-def backup_workers(job: Job, *, share: float = 0.7) -> Tuner:
-    """A round ends when `share` of the workers have pushed; later gradients of the round are dropped."""
+@nothing_to_tune_if(policy_cannot_be_installed)
+def backup_workers(job: Job, *, share: Share = 0.7) -> Tuner:
+    """A round ends when `share` of the workers have pushed; later gradients of the round are dropped.
+
+    Args:
+        job: what is run.
+        share: of the workers, those that a round waits for.
+    """
     yield from _under(None, policies.backup_workers(_count(job, share)), job)
 
 
-def sync_switch(job: Job, *, clocks: int = 100) -> Tuner:
-    """BSP for the first `clocks` pushes, then ASP. The paper finds the number by trials, for jobs that recur."""
+@nothing_to_tune_if(policy_cannot_be_installed)
+def sync_switch(job: Job, *, clocks: Whole = 100) -> Tuner:
+    """BSP for the first `clocks` pushes, then ASP. The paper finds the number by trials, for jobs that recur.
+
+    Args:
+        job: what is run.
+        clocks: pushes under BSP.
+    """
     yield from _under(None, policies.sync_switch(clocks), job)
 
 

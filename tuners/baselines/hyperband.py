@@ -19,8 +19,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tuners.actions import Action, Job, Tuner
+from tuners.applicability import nothing_to_tune_if
+from tuners.factory_options import Count
 from tuners.search.epochs import Course, TrainedBranch, drop, fork, train_on
-from tuners.search.tunables import Convention, Tunables, Which, tunables
+from tuners.search.tunables import Convention, Tunables, Which, no_tunable_is_free, tunables
 
 __all__ = ["Bracket", "Schedule", "brackets", "hyperband"]
 
@@ -34,19 +36,28 @@ class Bracket(NamedTuple):
     epochs: tuple[int, ...]  # of a setting in all, at the end of each stage
 
 
+@nothing_to_tune_if(no_tunable_is_free)
 def hyperband(
     job: Job,
     *,
     tuned: Which = "all",
     momentum: Convention = "heavy_ball",
     schedule: Schedule = "measured",
-    plateau_epochs: int = 5,
+    plateau_epochs: Count = 5,
 ) -> Tuner:
-    """Halve random settings, without end. A job without a free tunable, or without losses, just runs."""
+    """Halve random settings, without end. A job without a free tunable, or without losses, just runs.
+
+    Args:
+        job: what is tuned.
+        tuned: all free tunables, or the learning rate alone.
+        momentum: the convention of rate and momentum in the searched space (see `tuners.search.tunables`).
+        schedule: the brackets of MLtuner's public code, or those of Hyperband's paper.
+        plateau_epochs: epochs without improvement after which a training has reached its plateau.
+    """
     if plateau_epochs < 1:
         raise ValueError(f"Cannot train to a plateau of {plateau_epochs} epochs: give at least 1.")
     what = tunables(job, tuned, convention=momentum)
-    if not what.space.knobs or job.target.counts:
+    if no_tunable_is_free(job, tuned):
         return
     rng = np.random.default_rng(job.seed)
     for bracket in brackets(schedule):

@@ -12,14 +12,23 @@ import numpy as np
 
 from tuners.actions import Job, Scalar, Tuner
 from tuners.adapters import from_ask_tell
+from tuners.applicability import no_knob_is_free, nothing_to_tune_if
+from tuners.factory_options import Count, Share
 
 __all__ = ["random_search"]
 
 
-def random_search(job: Job, *, trials: int = 12, share: float = 0.1, clocks: int | None = None) -> Tuner:
+@nothing_to_tune_if(no_knob_is_free)
+def random_search(job: Job, *, trials: Count = 12, share: Share = 0.1, clocks: Count | None = None) -> Tuner:
     """Draw up to `trials` settings, every knob independently, and try them within `share` of the job's budget.
 
     Each trial takes the same time, or so many `clocks` where that is given.
+
+    Args:
+        job: what is tuned.
+        trials: trials at the most, besides the start setting.
+        share: of the job's budget, for all trials together.
+        clocks: pushes per trial; by default all trials take the same time.
     """
     return from_ask_tell(_Draws, trials=trials, share=share, clocks=clocks)(job)
 

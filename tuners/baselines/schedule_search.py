@@ -18,9 +18,11 @@ import numpy as np
 from cmaes import CMA
 
 from tuners.actions import Action, Job, Reconfigure, Rejected, Run, Scalar, Setting, Tuner, Window
+from tuners.applicability import nothing_to_tune_if
 from tuners.baselines.bandit import Bandit
-from tuners.bespoke_bo.schedules import MeasuredSchedule, devices, evenly, is_free, measure, setting
+from tuners.bespoke_bo.schedules import MeasuredSchedule, Schedule, devices, evenly, measure, schedule_is_held, setting
 from tuners.bo_online.surrogate import Encoding
+from tuners.factory_options import Count
 from tuners.search.searchers import Point, Searcher, searcher
 from tuners.settings import Space
 
@@ -29,30 +31,55 @@ __all__ = ["Evolution", "schedule_search", "uniform_devices", "uniform_gpus"]
 _REFUSED = 10  # proposals in a row that cannot be run, after which the search stops
 
 
+def _uniform_is_held(job: Job) -> str:
+    if reason := schedule_is_held(job):
+        return reason
+    return "The job starts with this schedule already." if setting(job, _on_all(job)) == job.start else ""
+
+
+def _no_gpu(job: Job) -> str:
+    return schedule_is_held(job) or ("" if _gpus(job) else "No machine has a GPU here.")
+
+
+def _on_all(job: Job) -> Schedule:
+    return evenly(job, devices(job))
+
+
+def _gpus(job: Job) -> list[tuple[int, int]]:
+    return [(i, d) for i, d in devices(job) if job.nodes[i].devices[d] == "gpu"]
+
+
+@nothing_to_tune_if(_uniform_is_held)
 def uniform_devices(job: Job) -> Tuner:
     """Share the batch out evenly among all devices."""
-    if is_free(job):
-        yield from _stay(setting(job, evenly(job, devices(job))), job.start)
+    if not schedule_is_held(job):
+        yield from _stay(setting(job, _on_all(job)), job.start)
 
 
+@nothing_to_tune_if(_no_gpu)
 def uniform_gpus(job: Job) -> Tuner:
     """Share the batch out evenly among the GPUs; a job without GPUs keeps its start setting."""
-    gpus = [(i, d) for i, d in devices(job) if job.nodes[i].devices[d] == "gpu"] if is_free(job) else []
-    if gpus:
-        yield from _stay(setting(job, evenly(job, gpus)), job.start)
+    if not _no_gpu(job):
+        yield from _stay(setting(job, evenly(job, _gpus(job))), job.start)
 
 
+@nothing_to_tune_if(schedule_is_held)
 def schedule_search(
-    job: Job, *, kind: Literal["bandit", "gp", "cmaes", "tpe", "random"] = "bandit", evaluations: int = 30
+    job: Job, *, kind: Literal["bandit", "gp", "cmaes", "tpe", "random"] = "bandit", evaluations: Count = 30
 ) -> Tuner:
     """Try so many schedules on the running job, its start first, then keep the best that can still be run.
 
     Raises ValueError for an unknown kind, and for fewer than one evaluation.
+
+    Args:
+        job: what is tuned.
+        kind: a bandit over techniques, a Gaussian process, CMA-ES, a Parzen estimator, or at random.
+        evaluations: schedules that are measured, the start among them.
     """
     if evaluations < 1:
         raise ValueError(f"Cannot search with {evaluations} evaluations: give at least 1.")
     made = _searcher(job, kind)
-    if is_free(job):
+    if not schedule_is_held(job):
         yield from _explored(job, made, evaluations)
 
 

@@ -10,28 +10,39 @@ best five peaks differ by less than 10 %, as in the paper's second comparison, a
 from __future__ import annotations
 
 from tuners.actions import Job, Tuner
+from tuners.applicability import nothing_to_tune_if
+from tuners.factory_options import Count
 from tuners.search.epochs import Course, TrainedBranch, drop, fork, score, train_on
 from tuners.search.searchers import searcher
-from tuners.search.tunables import Convention, Which, tunables
+from tuners.search.tunables import Convention, Which, no_tunable_is_free, tunables
 
 __all__ = ["spearmint"]
 
 _REFUSALS = 3  # of forks in a row, after which it stops
 
 
+@nothing_to_tune_if(no_tunable_is_free)
 def spearmint(
     job: Job,
     *,
     tuned: Which = "all",
     momentum: Convention = "heavy_ball",
-    plateau_epochs: int = 5,
+    plateau_epochs: Count = 5,
     stops: bool = False,
 ) -> Tuner:
-    """Train one setting after the other to completion. A job without a free tunable, or without losses, just runs."""
+    """Train one setting after the other to completion. A job without a free tunable, or without losses, just runs.
+
+    Args:
+        job: what is tuned.
+        tuned: all free tunables, or the learning rate alone.
+        momentum: the convention of rate and momentum in the searched space (see `tuners.search.tunables`).
+        plateau_epochs: epochs without improvement after which a training has reached its plateau.
+        stops: whether to stop when the best five peaks differ by less than 10 %.
+    """
     if plateau_epochs < 1:
         raise ValueError(f"Cannot train to a plateau of {plateau_epochs} epochs: give at least 1.")
     what = tunables(job, tuned, convention=momentum)
-    if not what.space.knobs or job.target.counts:
+    if no_tunable_is_free(job, tuned):
         return
     search = searcher("gp", what.space, (job.seed,), stops=stops)
     best: Course | None = None

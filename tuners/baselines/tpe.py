@@ -13,14 +13,24 @@ import optuna
 
 from tuners.actions import Job, Scalar, Tuner
 from tuners.adapters import from_ask_tell
+from tuners.applicability import no_knob_is_free, nothing_to_tune_if
+from tuners.factory_options import Count, Share, Whole
 
 __all__ = ["tpe"]
 
 
-def tpe(job: Job, *, trials: int = 12, share: float = 0.1, clocks: int | None = None, startup: int = 5) -> Tuner:
+@nothing_to_tune_if(no_knob_is_free)
+def tpe(job: Job, *, trials: Count = 12, share: Share = 0.1, clocks: Count | None = None, startup: Whole = 5) -> Tuner:
     """Try up to `trials` settings, the first `startup` of them random, within `share` of the job's budget.
 
     Each trial takes the same time, or so many `clocks` where that is given.
+
+    Args:
+        job: what is tuned.
+        trials: trials at the most, besides the start setting.
+        share: of the job's budget, for all trials together.
+        clocks: pushes per trial; by default all trials take the same time.
+        startup: random trials before the estimator proposes.
     """
     return from_ask_tell(lambda j: _Study(j, startup), trials=trials, share=share, clocks=clocks)(job)
 

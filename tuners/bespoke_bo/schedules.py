@@ -15,7 +15,18 @@ import numpy as np
 from tuners.actions import Action, Cost, Evaluation, Job, Reconfigure, Rejected, Run, Setting, Window
 from tuners.settings import Real, shared_out
 
-__all__ = ["MeasuredSchedule", "Schedule", "batch", "devices", "evenly", "is_free", "measure", "schedule", "setting"]
+__all__ = [
+    "MeasuredSchedule",
+    "Schedule",
+    "batch",
+    "devices",
+    "evenly",
+    "is_free",
+    "measure",
+    "schedule",
+    "schedule_is_held",
+    "setting",
+]
 
 
 class Schedule(NamedTuple):
@@ -46,6 +57,18 @@ class MeasuredSchedule:
 def is_free(job: Job) -> bool:
     """Whether the schedule of this job is free: synchronous, with free roles, and free loads that sum to one batch."""
     return job.start.policy == "bsp" and job.space.frees("role") and batch(job) > 0
+
+
+def schedule_is_held(job: Job) -> str:
+    """Why a tuner of schedules has nothing to tune in `job`, or ""."""
+    if is_free(job):
+        return ""
+    missing = [
+        *([] if job.start.policy == "bsp" else ["it does not start with 'bsp'"]),
+        *([] if job.space.frees("role") else ["roles of machines are not free"]),
+        *([] if batch(job) > 0 else ["loads that share out one batch are not free"]),
+    ]
+    return f"This job has no schedule to tune: {', '.join(missing)}."
 
 
 def batch(job: Job) -> int:

@@ -32,13 +32,15 @@ from typing import Any, Literal
 import numpy as np
 
 from tuners.actions import Action, Evaluation, Job, Reconfigure, Rejected, Run, Setting, Tuner, Window
+from tuners.applicability import nothing_to_tune_if
 from tuners.bespoke_bo.draws import Draws
 from tuners.bespoke_bo.grouped_cluster import BOTH, SERVER, WORKER, GroupedCluster
 from tuners.bespoke_bo.model import IterationModel, Observed
 from tuners.bespoke_bo.numeric import Candidate, Numeric, candidates
-from tuners.bespoke_bo.schedules import MeasuredSchedule, Schedule, batch, is_free, measure, setting
+from tuners.bespoke_bo.schedules import MeasuredSchedule, Schedule, batch, measure, schedule_is_held, setting
 from tuners.bespoke_bo.smc import Inference
 from tuners.bespoke_bo.stopping import JobCourse, worthwhile
+from tuners.factory_options import Count, Whole
 from tuners.settings import shared_out
 
 __all__ = ["bespoke_bo", "candidate_setting", "observed", "proportional"]
@@ -48,15 +50,16 @@ _ALIKE = 0.03  # relative difference of loads that counts as none
 _WATCH = 10  # iterations between two checks of the cluster
 
 
+@nothing_to_tune_if(schedule_is_held)
 def bespoke_bo(
     job: Job,
     *,
-    evaluations: int = 10,
-    rechecks: int = 3,
-    iterations: int = 20,
-    counted: int = 10,
-    draws: int = 128,
-    particles: int = 256,
+    evaluations: Count = 10,
+    rechecks: Whole = 3,
+    iterations: Count = 20,
+    counted: Count = 10,
+    draws: Count = 128,
+    particles: Count = 256,
     inference: Inference = "smc",
     communication: Literal["overlapping", "as_printed"] = "overlapping",
     device_draws: Literal["joint", "as_published_code"] = "joint",
@@ -86,7 +89,7 @@ def bespoke_bo(
             f"Cannot tune with evaluations={evaluations}, rechecks={rechecks}, draws={draws}, particles={particles}: "
             "give at least 1 of each, and no less than 0 rechecks."
         )
-    if not is_free(job):
+    if schedule_is_held(job):
         return
     overlap = communication == "overlapping"
     model = IterationModel(GroupedCluster.of(job), job.seed, inference=inference, particles=particles, overlap=overlap)

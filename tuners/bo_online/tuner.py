@@ -54,6 +54,7 @@ from numpy.typing import NDArray
 from scipy.stats import qmc
 
 from tuners.actions import Action, Evaluation, Job, Method, Reconfigure, Rejected, Run, Setting, Space, Tuner, Window
+from tuners.applicability import nothing_to_tune_if
 from tuners.bo_online.convergence import Estimator, Segment
 from tuners.bo_online.costs import PastReconfiguration, change_seconds, techniques
 from tuners.bo_online.repository import Observations, Repeats, Stretch, contiguous, threshold, triples
@@ -66,6 +67,7 @@ from tuners.bo_online.surrogate import (
     lower_bound,
     probability,
 )
+from tuners.factory_options import AboveZero, Count
 from tuners.settings import Knob
 
 __all__ = [
@@ -104,18 +106,27 @@ _LOOKED_AT = 500  # of the best candidates, for one that the job admits
 _REFIT = 1.1  # growth of the number of observations after which hyper-parameters are fitted again
 
 
+def _no_system_knob_is_free(job: Job, knobs: Literal["system", "all"] = "system") -> str:
+    return "" if _tuned(job, knobs) else f"None of the {'system' if knobs == 'system' else 'tuned'} knobs is free here."
+
+
+def _tuned(job: Job, knobs: Literal["system", "all"]) -> tuple[Knob, ...]:
+    return tuple(k for k in job.space.knobs if knobs == "all" or k.name.partition("/")[0] in _SYSTEM)
+
+
+@nothing_to_tune_if(_no_system_knob_is_free)
 def bo_online(
     job: Job,
     *,
-    settings: int = 10,
-    clocks_per_worker: int | None = None,
+    settings: Count = 10,
+    clocks_per_worker: Count | None = None,
     per: Literal["nodes", "workers"] = "nodes",
-    clocks: int | None = None,
+    clocks: Count | None = None,
     counting: Literal["paper", "code"] = "paper",
     design: Design = "lhs",
     knobs: Literal["system", "all"] = "system",
     couple_threads: bool = True,
-    epsilon: float | None = None,
+    epsilon: AboveZero | None = None,
     estimator: Estimator = _ESTIMATOR,
     repeats: Repeats = "latest",
     state: Literal["before", "last"] = "before",
@@ -133,6 +144,30 @@ def bo_online(
 
     `clocks` fixes a; otherwise a is `clocks_per_worker` (3, or 10 under BSP) times the number of nodes or workers. `method`
     is how the job is reconfigured, where the system has it, else the first method. A job without such knobs just runs.
+
+    Args:
+        job: what is tuned.
+        settings: settings of the initial phase, b.
+        clocks_per_worker: a divided by the number of nodes or workers; by default 3, and 10 under BSP.
+        per: whether a counts pushes per node of the cluster, or per worker of the setting.
+        clocks: a itself, in pushes.
+        counting: whether the start setting is one more than b, or one of them.
+        design: how initial settings are drawn: a Latin hypercube, its cells' centres, or independently.
+        knobs: the knobs of the system, or all that are free.
+        couple_threads: whether threads within and between operations add up to the cores.
+        epsilon: the training loss at which the job is taken to end; by default from the target.
+        estimator: how the remaining iterations are estimated (`tuners.bo_online.convergence.Estimator`).
+        repeats: which triples of one setting count.
+        state: whether a triple has the loss before its setting was used, or the last one.
+        surrogate: the options of the Gaussian process (`tuners.bo_online.surrogate.Surrogate`).
+        acquisition: expected improvement, probability of improvement, or lower confidence bound.
+        incumbent: what an improvement is measured against: the best setting so far, the current one, or the last triple.
+        gate: whether a setting must gain more than the reconfiguration is expected to cost.
+        costs: whether costs are learnt per technique, or as one mean.
+        apart: whether one initial reconfiguration is made in two parts, so that costs can be told apart.
+        pooled: whether the remaining clocks are fitted to the whole job, or to each stretch by itself.
+        careful: whether it spends less on settings that do not pay, see above.
+        method: how the job is reconfigured, where the system has that method.
     """
     if min(settings, *(1 if given is None else given for given in (clocks_per_worker, clocks))) < 1:
         raise ValueError(
@@ -208,7 +243,7 @@ class JobHistory:
         self.rng = np.random.default_rng(job.seed)
         self.setting = job.start
         self.available = tuple(n.name for n in job.nodes)
-        tuned = tuple(k for k in job.space.knobs if knobs == "all" or k.name.partition("/")[0] in _SYSTEM)
+        tuned = _tuned(job, knobs)
         cores = min(n.cores for n in job.nodes)
         self.encoding = Encoding(replace(job.space, knobs=tuned), cores if couple_threads else None)
         self.tried = {self.row(self.setting).tobytes()}  # rows of the initial phase

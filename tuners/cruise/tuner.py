@@ -31,35 +31,45 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
+
+from msgspec import Meta
 
 from tuners.actions import Job, Method, NodeEvent, Reconfigure, Rejected, Run, Setting, Tuner
+from tuners.applicability import nothing_to_tune_if
 from tuners.cruise.monitor import Monitor, remember
 from tuners.cruise.placement import ServerTerm
 from tuners.cruise.split import TIE, CostModel, Roles, Solver, roles
+from tuners.factory_options import Count, NonNegative, Share, Whole
 from tuners.settings import Node
 
 __all__ = ["cruise"]
 
 
+def _roles_are_held(job: Job) -> str:
+    free = job.space.frees("worker_count") or job.space.frees("role")
+    return "" if free else "Neither the number of workers nor the roles of machines are free here."
+
+
+@nothing_to_tune_if(_roles_are_held)
 def cruise(
     job: Job,
     *,
-    gain: float = 0.05,
-    extra_gain: float = 0.0,
+    gain: NonNegative = 0.05,
+    extra_gain: NonNegative = 0.0,
     against: Literal["predicted", "measured"] = "predicted",
     bandwidth: Literal["nic", "measured"] = "nic",
     server_term: ServerTerm = "sum",
     overlap: bool = False,
     round_up: bool = False,
     solver: Solver = "exact",
-    batches: int = 10,
-    warmup: int = 3,
-    resume: int = 1,
-    least: int = 3,
-    forget: float = 0.0,
-    recent: int = 0,
-    newest: float = 0.9,
+    batches: Count = 10,
+    warmup: Whole = 3,
+    resume: Whole = 1,
+    least: Count = 3,
+    forget: Annotated[float, Meta(ge=0, lt=1)] = 0.0,
+    recent: Whole = 0,
+    newest: Share = 0.9,
 ) -> Tuner:
     """Measure, predict, and reconfigure workers, servers and their shares when that gains more than `gain`.
 
@@ -86,7 +96,7 @@ def cruise(
         newest: weight of the newest reading in the memory of a machine's speed, used while it is not a worker.
     """
     _check_solver(solver, overlap=overlap)
-    if not (job.space.frees("worker_count") or job.space.frees("role")):
+    if _roles_are_held(job):
         return
     model = CostModel(
         job=job,

@@ -29,14 +29,18 @@ import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args
+
+from msgspec import Meta
 
 from tuners.actions import Action, Job, Space, Tuner
+from tuners.applicability import nothing_to_tune_if
+from tuners.factory_options import AboveZero, Count, NonNegative, Whole
 from tuners.mltuner.summarizer import Summariser
 from tuners.mltuner.trials import Rules, find, warn_of
 from tuners.search.epochs import TrainedBranch, drop, fork, plateaued, train_epoch, validate
 from tuners.search.searchers import Searcher, SearcherKind, searcher
-from tuners.search.tunables import Convention, Which, tunables
+from tuners.search.tunables import Convention, Which, no_tunable_is_free, tunables
 
 __all__ = ["MakeSearcher", "mltuner"]
 
@@ -46,30 +50,51 @@ MakeSearcher: TypeAlias = Callable[[Space, Sequence[int]], Searcher]
 _SHARE = 0.5  # share of the budget after which the first search begins no further trial
 
 
+@nothing_to_tune_if(no_tunable_is_free)
 def mltuner(
     job: Job,
     *,
     search: SearcherKind | MakeSearcher = "tpe",
     tuned: Which = "all",
     momentum: Convention = "heavy_ball",
-    copies: int = 1,
+    copies: Count = 1,
     initial: bool = True,
     retune: bool | None = None,
-    plateau_epochs: int = 5,
-    most_trials: int = 40,
+    plateau_epochs: Annotated[int, Meta(ge=2)] = 5,
+    most_trials: Count = 40,
     bound: Literal["always", "retune"] = "always",
     snapshot: Literal["best", "none"] = "best",
-    windows: int = 10,
+    windows: Annotated[int, Meta(ge=2)] = 10,
     windows_rule: Literal["equal", "code"] = "equal",
-    diverges: float = 10.0,
-    least_clocks: int = 3,
-    start_clocks: int = 10,
-    decision_seconds: float = 0.0,
+    diverges: AboveZero = 10.0,
+    least_clocks: Count = 3,
+    start_clocks: Whole = 10,
+    decision_seconds: NonNegative = 0.0,
     trial_time: Literal["decided", "branch"] = "decided",
 ) -> Tuner:
     """Tune at the start, train by epochs, and tune again on a plateau, until that no longer helps.
 
     A job without free tunables, or without losses, runs as it is. Raises ValueError for options that are out of range.
+
+    Args:
+        job: what is tuned.
+        search: how settings are proposed: Optuna's Parzen estimator, a Gaussian process, at random, or on a grid.
+        tuned: all free tunables, or the learning rate alone.
+        momentum: the convention of rate and momentum in the searched space (see `tuners.search.tunables`).
+        copies: how often each tunable is in the searched space; copies have no effect (Section 5.6).
+        initial: whether to tune at the start of the job.
+        retune: whether to tune again on a plateau; by default where the target is an accuracy.
+        plateau_epochs: epochs without improvement after which training has converged.
+        most_trials: trials of the first search at the most.
+        bound: whether a trial lasts at most one epoch in every search, or only when tuning again.
+        snapshot: whether the best model so far is kept as a branch, and every search starts from it.
+        windows: windows into which the losses of a trial are averaged, K.
+        windows_rule: exactly K windows, or as many as in the public code.
+        diverges: a trial whose last window is above so many times the starting loss has diverged.
+        least_clocks: clocks of every trial, one push of each worker each.
+        start_clocks: clocks for the loss at the start of a search; 0 compares each trial with its own first window.
+        decision_seconds: first trial time; 0 measures it on the first trial.
+        trial_time: whether later trials last as long as was decided, or as the branch that converged did.
     """
     if plateau_epochs < 2 or min(most_trials, copies, least_clocks) < 1 or min(start_clocks, decision_seconds) < 0:
         raise ValueError(
@@ -80,7 +105,7 @@ def mltuner(
     make = search if callable(search) else _named(search)
     summariser = Summariser(windows=windows, windows_rule=windows_rule, diverges=diverges)
     what = tunables(job, tuned, copies=copies, convention=momentum)
-    if not what.space.knobs or job.target.counts:
+    if no_tunable_is_free(job, tuned):
         return
     training = _Training(job, TrainedBranch(0, job.start), most_trials, snapshot == "best")
     retunes = job.target.metric == "accuracy" if retune is None else retune

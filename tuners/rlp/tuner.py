@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from tuners.actions import Decision, Install, Job, Push, Rejected, SyncPolicy, Tuner
+from tuners.applicability import nothing_to_tune_if, policy_cannot_be_installed
+from tuners.factory_options import NonNegative
 from tuners.rlp.network import (
     FEATURES,
     HISTORY,
@@ -37,10 +39,16 @@ __all__ = ["DECISION_SECONDS", "greedy_policy", "rlp"]
 DECISION_SECONDS = 0.0115
 
 
-def rlp(job: Job, *, policy: str = "", decision_seconds: float = DECISION_SECONDS) -> Tuner:
+@nothing_to_tune_if(policy_cannot_be_installed)
+def rlp(job: Job, *, policy: str = "", decision_seconds: NonNegative = DECISION_SECONDS) -> Tuner:
     """Install the policy of the file `policy`, as `harness train rlp` writes it, or the one that ships with this package.
 
     Raises ValueError for a file that holds no policy.
+
+    Args:
+        job: what is tuned.
+        policy: file with a trained policy; by default the one that ships.
+        decision_seconds: simulated time that one decision takes.
     """
     del job
     trained = load(policy) if policy else shipped()

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from tuners.actions import Job, Scalar, Setting, Space
 from tuners.settings import Choice, Knob
 
-__all__ = ["Convention", "Tunables", "Which", "heavy_ball", "moving_average", "tunables"]
+__all__ = ["Convention", "Tunables", "Which", "heavy_ball", "moving_average", "no_tunable_is_free", "tunables"]
 
 Convention = Literal["heavy_ball", "moving_average"]
 Which = Literal["all", "rate"]
@@ -56,6 +56,15 @@ def tunables(job: Job, which: Which = "all", *, copies: int = 1, convention: Con
     again = [_twin(k, number) for number in range(2, copies + 1) for k in tuned]
     space = replace(job.space, knobs=(*tuned, *again))
     return Tunables(space, convention, any(k.name == "staleness" for k in tuned))
+
+
+def no_tunable_is_free(job: Job, tuned: Which = "all") -> str:
+    """Why a tuner of tunables, which compares losses, has nothing to tune in `job`, or ""."""
+    if job.target.counts:
+        return f"This job counts {job.target.metric}: it has no losses to compare tunables by."
+    if tunables(job, tuned).space.knobs:
+        return ""
+    return f"No tunable is free here: {', '.join(_TUNABLES if tuned == 'all' else _TUNABLES[:1])}."
 
 
 def _twin(knob: Knob, number: int) -> Knob:

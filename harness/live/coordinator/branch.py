@@ -119,7 +119,7 @@ class CoordinatorBranch:
         self._paused_seconds: float | None = None
         self.rows: list[tuple[float, ...]] = []  # of pushes that the driver has not confirmed yet
         self.rows_taken = 0  # rows that it has confirmed
-        self._staleness: dict[int, int] = {}  # by worker, of committed pushes that the policy has not decided on
+        self.staleness: dict[int, int] = {}  # by worker, of committed pushes that the policy has not decided on
         self._versions: list[tuple[int, int]] = [(-1, 0)]  # (entry of the log, version from there on)
 
     def forked(self, number: int, *, testing: bool) -> CoordinatorBranch:
@@ -134,13 +134,13 @@ class CoordinatorBranch:
     @property
     def undecided(self) -> frozenset[int]:
         """Workers whose push is committed, while the policy waits for the loss after it."""
-        return frozenset(self._staleness)
+        return frozenset(self.staleness)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "policy": _pickled(self.policy)}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
-        vars(self).update(kept, policy=pickle.loads(kept["policy"]))  # noqa: S301 - from the job's own journal
+        vars(self).update(kept, policy=pickle.loads(kept["policy"]))  # noqa: S301 - from the journal, which has checked it
 
     # --------------------------------------------------------------------------------------------------------- releases
 
@@ -180,7 +180,7 @@ class CoordinatorBranch:
         """Drop a worker's mini-batch; from now on it waits."""
         self.busy.pop(worker, None)
         self.due.discard(worker)
-        self._staleness.pop(worker, None)
+        self.staleness.pop(worker, None)
         self.waiting_since_seconds[worker] = seconds
 
     def begin(self, worker: int, number: int, seconds: float, after: int) -> Cycle:
@@ -191,7 +191,7 @@ class CoordinatorBranch:
         self.due.discard(worker)
         wait = seconds - self.waiting_since_seconds[worker] if again is None else again.wait_seconds
         self.busy[worker] = Cycle(number, int(self.begun[worker]) - 1, seconds, float(wait), after)
-        self._staleness.pop(worker, None)
+        self.staleness.pop(worker, None)
         return self.busy[worker]
 
     def _waiting(self) -> list[int]:
@@ -209,12 +209,12 @@ class CoordinatorBranch:
 
     def advance(self, facts: PushFacts, worker: str, index: int) -> CommitEntry:
         """A push is complete under a policy that probes: it is applied now, and `settle_probed` asks the policy later."""
-        self._staleness[facts.worker] = self._staleness_of(facts.pulled)
+        self.staleness[facts.worker] = self._staleness_of(facts.pulled)
         return self._commit(worker, facts.worker, self.busy[facts.worker], True, True, index)
 
     def settle_probed(self, facts: PushFacts) -> list[int]:
         """The losses before and after a push of `advance` are known. Returns the workers that the policy releases."""
-        return self._decide(facts, self._staleness.pop(facts.worker))[1]
+        return self._decide(facts, self.staleness.pop(facts.worker))[1]
 
     def _commit(self, name: str, worker: int, cycle: Cycle, accept: bool, step: bool, index: int) -> CommitEntry:
         accept = accept and not self.testing

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from harness.live.coordinator.branch import CoordinatorBranch, LiveJob, PushFacts, Shards
+from harness.live.coordinator.branch_state import branches_as_bytes, branches_of
 from harness.live.coordinator.cycles import Cycles
 from harness.live.coordinator.evaluations import Evaluations
 from harness.live.coordinator.journal import Journal
@@ -67,7 +68,7 @@ class Coordinator:
         self._next_branch = 1
         self._uncopied = 0  # pushes since the last snapshot
         self.refused = 0  # messages of an older view or generation
-        self._marks: dict[int, bytes] = {}  # pickled state of this coordinator at snapshots taken with `save`
+        self._marks: dict[int, bytes] = {}  # state of this coordinator at snapshots taken with `save`
 
     # ------------------------------------------------------------------------------------------------- begin and restore
 
@@ -79,15 +80,18 @@ class Coordinator:
         branch = CoordinatorBranch(0, setting, policy, self.job.shards(setting), testing=False, groups=groups)
         self._begin({0: branch}, (), {0: {"parameters": parameters}})
 
-    def begin_from(self, state: bytes, vectors: dict[int, dict[str, Array]]) -> dict[int, int]:
+    def begin_from(
+        self, state: bytes, vectors: dict[int, dict[str, Array]], policies: Mapping[int, SyncPolicy]
+    ) -> dict[int, int]:
         """Like `begin`, from the results of `checkpoint` and `saved`: of another job, or of this one when a block has no
-        copy any more. Later pushes are lost. Returns the branches of the checkpoint, and the pushes of each.
+        copy any more. `policies` are those that the branches had then. Later pushes are lost. Returns the branches of the
+        checkpoint, and the pushes of each. Raises ValueError for a state that is damaged.
 
         A worker that was in a mini-batch repeats it on the restored model. Training is the same as without the interruption
         if the branch had made no step since the worker's release: after `finish`, right after a barrier, and anywhere under
         BSP with grouped gradients.
         """
-        branches, next_branch, undecided = pickle.loads(state)  # noqa: S301 - the job's own checkpoint
+        branches, next_branch, undecided = branches_of(state, self.job, policies)
         self._next_branch = max(self._next_branch, next_branch)
         self._begin(branches, undecided, vectors)
         return {number: branch.pushes for number, branch in branches.items()}
@@ -120,7 +124,8 @@ class Coordinator:
         }
         made._ledger.replaying = True
         for record in journal:
-            kind, *fields = pickle.loads(record)  # noqa: S301 - the job's own journal
+            # The journal gives only records that a coordinator of this job has written.
+            kind, *fields = pickle.loads(record)  # noqa: S301
             replayed[kind](*fields)
         made._ledger.replaying = False
         # The copies that the dead coordinator kept are lost with it, so it counts as no holder any more.
@@ -332,8 +337,9 @@ class Coordinator:
         complete when `durable` has reached it."""
         index = self._take_snapshot(save=save)
         if save:
-            undecided = [(self._cycles.running, facts) for facts in self._cycles.undecided.values()]
-            self._marks[index] = pickle.dumps((self._cycles.branches, self._next_branch, undecided))
+            running = self._cycles.running
+            undecided = [] if running is None else [(running, facts) for facts in self._cycles.undecided.values()]
+            self._marks[index] = branches_as_bytes(self._cycles.branches.values(), self._next_branch, undecided)
         return index
 
     def _take_snapshot(self, *, save: bool = False) -> int:
@@ -395,6 +401,11 @@ class Coordinator:
     def members(self) -> Mapping[str, int]:
         """The processes that have joined, with their generations."""
         return self._ledger.members
+
+    @property
+    def expected(self) -> Mapping[str, int]:
+        """The processes that may join, with their generations."""
+        return self._ledger.expected
 
     @property
     def branches(self) -> Mapping[int, CoordinatorBranch]:

@@ -32,7 +32,7 @@ from traces.exchanges import Exchange
 from traces.parts import Origin, TraceWriter
 from traces.record import Recorder
 from tuners import Entry
-from tuners.actions import Action, Job, Rejected, Tuner, TunerFactory
+from tuners.actions import Action, Install, Job, Rejected, SyncPolicy, Tuner, TunerFactory
 
 __all__ = ["Deployment", "Interrupted", "deploy", "described", "simulated"]
 
@@ -50,6 +50,7 @@ class Deployment:
     out: Path
     address: str | None = None  # of a Ray cluster; None: on this machine
     resume: bool = False
+    insecure: bool = False  # also on several machines on which Ray has neither a token nor TLS
 
     @property
     def run(self) -> dict[str, Any]:
@@ -71,17 +72,20 @@ def deploy(wanted: Deployment, console: Console) -> Played:
     with job_folder.claimed(wanted.out, wanted.scenario, wanted.entry.name, wanted.seed, resume=wanted.resume):
         begun = checkpoint_file.load(wanted.out / job_folder.CHECKPOINT) if wanted.resume else None
         kept = job_folder.read_log(wanted.out, begun.state["exchanges"]) if begun is not None else []
-        factory = _resumed(wanted.entry.factory, spec.job, kept) if kept else wanted.entry.factory
-        with launch.cluster(wanted.address) as offers:
+        installed: dict[int, SyncPolicy] = {}
+        factory = _resumed(wanted.entry.factory, spec.job, kept, installed) if kept else wanted.entry.factory
+        with launch.cluster(wanted.address, insecure=wanted.insecure) as offers:
             placement = launch.place_nodes(spec.job.nodes, offers)
             for line in _not_applied(wanted.scenario):
                 console.print(line, highlight=False, soft_wrap=True)
             console.print(f"Starting {setting_words(spec.job.start)}.", highlight=False, soft_wrap=True)
             keep = partial(_keep, wanted, spec)
-            with launch.launch(placement, spec) as processes, LiveSystem(spec, processes, begun, keep) as live:
+            with (
+                launch.launch(placement, spec, insecure=wanted.insecure) as processes,
+                LiveSystem(spec, processes, begun, keep, installed) as live,
+            ):
                 played = _drive(wanted, live, factory, kept, console)
-    scored = score(played, **wanted.run)
-    save(wanted.out, scored, played.exchanges, played.outcome.trace)
+        save(wanted.out, score(played, **wanted.run), played.exchanges, played.outcome.trace)
     return played
 
 
@@ -91,7 +95,7 @@ def described(wanted: Deployment) -> list[str]:
     start = spec.job.start
     address = wanted.address or os.environ.get("RAY_ADDRESS")
     here = nullcontext((launch.ClusterNode("here", "this machine", math.inf),))
-    with launch.cluster(address) if address else here as offers:
+    with launch.cluster(address, insecure=wanted.insecure) if address else here as offers:
         placement = launch.place_nodes(spec.job.nodes, offers)
         where = [f"  {line}" for line in str(placement).splitlines()]
     target = spec.job.target
@@ -188,10 +192,16 @@ def _keep(wanted: Deployment, spec: Spec, saved: Checkpoint) -> None:
     job_folder.write_model(wanted.out / "model.safetensors", spec.tree(saved.tensors[f"{branch}/parameters"]))
 
 
-def _resumed(factory: TunerFactory, job: Job, kept: Sequence[Exchange]) -> TunerFactory:
-    """A factory of a tuner in the state in which it was interrupted. Raises ValueError if it is not the same tuner."""
+def _resumed(factory: TunerFactory, job: Job, kept: Sequence[Exchange], installed: dict[int, SyncPolicy]) -> TunerFactory:
+    """A factory of a tuner in the state in which it was interrupted. The policies that it has installed are added to
+    `installed`, by the number of the exchange. Raises ValueError if it is not the same tuner."""
+
+    def note(number: int, action: Action[Any]) -> None:
+        if isinstance(action, Install):
+            installed[number] = action.policy
+
     tuner = factory(job)
-    action = replay(tuner, kept)
+    action = replay(tuner, kept, watch=note)
 
     def resumed(_: Job) -> Tuner:
         asked: Action[Any] | None = action

@@ -23,8 +23,8 @@ import jax
 import numpy as np
 import safetensors.numpy
 
-from harness import __version__
 from harness.scenario import Scenario
+from harness.version import HARNESS_VERSION
 from traces.exchanges import Exchange, decode, encode
 from traces.store import write_bytes
 
@@ -40,7 +40,7 @@ def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: boo
     """Create the folder `out`, or check that it is of the same job, and lock it. Raises ValueError if that cannot be."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"Cannot deploy to {out}: it is a file. Name a folder with --out.")
-    manifest = {"harness": __version__, "scenario": scenario.name, "tuner": tuner, "seed": seed}
+    manifest = {"harness": HARNESS_VERSION, "scenario": scenario.name, "tuner": tuner, "seed": seed}
     # A job that was stopped before its first checkpoint cannot be resumed, and its files may be overwritten.
     fresh = not out.is_dir() or {p.name for p in out.iterdir()} <= _BEFORE_CHECKPOINT
     if fresh and resume:
@@ -51,8 +51,22 @@ def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: boo
                 f"Cannot deploy to {out}: it is there already. Go on with it by --resume, or name another with --out."
             )
         _check_same(out, manifest, scenario)
+    before = os.umask(0o077)  # what is written while the job runs is for its owner only: 0600, folders 0700
+    try:
+        with _locked(out):
+            if fresh:
+                write_bytes(out / "scenario.toml", scenario.text.encode())
+                write_bytes(out / "deploy.json", (json.dumps(manifest, indent=1) + "\n").encode())
+            yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
     try:
         out.mkdir(parents=True, exist_ok=True)
+        out.chmod(0o700)
         lock = os.open(out, os.O_RDONLY)
     except OSError as error:
         raise ValueError(f"Cannot deploy to {out}: {error.strerror}. Name another folder with --out.") from None
@@ -61,9 +75,6 @@ def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: boo
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"Cannot deploy to {out}: another job is running there. Wait for its end.") from None
-        if fresh:
-            write_bytes(out / "scenario.toml", scenario.text.encode())
-            write_bytes(out / "deploy.json", (json.dumps(manifest, indent=1) + "\n").encode())
         yield
     finally:
         os.close(lock)

@@ -30,6 +30,7 @@ class DriverBranch:
     ) -> None:
         """`ancestors` are the branches that it was forked from, nearest first; a `testing` branch applies no gradient."""
         self.setting, self.policy, self.ancestors, self.testing = setting, policy, ancestors, testing
+        self.installed: int | None = None  # the exchange by which a tuner installed the policy; None: the setting names it
         self.setting_before_loss: Setting | None = None  # while nodes of it are lost; restored when they return
         self.status: Status = "running"
         self.clocks = 0  # pushes completed since the job began, those before the fork included
@@ -49,6 +50,7 @@ class DriverBranch:
         """A new branch that continues from this one, which is branch `number`."""
         made = DriverBranch(setting, policy, now, ancestors=(number, *self.ancestors), testing=testing)
         made.clocks, made.lost_pushes, made.latest_evaluation = self.clocks, self.lost_pushes, self.latest_evaluation
+        made.installed = self.installed if policy is self.policy else None
         # With a setting of its own it does not want the parent's nodes back.
         made.setting_before_loss = self.setting_before_loss if setting == self.setting else None
         return made

@@ -18,7 +18,7 @@ from traces.store import write_bytes
 
 __all__ = ["Checkpoint", "load", "save"]
 
-_VERSION = "2"
+_VERSION = "3"
 
 
 @dataclass(frozen=True, slots=True)

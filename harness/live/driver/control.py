@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from harness.live.coordinator.membership import ModelLost
 from harness.live.driver.branch_view import DriverBranch
 from harness.live.driver.checkpoint_file import Checkpoint
+from harness.live.driver.driver_state import driver_state
 from harness.live.driver.links import LinkMonitor, SlowLink
 from harness.live.driver.losses import Losses
 from harness.live.driver.recent_pushes import RecentPushes
@@ -58,6 +59,7 @@ class Control:
         policy: SyncPolicy,
         begun: Checkpoint | None,
         keep: Callable[[Checkpoint], None],
+        installed: Mapping[int, SyncPolicy],
     ) -> None:
         self.job, self.spec = spec.job, spec
         self.runtime = Runtime(processes)
@@ -82,7 +84,7 @@ class Control:
         self._over = threading.Event()
         if begun is not None:
             self.performed = begun.state["exchanges"]
-            self.branches, self.running, self.runtime.rows_taken = self._restore_points.driver_state(begun)
+            self.branches, self.running, self.runtime.rows_taken = driver_state(begun, installed)
             reduced = (branch.setting_before_loss is not None for branch in self.branches.values())
             self.losses.any_returned = any(reduced)  # all nodes are present again
         self._begin(begun)
@@ -354,7 +356,9 @@ class Control:
             return
         branch = self.branches[ended.branch]
         if ended.done:
-            branch.setting, branch.policy = ended.new, ended.policy or branch.policy
+            branch.setting = ended.new
+            if ended.policy is not None:
+                branch.policy, branch.installed = ended.policy, None
         ended.ended_seconds = self.now
         cost = ended.cost()
         if not ended.waited:

@@ -6,22 +6,21 @@ block.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from harness.live.driver.branch_view import DriverBranch
 from harness.live.driver.checkpoint_file import Checkpoint
+from harness.live.driver.driver_state import DRIVER, state_as_bytes
 from harness.live.processes.runtime import Procedure, Runtime
 from harness.live.worker.spec import Spec
 from tuners.actions import SyncPolicy
 
 __all__ = ["RestorePoints"]
 
-_COORDINATOR, _DRIVER = "coordinator", "driver"  # tensors of a checkpoint: the pickled state of each
+_COORDINATOR = "coordinator"  # the tensor of a checkpoint with the coordinator's state
 
 
 class RestorePoints:
@@ -33,13 +32,6 @@ class RestorePoints:
         self._runtime, self._spec, self._keep, self._last = runtime, spec, keep, begun
         self._policies: dict[int, SyncPolicy] = {}  # by branch, at the last checkpoint
         self.seconds = 0.0 if begun is None else float(begun.state["seconds"])  # of the last checkpoint
-
-    @staticmethod
-    def driver_state(begun: Checkpoint) -> tuple[dict[int, DriverBranch], int | None, dict[int, int]]:
-        """The driver's state in a checkpoint: branches, the one that trains, and the number of rows taken of each."""
-        state: tuple[dict[int, DriverBranch], int | None, dict[int, int]]
-        state = pickle.loads(begun.tensors[_DRIVER].tobytes())  # noqa: S301 - the job's own checkpoint
-        return state
 
     def begin(self, branches: Mapping[int, DriverBranch]) -> None:
         """Bring the coordinator to where the job begins; it then needs `recover` and `run`."""
@@ -53,7 +45,7 @@ class RestorePoints:
             coordinator.begin(self._spec.job.start, self._policies[0], self._spec.parameters)
             return {0: 0}
         tensors = self._last.tensors
-        return coordinator.begin_from(tensors[_COORDINATOR].tobytes(), _vectors(tensors))
+        return coordinator.begin_from(tensors[_COORDINATOR].tobytes(), _vectors(tensors), self._policies)
 
     def roll_back(self, branches: Mapping[int, DriverBranch]) -> None:
         """Roll a running job's coordinator back to the last checkpoint; it then needs `recover` and `run`.
@@ -88,10 +80,10 @@ class RestorePoints:
         runtime, coordinator = self._runtime, self._runtime.coordinator
         index = coordinator.snapshot(save=True)
         # Taken now and not when the snapshot is durable: both must be of the same moment.
-        driver = cloudpickle.dumps((dict(branches), running, runtime.rows_taken))
+        driver = state_as_bytes(branches, running, runtime.rows_taken)
         policies = {number: branch.policy for number, branch in branches.items()}
         yield from runtime.wait_durable(index)
-        tensors = {_COORDINATOR: _as_tensor(coordinator.checkpoint(index)), _DRIVER: _as_tensor(driver)}
+        tensors = {_COORDINATOR: _as_tensor(coordinator.checkpoint(index)), DRIVER: _as_tensor(driver)}
         for number, vectors in coordinator.saved(index).items():
             tensors |= {f"{number}/{name}": vector for name, vector in vectors.items()}
         self._last, self._policies, self.seconds = Checkpoint(tensors, state), policies, runtime.now

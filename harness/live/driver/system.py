@@ -7,8 +7,8 @@ model on the same servers, those of the branch that trains; another branch's set
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, TracebackType
 from typing import TypeVar
 
 import numpy as np
@@ -45,6 +45,7 @@ from tuners.actions import (
 from tuners.system import (
     Handlers,
     branch_of,
+    check_installs,
     check_no_reconfiguration,
     check_nodes,
     check_not_last,
@@ -69,8 +70,11 @@ class LiveSystem:
         processes: Processes,
         begun: Checkpoint | None = None,
         keep: Callable[[Checkpoint], None] = lambda _: None,
+        installed: Mapping[int, SyncPolicy] = MappingProxyType({}),
     ) -> None:
-        """`keep` is called with every checkpoint of the job; another system continues from it if it is given as `begun`."""
+        """`keep` is called with every checkpoint of the job; another system continues from it if it is given as `begun`.
+        `installed` are the policies that the tuner had installed by then, by the number of the exchange: a checkpoint has no
+        code."""
         self.job, self._spec = spec.job, spec
         start = spec.job.start
         try:
@@ -79,7 +83,7 @@ class LiveSystem:
             policy = policies.named(start.policy, start.staleness)
         except Rejected as error:
             raise ValueError(f"Cannot deploy {spec.name}: {error}") from error
-        self._control = Control(spec, processes, policy, begun, keep)
+        self._control = Control(spec, processes, policy, begun, keep, installed)
 
     @property
     def now(self) -> float:
@@ -229,17 +233,21 @@ class LiveSystem:
 
     def _install(self, action: Install) -> None:
         branch = branch_of(self._control.branches, action.branch)
+        check_installs(action.policy, self.job)
         self._check_idle(branch, f"install a policy in branch {action.branch}")
-        self._put(action.branch, branch.setting, action.policy)
+        self._put(action.branch, branch.setting, action.policy, installed=self._control.performed)
 
-    def _put(self, number: int, setting: Setting, policy: SyncPolicy) -> None:
+    def _put(self, number: int, setting: Setting, policy: SyncPolicy, *, installed: int | None = None) -> None:
+        """`installed`: the number of the exchange that installs the policy; None if the setting names it, or it stays."""
         branch = self._control.branches[number]
         self._control.runtime.coordinator.put(number, setting, None if policy is branch.policy else policy)
         if setting != branch.setting:
             self._control.log_event(f"set: {setting_words(setting)}")
         elif policy is not branch.policy:
             self._control.log_event(f"policy {policy.name} is installed")
-        branch.setting, branch.policy = setting, policy
+        if policy is not branch.policy:
+            branch.policy, branch.installed = policy, installed
+        branch.setting = setting
 
     def _block_bytes(self) -> float:
         layout, count = self._spec.layout, len(self._control.branches)

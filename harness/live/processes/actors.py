@@ -5,6 +5,7 @@ Ray pickles an actor's class together with the globals that it uses. So the meth
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from harness.live.protocol.blocks import Layout
     from harness.live.protocol.wire import Buffer
     from harness.live.transport.transport import Transport
-    from harness.live.transport.zeromq import Keys
+    from harness.live.transport.zeromq import KeyPair
     from harness.live.worker.spec import Spec
 
 __all__ = ["Endpoint", "Inbox", "ProcessSpec", "TransportKind", "coordinator_actor", "member_actor"]
@@ -32,14 +33,13 @@ Inbox: TypeAlias = "queue.SimpleQueue[Sequence[Buffer]]"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """How a process is reached."""
+    """How a process is reached. It has no keys: those of a process never leave it."""
 
     transport: TransportKind
     actor: str  # name of its Ray actor
-    keys: Keys | None
 
-    def open(self, inbox: Inbox, port: int = 0) -> Transport:
-        """Open the process's end of all channels, on `port` if that is still free."""
+    def open(self, inbox: Inbox, port: int = 0, keys: KeyPair | None = None) -> Transport:
+        """Open the process's end of all channels, on `port` if that is still free, with new keys if none are given."""
         if self.transport == "ray":
             from harness.live.transport.ray_calls import RayTransport
 
@@ -49,9 +49,9 @@ class Endpoint:
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         share = self.transport == "zmq"
         try:
-            return ZmqTransport(host, port, keys=self.keys, share=share)
+            return ZmqTransport(host, port, keys=keys, share=share)
         except ValueError:
-            return ZmqTransport(host, keys=self.keys, share=share)
+            return ZmqTransport(host, keys=keys, share=share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,9 @@ class ProcessSpec:
 
     name: str
     generation: int
-    coordinator: str  # its address
+    coordinator: str  # name of its Ray actor
     endpoint: Endpoint
+    protects: bool  # it does not start on a machine on which Ray has neither a token nor TLS
     layout: Layout
     optimizer: str
     aggregation: str
@@ -72,13 +73,20 @@ class ProcessSpec:
     def run(self, inbox: Inbox, over: threading.Event) -> None:
         """Run that process until `over` is set."""
         from harness.live.processes.host import Cores
+        from harness.ray_cluster import protected
 
+        if self.protects and not protected():
+            raise RuntimeError("Ray has neither a token nor TLS on this machine: start it with RAY_AUTH_MODE=token.")
+        os.umask(0o077)
         # Cores are limited before JAX is imported: it makes as many threads as it finds cores.
         cores = Cores(self.slot)
         cores.use(self.threads)
         from harness.live.processes import loops
 
-        member = loops.Member(self.name, self.generation, self.endpoint.open(inbox), self.coordinator, over)
+        transport = self.endpoint.open(inbox)
+        # Ray carries this: who can ask Ray, belongs to the job (`harness.live.processes.launch.cluster` sees to that).
+        asked: Any = ray.get_actor(self.coordinator).register.remote(self.name, self.generation, transport.address)
+        member = loops.Member(self.name, self.generation, transport, ray.get(asked), over)
         spec = self.spec
         if spec is None:
             loops.run_server(member, self.layout, self.optimizer, self.aggregation)
@@ -114,14 +122,21 @@ class _CoordinatorActor:
 
     def __init__(self, job: LiveJob, endpoint: Endpoint, folder: Path) -> None:
         from harness.live.processes.coordinator_process import CoordinatorProcess, last_port
+        from harness.live.transport.zeromq import KeyPair
 
+        os.umask(0o077)  # what it writes is for its owner only
         self.inbox: Inbox = queue.SimpleQueue()
-        self.process = CoordinatorProcess(job, endpoint.open(self.inbox, last_port(folder)), folder)
+        keys = KeyPair.kept(folder / "keys")  # a coordinator that is started again must be the one that the others know
+        self.process = CoordinatorProcess(job, endpoint.open(self.inbox, last_port(folder), keys), folder)
         self.process.start()
 
     @ray.method(concurrency_group="questions")
     def ask(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         return self.process.ask(name, *given, **named)
+
+    @ray.method(concurrency_group="questions", max_task_retries=-1)
+    def register(self, name: str, generation: int, address: str) -> str:
+        return self.process.client.register(name, generation, address)
 
     @ray.method(concurrency_group="questions")
     def stop(self) -> None:

@@ -27,7 +27,9 @@ class TrainingControl(Protocol):
     # Beginning and restoring.
     def begin(self, setting: Setting, policy: SyncPolicy, parameters: Array) -> None: ...
 
-    def begin_from(self, state: bytes, vectors: dict[int, dict[str, Array]]) -> dict[int, int]: ...
+    def begin_from(
+        self, state: bytes, vectors: dict[int, dict[str, Array]], policies: Mapping[int, SyncPolicy]
+    ) -> dict[int, int]: ...
 
     def snapshot(self, *, save: bool = False) -> int: ...
 
@@ -98,6 +100,11 @@ class CoordinatorClient(TrainingControl, Protocol):
         """Transfers that were completed since the last call."""
         ...
 
+    def register(self, name: str, generation: int, address: str) -> str:
+        """A process that is expected has started, and is reached at `address`, which has its public key. Returns the
+        coordinator's address. Raises ValueError for a process that is not expected."""
+        ...
+
     def forget(self, names: Collection[str]) -> None:
         """These processes are gone for good; nothing is sent to them any more."""
         ...
@@ -141,6 +148,7 @@ class RemoteCoordinator:
     poll = _forwarded(TrainingControl.poll)
     silent = _forwarded(CoordinatorClient.silent)
     transfers = _forwarded(CoordinatorClient.transfers)
+    register = _forwarded(CoordinatorClient.register)
     forget = _forwarded(CoordinatorClient.forget)
 
     @property

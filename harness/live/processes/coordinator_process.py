@@ -27,13 +27,16 @@ from harness.live.processes.client import CoordinatorClient, RemoteCoordinator, 
 from harness.live.processes.loops import TICK_SECONDS, Mailbox
 from harness.live.processes.transfers import NodePair, Transfer, TransferMeter
 from harness.live.protocol.messages import COORDINATOR, Message
-from harness.live.protocol.wire import Beat, Here, Peers, signal
+from harness.live.protocol.wire import Beat, Peers, signal
 from harness.live.transport.transport import Transport
 
-__all__ = ["SILENT_SECONDS", "CoordinatorProcess", "last_port"]
+__all__ = ["SILENT_SECONDS", "STARTING_SECONDS", "CoordinatorProcess", "last_port"]
 
 SILENT_SECONDS = 3.0
 """A process that was not heard for so long hangs, or is cut off."""
+
+STARTING_SECONDS = 30.0
+"""The same for a process that has not joined yet."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +48,7 @@ _LIST = "peers.msgpack"
 _PeerList: TypeAlias = tuple[tuple[str, str, int], ...]  # name, address, generation
 _Question: TypeAlias = tuple[str, tuple[Any, ...], dict[str, Any], "Future[Any]"]
 
-_OF_PROCESS = {"address", "silent", "transfers", "forget"}
+_OF_PROCESS = {"address", "silent", "transfers", "register", "forget"}
 """Questions that this process answers; the coordinator answers all others."""
 
 
@@ -112,11 +115,30 @@ class CoordinatorProcess:
         """Processes that were not heard for `SILENT_SECONDS`, with their generations, until they are forgotten."""
         now = time.monotonic()
         peers = self._mailbox.peers
-        return {n: peers[n][1] for n, at in self._heard.items() if n in peers and now - at > SILENT_SECONDS}
+        members = self._core.members
+        # One that has not joined yet imports and compiles, and may hold up its own heartbeats.
+        late = (n for n, at in self._heard.items() if now - at > (SILENT_SECONDS if n in members else STARTING_SECONDS))
+        return {n: peers[n][1] for n in late if n in peers}
 
     def transfers(self) -> dict[NodePair, Transfer]:
         """Transfers that were completed since the last call."""
         return self._meter.take()
+
+    def register(self, name: str, generation: int, address: str) -> str:
+        """A process that is expected has started, and is reached at `address`, which has its public key. Returns the
+        coordinator's address.
+
+        Ask this over a channel on which only processes of the job can ask. Raises ValueError for a process that is not
+        expected, and for a second one of the same name and generation.
+        """
+        known = self._mailbox.peers.get(name)
+        if self._core.expected.get(name) != generation or (known is not None and known[1] == generation):
+            if known == (address, generation):  # it asks again, because the answer was lost
+                return self.address
+            raise ValueError(f"Cannot register {name}, generation {generation}: it is not expected, or is here already.")
+        self._heard[name] = time.monotonic()
+        self._publish(self._mailbox.peers | {name: (address, generation)})
+        return self.address
 
     def forget(self, names: Collection[str]) -> None:
         """These processes are gone for good; nothing is sent to them any more."""
@@ -161,13 +183,7 @@ class CoordinatorProcess:
 
     def _take(self, sender: str, message: Any) -> None:
         known = self._mailbox.peers.get(sender)
-        if isinstance(message.head, Here):
-            place = (message.head.address, message.generation)
-            # An announcement of an older generation was under way for long; the newer one is the process that runs.
-            if place != known and message.generation >= (known[1] if known else 0):
-                self._heard[sender] = time.monotonic()
-                self._publish(self._mailbox.peers | {sender: place})
-        elif isinstance(message.head, Beat):
+        if isinstance(message.head, Beat):
             if known is not None and message.generation == known[1]:
                 self._heard[sender] = time.monotonic()
                 self._unheard.discard(sender)

@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import secrets
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -22,6 +21,8 @@ from typing import Any
 
 import ray
 from ray import exceptions
+from ray._private import ray_constants
+from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -30,14 +31,11 @@ from harness.live.processes.client import CoordinatorClient, RemoteCoordinator
 from harness.live.processes.names import EVALUATOR, node_of
 from harness.live.processes.placement import ClusterNode, NodePlacement, place_nodes
 from harness.live.protocol import messages
-from harness.live.transport.zeromq import Keys, on_loopback
 from harness.live.worker.spec import Spec
-from harness.ray_cluster import joined
+from harness.ray_cluster import joined, protected
 
 __all__ = ["ClusterNode", "JobProcesses", "NodePlacement", "cluster", "launch", "place_nodes"]
 
-# An address that only this machine can reach. Ray replaces 127.0.0.1 by one that other machines can reach.
-_HERE = "127.0.0.2" if sys.platform == "linux" else None
 _STORE_BYTES = 80 * 2**20  # the smallest that Ray accepts; nothing large passes through it
 _SHARE = 0.001  # of the resource "node:ADDRESS", of which every node of a cluster has 1
 _PLACE_SECONDS = 15.0
@@ -45,6 +43,11 @@ _RETURN_SECONDS = 60.0  # longest restart of the coordinator
 _STOP_SECONDS = 5.0  # longest end of processes
 _LOOK_SECONDS = 0.25
 _SPARE_SECONDS = 3.0  # wait for room on the chosen machine, then accept any
+
+_PROTECT_IT = (
+    "Turn the token on: `ray get-auth-token --generate`, copy ~/.ray/auth_token to every machine, and start Ray there, and "
+    "this command, with RAY_AUTH_MODE=token."
+)
 
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -65,15 +68,27 @@ _SETTINGS = {
 
 
 @contextmanager
-def cluster(address: str | None) -> Iterator[tuple[ClusterNode, ...]]:
+def cluster(address: str | None, *, insecure: bool = False) -> Iterator[tuple[ClusterNode, ...]]:
     """Join the Ray cluster at `address` and list its nodes. None: the one in `RAY_ADDRESS`, else start one for this job.
 
-    Raises ValueError if there is no cluster at the address, or if it refuses this process.
+    Raises ValueError if there is no cluster at the address, if it refuses this process, and, unless `insecure`, if it has
+    several machines and neither a token nor TLS.
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
     with joined(address) if address else _private_cluster():
         home = ray.get_runtime_context().get_node_id()
-        yield tuple(_cluster_node(node, home, counted=address is not None) for node in _nodes() if node["Alive"])
+        found = [node for node in _nodes() if node["Alive"]]
+        if address and not insecure:
+            _check_protected(address, {node["NodeManagerAddress"] for node in found})
+        yield tuple(_cluster_node(node, home, counted=address is not None) for node in found)
+
+
+def _check_protected(address: str, machines: Collection[str]) -> None:
+    if len(machines) > 1 and not protected():
+        raise ValueError(
+            f"Cannot deploy on the Ray cluster at {address}: it has {len(machines)} machines and neither a token nor TLS, "
+            f"so whoever reaches its ports can run programs there. {_PROTECT_IT} Or insist with --insecure."
+        )
 
 
 def _nodes() -> list[dict[str, Any]]:
@@ -89,10 +104,16 @@ def _cluster_node(node: Mapping[str, Any], home: str, *, counted: bool) -> Clust
 
 @contextmanager
 def _private_cluster() -> Iterator[None]:
-    """Ray on this machine, for this process only: others can neither reach it nor have its token. It ends with us."""
+    """Ray on this machine, for this process only: it is not reached from other machines, and other users of this machine
+    have no token. It ends with us. Raises RuntimeError if Ray does not ask for the token."""
     folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
     before = dict(os.environ)
-    os.environ.update(_SETTINGS | {"RAY_AUTH_TOKEN": secrets.token_hex(32)})
+    os.environ.pop("RAY_AUTH_MODE", None)  # then Ray turns the token on by itself for a new cluster
+    os.environ.update(_SETTINGS | {"RAY_AUTH_TOKEN": secrets.token_hex(32), ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"})
+    # With this, Ray uses the address 127.0.0.1, and its services listen nowhere else. On Linux it would replace that address
+    # by one that other machines can reach, and listen on all of them.
+    clusters, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False  # this process has read it already
+    AuthenticationTokenLoader.instance().reset_cache()  # it may have read the token of another cluster
     try:
         ray.init(
             address="local",
@@ -102,29 +123,31 @@ def _private_cluster() -> Iterator[None]:
             object_store_memory=_STORE_BYTES,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            _node_ip_address=_HERE,
             _temp_dir=folder.name,
         )
+        if not protected():
+            raise RuntimeError("Cannot start Ray for this job: this version of it does not ask for its token by default.")
         yield
     finally:
         ray.shutdown()
+        ray_constants.ENABLE_RAY_CLUSTER = clusters
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
+        AuthenticationTokenLoader.instance().reset_cache()
         folder.cleanup()
 
 
 @contextmanager
 def launch(
-    placement: NodePlacement, spec: Spec, *, encrypt: bool | None = None, transport: TransportKind = "zmq"
+    placement: NodePlacement, spec: Spec, *, transport: TransportKind = "zmq", insecure: bool = False
 ) -> Iterator[JobProcesses]:
     """Start the coordinator's process; the others are started through what is yielded. All of them end with the context.
 
-    Messages are encrypted unless all nodes are on this machine's loopback; `encrypt` overrides this. Raises ValueError if
-    the cluster has no room now.
+    `insecure`: processes also start on machines on which Ray has neither a token nor TLS. Raises ValueError if the cluster
+    has no room now.
     """
-    secret = not all(on_loopback(place.host) for _, place in placement.places) if encrypt is None else encrypt
-    processes = JobProcesses(placement, spec, Keys.fresh() if secret else None, transport)
+    processes = JobProcesses(placement, spec, transport, insecure=insecure)
     try:
         processes.begin()
         yield processes
@@ -135,9 +158,11 @@ def launch(
 class JobProcesses:
     """The processes of one job on Ray; a `harness.live.processes.runtime.Processes`."""
 
-    def __init__(self, placement: NodePlacement, spec: Spec, keys: Keys | None, transport: TransportKind) -> None:
+    def __init__(self, placement: NodePlacement, spec: Spec, transport: TransportKind, *, insecure: bool) -> None:
         self.coordinator: CoordinatorClient = RemoteCoordinator(self.ask)
-        self._placement, self._spec, self._keys, self._transport = placement, spec, keys, transport
+        self._placement, self._spec, self._transport = placement, spec, transport
+        machines = {place.host for _, place in placement.places}
+        self._protects = len(machines) > 1 and not insecure
         self._job = secrets.token_hex(4)
         # The coordinator keeps its journal here.
         self._folder = tempfile.TemporaryDirectory(prefix="job-", ignore_cleanup_errors=True)
@@ -195,7 +220,6 @@ class JobProcesses:
 
     def start(self, names: Collection[str]) -> None:
         """Start processes, each under its next generation, and tell the coordinator to expect them; returns at once."""
-        address = self.coordinator.address
         self._kill(names)
         for name in names:
             self._generations[name] += 1
@@ -205,7 +229,7 @@ class JobProcesses:
             strategy = _here() if name == EVALUATOR else PlacementGroupSchedulingStrategy(self._groups[node_of(name)], 0)
             actor = member_actor.options(name=endpoint.actor, scheduling_strategy=strategy).remote()
             self._actors[name] = actor
-            self._runs[actor.run.remote(self._process_spec(name, address, endpoint))] = name
+            self._runs[actor.run.remote(self._process_spec(name, endpoint))] = name
 
     def stop(self, names: Collection[str]) -> None:
         """End processes that are not needed; returns at once."""
@@ -285,15 +309,16 @@ class JobProcesses:
                     ray.kill(actor, no_restart=True)
 
     def _endpoint(self, name: str) -> Endpoint:
-        return Endpoint(self._transport, f"{self._job}/{name}/{self._generations[name]}", self._keys)
+        return Endpoint(self._transport, f"{self._job}/{name}/{self._generations[name]}")
 
-    def _process_spec(self, name: str, address: str, endpoint: Endpoint) -> ProcessSpec:
+    def _process_spec(self, name: str, endpoint: Endpoint) -> ProcessSpec:
         serves = name.startswith(messages.server(""))
         return ProcessSpec(
             name=name,
             generation=self._generations[name],
-            coordinator=address,
+            coordinator=self._endpoint(messages.COORDINATOR).actor,
             endpoint=endpoint,
+            protects=self._protects,
             layout=self._spec.layout,
             optimizer=self._spec.workload.optimizer,
             aggregation=self._spec.workload.aggregation,

@@ -1,8 +1,8 @@
 """The loops of the processes of a live job: they carry messages between a transport and a core, and send heartbeats.
 
-A new process announces itself to the coordinator's process (`Here`), which tells every process the address of every other
-(`Peers`). It does so on the same channel that the core's messages take, so a process that is named in a message can be
-reached. Heartbeats come from a thread of their own, because the loop may compute for a long time.
+A new process is registered with the coordinator's process, which tells every process the address of every other (`Peers`).
+It does so on the same channel that the core's messages take, so a process that is named in a message can be reached.
+Heartbeats come from a thread of their own, because the loop may compute for a long time.
 `harness.live.processes.coordinator_process` is the coordinator's end of this.
 """
 
@@ -12,14 +12,15 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from harness.live.processes.host import Cores, keep_memory
 from harness.live.protocol.blocks import Layout
-from harness.live.protocol.messages import COORDINATOR, Message
-from harness.live.protocol.wire import Beat, Here, Peers, Unreadable, decode, encode, signal
+from harness.live.protocol.messages import COORDINATOR, Message, may_send
+from harness.live.protocol.wire import Beat, Peers, Unreadable, decode, encode, signal
 from harness.live.server.server import Server
 from harness.live.server.store import Store
 from harness.live.transport.transport import Transport
@@ -41,6 +42,8 @@ class Mailbox:
     def __init__(self, name: str, generation: int, transport: Transport) -> None:
         self.name, self.generation, self.transport = name, generation, transport
         self.peers: dict[str, tuple[str, int]] = {}  # address and generation
+        self.refused = 0  # messages that cannot be read, or that their sender may not send
+        self._listed = 0  # generation of the coordinator that sent the last list
 
     def send(self, receiver: str, message: Message) -> None:
         """Send a message. Returns at once; a message to a process that does not exist is lost."""
@@ -50,18 +53,31 @@ class Mailbox:
         """The next (sender, message), or None if none comes in time; frames that are no message are dropped."""
         while True:
             try:
-                if (frames := self.transport.receive(timeout_seconds)) is None:
+                if (received := self.transport.receive(timeout_seconds)) is None:
                     return None
-                sender, message = decode(frames)
+                sender, message = decode(received.frames)
             except Unreadable as error:
                 timeout_seconds = 0.0
-                _log.warning("%s drops what it received: %s", self.name, error)
+                self._refuse(f"drops what it received: {error}")
                 continue
-            head: object = message.head
-            if not isinstance(head, Peers):
-                return sender, message
-            self.update(head)
             timeout_seconds = 0.0
+            head: object = message.head
+            if received.caller not in (None, sender):
+                self._refuse(f"refuses a message that {received.caller} sends in the name of {sender!r}")
+            elif not may_send(sender, message.head):
+                self._refuse(f"refuses {type(head).__name__} of {sender}, which is not for its role to say")
+            elif not isinstance(head, Peers):
+                return sender, message
+            elif sender != COORDINATOR or message.generation < self._listed:
+                self._refuse(f"refuses a list of processes of {sender}, generation {message.generation}")
+            else:
+                self._listed = message.generation
+                self.update(head)
+
+    def _refuse(self, what: str) -> None:
+        self.refused += 1
+        if self.refused & (self.refused - 1) == 0:  # the 1st, 2nd, 4th, ...: who sends many is not to fill the disk
+            _log.warning("%s %s (%d so far)", self.name, what, self.refused)
 
     def update(self, peers: Peers) -> None:
         """Connect to processes that are new or have moved, and drop those that are gone."""
@@ -108,7 +124,7 @@ class Member:
     name: str
     generation: int
     transport: Transport  # closed when its loop ends
-    coordinator: str  # the address of the coordinator's process
+    coordinator: str  # the address of the coordinator's process, which knows this one's
     over: threading.Event
 
 
@@ -124,22 +140,26 @@ class _Core(Protocol):
 def run_server(member: Member, layout: Layout, optimizer: str, aggregation: str) -> None:
     """Run a server until `member.over` is set."""
     keep_memory()
-    mailbox = Mailbox(member.name, member.generation, member.transport)
-    store = Store(layout, optimizer, aggregation, member.transport.empty)
-    core = Server(member.name, member.generation, layout, store, mailbox.send)
-    _serve(member, mailbox, core, tick=lambda: None, work=lambda: None)
+    with _heard(member) as mailbox:
+        store = Store(layout, optimizer, aggregation, member.transport.empty)
+        core = Server(member.name, member.generation, layout, store, mailbox.send)
+        _serve(member, mailbox, core, tick=lambda: None, work=lambda: None)
 
 
 def run_worker(member: Member, layout: Layout, prepare: Callable[[], Compute], cores: Cores) -> None:
-    """Run a worker or an evaluator until `member.over` is set. `prepare` imports and compiles what `Compute` needs.
+    """Run a worker or an evaluator until `member.over` is set. `prepare` imports and compiles what `Compute` needs; it may
+    take long, and the process is heard meanwhile.
 
     The loop computes between messages: XLA cannot be interrupted, so a thread would only add its hand-over to every clock.
     """
     keep_memory()
-    mailbox = Mailbox(member.name, member.generation, member.transport)
+    with _heard(member) as mailbox:
+        _work(member, mailbox, layout, prepare(), cores)
+
+
+def _work(member: Member, mailbox: Mailbox, layout: Layout, compute: Compute, cores: Cores) -> None:
     tasks: deque[WorkerTask] = deque()
     core = Worker(member.name, member.generation, layout, mailbox.send, time.monotonic, tasks.append)
-    compute = prepare()
 
     def work() -> None:
         while tasks:
@@ -156,26 +176,32 @@ def run_worker(member: Member, layout: Layout, prepare: Callable[[], Compute], c
     _serve(member, mailbox, core, tick=core.tick, work=work)
 
 
-def _serve(member: Member, mailbox: Mailbox, core: _Core, *, tick: Callable[[], None], work: Callable[[], None]) -> None:
+@contextmanager
+def _heard(member: Member) -> Iterator[Mailbox]:
+    """The mailbox of a process that sends heartbeats until the context ends."""
+    mailbox = Mailbox(member.name, member.generation, member.transport)
     # Generation 0 is below every real one: the first list from the coordinator replaces this entry.
     mailbox.update(Peers(((COORDINATOR, member.coordinator, 0),)))
     heartbeat = Heartbeat(mailbox)
     heartbeat.start()
-    due = 0.0
     try:
-        while not member.over.is_set():
-            if time.monotonic() >= due:
-                if not core.view:  # not admitted yet, or the announcement was lost: announce again
-                    mailbox.send(COORDINATOR, signal(Here(mailbox.transport.address), mailbox.generation))
-                    core.hello()
-                tick()
-                work()
-                due = time.monotonic() + TICK_SECONDS
-            heard = mailbox.receive(TICK_SECONDS)
-            if heard is not None:
-                core.receive(*heard)
-                heard = None  # its arrays may be large: free them before the next message is received
-                work()
+        yield mailbox
     finally:
         heartbeat.stop()
         mailbox.transport.close()
+
+
+def _serve(member: Member, mailbox: Mailbox, core: _Core, *, tick: Callable[[], None], work: Callable[[], None]) -> None:
+    due = 0.0
+    while not member.over.is_set():
+        if time.monotonic() >= due:
+            if not core.view:  # not admitted yet, or the announcement was lost: announce again
+                core.hello()
+            tick()
+            work()
+            due = time.monotonic() + TICK_SECONDS
+        heard = mailbox.receive(TICK_SECONDS)
+        if heard is not None:
+            core.receive(*heard)
+            heard = None  # its arrays may be large: free them before the next message is received
+            work()

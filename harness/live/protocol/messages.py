@@ -55,6 +55,7 @@ __all__ = [
     "UnaskedBlocks",
     "View",
     "ViewReady",
+    "may_send",
     "server",
     "worker",
 ]
@@ -358,6 +359,39 @@ Head: TypeAlias = (
     | OwnerTable
     | View
 )
+
+
+_ONLY_FROM: dict[str, tuple[type[_Head], ...]] = {
+    COORDINATOR: (
+        LogAppend,
+        Release,
+        Rest,
+        ProbeLoss,
+        ResendPush,
+        OwnerTable,
+        EvaluationRequest,
+        SnapshotDurable,
+        View,
+    ),
+    "server": (
+        EntriesMissing,
+        Pulled,
+        UnaskedBlocks,
+        Redirect,
+        PushStaged,
+        SnapshotCopy,
+        CopyKept,
+        BlocksMoved,
+        ViewReady,
+    ),
+    "worker": (Pull, GradientDone, StagePush, LossProbed, TableSeen, EvaluationResult),
+}
+_SENDERS: dict[type[Any], str] = {kind: role for role, kinds in _ONLY_FROM.items() for kind in kinds}
+
+
+def may_send(sender: str, head: Head) -> bool:
+    """Whether processes of the sender's role send such messages."""
+    return _SENDERS.get(type(head), sender).partition("/")[0] == sender.partition("/")[0]
 
 
 class Message(NamedTuple):

@@ -17,9 +17,9 @@ import numpy as np
 from harness.live.protocol import messages
 from harness.live.protocol.messages import Array, Message
 
-__all__ = ["LARGEST_BYTES", "VERSION", "Beat", "Buffer", "Here", "Peers", "Unreadable", "decode", "encode", "signal"]
+__all__ = ["LARGEST_BYTES", "VERSION", "Beat", "Buffer", "Peers", "Unreadable", "decode", "encode", "signal"]
 
-VERSION = 3
+VERSION = 4
 LARGEST_BYTES = 2**31
 """Limit of one frame: half a billion parameters in one run. The receiver refuses larger ones before it allocates memory."""
 
@@ -35,12 +35,6 @@ class Unreadable(ValueError):
     """Frames that are not a valid message; says what is wrong."""
 
 
-class Here(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """To the coordinator's process: my address. Sent before every `Hello`."""
-
-    address: str
-
-
 class Peers(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """From the coordinator's process: (name, address, generation) of all processes; one that is not listed is gone."""
 
@@ -51,7 +45,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """To the coordinator's process: I am alive."""
 
 
-def signal(head: Here | Peers | Beat, generation: int) -> Message:
+def signal(head: Peers | Beat, generation: int) -> Message:
     """A message between two process loops; their cores never see it."""
     return Message(cast(messages.Head, head), (), 0, generation)
 
@@ -61,7 +55,7 @@ class _First(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     generation: int
     view: int
     arrays: tuple[tuple[str, int], ...]  # (type, length)
-    head: messages.Head | Here | Peers | Beat
+    head: messages.Head | Peers | Beat
 
 
 _encoder = msgspec.msgpack.Encoder()

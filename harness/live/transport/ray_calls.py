@@ -14,6 +14,7 @@ import ray
 
 from harness.live.protocol.messages import Array
 from harness.live.protocol.wire import Buffer
+from harness.live.transport.transport import Received
 
 __all__ = ["RayTransport"]
 
@@ -53,12 +54,12 @@ class RayTransport:
     def empty(self, size: int) -> Array:
         return np.empty(size, np.float32)
 
-    def receive(self, timeout_seconds: float) -> Sequence[Buffer] | None:
+    def receive(self, timeout_seconds: float) -> Received | None:
         try:
             frames = self._inbox.get(block=timeout_seconds > 0, timeout=timeout_seconds or None)
         except queue.Empty:
             return None
-        return [f if isinstance(f, bytes) else memoryview(f) for f in frames]
+        return Received(None, [f if isinstance(f, bytes) else memoryview(f) for f in frames])
 
     def second_sender(self) -> RayTransport:
         return RayTransport(self._address, self._inbox)

@@ -1,9 +1,9 @@
-"""Frames over ZeroMQ: each process has one socket that receives, and one to each peer. With the job's keys it is encrypted.
-Without keys, processes on one machine put large frames into shared memory, and send the rest through abstract Unix sockets.
+"""Frames over ZeroMQ: each process has one socket that receives, and one to each peer. Everything is encrypted, and every
+caller is known. Processes on one machine put large frames into shared memory, and send the rest by abstract Unix sockets.
 
-Messages go one way, so sockets are PUSH and PULL, the simplest that keep order. With `Keys` (CurveZMQ,
-https://rfc.zeromq.org/spec/26), the receiving end proves that it belongs to the job, and accepts only processes of the job:
-without the keys one can neither send, nor receive, nor read the traffic.
+Messages go one way, so sockets are PUSH and PULL, the simplest that keep order. Each process makes its own pair of keys
+(CurveZMQ, https://rfc.zeromq.org/spec/26); the public half is part of its address. A process accepts the keys of its peers,
+and of nobody else: so each end proves which process it is, and a stranger can neither send, nor receive, nor read.
 """
 
 from __future__ import annotations
@@ -11,24 +11,34 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
-from collections.abc import Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from urllib.parse import urldefrag, urlsplit
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils import z85
 
 from harness.live.protocol.messages import Array
 from harness.live.protocol.wire import LARGEST_BYTES, Buffer
 from harness.live.transport.shared_memory import SharedMemory
+from harness.live.transport.transport import Received
 
-__all__ = ["Keys", "ZmqTransport", "on_loopback"]
+__all__ = ["Address", "KeyPair", "ZmqTransport", "on_loopback"]
 
 _log = logging.getLogger(__name__)
 
-_DOMAIN = "job"
+_DOMAIN = b"job"
+_GATE = "inproc://zeromq.zap.01"  # where libzmq asks about callers (https://rfc.zeromq.org/spec/27)
+_END = b"end"  # asked by this process itself: the gate's thread ends
+_WAITING_CALLERS = 1000  # with unknown keys; then the first of them is forgotten
+_LOOK_MILLISECONDS = 20  # from one look whether their keys are known to the next
+_KEY_CHARACTERS = 64  # of a public key in hexadecimal digits
 _NO_WAIT = int(zmq.DONTWAIT)  # an int: pyzmq's enum costs much of the time of a small message
 _WAITING_MESSAGES = 10_000  # to one peer; messages answer one another, so a few dozen are many already
 _LOOPBACK_BYTES = 2**18  # kernel's send buffer on this machine: more would leave the cache before it is read
@@ -36,22 +46,96 @@ _RECONNECT_MILLISECONDS = (50, 1000)  # first and longest pause before another a
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
-    """A job's keys, the same for all its processes: (public, secret) of those who listen, and of those who call."""
+class KeyPair:
+    """The keys of one process, as ZeroMQ writes them. The secret half never leaves the process."""
 
-    listen: tuple[bytes, bytes]
-    call: tuple[bytes, bytes]
+    public: bytes
+    secret: bytes
 
     @classmethod
-    def fresh(cls) -> Keys:
-        return cls(zmq.curve_keypair(), zmq.curve_keypair())
+    def fresh(cls) -> KeyPair:
+        return cls(*zmq.curve_keypair())
+
+    @classmethod
+    def kept(cls, path: Path) -> KeyPair:
+        """The keys in a file that only its owner can read; made where there is none. A process that is started again must
+        have the keys that its peers accept."""
+        if path.exists():
+            return cls(*path.read_bytes().split())
+        made = cls.fresh()
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+            out.write(made.public + b"\n" + made.secret)
+        return made
+
+    @property
+    def name(self) -> str:
+        """The public half, in hexadecimal digits."""
+        return z85.decode(self.public).hex()
 
     def __repr__(self) -> str:
-        return "Keys(...)"  # keys must not appear in a log
+        return f"KeyPair({self.name})"  # the secret half must not appear in a log
 
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a caller with that public key is accepted (ZeroMQ requires this name)."""
-        return domain == _DOMAIN and key == self.call[0]
+
+class Address(NamedTuple):
+    """Where a process is reached, and by which key it is known. As text: ``tcp://HOST:PORT?KEY``, ``#MEMORY`` after it where
+    it shares memory."""
+
+    place: str  # tcp://HOST:PORT
+    key: str  # public, in hexadecimal digits
+    memory: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Raises ValueError for what is no address of a process."""
+        try:
+            parts = urlsplit(text)
+            if parts.scheme == "tcp" and parts.hostname and parts.port and len(parts.query) == _KEY_CHARACTERS:
+                return cls(f"tcp://{parts.netloc}", bytes.fromhex(parts.query).hex(), parts.fragment)
+        except ValueError:
+            pass
+        raise ValueError(f"Cannot reach a process at {text!r}: write tcp://HOST:PORT?KEY.")
+
+    def __str__(self) -> str:
+        return f"{self.place}?{self.key}" + (f"#{self.memory}" if self.memory else "")
+
+
+class _Gate(threading.Thread):
+    """Answers libzmq for each caller whether its key is accepted (ZAP). A caller whose key is unknown waits: it may have
+    started before this process was told of it. libzmq ends a connection that waits for 30 s, and the caller tries again."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], accepts: Callable[[str], bool]) -> None:
+        super().__init__(name="gate", daemon=True)
+        self._context, self._accepts = context, accepts
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.bind(_GATE)
+        self._waiting: deque[tuple[str, list[bytes]]] = deque(maxlen=_WAITING_CALLERS)  # key, and the beginning of an answer
+
+    def run(self) -> None:
+        with self._socket as questions:
+            while True:
+                if questions.poll(_LOOK_MILLISECONDS if self._waiting else None):
+                    # Whose connection it is, an empty frame, and the frames of a request.
+                    whose, empty, *request = questions.recv_multipart()
+                    if request == [_END]:
+                        return
+                    version, number, domain, _, _, mechanism, *credentials = request
+                    if (domain, mechanism) == (_DOMAIN, b"CURVE"):
+                        self._waiting.append((credentials[0].hex(), [whose, empty, version, number]))
+                for _ in range(len(self._waiting)):
+                    key, answer = self._waiting.popleft()
+                    if self._accepts(key):
+                        questions.send_multipart([*answer, b"200", b"OK", key.encode(), b""])
+                    else:
+                        self._waiting.append((key, answer))
+
+    def stop(self) -> None:
+        """End the thread."""
+        if self.is_alive():
+            with self._context.socket(zmq.REQ) as last:
+                last.connect(_GATE)
+                last.send(_END)
+                self.join()
+        self._socket.close()
 
 
 def on_loopback(host: str) -> bool:
@@ -71,19 +155,17 @@ def _unix_socket(place: str) -> str:
 class _Sender:
     """A socket to each peer, opened when something is sent to it."""
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys | None, memory: SharedMemory | None = None
-    ) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: KeyPair, memory: SharedMemory | None = None) -> None:
         self._context, self._keys, self._memory = context, keys, memory
-        self._addresses: dict[str, str] = {}
+        self._addresses: dict[str, tuple[str, bytes]] = {}  # place and public key
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._refused: set[str] = set()
 
     def connect(self, peer: str, address: str) -> None:
         self.forget(peer)
-        place, identity = urldefrag(address)
+        place, key, identity = Address.parse(address)
         shares = self._memory is not None and self._memory.connect(peer, identity)
-        self._addresses[peer] = _unix_socket(place) if shares else place
+        self._addresses[peer] = _unix_socket(place) if shares else place, z85.encode(bytes.fromhex(key))
 
     def forget(self, peer: str) -> None:
         self._addresses.pop(peer, None)
@@ -99,7 +181,7 @@ class _Sender:
         if socket is None:
             if peer not in self._addresses:
                 return
-            socket = self._sockets[peer] = self._calling(self._addresses[peer])
+            socket = self._sockets[peer] = self._calling(*self._addresses[peer])
         sent = frames if self._memory is None else self._memory.lend(peer, frames)
         try:
             socket.send_multipart(sent, _NO_WAIT, copy=False)
@@ -108,18 +190,19 @@ class _Sender:
                 self._memory.take_back()
             if peer not in self._refused:
                 self._refused.add(peer)
-                _log.warning("Cannot send to %s: it has other keys, or leaves %d messages waiting.", peer, _WAITING_MESSAGES)
+                _log.warning(
+                    "Cannot send to %s: it does not accept our key, or leaves %d messages waiting.", peer, _WAITING_MESSAGES
+                )
 
-    def _calling(self, address: str) -> zmq.Socket[bytes]:
+    def _calling(self, address: str, key: bytes) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.PUSH)
         socket.setsockopt(zmq.SNDHWM, _WAITING_MESSAGES)
         socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MILLISECONDS[0])
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MILLISECONDS[1])
         if on_loopback(urlsplit(address).hostname or ""):  # otherwise the kernel sizes the buffer to the link
             socket.setsockopt(zmq.SNDBUF, _LOOPBACK_BYTES)
-        if self._keys is not None:
-            socket.curve_serverkey = self._keys.listen[0]
-            socket.curve_publickey, socket.curve_secretkey = self._keys.call
+        socket.curve_serverkey = key
+        socket.curve_publickey, socket.curve_secretkey = self._keys.public, self._keys.secret
         socket.connect(address)
         return socket
 
@@ -131,40 +214,36 @@ class _Sender:
 class ZmqTransport:
     """A `Transport` that listens on one address of this host, on any free port where none is given.
 
-    On loopback and without keys it shares memory, unless `share` is False; its address says how, after `#`. Raises
-    ValueError if it cannot listen there.
+    On loopback it shares memory, unless `share` is False; its address says how. Raises ValueError if it cannot listen there.
     """
 
-    def __init__(self, host: str, port: int = 0, *, keys: Keys | None = None, share: bool = True) -> None:
+    def __init__(self, host: str, port: int = 0, *, keys: KeyPair | None = None, share: bool = True) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._keys = keys
-        self._guard: ThreadAuthenticator | None = None
+        self._keys = keys or KeyPair.fresh()
+        self._peers: dict[str, str] = {}  # by public key; replaced and never changed, because the gate's thread reads it
         self._memory: SharedMemory | None = None
-        if share and keys is None and on_loopback(host):
+        if share and on_loopback(host):
             with suppress(OSError, AttributeError):  # the system has no anonymous files: use sockets only
                 self._memory = SharedMemory()
-        self._sender = _Sender(self._context, keys, self._memory)
+        self._sender = _Sender(self._context, self._keys, self._memory)
+        self._gate = _Gate(self._context, lambda key: key in self._peers)
+        self._gate.start()
         try:
-            self._inlet, self._address = self._listening(f"tcp://{host}:{port or '*'}")
+            self._inlet, place = self._listening(f"tcp://{host}:{port or '*'}")
         except BaseException:
             self.close()
             raise
-        if self._memory is not None:
-            self._address += f"#{self._memory.identity}"
+        self._address = str(Address(place, self._keys.name, "" if self._memory is None else self._memory.identity))
         self._timeout_seconds = -1.0  # the socket's default: wait for ever
 
     def _listening(self, place: str) -> tuple[zmq.Socket[bytes], str]:
         inlet = self._context.socket(zmq.PULL)
         inlet.setsockopt(zmq.MAXMSGSIZE, LARGEST_BYTES)
         inlet.setsockopt(zmq.RCVHWM, _WAITING_MESSAGES)
-        if self._keys is not None:
-            self._guard = ThreadAuthenticator(self._context)
-            self._guard.start()
-            self._guard.configure_curve_callback(_DOMAIN, self._keys)
-            inlet.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
-            inlet.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # if the authenticator fails, accept nobody instead of everybody
-            inlet.curve_publickey, inlet.curve_secretkey = self._keys.listen
-            inlet.curve_server = True
+        inlet.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
+        inlet.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer of the gate, accept nobody instead of everybody
+        inlet.curve_publickey, inlet.curve_secretkey = self._keys.public, self._keys.secret
+        inlet.curve_server = True
         try:
             inlet.bind(place)
             found = inlet.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -181,9 +260,12 @@ class ZmqTransport:
         return self._address
 
     def connect(self, peer: str, address: str) -> None:
+        key = Address.parse(address).key
+        self._peers = {k: name for k, name in self._peers.items() if name != peer} | {key: peer}
         self._sender.connect(peer, address)
 
     def forget(self, peer: str) -> None:
+        self._peers = {k: name for k, name in self._peers.items() if name != peer}
         self._sender.forget(peer)
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
@@ -195,23 +277,26 @@ class ZmqTransport:
     def empty(self, size: int) -> Array:
         return np.empty(size, np.float32) if self._memory is None else self._memory.empty(size)
 
-    def receive(self, timeout_seconds: float) -> Sequence[Buffer] | None:
+    def receive(self, timeout_seconds: float) -> Received | None:
         if timeout_seconds and timeout_seconds != self._timeout_seconds:
             self._inlet.setsockopt(zmq.RCVTIMEO, round(timeout_seconds * 1000))
             self._timeout_seconds = timeout_seconds
-        try:
-            frame = self._inlet.recv(0 if timeout_seconds else _NO_WAIT, copy=False)
-        except zmq.Again:
-            return None
-        frames: list[Buffer] = [frame.bytes]
-        while frame.more:
-            frame = self._inlet.recv(copy=False)
-            frames.append(frame.buffer)
-        return frames if self._memory is None else self._memory.borrow(frames)
+        while True:
+            try:
+                frame = self._inlet.recv(0 if timeout_seconds else _NO_WAIT, copy=False)
+            except zmq.Again:
+                return None
+            caller = self._peers.get(str(frame.get("User-Id")))
+            frames: list[Buffer] = [frame.bytes]
+            while frame.more:
+                frame = self._inlet.recv(copy=False)
+                frames.append(frame.buffer)
+            # None: it was a peer when it connected, and is none any more.
+            if caller is not None:
+                return Received(caller, frames if self._memory is None else self._memory.borrow(frames))
 
     def close(self) -> None:
-        if self._guard is not None:
-            self._guard.stop()
+        self._gate.stop()
         self._context.destroy(linger=0)
         if self._memory is not None:
             self._memory.close()

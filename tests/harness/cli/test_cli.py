@@ -206,7 +206,7 @@ def test_a_reader_that_closes_the_pipe_is_no_error(here: Path) -> None:
         (["compare", "tiny.toml", "--out", "tiny.toml"], r"Cannot write results to tiny\.toml: it is a file"),
         (["compare", "tiny.toml", "--out", "tiny.toml/out"], r"Cannot write results to tiny\.toml/out: Not a directory"),
         (["compare", "bad.toml"], r"bad\.toml: \[cluster\.nodes\] cuont: there is no such key; did you mean count"),
-        (["show", "digit"], r"No scenario 'digit'"),
+        (["show", "digit"], r"No scenario or tuner 'digit': did you mean digits"),
         (["report", "nowhere"], r"Cannot read results from nowhere: it has no manifest\.json"),
     ],
 )
@@ -221,7 +221,7 @@ def test_bad_input_is_refused_with_status_2(
     assert not (here / "results").exists()
 
 
-@pytest.mark.parametrize("arguments", [[], ["compare", "--seeds", "many"], ["list", "tunes"], ["frobnicate"]])
+@pytest.mark.parametrize("arguments", [["compare", "--seeds", "many"], ["list", "tunes"], ["frobnicate"]])
 def test_a_wrong_command_line_is_refused_with_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)

@@ -17,8 +17,9 @@ def test_bars_keep_their_counts(width: int) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=20, color_system=None)
     last = RunKey("digits-logistic", "my_package.my_module:factory", 0)
     with watching(console) as watch:
-        watch(Planned(8, 2))
-        watch(Finished(last, Done("error", "so it goes [bold] " * 20, 1.0, 0.0, 0.0)))
+        left = tuple(RunKey("digits-logistic", "random_search", seed) for seed in range(5))
+        watch(Planned(8, 2, (last, *left), ("random_search",)))
+        watch(Finished(last, Done("error", "so it goes [bold] " * 20, 1.0, 0.0, 12.0)))
         watch(Underway(RunKey("digits-logistic", "random_search", 0), Progress(900.0, 3600.0, 0.5, 0.875)))
         watch(Underway(last, Progress(0.0, 3600.0, float("nan"), float("nan"))))
         paper = Console(file=io.StringIO(), width=width, color_system=None)
@@ -28,7 +29,8 @@ def test_bars_keep_their_counts(width: int) -> None:
     assert len(lines) == 3
     assert all(len(line) <= width for line in lines)
     assert "3/8" in lines[0]
-    assert "last: " in lines[0]
+    assert "about 60 s left" in lines[0]
+    assert ("last: " in lines[0]) == (width == 120)
     assert "digits-logistic random_search seed 0" in lines[1]
     assert "25%" in lines[1]
     assert "accuracy 0.875" in lines[1]

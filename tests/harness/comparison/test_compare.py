@@ -18,8 +18,9 @@ from harness.comparison import results
 from harness.comparison.compare import Event, Finished, Planned, Underway, compare
 from harness.drive import replay
 from harness.scenario import load
+from reports import tables
 from tests.support import arena
-from traces import store
+from traces import schema, store
 from traces.exchanges import read_log
 from traces.schema import HOST
 
@@ -86,6 +87,36 @@ def test_the_real_simulator_gives_the_same_bytes_with_one_job_and_with_two(tmp_p
     assert (scores["final_accuracy"] >= 0.8).all()
 
 
+def test_a_tuner_with_nothing_to_tune_is_not_played_and_says_why(tiny: Path, tmp_path: Path) -> None:
+    made = run(tiny, tmp_path / "out", "fixed", "cruise", "k_sync", "random_search")
+    assert set(made.scores["tuner"]) == {"fixed", "random_search"}
+    rows = made.not_applicable.select("tuner", "seed", "status", "reason", "reached", "clocks").rows()
+    held = "The policy is held at 'asp' here."
+    roles = "Neither the number of workers nor the roles of machines are free here."
+    status = schema.NOT_APPLICABLE
+    assert rows == [(t, s, status, why, False, 0) for t, why in (("cruise", roles), ("k_sync", held)) for s in (0, 1)]
+    assert made.not_applicable["completion_seconds"].is_nan().all()
+    assert made.host.height == 8
+    folder = results.run_folder(tmp_path / "out", "tiny", "cruise", 1)
+    assert read_log(folder / "exchanges.jsonl.gz") == []
+    table = tables.summary(made)
+    assert set(table["tuner"]) == {"fixed", "random_search"}
+    assert tables.not_applicable(made) == [
+        f"tiny: not applicable, and not run: cruise ({roles[:-1]}); k_sync ({held[:-1]})."
+    ]
+    again: list[Event] = []
+    run(tiny, tmp_path / "out", "fixed", "cruise", "k_sync", "random_search", resume=True, watch=again.append)
+    assert again == [Planned(8, 8, (), ("fixed", "cruise", "k_sync", "random_search"))]
+
+
+def test_adding_tuners_that_have_nothing_to_tune_changes_no_row(tiny: Path, tmp_path: Path) -> None:
+    few = run(tiny, tmp_path / "few", "fixed", "random_search")
+    many = run(tiny, tmp_path / "many", "fixed", "random_search", "cruise", "k_sync", "bespoke_bo", "bsp")
+    assert few.scores.equals(many.scores)
+    one, other = (tables.summary(made).drop("thinking_seconds") for made in (few, many))  # measured on the host
+    assert one.equals(other)
+
+
 def test_a_run_can_be_replayed_from_its_log(tiny: Path, tmp_path: Path) -> None:
     run(tiny, tmp_path / "out", "tests.support.arena:faster", seeds=1)
     log = read_log(results.run_folder(tmp_path / "out", "tiny", "tests.support.arena:faster", 0) / "exchanges.jsonl.gz")
@@ -96,7 +127,9 @@ def test_a_run_can_be_replayed_from_its_log(tiny: Path, tmp_path: Path) -> None:
 def test_events_are_reported(tiny: Path, tmp_path: Path) -> None:
     told: list[Event] = []
     run(tiny, tmp_path / "out", "tests.support.arena:slow", seeds=1, watch=told.append)
-    assert told[0] == Planned(1, 0)
+    assert isinstance(told[0], Planned)
+    assert (told[0].runs, told[0].made_before) == (1, 0)
+    assert [r.tuner for r in told[0].left] == list(told[0].contestants) == ["tests.support.arena:slow"]
     assert isinstance(told[-1], Finished)
     assert told[-1].done.thinking_seconds > 0.5
     underway = [e for e in told if isinstance(e, Underway)]
@@ -104,7 +137,8 @@ def test_events_are_reported(tiny: Path, tmp_path: Path) -> None:
     assert underway[0].progress.budget_seconds == 20.0
     again: list[Event] = []
     run(tiny, tmp_path / "out", "tests.support.arena:slow", seeds=1, resume=True, watch=again.append)
-    assert again == [Planned(1, 1)]
+    assert [(e.runs, e.made_before, e.left) for e in again if isinstance(e, Planned)] == [(1, 1, ())]
+    assert len(again) == 1
 
 
 def test_the_oracle_is_the_best_candidate_over_all_seeds(tiny: Path, tmp_path: Path) -> None:
@@ -154,7 +188,7 @@ def test_a_comparison_killed_half_way_resumes_to_the_same_bytes(tiny: Path, tmp_
             break
         except ValueError:
             time.sleep(0.1)
-    assert told[0] == Planned(6, made)
+    assert (told[0].runs, told[0].made_before) == (6, made)
     assert without_host(out) == without_host(tmp_path / "whole")
 
 

@@ -195,6 +195,8 @@ WRONG: list[tuple[str, str, str]] = [
     ("[budget]", SLEEPS, r"\[conditions\] .*sleeps\.probability = 2\.0"),
     ("[budget]", STRAGGLERS, r"\[conditions\] .*node 'n7': this cluster has n0"),
     ("[budget]", "[costs]\nrestart_seconds = -1\n[budget]", r"\[costs\] .*restart_seconds = -1"),
+    ("[budget]", "[costs]\nevaluate_seconds = -1\n[budget]", r"\[costs\] .*evaluate_seconds = -1"),
+    ("[budget]", "[rules]\ninstall_policy = true\n[budget]", r"\[rules\] install_policy: .*did you mean install_policies"),
     ("[budget]", "budget]", r"my\.toml: it is no TOML: .*line"),
     ('summary = "Five machines and a quadratic."', "", r"my\.toml: summary: it is missing"),
     ("[budget]\nseconds = 20", "", r"my\.toml: \[budget\]: it is missing"),

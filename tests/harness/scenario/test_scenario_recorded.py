@@ -62,7 +62,7 @@ def test_a_table_is_a_scenario(folder):
     assert {k.name for k in seen.space.knobs} == {"policy", "option/workers"}
     assert (seen.start.policy, dict(seen.start.options)["workers"]) == ("bsp", 8)
     assert (seen.seed, seen.samples, seen.budget_seconds, seen.name) == (1, 1000, 200.0, "six")
-    assert "# 6 recorded runs; starts with policy bsp, option/workers 8" in show(made)
+    assert "# 6 recorded runs under 6 settings; starts with policy bsp, option/workers 8" in show(made)
     assert show(made).endswith(TEXT)
 
 

@@ -16,7 +16,7 @@ def saved(memory):
     index = memory.coordinator.snapshot(save=True)
     while memory.coordinator.durable < index:
         memory.step()
-    return memory.coordinator.checkpoint(index), memory.coordinator.saved(index)
+    return memory.coordinator.checkpoint(index), memory.coordinator.saved(index), memory.policies
 
 
 def lose_servers(memory, *others):

@@ -102,6 +102,26 @@ def test_a_journal_ignores_a_record_that_was_cut_short(tmp_path):
     journal.close()
 
 
+@pytest.mark.parametrize("forged", ["another key", "another place"])
+def test_a_journal_gives_no_record_that_its_owner_did_not_write_there(tmp_path, forged):
+    """A record can be code."""
+    mine, other = tmp_path / "journal", tmp_path / "other"
+    for path, records in ((mine, [b"one", b"two"]), (other, [b"one", b"code"])):
+        journal = FileJournal(path)
+        for record in records:
+            journal.append(record)
+        journal.close()
+    assert {p.stat().st_mode & 0o777 for p in tmp_path.iterdir()} == {0o600}
+    if forged == "another key":
+        mine.write_bytes(other.read_bytes())
+    else:
+        whole = mine.read_bytes()
+        mine.write_bytes(whole[len(whole) // 2 :] + whole[: len(whole) // 2])
+    journal = FileJournal(mine)
+    assert list(journal) == []
+    journal.close()
+
+
 # ---------------------------------------------------------------------------------------- evaluations, branches, saving
 
 
@@ -161,7 +181,7 @@ def test_another_job_begins_from_a_saved_snapshot(servers):
     vectors = memory.coordinator.saved(index)
     assert vectors[0]["velocity"].tolist() == [counted] * 12
     assert vectors[0]["parameters"].tolist() == [memory.value(counted)] * 12
-    begun = memory.coordinator.checkpoint(index), vectors
+    begun = memory.coordinator.checkpoint(index), vectors, memory.policies
     again = start(random.Random(6), servers=2, optimizer="momentum", momentum=1.0, begun=begun)
     assert again.pushes[0] == counted
     again.steps(300)
@@ -199,7 +219,7 @@ def saved(memory):
     index = memory.coordinator.snapshot(save=True)
     while memory.coordinator.durable < index:
         memory.step()
-    return memory.coordinator.checkpoint(index), memory.coordinator.saved(index)
+    return memory.coordinator.checkpoint(index), memory.coordinator.saved(index), memory.policies
 
 
 @pytest.mark.parametrize("aggregation", ["each", "mean"])
@@ -365,7 +385,7 @@ def test_a_job_without_any_copy_goes_back_to_the_saved_snapshot():
     memory.start(messages.server(NODES[0]))
     memory.drain()
     before = memory.pushes[0]
-    memory.coordinator.begin_from(state, saved)
+    memory.coordinator.begin_from(state, saved, memory.policies)
     memory.recover()
     memory.coordinator.run(0)
     counted = memory.pushes[0]

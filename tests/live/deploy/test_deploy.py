@@ -299,6 +299,10 @@ def test_a_job_on_ray_is_changed_and_comes_to_its_target(here, ray_alone):
     assert job.ended() == 0, job.said
     assert job.nothing_left()
     check_reached(job, here / "out")
+    modes = {p.is_dir(): set() for p in (here / "out").rglob("*")}
+    for path in [here / "out", *(here / "out").rglob("*")]:
+        modes[path.is_dir()].add(path.stat().st_mode & 0o777)
+    assert modes == {True: {0o700}, False: {0o600}}
 
 
 @pytest.mark.live

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from harness.live.driver import control, recent_pushes
-from harness.live.driver.restore_points import RestorePoints
+from harness.live.driver.driver_state import driver_state
 from harness.live.driver.system import LiveSystem
 from harness.live.processes.client import RemoteCoordinator
 from harness.live.processes.names import node_of
@@ -143,7 +143,7 @@ def test_training_stays_stopped_after_the_last_checkpoint_though_a_server_is_los
         live.checkpoint()
         assert "server/n2 is lost" in history(live)
         assert pretend.running is None
-    assert kept[-1].state["branch"] == RestorePoints.driver_state(kept[-1])[1] == child
+    assert kept[-1].state["branch"] == driver_state(kept[-1], {})[1] == child
 
 
 def test_without_a_viewer_only_the_last_pushes_are_kept(monkeypatch):

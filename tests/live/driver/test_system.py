@@ -1,15 +1,17 @@
 """The driver of a live job: actions, windows, losses; and BSP learns as in the simulator."""
 
+import pickle
 import time
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from harness.drive import play
-from harness.live.driver import control
+from harness.live.driver import checkpoint_file, control
 from harness.live.driver.system import LiveSystem
 from harness.live.worker.spec import Spec
 from harness.scenario import load, system
@@ -83,6 +85,60 @@ def test_a_job_continues_from_a_checkpoint_as_if_it_had_not_stopped(spec, tmp_pa
     assert second.clocks >= 40  # those that came before the checkpoint and that nobody had seen are among them
     count = first.clocks + second.clocks
     assert_alike(losses(first, second), losses(system(spec.scenario, 0).perform(Run(clocks=count + 3))))
+
+
+def test_a_policy_that_a_tuner_installed_is_given_by_the_tuner_again(spec, tmp_path):
+    """A checkpoint has no code: the policy comes from the tuner, which is replayed, and its state from the checkpoint."""
+    kept, policy = [], _alternating()
+    with thread_processes(spec, tmp_path / "one") as processes, LiveSystem(spec, processes, keep=kept.append) as live:
+        live.perform(Run(clocks=10))
+        live.perform(Install(policy))
+        child = live.perform(Fork(0))
+        live.perform(Run(clocks=30, branch=child))
+        live.checkpoint()
+        turns = _turns(processes, child)
+    assert turns > 0
+    refused = pytest.raises(ValueError, match=r"Cannot resume: .*exchange 1 installed no policy")
+    with thread_processes(spec, tmp_path / "two") as processes, refused:
+        LiveSystem(spec, processes, kept[-1])
+    with (
+        thread_processes(spec, tmp_path / "three") as processes,
+        LiveSystem(spec, processes, kept[-1], installed={1: policy}) as live,
+    ):
+        assert _turns(processes, child) >= turns
+        assert live.control.branches[child].policy is live.control.branches[0].policy is policy
+        assert live.perform(Run(clocks=30, branch=child)).clocks >= 30
+
+
+def _alternating():
+    """A policy with a state: the number of pushes."""
+    return SyncPolicy(
+        "alternating",
+        lambda active: {"turns": jnp.zeros((), jnp.int32)},
+        lambda state, push: ({"turns": state["turns"] + 1}, Decision(release=push.waiting)),
+    )
+
+
+def _turns(processes, branch):
+    return int(processes.process._core.branches[branch].state["turns"])
+
+
+def test_a_doctored_checkpoint_runs_no_command(spec, tmp_path):
+    """Of any of its tensors, with a digest that is right."""
+    kept, ran = [], tmp_path / "ran"
+    with thread_processes(spec, tmp_path / "one") as processes, LiveSystem(spec, processes, keep=kept.append) as live:
+        live.checkpoint()
+
+    class Command:
+        def __reduce__(self):
+            return Path.touch, (ran,)
+
+    code = np.frombuffer(pickle.dumps(Command()), np.uint8)
+    for tensor in ("driver", "coordinator"):
+        checkpoint_file.save(tmp_path / "c", replace(kept[-1], tensors=dict(kept[-1].tensors) | {tensor: code}))
+        with thread_processes(spec, tmp_path / tensor) as processes, pytest.raises(ValueError, match=r"damaged"):
+            LiveSystem(spec, processes, checkpoint_file.load(tmp_path / "c"))
+    assert not ran.exists()
 
 
 def test_a_job_whose_driver_died_continues_from_its_latest_checkpoint(alone, tmp_path, monkeypatch):
@@ -181,6 +237,15 @@ def test_windows_follow_one_another_and_lose_nothing(live):
     assert told[0] == 20
     assert seen[0].workers[0].node == "n0"
     assert sum(w.pushes for w in seen[2].workers) == seen[2].clocks
+
+
+def test_a_policy_that_is_held_cannot_be_installed(spec, pretend, monkeypatch):
+    monkeypatch.setitem(vars(spec), "job", replace(spec.job, installs_policies=False))
+    with (
+        LiveSystem(spec, pretend) as live,
+        pytest.raises(Rejected, match="Cannot install policy 'probing': this scenario holds"),
+    ):
+        live.perform(Install(_probing()))
 
 
 def test_a_reconfiguration_without_waiting_is_reported_by_a_window(live, spec):

@@ -127,7 +127,7 @@ class Echo:
         self.transport.send("other", [b"lost"])
 
     def received(self, count):
-        found = [self.transport.receive(10.0) for _ in range(count)]
+        found = [self.transport.receive(10.0).frames for _ in range(count)]
         assert self.transport.receive(0.1) is None
         assert self.transport.receive(0.0) is None
         return [(bytes(first), np.frombuffer(array, np.float32).sum()) for first, array in found]

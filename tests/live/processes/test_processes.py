@@ -3,139 +3,20 @@
 import inspect
 import os
 import threading
-import time
-from contextlib import contextmanager
+from contextlib import closing
 
 import numpy as np
 import pytest
 
-from harness.live.coordinator.branch import LiveJob, Shards
 from harness.live.coordinator.coordinator import Coordinator
-from harness.live.processes import coordinator_process, loops
+from harness.live.processes import coordinator_process
 from harness.live.processes.client import CoordinatorClient, RemoteCoordinator, TrainingControl
 from harness.live.processes.coordinator_process import CoordinatorProcess
 from harness.live.processes.host import Cores
-from harness.live.protocol.blocks import Layout
-from harness.live.transport.zeromq import Keys, ZmqTransport
-from harness.live.worker.worker import Computed
+from harness.live.transport.zeromq import ZmqTransport
+from tests.live.support.counting_job import HERE, MEMBERS, SETTING, SIZE, minus_one, threads
 from tests.live.support.pretend import PretendCoordinator
 from tuners import policies
-from tuners.actions import Setting, Target
-
-HERE = "127.0.0.1"
-NODES = ("a", "b", "c", "d")
-SETTING = Setting(workers=("a", "b"), servers=("c", "d"), learning_rate=1.0)
-MEMBERS = ("worker/a", "worker/b", "server/c", "server/d")
-SIZE = 1000
-
-
-def shards(setting):
-    each = np.ones(len(NODES), np.int32)
-    return Shards(each, 0 * each, each)
-
-
-JOB = LiveJob(
-    nodes=NODES,
-    size=SIZE,
-    blocks=8,
-    target=Target("clocks", 1_000_000),
-    evaluate_clocks=0,
-    shards=shards,
-    snapshot_commits=20,
-)
-
-
-def minus_one(task):
-    """Every push adds one to every parameter."""
-    return Computed(task.number, task.kind, 1.0, gradient=-np.ones(SIZE, np.float32))
-
-
-class JobThreads:
-    """The processes of a job as threads. Unlike those of `tests.live.support.threads` no driver repairs anything."""
-
-    def __init__(self, folder, keys=None):
-        self.folder, self.keys = folder, keys
-        self.running = {}
-        self.generations = {}
-        self.coordinate()
-
-    def coordinate(self, port=0):
-        self.process = CoordinatorProcess(JOB, ZmqTransport(HERE, port, keys=self.keys), self.folder)
-        self.process.start()
-        self.coordinator = self.process.client
-
-    def start(self, names, compute=minus_one, address=None):
-        for name in names:
-            generation = self.generations[name] = self.generations.get(name, 0) + 1
-            self.coordinator.expect(name, generation)
-            over = threading.Event()
-            transport = ZmqTransport(HERE, keys=self.keys)
-            member = loops.Member(name, generation, transport, address or self.coordinator.address, over)
-            layout = Layout(JOB.size, JOB.blocks)
-            if name.startswith("server/"):
-                given = (loops.run_server, member, layout, JOB.optimizer, JOB.aggregation)
-            else:
-                given = (loops.run_worker, member, layout, lambda: compute, Cores())
-            thread = threading.Thread(target=given[0], args=given[1:], name=name, daemon=True)
-            thread.start()
-            self.running[name] = over, thread
-
-    def stop(self, *names):
-        for name in names:
-            self.running[name][0].set()
-        for name in names:
-            self.running.pop(name)[1].join()
-
-    def train(self):
-        self.coordinator.begin(SETTING, policies.bsp(), np.zeros(SIZE, np.float32))
-        self.start(MEMBERS)
-        self.joined(MEMBERS)
-        self.coordinator.recover(("server/c", "server/d"), (0.5, 0.5))
-        self.coordinator.run(0)
-
-    def joined(self, names):
-        self.until(lambda: set(names) <= self.coordinator.members.keys())
-
-    def pushes(self, least):
-        """Wait for so many more; returns how many there were."""
-        counted = 0
-
-        def enough():
-            nonlocal counted
-            counted += len(self.coordinator.poll().reports[0].rows)
-            return counted >= least
-
-        self.until(enough)
-        return counted
-
-    def until(self, so, seconds=20.0):
-        end = time.monotonic() + seconds
-        while not so():
-            assert time.monotonic() < end, f"not within {seconds} s"
-            time.sleep(0.01)
-
-    def model(self):
-        """Stop training; returns the model, and how many pushes have come meanwhile."""
-        self.coordinator.rest()
-        index = self.coordinator.snapshot(save=True)
-        self.until(lambda: self.coordinator.durable >= index)
-        return self.coordinator.saved(index)[0]["parameters"], len(self.coordinator.poll().reports[0].rows)
-
-    def close(self):
-        self.process.stop()
-        self.stop(*self.running)
-
-
-@contextmanager
-def threads(folder, **options):
-    before = threading.active_count()
-    job = JobThreads(folder, **options)
-    try:
-        yield job
-    finally:
-        job.close()
-    assert threading.active_count() == before
-
 
 TRAINING = {name: m for name, m in vars(TrainingControl).items() if not name.startswith("_")}
 OF_PROCESS = {name: m for name, m in vars(CoordinatorClient).items() if not name.startswith("_")}
@@ -168,21 +49,29 @@ def test_questions_are_forwarded_by_name_with_their_arguments():
     assert asked == [(("lose", ["server/c"]), {}), (("snapshot",), {"save": True}), (("transfers",), {}), (("members",), {})]
 
 
-@pytest.mark.parametrize("keys", [None, Keys.fresh()], ids=["plain", "encrypted"])
-def test_every_push_counts_once(tmp_path, keys):
-    with threads(tmp_path, keys=keys) as job:
+def test_every_push_counts_once(tmp_path):
+    with threads(tmp_path) as job:
         job.train()
         pushes = job.pushes(60)
         model, more = job.model()
         assert model.tolist() == [pushes + more] * SIZE
 
 
-def test_no_process_joins_without_the_keys(tmp_path):
-    with threads(tmp_path, keys=Keys.fresh()) as job:
-        job.keys = None
-        job.start(["server/c"])
-        time.sleep(3 * loops.TICK_SECONDS)
-        assert job.coordinator.members == {}
+def test_only_a_process_that_is_expected_is_registered_and_only_once(tmp_path):
+    with threads(tmp_path) as job, closing(ZmqTransport(HERE)) as one, closing(ZmqTransport(HERE)) as other:
+        refused = pytest.raises(ValueError, match=r"Cannot register server/c, generation \d: it is not expected, or is here")
+        with refused:
+            job.coordinator.register("server/c", 1, one.address)
+        job.coordinator.expect("server/c", 2)
+        assert job.coordinator.register("server/c", 2, one.address) == job.coordinator.address
+        assert job.coordinator.register("server/c", 2, one.address) == job.coordinator.address  # the answer was lost
+        for generation, address in ((1, one.address), (2, other.address), (3, one.address)):
+            with refused:
+                job.coordinator.register("server/c", generation, address)
+        job.coordinator.expect("server/d", 1)
+        with pytest.raises(ValueError, match="Cannot reach a process at 'garbage'"):
+            job.coordinator.register("server/d", 1, "garbage")
+        assert set(job.process._mailbox.peers) == {"server/c"}
 
 
 def test_a_silent_process_is_noticed_and_replaced(tmp_path, monkeypatch):
@@ -223,27 +112,25 @@ def test_a_process_that_starts_while_the_coordinator_restarts_finds_it(tmp_path)
     with threads(tmp_path) as job:
         assert coordinator_process.last_port(tmp_path / "no such folder") == 0
         job.train()
-        told = job.coordinator.address
         job.stop("worker/b")
         job.coordinator.lose(["worker/b"])
         job.coordinator.forget(["worker/b"])
         job.process.stop()
         job.coordinate(coordinator_process.last_port(job.folder))
-        job.start(["worker/b"], address=told)
+        job.start(["worker/b"])
         job.joined(MEMBERS)
         assert job.coordinator.members["worker/b"] == 2
         job.pushes(10)
 
 
 def test_frames_that_are_no_message_are_dropped(tmp_path):
-    with threads(tmp_path) as job:
-        stranger = ZmqTransport(HERE)
-        stranger.connect("coordinator", job.coordinator.address)
+    with threads(tmp_path) as job, closing(ZmqTransport(HERE)) as one:
+        job.coordinator.expect("server/x", 1)
+        one.connect("coordinator", job.coordinator.register("server/x", 1, one.address))
         for frames in ([b"garbage"], [b"PSLV\2\0"], [b"", b""], [b"PSLV\1\0\x90"]):
-            stranger.send("coordinator", frames)
+            one.send("coordinator", frames)
         job.train()
         assert job.pushes(10) >= 10
-        stranger.close()
 
 
 def test_an_error_of_the_coordinator_is_raised_where_it_was_asked(tmp_path):

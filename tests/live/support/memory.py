@@ -290,6 +290,10 @@ class Memory:
         return made
 
     @property
+    def policies(self):
+        return {n: branch.policy for n, branch in self.coordinator.branches.items()}
+
+    @property
     def pushes(self):
         return {n: branch.pushes for n, branch in self.coordinator.branches.items()}
 

@@ -31,7 +31,9 @@ class ThreadProcesses:
             generation = self.generations[name] = self.generations.get(name, 0) + 1
             self.coordinator.expect(name, generation)
             over = threading.Event()
-            member = loops.Member(name, generation, ZmqTransport(HERE), self.coordinator.address, over)
+            transport = ZmqTransport(HERE)
+            coordinator = self.coordinator.register(name, generation, transport.address)
+            member = loops.Member(name, generation, transport, coordinator, over)
             job, layout = self.spec.workload, self.spec.layout
             if name.startswith("server/"):
                 given = (loops.run_server, member, layout, job.optimizer, job.aggregation)

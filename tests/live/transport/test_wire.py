@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 from harness.live.protocol import messages, wire
 from harness.live.protocol.log import CommitEntry, MoveEntry
 from harness.live.protocol.messages import GradientDone, LogAppend, Message, Pulled, StagePush
-from harness.live.protocol.wire import Beat, Here, Peers, Unreadable, decode, encode
+from harness.live.protocol.wire import Beat, Peers, Unreadable, decode, encode
 
 NAMES = st.text(max_size=12)
 RUNS = st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 2**31)), max_size=3).map(tuple)
@@ -24,7 +24,6 @@ HEADS = st.one_of(
     DONE,
     st.builds(LogAppend, COUNTS, st.builds(MoveEntry, runs=RUNS, source=NAMES, target=NAMES, on_demand=st.booleans())),
     st.builds(Peers, st.lists(st.tuples(NAMES, NAMES, COUNTS), max_size=3).map(tuple)),
-    st.builds(Here, NAMES),
     st.just(Beat()),
 )
 ROWS = st.lists(
@@ -44,7 +43,7 @@ def test_a_message_arrives_as_it_was_sent(sender, message):
 
 def test_every_head_has_a_tag_of_its_own():
     heads = messages.Head.__args__
-    assert len({h.__struct_config__.tag for h in (*heads, Here, Peers, Beat)}) == len(heads) + 3
+    assert len({h.__struct_config__.tag for h in (*heads, Peers, Beat)}) == len(heads) + 2
 
 
 def test_arrays_are_not_copied():
@@ -105,8 +104,8 @@ def test_arrays_too_few_or_too_many(change, words):
 
 def test_another_version():
     first, *rest = encode("w", STAGE)
-    with pytest.raises(Unreadable, match=r"of version 4: this is version 3"):
-        decode([first[:4] + (4).to_bytes(2, "little") + first[6:], *rest])
+    with pytest.raises(Unreadable, match=r"of version 5: this is version 4"):
+        decode([first[:4] + (5).to_bytes(2, "little") + first[6:], *rest])
 
 
 def test_another_program():
@@ -118,13 +117,13 @@ def test_another_program():
 def test_an_absurd_size_allocates_no_memory(size):
     row = ["w", 0, 0, [["f4", size]], ["StagePush", 7, 0, 3, [[0, 2]]]]
     with pytest.raises(Unreadable, match=f"array of {size} numbers of f4 from 20 bytes"):
-        decode([b"PSLV\3\0" + msgspec.msgpack.encode(row), bytes(20)])
+        decode([b"PSLV\4\0" + msgspec.msgpack.encode(row), bytes(20)])
 
 
 def test_an_unknown_type():
     row = ["w", 0, 0, [["O8", 1]], ["StagePush", 7, 0, 3, [[0, 2]]]]
     with pytest.raises(Unreadable, match="array of type 'O8': known are f4, f2"):
-        decode([b"PSLV\3\0" + msgspec.msgpack.encode(row), bytes(8)])
+        decode([b"PSLV\4\0" + msgspec.msgpack.encode(row), bytes(8)])
 
 
 def test_a_frame_too_large_is_not_sent(monkeypatch):

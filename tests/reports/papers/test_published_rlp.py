@@ -43,6 +43,7 @@ def table_1(policy: str, seconds: float):
         target=Target("clocks", 1e6),
         budget_seconds=1e6,
         evaluate_clocks=100,
+        installs_policies=True,
         conditions=around,
         seed=0,
     )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, Episode, Sleeps, Stragglers, check, straggling
+from simulators.reconfiguration.plan import Costs
 from simulators.workloads.workload import Demand
 from tests.support.oracle import Bounded, Oracle
 from tests.support.small_jobs import (
@@ -133,7 +134,8 @@ def test_the_share_of_stragglers_is_the_probability():
 
 
 def test_thinking_takes_its_time_and_training_goes_on_meanwhile():
-    slow, quick = (learning(Conditions(thinking_seconds=s), seed=2) for s in (5.0, 0.0))
+    free = Costs(evaluate_seconds=0.0)
+    slow, quick = (learning(Conditions(thinking_seconds=s), seed=2, costs=free) for s in (5.0, 0.0))
     windows = [slow.perform(Run(clocks=10))]
     assert windows[0].start_seconds == 0.0
     before = slow.now

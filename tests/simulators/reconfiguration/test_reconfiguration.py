@@ -8,12 +8,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, NodeChange
 from simulators.reconfiguration.plan import Costs
 from simulators.workloads.workload import Demand
 from tests.simulators.test_simulated_system import COUNTER, counted
-from tests.support.small_jobs import KNOBS, NAMES, assert_same_bytes, branch, cluster, job, learning, start, system, together
-from tuners.actions import Fork, Free, Install, Reconfigure, Rejected, Run, Target
+from tests.support.small_jobs import (
+    KNOBS,
+    NAMES,
+    assert_same_bytes,
+    branch,
+    cluster,
+    job,
+    learning,
+    machine,
+    start,
+    system,
+    together,
+)
+from tuners.actions import Fork, Free, Install, Reconfigure, Rejected, Run, Setting, Target
 from tuners.policies import ssp
 
 METHODS = ("checkpoint", "migrate", "relocate")
@@ -325,6 +338,27 @@ def test_the_last_server_is_replaced_by_a_node_that_can_be_spared_and_the_last_n
     assert [e.event for e in (*first.events, *last.events)] == ["failed"] * 4
     with pytest.raises(Rejected, match="deadlock"):
         simulated.perform(Run(clocks=1))
+
+
+def test_a_job_whose_last_worker_fails_ends_where_no_other_machine_can_compute():
+    nodes = (("a", machine()), ("b", machine(speed=0.0)), ("c", machine(speed=0.0)))
+    conditions = Conditions(jitter=0.0, nodes=(NodeChange(("a",), 40.0, "fails"),))
+    setting = Setting(workers=("a",), servers=("b", "c"), batch_size=8, learning_rate=0.1)
+    simulated = system(Cluster(nodes), job(STORED), setting, conditions, costs=COSTS)
+    last = simulated.perform(Run(seconds=100.0))
+    assert (last.status, simulated.status) == ("deadlock", "deadlock")
+    assert 0 < len(last.pushes.seconds) == int(branch(simulated).clock.pushes)
+    assert float(np.max(last.pushes.seconds)) <= 40.0
+
+
+def test_the_last_worker_is_replaced_by_the_first_machine_that_can_compute():
+    nodes = (("a", machine()), ("b", machine(speed=0.0)), ("c", machine(speed=0.0)), ("d", machine()))
+    conditions = Conditions(jitter=0.0, nodes=(NodeChange(("a",), 40.0, "fails"),))
+    setting = Setting(workers=("a",), servers=("b",), batch_size=8, learning_rate=0.1)
+    simulated = system(Cluster(nodes), job(STORED), setting, conditions, costs=COSTS)
+    seen = simulated.perform(Run(seconds=200.0))
+    assert (seen.status, seen.setting.workers, seen.setting.servers) == ("running", ("d",), ("b",))
+    assert float(np.max(seen.pushes.seconds)) > 100.0
 
 
 def test_a_target_reached_during_a_change_ends_it():

@@ -31,7 +31,7 @@ def test_every_source_has_made_up_files():
 @pytest.mark.parametrize("source", MADE)
 def test_an_import_is_a_complete_trace_that_names_its_origin(source, tmp_path):
     files = MADE[source]()
-    rows = import_trace(source, lay(tmp_path / "in", files), tmp_path / "out", made_by="test")
+    rows = import_trace(source, lay(tmp_path / "in", files), tmp_path / "out", made_by="test").rows
     assert check_trace(tmp_path / "out") == rows
     assert rows["runs"] >= 1
     said = origin(tmp_path / "out")
@@ -93,6 +93,45 @@ def test_dl2(tmp_path):
         (2, 2, "bsp", 80),
         (2, 1, "asp", None),  # 33 samples cannot be divided by 2
     ]
+
+
+def test_dl2_leaves_out_rows_of_other_kinds_and_says_so(tmp_path):
+    lines = MADE["dl2-config-speed"]()["config_speed.txt"].decode().splitlines()
+    lines += [lines[0].replace("450.5, 449.5", "0.0, 0.0"), lines[1].replace("dist_async", "local")]
+    lines += [lines[0].replace("450.5, 449.5", "0, 0").replace("wlm", "rnn")]
+    path = lay(tmp_path / "in", {"config_speed.txt": "\n".join(lines).encode()})
+    found = import_trace("dl2-config-speed", path, tmp_path / "out", made_by="test")
+    assert found.rows["runs"] == 2
+    assert found.left_out == "1 row of kvstore 'local' and 2 rows whose speeds are all zero left out."
+    assert origin(tmp_path / "out").of.endswith(found.left_out)
+    with pytest.raises(TraceError, match=r"no row to import: 2 rows whose speeds are all zero left out\."):
+        read(SOURCES["dl2-config-speed"], lay(tmp_path / "none", {"config_speed.txt": "\n".join(lines[2::2]).encode()}))
+
+
+def test_dlrm(tmp_path):
+    runs = made("dlrm-locality", tmp_path).tables["runs"]
+    assert runs["run"].to_list() == ["2031/fbgemm_t9_bs64", "2031/fbgemm_t9_bs64_1"]
+    said = extras(runs)
+    assert (said["lookups"], said["rows"], said["batch_size"]) == (200, 100, 64)
+    assert (said["lookups_of_row_above"], said["row_shares"]) == ([0, 1, 2], [0.6, 0.2, 0.2])
+    assert said["lookup_shares"] == [0.3, 0.15, 0.55]
+
+
+def test_infinitehbd(tmp_path):
+    """Overlapping faults are one failure; a fault that ends as it starts is none."""
+    tables = made("infinitehbd-faults", tmp_path).tables
+    day = 86_400.0
+    assert tables["node_events"].select("seconds", "node", "event").rows() == [
+        (day, "a", "failed"),
+        (day, "b", "failed"),
+        (3.25 * day, "a", "joined"),
+    ]
+    assert extras(tables["runs"]) == {
+        "faults": 4,
+        "faults_by_level": {"Hardware": 4},
+        "nodes_watched": 400,
+        "nodes_with_faults": 3,
+    }
 
 
 def test_selftf(tmp_path):
@@ -166,6 +205,33 @@ def test_sync_switch_reads_the_schedule_from_the_name_of_the_folder(folder, sche
     assert tables["settings"]["policy"].to_list() == modes
 
 
+@pytest.mark.parametrize(
+    ("note", "batches"),
+    [
+        ("", [("bsp", 128), ("asp", 128)]),
+        ("BSP 1024 (lr .8) to step 300, then 512 (lr .4)", [("bsp", 128), ("bsp", 64), ("asp", 64)]),
+        ("BSP total batch 128 to step 701, then ASP", [("bsp", 16), ("asp", 128)]),
+        ("BSP total batch 1001 to step 701, then ASP", [("bsp", None), ("asp", 128)]),
+    ],
+)
+def test_sync_switch_reads_the_total_batch_in_the_note_on_a_run(note, batches, tmp_path):
+    """Eight workers share the total batch in BSP; in ASP each has the usual one, unless the note has another."""
+    steps = [*range(1, 800, 100), *range(801, 1200, 100)]
+    loss = pl.DataFrame({"run_id": "r", "wall_s": [float(s) for s in steps], "step": steps, "loss": 1.0})
+    loss = loss.with_columns(phase=pl.when(pl.col("step") < 800).then(pl.lit("BSP")).otherwise(pl.lit("ASP")))
+    head = "run_id,dataset,model,n_workers,schedule,straggler,n_stragglers,straggler_delay_ms,series,variant,start_epoch_s"
+    head += ",best_acc,switch_cost_est_s,switch_gap_joblog_s,n_holes_over_1000s,hole_flag,total_less_holes_s,note"
+    files = {
+        "loss.parquet": parquet(loss),
+        "accuracy.parquet": parquet(loss.select("run_id", "wall_s", "step", accuracy=pl.lit(0.5)).head(1)),
+        "runs.csv": f'{head}\nr,cifar10,,8,BSP10-ASP90,none,0,0,s,"{note}",1600000000,,,,0,,,\n'.encode(),
+        "job_phases.csv": b"run_id,phase_index,mode,end_wall_s,gap_to_next_s\n",
+    }
+    settings = read(SOURCES["sync-switch"], lay(tmp_path, files)).tables["settings"]
+    assert settings.select("policy", "batch_size").rows() == batches
+    assert {json.loads(text)["bsp_percent"] for text in settings["options"]} == {10.0}
+
+
 def test_trimtuner(tmp_path):
     tables = made("trimtuner-tf-ps", tmp_path).tables
     assert tables["runs"].height == 8
@@ -212,7 +278,16 @@ SWAPS: dict[str, tuple[str, str, str, str, str]] = {
     "bytedance, milliseconds": ("bytedance-straggler", ".json", '"9": 3.35', '"9": 3350.0', "step 9 .*milliseconds"),
     "dl2, code": ("dl2-config-speed", "", "160,", "__import__('os').getpid(),", "row 1: "),
     "dl2, too many speeds": ("dl2-config-speed", "", "[10.0, 12.5]", "[10.0, 9.0, 8.0]", "row 2, column 'speeds'"),
-    "dl2, no speed": ("dl2-config-speed", "", "[10.0, 12.5]", "[0.0, 0.0]", "row 2, column 'speeds'"),
+    "dl2, no kvstore": ("dl2-config-speed", "", "'dist_async'", "'a-b'", "row 2, column 'kvstore'"),
+    "dl2, a negative speed": ("dl2-config-speed", "", "[10.0, 12.5]", "[-1.0, 0.0]", "row 2, column 'speeds'"),
+    "dlrm, shares": ("dlrm-locality", "", "(0, 1]: 0.600", "(0, 1]: 0.700", "row 7: the shares .* sum to 1.1"),
+    "dlrm, classes": ("dlrm-locality", "", "(1, 2]: 0.200", "(1, 3]: 0.200", "row 7: the classes"),
+    "dlrm, look-ups": ("dlrm-locality", "", "indices: 200", "indices: 2000", "row 3: .* are not 2 for each"),
+    "dlrm, cut short": ("dlrm-locality", "", "['0.000', '0.300', '0.450', '1.000']\n", "", "where a line like"),
+    "infinitehbd, seconds": ("infinitehbd-faults", "", "4.0", "345600.0", "row 6, column 'event_time': .*seconds"),
+    "infinitehbd, no start": ("infinitehbd-faults", "", '"Desc": "X"', '"Desc": "Z"', "row 4: 'X' of node 'a' ends"),
+    "infinitehbd, backwards": ("infinitehbd-faults", "", "1.5", "0.5", "row 3, column 'event_time': time runs backwards"),
+    "infinitehbd, half": ("infinitehbd-faults", "", "]", "", "not of the expected form"),
     "selftf, milliseconds": ("selftf", "", "1110.5", "1110500", "row 1, column 'time_cost': .*milliseconds"),
     "selftf, nan": ("selftf", "", "0.43,", "nan,", "row 2, column 'current_loss'"),
     "skypilot, milliseconds": ("skypilot-spot", "", "300", "300000", "column 'gap_seconds': .*milliseconds"),

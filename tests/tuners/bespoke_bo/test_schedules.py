@@ -152,8 +152,8 @@ def test_brackets_behind_a_name_replace_lines_of_the_file():
     ("name", "reason"),
     [
         ("boat-c-speechnet[global_batch_size=8192", r"write boat-c-speechnet\[key=value,...\]"),
-        ("boat-c-speechnet[batch=8192]", "0 lines begin with that key"),
-        ("boat-c-speechnet[global_batch_size]", "as key=value"),
+        ("boat-c-speechnet[batch=8192]", "no line begins with 'batch'"),
+        ("boat-c-speechnet[global_batch_size]", "write key=value"),
         ("boat-c-speechnet[global_batch_size=-1]", r"\[start\] global_batch_size: expected `int` >= 1"),
         ("boat-c-speech[count=4]", "did you mean boat-c-speechnet"),
     ],

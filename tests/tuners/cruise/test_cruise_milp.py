@@ -63,7 +63,7 @@ def test_machines_of_one_type_need_no_programme():
     ("name", "reason"),
     [
         ("cruise[solver=milp,overlap=true]", "Cannot use solver='milp' with overlap=True"),
-        ("cruise[solver=simplex]", "Cannot solve by 'simplex': choose one of exact, milp"),
+        ("cruise[solver=simplex]", "Cannot use solver=simplex for tuner .*: give exact or milp"),
     ],
 )
 def test_a_solver_that_cannot_be_used_is_refused_at_the_start(name, reason):

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
 from numpy.typing import NDArray
 
 from harness.comparison.results import run_folder
-from reports.drawing import BLUE, MUTED, ORANGE, Drawing, canvas, svg
+from reports.figures.drawing import BLUE, MUTED, ORANGE, Drawing, canvas, drawn
 from traces.exchanges import Exchange, read_log
 from tuners.actions import Pushes, Window
 
@@ -58,7 +59,8 @@ def silent_seconds(pushes: Pushes, end_seconds: float) -> NDArray[np.float64]:
     nodes, rows = np.unique(pushes.worker, return_inverse=True)
     last, longest = np.zeros((2, len(nodes)))
     np.maximum.at(last, rows, pushes.seconds)
-    np.maximum.at(longest, rows, pushes.compute_seconds + pushes.pull_seconds + pushes.push_seconds)
+    with np.errstate(invalid="ignore"):  # recorded runs have no such times, and then no silence counts
+        np.maximum.at(longest, rows, pushes.compute_seconds + pushes.pull_seconds + pushes.push_seconds)
     return np.where(end_seconds - last > longest, end_seconds - last, 0.0)
 
 
@@ -95,7 +97,7 @@ def workers_over_time(pushes: Pushes | None, name: str, end_seconds: float | Non
         axes.set_xlabel("simulated seconds")
         axes.set_ylabel("node")
         caption = _caption(pushes, shown, nodes, last, silent)
-        return Drawing(svg(figure, name, caption), caption)
+        return drawn(figure, name, caption, _data(shown))
 
 
 def _caption(pushes: Pushes, shown: Pushes, nodes: NDArray[Any], end: float, silent: NDArray[np.float64]) -> str:
@@ -119,3 +121,8 @@ def _bars(axes: Axes, rows: NDArray[Any], start: NDArray[Any], end: NDArray[Any]
     drawn = PathPatch(outline, fill=False, edgecolor=color, linewidth=width, capstyle="butt")
     drawn.set_snap(False)
     axes.add_patch(drawn)
+
+
+def _data(shown: Pushes) -> pl.DataFrame:
+    """The pushes that are drawn."""
+    return pl.DataFrame(dict(zip(Pushes._fields, shown, strict=True)))

@@ -41,6 +41,10 @@ class Lane:
     log: bool = False
     whole: bool = False  # whether all values are whole numbers
 
+    def values(self) -> list[float]:
+        """The different finite values of all seeds, ascending."""
+        return sorted({float(v) for _, y in self.steps.values() for v in y if math.isfinite(v)})
+
 
 def knob_values(setting: Setting) -> dict[str, float | str]:
     """A setting as numbers and words that can be drawn; of shares, only the largest."""

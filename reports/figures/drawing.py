@@ -12,17 +12,36 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import matplotlib as mpl
+import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-__all__ = ["BLUE", "GREEN", "INK", "MUTED", "ORANGE", "WIDTH", "Drawing", "canvas", "label_inches", "logarithmic", "svg"]
+__all__ = [
+    "BLUE",
+    "COLORS",
+    "GREEN",
+    "INK",
+    "MUTED",
+    "ORANGE",
+    "WIDTH",
+    "Drawing",
+    "canvas",
+    "drawn",
+    "label_inches",
+    "logarithmic",
+    "pdf",
+    "svg",
+]
 
 INK, MUTED = "#010203", "#8c8c8c"  # ink becomes the page's own colour
 BLUE, ORANGE, GREEN = "#2a86c8", "#d9700b", "#159f7a"
+COLORS = (BLUE, "#b4569d", "#7a5cc4", "#b8860b", "#c0392b")
+"""Of several tuners in one plot; the reference is orange, the oracle green."""
 WIDTH = 9.6  # inches; 72 points each, shown at the page's width
 _STYLE: Any = {
     "axes.edgecolor": MUTED,
@@ -43,18 +62,47 @@ _STYLE: Any = {
 }
 
 
-class Drawing(NamedTuple):
-    """A figure for a page."""
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A figure for a page or a file of its own."""
 
     svg: str
     caption: str  # what the drawing shows and how to read it; also its text alternative
+    name: str = ""  # starts the ids of its elements, and is the name of its file
+    data: pl.DataFrame = field(default_factory=pl.DataFrame, compare=False)  # the numbers that it shows
+    figure: Figure | None = field(default=None, compare=False, repr=False)
+
+
+def drawn(figure: Figure, name: str, caption: str, data: pl.DataFrame) -> Drawing:
+    """The drawing of a finished figure; call it within `canvas`."""
+    return Drawing(svg(figure, name, caption), caption, name, data, figure)
+
+
+def pdf(drawing: Drawing) -> bytes:
+    """A drawing as PDF; equal drawings give equal bytes. Raises ValueError for one without a figure."""
+    if drawing.figure is None:
+        raise ValueError(f"Cannot write {drawing.name or 'the drawing'} as PDF: it has no figure.")
+    out = io.BytesIO()
+    with mpl.rc_context({**_STYLE, "pdf.fonttype": 42}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
+        drawing.figure.savefig(out, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
+    return out.getvalue()
+
+
+class _ShownFigure(Figure):
+    """A figure that a notebook shows by itself: one that pyplot has not made has no picture there otherwise."""
+
+    def _repr_png_(self) -> bytes:
+        out = io.BytesIO()
+        self.savefig(out, format="png", dpi=110, facecolor="white")
+        return out.getvalue()
 
 
 @contextmanager
 def canvas(height: float, *, left: float, bottom: float = 0.45, top: float = 0.3, gaps: float = 0.25) -> Iterator[Figure]:
     """A figure with these margins in inches; fixed margins are ten times faster than a layout solver."""
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(WIDTH, height))
+        figure = _ShownFigure(figsize=(WIDTH, height))
         figure.subplots_adjust(
             left=left / WIDTH,
             right=1 - 0.15 / WIDTH,

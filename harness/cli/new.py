@@ -1,0 +1,122 @@
+"""The command `harness new tuner`: a folder with a tuner that runs, its test, and its entry point."""
+
+from __future__ import annotations
+
+import argparse
+import keyword
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["add_new", "files_of"]
+
+_ABOUT = """\
+Write a folder with a tuner that runs, its test, and a pyproject.toml that registers it by its
+name. What is written halves the learning rate when the training loss no longer falls: change
+it to what you want."""
+
+
+def add_new(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
+    """Add `harness new` to a parser's commands."""
+    command = add_parser("new", help="write a tuner of your own to start from", description=_ABOUT, formatter_class=plain)
+    command.add_argument("what", choices=("tuner",), help="what to write")
+    command.add_argument("name", metavar="NAME", help="of the tuner: a word in small letters, as in my_tuner")
+    command.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default: NAME)")
+    command.set_defaults(run=_new)
+
+
+def _new(options: argparse.Namespace) -> int:
+    from tuners import registry
+
+    name = options.name
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise ValueError(f"Cannot name a tuner {name!r}: write a word in small letters, digits and _, as in my_tuner.")
+    if name in registry():
+        raise ValueError(f"Cannot name a tuner {name!r}: there is one of that name. `harness show {name}` explains it.")
+    out = options.out or Path(name)
+    if out.exists():
+        raise ValueError(f"Cannot write {out}: it exists already. Name another folder with --out.")
+    out.mkdir(parents=True)
+    for path, text in files_of(name).items():
+        (out / path).write_text(text, encoding="utf-8")
+    for line in (
+        f"Written to {out}: {', '.join(files_of(name))}. Next, in that folder:",
+        f"  harness compare --quick --tuners fixed,{name}:{name}",
+        f"  harness play digits {name}:{name}",
+        "  pytest",
+        f"  pip install -e .    then its name is {name}, everywhere",
+    ):
+        print(line)  # noqa: T201
+    return 0
+
+
+def files_of(name: str) -> dict[str, str]:
+    """The files of a new tuner, by name."""
+    return {
+        f"{name}.py": _TUNER.replace("NAME", name),
+        f"test_{name}.py": _TEST.replace("NAME", name),
+        "pyproject.toml": _PROJECT.replace("NAME", name),
+    }
+
+
+_TUNER = '''\
+"""NAME: halve the learning rate whenever the training loss no longer falls."""
+
+from dataclasses import replace
+
+from tuners.actions import Job, Reconfigure, Rejected, Run, Tuner
+
+
+def NAME(job: Job, *, clocks: int = 400, factor: float = 0.5) -> Tuner:
+    """Look at windows of so many pushes; where the second half is no better than the first, multiply the learning rate.
+
+    Args:
+        job: what is tuned.
+        clocks: pushes in a window.
+        factor: what the learning rate is multiplied by.
+    """
+    setting = job.start
+    while True:
+        seen = yield from Run(clocks=clocks)
+        loss = seen.pushes.loss
+        half = len(loss) // 2
+        if half and loss[half:].mean() >= loss[:half].mean():
+            setting = replace(seen.setting or setting, learning_rate=setting.learning_rate * factor)
+            try:
+                yield from Reconfigure(setting)
+            except Rejected:
+                return  # out of range, or not free in this scenario: the job goes on under its last setting
+'''
+
+_TEST = '''\
+"""What NAME promises: it keeps the contract, and it reaches the target."""
+
+from NAME import NAME
+from tuners.testing import check_tuner
+
+
+def test_it_keeps_the_contract():
+    check_tuner(NAME)
+
+
+def test_it_reaches_the_target(contest):
+    result = contest(NAME, "digits", seeds=2)
+    assert result.reached == 2
+'''
+
+_PROJECT = """\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "NAME"
+version = "0.1.0"
+dependencies = ["ps-harness"]
+
+[project.entry-points."harness.tuners"]
+NAME = "NAME:NAME"
+
+[tool.setuptools]
+py-modules = ["NAME"]
+"""

@@ -1,0 +1,179 @@
+"""The command `harness play`: one run in this process, with every exchange on the screen, for authors of tuners."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from traces.exchanges import Exchange
+    from tuners.actions import Job, Setting, TunerFactory
+
+__all__ = ["ExchangePrinter", "add_play"]
+
+_ABOUT = """\
+Play one run of a tuner on a scenario, in this process, and print every action and its answer
+with its simulated second. breakpoint() in the tuner stops there; with --pdb, the debugger
+starts where the tuner fails. Nothing is written."""
+
+_MORE = """\
+  harness play digits cruise --seed 0
+  harness play my.toml my_tuners:halving --pdb"""
+
+_DAY_SECONDS = 86_400.0  # for thinking about one action: a person may sit in the debugger
+
+
+def add_play(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
+    """Add `harness play` to a parser's commands."""
+    command = add_parser(
+        "play", help="play one run and print every exchange", description=_ABOUT, epilog=_MORE, formatter_class=plain
+    )
+    command.add_argument("scenario", metavar="SCENARIO", help="name or TOML file")
+    command.add_argument("tuner", metavar="TUNER", help="name, or package.module:factory")
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random draws (default: 0)")
+    command.add_argument("--pdb", action="store_true", help="start the debugger where the tuner fails")
+    command.set_defaults(run=_play)
+
+
+def _play(options: argparse.Namespace) -> int:
+    from harness.drive import play
+    from harness.scenario import load, system
+    from harness.score import score
+    from tuners import resolve
+
+    scenario, entry = load(options.scenario), resolve(options.tuner)
+    factory = entry.factory
+    made = system(scenario, options.seed)
+    played = play(
+        _debugged(factory) if options.pdb else factory,
+        made,
+        watch=ExchangePrinter(made.job),
+        thinking_limit_seconds=_DAY_SECONDS,
+    )
+    row = score(played, scenario=scenario.name, tuner=entry.name, seed=options.seed).score
+    if played.outcome.trace:
+        print(played.outcome.trace, file=sys.stderr)  # noqa: T201
+    ended = f"{row.status} after {played.outcome.seconds:.1f} s. {row.reason}".rstrip()
+    _say(f"{ended} {row.clocks} pushes, {row.reconfigurations} changes, overhead {row.overhead_seconds:.1f} s.")
+    return 1 if row.status == "error" else 0
+
+
+def _debugged(factory: TunerFactory) -> TunerFactory:
+    """The same tuner; the debugger starts in the frame that raised."""
+    import pdb
+
+    def debugged(job: Job) -> Any:
+        try:
+            tuner = factory(job)
+        except Exception as error:
+            pdb.post_mortem(error.__traceback__)
+            raise
+        return _stopping(tuner) if isinstance(tuner, Generator) else tuner
+
+    def _stopping(tuner: Any) -> Any:
+        try:
+            yield from tuner
+        except Exception as error:
+            print(f"{type(error).__name__}: {error}")  # noqa: T201
+            pdb.post_mortem(error.__traceback__)
+            raise
+
+    return debugged
+
+
+class ExchangePrinter:
+    """Prints each exchange: the second at which it was asked, the action, and below it the answer."""
+
+    def __init__(self, job: Job, say: Callable[[str], None] | None = None) -> None:
+        self._job = job
+        self._say = say or _say
+        self._seconds = 0.0
+        self._settings = {0: job.start}  # of each branch
+
+    def __call__(self, exchange: Exchange) -> None:
+        branch = getattr(exchange.action, "branch", 0)
+        before = self._settings.get(branch, self._job.start)
+        who = "" if exchange.asked else " (the tuner has returned; the job goes on)"
+        self._say(f"{self._seconds:10.1f} s  {_action_words(exchange.action, before)}{who}")
+        self._say(f"{'':12}  -> {_answer_words(exchange.answer, before)}")
+        self._note(exchange, branch, before)
+        self._seconds = exchange.seconds
+
+    def _note(self, exchange: Exchange, branch: int, before: Setting) -> None:
+        from tuners.actions import Cost, Fork, Reconfigure, Rejected, Window
+
+        if isinstance(exchange.answer, Rejected):
+            return
+        if isinstance(exchange.action, Fork):
+            self._settings[exchange.answer] = exchange.action.setting or before
+        elif isinstance(exchange.action, Reconfigure) and isinstance(exchange.answer, Cost) and exchange.answer.done:
+            self._settings[branch] = exchange.action.setting
+        elif isinstance(exchange.answer, Window) and exchange.answer.setting is not None:
+            self._settings[branch] = exchange.answer.setting
+
+
+def _action_words(action: Any, before: Setting) -> str:
+    from tuners.actions import Evaluate, Fork, Free, Install, Reconfigure, Run
+
+    on = f"branch {action.branch}" if getattr(action, "branch", 0) else ""
+    if isinstance(action, Run):
+        length = f"clocks={action.clocks}" if action.clocks is not None else f"seconds={action.seconds:g}"
+        return f"Run({length}{', ' + on if on else ''})"
+    if isinstance(action, Reconfigure):
+        how = [w for w in (action.method, "" if action.wait else "wait=False", on) if w]
+        return f"Reconfigure({_changes(before, action.setting)}{''.join(', ' + w for w in how)})"
+    if isinstance(action, Fork):
+        return f"Fork({', '.join(w for w in (on, _changes(before, action.setting or before)) if w)})"
+    if isinstance(action, Install):
+        return f"Install({action.policy.name}{', ' + on if on else ''})"
+    if isinstance(action, Free | Evaluate):
+        return f"{type(action).__name__}({on or 'branch 0'})"
+    return repr(action)
+
+
+def _changes(before: Setting, after: Setting) -> str:
+    """The fields that differ; of long lists, their lengths."""
+    from dataclasses import fields
+
+    pairs = ((f.name, getattr(before, f.name), getattr(after, f.name)) for f in fields(before))
+    return ", ".join(f"{name} {_short(a)} -> {_short(b)}" for name, a, b in pairs if a != b) or "the same setting"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, tuple) and len(value) > 3:
+        return f"[{len(value)}]"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _answer_words(answer: Any, before: Setting) -> str:
+    from tuners.actions import Cost, Evaluation, Rejected, Window
+
+    if isinstance(answer, Rejected):
+        return f"Rejected: {answer}"
+    if isinstance(answer, Cost):
+        what, moved = "done" if answer.done else "rolled back", answer.bytes_moved / 1e6
+        return f"{what} in {answer.seconds:.1f} s, stall {answer.stall_seconds:.1f} s, {moved:.1f} MB moved"
+    if isinstance(answer, Evaluation):
+        return f"loss {answer.loss:.4g}, accuracy {answer.accuracy:.3f}"
+    if isinstance(answer, int):
+        return f"branch {answer}"
+    if not isinstance(answer, Window):
+        return "done"
+    words = [f"{answer.clocks} pushes in {answer.seconds:.1f} s"]
+    if len(answer.pushes.loss):
+        words.append(f"training loss {answer.pushes.loss[0]:.4g} to {answer.pushes.loss[-1]:.4g}")
+    if answer.evaluations:
+        last = answer.evaluations[-1]
+        words.append(f"validation loss {last.loss:.4g}, accuracy {last.accuracy:.3f}")
+    words += [f"{e.node} {e.event}" for e in answer.events]
+    if answer.setting is not None and answer.setting != before:
+        words.append(f"now {_changes(before, answer.setting)}")
+    return "; ".join(words if answer.status == "running" else [*words, f"ended: {answer.status}"])
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 (what a command does)

@@ -1,0 +1,56 @@
+"""The commands `harness merge` and `harness publish`: results of several people, and results for everybody."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["add_merge", "add_publish"]
+
+_MERGE = """\
+Join comparisons of the same scenarios into one results folder: of other tuners, of other
+scenarios, or with more seeds. Refused, with what differs, where two of them have another
+version of the harness, another text of one scenario, or another outcome of one run."""
+
+_PUBLISH = """\
+Make a static site of a finished comparison: an overview, a page per scenario, and the tables
+as Parquet and CSV. It needs no server and no network, and does not contain the files of
+single runs."""
+
+
+def add_merge(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
+    """Add the parser of `harness merge`."""
+    parser = add_parser("merge", help="join comparisons of the same scenarios", description=_MERGE, formatter_class=plain)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="results folders")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new results folder")
+    parser.set_defaults(run=_merge)
+
+
+def add_publish(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
+    """Add the parser of `harness publish`."""
+    parser = add_parser("publish", help="make a static site of a comparison", description=_PUBLISH, formatter_class=plain)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="results folder")
+    parser.add_argument("--out", type=Path, required=True, metavar="SITE", help="new folder of the site")
+    parser.set_defaults(run=_publish)
+
+
+def _merge(options: argparse.Namespace) -> int:
+    from harness.cli.display import terminal
+    from harness.comparison.merge import merge
+    from reports import page
+    from reports.terminal import show
+    from traces.store import load_results
+
+    out, console = merge(options.folders, options.out), terminal()
+    show(load_results(out), console)
+    console.print(f"The page: {page.write(out)}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _publish(options: argparse.Namespace) -> int:
+    from harness.cli.display import terminal
+    from reports.site import publish
+
+    terminal().print(f"The site: {publish(options.folder, options.out)}", highlight=False, soft_wrap=True)
+    return 0

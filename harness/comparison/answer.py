@@ -1,0 +1,167 @@
+"""What a comparison found, for programs and notebooks: its tables as Polars frames, its answer as text, its figures."""
+
+from __future__ import annotations
+
+import html
+import io
+import shutil
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from harness.comparison import results
+from traces import store
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Comparison", "ComparisonPlots", "comparison_in"]
+
+_COLUMNS = 110  # characters per line of the answer as text
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The results of `harness.compare`. A notebook shows the answer; ``print`` prints it."""
+
+    scores: pl.DataFrame  # one row per run; columns: `traces.schema.SCORES`
+    evaluations: pl.DataFrame  # loss and accuracy over simulated seconds; columns: `traces.schema.EVALUATIONS`
+    settings: pl.DataFrame  # the setting over simulated seconds; columns: `traces.schema.SETTINGS`
+    host: pl.DataFrame  # thinking and wall seconds of this machine; columns: `traces.schema.HOST`
+    folder: Path  # all files; deleted with this object, unless `out` named a folder
+
+    def summary(self) -> pl.DataFrame:
+        """One row per scenario and tuner: medians, 95 % intervals, ratios to `fixed`, ranks (`reports.tables.SUMMARY`)."""
+        from reports import tables
+
+        return tables.summary(store.load_results(self.folder))
+
+    @property
+    def plot(self) -> ComparisonPlots:
+        """The figures."""
+        return ComparisonPlots(self)
+
+    def report(self, path: str | Path) -> Path:
+        """Write the page to `path`, one HTML file that needs nothing else; return the path."""
+        from reports import page
+
+        shutil.copyfile(page.write(self.folder), path)
+        return Path(path)
+
+    def __repr__(self) -> str:
+        """The answer as text."""
+        return self._answer(as_html=False)
+
+    def _repr_html_(self) -> str:
+        """The answer for a notebook: what a terminal shows, and the completion times of every scenario."""
+        from reports.figures.completion import completion_times
+
+        table = self.summary()
+        drawings = []
+        for number, (name, rows) in enumerate(table.group_by("scenario", maintain_order=True)):
+            scores = self.scores.filter(pl.col("scenario") == name[0])
+            drawings.append(completion_times(rows, scores, f"times-{number}").svg)
+        return f"<div>{self._answer(as_html=True)}{''.join(drawings)}</div>"
+
+    def _answer(self, *, as_html: bool) -> str:
+        from rich.console import Console
+
+        from reports import terminal
+
+        out = io.StringIO()
+        console = Console(file=out, width=_COLUMNS, record=as_html, force_jupyter=False, color_system=None)
+        terminal.show(store.load_results(self.folder), console)
+        if not as_html:
+            return out.getvalue().rstrip()
+        return f"<pre>{html.escape(console.export_text().rstrip())}</pre>"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonPlots:
+    """The figures of a comparison, as on its page. `scenario` may be left out if there is only one."""
+
+    _of: Comparison
+
+    def times(self, scenario: str | None = None) -> Figure:
+        """Completion times: every run, and each tuner's median with its 95 % interval, in simulated seconds."""
+        from reports.figures.completion import completion_times
+
+        name = self._scenario(scenario)
+        rows = self._of.summary().filter(pl.col("scenario") == name)
+        return _figure(completion_times(rows, self._here(self._of.scores, name), "times").figure)
+
+    def curves(self, scenario: str | None = None, *, metric: str | None = None) -> Figure:
+        """Validation `metric`, "accuracy" or "loss", over simulated seconds, one panel per tuner.
+
+        The default is accuracy if the workload has one. Raises ValueError if no run has been evaluated.
+        """
+        from reports.figures.progress import learning_curves
+
+        name = self._scenario(scenario)
+        evaluations, scores = (self._here(frame, name) for frame in (self._of.evaluations, self._of.scores))
+        if metric is None:
+            metric = "accuracy" if evaluations["accuracy"].is_finite().any() else "loss"
+        if metric not in ("accuracy", "loss"):
+            raise ValueError(f"Cannot draw {metric!r} over time: choose accuracy or loss.")
+        tuners = scores["tuner"].unique(maintain_order=True).to_list()
+        drawing = learning_curves(evaluations, tuners, metric, "curves")
+        if drawing is None:
+            raise ValueError(f"Cannot draw {metric} over time: no run on {name!r} has one. Its job may be timing-only.")
+        return _figure(drawing.figure)
+
+    def gantt(self, tuner: str | None = None, scenario: str | None = None, *, seed: int | None = None) -> Figure:
+        """When every worker computes, transfers and waits during one run: by default, the run with the median time.
+
+        `tuner` may be left out if there is only one. Raises ValueError for a run that does not exist or has no push.
+        """
+        from reports.figures.settings_over_time import typical_seed
+        from reports.figures.workers import workers_of_run
+
+        name = self._scenario(scenario)
+        scores = self._here(self._of.scores, name)
+        chosen = _only("tuner", tuner, scores["tuner"].unique(maintain_order=True).to_list())
+        mine = scores.filter(pl.col("tuner") == chosen)
+        number = typical_seed(mine) if seed is None else seed
+        drawing = workers_of_run(self._of.folder, name, chosen, number, "workers")
+        if drawing is None:
+            raise ValueError(
+                f"Cannot draw the workers of {chosen!r} on {name!r}, seed {number}: there is no push in it. "
+                f"Seeds: {', '.join(map(str, mine['seed']))}."
+            )
+        return _figure(drawing.figure)
+
+    def _scenario(self, name: str | None) -> str:
+        return _only("scenario", name, self._of.scores["scenario"].unique(maintain_order=True).to_list())
+
+    @staticmethod
+    def _here(frame: pl.DataFrame, scenario: str) -> pl.DataFrame:
+        return frame.filter(pl.col("scenario") == scenario)
+
+
+def comparison_in(folder: Path, *, temporary: bool = False) -> Comparison:
+    """The comparison in a results folder, which is deleted with the object if it is `temporary`."""
+    if (folder / "runs").is_dir():
+        results.assemble(folder)
+    found = store.load_results(folder)
+    made = Comparison(found.scores, found.evaluations, found.settings, found.host, folder)
+    if temporary:
+        weakref.finalize(made, shutil.rmtree, folder, ignore_errors=True)
+    return made
+
+
+def _figure(found: Figure | None) -> Figure:
+    if found is None:
+        raise ValueError("Cannot return the drawing as a figure of matplotlib: it has none.")
+    return found
+
+
+def _only(what: str, wanted: str | None, names: list[str]) -> str:
+    if wanted is None and len(names) == 1:
+        return names[0]
+    if wanted not in names:
+        said = "name one" if wanted is None else f"there is no {what} {wanted!r}"
+        raise ValueError(f"Cannot choose a {what}: {said} of {', '.join(names)}.")
+    return wanted

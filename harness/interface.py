@@ -1,0 +1,176 @@
+"""The Python interface: `compare`, `play` and `deploy`, as `harness.compare` and so on.
+
+Scenarios are names, files, or objects that `harness.scenario` has made. Tuners are names, with options in brackets, or
+functions of a Job: also lambdas, closures and what a notebook's cell defines, which cloudpickle sends to other processes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import polars as pl
+
+from harness import drive
+from harness.comparison import compare as comparisons
+from harness.comparison.answer import Comparison, comparison_in
+from harness.scenario import Scenario, load, system
+from harness.scenario.building import scenario
+from harness.score import Score, score
+from traces.exchanges import Exchange
+from traces.schema import EVALUATIONS, SETTINGS
+from tuners import Entry, entry_of, resolve
+from tuners import embedded as embedded_tuners
+from tuners.actions import TunerFactory
+
+if TYPE_CHECKING:
+    from harness.cli.display import ProgressDisplay
+
+__all__ = ["PlayedRun", "compare", "deploy", "play", "scenario"]
+
+_Scenarios: TypeAlias = str | Path | Scenario
+_Tuners: TypeAlias = str | TunerFactory
+
+
+def compare(
+    scenarios: _Scenarios | Sequence[_Scenarios] = "digits",
+    tuners: _Tuners | Sequence[_Tuners] = "all",
+    *,
+    seeds: int | None = None,
+    jobs: int | None = None,
+    address: str = "",
+    out: str | Path | None = None,
+    resume: bool = False,
+    record: bool = False,
+    progress: bool = True,
+) -> Comparison:
+    """Score tuners on scenarios over paired seeds, in parallel processes, and return the results.
+
+    Args:
+        scenarios: one or more names, TOML files, or scenarios.
+        tuners: one or more names or functions; "all" means every tuner that ships, and `best_fixed`.
+        seeds: how many seeds; by default each scenario's own number.
+        jobs: processes; by default one per core. Results do not depend on it.
+        address: a Ray cluster that makes the runs: HOST:PORT, or "auto".
+        out: folder for the results; by default they exist as long as the returned object.
+        resume: continue the comparison in `out`, if there is one. Functions are then taken to be what they were.
+        record: write a trace for every run, too.
+        progress: show bars on a terminal, one line in a notebook.
+
+    Raises ValueError, before anything is run, for names, options, functions and scenarios that cannot be used; OSError if
+    the disk is full. A run that fails is a row with a reason, and no exception.
+    """
+    chosen = [scenarios] if isinstance(scenarios, str | Path | Scenario) else list(scenarios)
+    entries = _entries([tuners] if isinstance(tuners, str) or callable(tuners) else list(tuners))
+    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="harness-"))
+    with _shown(progress) as watch:
+        comparisons.compare(
+            chosen,
+            entries,
+            out=folder,
+            seeds=seeds,
+            jobs=jobs if jobs is not None else _cores(),
+            address=address,
+            resume=resume,
+            record=record,
+            watch=watch or (lambda _: None),
+        )
+    return comparison_in(folder, temporary=out is None)
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedRun:
+    """One run of one tuner, in simulated time."""
+
+    score: Score  # its row of the score table
+    evaluations: pl.DataFrame  # columns: `traces.schema.EVALUATIONS`
+    settings: pl.DataFrame  # columns: `traces.schema.SETTINGS`
+    exchanges: tuple[Exchange, ...]  # every action of the tuner with its answer
+    trace: str  # the traceback if the tuner failed, else ""
+
+
+def play(
+    scenario: _Scenarios = "digits",
+    tuner: _Tuners = "fixed",
+    *,
+    seed: int = 0,
+    watch: Callable[[Exchange], None] | None = None,
+    thinking_limit_seconds: float = 600.0,
+) -> PlayedRun:
+    """Play one run in this process, so that a debugger can stop in the tuner; `watch` gets every exchange as it happens.
+
+    A tuner that fails is a run with status "error", whose `trace` is the traceback. Raises ValueError for names that are
+    unknown and scenarios that are not valid.
+    """
+    loaded = scenario if isinstance(scenario, Scenario) else load(scenario)
+    entry = resolve(tuner) if isinstance(tuner, str) else entry_of(tuner)
+    played = drive.play(entry.factory, system(loaded, seed), watch=watch, thinking_limit_seconds=thinking_limit_seconds)
+    scored = score(played, scenario=loaded.name, tuner=entry.name, seed=seed)
+    rows = scored.rows()
+    return PlayedRun(
+        scored.score,
+        pl.DataFrame(rows["evaluations"], schema=EVALUATIONS),
+        pl.DataFrame(rows["settings"], schema=SETTINGS),
+        played.exchanges,
+        played.outcome.trace,
+    )
+
+
+def deploy(
+    scenario: _Scenarios,
+    tuner: _Tuners = "fixed",
+    *,
+    out: str | Path | None = None,
+    seed: int = 0,
+    address: str | None = None,
+    resume: bool = False,
+) -> drive.Played:
+    """Run a scenario's job on a parameter server of real processes, driven by a tuner; return how it went.
+
+    The folder `out` (by default deployed/SCENARIO) gets the model, a checkpoint, the log of every exchange and a trace. A
+    function as a tuner must be the same one if the job is resumed. Raises ValueError, before anything is started, for a job
+    that cannot be deployed; RuntimeError for one that does not start.
+    """
+    from harness.cli.display import terminal
+    from harness.live.deploy import deployment
+
+    loaded = scenario if isinstance(scenario, Scenario) else load(scenario)
+    entry = resolve(tuner) if isinstance(tuner, str) else entry_of(tuner)
+    folder = Path(out) if out is not None else Path("deployed") / loaded.name
+    wanted = deployment.Deployment(loaded, entry, seed, folder, address, resume)
+    return deployment.deploy(wanted, terminal())
+
+
+def _entries(tuners: Sequence[Any]) -> list[Entry]:
+    """The entries of names and functions; two functions of one name get numbers."""
+    found: list[Entry] = []
+    for tuner in tuners:
+        if tuner == "all":
+            found += [resolve(name) for name in embedded_tuners()]
+        elif isinstance(tuner, str):
+            found.append(resolve(tuner))
+        else:
+            found.append(entry_of(tuner, taken={e.name for e in found}))
+    return found
+
+
+def _shown(progress: bool) -> AbstractContextManager[ProgressDisplay | None]:
+    """The display for this place: bars on a terminal, one line in a notebook, else none."""
+    from rich.console import Console
+
+    from harness.cli.display import one_line, watching
+
+    console = Console(stderr=True)
+    if progress and console.is_jupyter:
+        return one_line(sys.stdout)
+    return watching(console) if progress and console.is_terminal else nullcontext()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

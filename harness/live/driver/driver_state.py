@@ -1,0 +1,97 @@
+"""The driver's state in a checkpoint: as data, without the code of policies.
+
+A policy that the setting names is made again from its name. One that a tuner has installed is given by the tuner itself,
+which is replayed before its job is resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.live.driver.branch_view import DriverBranch
+from harness.live.driver.checkpoint_file import Checkpoint
+from harness.live.protocol.plain_data import packed, unpacked
+from tuners import policies
+from tuners.actions import Cost, Evaluation, Rejected, Setting, Status, SyncPolicy
+
+__all__ = ["DRIVER", "driver_state", "state_as_bytes"]
+
+DRIVER = "driver"
+"""The tensor of a checkpoint with this state."""
+
+_SAME: tuple[str, ...] = (
+    "setting",
+    "installed",
+    "setting_before_loss",
+    "status",
+    "clocks",
+    "lost_pushes",
+    "since_seconds",
+    "unseen_rows",
+)
+_SAME += ("evaluations", "latest_evaluation", "changes")
+
+
+class _DriverBranchState(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A `DriverBranch` without its policy."""
+
+    ancestors: tuple[int, ...]
+    testing: bool
+    setting: Setting
+    installed: int | None
+    setting_before_loss: Setting | None
+    status: Status
+    clocks: int
+    lost_pushes: int
+    since_seconds: float
+    unseen_rows: NDArray[np.float64]  # [n, 11]
+    evaluations: list[Evaluation]
+    latest_evaluation: Evaluation | None
+    changes: list[Cost]
+
+
+class _DriverState(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    branches: dict[int, _DriverBranchState]
+    running: int | None
+    rows_taken: dict[int, int]
+
+
+def state_as_bytes(branches: Mapping[int, DriverBranch], running: int | None, rows_taken: Mapping[int, int]) -> bytes:
+    """The branches, the one that trains, and the number of rows taken of each."""
+    rows = {
+        number: _DriverBranchState(
+            ancestors=branch.ancestors, testing=branch.testing, **{name: getattr(branch, name) for name in _SAME}
+        )
+        for number, branch in branches.items()
+    }
+    return packed(_DriverState(rows, running, dict(rows_taken)))
+
+
+def driver_state(
+    begun: Checkpoint, installed: Mapping[int, SyncPolicy]
+) -> tuple[dict[int, DriverBranch], int | None, dict[int, int]]:
+    """The inverse of `state_as_bytes`, from a checkpoint. `installed`: policies by the exchange that installed them. Raises
+    ValueError for a checkpoint that is damaged, or needs a policy that is not among these."""
+    try:
+        found = unpacked(begun.tensors[DRIVER].tobytes(), _DriverState)
+        made = {number: _restored(row, installed) for number, row in found.branches.items()}
+    except (KeyError, ValueError, Rejected) as error:
+        raise ValueError(f"Cannot resume: the driver's state in the checkpoint is damaged ({error}).") from None
+    return made, found.running, found.rows_taken
+
+
+def _restored(row: _DriverBranchState, installed: Mapping[int, SyncPolicy]) -> DriverBranch:
+    if row.installed is None:
+        policy = policies.named(row.setting.policy, row.setting.staleness)
+    elif row.installed in installed:
+        policy = installed[row.installed]
+    else:
+        raise ValueError(f"exchange {row.installed} installed no policy")
+    made = DriverBranch(row.setting, policy, row.since_seconds, ancestors=row.ancestors, testing=row.testing)
+    for name in _SAME:
+        setattr(made, name, getattr(row, name))
+    return made

@@ -1,0 +1,108 @@
+"""When every worker computes, transfers and waits, of any run, packed small: the page draws a run when a reader opens it.
+
+A run is a header (JSON) and its first pushes in columns: worker, then end, push, compute, pull and wait in whole parts of
+the time that they span. The columns are differences where they ascend, compressed, and written in base 64.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from harness.comparison.results import run_folder
+from reports.figures.workers import pushes_of, silent_seconds
+from traces.exchanges import Exchange, read_log
+from tuners.actions import Cost, Fork, Window
+
+__all__ = ["PackedRun", "changes_of", "headers", "pack", "packed_run", "unpacked"]
+
+_PARTS = 4000  # of the drawn time: about a third of a pixel each
+
+
+class PackedRun(NamedTuple):
+    """One run for the page."""
+
+    seed: int
+    header: dict[str, Any]  # seconds drawn and in all, pushes drawn and in all, nodes, changes
+    text: str  # the pushes, in base 64
+
+
+def packed_run(folder: Path, scenario: str, tuner: str, seed: int, pushes: int) -> PackedRun | None:
+    """A run of a results folder with its first `pushes`; None where its log is missing or holds no push."""
+    path = run_folder(folder, scenario, tuner, seed) / "exchanges.jsonl.gz"
+    return pack(list(read_log(path)), seed, pushes) if path.is_file() else None
+
+
+def pack(exchanges: list[Exchange], seed: int, most: int) -> PackedRun | None:
+    """The first `most` pushes of a log with all changes of setting; None where it holds no push."""
+    made = pushes_of(exchanges)
+    if made is None:
+        return None
+    order = np.argsort(made.seconds, kind="stable")[:most]
+    end = made.seconds[order]
+    nodes, rows = np.unique(made.worker[order], return_inverse=True)
+    whole = len(order) == len(made.seconds)
+    last = max(float(end[-1]), _same_workers_until(exchanges)) if whole else float(end[-1])
+    silent = silent_seconds(made, last) if whole and last > end[-1] else np.zeros(0)
+    unit = last / _PARTS if last > 0 else 1.0
+    moments = np.round(end / unit).astype(np.int64)
+    columns = [np.diff(moments, prepend=0)]
+    for name in ("push_seconds", "compute_seconds", "pull_seconds", "wait_seconds"):
+        columns.append(np.round(np.nan_to_num(getattr(made, name)[order]) / unit).astype(np.int64))
+    raw = rows.astype(np.uint8).tobytes() + b"".join(np.clip(c, 0, 65535).astype("<u2").tobytes() for c in columns)
+    header = {
+        "seconds": round(last, 3),
+        "whole": round(max(float(made.seconds.max()), exchanges[-1].seconds), 3),
+        "pushes": len(order),
+        "all": len(made.seconds),
+        "nodes": [int(n) for n in nodes],
+        "silent": [round(float(s), 3) for s in silent],  # how long each node was held back at the end of the run
+        "changes": [[round(a, 2), round(b, 2)] for a, b in changes_of(exchanges)],
+    }
+    return PackedRun(seed, header, base64.b64encode(zlib.compress(raw, 9)).decode())
+
+
+def _same_workers_until(exchanges: Iterable[Exchange]) -> float:
+    """The end of the last window if all windows have the same workers, else 0: a node that left has not waited."""
+    windows = [e.answer for e in exchanges if isinstance(e.answer, Window)]
+    return windows[-1].end_seconds if len({frozenset(w.node for w in x.workers) for x in windows}) == 1 else 0.0
+
+
+def changes_of(exchanges: Iterable[Exchange]) -> Iterator[tuple[float, float]]:
+    """Begin and end of every reconfiguration that was carried out, and of forks and switches between branches, in seconds.
+
+    The end of one that the tuner did not wait for is known to lie in a window; the end of that window is taken.
+    """
+    before = 0.0
+    for exchange in exchanges:
+        answer = exchange.answer
+        if isinstance(answer, Cost) and answer.done:
+            yield exchange.seconds - answer.seconds, exchange.seconds
+        elif isinstance(exchange.action, Fork) and exchange.seconds > before:
+            yield before, exchange.seconds
+        elif isinstance(answer, Window):
+            if answer.start_seconds > before:
+                yield before, answer.start_seconds
+            yield from ((exchange.seconds - cost.seconds, exchange.seconds) for cost in answer.changes if cost.done)
+        before = exchange.seconds
+
+
+def unpacked(run: PackedRun) -> dict[str, Any]:
+    """The columns of a packed run in seconds, as the page unpacks them."""
+    raw = zlib.decompress(base64.b64decode(run.text))
+    n, unit = run.header["pushes"], run.header["seconds"] / _PARTS
+    numbers = np.frombuffer(raw[n:], "<u2").reshape(5, n).astype(np.float64) * unit
+    names = ("push_seconds", "compute_seconds", "pull_seconds", "wait_seconds")
+    found: dict[str, Any] = {"row": np.frombuffer(raw[:n], np.uint8), "seconds": np.cumsum(numbers[0])}
+    return found | dict(zip(names, numbers[1:], strict=True))
+
+
+def headers(runs: Iterable[PackedRun]) -> str:
+    """The headers of a tuner's runs as JSON for the page."""
+    return json.dumps([{"seed": r.seed, **r.header} for r in runs], separators=(",", ":"))

@@ -1,0 +1,111 @@
+"""The figure of a tuner's settings over time, one panel per knob that it changed."""
+
+from __future__ import annotations
+
+import tomllib
+
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from reports.figures.drawing import BLUE, MUTED, WIDTH, Drawing, canvas, drawn, label_inches, logarithmic
+from reports.figures.knobs import Lane, knob_values, lanes
+from traces.schema import setting_from
+
+__all__ = ["SETTINGS_NOTE", "settings_over_time", "typical_seed", "unmoved"]
+
+_FEW = 6  # values of a knob that can all be ticks
+
+SETTINGS_NOTE = (
+    "Every knob that changed, over simulated time: one line per seed; the thick line is the run with the median completion "
+    "time. A line ends when its run reached the target or the budget; where a run ended otherwise, at its last change."
+)
+"""How to read the drawings of `settings_over_time`."""
+
+
+def settings_over_time(settings: pl.DataFrame, scores: pl.DataFrame, name: str) -> Drawing | None:
+    """The settings of one tuner on one scenario, one panel per knob that changed; None where none changed."""
+    ended = scores.filter(pl.col("status").is_in(["target", "budget"]))  # the end of other runs is not in the table
+    until = dict(ended.select("seed", "completion_seconds").iter_rows())
+    found = lanes(settings, until)
+    if not found:
+        return None
+    typical = typical_seed(scores)
+    heights = [max(0.9, 0.3 * len(lane.categories)) for lane in found]
+    left = label_inches([lane.label for lane in found]) + label_inches([word for lane in found for word in lane.categories])
+    with canvas(0.7 + sum(heights), left=left, top=0.1) as figure:
+        grid = figure.subplots(len(found), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        for axes, lane in zip(grid, found, strict=True):
+            _draw_lane(axes, lane, typical)
+        grid[-1].set_xlim(left=0)
+        grid[-1].set_xlabel("simulated seconds")
+        caption = (
+            f"Thick: seed {typical}. Knobs that changed: {', '.join(lane.label.replace(chr(10), ' ') for lane in found)}."
+        )
+        return drawn(figure, name, caption, _data(found))
+
+
+def typical_seed(scores: pl.DataFrame) -> int:
+    """The seed of the run with the median completion time."""
+    ran = scores.filter(pl.col("status") != "error")
+    ordered = (ran if ran.height else scores).sort("completion_seconds", "seed")
+    return int(ordered["seed"][(ordered.height - 1) // 2])
+
+
+def _draw_lane(axes: Axes, lane: Lane, typical: int) -> None:
+    for seed, (x, y) in sorted(lane.steps.items(), key=lambda item: item[0] == typical):
+        bold = seed == typical
+        axes.step(x, y, where="post", color=BLUE, linewidth=2.2 if bold else 0.8, alpha=1 if bold else 0.45)
+    box = axes.get_position()
+    edge = (0.1 / WIDTH - box.x0) / box.width  # a tenth of an inch from the figure's left side
+    axes.text(edge, 0.5, lane.label, transform=axes.transAxes, ha="left", va="center", fontsize=8)
+    axes.grid(color=MUTED, alpha=0.2, linewidth=0.6)
+    axes.margins(y=0.15)
+    if lane.categories:
+        axes.set_yticks(range(len(lane.categories)), lane.categories)
+        axes.set_ylim(-0.5, len(lane.categories) - 0.5)
+    elif 1 < len(few := lane.values()) <= _FEW:
+        if lane.log:
+            axes.set_yscale("log")
+        # A knob with few values has just these as ticks: between them there is nothing.
+        axes.yaxis.set_major_locator(FixedLocator(few))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+    elif lane.log:
+        logarithmic(axes)
+    elif lane.whole:
+        axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+
+
+def _data(found: list[Lane]) -> pl.DataFrame:
+    """Every step of every lane."""
+    rows = []
+    for lane in found:
+        for seed, (x, y) in sorted(lane.steps.items()):
+            shown = [lane.categories[int(v)] if lane.categories else f"{v:g}" for v in y]
+            knob = lane.label.replace("\n", " ")
+            rows += [{"knob": knob, "seed": seed, "seconds": float(t), "value": v} for t, v in zip(x, shown, strict=True)]
+    return pl.DataFrame(
+        rows, schema={"knob": pl.String(), "seed": pl.Int64(), "seconds": pl.Float64(), "value": pl.String()}
+    )
+
+
+def unmoved(settings: pl.DataFrame, text: str) -> list[str]:
+    """The free knobs of a scenario's text that no run of `settings` moved; [] where the text has no table of free knobs."""
+    try:
+        free = tomllib.loads(text).get("free")
+    except tomllib.TOMLDecodeError:
+        return []
+    if not isinstance(free, dict) or settings.is_empty():
+        return []
+    moved: set[str] = set()
+    for (_, _), run in settings.group_by(["tuner", "seed"]):
+        if run.height > 1:
+            values = [knob_values(setting_from(text)) for text in run["setting"].unique()]
+            moved |= {name for name in values[0] if len({str(v.get(name)) for v in values}) > 1}
+    if "placement" in moved:
+        moved |= {"worker_count", "server_count"} | {name for name in free if name.startswith("role")}
+    known = {"samples_per_round": "global_batch_size"}
+    moved |= {known[name] for name in moved if name in known}
+    shown = set(knob_values(setting_from(settings["setting"][0])))
+    return [name for name in free if name in shown and name not in moved]

@@ -1,0 +1,78 @@
+"""A static site of a finished comparison: overview, a page per scenario, and the tables, without files of single runs."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+
+from reports.export import markdown
+from reports.figures.gantt import packed_run
+from reports.page import pages, texts
+from reports.tables import summary
+from traces import store
+from traces.schema import EVALUATIONS, SCORES, SETTINGS
+from traces.store import Results, load_results, write_bytes
+
+__all__ = ["publish"]
+
+
+def publish(folder: Path, out: Path) -> Path:
+    """Write the site of the comparison in `folder` to the new folder `out`, and return the path of its first page.
+
+    Raises ValueError, and writes nothing, where `folder` holds no results or lacks a run, or where `out` is there already.
+    """
+    results = load_results(folder)
+    if (missing := _missing(results)) is not None:
+        raise ValueError(
+            f"Cannot publish {folder}: it is unfinished; there is no run of {missing}. Go on with it by "
+            "`harness compare --resume`."
+        )
+    if out.exists():
+        raise ValueError(f"Cannot publish to {out}: it is there already. Name another folder with --out.")
+    partly = out.with_name(f".{out.name}.partly")
+    shutil.rmtree(partly, ignore_errors=True)
+    try:
+        for name, text in pages(
+            results, texts(folder), partial(packed_run, folder), first="index.html", with_files=False
+        ).items():
+            _write(partly / name, text.encode())
+        for name, frame, schema in (
+            ("scores", results.scores, SCORES),
+            ("evaluations", results.evaluations, EVALUATIONS),
+            ("settings", results.settings, SETTINGS),
+        ):
+            (partly / "tables").mkdir(parents=True, exist_ok=True)
+            store.write(frame, partly / "tables" / f"{name}.parquet", schema)
+        _write(partly / "tables" / "summary.csv", summary(results).write_csv().encode())
+        _write(partly / "tables" / "host.csv", (folder / "host.csv").read_bytes())
+        _write(partly / "report.md", markdown(results).encode())
+        for path in sorted((folder / "scenarios").glob("*.toml")):
+            _write(partly / "scenarios" / path.name, path.read_bytes())
+        _write(partly / "manifest.json", (folder / "manifest.json").read_bytes())
+        partly.rename(out)
+    finally:
+        shutil.rmtree(partly, ignore_errors=True)
+    return out / "index.html"
+
+
+def _missing(results: Results) -> str | None:
+    """The first run of the manifest that is in no table, in words."""
+    manifest = results.manifest
+    played = {
+        (scenario, tuner, seed)
+        for frame in (results.scores, results.not_applicable)
+        for scenario, tuner, seed in frame.select("scenario", "tuner", "seed").iter_rows()
+    }
+    for scenario in manifest.get("scenarios", []):
+        seeds = manifest.get("seeds_of", {}).get(scenario, manifest.get("seeds", 1))
+        for tuner in manifest.get("tuners", []):
+            for seed in range(int(seeds)):
+                if (scenario, tuner, seed) not in played:
+                    return f"{tuner} on {scenario} with seed {seed}"
+    return None if manifest.get("scenarios") else "any tuner"
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, data)

@@ -1,0 +1,54 @@
+"""What `harness compare` and `harness report` print: the answer first, then the tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from reports import arenas
+from reports.conclusions import Answer, answer
+from reports.tables import not_applicable, render, summary
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from traces.store import Results
+
+__all__ = ["show"]
+
+_TABLES = 8  # scenarios, at the most, whose tables are printed; of more there are only the answers
+
+
+def show(results: Results, console: Console) -> None:
+    """Print the answer over all scenarios and over each family, then each scenario's answer and its table."""
+    from rich.markup import escape
+    from rich.text import Text
+
+    table = summary(results)
+    names = list(dict.fromkeys(table["scenario"].to_list()))
+    if len(names) > 1:
+        for family, members in arenas.families(names).items():
+            found = arenas.arenas_of(results, members, family)
+            console.print(_text(arenas.answer(found)), soft_wrap=True)
+            for sentence in arenas.sentences(found):
+                console.print(escape(sentence), style="dim", highlight=False)
+            console.print()
+    for name in names:
+        rows = table.filter(pl.col("scenario") == name)
+        said = _text(answer(rows))
+        console.print(said if len(names) == 1 else Text.assemble(f"{name}: ", said), soft_wrap=True)
+        if len(names) <= _TABLES:
+            for one in render(rows, columns=max(80, console.width)):
+                console.print(one)
+    for sentence in not_applicable(results):
+        console.print(escape(sentence), highlight=False)
+    if len(names) > _TABLES:
+        console.print(f"The tables of the {len(names)} scenarios are on their pages.", highlight=False)
+
+
+def _text(said: Answer) -> Text:
+    from rich.text import Text
+
+    return Text.assemble(said.before, (said.tuner, "bold"), said.after)

@@ -1,0 +1,388 @@
+"""A hundred mistakes on the command line, and the first line of the answer to each."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from harness.cli.main import main
+from tests.support import arena
+
+TIMING = arena.TINY.replace('metric = "loss"\nvalue = 0.1', 'metric = "clocks"\nvalue = 60\ncheck_clocks = 10').replace(
+    "seconds = 20", "seconds = 2000"
+)
+FILES = {
+    "tiny.toml": TIMING,
+    "empty.toml": "",
+    "notes.txt": "my notes",
+    "beginner.py": "def patient(job, *, clocks: int = 30):\n    yield\n\n\nnumber = 7\n",
+    "broken.py": "import nowhere_at_all\n",
+    "wrong.py": "def f(:\n",
+}
+
+MISTAKES = [
+    ("compre", "harness: error: there is no 'compre': did you mean compare?"),
+    ("comapre digits", "harness: error: there is no 'comapre': did you mean compare?"),
+    ("shwo cruise", "harness: error: there is no 'shwo': did you mean show?"),
+    ("lsit tuners", "harness: error: there is no 'lsit': did you mean list?"),
+    ("paly digits cruise", "harness: error: there is no 'paly': did you mean play or deploy?"),
+    ("compare --sedes 3", "harness compare: error: there is no --sedes: did you mean --seeds or --address?"),
+    ("compare --tuner fixed --sseds 3", "harness compare: error: there is no --sseds: did you mean --seeds?"),
+    ("compare --seeds many", "harness compare: error: cannot use --seeds 'many': give a whole number"),
+    ("compare --seeds 0", "harness: Cannot compare on 0 seeds: give at least 1."),
+    ("compare --seeds -3", "harness: Cannot compare on -3 seeds: give at least 1."),
+    ("compare --seeds 2.5", "harness compare: error: cannot use --seeds '2.5': give a whole number"),
+    ("compare --jobs 0", "harness: Cannot use 0 jobs: give at least 1."),
+    ("compare --jobs -1", "harness: Cannot use -1 jobs: give at least 1."),
+    ("compare --jobs two", "harness compare: error: cannot use --jobs 'two': give a whole number"),
+    ("compare --jobs 2 --address auto", "harness compare: error: argument --address: not allowed with argument --jobs"),
+    ("compare --out", "harness compare: error: argument --out: expected one argument"),
+    (
+        "compare digit",
+        "harness: No scenario 'digit': did you mean digits or rlp-digits or digits-svm? A file of your own is ...",
+    ),
+    (
+        "compare Digits",
+        "harness: No scenario 'Digits': did you mean digits or rlp-digits or digits-svm? A file of your own is ...",
+    ),
+    (
+        "compare digits.tml",
+        "harness: No scenario 'digits.tml': did you mean digits or digits-svm or rlp-digits? A file of your own ...",
+    ),
+    (
+        "compare digits-lgistic",
+        "harness: No scenario 'digits-lgistic': did you mean digits-logistic or digits-svm or digits? A file of ...",
+    ),
+    (
+        "compare nothing-*",
+        "harness: No scenario matches 'nothing-*': there are digits, boat-a-alexnet, boat-a-googlenet, ...",
+    ),
+    ("compare my.toml", "harness: Cannot read scenario my.toml: No such file or directory."),
+    (
+        "compare folder",
+        "harness: No scenario 'folder': choose one of digits, boat-a-alexnet, boat-a-googlenet, boat-a-speechnet, ...",
+    ),
+    ("compare folder.toml", "harness: Cannot read scenario folder.toml: No such file or directory."),
+    (
+        "compare notes.txt",
+        "harness: No scenario 'notes.txt': choose one of digits, boat-a-alexnet, boat-a-googlenet, boat-a-speechnet, ...",
+    ),
+    ("compare empty.toml", "harness: empty.toml: summary: it is missing; every scenario says this."),
+    (
+        "compare digits digits",
+        "harness: Cannot compare scenario 'digits' with itself: name each once, and files by different names.",
+    ),
+    (
+        "compare tiny.toml digits-logistic tiny.toml",
+        "harness: Cannot compare scenario 'tiny' with itself: name each once, and files by different names.",
+    ),
+    ("compare digits[seconds=10", "harness: Cannot read 'digits[seconds=10': write digits[key=value,...]."),
+    (
+        "compare digits[secnds=10]",
+        "harness: digits.toml: cannot change 'secnds=10': no line begins with 'secnds'; did you mean seconds?",
+    ),
+    ("compare digits[seconds=]", "harness: digits.toml: cannot change 'seconds=': write key=value."),
+    ("compare digits[seconds=-5]", "harness: digits.toml: [budget] seconds: expected `float` > 0.0, not -5."),
+    (
+        "compare digits[policy=nothing]",
+        "harness: digits.toml: cannot change 'policy=nothing': 2 lines begin with 'policy'; edit a copy of the file.",
+    ),
+    (
+        "compare digits[value=1.5]",
+        "harness: digits.toml: [target] value: accuracy 1.5 cannot be reached; it lies in (0, 1].",
+    ),
+    ("compare digits[count=0]", "harness: digits.toml: [seeds] count: expected `int` >= 1, not 0."),
+    (
+        "compare digits[name=cifar99]",
+        "harness: digits.toml: [workload] name: no workload 'cifar99'; choose one of digits-mlp, digits-logistic, ...",
+    ),
+    ("compare tiny.toml --tuners fixt", "harness: No tuner 'fixt'. Did you mean 'fixed'? `harness list tuners` has all."),
+    ("compare tiny.toml --tuners Fixed", "harness: No tuner 'Fixed'. Did you mean 'fixed'? `harness list tuners` has all."),
+    (
+        "compare tiny.toml --tuners cruize,fixed",
+        "harness: No tuner 'cruize'. Did you mean 'cruise'? `harness list tuners` has all.",
+    ),
+    (
+        'compare tiny.toml --tuners ""',
+        "harness: No tuner ''. Choose from fixed, bsp, asp, ssp, dssp, k_sync, k_batch_sync, k_async, backup_workers, ...",
+    ),
+    (
+        "compare tiny.toml --tuners fixed,,asp",
+        "harness: No tuner ''. Choose from fixed, bsp, asp, ssp, dssp, k_sync, k_batch_sync, k_async, backup_workers, ...",
+    ),
+    (
+        "compare tiny.toml --tuners fixed,fixed",
+        "harness: Cannot compare tuner 'fixed' with itself: name each once, and files by different names.",
+    ),
+    (
+        "compare tiny.toml --tuners all,fixed",
+        "harness: Cannot compare tuner 'fixed' with itself: name each once, and files by different names.",
+    ),
+    (
+        'compare tiny.toml --tuners "fixed asp"',
+        "harness: No tuner 'fixed asp'. Did you mean 'fixed'? `harness list tuners` has all.",
+    ),
+    (
+        "compare tiny.toml --tuners beginner.patient",
+        "harness: No tuner 'beginner.patient'. Did you mean 'beginner:patient'? `harness list tuners` has all.",
+    ),
+    (
+        "compare tiny.toml --tuners beginner.py",
+        "harness: No tuner 'beginner.py'. Did you mean 'beginner:FUNCTION'? `harness list tuners` has all.",
+    ),
+    (
+        "compare tiny.toml --tuners beginner.py:patient",
+        "harness: Cannot find tuner 'beginner.py:patient': write beginner:patient, with the module's name.",
+    ),
+    (
+        "compare tiny.toml --tuners beginner/patient",
+        "harness: No tuner 'beginner/patient'. Did you mean 'beginner:patient'? `harness list tuners` has all.",
+    ),
+    ("compare tiny.toml --tuners beginner:", "harness: Cannot find tuner 'beginner:': write package.module:factory."),
+    ("compare tiny.toml --tuners :patient", "harness: Cannot find tuner ':patient': write package.module:factory."),
+    (
+        "compare tiny.toml --tuners beginner:pateint",
+        "harness: Cannot find tuner 'beginner:pateint': beginner has no 'pateint'. Did you mean 'patient'?",
+    ),
+    (
+        "compare tiny.toml --tuners beginner:number",
+        "harness: Cannot use 'beginner:number' as a tuner: it is no function; give one that takes a Job.",
+    ),
+    (
+        "compare tiny.toml --tuners broken:tuner",
+        "harness: Cannot import tuner 'broken:tuner' (ModuleNotFoundError: No module named 'nowhere_at_all'): is its ...",
+    ),
+    (
+        "compare tiny.toml --tuners wrong:f",
+        "harness: Cannot import tuner 'wrong:f' (SyntaxError: invalid syntax (wrong.py, line 1)): is its module ...",
+    ),
+    (
+        "compare tiny.toml --tuners nowhere:tuner",
+        "harness: Cannot import tuner 'nowhere:tuner' (ModuleNotFoundError: No module named 'nowhere'): is its module ...",
+    ),
+    (
+        "compare tiny.toml --tuners cruise[gain=abc]",
+        "harness: Cannot use gain=abc for tuner 'cruise[gain=abc]': give a number, at least 0 (default: 0.05).",
+    ),
+    (
+        "compare tiny.toml --tuners cruise[gain=-1]",
+        "harness: Cannot use gain=-1 for tuner 'cruise[gain=-1]': give a number, at least 0 (default: 0.05).",
+    ),
+    (
+        "compare tiny.toml --tuners cruise[gian=0.1]",
+        "harness: Tuner 'cruise[gian=0.1]' has no option 'gian'. Did you mean 'gain'? It has gain, extra_gain, ...",
+    ),
+    (
+        "compare tiny.toml --tuners cruise[gain]",
+        "harness: Cannot read option 'gain' of tuner 'cruise[gain]': write option=value.",
+    ),
+    (
+        "compare tiny.toml --tuners cruise[gain=0.1",
+        "harness: Cannot read the options of tuner 'cruise[gain=0.1': write cruise[option=value,...].",
+    ),
+    ("compare tiny.toml --tuners cruise[]", "harness: Cannot read option '' of tuner 'cruise[]': write option=value."),
+    (
+        "compare tiny.toml --tuners cruise[solver=milpp]",
+        "harness: Cannot use solver=milpp for tuner 'cruise[solver=milpp]': give exact or milp (default: exact).",
+    ),
+    (
+        "compare tiny.toml --tuners cruise[overlap=yes]",
+        "harness: Cannot use overlap=yes for tuner 'cruise[overlap=yes]': give true or false (default: false).",
+    ),
+    (
+        "compare tiny.toml --tuners cruise[batches=2.5]",
+        "harness: Cannot use batches=2.5 for tuner 'cruise[batches=2.5]': give a whole number, at least 1 (default: 10).",
+    ),
+    (
+        "compare tiny.toml --tuners ssp[staleness=-1]",
+        "harness: Cannot use staleness=-1 for tuner 'ssp[staleness=-1]': give a whole number, at least 0 (default: 3).",
+    ),
+    (
+        "compare tiny.toml --tuners k_sync[share=2]",
+        "harness: Cannot use share=2 for tuner 'k_sync[share=2]': give a number, above 0, at most 1 (default: 0.7).",
+    ),
+    ("compare tiny.toml --tuners fixed[x=1]", "harness: Tuner 'fixed[x=1]' has no option 'x'. It has none."),
+    (
+        "compare tiny.toml --tuners tpe[trials=0]",
+        "harness: Cannot use trials=0 for tuner 'tpe[trials=0]': give a whole number, at least 1 (default: 12).",
+    ),
+    (
+        "compare tiny.toml --tuners mltuner[search=bayes]",
+        "harness: Cannot use search=bayes for tuner 'mltuner[search=bayes]': give tpe or gp or random or grid ...",
+    ),
+    (
+        "compare tiny.toml --tuners bo_online[surrogate=rbf]",
+        "harness: Cannot set option 'surrogate' of tuner 'bo_online[surrogate=rbf]' by text: pass ...",
+    ),
+    (
+        "compare tiny.toml --tuners beginner:patient[clocks=few]",
+        "harness: Cannot use clocks=few for tuner 'beginner:patient[clocks=few]': give a whole number (default: 30).",
+    ),
+    (
+        "compare tiny.toml --tuners beginner:patient[clock=3]",
+        "harness: Tuner 'beginner:patient[clock=3]' has no option 'clock'. Did you mean 'clocks'? It has clocks.",
+    ),
+    (
+        "compare tiny.toml --out tiny.toml",
+        "harness: Cannot write results to tiny.toml: it is a file. Name a folder with --out.",
+    ),
+    (
+        "compare tiny.toml --out tiny.toml/out",
+        "harness: Cannot write results to tiny.toml/out: Not a directory. Name another folder with --out.",
+    ),
+    ("list tunes", "harness list: error: there is no 'tunes': did you mean tuners?"),
+    (
+        "list",
+        "harness list: error: missing: what (tuners, scenarios, workloads, profiles, sources: profiles are node ...",
+    ),
+    ("list tuners now", "harness list: error: cannot use 'now' here: it is one word too many"),
+    ("show", "harness show: error: missing: NAME (scenario, TOML file, or tuner (also package.module:factory))"),
+    (
+        "show digitz",
+        "harness: No scenario or tuner 'digitz': did you mean digits or rlp-digits or digits-svm? A file of your own ...",
+    ),
+    (
+        "show cruize",
+        "harness: No scenario or tuner 'cruize': did you mean cruise? A file of your own is named with its .toml, a ...",
+    ),
+    (
+        "show cruise[gain=abc]",
+        "harness: Cannot use gain=abc for tuner 'cruise[gain=abc]': give a number, at least 0 (default: 0.05).",
+    ),
+    (
+        "show beginner:pateint",
+        "harness: Cannot find tuner 'beginner:pateint': beginner has no 'pateint'. Did you mean 'patient'?",
+    ),
+    ("show nowhere.toml", "harness: Cannot read scenario nowhere.toml: No such file or directory."),
+    ("show empty.toml", "harness: empty.toml: summary: it is missing; every scenario says this."),
+    (
+        "show digits[policy=nothing]",
+        "harness: digits.toml: cannot change 'policy=nothing': 2 lines begin with 'policy'; edit a copy of the file.",
+    ),
+    (
+        "report nowhere",
+        "harness: Cannot read results from nowhere: it has no manifest.json. Name a folder that compare wrote.",
+    ),
+    (
+        "report folder",
+        "harness: Cannot read results from folder: it has no manifest.json. Name a folder that compare wrote.",
+    ),
+    ("report", "harness report: error: missing: DIR (results folder)"),
+    ("play digits", "harness play: error: missing: TUNER (name, or package.module:factory)"),
+    (
+        "play digitz fixed",
+        "harness: No scenario 'digitz': did you mean digits or rlp-digits or digits-svm? A file of your own is ...",
+    ),
+    ("play tiny.toml fixt", "harness: No tuner 'fixt'. Did you mean 'fixed'? `harness list tuners` has all."),
+    ("play tiny.toml fixed --seed one", "harness play: error: cannot use --seed 'one': give a whole number"),
+    ("play tiny.toml fixed --sede 1", "harness play: error: there is no --sede: did you mean --seed?"),
+    ("new tuner", "harness new: error: missing: NAME (of the tuner: a word in small letters, as in my_tuner)"),
+    ("new scenario mine", "harness new: error: there is no 'scenario': choose one of tuner."),
+    (
+        "new tuner My-Tuner",
+        "harness: Cannot name a tuner 'My-Tuner': write a word in small letters, digits and _, as in my_tuner.",
+    ),
+    (
+        "new tuner class",
+        "harness: Cannot name a tuner 'class': write a word in small letters, digits and _, as in my_tuner.",
+    ),
+    (
+        "new tuner cruise",
+        "harness: Cannot name a tuner 'cruise': there is one of that name. `harness show cruise` explains it.",
+    ),
+    ("new tuner folder", "harness: Cannot write folder: it exists already. Name another folder with --out."),
+    ("train cruise --out x.npz", "harness: Cannot train 'cruise': rlp is the only tuner that is trained."),
+    ("train rlp", "harness train: error: missing: --out (npz file to write the policy to)"),
+    ("train rlp[gama=1] --out x.npz", "harness: Training RLP has no option 'gama': choose from gamma."),
+    ("train rlp --out x.npz --rates a,b", "harness: Cannot read --rates 'a,b': write numbers with commas between them."),
+    ("train rlp --out x.npz --instances 0", "harness: Cannot train with instances 0: give at least 1."),
+    (
+        "deploy live-digits",
+        "harness: Cannot deploy live-digits: say that it may start real processes, with --live. (`harness ...",
+    ),
+    (
+        "deploy --live live-digitz",
+        "harness: No scenario 'live-digitz': did you mean live-digits or rlp-digits or mltuner-digits? A file ...",
+    ),
+    ("deploy --live tiny.toml", "harness: Cannot deploy tiny: its workload 'cruise-nmf' is timing-only and learns nothing."),
+    (
+        "deploy --live live-digits --tuner fixt --dry-run",
+        "harness: No tuner 'fixt'. Did you mean 'fixed'? `harness list tuners` has all.",
+    ),
+    (
+        "deploy --live live-digits --from nowhere",
+        "harness: Cannot read results from nowhere: it has no manifest.json. Name a folder that compare wrote.",
+    ),
+    (
+        "deploy --live live-digits --tuner asp --from folder",
+        "harness deploy: error: argument --from: not allowed with argument --tuner",
+    ),
+    ("trace", "harness trace: error: missing: COMMAND"),
+    ("trace shwo folder", "harness trace: error: there is no 'shwo': did you mean show?"),
+    (
+        "trace show nowhere",
+        "harness: Cannot read a trace from nowhere: it has no trace.json and no tables. Name a trace's folder.",
+    ),
+    (
+        "trace check folder",
+        "harness: Cannot read a trace from folder: it has no trace.json and no tables. Name a trace's folder.",
+    ),
+    (
+        "trace import nothing x --out y",
+        "harness: No importer is called 'nothing': there are alibaba-pai-minibatch, azure-vm-noise, bamboo-spot, ...",
+    ),
+    ("calibrate --out x.toml", "harness: Cannot calibrate: name a trace's folder, or a recording with --from SOURCE PATH."),
+    (
+        "calibrate nowhere --out x.toml",
+        "harness: Cannot read a trace from nowhere: it has no trace.json and no tables. Name a trace's folder.",
+    ),
+    (
+        "calibrate --from nothing x --out x.toml",
+        "harness: No importer is called 'nothing': there are alibaba-pai-minibatch, azure-vm-noise, bamboo-spot, ...",
+    ),
+    ("fidelity --out x", "harness: Cannot check: name traces, or recordings with --from SOURCE PATH."),
+    (
+        "fidelity nowhere --out x",
+        "harness: Cannot read a trace from nowhere: it has no trace.json and no tables. Name a trace's folder.",
+    ),
+]
+"""The words after `harness`, and the line that answers them; "..." at its end stands for more."""
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a scenario, tuners and files that are neither."""
+    folder = tmp_path_factory.mktemp("desk")
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    (folder / "folder").mkdir()
+    return folder
+
+
+def test_there_are_a_hundred() -> None:
+    assert len({command for command, _ in MISTAKES}) == len(MISTAKES) >= 100
+
+
+@pytest.mark.parametrize(("command", "answer"), MISTAKES)
+def test_a_mistake_is_answered_in_one_line_and_nothing_is_run(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, answer: str
+) -> None:
+    monkeypatch.chdir(desk)
+    before = sorted(p.name for p in desk.iterdir() if p.name != "__pycache__")
+    try:
+        status = main(shlex.split(command))
+    except SystemExit as ended:  # argparse, which prints its usage first
+        status = int(ended.code or 0)
+    said = capsys.readouterr().err
+    (line,) = (line for line in said.splitlines() if line.startswith("harness"))
+    scenarios = str(Path(__file__).parents[3] / "harness" / "scenarios")
+    line = line.replace(f"{scenarios}/", "")
+    assert status == 2, said
+    if answer.endswith(" ..."):
+        assert line.startswith(answer.removesuffix(" ..."))
+    else:
+        assert line == answer
+    assert "Traceback" not in said
+    assert sorted(p.name for p in desk.iterdir() if p.name != "__pycache__") == before

@@ -1,0 +1,168 @@
+"""`harness play` prints every exchange, and stops in a debugger; `harness new tuner` writes what runs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.cli.main import main
+from harness.cli.play import ExchangePrinter
+from tests.support import arena, toy
+from traces.exchanges import Exchange
+from tuners.actions import Cost, Evaluate, Evaluation, Fork, Free, Install, NodeEvent, Reconfigure, Rejected, Run
+from tuners.policies import asp
+
+ROOT = Path(__file__).parents[3]
+TIMING = arena.TINY.replace('metric = "loss"\nvalue = 0.1', 'metric = "clocks"\nvalue = 60\ncheck_clocks = 10').replace(
+    "seconds = 20", "seconds = 2000"
+)
+TUNER = """
+from dataclasses import replace
+from tuners.actions import Reconfigure, Run
+
+def mine(job):
+    yield from Run(clocks=20)
+    yield from Reconfigure(replace(job.start, batch_size=2))
+
+def broken(job):
+    luck = yield from Run(clocks=20)
+    raise RuntimeError("no luck")
+
+def stops(job):
+    yield from Run(clocks=20)
+    breakpoint()
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(TIMING)
+    (tmp_path / "played.py").write_text(TUNER)
+    return tmp_path
+
+
+def harness(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "harness", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(  # noqa: S603
+        command, capture_output=True, text=True, env=environment, check=False, input=given, timeout=100
+    )
+
+
+def test_every_exchange_is_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["play", "tiny.toml", "played:mine", "--seed", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["0.0", "s", "Run(clocks=20)"]
+    assert lines[1].strip().startswith("-> 20 pushes in ")
+    assert "Reconfigure(batch_size 4 -> 2)" in lines[2]
+    assert lines[3].strip().startswith("-> done in ")
+    assert "(the tuner has returned; the job goes on)" in lines[4]
+    assert lines[-2].strip().endswith("ended: target")
+    assert lines[-1].startswith("target after ")
+    assert lines[-1].endswith("60 pushes, 1 changes, overhead 0.0 s.")
+    assert sorted(p.name for p in here.iterdir() if p.suffix) == ["played.py", "tiny.toml"]
+
+
+def test_a_tuner_that_fails_is_status_1_with_its_traceback(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["play", "tiny.toml", "played:broken"]) == 1
+    said = capsys.readouterr()
+    assert 'line 11, in broken\n    raise RuntimeError("no luck")' in said.err
+    assert "error after " in said.out
+
+
+def test_the_debugger_starts_where_the_tuner_fails(here: Path) -> None:
+    made = harness("play", "tiny.toml", "played:broken", "--pdb", given="p luck.clocks\nq\n")
+    assert made.returncode == 1
+    assert "RuntimeError: no luck" in made.stdout
+    assert "(Pdb) 20\n" in made.stdout
+
+
+def test_breakpoints_stop_in_the_tuner(here: Path) -> None:
+    made = harness("play", "tiny.toml", "played:stops", given="p job.name\nc\n")
+    assert made.returncode == 0, made.stderr
+    assert "(Pdb) 'tiny'\n" in made.stdout
+
+
+def test_each_action_and_answer_has_its_words() -> None:
+    job = toy.job()
+    said: list[str] = []
+    watch = ExchangePrinter(job, said.append)
+    faster = replace(job.start, learning_rate=0.25)
+    window = toy.window(job, [3.0, 1.0])
+    lost = replace(window, events=(NodeEvent(1.0, "n1", "left"),), status="diverged", setting=faster)
+    for exchange in (
+        Exchange(1.0, Fork(setting=faster), 4),
+        Exchange(2.0, Run(seconds=1.5, branch=4), window),
+        Exchange(3.0, Evaluate(branch=4), Evaluation(3.0, 2, 0.5, 0.75)),
+        Exchange(3.0, Free(branch=4), None),
+        Exchange(4.0, Reconfigure(faster, method="migrate", wait=False), Rejected("Cannot do it: not now.")),
+        Exchange(5.0, Reconfigure(faster), Cost(seconds=2.0, stall_seconds=1.0, bytes_moved=3e6, done=False)),
+        Exchange(6.0, Install(asp()), None),
+        Exchange(7.0, Run(clocks=2), lost),
+    ):
+        watch(exchange)
+    rate = f"learning_rate {job.start.learning_rate:.4g} -> 0.25"
+    assert [line.strip().partition("s  ")[2] or line.strip() for line in said] == [
+        f"Fork({rate})",
+        "-> branch 4",
+        "Run(seconds=1.5, branch 4)",
+        "-> 2 pushes in 2.0 s; training loss 3 to 1",
+        "Evaluate(branch 4)",
+        "-> loss 0.5, accuracy 0.750",
+        "Free(branch 4)",
+        "-> done",
+        f"Reconfigure({rate}, migrate, wait=False)",
+        "-> Rejected: Cannot do it: not now.",
+        f"Reconfigure({rate})",
+        "-> rolled back in 2.0 s, stall 1.0 s, 3.0 MB moved",
+        "Install(asp)",
+        "-> done",
+        "Run(clocks=2)",
+        f"-> 2 pushes in 2.0 s; training loss 3 to 1; n1 left; now {rate}; ended: diverged",
+    ]
+
+
+# -------------------------------------------------------------------------------------------------------- new tuner
+
+
+def test_a_new_tuner_runs_as_it_is_written(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", "tuner", "halving_too"]) == 0
+    assert "pytest" in capsys.readouterr().out
+    written = sorted(p.name for p in (here / "halving_too").iterdir())
+    assert written == ["halving_too.py", "pyproject.toml", "test_halving_too.py"]
+    monkeypatch.chdir(here / "halving_too")
+    assert main(["compare", "../tiny.toml", "--tuners", "fixed,halving_too:halving_too[clocks=20]", "--seeds", "1"]) == 0
+    assert "halving_too:halving_too[clocks=20]" in capsys.readouterr().out
+
+
+def test_the_test_of_a_new_tuner_passes_and_its_entry_point_is_found(here: Path) -> None:
+    assert main(["new", "tuner", "newcomer", "--out", "project"]) == 0
+    installed = {p.value for p in importlib.metadata.entry_points(group="pytest11")}
+    plugin = [] if "harness.pytest_plugin" in installed else ["-p", "harness.pytest_plugin"]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTEST_XDIST_WORKER"} | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin]
+    made = subprocess.run(  # noqa: S603
+        command, cwd=here / "project", capture_output=True, text=True, env=environment, check=False, timeout=110
+    )
+    assert made.returncode == 0, made.stdout
+    assert "2 passed" in made.stdout
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-index"]
+    pip += ["--no-build-isolation", "--target", str(here / "site"), str(here / "project")]
+    subprocess.run(pip, check=True, capture_output=True)  # noqa: S603
+    listed = subprocess.run(
+        [sys.executable, "-m", "harness", "list", "tuners"],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{here / 'site'}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "newcomer" in listed.stdout

@@ -1,0 +1,102 @@
+"""Scenarios that are built in Python: the same as from a file, with its checks."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import harness
+from harness.scenario import Scenario, embedded, job, load
+from harness.scenario.building import _toml
+
+ALONE = {
+    "summary": "Three machines that count pushes",
+    "cluster": {"nodes": [{"type": "edge-4core", "count": 3}]},
+    "workload": {"name": "mltuner-mf"},
+    "start": {"worker_count": 2},
+    "free": {"worker_count": {"integer": [1, 2]}},
+    "target": {"metric": "clocks", "value": 40},
+    "budget": {"seconds": 1000},
+}
+
+
+def test_the_package_is_called_and_is_a_package() -> None:
+    assert harness.scenario("digits") == load("digits") == harness.scenario.load("digits")
+
+
+def test_a_scenario_needs_no_file() -> None:
+    made = harness.scenario(name="small", seeds=3, **ALONE)
+    assert (made.name, made.seeds.count, made.target.value) == ("small", 3, 40)
+    assert len(job(made).nodes) == 3
+    assert harness.scenario(made) is made
+
+
+def test_a_base_is_changed_key_by_key() -> None:
+    base = load("digits")
+    made = harness.scenario("digits", conditions={"stragglers": None}, free={"momentum": None}, start={"policy": "asp"})
+    assert made.name == "digits-changed"
+    assert made.conditions.stragglers is None
+    assert made.conditions.jitter == base.conditions.jitter
+    assert {k.name for k in base.knobs} - {k.name for k in made.knobs} == {"momentum"}
+    assert (made.start.policy, made.start.learning_rate) == ("asp", base.start.learning_rate)
+    assert made.summary == base.summary
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    made = harness.scenario("digits", start={"learning_rate": np.float32(0.5), "batch_size": np.int64(8)})
+    assert (made.start.learning_rate, made.start.batch_size) == (0.5, 8)
+
+
+@pytest.mark.parametrize("name", embedded())
+def test_every_scenario_survives_being_written_again(name: str) -> None:
+    text = load(name).text
+    assert tomllib.loads(_toml(tomllib.loads(text))) == tomllib.loads(text)
+
+
+_PLAIN = st.one_of(st.text(), st.integers(-(2**63), 2**63 - 1), st.booleans(), st.floats(allow_nan=False))
+_VALUES = st.recursive(_PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
+
+
+@given(st.dictionaries(st.text(), _PLAIN | st.dictionaries(st.text(), _VALUES)))
+def test_any_table_is_read_as_it_was_written(tables: dict[str, object]) -> None:
+    try:
+        text = _toml(tables)
+        text.encode()
+    except UnicodeEncodeError:
+        return  # half of a surrogate pair, which no file can hold
+    assert tomllib.loads(text) == tables
+
+
+def test_paths_start_at_the_bases_folder(tmp_path: Path) -> None:
+    profiles = Path(str(tmp_path)) / "mine.toml"
+    (tmp_path / "digits.toml").write_text(load("digits").text)
+    with pytest.raises(ValueError, match=r"mine\.toml"):
+        harness.scenario(tmp_path / "digits.toml", cluster={"profiles": "mine.toml"})
+    profiles.write_text("")
+    assert isinstance(harness.scenario(tmp_path / "digits.toml", cluster={"profiles": "mine.toml"}), Scenario)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, r"Cannot make a scenario of nothing"),
+        ({"base": "digitz"}, r"No scenario 'digitz': did you mean digits"),
+        (
+            {"base": "digits", "start": {"polcy": "bsp"}},
+            r"^harness.scenario\('digits-changed'\): \[start\] polcy: ",
+        ),
+        ({"base": "digits", "start": 3}, r"Cannot read start=3: give a dictionary of keys, as in \[start\] of a file"),
+        ({"base": "digits", "name": "a/b", "seeds": 1}, r"Cannot name a scenario 'a/b'"),
+        ({"base": "digits", "start": {"policy": object}}, r"Cannot write policy = <class 'object'> into a scenario"),
+        ({**ALONE, "budget": {}}, r"\[budget\] seconds: it is missing"),
+        ({"base": "digits", "seeds": 0}, r"\[seeds\] count"),
+    ],
+)
+def test_mistakes_name_table_and_key(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        harness.scenario(**arguments)

@@ -1,0 +1,85 @@
+"""A user's `tuners.py`, `traces.py` or `reports/` in the working folder hides nothing of ours, and a clash is explained."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import arena
+
+ROOT = Path(__file__).parents[2]
+TIMING = arena.TINY.replace('metric = "loss"\nvalue = 0.1', 'metric = "clocks"\nvalue = 60\ncheck_clocks = 10').replace(
+    "seconds = 20", "seconds = 2000"
+)
+MINE = "def tuner(job):\n    yield from ()\n"
+
+
+@pytest.fixture
+def crowded(tmp_path: Path) -> Path:
+    """A user's folder with every name that we use, in every form."""
+    for name in ("tuners.py", "traces.py", "matplotlib.py", "polars.py", "json.py"):
+        (tmp_path / name).write_text(MINE)
+    for name in ("reports", "simulators", "tests"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "simulators" / "__init__.py").write_text("")
+    (tmp_path / "reports" / "page.py").write_text("raise RuntimeError('mine')\n")
+    (tmp_path / "ours.py").write_text(MINE)
+    (tmp_path / "tiny.toml").write_text(TIMING)
+    return tmp_path
+
+
+def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+
+
+def test_the_command_uses_its_own_packages(crowded: Path) -> None:
+    # As the installed command does: the folder of the program, not the working folder, is first on the path.
+    (crowded / "bin").mkdir()
+    (crowded / "bin" / "harness").write_text("import sys\nfrom harness.cli.main import main\nsys.exit(main())\n")
+    made = python(crowded, "bin/harness", "compare", "tiny.toml", "--tuners", "fixed,ours:tuner", "--seeds", "1")
+    assert (made.returncode, made.stderr) == (0, "")
+    assert (crowded / "results" / "tiny" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("name", ["tuners.py", "traces.py", "reports", "simulators"])
+@pytest.mark.parametrize("start", ["module", "script"])
+def test_modules_and_scripts_use_our_packages(tmp_path: Path, name: str, start: str) -> None:
+    target = tmp_path / name
+    if name.endswith(".py"):
+        target.write_text(MINE)
+    else:
+        target.mkdir()
+    (tmp_path / "tiny.toml").write_text(TIMING)
+    (tmp_path / "use.py").write_text("import harness\nprint(harness.compare('tiny.toml', 'fixed', seeds=1, jobs=1))\n")
+    made = python(tmp_path, *(["use.py"] if start == "script" else ["-m", "harness", "show", "tiny.toml"]))
+    assert (made.returncode, made.stderr) == (0, "")
+    assert "tiny" in made.stdout
+
+
+def test_a_tuner_in_a_hidden_file_is_explained(crowded: Path) -> None:
+    made = python(crowded, "-P", "-m", "harness", "compare", "tiny.toml", "--tuners", "tuners:tuner")
+    assert made.returncode == 2
+    assert f"{crowded / 'tuners.py'} is another module 'tuners', hidden by" in made.stderr
+    assert "give your file another name" in made.stderr
+
+
+@pytest.mark.parametrize(("name", "kind"), [("tuners.py", "file"), ("reports", "folder")])
+def test_a_module_that_was_imported_before_is_explained(tmp_path: Path, name: str, kind: str) -> None:
+    if kind == "file":
+        (tmp_path / name).write_text(MINE)
+    else:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("")
+    (tmp_path / "use.py").write_text(f"import {name.removesuffix('.py')}\nimport harness\n")
+    made = python(tmp_path, "use.py")
+    assert made.returncode == 1
+    last = made.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: Cannot use harness here: ")
+    assert str(tmp_path / name) in last
+    assert last.endswith("Give that file or folder another name.")

@@ -1,0 +1,73 @@
+"""Counts that tell a slower program without a clock: compiled programs of a run, operations in a step of the engine.
+
+They are equal on every machine with the pinned JAX. A count that rises is a regression, or a feature that is worth it; one
+that falls is progress. Either way the new count is written here, in the commit that changes it.
+"""
+
+import json
+import re
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import pytest
+
+from simulators.engine import loop
+from tests.bench.jobs import engine_job
+from tuners import policies
+
+COUNTED = """
+import json, sys
+import jax
+compiled = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda name, seconds, **facts: compiled.append(name) if name.endswith("backend_compile_duration") else None
+)
+from harness.scenario.scenario import load, system
+from tuners.actions import Reconfigure, Run
+from dataclasses import replace
+
+simulated = system(load(sys.argv[1]), 0)
+simulated.perform(Run(clocks=50))
+first = len(compiled)
+simulated.perform(Run(clocks=50))
+again = len(compiled)
+counts = [first, again - first]
+for factor in (2, 4):
+    before, setting = len(compiled), simulated.job.start
+    simulated.perform(Reconfigure(replace(setting, learning_rate=factor * setting.learning_rate)))
+    simulated.perform(Run(clocks=50))
+    counts.append(len(compiled) - before)
+print(json.dumps(counts))
+"""
+
+
+@pytest.mark.parametrize(("name", "first"), [("digits", 23), ("digits-logistic", 16), ("mltuner-clouds", 23)])
+def test_a_run_compiles_as_many_programs_as_before_none_for_more_clocks_and_one_for_the_first_change(name, first):
+    """The one that the first change of a setting takes is `edits.catch_up`; a second change takes none."""
+    command = [sys.executable, "-c", COUNTED, name]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)  # noqa: S603 (our own script)
+    assert json.loads(done.stdout) == [first, 0, 1, 0]
+
+
+def operations(features, hidden, policy, workers=8):
+    """How many operations of the StableHLO language `loop.advance` has for this job."""
+    job = engine_job(features, hidden, workers, policy)
+    facts = (job.program, job.data, job.inputs, job.state, jnp.asarray(10, jnp.int32), jnp.asarray(jnp.inf))
+    text = loop.advance.lower(*facts, rows=10).as_text()
+    return len(re.findall(r"^\s+(?:%\S+ = )?\"?(?:stablehlo|chlo|func)\.", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("hidden", "policy", "count"),
+    [
+        ((), policies.asp(), 1656),
+        ((32,), policies.asp(), 1776),
+        ((32,), policies.bsp(), 1776),
+        ((32,), policies.k_sync(3), 1787),
+    ],
+    ids=["logistic, asp", "mlp, asp", "mlp, bsp", "mlp, k_sync"],
+)
+def test_the_step_of_the_engine_has_as_many_operations_as_before(hidden, policy, count):
+    assert operations(64, hidden, policy) == count
+    assert operations(64, hidden, policy, workers=64) == count  # more workers are larger arrays, not more operations

@@ -1,0 +1,126 @@
+"""How hot a setting is: the one axis along which `tuners.joint` searches the settings that learning depends on.
+
+A hotter setting makes more progress per second, and more noise; one that is too hot diverges. Which knob makes it hotter
+depends on what is free: the effective rate, lr / (1 - momentum); if the rate is held, the policy, because staleness acts as
+momentum does (Hadjis et al. 2016); and if that is held, too, the number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from tuners.actions import Job, Setting
+from tuners.settings import Choice, Integer, Real
+
+__all__ = ["Heat", "PolicyHeat", "RateHeat", "WorkerHeat", "heat"]
+
+
+class Heat(Protocol):
+    """An axis of settings."""
+
+    @property
+    def steps(self) -> bool:
+        """Whether it has a few coarse values, so that there is nothing to cool by halves."""
+        ...
+
+    @property
+    def limits_workers(self) -> bool:
+        """Whether it is the number of workers."""
+        ...
+
+    def of(self, setting: Setting) -> float:
+        """How hot `setting` is."""
+        ...
+
+    def scaled(self, setting: Setting, factor: float) -> Setting:
+        """`setting` made hotter or cooler by about `factor`; itself where the knob reaches no further."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RateHeat:
+    """The effective rate: without momentum, as long as the rate's knob reaches so far."""
+
+    rate: Real
+    momentum: Real | None
+    steps: bool = False
+    limits_workers: bool = False
+
+    def of(self, setting: Setting) -> float:
+        return setting.learning_rate / (1 - min(setting.momentum, 0.99))
+
+    def scaled(self, setting: Setting, factor: float) -> Setting:
+        effective, momentum = self.of(setting) * factor, setting.momentum
+        if self.momentum is not None:
+            momentum = self.momentum.low
+            if effective * (1 - momentum) > self.rate.high:
+                momentum = min(max(1 - self.rate.high / effective, self.momentum.low), self.momentum.high, 0.9)
+        rate = min(max(effective * (1 - momentum), self.rate.low), self.rate.high)
+        return replace(setting, learning_rate=float(rate), momentum=float(momentum))
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyHeat:
+    """The synchronisation policy, from the coolest to the hottest: names with bounds on staleness."""
+
+    ladder: tuple[tuple[str, int], ...]
+    steps: bool = True
+    limits_workers: bool = False
+
+    def of(self, setting: Setting) -> float:
+        here = (setting.policy, setting.staleness if setting.policy == "ssp" else 0)
+        return float(self.ladder.index(here)) if here in self.ladder else 0.0
+
+    def scaled(self, setting: Setting, factor: float) -> Setting:
+        at = int(self.of(setting)) + (factor > 1) - (factor < 1)
+        policy, staleness = self.ladder[min(max(at, 0), len(self.ladder) - 1)]
+        return replace(setting, policy=policy, staleness=staleness if policy == "ssp" else setting.staleness)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHeat:
+    """The number of workers; `best` gives the best setting with at most so many."""
+
+    best: Callable[[int], Setting]
+    most: int
+    steps: bool = True
+    limits_workers: bool = True
+
+    def of(self, setting: Setting) -> float:
+        return float(len(setting.workers))
+
+    def scaled(self, setting: Setting, factor: float) -> Setting:
+        if factor == 1:
+            return setting
+        wanted = len(setting.workers) * factor
+        found = self.best(max(1, min(self.most, round(wanted))))
+        further = (len(found.workers) > len(setting.workers)) == (factor > 1)
+        return found if further and len(found.workers) != len(setting.workers) else setting
+
+
+def heat(job: Job, best: Callable[[int], Setting]) -> Heat | None:
+    """The axis of this job; None where nothing that makes learning hotter is free."""
+    space = job.space
+    rate, momentum = space.knob("learning_rate"), space.knob("momentum")
+    if isinstance(rate, Real):
+        return RateHeat(rate, momentum if isinstance(momentum, Real) else None)
+    policy, staleness = space.knob("policy"), space.knob("staleness")
+    names = policy.options if isinstance(policy, Choice) else (job.start.policy,)
+    bounds = [job.start.staleness]
+    if isinstance(staleness, Choice):
+        bounds = sorted(int(s) for s in staleness.options)
+    elif isinstance(staleness, Integer):
+        bounds = [s for s in (0, 1, 3, 7, 15) if staleness.low <= s <= staleness.high] or [staleness.low]
+    ladder = [("bsp", 0)] if "bsp" in names else []
+    if "ssp" in names:
+        ladder += [("ssp", s) for s in bounds if s > 0 or "bsp" not in names]
+    if "asp" in names:
+        ladder.append(("asp", 0))
+    if len(ladder) > 1:
+        return PolicyHeat(tuple(ladder))
+    count = space.knob("worker_count")
+    if isinstance(count, Integer):
+        return WorkerHeat(best, count.high)
+    return None

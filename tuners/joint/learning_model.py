@@ -1,0 +1,94 @@
+"""The learning model of `tuners.joint`: how far the job is from its target, in nats, and what a rate does to that.
+
+The *level* of a model is the logarithm of what is left: of the error for a target on accuracy (with a small part of the
+loss, which still moves where accuracy stands still), of the loss above nine tenths of the target for a target on loss. While
+learning goes well it falls about linearly. Level = drift + noise: the drift falls with the sum of the rates, the noise of a
+rate is shed within a few windows after the rate was lowered. So a rate is judged by the drift, and cooled only when the
+noise is all that is left between the level and the goal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from tuners.actions import Target
+
+__all__ = ["Gauge", "over_fitted", "slope", "spread", "stopped"]
+
+_LOSS_PART = 0.15  # of the loss in the level of a target on accuracy
+_BEYOND = 0.3  # of the target's error: a level does not fall further, as a validation set is small
+_GAP = 2.0  # a validation loss so many times the training loss: the model has learned its samples by heart
+_BLOWN_UP = 2.0  # times the loss of the untrained model: more counts in full
+_ABOVE = 0.9  # of a target on loss: what counts as the end of the scale
+
+
+class Gauge:
+    """Levels of one job. `hurt` and `noise` are in nats."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        on_loss = target.metric == "loss"
+        self._untrained = math.inf  # the loss of the first model measured
+        self.hurt = 0.1 if on_loss else 0.3  # a rise above the best level so far that is no noise
+        self.noise = 0.15 if on_loss else 0.5  # what cooling is expected to shed, until that was measured
+
+    def level(self, loss: float, accuracy: float) -> float:
+        """The level of a model with this validation loss and accuracy; infinite if it has diverged."""
+        if not math.isfinite(loss):
+            return math.inf
+        if self.target.metric == "loss":
+            return math.log(max(loss - _ABOVE * self.target.value, 1e-6))
+        if math.isinf(self._untrained):
+            self._untrained = loss
+        error = max(1 - accuracy, _BEYOND * (1 - self.target.value), 1e-6)
+        level = _LOSS_PART * math.log(max(loss, 1e-9)) + (1 - _LOSS_PART) * math.log(error)
+        # Accuracy is never worse than chance, so only the loss tells that a model has blown up.
+        return level + max(0.0, math.log(max(loss, 1e-9) / (_BLOWN_UP * max(self._untrained, 1e-9))))
+
+    def goal(self, loss: float) -> float:
+        """The level at the target, for a model with this validation loss."""
+        if self.target.metric == "loss":
+            return math.log(max((1 - _ABOVE) * self.target.value, 1e-6))
+        return _LOSS_PART * math.log(max(loss, 1e-9)) + (1 - _LOSS_PART) * math.log(max(1 - self.target.value, 1e-6))
+
+
+def over_fitted(losses: Sequence[float], levels: Sequence[float], training_loss: float) -> bool:
+    """Whether more training makes the model worse.
+
+    Then the losses on validation data are far above the training loss, and the newest levels, as means of three, are all
+    above an earlier one.
+    """
+    recent = 8
+    if len(levels) < recent + 6 or not min(losses[-recent:]) > _GAP * training_loss:
+        return False
+    smooth = [sum(levels[i : i + 3]) / 3 for i in range(len(levels) - 2)]
+    return min(smooth[-recent + 2 :]) > min(smooth[: -recent + 2]) + 0.05
+
+
+def stopped(times: Sequence[float], levels: Sequence[float], least: float = 0.05) -> bool:
+    """Whether the newest levels show no drift: those of the last quarter of the job's time, a dozen at least.
+
+    Their second half is then not lower than the first by `least` nats.
+    """
+    newest = [level for t, level in zip(times, levels, strict=True) if t > 0.75 * times[-1]]
+    if len(newest) < 12 or newest == list(levels):
+        return False  # too few, or the heat was changed less than a quarter of the time ago
+    half = len(newest) // 2
+    return sum(newest[half:]) / (len(newest) - half) > sum(newest[:half]) / half - least
+
+
+def slope(times: Sequence[float], levels: Sequence[float]) -> float:
+    """The drift of `levels`, in nats per second, by least squares."""
+    mean_time, mean_level = sum(times) / len(times), sum(levels) / len(levels)
+    over = sum((t - mean_time) * (level - mean_level) for t, level in zip(times, levels, strict=True))
+    under = sum((t - mean_time) ** 2 for t in times)
+    return over / under if under > 0 else 0.0
+
+
+def spread(levels: Sequence[float]) -> float:
+    """The deviation of `levels` about their drift, in nats, from the median of their newest differences; 0 for too few."""
+    steps = [abs(b - a) for a, b in zip(levels[-9:], levels[-8:], strict=False) if math.isfinite(a) and math.isfinite(b)]
+    # Of two independent normal values, half of the differences are below 0.954 deviations.
+    return median(steps) / 0.954 if len(steps) >= 3 else 0.0

@@ -1,0 +1,191 @@
+"""The system model of `tuners.joint`: seconds between two pushes of the job, for any setting, from what windows measured.
+
+Every worker computes, pulls and pushes in a closed circle. Under ASP and SSP the job is a closed queueing network: the
+workers' mean compute time is the think time, the servers are one station for pulls and one for pushes, and mean-value
+analysis (Schweitzer's approximation; Lazowska et al. 1984, Section 7.4) gives the rate of pushes. Under BSP a round lasts as
+long as its slowest worker, and all transfers of a round share the servers.
+
+What is fitted: each machine's compute seconds; how they grow with the mini-batch (from two batch sizes, if two were seen);
+and, separately, how much longer pulls and pushes take than the NICs' rates say. A machine that was never a worker counts as
+its type does, and an unknown type by its cores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from tuners.actions import Job, Setting, Window
+
+__all__ = ["SystemModel"]
+
+_FIXED_SHARE = 0.1  # of a mini-batch's compute seconds that do not depend on its size: a guess until two sizes were measured
+_SERIAL_SHARE = 0.1  # of a mini-batch's computing that more threads do not speed up: a guess
+_JITTER = 0.1  # relative deviation of compute times at a barrier: a guess
+_NEWEST = 0.5  # weight of the newest measurement of a machine
+_ROUNDS = 80  # of the fixed point; it moves less than a millionth after 40
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A mini-batch on a machine: its samples, and the threads that compute it."""
+
+    node: str
+    samples: int
+    threads: int
+
+
+class SystemModel:
+    """Predicts how often the job completes a push. Knows nothing before `learn` was called."""
+
+    def __init__(self, job: Job) -> None:
+        self._nodes = {n.name: n for n in job.nodes}
+        self._names = [n.name for n in job.nodes]
+        self._model_bytes = job.model_bytes
+        self._seconds = dict[_Work, float]()  # of computing, measured
+        self._fixed_share = _FIXED_SHARE
+        self._pull_factor = self._push_factor = 1.0  # measured over predicted seconds of a transfer
+
+    @property
+    def knows(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self._seconds)
+
+    def learn(self, setting: Setting, window: Window) -> None:
+        """Take in the measurements of a window that was trained under `setting` from begin to end."""
+        pushes = window.pushes
+        if not len(pushes.seconds):
+            return
+        for index in np.unique(pushes.worker):
+            name = self._names[int(index)]
+            seconds = float(np.mean(pushes.compute_seconds[pushes.worker == index]))
+            if name in setting.workers and 0 < seconds < math.inf:  # a table of recorded runs may not tell
+                self._take(self._work(setting, name), seconds)
+        if not self._seconds:
+            return
+        self._fixed_share = self._fitted_share()
+        self._pull_factor = self._push_factor = 1.0
+        pull, push = self._transfers(setting)
+        # A transfer may be measured shorter than predicted, if other workers compute when the prediction lets them pull.
+        self._pull_factor = float(np.clip(np.mean(pushes.pull_seconds) / pull, 0.02, 50.0)) if pull > 0 else 1.0
+        self._push_factor = float(np.clip(np.mean(pushes.push_seconds) / push, 0.02, 50.0)) if push > 0 else 1.0
+
+    def forget(self, nodes: frozenset[str]) -> None:
+        """Forget what was measured on machines that may have changed."""
+        self._seconds = {work: s for work, s in self._seconds.items() if work.node not in nodes}
+
+    def push_seconds(self, setting: Setting) -> float:
+        """Mean seconds between two pushes of the job under `setting`."""
+        return self._solve(setting)[0]
+
+    def samples_per_second(self, setting: Setting) -> float:
+        """Training samples per second under `setting`."""
+        samples = np.mean([self._work(setting, w).samples for w in setting.workers])
+        return float(samples) / self.push_seconds(setting)
+
+    # ---------------------------------------------------------------------------------------------------- compute seconds
+
+    def _work(self, setting: Setting, worker: str) -> _Work:
+        samples = setting.batch_size
+        if setting.loads:
+            samples = sum(setting.loads[setting.workers.index(worker)])
+        cores = self._nodes[worker].cores
+        return _Work(worker, samples, min(setting.intra_threads or cores, cores))
+
+    def _take(self, work: _Work, seconds: float) -> None:
+        before = self._seconds.get(work)
+        self._seconds[work] = seconds if before is None else _NEWEST * seconds + (1 - _NEWEST) * before
+
+    def _fitted_share(self) -> float:
+        """The share of compute seconds that is fixed, from machines that were seen with two batch sizes."""
+        seen = defaultdict[tuple[str, int], list[tuple[int, float]]](list)
+        for work, seconds in self._seconds.items():
+            seen[work.node, work.threads].append((work.samples, seconds))
+        shares = []
+        for points in seen.values():
+            points.sort()
+            (small, fast), (large, slow) = points[0], points[-1]
+            if large > small and fast > 0:
+                fixed = fast - (slow - fast) / (large - small) * small
+                shares.append(min(max(fixed / fast, 0.0), 1.0))
+        return median(shares) if shares else _FIXED_SHARE
+
+    def _compute(self, work: _Work) -> float:
+        """Seconds of a mini-batch: measured, or scaled from the most similar one on this machine, or on its type."""
+        own = self._scaled(work, [w for w in self._seconds if w.node == work.node])
+        if own is not None:
+            return own
+        kind = self._nodes[work.node].type
+        alike = [w for w in self._seconds if self._nodes[w.node].type == kind]
+        by_node = [self._scaled(work, [w for w in alike if w.node == n]) for n in dict.fromkeys(w.node for w in alike)]
+        known = [s for s in by_node if s is not None]
+        if known:
+            return median(known)
+        cores = self._nodes[work.node].cores
+        others = [
+            s * self._nodes[n].cores / cores
+            for n in dict.fromkeys(w.node for w in self._seconds)
+            if (s := self._scaled(work, [w for w in self._seconds if w.node == n])) is not None
+        ]
+        return median(others) if others else 1.0
+
+    def _scaled(self, work: _Work, seen: Sequence[_Work]) -> float | None:
+        """The seconds of `work` from the measured work that is most like it."""
+        if not seen:
+            return None
+        like = min(seen, key=lambda w: (abs(math.log(w.samples / work.samples)), abs(w.threads - work.threads)))
+        by_size = self._fixed_share + (1 - self._fixed_share) * work.samples / like.samples
+        if work.samples < like.samples:
+            # The share is that of the smaller mini-batch, so the smaller one is the base.
+            by_size = 1 / (self._fixed_share + (1 - self._fixed_share) * like.samples / work.samples)
+        return self._seconds[like] * by_size * _amdahl(work.threads) / _amdahl(like.threads)
+
+    # ------------------------------------------------------------------------------------------------- transfers, network
+
+    def _demands(self, setting: Setting) -> tuple[float, float]:
+        """Seconds that a transfer takes alone, and seconds that it occupies the busiest server."""
+        size = self._model_bytes * setting.transfer_bits / 32
+        shares = setting.shares()[1]
+        server = max(size * m / self._nodes[s].nic_bytes_per_second for s, m in zip(setting.servers, shares, strict=True))
+        # A machine with both roles keeps its own part, and its NIC carries both roles' transfers.
+        both = set(setting.workers) & set(setting.servers)
+        server *= 1.0 + len(both) / len(setting.workers)
+        alone = [max(size / self._nodes[w].nic_bytes_per_second, server) for w in setting.workers]
+        return float(np.mean(alone)), server
+
+    def _transfers(self, setting: Setting) -> tuple[float, float]:
+        """Seconds of a pull and of a push under `setting`."""
+        _, pull, push = self._solve(setting)
+        return pull, push
+
+    def _solve(self, setting: Setting) -> tuple[float, float, float]:
+        """Seconds between two pushes of the job, of a pull, and of a push."""
+        workers = len(setting.workers)
+        compute = [self._compute(self._work(setting, w)) for w in setting.workers]
+        alone, server = self._demands(setting)
+        factors = (self._pull_factor, self._push_factor)
+        if setting.policy == "bsp" or (setting.policy == "ssp" and setting.staleness == 0):
+            pull, push = (f * max(alone, workers * server) for f in factors)
+            slowest = max(max(compute), median(compute) * (1 + _JITTER * math.sqrt(2 * math.log(max(workers, 2)))))
+            return (slowest + pull + push) / workers, pull, push
+        if setting.policy == "ssp" and setting.staleness < 4:
+            compute = [0.5 * c + 0.5 * max(compute) for c in compute]  # the slowest holds the others back in part
+        think = workers / sum(1 / max(c, 1e-12) for c in compute)
+        queue, seconds = [0.0, 0.0], [alone, alone]
+        rate = 0.0
+        for _ in range(_ROUNDS):
+            seconds = [
+                max(f * alone, f * server * (1 + q * (workers - 1) / workers)) for f, q in zip(factors, queue, strict=True)
+            ]
+            rate = workers / (think + sum(seconds))
+            queue = [0.5 * q + 0.5 * rate * s for q, s in zip(queue, seconds, strict=True)]
+        return 1 / rate, seconds[0], seconds[1]
+
+
+def _amdahl(threads: int) -> float:
+    return _SERIAL_SHARE + (1 - _SERIAL_SHARE) / threads

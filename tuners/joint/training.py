@@ -1,0 +1,160 @@
+"""The running job as `tuners.joint` sees it: the branch that trains, its level, its snapshots, the available machines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from tuners.actions import Action, Evaluate, Fork, Free, Job, Method, Reconfigure, Rejected, Run, Setting, Window
+from tuners.joint.learning_model import Gauge
+from tuners.joint.system_model import SystemModel
+
+__all__ = ["JobOver", "Snapshot", "Steps", "Training"]
+
+T = TypeVar("T")
+
+Steps: TypeAlias = Generator[Action[Any], Any, T]
+"""Actions, and in the end a result."""
+
+_EVALUATION_SHARE = 0.05  # of a window's seconds that an evaluation may take
+_LEAST_SAMPLES = 128  # in a window: from fewer, a rate cannot be judged
+_CHEAPEST_FIRST: tuple[Method, ...] = ("relocate", "migrate", "checkpoint")
+
+
+class JobOver(Exception):
+    """The job has reached its target or the end of its budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A branch that nobody trains, and what is known of its model."""
+
+    branch: int
+    pushes: int
+    level: float
+    loss: float
+
+
+class Training:
+    """The branch that trains, its setting, and what is known of it. `level` and `loss` are as of the last measurement."""
+
+    def __init__(self, job: Job, system: SystemModel) -> None:
+        self.job, self.gauge = job, Gauge(job.target)
+        self.setting, self.branch = job.start, 0
+        self.seconds = 0.0  # since the job began
+        self.level = self.loss = math.inf
+        self.diverged = False
+        self.available = frozenset(n.name for n in job.nodes)
+        self.cluster_changed = False  # machines have come or gone, and nobody has asked for a placement since then
+        self.change_seconds = 0.0  # the dearest change of the system so far
+        self._system = system
+        self.training_loss = math.inf  # mean of the last window
+        self._pushes = 0  # of the branch, since the job began
+        self._check_clocks = 0  # the job validates by itself after every so many pushes; 0: not known
+
+    # ----------------------------------------------------------------------------------------------------- training
+
+    def run(self, clocks: int) -> Steps[Window]:
+        """Train so many clocks. Raises JobOver at the end of the job."""
+        window: Window = yield from Run(clocks=max(1, clocks), branch=self.branch)
+        self.seconds = window.end_seconds
+        self._pushes += window.clocks
+        if window.status in ("target", "budget"):
+            raise JobOver
+        self.diverged = window.status != "running"
+        if len(window.pushes.loss):
+            self.training_loss = float(np.mean(window.pushes.loss))
+        available = frozenset(n.name for n in window.nodes or self.job.nodes)
+        if window.setting is not None and window.setting != self.setting:
+            self.setting, self.cluster_changed = window.setting, True
+        elif not window.events:
+            self._system.learn(self.setting, window)
+        if available != self.available:
+            self._system.forget(available - self.available)
+            self.available, self.cluster_changed = available, True
+        for found in window.evaluations:
+            self._check_clocks = math.gcd(self._check_clocks, found.clocks)
+        if window.evaluations and window.evaluations[-1].clocks == self._pushes:
+            newest = window.evaluations[len(window.evaluations) // 2 :]
+            self.loss = newest[-1].loss
+            self.level = sum(self.gauge.level(e.loss, e.accuracy) for e in newest) / len(newest)
+        else:
+            self.level = math.inf if self.diverged else math.nan
+        return window
+
+    def window(self) -> Steps[None]:
+        """Train about two pushes per worker and measure the level after them, by the job's own validation if possible."""
+        least = max(2 * len(self.setting.workers), 16, math.ceil(_LEAST_SAMPLES / self.setting.batch_size))
+        if self._system.knows:
+            # An evaluation takes time in which nobody trains, so windows are longer where it is dear.
+            dear = self.job.evaluate_seconds / _EVALUATION_SHARE / self._system.push_seconds(self.setting)
+            least = max(least, min(math.ceil(dear), 4 * least))
+        clocks, every = least, self._check_clocks
+        if every and every <= 2 * least:
+            clocks = every * math.ceil((self._pushes + least) / every) - self._pushes
+        before = self.level
+        yield from self.run(clocks)
+        if math.isnan(self.level):
+            yield from self.evaluate()
+        if math.isnan(self.level):
+            self.level = before
+
+    def evaluate(self) -> Steps[None]:
+        """Measure the level, if the job can be evaluated."""
+        with suppress(Rejected):
+            found = yield from Evaluate(self.branch)
+            self.seconds = found.seconds
+            self.loss, self.level = found.loss, self.gauge.level(found.loss, found.accuracy)
+
+    # ----------------------------------------------------------------------------------------------------- settings
+
+    def change(self, setting: Setting) -> Steps[bool]:
+        """Reconfigure by the cheapest method; whether the branch now runs under `setting`."""
+        return True if setting == self.setting else (yield from self._reconfigure(setting))
+
+    def _reconfigure(self, setting: Setting) -> Steps[bool]:
+        for method in _CHEAPEST_FIRST:
+            if method not in self.job.methods:
+                continue
+            try:
+                cost = yield from Reconfigure(setting, method, self.branch)
+            except Rejected:
+                continue
+            self.seconds += cost.seconds
+            self.change_seconds = max(self.change_seconds, cost.seconds)
+            if cost.done:
+                self.setting = setting
+            return cost.done
+        return False
+
+    # ----------------------------------------------------------------------------------------------------- snapshots
+
+    def snapshot(self) -> Steps[Snapshot | None]:
+        """A fork of the branch; None where the job has no room for one."""
+        try:
+            branch = yield from Fork(self.branch)
+        except Rejected:
+            return None
+        return Snapshot(branch, self._pushes, self.level, self.loss)
+
+    def drop(self, kept: Snapshot | None) -> Steps[None]:
+        """Free a snapshot that is not needed any more."""
+        if kept is not None and kept.branch != self.branch:
+            with suppress(Rejected):
+                yield from Free(kept.branch)
+
+    def return_to(self, kept: Snapshot, setting: Setting) -> Steps[Snapshot | None]:
+        """Continue from `kept`, under `setting`. Returns another snapshot of it."""
+        lost = self.branch
+        self.branch, self._pushes, self.level, self.loss = kept.branch, kept.pushes, kept.level, kept.loss
+        self.diverged = False
+        with suppress(Rejected):
+            yield from Free(lost)
+        again = yield from self.snapshot()
+        yield from self._reconfigure(setting)  # always: a fork keeps the setting of its time
+        return again

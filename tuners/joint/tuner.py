@@ -1,0 +1,414 @@
+"""`joint`: every free knob by one rule.
+
+    expected seconds left = pushes left (learning model) x seconds per push (system model)
+
+over schedules of settings: warm up, hold the hottest setting that serves, cool when noise is all that is left. A change is
+made only where it is expected to save more than it costs. In the order in which a job meets them:
+
+1. *Placement only*: where nothing is free that learning depends on, the exact methods of Cruise take over, or those of the
+   bespoke BO if loads are free.
+2. *Nobody waits* (`_Course.begin`): the policy that lets every worker go on, if it is free.
+3. *System* (`_Course.place`): after one and a half pushes per worker the system model knows compute, pull and push seconds.
+   The setting with the most progress per second is chosen by the cheapest method, verified, and taken back if it is worse.
+   The same again whenever machines come or go.
+4. *Heat* (`_Course.find_heat`): the setting (`tuners.joint.heat`) comes down by decades while it hurts, then doubles window
+   by window until it hurts twice. The job continues from the best model seen, at the heat that made it. Races of short forks
+   would not do: they always prefer the cooler setting, because it sheds noise at once.
+5. *Hold and cool* (`_Course.learn`): hold the heat while the level drifts down, and double it where the seconds that this
+   would save are worth the trial. Cool by halves when the measured noise is all that separates the level from the goal, or
+   when the drift has stopped. Return to a snapshot when the job has diverged, to an early one when it has over-fitted.
+
+Forks serve as snapshots only, so they cost little; without room for them the heat changes in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import cycle, product
+from typing import Any
+
+from tuners.actions import Job, Rejected, Setting, Tuner
+from tuners.applicability import no_knob_is_free, nothing_to_tune_if
+from tuners.baselines.tpe import tpe
+from tuners.bespoke_bo import bespoke_bo
+from tuners.bespoke_bo.schedules import is_free as loads_are_free
+from tuners.cruise import cruise
+from tuners.joint.heat import Heat, heat
+from tuners.joint.learning_model import Gauge, over_fitted, slope, spread, stopped
+from tuners.joint.system_model import SystemModel
+from tuners.joint.training import JobOver, Snapshot, Steps, Training
+from tuners.settings import Choice
+
+__all__ = ["joint"]
+
+_LEARNING = ("learning_rate", "momentum", "batch_size", "policy", "staleness")
+_SYSTEM = ("worker_count", "role", "transfer_bits", "batch_size", "intra_threads")
+_BATCH_GAIN = 0.5  # a mini-batch of b samples adds b^0.5 to the progress of a push
+_WORTH = 1.07  # predicted gain of a change of the system that is worth its risk
+_MOST_SPLITS = 400  # roles of machines that are compared
+_CHANGE_SECONDS = 15.0  # of a change of the system, until one was measured
+_LEFT_SHARE = 0.2  # of the budget: how long the job is expected to last, until its drift was measured
+_DECADE = 10.0  # factor of the heat, downwards, while it hurts
+_TRIAL = 4  # windows in which a hotter setting is tried, at least
+_TRIAL_SHARE = 0.05  # of the seconds left that a trial takes
+_SNAPSHOT_NATS = 0.15  # a level so much lower is worth another snapshot
+_SETTLED_NATS = 0.03  # a lower level is progress
+_RESTARTS = (0.5, 1.0, 0.25, 2.0)  # factors of the heat, from one early restart to the next
+_LEAST = 4  # windows from which a drift is measured
+
+
+@nothing_to_tune_if(no_knob_is_free)
+def joint(job: Job) -> Tuner:
+    """Tune every free knob of `job` by expected seconds left. A job without free knobs runs as it is."""
+    space = job.space
+    if not space.knobs:
+        return
+    if not any(space.knob(name) for name in _LEARNING) and (space.frees("role") or space.frees("load")):
+        yield from bespoke_bo(job) if loads_are_free(job) else cruise(job)
+        return
+    yield from _Course(job).play()
+
+
+class _Course:
+    """The course of one job."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.gauge = job, Gauge(job.target)
+        self.system = SystemModel(job)
+        self.training = Training(job, self.system)
+        self.heat: Heat | None = None if job.target.counts else heat(job, self._best)
+        self.cap = len(job.start.workers) if self.heat is not None and self.heat.limits_workers else len(job.nodes)
+
+    def play(self) -> Tuner:
+        """Tune until the job ends."""
+        try:
+            yield from self.begin()
+            yield from self._measure()
+            if not self.system.knows:
+                # The job does not tell what a push takes, as in a table of recorded runs: there is nothing to model.
+                yield from tpe(self.job)
+                return
+            yield from self.place()
+            if self.heat is not None:
+                yield from self.find_heat(self.heat)
+                yield from self.learn(self.heat)
+            while True:
+                yield from self.training.run(4 * len(self.training.setting.workers))
+                if self.training.cluster_changed:
+                    yield from self._measure()
+                    yield from self.place()
+        except JobOver:
+            return
+
+    # ------------------------------------------------------------------------------------------------ 2. nobody waits
+
+    def begin(self) -> Steps[None]:
+        """Let no worker wait, where that is free, because heat is searched next and makes up for staleness."""
+        setting, space = self.job.start, self.job.space
+        policies = _options(space.knob("policy"))
+        staleness = space.knob("staleness")
+        if "asp" in policies:
+            setting = replace(setting, policy="asp")
+        elif "ssp" in policies and staleness is not None:
+            setting = replace(setting, policy="ssp")
+        if staleness is not None and setting.policy == "ssp":
+            setting = replace(setting, staleness=int(_highest(staleness)))
+        yield from self.training.change(setting)
+        if not self.job.target.counts:
+            yield from self.training.evaluate()
+
+    # ------------------------------------------------------------------------------------------------------ 3. system
+
+    def place(self) -> Steps[None]:
+        """Choose what the system model says is best, once it knows the machines; take it back if it is worse."""
+        training = self.training
+        training.cluster_changed = False
+        if not any(self.job.space.frees(name) for name in _SYSTEM):
+            return
+        if training.diverged:
+            return
+        before, here = training.setting, self._progress(training.setting)
+        best = self._best(self.cap)
+        gain = self._progress(best) / here
+        saved = self._seconds_left() * (1 - 1 / gain) if gain > 0 else 0.0
+        if gain <= _WORTH or saved <= (training.change_seconds or _CHANGE_SECONDS):
+            return
+        if (yield from training.change(best)):
+            yield from self._measure()
+            worse = self._progress(training.setting) < here
+            if worse and not (training.diverged or training.cluster_changed):
+                yield from training.change(before)
+
+    def _measure(self) -> Steps[None]:
+        yield from self.training.run(math.ceil(1.5 * len(self.training.setting.workers)))
+
+    def _seconds_left(self) -> float:
+        """Until the job ends, before any drift was measured."""
+        return min(self.job.budget_seconds - self.training.seconds, _LEFT_SHARE * self.job.budget_seconds)
+
+    def _progress(self, setting: Setting) -> float:
+        """Progress per second, up to a factor; for a job that counts, of what it counts."""
+        if self.job.target.metric == "samples":
+            return self.system.samples_per_second(setting)
+        gain = 1.0 if self.job.target.counts else float(setting.batch_size**_BATCH_GAIN)
+        return gain / self.system.push_seconds(setting)
+
+    def _best(self, most_workers: int) -> Setting:
+        """The setting of the system with the most progress per second, with at most so many workers."""
+        found = (s for s in self._candidates() if len(s.workers) <= most_workers)
+        return max(found, key=self._progress, default=self.training.setting)
+
+    def _candidates(self) -> Iterator[Setting]:
+        """Settings of the system on the machines that are there."""
+        space, now = self.job.space, self.training.setting
+        bits = _options(space.knob("transfer_bits")) or [now.transfer_bits]
+        sizes = _options(space.knob("batch_size")) or [now.batch_size]
+        threads = space.knob("intra_threads")
+        intra = sorted({now.intra_threads, int(_highest(threads))}) if threads is not None else [now.intra_threads]
+        for roles in self._placements():
+            for b in bits:
+                for size in sizes:
+                    for t in intra:
+                        yield replace(roles, transfer_bits=int(b), batch_size=int(size), intra_threads=t)
+
+    def _placements(self) -> Iterator[Setting]:
+        """The present setting with other roles, as far as these are free, on the machines that are there."""
+        now, names = self.training.setting, [n.name for n in self.job.nodes]
+        count = self.job.space.knob("worker_count")
+        found: Iterable[Setting] = ()
+        if count is not None:
+            counts = _options(count) or range(int(_lowest(count)), int(_highest(count)) + 1)
+            found = (_with_roles(now, names[: int(c)], names[int(c) :]) for c in counts)
+        elif self.job.space.frees("role"):
+            found = self._splits()
+        yield now
+        for setting in found:
+            if setting.workers and setting.servers and {*setting.workers, *setting.servers} <= self.training.available:
+                yield setting
+
+    def _splits(self) -> Iterator[Setting]:
+        """Every number of workers of each type of machine; the other machines serve, as much as their NICs carry."""
+        now, nodes = self.training.setting, [n for n in self.job.nodes if n.name in self.training.available]
+        # Present workers first and servers last, so that as few machines as possible change their role.
+        order = sorted(nodes, key=lambda n: (n.name in now.servers, n.name not in now.workers))
+        kinds = [[n for n in order if n.type == kind] for kind in dict.fromkeys(n.type for n in nodes)]
+        step = max(1, math.ceil((math.prod(len(k) + 1 for k in kinds) / _MOST_SPLITS) ** (1 / len(kinds))))
+        for counts in product(*(range(0, len(k) + 1, step) for k in kinds)):
+            workers = [n.name for k, c in zip(kinds, counts, strict=True) for n in k[:c]]
+            servers = [n for k, c in zip(kinds, counts, strict=True) for n in k[c:]]
+            carried = sum(n.nic_bytes_per_second for n in servers)
+            shares = tuple(n.nic_bytes_per_second / carried for n in servers)
+            uneven = len({n.nic_bytes_per_second for n in servers}) > 1
+            split = replace(_with_roles(now, workers, [n.name for n in servers]), model_shares=shares if uneven else ())
+            if _admits(self.job, split):
+                yield split
+
+    # -------------------------------------------------------------------------------------------------------- 4. heat
+
+    def find_heat(self, heat: Heat) -> Steps[None]:
+        """Down by decades while the setting hurts, then up by doubling until it hurts twice; go on from the best model."""
+        training, hurt, start = self.training, self.gauge.hurt, self.training.level
+        first = yield from training.snapshot()
+        limit = math.inf  # a heat that is known to hurt
+        yield from training.change(heat.scaled(training.setting, 1.0))
+        yield from training.window()
+        while training.diverged or training.level > start + hurt:
+            limit = heat.of(training.setting)
+            cooler = heat.scaled(training.setting, 1 / _DECADE)
+            if heat.of(cooler) >= limit:
+                break
+            if first is not None:
+                first = yield from training.return_to(first, cooler)
+            elif training.diverged or not (yield from training.change(cooler)):
+                break
+            yield from training.window()
+        best, kept, setting, bad = training.level, (yield from training.snapshot()), training.setting, 0
+        while bad < 2 and not training.diverged:
+            hotter = heat.scaled(training.setting, 2.0)
+            if not heat.of(training.setting) < heat.of(hotter) <= limit / 1.5 or not (yield from training.change(hotter)):
+                break
+            yield from training.window()
+            if not training.diverged and training.level < best:
+                best, setting, bad = training.level, training.setting, 0
+                yield from training.drop(kept)
+                kept = yield from training.snapshot()
+            elif training.diverged or training.level > best + hurt:
+                bad += 1
+        if kept is not None and (training.diverged or training.level > best):
+            kept = yield from training.return_to(kept, setting)
+        else:
+            yield from training.change(setting)
+        yield from training.drop(kept)
+        yield from training.drop(first)
+
+    # ----------------------------------------------------------------------------------------------- 5. hold and cool
+
+    def learn(self, heat: Heat) -> Steps[None]:
+        """Hold and cool; where that has over-fitted or stands still, again from an early model, at another heat."""
+        training, top = self.training, self.training.setting
+        seedling = yield from training.snapshot()
+        for factor in cycle(_RESTARTS):
+            yield from self.hold(heat)
+            if seedling is None:
+                return
+            seedling = yield from training.return_to(seedling, heat.scaled(top, factor))
+
+    def hold(self, heat: Heat) -> Steps[None]:
+        """Hold the heat while the level drifts down; cool it when noise is all that is left, or when the drift has stopped.
+
+        Ends when the model has over-fitted, has diverged for good, or stands still in spite of that.
+        """
+        training, noise, settling = self.training, self.gauge.noise, False
+        kept = yield from training.snapshot()
+        held = top = training.setting
+        low = cooled = peak = training.level
+        best_at, stops = training.seconds, 0
+        failed_trials = 0
+        levels, times = list[float](), list[float]()  # since the heat was last changed
+        course, losses = list[float](), list[float]()  # all levels, and losses on validation data
+        while True:
+            yield from training.window()
+            levels.append(training.level)
+            times.append(training.seconds)
+            course.append(training.level)
+            if training.cluster_changed:
+                yield from self._measure()
+                yield from self.place()
+            losses.append(training.loss)
+            if over_fitted(losses, course, training.training_loss):
+                yield from training.drop(kept)
+                return
+            hurt = max(self.gauge.hurt, 2 * spread(course))
+            if len(levels) == 3 and settling:
+                # A snapshot is of a lucky moment: its level is not what this heat can hold.
+                low, settling = max(low, sum(levels) / 3), False
+            if training.diverged or (len(levels) >= _LEAST and min(levels[-3:]) > low + 1.5 * hurt):
+                held = heat.scaled(held, 0.5)
+                if kept is not None:
+                    kept = yield from training.return_to(kept, held)
+                elif training.diverged:
+                    return
+                else:
+                    yield from training.change(held)
+                    low = training.level
+                levels, times, settling = [], [], True
+                continue
+            if len(levels) >= 2 and sum(levels[-2:]) / 2 < low - _SNAPSHOT_NATS:
+                yield from training.drop(kept)
+                kept, low = (yield from training.snapshot()), sum(levels[-2:]) / 2
+            if len(levels) < _LEAST:
+                continue
+            level, goal = sum(levels[-3:]) / 3, self.gauge.goal(training.loss)
+            stop = stopped(times, levels)
+            if not stop and (heat.steps or level - noise > goal):
+                hotter = heat.scaled(held, 2.0)
+                trial = self._trial(heat, level - goal, levels, times, failed_trials)
+                if heat.of(hotter) > heat.of(held) and trial:
+                    done = yield from self.try_hotter(hotter, held, level, hurt, trial)
+                    failed_trials = 0 if done else failed_trials + 1
+                    if done:
+                        held, low = training.setting, training.level
+                        yield from training.drop(kept)
+                        kept = yield from training.snapshot()
+                    levels, times = [], []
+                continue
+            if heat.steps:
+                held = heat.scaled(held, 0.5)
+                yield from training.change(held)
+                levels, times, low = [], [], training.level
+                continue
+            coolest = yield from self.cool(heat, held)
+            shed = level - coolest
+            noise = max(0.3 * noise, 0.7 * shed)
+            if stop:
+                # As hot as it was: noise leads out of a minimum that does not generalise.
+                held, stops = top, stops + 1
+            elif shed < _SNAPSHOT_NATS:
+                failed_trials = 0  # noise is not what holds it up: a hotter setting may be
+            elif coolest > cooled - _SETTLED_NATS:
+                held = heat.scaled(held, max(0.5, 0.1 * heat.of(top) / heat.of(held)))
+            if coolest < peak - _SETTLED_NATS:
+                peak, best_at = coolest, training.seconds
+            cooled = min(cooled, coolest)
+            yield from training.drop(kept)
+            if stops >= 2 and training.seconds > 1.2 * best_at:
+                return
+            kept = yield from training.snapshot()
+            yield from training.change(held)
+            levels, times, low = [], [], training.level + noise
+
+    def _trial(self, heat: Heat, distance: float, levels: list[float], times: list[float], failed: int) -> int:
+        """Windows in which a hotter setting is tried; 0 where half of the seconds left, times the chance of success, is less
+        than the trial takes."""
+        window_seconds = (times[-1] - times[0]) / (len(times) - 1)
+        drift = -slope(times, levels)
+        # Nothing is known of a job's length but that it has lasted so long.
+        left = min(self.job.budget_seconds - times[-1], 2 * times[-1])
+        if drift > 0:
+            left = min(left, distance / drift)
+        windows = min(max(_TRIAL, math.ceil(_TRIAL_SHARE * left / window_seconds)), 4 * _TRIAL)
+        change_seconds = self.training.change_seconds if heat.limits_workers else 0.0
+        return windows if 0.5 * left * 0.5 ** (failed + 1) > windows * window_seconds + 2 * change_seconds else 0
+
+    def try_hotter(self, hotter: Setting, held: Setting, level: float, hurt: float, windows: int) -> Steps[bool]:
+        """Train under a hotter setting for some windows: a rate needs time to relax. Returns whether it is kept."""
+        training = self.training
+        kept: Snapshot | None = yield from training.snapshot()
+        if kept is None or not (yield from training.change(hotter)):
+            yield from training.drop(kept)
+            return False
+        levels = list[float]()
+        for _ in range(windows):
+            yield from training.window()
+            levels.append(training.level)
+            if training.diverged or training.level > level + 3 * hurt:
+                break
+        half = windows // 2
+        if not training.diverged and len(levels) == windows and sum(levels[half:]) / (windows - half) <= level + 0.5 * hurt:
+            yield from training.drop(kept)
+            return True
+        yield from training.drop((yield from training.return_to(kept, held)))
+        return False
+
+    def cool(self, heat: Heat, held: Setting) -> Steps[float]:
+        """Halve the heat window by window, to a tenth, until the level falls no more; the lowest level."""
+        training, levels, idle, now = self.training, list[float](), 0, held
+        while idle < 2:
+            if heat.of(now) > heat.of(held) / 10:
+                now = heat.scaled(now, 0.5)
+            yield from training.change(now)
+            yield from training.window()
+            if training.diverged:
+                break
+            levels.append(training.level)
+            idle = idle + 1 if len(levels) > 3 and training.level > min(levels[:-1]) - 0.01 else 0
+        return min(levels, default=math.inf)
+
+
+def _options(knob: Any) -> list[Any]:
+    return list(knob.options) if isinstance(knob, Choice) else []
+
+
+def _highest(knob: Any) -> float:
+    return float(max(knob.options) if isinstance(knob, Choice) else knob.high)
+
+
+def _lowest(knob: Any) -> float:
+    return float(min(knob.options) if isinstance(knob, Choice) else knob.low)
+
+
+def _with_roles(setting: Setting, workers: Sequence[str], servers: Sequence[str]) -> Setting:
+    """`setting` with these roles, and with equal shares if they differ from its own."""
+    if (set(workers), set(servers)) == (set(setting.workers), set(setting.servers)):
+        return setting
+    return replace(setting, workers=tuple(workers), servers=tuple(servers), loads=(), data_shares=(), model_shares=())
+
+
+def _admits(job: Job, setting: Setting) -> bool:
+    try:
+        job.space.check(setting)
+    except Rejected:
+        return False
+    return True
