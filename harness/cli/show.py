@@ -47,8 +47,9 @@ def _list(options: argparse.Namespace) -> int:
     rows |= {"profiles": _list_profiles, "sources": _list_sources, "families": _list_families}
     found = rows[options.what]()
     width = max(map(len, found), default=0)
-    for name, summary in found.items():
-        _say(_hanging(f"{name:{width}}  ", summary))
+    for name, text in found.items():
+        for number, line in enumerate(text.split("\n")):
+            _say(_hanging(f"{'' if number else name:{width}}  ", line))
     return 0
 
 
@@ -94,8 +95,15 @@ def _list_profiles() -> dict[str, str]:
 
 def _list_sources() -> dict[str, str]:
     from traces.importers import SOURCES
+    from traces.shipped import shipped
 
-    return {name: source.summary for name, source in SOURCES.items()}
+    rows: dict[str, str] = {}
+    for name, source in SOURCES.items():
+        ways = [f"shipped:{name}"] if name in shipped() else []
+        ways.append(f"harness trace fetch {name}" if source.files else "fetch by hand, then harness trace import")
+        facts = (source.summary, source.address, f"licence: {source.licence}", f"cite: {source.cite}")
+        rows[name] = "\n".join((*facts, f"{source.size}; {' or '.join(ways)}"))
+    return rows
 
 
 # ---------------------------------------------------------------------------------------------------------------- show

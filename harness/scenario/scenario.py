@@ -156,6 +156,8 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
 
 def _parsed(found: RecordedTables, *, name: str, origin: Path, text: str) -> Scenario:
     """A scenario of recorded runs, in which one node represents all workers, and another all servers."""
+    if found.target.by_share:
+        raise ValueError(f"{origin}: [target] by_share: recorded runs do not tell workers apart; leave it out.")
     made = Scenario(
         name=name,
         origin=origin,
@@ -387,7 +389,9 @@ def _knob(name: str, table: KnobTable) -> Knob:
 def _target(table: TargetTable) -> Target:
     if table.metric == "accuracy" and not 0 < table.value <= 1:
         raise ValueError(f"value: accuracy {table.value:g} cannot be reached; it lies in (0, 1].")
-    target = Target(table.metric, table.value)
+    target = Target(table.metric, table.value, table.by_share)
+    if target.by_share and not target.counts:
+        raise ValueError(f"by_share: {table.metric} cannot be divided; count clocks or samples, or leave it out.")
     if not math.isfinite(table.value) or (target.counts and table.value < 1):
         raise ValueError(
             f"value: {table.metric} {table.value:g} is no target; give a finite number, at least 1 to count to."
