@@ -70,7 +70,7 @@ class Monitor:
         self._seen: dict[str, int] = {}  # mini-batches per worker so far, with the skipped ones
         self._kept: dict[str, list[Reading]] = {}
         self._served: dict[str, tuple[float, float]] = {}  # by server: bytes and busy seconds of pulls
-        self._hears_servers = False  # the system measures them
+        self._hears_servers = False  # the last window had their measurements
 
     def add(self, window: Window, job: Job) -> None:
         """Add the measurements of `window`."""
@@ -83,7 +83,7 @@ class Monitor:
                 reading = Reading(float(pushes.compute_seconds[row]), float(pushes.pull_seconds[row]), per_push[node])
                 self._kept.setdefault(node, []).append(reading)
 
-        self._hears_servers = self._hears_servers or bool(window.servers)
+        self._hears_servers = bool(window.servers)
         if window.start_seconds >= self._since_seconds:  # while blocks move, a server is slower
             for server in window.servers:
                 size, seconds = self._served.get(server.node, (0.0, 0.0))
@@ -91,8 +91,12 @@ class Monitor:
 
     def ready(self, workers: Iterable[str], least: int, servers: Iterable[str] = ()) -> bool:
         """Whether there are `workers`, and each has at least `least` measured mini-batches; and each of `servers`, where the
-        system measures them, has served."""
-        if self._hears_servers and not all(self._served.get(s, (0.0, 0.0))[1] > 0 for s in servers):
+        system measures them, has been measured for a whole window.
+
+        A server without measurements is waited for only while the system tells of its servers. One that was measured and
+        was never busy counts as one that never served.
+        """
+        if self._hears_servers and not all(s in self._served for s in servers):
             return False
         return min((len(self._kept.get(w, ())) for w in workers), default=0) >= least
 

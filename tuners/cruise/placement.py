@@ -16,15 +16,16 @@ Where we differ or had to choose:
 
 * Fig. 3's ||w|| + ||s|| = N lets a machine have both roles or none; here each has exactly one, and both roles occur. A
   server may get nothing to hold; then it is better left out.
-* `server_term` "paper" is m_j w / b_ij, as if all workers had the bandwidth of worker i. "sum", the default, is
-  m_j sum_i 1 / b_ij as in the public code: the seconds to serve each worker in turn. For alike workers they are equal.
-* "own", our addition, is m_j w / r_j, where r_j is the rate at which server j serves, as measured, or b_j where nobody has
-  measured it: a server may be slower than its NIC. A transfer to a narrow worker uses a part of this rate, and the rest
-  serves others meanwhile; "paper" and "sum" let it occupy the whole server. Where workers differ in bandwidth, they
-  therefore give the servers too much to do. The narrow worker itself waits for its own NIC, which is the other term.
+* `server_term` "paper" is m_j w / b_ij, as if all workers had the bandwidth of worker i. "sum" is m_j sum_i 1 / b_ij as in
+  the public code: the seconds to serve each worker in turn. For alike workers they are equal.
+* "own", our addition and the tuner's default, is m_j w / r_j, where r_j is the rate at which server j serves, as measured,
+  or b_j where nobody has measured it: a server may be slower than its NIC. A transfer to a narrow worker uses a part of this
+  rate, and the rest serves others meanwhile; "paper" and "sum" let it occupy the whole server. Where workers differ in
+  bandwidth, they therefore give the servers too much to do. The narrow worker itself waits for its own NIC, which is the
+  other term.
 * The paper adds a server's seconds for all workers to a worker's compute, as if all workers pulled at one time.
-  Asynchronous workers pull while others compute: with `overlap`, y_i = max(B C_w.proc^i + the worker's own term, the
-  server's term), which is the limit of a busy server. The proof above holds for that, too.
+  Asynchronous workers pull while others compute: with `overlap`, the tuner's default, y_i is the larger of B C_w.proc^i plus
+  the worker's own term, and the server's term, which is the limit of a busy server. The proof above holds for that, too.
 * Eq. 4 rounds mini-batches up, Eq. 5 does not. `best_split` does not round. `best_in_batches` assigns data in whole
   mini-batches, as the public code does, so that rounding up changes nothing; it is exact, too. The relaxed optimum is a
   lower bound of Fig. 3's, and the optimum in whole mini-batches an upper bound.

@@ -152,7 +152,7 @@ class CostModel:
             batch_size=float(np.mean([r.samples for r in readings.values()])),
             model_bytes=self.job.model_bytes * current.transfer_bits / 32,
             server_term=self.server_term,
-            overlap=self.overlap and current.policy != "bsp",
+            overlap=self.overlap and not _all_wait(current),
         )
 
     def _achieved(self, current: Setting, everyone: list[MachineGroup], readings: Mapping[str, Reading]) -> float:
@@ -183,6 +183,11 @@ class CostModel:
             each = [readings[w].compute_seconds + readings[w].pull_seconds for w in current.workers]
             return float(np.max(batches * each))
         return placement_seconds(problem, placement, round_up=self.round_up)
+
+
+def _all_wait(setting: Setting) -> bool:
+    """Whether all workers wait for each other, so that all pull at the same time."""
+    return setting.policy == "bsp" or (setting.policy == "ssp" and setting.staleness == 0)
 
 
 def _placements(problem: Problem, solver: Solver, round_up: bool) -> Iterator[Placement]:

@@ -12,11 +12,12 @@ from tuners.actions import Cost, NodeEvent, Reconfigure, Rejected, Run, ServerWi
 from tuners.cruise import cruise
 from tuners.cruise.monitor import Memory, Monitor, Reading, groups
 from tuners.cruise.placement import MachineKind, Problem, best_in_batches, best_split, placement_seconds
-from tuners.cruise.split import epoch_seconds
+from tuners.cruise.split import epoch_seconds, roles
 from tuners.settings import Choice, Integer, Node
 from tuners.testing import check_tuner, exchanges
 from tuners.toys import Toy
 
+PUBLIC_CODE = {"server_term": "sum", "overlap": False}
 DONE = Cost(seconds=0.5, stall_seconds=0.0)
 PULL = 0.02  # seconds of one pull between machines of 1 MB/s
 
@@ -51,6 +52,11 @@ def told(of, compute, *, setting=None, pushes=None, start=0.0, available=None, e
 
 
 def begun(of, **options):
+    """Cruise with the public code's model, by which most expectations here are counted, in its first `Run`."""
+    return begun_by_default(of, **PUBLIC_CODE | options)
+
+
+def begun_by_default(of, **options):
     tuner = cruise(of, **options)
     assert next(tuner) == Run(clocks=10 * len(of.start.workers))
     return tuner
@@ -183,11 +189,41 @@ def test_servers_are_as_fast_as_they_measure_and_not_as_their_nic():
     assert tuple(sum(w[0] == kind for w in wanted.workers) for kind in "sf") == chosen[0]
 
 
+RATES = {"slow": 1e6, "fast": 4e6}
+
+
 def test_cruise_waits_until_every_server_has_been_measured():
     seen = told(MIXED, {"slow": 0.4, "fast": 0.1})
-    tuner = begun(MIXED, server_term="own")
-    assert isinstance(tuner.send(replace(seen, servers=serving(MIXED, {"slow": 1e6, "fast": 0.0}))), Run)
-    assert isinstance(tuner.send(replace(seen, servers=serving(MIXED, {"slow": 1e6, "fast": 4e6}))), Reconfigure)
+    tuner, whole = begun_by_default(MIXED), serving(MIXED, RATES)
+    assert isinstance(tuner.send(replace(seen, servers=whole[:1])), Run)
+    assert isinstance(tuner.send(replace(seen, servers=whole)), Reconfigure)
+
+
+def test_cruise_does_not_wait_for_a_server_that_is_never_busy():
+    """It was measured and served nothing, so its NIC is all that is known of it."""
+    seen = told(MIXED, {"slow": 0.4, "fast": 0.1})
+    idle = begun_by_default(MIXED).send(replace(seen, servers=serving(MIXED, {"slow": 1e6, "fast": 0.0})))
+    assert isinstance(idle, Reconfigure)
+    assert idle == begun_by_default(MIXED).send(replace(seen, servers=serving(MIXED, RATES)))
+
+
+def test_cruise_does_not_wait_for_servers_that_nobody_measures():
+    """A recorded run, a live job; and a system that stops to tell of them."""
+    seen = told(MIXED, {"slow": 0.4, "fast": 0.1})
+    assert seen.servers == ()
+    at_once = begun_by_default(MIXED).send(seen)
+    assert isinstance(at_once, Reconfigure)
+    stopped = begun_by_default(MIXED)
+    assert isinstance(stopped.send(replace(seen, servers=serving(MIXED, RATES)[:1])), Run)
+    assert roles(stopped.send(seen).setting) == roles(at_once.setting)
+
+
+def test_by_default_servers_have_their_own_rate_and_pulls_overlap():
+    seen = replace(told(MIXED, {"slow": 0.02, "fast": 0.01}), servers=serving(MIXED, RATES))
+    answer = begun_by_default(MIXED).send(seen)
+    assert answer == begun_by_default(MIXED, server_term="own", overlap=True).send(seen)
+    for model in (PUBLIC_CODE, {"server_term": "paper", "overlap": False}, {"server_term": "own", "overlap": False}):
+        assert begun(MIXED, **model).send(seen) != answer
 
 
 def test_rates_of_servers_are_remembered_while_they_are_workers():
@@ -236,7 +272,7 @@ def test_held_against_the_prediction_or_the_measurement():
 
 
 def test_added_or_overlapping_pulls():
-    """Of 5 machines at z = 4 the paper's sum keeps (3, 2), overlapping pulls ask for (4, 1); under BSP nothing overlaps."""
+    """Of 5 machines at z = 4 the paper's sum keeps (3, 2), overlapping pulls ask for (4, 1); where all wait, none do."""
     of = job("every knob")
     alike = Problem(
         kinds=(MachineKind(count=5, compute_seconds=0.08 / 4, bytes_per_second=1e6),),
@@ -250,8 +286,14 @@ def test_added_or_overlapping_pulls():
     seen = window(of, [1.0] * 30, compute=0.08, pull=PULL)
     assert isinstance(begun(of).send(seen), Run)
     assert len(begun(of, overlap=True).send(seen).setting.workers) == 4
-    everybody_waits = replace(of, start=replace(of.start, policy="bsp"))
-    assert isinstance(begun(everybody_waits, overlap=True).send(seen), Run)
+    for changes, asks in (
+        ({"policy": "bsp"}, Run),
+        ({"policy": "ssp"}, Run),
+        ({"policy": "ssp", "staleness": 1}, Reconfigure),
+    ):
+        held = replace(of, start=replace(of.start, **changes))
+        for options in ({}, {"overlap": True}):
+            assert isinstance(begun_by_default(held, **options).send(seen), asks), changes
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -417,12 +459,12 @@ def test_the_contract_is_kept_on_several_types():
 
 
 @settings(max_examples=15)
-@given(st.integers(0, 1000), st.sampled_from(["nic", "measured"]), st.booleans())
-def test_no_oscillation_on_a_noisy_toy(seed, bandwidth, overlap):
+@given(st.integers(0, 1000), st.sampled_from(["nic", "measured"]), st.booleans(), st.sampled_from(["sum", "own"]))
+def test_no_oscillation_on_a_noisy_toy(seed, bandwidth, overlap, server_term):
     """Compute scatters by 20 %; new predictions every ten mini-batches do not move the job back and forth."""
 
     def chosen(job):
-        return cruise(job, bandwidth=bandwidth, overlap=overlap)
+        return cruise(job, bandwidth=bandwidth, overlap=overlap, server_term=server_term)
 
     log = exchanges(chosen, mixed_toy(seed))
     asked = [e.action.setting for e in log if isinstance(e.action, Reconfigure)]
