@@ -82,7 +82,12 @@ SETTINGS: dict[str, pl.DataType] = {
 }
 """The setting of that branch: one row at 0, then one per reconfiguration, at its end."""
 
-HOST: dict[str, pl.DataType] = {**_RUN, "thinking_seconds": pl.Float64(), "wall_seconds": pl.Float64()}
+HOST: dict[str, pl.DataType] = {
+    **_RUN,
+    "thinking_seconds": pl.Float64(),
+    "wall_seconds": pl.Float64(),
+    "machine": pl.String(),  # that the run was made on, and versions of libraries; "" where it is not known
+}
 """Times measured on the host. They differ from run to run, so they have a file of their own (`host.csv`)."""
 
 # ---------------------------------------------------------------------------------------------------------------- traces

@@ -34,6 +34,7 @@ class Results:
     not_applicable: pl.DataFrame = field(  # traces.schema.SCORES: of tuners that had nothing to tune; they are never ranked
         default_factory=lambda: pl.DataFrame(schema=SCORES)
     )
+    oracles: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # by scenario and oracle: settings, best
 
 
 def write(frame: pl.DataFrame, path: Path, schema: Mapping[str, pl.DataType]) -> None:
@@ -82,9 +83,14 @@ def write_host(frame: pl.DataFrame, path: Path) -> None:
 def read_host(path: Path) -> pl.DataFrame:
     """Read them back; if a run has two rows (it was repeated by `--resume`), the later row counts."""
     try:
-        frame = pl.read_csv(io.BytesIO(_bytes(path)), schema=HOST)
+        data = _bytes(path)
+        # Machines were not recorded at first: such a file lacks the last column.
+        known = {name: kind for name, kind in HOST.items() if name != "machine" or b"machine" in data.split(b"\n", 1)[0]}
+        frame = pl.read_csv(io.BytesIO(data), schema=known)
+        frame = frame if "machine" in known else frame.with_columns(machine=pl.lit(""))
     except pl.exceptions.PolarsError as error:
         raise ValueError(f"Cannot read {path}: it is no table of host seconds ({error}). {_AGAIN}") from None
+    frame = frame.with_columns(pl.col("machine").fill_null(""))
     return frame.unique(KEYS, keep="last", maintain_order=True).sort(KEYS)
 
 
@@ -113,7 +119,18 @@ def load_results(folder: Path) -> Results:
         read(folder / "settings.parquet", SETTINGS),
         read_host(folder / "host.csv"),
         scores.filter(~played),
+        _oracles(folder / "oracles.json"),
     )
+
+
+def _oracles(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """How many settings each oracle has run on each scenario, and the best one's name; empty where it is not known."""
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text("utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"Cannot read {path}: it is damaged ({error}). Delete it and run `harness report`.") from None
 
 
 def write_bytes(path: Path, data: bytes) -> None:

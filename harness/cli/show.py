@@ -18,7 +18,7 @@ so `harness show digits > my.toml` makes a template for your own. Of a tuner you
 tunes, its paper, and its options with type, default and meaning. What `compare` would refuse,
 `show` refuses, too."""
 
-_LISTS = ("tuners", "scenarios", "workloads", "profiles", "sources")
+_LISTS = ("tuners", "scenarios", "families", "workloads", "profiles", "sources")
 
 
 def add_show(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
@@ -44,7 +44,7 @@ def add_list(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _list(options: argparse.Namespace) -> int:
     rows = {"tuners": _list_tuners, "scenarios": _list_scenarios, "workloads": _list_workloads}
-    rows |= {"profiles": _list_profiles, "sources": _list_sources}
+    rows |= {"profiles": _list_profiles, "sources": _list_sources, "families": _list_families}
     found = rows[options.what]()
     width = max(map(len, found), default=0)
     for name, text in found.items():
@@ -69,6 +69,12 @@ def _list_scenarios() -> dict[str, str]:
     from harness.scenario import embedded, load
 
     return {name: load(name).summary for name in embedded()}
+
+
+def _list_families() -> dict[str, str]:
+    from harness.families import FAMILIES
+
+    return {f.name: f.summary for f in FAMILIES.values()}
 
 
 def _list_workloads() -> dict[str, str]:

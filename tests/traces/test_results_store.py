@@ -143,6 +143,7 @@ def test_host_seconds_keep_the_last_row_of_a_repeated_run(tmp_path: Path) -> Non
             "seed": [0, 0, 0],
             "thinking_seconds": [1.0, 2.0, 0.1],
             "wall_seconds": [3.0, 4.0, 0.2],
+            "machine": ["m", "m", "n"],
         },
         schema=HOST,
     )
@@ -175,3 +176,8 @@ def test_a_setting_is_one_line_of_json() -> None:
     text = setting_text(setting)
     assert "\n" not in text
     assert setting_from(text) == setting
+
+
+def test_host_seconds_without_machines_are_read(tmp_path: Path) -> None:
+    (tmp_path / "host.csv").write_text("scenario,tuner,seed,thinking_seconds,wall_seconds\ns,x,0,0.5,1.5\n")
+    assert store.read_host(tmp_path / "host.csv").rows() == [("s", "x", 0, 0.5, 1.5, "")]
