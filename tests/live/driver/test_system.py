@@ -217,7 +217,8 @@ def test_a_mini_batch_that_is_never_completed_does_not_delay_a_checkpoint_for_lo
         seen = live.perform(Run(clocks=10))
         live.checkpoint()
     assert kept[0].state["seconds"] >= seen.end_seconds + 0.1
-    assert pretend.asked[-4:] == ["rest", "snapshot", "checkpoint", "saved"]
+    asked = [question for question in pretend.asked if question != "transfers"]  # that comes every half a second
+    assert asked[-4:] == ["rest", "snapshot", "checkpoint", "saved"]
 
 
 def test_a_full_disk_at_a_checkpoint_is_said_and_the_job_goes_on(spec, pretend, monkeypatch):
