@@ -126,7 +126,7 @@ def _deploy(options: argparse.Namespace) -> int:
 def _contest(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal
     from harness.comparison.compare import compare
-    from harness.live.deploy.contest import Contest, contest
+    from harness.live.deploy.contest import LiveContest, contest
     from harness.live.deploy.deployment import Interrupted
     from harness.live.driver.standstill import Limits
     from harness.scenario import load
@@ -134,7 +134,7 @@ def _contest(options: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     tuners = tuner_names(options.tuners)
     out = options.out or Path("deployed") / f"{load(options.scenario).name}-contest"
-    wanted = Contest(
+    wanted = LiveContest(
         scenario=options.scenario,
         tuners=tuple(tuners),
         seeds=options.seeds,

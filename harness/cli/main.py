@@ -18,14 +18,14 @@ from harness.cli.draw import add_draw
 from harness.cli.new import add_new
 from harness.cli.parsing import CommandParser
 from harness.cli.play import add_play
-from harness.cli.results import any_failed, conclude, cores, tuner_names
+from harness.cli.results import any_failed, conclude, cores, export, tuner_names
 from harness.cli.share import add_merge, add_publish
 from harness.cli.show import add_list, add_show
 from harness.cli.trace import add_trace
 from harness.version import HARNESS_VERSION
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    pass
 
 __all__ = ["main"]
 
@@ -347,20 +347,5 @@ def _report(options: argparse.Namespace) -> int:
     if (options.folder / "runs").is_dir():
         assemble(options.folder)
     conclude(options.folder, console := terminal(), simulated=options.simulated)
-    _export(options, console)
+    export(options.folder, console, csv=options.csv, markdown=options.markdown, figures=options.figures)
     return 0
-
-
-def _export(options: argparse.Namespace, console: Console) -> None:
-    """Write the files that `harness report` was asked for beside the page."""
-    from reports import export
-
-    written = []
-    if options.csv:
-        written.append(("Tables and numbers of figures", export.write_csv(options.folder)))
-    if options.markdown:
-        written.append(("Answers and tables", export.write_markdown(options.folder)))
-    if options.figures:
-        written.append(("Figures", export.write_figures(options.folder, options.figures)))
-    for what, path in written:
-        console.print(f"{what}: {path}", highlight=False, soft_wrap=True)

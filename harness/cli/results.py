@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["any_failed", "conclude", "cores", "tuner_names"]
+__all__ = ["any_failed", "conclude", "cores", "export", "tuner_names"]
 
 
 def tuner_names(text: str) -> list[str]:
@@ -41,6 +41,21 @@ def conclude(out: Path, console: Console, *, simulated: Path | None = None) -> N
         for table in live.beside_tables(results, load_results(simulated)):
             console.print(table)
     console.print(f"The page: {page.write(out)}", highlight=False, soft_wrap=True)
+
+
+def export(out: Path, console: Console, *, csv: bool, markdown: bool, figures: str | None) -> None:
+    """Write the files that `harness report` was asked for beside the page."""
+    from reports import export as files
+
+    written = []
+    if csv:
+        written.append(("Tables and numbers of figures", files.write_csv(out)))
+    if markdown:
+        written.append(("Answers and tables", files.write_markdown(out)))
+    if figures:
+        written.append(("Figures", files.write_figures(out, figures)))
+    for what, path in written:
+        console.print(f"{what}: {path}", highlight=False, soft_wrap=True)
 
 
 def any_failed(out: Path) -> bool:

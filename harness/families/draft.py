@@ -26,6 +26,7 @@ class Draft:
     metric: Literal["accuracy", "loss", "clocks", "samples"]
     good: tuple[Mapping[str, Scalar], ...]  # values of knobs of the reference settings, among them some that are good
     pushes: int  # of the fastest reference setting in the reference run
+    seeds: int = 1  # of the reference run: 1 or 3
     slack: float  # budget over the time of the best reference setting
     margin: float  # the start takes at least so many times as long as the best reference setting
 

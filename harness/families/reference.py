@@ -1,16 +1,18 @@
 """The reference run of a member, and the rule by which it sets target and budget.
 
-The member is played under each of its reference settings, on a seed that no comparison uses, with no target and no end,
-until the fastest of them has made so many pushes. Then
+The member is played under each of its reference settings, on one or three seeds that no comparison uses, with no target and
+no end, until the fastest of them has made so many pushes. Then
 
-* jobs that learn: the target asks for 98 % of the best improvement that any of them has made on the validation set, rounded
-  to the side that is easier to reach. The time of the first that reaches it is the reference time.
+* jobs that learn: the target asks for 98 % of the best improvement that any of them has made on the validation set, on the
+  seed where that is least, rounded to the side that is easier to reach. The reference time is that of the setting that
+  reaches it first, in the median over the seeds; it has to reach it on all of them.
 * timing only: the target is the largest number of pushes (or samples) that any of them has made, rounded down. The
   reference time is that run's share of its time.
 
-The budget is `slack` times the reference time, rounded up. A draw is accepted if its start has not reached the target after
-`margin` times the reference time, and if the target is not reached in the first fifth of the reference run. Else the member
-is drawn again. So a good setting reaches the target well within the budget, and the start reaches it late or not at all.
+The budget is `slack` times the reference time, rounded up. A draw is accepted if something is learned in the reference run,
+if its target is not reached in the first fifth of it, and if its start has not reached the target after `margin` times the
+reference time (of three seeds, on two). Else the member is drawn again. So a good setting reaches the target well within the
+budget, and the start reaches it late or not at all.
 
 Target and budget are rounded coarsely, because processors differ in the last digits of what a model learns.
 
@@ -25,6 +27,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from harness.families.draft import Draft, MemberGoal, written
@@ -36,11 +39,12 @@ from tuners.actions import Evaluate, Evaluation, Rejected, Run, Setting, System,
 
 __all__ = ["goal_of", "main", "settled"]
 
-_SEED = 999_983  # comparisons count their seeds from 0
+_SEEDS = (999_983, 999_979, 999_961)  # comparisons count their seeds from 0
 _ATTEMPTS = 40  # draws of one member
 _CHECK_CLOCKS = 25
 _EARLIEST = 0.2  # share of the reference run; a target that is reached before is too easy
 _SHARE = 0.98  # of the best improvement that the target asks for
+_LEAST_RISE, _LEAST_FALL = 0.25, 0.75  # accuracy rises by that much, or loss falls to that share; else nothing was learned
 _PACE_CLOCKS = 6  # per worker, to measure how fast a setting is
 _ENDLESS = Target("clocks", 2**30)
 _FOR_EVER = BudgetTable(seconds=1e12)
@@ -70,34 +74,39 @@ def goal_of(draft: Draft, attempt: int = 0) -> MemberGoal | None:
     text = written(draft, MemberGoal(attempt, stand_in, _CHECK_CLOCKS, 1e9))
     read = parse(text, name="reference", origin=Path("reference.toml"))
     scenario = replace(read, target=_ENDLESS, budget=_FOR_EVER)
-    courses = _courses(draft, scenario)
-    if draft.metric in ("accuracy", "loss"):
-        return _learned(draft, scenario, courses, attempt)
-    return _counted(draft, scenario, courses, attempt)
+    seeds = _SEEDS[: draft.seeds]
+    settings, courses = _courses(draft, scenario, seeds[0])
+    if not courses:
+        return None
+    if draft.metric not in ("accuracy", "loss"):
+        return _counted(draft, scenario, courses, attempt)
+    span = Run(seconds=max(c.seconds for c in courses))
+    others = [[_run(draft, system(scenario, seed, setting), span) for setting in settings] for seed in seeds[1:]]
+    return _learned(draft, scenario, dict(zip(seeds, [courses, *others], strict=True)), attempt)
 
 
-def _courses(draft: Draft, scenario: Scenario) -> list[_Course]:
-    """The runs under the reference settings, all equally long."""
-    seen = job(scenario, _SEED)
+def _courses(draft: Draft, scenario: Scenario, seed: int) -> tuple[list[Setting], list[_Course]]:
+    """The reference settings that can run, and a run under each, all equally long."""
+    seen = job(scenario, seed)
     begun: list[tuple[System, _Course, float]] = []
     settings: list[Setting] = []
     for values in draft.good:
         setting = seen.space.setting(values)
         try:
             seen.space.check(setting)
-            made = system(scenario, _SEED, setting)
+            made = system(scenario, seed, setting)
         except (Rejected, ValueError):
             continue  # of several settings that are thought to be good, some cannot run on every draw
         if setting in settings:
             continue
-        settings.append(setting)
         first = _run(draft, made, Run(clocks=_PACE_CLOCKS * len(setting.workers)))
         if first.seconds > 0:
+            settings.append(setting)
             begun.append((made, first, _PACE_CLOCKS * len(setting.workers) / first.seconds))
     if not begun:
-        return []
+        return [], []
     span = draft.pushes / max(pace for *_, pace in begun)
-    return [_continued(draft, made, first, span) for made, first, _ in begun]
+    return settings, [_continued(draft, made, first, span) for made, first, _ in begun]
 
 
 def _continued(draft: Draft, made: System, first: _Course, span: float) -> _Course:
@@ -116,25 +125,36 @@ def _run(draft: Draft, made: System, action: Run) -> _Course:
 # ----------------------------------------------------------------------------------------------------------------- the rule
 
 
-def _learned(draft: Draft, scenario: Scenario, courses: list[_Course], attempt: int) -> MemberGoal | None:
+def _learned(draft: Draft, scenario: Scenario, courses: dict[int, list[_Course]], attempt: int) -> MemberGoal | None:
+    """The goal by the runs of each seed, one per reference setting."""
     accuracy = draft.metric == "accuracy"
-    begin = system(scenario, _SEED).perform(Evaluate())
+    wanted = [_wanted(accuracy, system(scenario, seed).perform(Evaluate()), own) for seed, own in courses.items()]
+    if not all(map(math.isfinite, wanted)):
+        return None
+    easiest = min(wanted) if accuracy else max(wanted)
+    value = math.floor(easiest * 200 + 1e-9) / 200 if accuracy else rounded(easiest, 3, up=True)
+    times = [[_reached(draft, value, c) for c in of_setting] for of_setting in zip(*courses.values(), strict=True)]
+    medians = [median(t for t in each if t is not None) for each in times if None not in each]
+    span = max(c.seconds for own in courses.values() for c in own)
+    if not medians or min(medians) < _EARLIEST * span:
+        return None
+    reference = min(medians)
+    early = Run(seconds=draft.margin * reference)
+    starts = [_reached(draft, value, _run(draft, system(scenario, seed), early)) for seed in courses]
+    if 2 * sum(t is not None for t in starts) >= len(starts):
+        return None
+    return MemberGoal(attempt, value, _CHECK_CLOCKS, rounded(draft.slack * reference, up=True))
+
+
+def _wanted(accuracy: bool, first: Evaluation, courses: list[_Course]) -> float:
+    """The level that the target asks for, by the runs of one seed; nan if none of them has learned much."""
     values = [e.accuracy if accuracy else e.loss for c in courses for e in c.evaluations]
     finite = [v for v in values if math.isfinite(v)]
     if not finite:
-        return None
-    best, first = (max(finite), begin.accuracy) if accuracy else (min(finite), begin.loss)
-    wanted = first + _SHARE * (best - first)
-    value = math.floor(wanted * 200 + 1e-9) / 200 if accuracy else rounded(wanted, 3, up=True)
-    reached = [t for c in courses if (t := _reached(draft, value, c)) is not None]
-    span = max(c.seconds for c in courses)
-    if not reached or min(reached) < _EARLIEST * span:
-        return None
-    reference = min(reached)
-    start = _run(draft, system(scenario, _SEED), Run(seconds=draft.margin * reference))
-    if _reached(draft, value, start) is not None:
-        return None
-    return MemberGoal(attempt, value, _CHECK_CLOCKS, rounded(draft.slack * reference, up=True))
+        return math.nan
+    best, begin = (max(finite), first.accuracy) if accuracy else (min(finite), first.loss)
+    learned = best >= begin + _LEAST_RISE if accuracy else best <= _LEAST_FALL * begin
+    return begin + _SHARE * (best - begin) if learned else math.nan
 
 
 def _reached(draft: Draft, value: float, course: _Course) -> float | None:
@@ -143,12 +163,10 @@ def _reached(draft: Draft, value: float, course: _Course) -> float | None:
 
 
 def _counted(draft: Draft, scenario: Scenario, courses: list[_Course], attempt: int) -> MemberGoal | None:
-    if not courses:
-        return None
     best = max(courses, key=lambda c: c.progress)
     value = rounded(best.progress, up=False)
     reference = best.seconds * value / best.progress
-    start = _run(draft, system(scenario, _SEED), Run(seconds=draft.margin * reference))
+    start = _run(draft, system(scenario, _SEEDS[0]), Run(seconds=draft.margin * reference))
     if start.progress >= value:
         return None
     return MemberGoal(attempt, value, _CHECK_CLOCKS, rounded(draft.slack * reference, up=True))

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tuners.actions import Job, Rejected, Setting
+from tuners.actions import Job, Setting
 from tuners.cruise import milp
 from tuners.cruise.monitor import MachineGroup, Memory, Reading, groups
 from tuners.cruise.placement import (
@@ -129,7 +129,7 @@ class CostModel:
         """Settings that the job admits, with their epoch times, the fastest first (for alike machines only that one)."""
 
         def admitted(setting: Setting) -> bool:
-            return roles(setting) not in refused and _admits(self.job, setting)
+            return roles(setting) not in refused and self.job.space.admits(setting)
 
         if len(problem.kinds) == 1:
             even = {w: s for w in range(1, len(names)) if admitted(s := _even_split(current, w, names))}
@@ -209,14 +209,6 @@ def _placements(problem: Problem, solver: Solver, round_up: bool) -> Iterator[Pl
 def roles(setting: Setting) -> Roles:
     """Workers and servers of `setting`."""
     return frozenset(setting.workers), frozenset(setting.servers)
-
-
-def _admits(job: Job, setting: Setting) -> bool:
-    try:
-        job.space.check(setting)
-    except Rejected:
-        return False
-    return True
 
 
 def _in_order(current: Setting, nodes: Iterable[str]) -> list[str]:

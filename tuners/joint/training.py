@@ -14,7 +14,7 @@ from tuners.actions import Action, Evaluate, Fork, Free, Job, Method, Reconfigur
 from tuners.joint.learning_model import Gauge
 from tuners.joint.system_model import SystemModel
 
-__all__ = ["Glance", "JobOver", "Snapshot", "Steps", "Training"]
+__all__ = ["HELPED_NATS", "Glance", "JobOver", "Snapshot", "Steps", "Training"]
 
 T = TypeVar("T")
 
@@ -22,7 +22,9 @@ Steps: TypeAlias = Generator[Action[Any], Any, T]
 """Actions, and in the end a result."""
 
 _EVALUATION_SHARE = 0.05  # of a window's seconds that an evaluation may take
-_HELPED = 0.1  # nats below the untrained model that are progress
+HELPED_NATS = 0.1
+"""Below the untrained model: progress."""
+
 _LEAST_SAMPLES = 128  # in a window: from fewer, a rate cannot be judged
 _CHEAPEST_FIRST: tuple[Method, ...] = ("relocate", "migrate", "checkpoint")
 
@@ -50,7 +52,7 @@ class Glance(NamedTuple):
 
     def helps(self) -> bool:
         """Whether the model has clearly learned something. Accuracy may rise while the loss still does, too."""
-        return min(self.level, self.validated) < -_HELPED
+        return min(self.level, self.validated) < -HELPED_NATS
 
 
 class Training:

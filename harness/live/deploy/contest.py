@@ -19,11 +19,11 @@ from harness.scenario import load, parse
 from harness.score import failed, score
 from tuners import resolve
 
-__all__ = ["Contest", "contest"]
+__all__ = ["LiveContest", "contest"]
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
+class LiveContest:
     """What to play, and where."""
 
     scenario: str  # a name, or a file
@@ -36,7 +36,7 @@ class Contest:
     limits: Limits
 
 
-def contest(wanted: Contest, console: Console) -> None:
+def contest(wanted: LiveContest, console: Console) -> None:
     """Play every tuner on every seed. A run that fails is a row with a reason; one that was interrupted is repeated by
     `resume`. Raises ValueError, before anything is started, for what cannot be played; Interrupted if the user stops it."""
     scenario = load(wanted.scenario)
@@ -57,7 +57,7 @@ def contest(wanted: Contest, console: Console) -> None:
     compare([wanted.scenario], wanted.tuners, out=wanted.out, seeds=wanted.seeds, resume=wanted.resume, work=work)
 
 
-def _run(wanted: Contest, task: Task, offers: tuple[launch.ClusterNode, ...], console: Console) -> Done:
+def _run(wanted: LiveContest, task: Task, offers: tuple[launch.ClusterNode, ...], console: Console) -> Done:
     began = time.perf_counter()
     scenario = parse(task.text, name=task.scenario, origin=Path(task.origin))
     entry, folder = resolve(task.plays), Path(task.folder)

@@ -1,5 +1,6 @@
 """Recorded traces drive a run: which node replays which machine, from when on, and that the reference simulation agrees."""
 
+import json
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -7,6 +8,7 @@ import msgspec
 import numpy as np
 import polars as pl
 import pytest
+from scipy.stats import ks_2samp
 
 from harness.record import play_recorded
 from harness.scenario import load, parse
@@ -31,7 +33,8 @@ from tests.support.small_jobs import (
     together,
 )
 from traces.importers import import_trace
-from traces.parts import Origin, TraceWriter
+from traces.parts import Origin, TraceWriter, scan
+from traces.shipped import locate
 from tuners.actions import Reconfigure, Rejected, Run, Target
 
 CALM = Conditions(jitter=0.0, stagger=False)
@@ -500,3 +503,28 @@ def test_recorded_events_come_so_many_times_as_fast(traces, tmp_path):
     assert [2 * e.every_seconds for e in fast.episodes] == pytest.approx([e.every_seconds for e in usual.episodes])
     with pytest.raises(ValueError, match=r"replay\.nodes: faster = 0\.0: it must be positive"):
         check(replaying(nodes=ReplayedTrace("t", faster=0.0)), ("a",))
+
+
+# ----------------------------------------------------------------------------------------------------- the same world
+
+
+def test_a_run_has_the_distribution_of_the_recording():
+    """Kolmogorov-Smirnov distance of the factors of ByteDance's job SE, relative to the pipeline stage, dealt to as many
+    nodes: they are the recorded ones. A lognormal distribution of the same variance is farther off."""
+    trace = str(locate("shipped:bytedance-straggler"))
+    recorded = scan(locate("shipped:bytedance-straggler"), "iterations").filter(run="SE").collect()
+    options = scan(locate("shipped:bytedance-straggler"), "settings").filter(run="SE").collect()["options"][0]
+    stages = {int(worker): stage for worker, stage in json.loads(options)["stage_of_worker"].items()}
+    of_stage = recorded.with_columns(stage=pl.col("worker").replace_strict(stages))
+    took = pl.col("compute_seconds")
+    relative = of_stage.select(took / took.median().over("stage")).to_series().to_numpy()
+    names = tuple(f"n{i}" for i in range(64))
+    conditions = Conditions(replay=Replay(compute=ReplayedTrace(trace, runs="SE")))
+    kind = cluster().nodes[0][1]
+    _, factors = expand_replay(conditions, tuple((name, kind) for name in names), 1e4, 0)
+    used = np.concatenate([row[:count] for row, count in zip(np.asarray(factors.values), factors.counts, strict=True)])
+    assert len(used) == len(relative) == 64 * 43
+    assert ks_2samp(used, relative).statistic == 0.0  # the same times, dealt to other nodes
+    logs = np.log(relative)
+    fitted = np.exp(np.random.default_rng(0).normal(0.0, logs.std(), 100_000))
+    assert ks_2samp(fitted, relative).statistic > 0.05
