@@ -177,8 +177,6 @@ def fastest(which, candidates=14):
     return min(tried)
 
 
-@pytest.mark.benchmark
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("which", CLUSTERS)
 def test_on_three_kinds_of_machines_the_default_ends_near_the_best(which):
     """The paper's claim is 6.5 %, for machines of one kind."""
@@ -187,7 +185,6 @@ def test_on_three_kinds_of_machines_the_default_ends_near_the_best(which):
     assert seconds_to_target(found, asked[-1].action.setting) < 1.065 * fastest(which)
 
 
-@pytest.mark.benchmark
 def test_on_three_kinds_of_machines_the_public_codes_model_can_be_far_off():
     """Each narrow worker seems to occupy the servers, so that too few machines work."""
     found = three_kinds("b")

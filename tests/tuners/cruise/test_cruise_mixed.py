@@ -459,9 +459,14 @@ def test_the_contract_is_kept_on_several_types():
 
 
 @settings(max_examples=15)
-@given(st.integers(0, 1000), st.sampled_from(["nic", "measured"]), st.booleans(), st.sampled_from(["sum", "own"]))
-def test_no_oscillation_on_a_noisy_toy(seed, bandwidth, overlap, server_term):
-    """Compute scatters by 20 %; new predictions every ten mini-batches do not move the job back and forth."""
+@given(st.integers(0, 1000), st.sampled_from([("nic", "sum"), ("nic", "own"), ("measured", "sum")]), st.booleans())
+def test_no_oscillation_on_a_noisy_toy(seed, model, overlap):
+    """Compute scatters by 20 %; new predictions every ten mini-batches do not move the job back and forth.
+
+    The toy serves workers in turn, as "sum" says. With another term the measured bandwidth would be another one after a
+    change, so that a second split is right.
+    """
+    bandwidth, server_term = model
 
     def chosen(job):
         return cruise(job, bandwidth=bandwidth, overlap=overlap, server_term=server_term)
