@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 from scipy.stats import kendalltau
 
-from reports.figures.drawing import BLUE, GREEN, MUTED, ORANGE, Drawing, canvas, svg
+from reports.figures.drawing import BLUE, GREEN, MUTED, ORANGE, Drawing, canvas, drawn
 from reports.rendering import fill
 from simulators.calibration.fit import NO_FREEDOM
 from simulators.calibration.spread import LEVEL_PERCENT
@@ -310,4 +310,4 @@ def _drawn(groups: Sequence[tuple[str, list[Prediction]]], name: str) -> Drawing
             "simulator, fitted to all rows; orange crosses: plain closed form, held out. On the line both are equal; in "
             "the grey band they differ by at most 10 %."
         )
-        return Drawing(svg(figure, name, caption), caption, name, figure=figure)
+        return drawn(figure, name, caption)

@@ -16,7 +16,7 @@ import numpy as np
 
 from tuners.actions import Job, Rejected, Setting
 from tuners.cruise import milp
-from tuners.cruise.monitor import MachineGroup, Reading, groups
+from tuners.cruise.monitor import MachineGroup, Memory, Reading, groups
 from tuners.cruise.placement import (
     Placement,
     Problem,
@@ -56,9 +56,12 @@ def epoch_seconds(workers: int, servers: int, problem: Problem, *, round_up: boo
     pulls = ceil(data / problem.batch_size) if round_up else data / problem.batch_size
     compute = data * kind.compute_seconds
     pull = pulls * problem.model_bytes / kind.bytes_per_second
+    served = pull * (workers / servers)
+    if problem.server_term == "own":
+        served *= kind.bytes_per_second / kind.served_per_second
     if problem.overlap:
-        return max(compute + pull, pull * workers / servers)
-    return compute + pull * max(1.0, workers / servers)
+        return max(compute + pull, served)
+    return compute + max(pull, served)
 
 
 def best_worker_count(problem: Problem, allowed: Iterable[int] | None = None, *, round_up: bool = False) -> int | None:
@@ -99,7 +102,7 @@ class CostModel:
         current: Setting,
         available: tuple[Node, ...],
         readings: Mapping[str, Reading],
-        known: Mapping[str, float],
+        known: Memory,
         refused: Set[Roles],
     ) -> Wanted | None:
         """The best split of the available machines; only of those in use, unless the others make it strictly better."""

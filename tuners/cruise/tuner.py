@@ -15,7 +15,7 @@ Where we differ from the paper or had to choose:
 * The paper's model adds a server's work for all workers to each worker's compute. That is exact where all workers pull at
   the same time (BSP). With `overlap`, our addition, some workers pull while others compute, up to the servers' bandwidth.
 * `server_term` "sum" is the public code's, "paper" is Eq. 4, "own" is our addition: a server serves others while it serves a
-  worker with a narrow NIC. They differ where NICs differ.
+  worker with a narrow NIC, at the rate that the servers measure (the paper's server metrics). They differ where NICs differ.
 * `solver` "milp" is the paper's programme (Fig. 3), "exact" is our method without a solver.
 * After a reconfiguration all measurements are forgotten. Pushes during the reconfiguration do not count, nor does the first
   mini-batch after it, which may mix both settings.
@@ -37,7 +37,7 @@ from msgspec import Meta
 
 from tuners.actions import Job, Method, NodeEvent, Reconfigure, Rejected, Run, Setting, Tuner
 from tuners.applicability import nothing_to_tune_if
-from tuners.cruise.monitor import Monitor, remember
+from tuners.cruise.monitor import Memory, Monitor
 from tuners.cruise.placement import ServerTerm
 from tuners.cruise.split import TIE, CostModel, Roles, Solver, roles
 from tuners.factory_options import Count, NonNegative, Share, Whole
@@ -93,7 +93,8 @@ def cruise(
         least: mini-batches of every worker that a solve needs.
         forget: the k-th newest mini-batch weighs (1 - forget)^k.
         recent: how many of the newest mini-batches are averaged; 0 is all since the last solve.
-        newest: weight of the newest reading in the memory of a machine's speed, used while it is not a worker.
+        newest: weight of the newest reading in the memory of a machine: its speed as a worker, used while it is none, and
+            its rate as a server.
     """
     _check_solver(solver, overlap=overlap)
     if _roles_are_held(job):
@@ -107,7 +108,7 @@ def cruise(
         bandwidth=bandwidth,
         against=against,
     )
-    current, monitor, known = job.start, Monitor(warmup, forget, recent), dict[str, float]()
+    current, monitor, known = job.start, Monitor(warmup, forget, recent), Memory(newest)
     resources = _Resources(frozenset(n.name for n in job.nodes))
     left, refused = Counter[Roles](), set[Roles]()  # splits since resources last changed
     while True:
@@ -121,11 +122,12 @@ def cruise(
         current = seen.setting or current
         monitor.add(seen, job)
         at_work = [w for w in current.workers if w in resources.names]
-        if not monitor.ready(at_work, least):
+        holding = [s for s, m in zip(current.servers, current.shares()[1], strict=True) if m > 0 and s in resources.names]
+        if not monitor.ready(at_work, least, holding if server_term == "own" else ()):
             continue
         readings = monitor.readings(at_work)
+        known.add(readings, monitor.served_per_second())
         monitor.clear()
-        remember(known, readings, newest)
         wanted = model.best(current, available, readings, known, refused)
         if wanted is None or wanted.gain <= resources.needed(wanted.setting, gain, extra_gain, left):
             resources.considered()

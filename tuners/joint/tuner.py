@@ -36,9 +36,9 @@ from tuners.bespoke_bo import bespoke_bo
 from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
 from tuners.joint.heat import Heat, heat
-from tuners.joint.learning_model import Gauge, over_fitted, slope, spread, stopped
+from tuners.joint.learning_model import noisy, over_fitted, slope, spread, stopped
 from tuners.joint.system_model import SystemModel
-from tuners.joint.training import JobOver, Snapshot, Steps, Training
+from tuners.joint.training import Glance, JobOver, Snapshot, Steps, Training
 from tuners.settings import Choice
 
 __all__ = ["joint"]
@@ -51,11 +51,18 @@ _MOST_SPLITS = 400  # roles of machines that are compared
 _CHANGE_SECONDS = 15.0  # of a change of the system, until one was measured
 _LEFT_SHARE = 0.2  # of the budget: how long the job is expected to last, until its drift was measured
 _DECADE = 10.0  # factor of the heat, downwards, while it hurts
+_LOST = 10  # windows without progress after which a model is lost
+_DECADES = 4  # below the start that are tried if nothing else has helped
+_HELPED = 0.1  # nats below the untrained model that are progress
+_IDLE = 0.02  # the same, that are none
+_HURT = 0.2  # nats of training loss above the best that are no noise
+_STEP = 2.0  # factor of the heat, upwards
+_THROWN_OFF = 2.0  # a training loss so many times that of the untrained model may have lost it
 _TRIAL = 4  # windows in which a hotter setting is tried, at least
 _TRIAL_SHARE = 0.05  # of the seconds left that a trial takes
 _SNAPSHOT_NATS = 0.15  # a level so much lower is worth another snapshot
 _SETTLED_NATS = 0.03  # a lower level is progress
-_RESTARTS = (0.5, 1.0, 0.25, 2.0)  # factors of the heat, from one early restart to the next
+_RESTARTS = (0.5, 2.0, 0.7, 1.4, 0.35, 2.8)  # factors of the heat, from one restart to the next; 1 would repeat itself
 _LEAST = 4  # windows from which a drift is measured
 
 
@@ -75,16 +82,19 @@ class _Course:
     """The course of one job."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.gauge = job, Gauge(job.target)
-        self.system = SystemModel(job)
+        self.job, self.system = job, SystemModel(job)
         self.training = Training(job, self.system)
+        self.gauge = self.training.gauge
         self.heat: Heat | None = None if job.target.counts else heat(job, self._best)
+        self.first: Snapshot | None = None  # the untrained model
         self.cap = len(job.start.workers) if self.heat is not None and self.heat.limits_workers else len(job.nodes)
 
     def play(self) -> Tuner:
         """Tune until the job ends."""
         try:
             yield from self.begin()
+            if self.heat is not None:
+                self.first = yield from self.training.snapshot()
             yield from self._measure()
             if not self.system.knows:
                 # The job does not tell what a push takes, as in a table of recorded runs: there is nothing to model.
@@ -92,7 +102,7 @@ class _Course:
                 return
             yield from self.place()
             if self.heat is not None:
-                yield from self.find_heat(self.heat)
+                yield from self.find_heat(self.heat, self.first)
                 yield from self.learn(self.heat)
             while True:
                 yield from self.training.run(4 * len(self.training.setting.workers))
@@ -207,41 +217,82 @@ class _Course:
 
     # -------------------------------------------------------------------------------------------------------- 4. heat
 
-    def find_heat(self, heat: Heat) -> Steps[None]:
-        """Down by decades while the setting hurts, then up by doubling until it hurts twice; go on from the best model."""
-        training, hurt, start = self.training, self.gauge.hurt, self.training.level
-        first = yield from training.snapshot()
-        limit = math.inf  # a heat that is known to hurt
+    def find_heat(self, heat: Heat, first: Snapshot | None) -> Steps[None]:
+        """Down by decades while the setting hurts, then up until it hurts twice; go on from the best model.
+
+        Judged by training loss, which every push tells for nothing, so that a step takes no more than two pushes per worker.
+        `first` is the untrained model. Where no heat from there upwards has helped, decades below are tried, too.
+        """
+        training = self.training
         yield from training.change(heat.scaled(training.setting, 1.0))
-        yield from training.window()
-        while training.diverged or training.level > start + hurt:
+        seen = yield from training.glance()
+        limit = math.inf  # a heat that is known to hurt
+        while self._hurts(seen):
             limit = heat.of(training.setting)
-            cooler = heat.scaled(training.setting, 1 / _DECADE)
-            if heat.of(cooler) >= limit:
+            cooler = yield from self._cooler(heat, first)
+            if cooler is None:
                 break
-            if first is not None:
-                first = yield from training.return_to(first, cooler)
-            elif training.diverged or not (yield from training.change(cooler)):
-                break
-            yield from training.window()
-        best, kept, setting, bad = training.level, (yield from training.snapshot()), training.setting, 0
-        while bad < 2 and not training.diverged:
-            hotter = heat.scaled(training.setting, 2.0)
-            if not heat.of(training.setting) < heat.of(hotter) <= limit / 1.5 or not (yield from training.change(hotter)):
-                break
-            yield from training.window()
-            if not training.diverged and training.level < best:
-                best, setting, bad = training.level, training.setting, 0
-                yield from training.drop(kept)
-                kept = yield from training.snapshot()
-            elif training.diverged or training.level > best + hurt:
-                bad += 1
-        if kept is not None and (training.diverged or training.level > best):
+            seen, first = cooler, self.first
+        lowest = training.setting
+        best, setting, kept = yield from self._rise(heat, limit, seen)
+        if best > -_HELPED and self.first is not None and math.isinf(limit):
+            # The start may be so hot that the model was lost at once, and no heat can help it.
+            self.first = yield from training.return_to(self.first, lowest)
+            for _ in range(_DECADES):
+                cooler = yield from self._cooler(heat, self.first)
+                if cooler is None:
+                    break
+                if cooler.helps():
+                    yield from training.drop(kept)
+                    best, setting, kept = yield from self._rise(heat, _DECADE * heat.of(training.setting), cooler)
+                    break
+        if kept is not None:
             kept = yield from training.return_to(kept, setting)
         else:
             yield from training.change(setting)
         yield from training.drop(kept)
-        yield from training.drop(first)
+
+    def _hurts(self, seen: Glance) -> bool:
+        """Whether the present heat makes the model worse than the untrained one, or has thrown it far off for good."""
+        thrown_off = self.training.highest_loss > _THROWN_OFF * self.gauge.untrained and not seen.helps()
+        worse = seen.level > max(_HURT, 3 * seen.noise) and not seen.helps()
+        return self.training.diverged or worse or thrown_off
+
+    def _cooler(self, heat: Heat, first: Snapshot | None) -> Steps[Glance | None]:
+        """Train a little at a tenth of the heat, from the `first` model if there is one; None where it cannot be lower."""
+        training = self.training
+        cooler = heat.scaled(training.setting, 1 / _DECADE)
+        if heat.of(cooler) >= heat.of(training.setting):
+            return None
+        if first is not None:
+            self.first = yield from training.return_to(first, cooler)
+        elif training.diverged or not (yield from training.change(cooler)):
+            return None
+        return (yield from training.glance())
+
+    def _rise(self, heat: Heat, limit: float, seen: Glance) -> Steps[tuple[float, Setting, Snapshot | None]]:
+        """Raise the heat until it hurts twice; the best level, its setting, and a snapshot of its model.
+
+        By four while nothing happens at all, else by two.
+        """
+        training = self.training
+        best, validated, kept = seen.level, seen.validated, (yield from training.snapshot())
+        setting, bad = training.setting, 0
+        while bad < 2 and not training.diverged:
+            idle = best > -max(_IDLE, 3 * seen.noise)
+            hotter = heat.scaled(training.setting, _STEP**2 if idle and not heat.steps else _STEP)
+            if not heat.of(training.setting) < heat.of(hotter) <= limit / 1.5 or not (yield from training.change(hotter)):
+                break
+            seen = yield from training.glance()
+            better = seen.validated < validated - _HELPED
+            validated = min(validated, seen.validated)
+            if seen.level < best or (better and not training.diverged):
+                best, setting, bad = min(best, seen.level), training.setting, 0
+                yield from training.drop(kept)
+                kept = yield from training.snapshot()
+            elif training.diverged or seen.level > best + max(_HURT, 3 * seen.noise):
+                bad += 1
+        return min(best, validated), setting, kept
 
     # ----------------------------------------------------------------------------------------------- 5. hold and cool
 
@@ -250,15 +301,21 @@ class _Course:
         training, top = self.training, self.training.setting
         seedling = yield from training.snapshot()
         for factor in cycle(_RESTARTS):
-            yield from self.hold(heat)
+            while (yield from self.hold(heat)) and self.first is not None:
+                # No heat has helped this model: it was lost when it was still untrained.
+                self.first = yield from training.return_to(self.first, heat.scaled(training.setting, 1 / _DECADE))
+                top = training.setting
+                yield from training.drop(seedling)
+                seedling = yield from training.snapshot()
             if seedling is None:
                 return
             seedling = yield from training.return_to(seedling, heat.scaled(top, factor))
 
-    def hold(self, heat: Heat) -> Steps[None]:
+    def hold(self, heat: Heat) -> Steps[bool]:
         """Hold the heat while the level drifts down; cool it when noise is all that is left, or when the drift has stopped.
 
-        Ends when the model has over-fitted, has diverged for good, or stands still in spite of that.
+        Ends when the model has over-fitted, has diverged for good, or stands still in spite of that. Returns whether it is
+        lost: not better than the untrained one after many windows.
         """
         training, noise, settling = self.training, self.gauge.noise, False
         kept = yield from training.snapshot()
@@ -268,6 +325,7 @@ class _Course:
         failed_trials = 0
         levels, times = list[float](), list[float]()  # since the heat was last changed
         course, losses = list[float](), list[float]()  # all levels, and losses on validation data
+        steady = held, 0  # the heat, and how long the course was when it was last changed
         while True:
             yield from training.window()
             levels.append(training.level)
@@ -277,9 +335,10 @@ class _Course:
                 yield from self._measure()
                 yield from self.place()
             losses.append(training.loss)
-            if over_fitted(losses, course, training.training_loss):
+            lost = len(course) >= _LOST and self.first is not None and min(course) > self.first.level - _HELPED
+            if lost or over_fitted(losses, course, training.training_loss):
                 yield from training.drop(kept)
-                return
+                return lost
             hurt = max(self.gauge.hurt, 2 * spread(course))
             if len(levels) == 3 and settling:
                 # A snapshot is of a lucky moment: its level is not what this heat can hold.
@@ -289,7 +348,7 @@ class _Course:
                 if kept is not None:
                     kept = yield from training.return_to(kept, held)
                 elif training.diverged:
-                    return
+                    return False
                 else:
                     yield from training.change(held)
                     low = training.level
@@ -302,8 +361,12 @@ class _Course:
                 continue
             level, goal = sum(levels[-3:]) / 3, self.gauge.goal(training.loss)
             stop = stopped(times, levels)
-            if not stop and (heat.steps or level - noise > goal):
-                hotter = heat.scaled(held, 2.0)
+            shedding = min(noise, 4 * spread(course))  # what cooling can shed is not much more than what levels vary by
+            if held != steady[0]:
+                steady = held, len(course)
+            idle = not heat.steps and len(course) >= steady[1] + 2 * _LEAST and noisy(course[-2 * _LEAST :])
+            if not (stop or idle) and (heat.steps or level - shedding > goal):
+                hotter = heat.scaled(held, _STEP)
                 trial = self._trial(heat, level - goal, levels, times, failed_trials)
                 if heat.of(hotter) > heat.of(held) and trial:
                     done = yield from self.try_hotter(hotter, held, level, hurt, trial)
@@ -322,7 +385,10 @@ class _Course:
             coolest = yield from self.cool(heat, held)
             shed = level - coolest
             noise = max(0.3 * noise, 0.7 * shed)
-            if stop:
+            steady = held, len(course)
+            if idle and shed > 2 * _SNAPSHOT_NATS:
+                held = heat.scaled(held, 0.5)  # noise has hidden all progress
+            elif stop:
                 # As hot as it was: noise leads out of a minimum that does not generalise.
                 held, stops = top, stops + 1
             elif shed < _SNAPSHOT_NATS:
@@ -334,7 +400,7 @@ class _Course:
             cooled = min(cooled, coolest)
             yield from training.drop(kept)
             if stops >= 2 and training.seconds > 1.2 * best_at:
-                return
+                return False
             kept = yield from training.snapshot()
             yield from training.change(held)
             levels, times, low = [], [], training.level + noise
@@ -343,7 +409,8 @@ class _Course:
         """Windows in which a hotter setting is tried; 0 where half of the seconds left, times the chance of success, is less
         than the trial takes."""
         window_seconds = (times[-1] - times[0]) / (len(times) - 1)
-        drift = -slope(times, levels)
+        newest = len(levels) // 2 if len(levels) >= 2 * _LEAST else 0  # the first levels after a change fall faster
+        drift = -slope(times[newest:], levels[newest:])
         # Nothing is known of a job's length but that it has lasted so long.
         left = min(self.job.budget_seconds - times[-1], 2 * times[-1])
         if drift > 0:
