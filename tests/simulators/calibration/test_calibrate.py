@@ -147,7 +147,7 @@ def test_constants_that_the_rows_do_not_determine_are_refused(rows, constant, wh
 def test_as_many_constants_as_rows_have_no_interval():
     """With a setting more than constants there is one, except for a constant that one row alone decides."""
     given = Constants(cores=8, model_bytes=1.0)
-    free = ("sample_seconds", "apply_seconds")
+    free = ("apply_seconds", "sample_seconds")
     few = fit(timed([row(2, 2), row(9, 2)], noise=0.01), given, resamples=50)
     assert few.intervals == dict.fromkeys(free)
     assert few.unsure == free
