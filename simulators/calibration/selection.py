@@ -64,7 +64,7 @@ def parse(text: str) -> tuple[str, Selection]:
     found = _NAMED.fullmatch(text)
     if found is None:
         raise ValueError(f"Cannot select {text!r}: write TRACE or TRACE[key=value, ...].")
-    keys, chosen = [f.name for f in fields(Selection)], {}
+    keys, chosen = [f.name for f in fields(Selection)], dict[str, Any]()
     for option in filter(None, (part.strip() for part in (found["options"] or "").split(","))):
         key, _, value = (part.strip() for part in option.partition("="))
         if key not in keys or not value:
