@@ -48,8 +48,9 @@ lint: setup ## style: ruff check and ruff format
 types: setup ## mypy, strict
 	$(BIN)/mypy
 
-bench: setup ## speed, alone on the machine and with its work asserted
-	$(BIN)/python -m pytest tests/bench -m benchmark --benchmark-enable $(ARGS)
+bench: setup ## speed, alone on the machine and with its work asserted; tuners in simulated seconds against a reference
+	$(BIN)/python -m pytest tests/bench -m benchmark --benchmark-enable --benchmark-storage=tests/bench/reference \
+		--benchmark-compare --benchmark-compare-fail=median:5% $(ARGS)
 
 pins: setup ## resolve requirements.txt afresh from pyproject.toml (ARGS=--upgrade for the newest)
 	$(COMPILE) $(ARGS)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from harness.drive import Ending, Outcome, Played
 from traces.exchanges import Exchange
-from traces.schema import setting_text
+from traces.schema import setting_text, worker_count
 from tuners.actions import (
     Cost,
     Evaluate,
@@ -53,6 +53,7 @@ class Score:
     final_loss: float
     final_accuracy: float
     final_setting: str
+    final_workers: int | None
     branches_peak: int
     branch_bytes_peak: float
 
@@ -71,7 +72,9 @@ class Scored:
         return {
             "scores": [asdict(self.score)],
             "evaluations": [run | e._asdict() for e in self.evaluations],
-            "settings": [run | {"seconds": s, "setting": setting_text(x)} for s, x in self.settings],
+            "settings": [
+                run | {"seconds": s, "setting": setting_text(x), "workers": worker_count(x)} for s, x in self.settings
+            ],
         }
 
 
@@ -105,6 +108,7 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
         final_loss=float(final.loss),
         final_accuracy=float(final.accuracy),
         final_setting=setting_text(settings[-1][1]),
+        final_workers=worker_count(settings[-1][1]),
         branches_peak=branches,
         branch_bytes_peak=branches * job.branch_bytes,
     )
@@ -149,6 +153,7 @@ def _unplayed(
         final_loss=math.nan,
         final_accuracy=math.nan,
         final_setting="",
+        final_workers=None,
         branches_peak=0,
         branch_bytes_peak=0.0,
     )

@@ -21,7 +21,7 @@ def facts(text: str) -> list[tuple[str, str]]:
     work = dict(_table(scenario, "workload"))
     found.append(("job", "; ".join(filter(None, (str(work.pop("name", "")), _listed(work))))))
     if {"metric", "value"} <= set(target):
-        found.append(("target", _target(str(target["metric"]), target["value"])))
+        found.append(("target", _target(str(target["metric"]), target["value"], by_share=bool(target.get("by_share")))))
     if "seconds" in budget:
         found.append(("budget", f"{budget['seconds']} simulated seconds"))
     found.append(("start", _listed(_table(scenario, "start"))))
@@ -30,9 +30,10 @@ def facts(text: str) -> list[tuple[str, str]]:
     return found[:1] + [(term, value) for term, value in found[1:] if value]
 
 
-def _target(metric: str, value: Any) -> str:
+def _target(metric: str, value: Any, *, by_share: bool) -> str:
     if metric in ("clocks", "samples"):
-        return f"{value} {'pushes completed' if metric == 'clocks' else 'samples used'}"
+        divided = ", divided among the workers by their data shares" if by_share else ""
+        return f"{value} {'pushes completed' if metric == 'clocks' else 'samples used'}{divided}"
     return f"validation {metric} {'at least' if metric == 'accuracy' else 'at most'} {value}"
 
 

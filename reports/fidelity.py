@@ -14,61 +14,87 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 from scipy.stats import kendalltau
 
-from reports.figures.drawing import BLUE, GREEN, MUTED, ORANGE, Drawing, canvas, svg
+from reports.figures.drawing import BLUE, GREEN, MUTED, ORANGE, Drawing, canvas, drawn
 from reports.rendering import fill
-from simulators.calibration.validation import COMPLETION, Check, Prediction
+from simulators.calibration.fit import NO_FREEDOM
+from simulators.calibration.spread import LEVEL_PERCENT
+from simulators.calibration.validation import COMPLETION, HELD_OUT, OTHER, Check, Prediction
 from traces.store import write_bytes
 
-__all__ = ["Errors", "errors", "page", "tables", "write"]
+__all__ = ["Coverage", "Errors", "coverage", "errors", "page", "tables", "write"]
 
 
 class Errors(NamedTuple):
-    """Relative errors of the predictions of one group."""
+    """Order and relative errors of the predictions of one group."""
 
     rows: int
+    tau: float  # Kendall's, of predicted and recorded; nan with fewer than three settings
     median: float
     p95: float
-    tau: float  # Kendall's, of predicted and recorded; nan with fewer than three settings
+
+
+class Coverage(NamedTuple):
+    """How many recorded values are within the intervals of their predictions."""
+
+    inside: int
+    rows: int  # with an interval
+
+
+def coverage(made: Sequence[Prediction]) -> Coverage:
+    """The coverage of the intervals; predictions without an interval do not count."""
+    bounded = [p for p in made if math.isfinite(p.low) and math.isfinite(p.high)]
+    return Coverage(sum(p.low <= p.recorded <= p.high for p in bounded), len(bounded))
 
 
 def errors(made: Sequence[Prediction], which: Callable[[Prediction], float]) -> Errors:
     """Errors of the predictions that `which` picks; predictions that could not be made (nan) do not count."""
     pairs = [(which(p), p.recorded, p.label) for p in made if math.isfinite(which(p))]
     if not pairs:
-        return Errors(0, math.nan, math.nan, math.nan)
+        return Errors(0, *(math.nan,) * 3)
     off = np.array([abs(a / b - 1) for a, b, _ in pairs])
     ranked = len({label for *_, label in pairs}) >= 3
     tau = float(kendalltau([a for a, *_ in pairs], [b for _, b, _ in pairs]).statistic) if ranked else math.nan
-    return Errors(len(pairs), float(np.median(off)), float(np.quantile(off, 0.95)), tau)
+    return Errors(len(pairs), tau, float(np.median(off)), float(np.quantile(off, 0.95)))
 
 
-_HELD_OUT = "simulator, held out"
+_HELD_OUT_KIND = "simulator, held out"
 _KINDS: tuple[tuple[str, Callable[[Prediction], float]], ...] = (
     ("simulator, fitted", lambda p: p.fitted),
-    (_HELD_OUT, lambda p: p.held_out),
+    (_HELD_OUT_KIND, lambda p: p.held_out),
     ("plain closed form, fitted", lambda p: p.plain_fitted),
     ("plain closed form, held out", lambda p: p.plain_held_out),
 )
 
 
 def tables(checks: Sequence[Check]) -> list[str]:
-    """The errors as plain text for a terminal, one table per recording."""
+    """Order and errors as plain text for a terminal, one table per recording."""
     found = []
     for made in checks:
-        lines = [f"{made.origin.source} ({made.origin.of})", f"{'':34}{'rows':>6}{'median':>9}{'95th %':>9}{'tau':>7}"]
+        head = f"{'':34}{'rows':>6}{'tau':>7}{'median':>9}{'95th %':>9}{f'in {LEVEL_PERCENT} %':>12}"
+        lines = [f"{made.origin.source} ({made.origin.of})", *_fitted_to(made), head]
         for group, rows in _groups(made):
             lines.append(group)
-            lines += [f"  {name:32}{_cells(errors(rows, which))}" for name, which in _KINDS]
-        found.append("\n".join([*lines, *(f"note: {why}" for why in made.caveats), ""]))
+            for name, which in _KINDS:
+                found_errors = errors(rows, which)
+                if found_errors.rows or name == _HELD_OUT_KIND:
+                    inside = _covered(coverage(rows)) if name == _HELD_OUT_KIND else ""
+                    lines.append(f"  {name:32}{_cells(found_errors)}{inside:>12}".rstrip())
+        unsure = [f"{job}, {name}: fitted without an interval, {NO_FREEDOM}" for job, name in _unsure(made)]
+        notes = [*_simulation_error(made), *unsure, *_undivided(made), *made.caveats]
+        found.append("\n".join([*lines, *(f"note: {why}" for why in notes), ""]))
     return found
 
 
 def _cells(e: Errors) -> str:
-    return f"{e.rows:>6}{_percent(e.median):>9}{_percent(e.p95):>9}{_tau(e):>7}"
+    return f"{e.rows:>6}{_tau(e):>7}{_percent(e.median):>9}{_percent(e.p95):>9}"
 
 
 def _tau(e: Errors) -> str:
     return "-" if math.isnan(e.tau) else f"{e.tau:.2f}"
+
+
+def _covered(c: Coverage) -> str:
+    return f"{c.inside} of {c.rows}" if c.rows else "-"
 
 
 def _percent(value: float) -> str:
@@ -76,8 +102,34 @@ def _percent(value: float) -> str:
 
 
 def _groups(made: Check) -> list[tuple[str, list[Prediction]]]:
-    names = dict.fromkeys(p.group for p in made.predictions)
-    return [(name, [p for p in made.predictions if p.group == name]) for name in names]
+    """Predictions by group and split; the name of a split follows that of the group, except that of cross-validation."""
+    found: dict[str, list[Prediction]] = {}
+    for p in made.predictions:
+        found.setdefault(p.group if p.split in (HELD_OUT, OTHER) else f"{p.group}, {p.split}", []).append(p)
+    return list(found.items())
+
+
+def _unsure(made: Check) -> list[tuple[str, str]]:
+    return [(job, name) for job, fit in made.fits.items() for name in fit.unsure]
+
+
+def _undivided(made: Check) -> list[str]:
+    """Why some rows were not held out."""
+    if not made.undivided:
+        return []
+    names = ", ".join(made.undivided)
+    return [f"nothing is held out of {names}: only one combination of policy, workers and servers was recorded"]
+
+
+def _fitted_to(made: Check) -> list[str]:
+    return [f"predicted by a fit to: {made.fitted_to}"] if made.fitted_to else []
+
+
+def _simulation_error(made: Check) -> list[str]:
+    known = [p.error for p in made.predictions if math.isfinite(p.error)]
+    if not known:
+        return []
+    return [f"standard error of the simulated means: median {np.median(known):.2%}, at most {max(known):.2%}"]
 
 
 # ----------------------------------------------------------------------------------------------------------------- page
@@ -109,7 +161,8 @@ def page(checks: Sequence[Check], findings: str = "") -> str:
         findings=[" ".join(paragraph.split()) for paragraph in findings.split("\n\n") if paragraph.strip()],
         recordings=[_section(made, f"r{i}") for i, made in enumerate(checks)],
         kinds=[kind for kind, _ in _KINDS],
-        folds=" or ".join(sorted({str(made.folds) for made in checks})),
+        folds=" or ".join(sorted({str(made.folds) for made in checks if made.folds})),
+        level=LEVEL_PERCENT,
         has_completions=any(p.group.endswith(COMPLETION) for made in checks for p in made.predictions),
     )
 
@@ -126,7 +179,7 @@ class _RecordingSection:
 
     title: str
     finding: str  # about the largest error; "" where nothing was predicted
-    divided: str
+    notes: list[str]  # how the rows were divided, and the error of simulated means
     groups: list[_GroupRow]
     drawing: Drawing
     constants: list[_ConstantRow]
@@ -140,8 +193,9 @@ class _GroupRow(NamedTuple):
 
     name: str
     rows: int
-    errors: list[str]  # median and 95th percentile, a text per kind of prediction
     tau: str
+    covered: str  # rows within the interval, of those that have one
+    errors: list[str]  # median and 95th percentile, a text per kind of prediction
 
 
 class _ConstantRow(NamedTuple):
@@ -159,7 +213,7 @@ def _section(made: Check, name: str) -> _RecordingSection:
     return _RecordingSection(
         title=_title(made),
         finding=_worst(groups),
-        divided=f"Divided by settings: {', '.join(made.by_settings) or 'none'}; the others by rows.",
+        notes=[f"{why[0].upper()}{why[1:]}." for why in (*_fitted_to(made), *_undivided(made), *_simulation_error(made))],
         groups=[_group_row(group, rows) for group, rows in groups],
         drawing=_drawn(groups, name),
         constants=_constants(made),
@@ -175,29 +229,38 @@ def _title(made: Check) -> str:
 
 
 def _worst(groups: Sequence[tuple[str, list[Prediction]]]) -> str:
-    """A sentence about the largest error of a group, and about groups that the other folds could not predict."""
-    medians = [errors(rows, lambda p: p.held_out).median for _, rows in groups]
-    known = [median for median in medians if math.isfinite(median)]
+    """Sentences about the worst order and the largest error of a group, and about groups that could not be predicted."""
+    found = [errors(rows, lambda p: p.held_out) for _, rows in groups]
+    known = [e for e in found if e.rows]
     if not known:
         return ""
-    lost = len(medians) - len(known)
-    but = f", except in {lost} that the other folds could not predict" if lost else ""
-    return f"Held out, the median error is at most {_percent(max(known))} in every group{but}."
+    lost = len(found) - len(known)
+    but = f", except in {lost} that the other rows could not predict" if lost else ""
+    ranked = [e.tau for e in known if math.isfinite(e.tau)]
+    order = f"tau is at least {min(ranked):.2f} and " if ranked else ""
+    counts = [coverage(rows) for _, rows in groups]
+    bounded = sum(c.rows for c in counts)
+    inside = sum(c.inside for c in counts)
+    worst = f"Held out, {order}the median error is at most {_percent(max(e.median for e in known))} in every group{but}."
+    if not bounded:
+        return worst
+    return f"{worst} {inside / bounded:.0%} of {bounded} recorded values are within their {LEVEL_PERCENT} % intervals."
 
 
 def _group_row(name: str, rows: list[Prediction]) -> _GroupRow:
     found = {kind: errors(rows, which) for kind, which in _KINDS}
     texts = [f"{_percent(e.median)} / {_percent(e.p95)}" for e in found.values()]
-    return _GroupRow(name, len(rows), texts, _tau(found[_HELD_OUT]))
+    return _GroupRow(name, len(rows), _tau(found[_HELD_OUT_KIND]), _covered(coverage(rows)), texts)
 
 
 def _constants(made: Check) -> list[_ConstantRow]:
     """Those fitted to all rows of a workload, then those it takes from other workloads."""
     rows = []
     for workload, fit in made.fits.items():
-        for name, (low, high) in fit.intervals.items():
+        for name, ends in fit.intervals.items():
             value = f"{getattr(fit.constants, name):.4g}"
-            rows.append(_ConstantRow(workload, name, value, f"{low:.3g} to {high:.3g}"))
+            interval = f"{ends[0]:.3g} to {ends[1]:.3g}" if ends else f"none: {NO_FREEDOM}"
+            rows.append(_ConstantRow(workload, name, value, interval))
         rows += [
             _ConstantRow(workload, name, f"{value:.4g}", "from other workloads") for name, value in fit.borrowed.items()
         ]
@@ -247,4 +310,4 @@ def _drawn(groups: Sequence[tuple[str, list[Prediction]]], name: str) -> Drawing
             "simulator, fitted to all rows; orange crosses: plain closed form, held out. On the line both are equal; in "
             "the grey band they differ by at most 10 %."
         )
-        return Drawing(svg(figure, name, caption), caption, name, figure=figure)
+        return drawn(figure, name, caption)

@@ -323,6 +323,8 @@ class _ScenarioSection:
     unchanged: list[str]  # tuners that kept one setting
     workers: list[tuple[str, str, str, list[PackedRun]]]  # tuner, id, headers, runs
     runs: list[tuple[str, list[_RunRow]]]  # by tuner
+    machines: list[str]  # that the runs were made on
+    oracle_settings: int  # that the oracle has run; 0 where it is not known
 
 
 def _section(name: str, table: pl.DataFrame, results: Results, text: str, runs: _Runs, up: str | None) -> _ScenarioSection:
@@ -335,6 +337,7 @@ def _section(name: str, table: pl.DataFrame, results: Results, text: str, runs: 
     distinct = rows.filter(pl.col("role") != "same")["tuner"].to_list()
     absent = results.not_applicable.filter(here)
     host = results.host.filter(here)
+    machines = sorted({machine for machine in host["machine"] if machine})
     return _ScenarioSection(
         name=name,
         answer=answer(rows),
@@ -357,17 +360,28 @@ def _section(name: str, table: pl.DataFrame, results: Results, text: str, runs: 
         unmoved=", ".join(unmoved(settings.filter(pl.col("tuner") != ORACLE), text)),
         unchanged=[t for t in distinct if t not in made.settings and t in settings["tuner"]],
         workers=_workers(name, distinct, scores, runs),
+        machines=machines,
+        oracle_settings=_oracle_settings(results, name),
         runs=[
             (
                 str(tuner),
                 [
-                    _run_row(run, up)
+                    _run_row(run, up, _best(results, name, str(tuner)), machines)
                     for run in mine.join(host, on=("scenario", "tuner", "seed"), how="left").iter_rows(named=True)
                 ],
             )
             for (tuner,), mine in scores.sort("tuner", "seed").group_by(["tuner"], maintain_order=True)
         ],
     )
+
+
+def _best(results: Results, scenario: str, tuner: str) -> str:
+    """The name under which the runs of an oracle's best setting are stored; "" for a contestant."""
+    return str(results.oracles.get(scenario, {}).get(tuner, {}).get("best", ""))
+
+
+def _oracle_settings(results: Results, scenario: str) -> int:
+    return int(results.oracles.get(scenario, {}).get(ORACLE, {}).get("settings", 0))
 
 
 def _absent(rows: pl.DataFrame) -> list[str]:
@@ -418,11 +432,12 @@ def _score_row(row: dict[str, Any], accuracy: bool) -> _ScoreRow:
     )
 
 
-def _run_row(run: dict[str, Any], up: str | None) -> _RunRow:
+def _run_row(run: dict[str, Any], up: str | None, best: str, machines: list[str]) -> _RunRow:
     names = ("reconfigurations", "overhead_seconds", "trial_seconds", "clocks", "final_loss", "final_accuracy")
     host = ("thinking_seconds", "wall_seconds")
     values = [run["completion_seconds"], *(run[n] for n in names), *(math.nan if run[n] is None else run[n] for n in host)]
-    folder = "" if up is None else quote(up + str(run_folder(Path(), run["scenario"], run["tuner"], run["seed"])))
-    return _RunRow(
-        run["seed"], [_Cell(quantity(float(v)), "", float(v)) for v in values], run["status"], run["reason"], folder
-    )
+    folder = "" if up is None else quote(up + str(run_folder(Path(), run["scenario"], best or run["tuner"], run["seed"])))
+    cells = [_Cell(quantity(float(v)), "", float(v)) for v in values]
+    if len(machines) > 1 and run["machine"] in machines:
+        cells[-1] = cells[-1]._replace(small=f"machine {machines.index(run['machine']) + 1}")
+    return _RunRow(run["seed"], cells, run["status"], run["reason"], folder)

@@ -42,6 +42,9 @@ def show(results: Results, console: Console) -> None:
         if len(names) <= _TABLES:
             for one in render(rows, columns=max(80, console.width)):
                 console.print(one)
+        for oracle, seen in results.oracles.get(name, {}).items():
+            if len(names) <= _TABLES:
+                console.print(f"{oracle} is the best of {seen['settings']} fixed settings.", highlight=False)
     for sentence in not_applicable(results):
         console.print(escape(sentence), highlight=False)
     if len(names) > _TABLES:

@@ -22,6 +22,7 @@ from simulators.engine.inputs import (
     each_nic_counts,
     loads,
     overlapping,
+    served,
 )
 from simulators.engine.learning import TrainingData
 from simulators.engine.timing import WAIT
@@ -75,7 +76,9 @@ class JobContext:
             effects=effects,
             factors=self.factors,
         )
-        return PreparedSetting(setting, policy, program, inputs)
+        return PreparedSetting(
+            setting, policy, program, inputs, served(self.cluster.nodes, self.workload.demand, setting, effects)
+        )
 
 
 class PreparedSetting(NamedTuple):
@@ -85,6 +88,7 @@ class PreparedSetting(NamedTuple):
     policy: SyncPolicy
     program: loop.Program
     inputs: EngineInputs  # without slowdown, which a branch sets for itself
+    served: NDArray[np.float64]  # [k, 4] per push, see `simulators.engine.inputs.served`
 
 
 class Branch:
@@ -92,16 +96,18 @@ class Branch:
 
     def __init__(self, context: JobContext, prepared: PreparedSetting, state: loop.State) -> None:
         self.context, self.state = context, state
-        self.setting, self.policy, self.program, self.inputs = prepared
+        self.setting, self.policy, self.program, self.inputs, self._served_per_push = prepared
         self.until_seconds = 0.0  # how far it has been trained
         self.unreported = NO_RECORDS  # of pushes that no window has told of, [n, 11]
+        self.served = np.zeros_like(prepared.served)  # [k, 4] by every server since the last window
         self.unreported_seconds = 0.0  # how long these took; the next window begins so much earlier
         self.changes: list[Cost] = []  # of reconfigurations that the next window tells of
 
     def snapshot(self, *, testing: bool) -> Branch:
         """A branch that continues from here. Arrays are shared: JAX never changes them."""
         state = self.state._replace(clock=self.state.clock._replace(testing=jnp.asarray(testing)))
-        made = Branch(self.context, PreparedSetting(self.setting, self.policy, self.program, self.inputs), state)
+        prepared = PreparedSetting(self.setting, self.policy, self.program, self.inputs, self._served_per_push)
+        made = Branch(self.context, prepared, state)
         made.until_seconds = self.until_seconds
         return made
 
@@ -126,6 +132,7 @@ class Branch:
             np.float64(until_seconds),
             rows=rows,
         )
+        self.served = self.served + int(used) * self._served_per_push
         return np.asarray(table)[: int(used)]
 
     def evaluation(self, now: float) -> Evaluation:
@@ -162,26 +169,41 @@ class Branch:
 
     # ------------------------------------------------------------------------------------------------- setting and inputs
 
-    def install(self, prepared: PreparedSetting, slowdown: NDArray[np.float64]) -> None:
-        """Train under another setting and policy from now on."""
-        self.setting, self.policy, self.program, self.inputs = prepared
+    def install(self, prepared: PreparedSetting, slowdown: NDArray[np.float64]) -> bool:
+        """Train under another setting and policy from now on. Returns whether a worker that had none has work again."""
+        self.setting, self.policy = prepared.setting, prepared.policy
+        has_work = self._run_on(prepared)
         self.set_slowdown(slowdown)
+        return has_work
 
     def change_in_place(self, prepared: PreparedSetting, slowdown: NDArray[np.float64], now: float) -> None:
         """Install a setting at `now` while mini-batches in progress continue; a new policy releases workers that wait."""
         self.catch_up(now)
         new_policy = prepared.policy is not self.policy
-        self.install(prepared, slowdown)
+        has_work = self.install(prepared, slowdown)
         self.until_seconds = now
-        if new_policy:
+        if new_policy or has_work:
             self.launch_waiting_workers()
 
-    def apply_effects(self, setting: Setting, effects: Effects) -> None:
+    def apply_effects(self, setting: Setting, effects: Effects) -> bool:
         """Run the engine on a setting between old and new, with what the reconfiguration takes from training.
 
-        The branch's own `setting` and policy stay: they change when the reconfiguration ends.
+        The branch's own `setting` and policy stay: they change when the reconfiguration ends. Returns whether a worker that
+        had none has work again.
         """
-        _, _, self.program, self.inputs = self.context.prepare(setting, self.policy, effects)
+        return self._run_on(self.context.prepare(setting, self.policy, effects))
+
+    def _run_on(self, prepared: PreparedSetting) -> bool:
+        """Give the engine other inputs; work that is left for a target by share moves with the data.
+
+        Returns whether a worker that had done its part has work again.
+        """
+        before, had_work = np.asarray(self.inputs.assigned), np.asarray(self._with_work)
+        self.program, self.inputs, self._served_per_push = prepared.program, prepared.inputs, prepared.served
+        if np.array_equal(before, self.inputs.assigned):
+            return False
+        self.state = edits.with_data_moved(self.state, before, np.asarray(self.inputs.assigned))
+        return bool(np.any(~had_work & np.asarray(self._with_work)))
 
     def without_workers(self) -> None:
         """No node may begin a mini-batch."""
@@ -215,12 +237,12 @@ class Branch:
 
     def launch_waiting_workers(self) -> None:
         """Begin the policy anew; workers that wait begin a mini-batch."""
-        self.launch(self.inputs.active & (self.state.clock.flight.phase == WAIT))
+        self.launch(self._with_work & (self.state.clock.flight.phase == WAIT))
 
     def launch(self, release: jax.Array, offsets: NDArray[np.float64] | None = None) -> None:
         """Begin the policy anew; the workers in `release` [k] begin a mini-batch, and compute `offsets` seconds longer."""
         longer = jnp.zeros(len(self.context.job.nodes)) if offsets is None else jnp.asarray(offsets)
-        begun = self.policy.init(self.inputs.active)
+        begun, release = self.policy.init(self._with_work), release & self._with_work
         args = (self.program, self.context.data, self.inputs, self.state, begun, release, longer)
         launched: loop.State = edits.launch(*args)
         self.state = launched
@@ -241,6 +263,11 @@ class Branch:
             return float(inputs.pull_bytes * np.max(used, initial=0.0))
         slowest = min(float(np.min(np.asarray(inputs.nic)[pulls])), float(inputs.serve_out) / len(pulls))
         return float(inputs.pull_bytes) / slowest
+
+    @property
+    def _with_work(self) -> jax.Array:
+        """Workers that may begin a mini-batch, bool [k]."""
+        return loop.with_work(self.inputs, self.state.clock.left)
 
     def _mask(self, nodes: frozenset[str]) -> jax.Array:
         return jnp.asarray([n.name in nodes for n in self.context.job.nodes])

@@ -142,6 +142,7 @@ class SimulatedSystem:
         start, branch.unreported_seconds = start - branch.unreported_seconds, 0.0
         events, self._reported_events = tuple(self._control.events[self._reported_events :]), len(self._control.events)
         changes, branch.changes = tuple(branch.changes), []
+        served, branch.served = branch.served, np.zeros_like(branch.served)
         nodes = self._context.cluster.nodes
         return windows.window(
             self.job,
@@ -156,6 +157,7 @@ class SimulatedSystem:
             available=self._control.available,
             events=events,
             changes=changes,
+            served=served,
         )
 
     def _think(self, action: Action[Any]) -> None:

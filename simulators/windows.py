@@ -6,7 +6,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.engine.loop import Records
-from tuners.actions import Cost, Evaluation, Job, NodeEvent, Pushes, Setting, Status, Window, WorkerWindow
+from tuners.actions import (
+    Cost,
+    Evaluation,
+    Job,
+    NodeEvent,
+    Pushes,
+    ServerWindow,
+    Setting,
+    Status,
+    Window,
+    WorkerWindow,
+)
 
 __all__ = ["evaluations", "pushes", "window"]
 
@@ -48,8 +59,12 @@ def window(
     available: frozenset[str],
     events: tuple[NodeEvent, ...],
     changes: tuple[Cost, ...],
+    served: NDArray[np.float64] | None = None,
 ) -> Window:
-    """One window; `devices` are each worker's nominal seconds, in all and per device, `samples` those of its mini-batch."""
+    """One window; `devices` are each worker's nominal seconds, in all and per device, `samples` those of its mini-batch.
+
+    `served` [k, 4] has the columns of `ServerWindow`; None: the servers are not measured.
+    """
     made = pushes(table)
     at = {n.name: i for i, n in enumerate(job.nodes)}
     return Window(
@@ -64,6 +79,7 @@ def window(
         setting=setting,
         changes=changes,
         status=status,
+        servers=() if served is None else tuple(ServerWindow(s, *map(float, served[at[s]])) for s in setting.servers),
     )
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "HOST",
     "KEYS",
     "NOT_APPLICABLE",
+    "READABLE",
     "SCORES",
     "SETTINGS",
     "TRACE",
@@ -24,10 +25,14 @@ __all__ = [
     "VERSION",
     "setting_from",
     "setting_text",
+    "worker_count",
 ]
 
-VERSION = 2
-"""Version of the results folder as a whole; a folder of another version is refused, never converted silently."""
+VERSION = 3
+"""Version of the results folder as a whole; a folder of a version that is not in `READABLE` is refused."""
+
+READABLE = (2, 3)
+"""Versions of results that can be read. Version 2 has no numbers of workers; its settings tell them."""
 
 KEYS = ("scenario", "tuner", "seed")
 """The columns that identify a run: every table starts with them and is sorted by them."""
@@ -54,6 +59,7 @@ SCORES: dict[str, pl.DataType] = {
     "final_loss": pl.Float64(),  # of the last evaluation of the final branch; nan if there was none
     "final_accuracy": pl.Float64(),
     "final_setting": pl.String(),  # as `setting_text`
+    "final_workers": pl.Int64(),  # number of workers in it; null without a setting
     "branches_peak": pl.Int64(),  # largest number of branches at one time
     "branch_bytes_peak": pl.Float64(),  # their parameters and optimizer slots, at nominal size
 }
@@ -68,10 +74,20 @@ EVALUATIONS: dict[str, pl.DataType] = {
 }
 """The validation curve of the final branch, continued by its ancestors before the fork."""
 
-SETTINGS: dict[str, pl.DataType] = {**_RUN, "seconds": pl.Float64(), "setting": pl.String()}
+SETTINGS: dict[str, pl.DataType] = {
+    **_RUN,
+    "seconds": pl.Float64(),
+    "setting": pl.String(),  # as `setting_text`
+    "workers": pl.Int64(),  # number of workers in it
+}
 """The setting of that branch: one row at 0, then one per reconfiguration, at its end."""
 
-HOST: dict[str, pl.DataType] = {**_RUN, "thinking_seconds": pl.Float64(), "wall_seconds": pl.Float64()}
+HOST: dict[str, pl.DataType] = {
+    **_RUN,
+    "thinking_seconds": pl.Float64(),
+    "wall_seconds": pl.Float64(),
+    "machine": pl.String(),  # that the run was made on, and versions of libraries; "" where it is not known
+}
 """Times measured on the host. They differ from run to run, so they have a file of their own (`host.csv`)."""
 
 # ---------------------------------------------------------------------------------------------------------------- traces
@@ -226,3 +242,14 @@ def setting_text(setting: Setting) -> str:
 def setting_from(text: str) -> Setting:
     """The setting that `setting_text` wrote. Raises ValueError where `text` is no such line."""
     return msgspec.json.decode(text, type=Setting)
+
+
+def worker_count(setting: Setting | str) -> int | None:
+    """The number of workers in a setting, or in its line of JSON; None for "". Where one node stands for all recorded
+    workers, the option "workers" has their number."""
+    if isinstance(setting, str):
+        if not setting:
+            return None
+        setting = setting_from(setting)
+    recorded = dict(setting.options).get("workers")
+    return recorded if setting.workers == ("workers",) and isinstance(recorded, int) else len(setting.workers)

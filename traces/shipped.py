@@ -33,10 +33,14 @@ def shipped() -> tuple[str, ...]:
 def locate(text: str, folder: Path = Path()) -> Path:
     """The folder of a trace: ``shipped:NAME``, or a path, which is relative to `folder`.
 
+    A path may also name the folder of a live job, which has its trace in the folder `trace`.
     Raises ValueError for an unknown name, TraceError, naming file and digests, if a file of that recording was changed.
     """
     if not text.startswith(PREFIX):
-        return folder / Path(text).expanduser()
+        named = folder / Path(text).expanduser()
+        return (
+            named / "trace" if (named / "trace" / "runs").is_dir() or (named / "trace" / "trace.json").is_file() else named
+        )
     name = text.removeprefix(PREFIX)
     if name not in shipped():
         near = get_close_matches(name, shipped(), n=3) or shipped()

@@ -14,7 +14,7 @@ from typing import Any
 
 import polars as pl
 
-from traces.schema import EVALUATIONS, HOST, KEYS, NOT_APPLICABLE, SCORES, SETTINGS, VERSION
+from traces.schema import EVALUATIONS, HOST, KEYS, NOT_APPLICABLE, READABLE, SCORES, SETTINGS, VERSION, worker_count
 
 __all__ = ["Results", "load_results", "read", "read_host", "read_manifest", "write", "write_bytes", "write_host"]
 
@@ -34,6 +34,7 @@ class Results:
     not_applicable: pl.DataFrame = field(  # traces.schema.SCORES: of tuners that had nothing to tune; they are never ranked
         default_factory=lambda: pl.DataFrame(schema=SCORES)
     )
+    oracles: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # by scenario and oracle: settings, best
 
 
 def write(frame: pl.DataFrame, path: Path, schema: Mapping[str, pl.DataType]) -> None:
@@ -46,7 +47,8 @@ def write(frame: pl.DataFrame, path: Path, schema: Mapping[str, pl.DataType]) ->
 
 
 def read(path: Path, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    """Read a table that `write` wrote. Raises ValueError, naming the file and the way out, for any other file."""
+    """Read a table that `write` wrote, in this version or one of `READABLE`. Raises ValueError, naming the file and the way
+    out, for any other file."""
     data = _bytes(path)
     try:
         version = pl.read_parquet_metadata(io.BytesIO(data)).get(_VERSION_KEY)
@@ -54,7 +56,21 @@ def read(path: Path, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
         frame = pl.read_parquet(io.BytesIO(data))
     except pl.exceptions.PolarsError as error:
         raise ValueError(f"Cannot read {path}: it is damaged or cut short ({error}). {_AGAIN}") from None
+    if str(version) == "2":
+        frame = _with_worker_counts(frame, path, schema)
     _check(frame, path, schema)
+    return frame.select(list(schema))
+
+
+def _with_worker_counts(frame: pl.DataFrame, path: Path, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
+    """A table of version 2 with the columns that version 3 added. Raises ValueError for a setting that cannot be read."""
+    for setting, workers in (("final_setting", "final_workers"), ("setting", "workers")):
+        if workers in schema and workers not in frame.columns and setting in frame.columns:
+            try:
+                counts = [worker_count(text) for text in frame[setting]]
+            except ValueError as error:
+                raise ValueError(f"Cannot read {path}: column {setting!r} holds no setting ({error}). {_AGAIN}") from None
+            frame = frame.with_columns(pl.Series(workers, counts, pl.Int64))
     return frame
 
 
@@ -67,9 +83,14 @@ def write_host(frame: pl.DataFrame, path: Path) -> None:
 def read_host(path: Path) -> pl.DataFrame:
     """Read them back; if a run has two rows (it was repeated by `--resume`), the later row counts."""
     try:
-        frame = pl.read_csv(io.BytesIO(_bytes(path)), schema=HOST)
+        data = _bytes(path)
+        # Machines were not recorded at first: such a file lacks the last column.
+        known = {name: kind for name, kind in HOST.items() if name != "machine" or b"machine" in data.split(b"\n", 1)[0]}
+        frame = pl.read_csv(io.BytesIO(data), schema=known)
+        frame = frame if "machine" in known else frame.with_columns(machine=pl.lit(""))
     except pl.exceptions.PolarsError as error:
         raise ValueError(f"Cannot read {path}: it is no table of host seconds ({error}). {_AGAIN}") from None
+    frame = frame.with_columns(pl.col("machine").fill_null(""))
     return frame.unique(KEYS, keep="last", maintain_order=True).sort(KEYS)
 
 
@@ -98,7 +119,18 @@ def load_results(folder: Path) -> Results:
         read(folder / "settings.parquet", SETTINGS),
         read_host(folder / "host.csv"),
         scores.filter(~played),
+        _oracles(folder / "oracles.json"),
     )
+
+
+def _oracles(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """How many settings each oracle has run on each scenario, and the best one's name; empty where it is not known."""
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text("utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"Cannot read {path}: it is damaged ({error}). Delete it and run `harness report`.") from None
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -138,9 +170,9 @@ def _bytes(path: Path) -> bytes:
 
 
 def _check_version(path: Path, found: Any) -> None:
-    if str(found) != str(VERSION):
+    if str(found) not in map(str, READABLE):
         raise ValueError(
-            f"Cannot read {path}: it has format {found}, and this harness reads format {VERSION}. "
+            f"Cannot read {path}: it has format {found}, and this harness reads formats {READABLE[0]} to {VERSION}. "
             "Use the version that wrote it, or run the comparison again into another folder."
         )
 

@@ -276,7 +276,7 @@ _EMBEDDED = {
         Entry(
             "best_fixed",
             "tuners.baselines.best_fixed:best_fixed",
-            "the oracle: the best of 20 fixed settings, chosen after running all of them",
+            "the oracle: the best fixed setting that a search finds, chosen after running all of them",
             contestant=False,
             tunes="nothing: the start setting is chosen in hindsight",
             paper="Liu et al. 2020, Table III",

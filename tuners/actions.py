@@ -46,6 +46,7 @@ __all__ = [
     "Rejected",
     "Run",
     "Scalar",
+    "ServerWindow",
     "Setting",
     "Space",
     "Status",
@@ -74,10 +75,15 @@ that can push."""
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """When the job is done: its validation metric has reached `value`, or it has completed that many clocks or samples."""
+    """When the job is done: its validation metric has reached `value`, or it has completed that many clocks or samples.
+
+    With `by_share`, clocks or samples are divided among the workers by their data shares. The job is done when every worker
+    has done its own part; work that a slow worker has left is not done by others, unless data moves to them (Cruise, Eq. 1).
+    """
 
     metric: Literal["accuracy", "loss", "clocks", "samples"]
     value: float
+    by_share: bool = False
 
     @property
     def counts(self) -> bool:
@@ -85,7 +91,12 @@ class Target:
         return self.metric in ("clocks", "samples")
 
     def reached(self, loss: float, accuracy: float, clocks: int = 0, samples: int = 0) -> bool:
-        """Whether a job with this validation loss and accuracy, or this much work done, has reached the target."""
+        """Whether a job with this validation loss and accuracy, or this much work done, has reached the target.
+
+        Raises ValueError for a target by share, of which totals do not tell.
+        """
+        if self.by_share:
+            raise ValueError(f"Cannot tell from totals if {self.value:g} {self.metric} by share are done: count by worker.")
         if self.counts:
             return (clocks if self.metric == "clocks" else samples) >= self.value
         return accuracy >= self.value if self.metric == "accuracy" else loss <= self.value
@@ -141,6 +152,20 @@ class WorkerWindow(NamedTuple):
     device_seconds: tuple[float, ...]  # mean per mini-batch, one entry per device of the node
 
 
+class ServerWindow(NamedTuple):
+    """What one server did in a window, for the pushes completed in it and for the pulls before them.
+
+    Busy seconds are what the server itself takes for these bytes; while a slow worker receives them, it serves others. So
+    `pull_bytes / pull_seconds` is the rate at which it can serve, however much it was asked for.
+    """
+
+    node: str
+    pull_bytes: float  # parameters that it sent
+    pull_seconds: float  # busy sending them
+    push_bytes: float  # gradients that it received
+    push_seconds: float  # busy receiving and applying them
+
+
 class Evaluation(NamedTuple):
     """Loss and accuracy of a model on the validation set.
 
@@ -178,6 +203,7 @@ class Window:
     nodes: tuple[Node, ...] = ()  # available at the end of the window
     setting: Setting | None = None  # at the end of the window; the system itself changes it when a node is lost
     changes: tuple[Cost, ...] = ()  # of reconfigurations with `wait=False` that ended in this window
+    servers: tuple[ServerWindow, ...] = ()  # one entry per server of the current setting; () where they are not measured
     status: Status = "running"
 
     @property

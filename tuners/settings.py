@@ -264,6 +264,14 @@ class Space:
             wanted = ", ".join(f"{name} {value}" for name, value in self.values(setting).items())
             raise Rejected(f"Cannot run {wanted}: no such run was recorded, and {len(self.recorded)} settings were.")
 
+    def admits(self, setting: Setting) -> bool:
+        """Whether a job with this space can run under `setting`."""
+        try:
+            self.check(setting)
+        except Rejected:
+            return False
+        return True
+
     def _check_families(self, setting: Setting) -> None:
         """Raise Rejected where a role or option differs from the base and is not free, though others of its family are."""
         if self.frees("role") and self.knob("worker_count") is None:

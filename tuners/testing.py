@@ -56,19 +56,21 @@ class CheckedTuner:
     systems: tuple[str, ...]
     runs: int  # also those with refusals
     exchanges: int  # of all runs
-    asked: tuple[tuple[str, int], ...]  # actions by name, and how often, in the plain runs; one that is not here is untested
+    asked: tuple[tuple[str, int], ...]  # actions by name, and how often, in the plain runs
+    unasked: tuple[str, ...]  # actions that the source names and no toy made the tuner ask: they are not tested
     refused: int  # exchanges of all runs that were refused on purpose
     source: bool  # whether the source was there to be read
 
     def __str__(self) -> str:
         """The same in sentences."""
         asked = ", ".join(f"{name} {count}" for name, count in self.asked) or "nothing"
+        untested = f" Not tested, because no toy made it ask: {', '.join(self.unasked)}." if self.unasked else ""
         source = "no action is made and dropped" if self.source else "the source was not there to be read"
         systems = f"{len(self.systems)} toy systems ({', '.join(self.systems)})"
         return (
             f"{self.name} keeps the contract: {systems}, {self.runs} runs, {self.exchanges} exchanges, "
             f"{self.refused} of them refused on purpose.\n"
-            f"It asked: {asked}.\n"
+            f"It asked: {asked}.{untested}\n"
             "Checked: every yield is an action; time passes; a second run of the same seed is the same, and a replayed log; "
             f"it survives refusals; no global random numbers; {source}."
         )
@@ -95,7 +97,18 @@ def check_tuner(
         check.replays(log)
         check.survives_refusals(log)
         runs, made, refused = runs + check.runs, made + check.exchanges, refused + check.refused
-    return CheckedTuner(_name(factory), tuple(used), runs, made, tuple(asked.most_common()), refused, source)
+    unasked = tuple(sorted(_actions_in(factory) - asked.keys()))
+    return CheckedTuner(_name(factory), tuple(used), runs, made, tuple(asked.most_common()), unasked, refused, source)
+
+
+def _actions_in(factory: TunerFactory) -> set[str]:
+    """The actions that the factory's own source names; none if there is no source."""
+    plain = inspect.unwrap(factory.func if isinstance(factory, functools.partial) else factory)
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(plain)))
+    except (OSError, TypeError, SyntaxError):
+        return set()
+    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} & {kind.__name__ for kind in Action.__subclasses__()}
 
 
 def exchanges(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from simulators.calibration.fit import Constants
     from simulators.calibration.output import Provenance
     from simulators.calibration.recordings import Recording
+    from simulators.calibration.selection import Selection
     from simulators.calibration.validation import Check
 
 __all__ = ["add_calibrate", "add_fidelity", "initial_constants", "read"]
@@ -27,7 +28,13 @@ would determine it. The same recording gives the same bytes."""
 
 _FIDELITY = """\
 Compare the simulator's predictions with recordings, by cross-validation: constants are fitted
-to four fifths of the settings, and the rest is predicted. Prints a table and writes a page."""
+to four fifths of the combinations of policy, workers and servers, and the rest is predicted;
+also the larger clusters from the smaller ones, and unlike hosts from equal ones. Or, with --fit
+and --predict, fit to some recordings and predict others. Prints a table and writes a page."""
+
+_SELECTED = (
+    TRACE_HELP + "; or some of it: 'TRACE[runs=a*, workload=NAME, policy=asp, workers=1..2, servers=1, batch_size=16]'"
+)
 
 _Adder = Callable[..., argparse.ArgumentParser]
 
@@ -53,7 +60,11 @@ def add_fidelity(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> Non
     command = add_parser(
         "fidelity", help="compare predictions with recordings", description=_FIDELITY, formatter_class=plain
     )
-    command.add_argument("traces", type=trace_folder, nargs="*", metavar="TRACE", help=TRACE_HELP)
+    command.add_argument("traces", type=_selected, nargs="*", metavar="TRACE", help=_SELECTED)
+    command.add_argument("--fit", type=_selected, nargs="+", default=[], metavar="TRACE", help="fit to these, together")
+    command.add_argument(
+        "--predict", type=_selected, nargs="+", default=[], metavar="TRACE", help="predict each of these, with --fit"
+    )
     command.add_argument(
         "--from",
         nargs=2,
@@ -96,7 +107,7 @@ def _add_given(command: argparse.ArgumentParser) -> None:
 
 def _calibrate(options: argparse.Namespace) -> int:
     from harness.cli.display import stages
-    from simulators.calibration.fit import fit_all
+    from simulators.calibration.fit import NO_FREEDOM, fit_all
     from simulators.calibration.output import to_toml
     from traces.store import write_bytes
 
@@ -108,8 +119,9 @@ def _calibrate(options: argparse.Namespace) -> int:
     write_bytes(options.out, to_toml(fits, recording, origin).encode())
     for name, fit in fits.items():
         _say(f"{name}: {fit.rows} rows, median error {fit.error:.1%}")
-        for constant, (low, high) in fit.intervals.items():
-            _say(f"  {constant:26}{getattr(fit.constants, constant):>12.4g}   95 % {low:.4g} to {high:.4g}")
+        for constant, ends in fit.intervals.items():
+            interval = f"95 % {ends[0]:.4g} to {ends[1]:.4g}" if ends else f"no interval: {NO_FREEDOM}"
+            _say(f"  {constant:26}{getattr(fit.constants, constant):>12.4g}   {interval}")
         for constant, value in fit.borrowed.items():
             _say(f"  {constant:26}{value:>12.4g}   from the other workloads")
         for constant, why in fit.refused.items():
@@ -123,15 +135,21 @@ def _calibrate(options: argparse.Namespace) -> int:
 def _fidelity(options: argparse.Namespace) -> int:
     from harness.cli.display import stages
     from reports import fidelity
+    from simulators.calibration.selection import EVERYTHING
     from simulators.calibration.validation import check
 
-    if not options.traces and not options.sources:
+    whole = bool(options.traces or options.sources)
+    if bool(options.fit) != bool(options.predict):
+        raise ValueError("Cannot check: --fit and --predict need each other.")
+    if whole and options.fit:
+        raise ValueError("Cannot check: give either traces to divide, or --fit and --predict.")
+    if not whole and not options.fit:
         raise ValueError("Cannot check: name traces, or recordings with --from SOURCE PATH.")
     findings = options.findings.read_text(encoding="utf-8") if options.findings else ""
-    named = [(path, None) for path in options.traces] + [(None, source) for source in options.sources]
-    checks: list[Check] = []
-    for path, source in named:
-        recording, origin = read(path, source)
+    named = [(*selected, None) for selected in options.traces] + [(None, EVERYTHING, s) for s in options.sources]
+    checks: list[Check] = _of_others(options) if options.fit else []
+    for path, wanted, source in named:
+        recording, origin = read(path, source, wanted)
         with stages(f"recording {len(checks) + 1} of {len(named)}") as watch:
             checks.append(check(recording, initial_constants(recording, options), origin, options.folds, watch))
     for table in fidelity.tables(checks):
@@ -140,11 +158,41 @@ def _fidelity(options: argparse.Namespace) -> int:
     return 0
 
 
-def read(trace: Path | None, source: list[str] | None) -> tuple[Recording, Provenance]:
-    """Read a trace, or import a public recording in memory, for calibration; and its origin."""
+def _of_others(options: argparse.Namespace) -> list[Check]:
+    """Fit to the recordings of --fit together, and predict each recording of --predict."""
+    from harness.cli.display import stages
+    from simulators.calibration.fit import fit_all
+    from simulators.calibration.recordings import joined
+    from simulators.calibration.validation import check_other
+
+    fitted = [read(path, None, wanted) for path, wanted in options.fit]
+    others = [read(path, None, wanted) for path, wanted in options.predict]
+    # A trace is named by its digest in a joined recording, so that a row that is also to be predicted can be found.
+    known = joined([(origin.digest[:12], recording) for recording, origin in fitted])
+    origins = list(dict.fromkeys(origin.of for _, origin in fitted))
+    with stages("fitting") as watch:
+        fits = fit_all(known.rows, initial_constants(known, options), watch=watch)
+    named = [(joined([(origin.digest[:12], recording)]), origin) for recording, origin in others]
+    return [check_other(fits, known, other, origin, "; ".join(origins)) for other, origin in named]
+
+
+def _selected(text: str) -> tuple[Path, Selection]:
+    """An argument that names a trace, or some of its runs and settings."""
+    from simulators.calibration.selection import parse
+
+    try:
+        name, wanted = parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return trace_folder(name), wanted
+
+
+def read(trace: Path | None, source: list[str] | None, wanted: Selection | None = None) -> tuple[Recording, Provenance]:
+    """Read a trace, or import a public recording in memory, for calibration; and its origin. Only what is `wanted` of it."""
     from harness.record import MADE_BY
     from simulators.calibration.output import Provenance, digest
     from simulators.calibration.recordings import read_tables
+    from simulators.calibration.selection import EVERYTHING
     from traces import importers
     from traces.parts import origin, scan
     from traces.schema import TRACE
@@ -153,7 +201,7 @@ def read(trace: Path | None, source: list[str] | None) -> tuple[Recording, Prove
         said = origin(trace)
         tables = {name: scan(trace, name).collect() for name in TRACE}
         hashed = digest(list(trace.rglob("*.parquet")), trace)
-        return read_tables(tables, said.source), Provenance(
+        return read_tables(tables, said.source, wanted or EVERYTHING), Provenance(
             said.source, said.of, said.licence, hashed, "harness calibrate TRACE", MADE_BY
         )
     name, path = (source or ["", ""])[0], Path((source or ["", ""])[1])
@@ -163,7 +211,9 @@ def read(trace: Path | None, source: list[str] | None) -> tuple[Recording, Prove
     made = importers.read(known, path)
     hashed = digest(made.inputs, path)
     command = f"harness calibrate --from {name} PATH"
-    return read_tables(made.tables, name), Provenance(name, known.of, known.licence, hashed, command, MADE_BY)
+    return read_tables(made.tables, name, wanted or EVERYTHING), Provenance(
+        name, known.of, known.licence, hashed, command, MADE_BY
+    )
 
 
 def initial_constants(recording: Recording, options: argparse.Namespace) -> dict[str, Constants]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from harness.cli.results import any_failed, conclude, cores, tuner_names
 
 if TYPE_CHECKING:
     from harness.scenario import Scenario
@@ -18,15 +22,17 @@ _ABOUT = """\
 Run a scenario's job on a real parameter server: Ray places, starts and watches its
 processes, on this machine or on a cluster, and a tuner drives the job to its target. The job
 writes a folder with the model (model.safetensors), a checkpoint, the log of every exchange
-and a trace. At the end, a table compares the run with the same run in simulation."""
+and a trace. Without --live, it prints what would run where, and starts nothing."""
 
 _MORE = """\
 The tuner is the one that --tuner names, or the winner of a comparison (--from): of the tuners
 that reached the target and never failed, the one with the lowest mean rank on that scenario.
 Without --address (or RAY_ADDRESS in the environment), Ray starts on this machine, for this
-job only. Ctrl-C stops the job and leaves a checkpoint; --resume continues from it.
+job only. Ctrl-C or SIGTERM stops the job and leaves a checkpoint; --resume continues from it.
+With --beside, a table compares the run with the same run in simulation.
 
   harness deploy --live live-digits
+  harness deploy --live live-digits --tuners fixed,ssp,dssp --seeds 3 --out contest --beside
   harness compare live-digits --out chosen && harness deploy --live live-digits --from chosen"""
 
 
@@ -36,36 +42,49 @@ def add_deploy(add_parser: Callable[..., argparse.ArgumentParser], plain: type[a
         "deploy", help="run a job on real processes", description=_ABOUT, epilog=_MORE, formatter_class=plain
     )
     deploy.add_argument("scenario", metavar="SCENARIO", help="name or TOML file")
-    deploy.add_argument("--live", action="store_true", help="start real processes (required)")
+    deploy.add_argument("--live", action="store_true", help="start real processes; without it, print the plan only")
     who = deploy.add_mutually_exclusive_group()
     who.add_argument("--tuner", metavar="NAME", help="tuner (default: fixed)")
+    who.add_argument("--tuners", metavar="NAME,...", help="a contest: these tuners, one job after the other")
     who.add_argument("--from", dest="source", type=Path, metavar="DIR", help="results folder; take the winner")
     deploy.add_argument("--address", metavar="ADDRESS", help="Ray cluster (default: RAY_ADDRESS, else this machine)")
     deploy.add_argument("--seed", type=int, default=0, metavar="N", help="seed of data and tuner (default: 0)")
+    deploy.add_argument("--seeds", type=int, metavar="N", help="of a contest (default: from the scenario)")
     deploy.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default: deployed/SCENARIO)")
     deploy.add_argument("--resume", action="store_true", help="continue the job that was interrupted in DIR")
     deploy.add_argument(
         "--insecure", action="store_true", help="use a cluster of several machines that has neither Ray's token nor TLS"
     )
-    deploy.add_argument("--dry-run", action="store_true", help="print the plan, and start nothing")
+    deploy.add_argument("--dry-run", action="store_true", help="print the plan, and start nothing, also with --live")
+    deploy.add_argument("--beside", action="store_true", help="then run the tuner in the simulator too, and compare the two")
+    deploy.add_argument(
+        "--join-limit", type=float, default=300.0, metavar="S", help="seconds for processes to start (default: 300)"
+    )
+    deploy.add_argument(
+        "--still-limit", type=float, default=30.0, metavar="S", help="seconds without a push that are too long (default: 30)"
+    )
     deploy.set_defaults(run=_deploy)
 
 
 def _deploy(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal
-    from harness.scenario import load
-
-    if not options.live:
-        raise ValueError(
-            f"Cannot deploy {options.scenario}: say that it may start real processes, with --live. "
-            "(`harness compare` runs it in simulated time.)"
-        )
     from harness.live.deploy.beside_simulation import beside, measured
     from harness.live.deploy.deployment import Deployment, Interrupted, deploy, described, simulated
+    from harness.live.driver.standstill import Limits
+    from harness.scenario import load
     from tuners import resolve
 
+    for name, limit in (("--join-limit", options.join_limit), ("--still-limit", options.still_limit)):
+        if not limit > 0:
+            raise ValueError(f"Cannot wait for {limit:g} s: give {name} a number of seconds above 0.")
+    if options.tuners is not None and options.live and not options.dry_run:
+        return _contest(options)
     scenario = load(options.scenario)
-    tuner = options.tuner or (_winner(options.source, scenario) if options.source else "fixed")
+    tuner = (
+        options.tuner
+        or (options.tuners or "").partition(",")[0]
+        or (_winner(options.source, scenario) if options.source else "fixed")
+    )
     wanted = Deployment(
         scenario=scenario,
         entry=resolve(tuner),
@@ -74,28 +93,94 @@ def _deploy(options: argparse.Namespace) -> int:
         address=options.address,
         resume=options.resume,
         insecure=options.insecure,
+        limits=Limits(options.join_limit, options.still_limit),
     )
     # Ray execs right after it forks, so that locks which other threads held cannot block the child.
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     console = terminal()
-    if options.dry_run:
+    if options.dry_run or not options.live:
         console.print("\n".join(described(wanted)), markup=False, highlight=False, soft_wrap=True)
+        if not options.live:
+            console.print("Give --live to start it.", highlight=False)
         return 0
-    try:
-        played = deploy(wanted, console)
-    except Interrupted as stopped:
-        print(f"harness: {stopped}", file=sys.stderr)  # noqa: T201
-        return 130
-    except KeyboardInterrupt:
-        print("\nharness: interrupted while no tuner was running; all processes have ended.", file=sys.stderr)  # noqa: T201
-        return 130
+    with _stoppable() as stop:
+        try:
+            played = deploy(wanted, console)
+        except Interrupted as stopped:
+            print(f"harness: {stopped}", file=sys.stderr)  # noqa: T201
+            return stop.status
+        except KeyboardInterrupt:
+            print("\nharness: interrupted while no tuner was running; all processes have ended.", file=sys.stderr)  # noqa: T201
+            return stop.status
     outcome = played.outcome
     console.print(
         f"{outcome.status} after {outcome.seconds:.1f} s. {outcome.reason}".rstrip(), highlight=False, markup=False
     )
-    console.print(beside(measured(played), simulated(wanted)))
+    if options.beside:
+        console.print("Running the same job in the simulator.", highlight=False)
+        console.print(beside(measured(played), simulated(wanted)))
     console.print(f"Model, checkpoint, log and trace: {wanted.out}", highlight=False, soft_wrap=True)
     return 1 if outcome.status == "error" else 0
+
+
+def _contest(options: argparse.Namespace) -> int:
+    from harness.cli.display import terminal
+    from harness.comparison.compare import compare
+    from harness.live.deploy.contest import LiveContest, contest
+    from harness.live.deploy.deployment import Interrupted
+    from harness.live.driver.standstill import Limits
+    from harness.scenario import load
+
+    warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+    tuners = tuner_names(options.tuners)
+    out = options.out or Path("deployed") / f"{load(options.scenario).name}-contest"
+    wanted = LiveContest(
+        scenario=options.scenario,
+        tuners=tuple(tuners),
+        seeds=options.seeds,
+        out=out,
+        address=options.address,
+        resume=options.resume,
+        insecure=options.insecure,
+        limits=Limits(options.join_limit, options.still_limit),
+    )
+    console = terminal()
+    with _stoppable() as stop:
+        try:
+            contest(wanted, console)
+            if options.beside:
+                console.print("Running the same jobs in the simulator.", highlight=False)
+                simulated = out / "simulated"
+                again = simulated.exists()
+                compare([options.scenario], tuners, out=simulated, seeds=options.seeds, jobs=cores(), resume=again)
+        except (Interrupted, KeyboardInterrupt):
+            print(f"\nharness: interrupted; finished runs are in {out}; --resume goes on.", file=sys.stderr)  # noqa: T201
+            return stop.status
+    conclude(out, console)
+    return 1 if any_failed(out) else 0
+
+
+@contextmanager
+def _stoppable() -> Iterator[_Stop]:
+    """SIGTERM is Ctrl-C until the context ends."""
+    stop = _Stop()
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Stop:
+    """What SIGTERM does: the same as Ctrl-C, once, with another exit status."""
+
+    def __init__(self) -> None:
+        self.status = 130
+
+    def __call__(self, number: int, _: object) -> None:
+        if self.status == 130:
+            self.status = 128 + number
+            raise KeyboardInterrupt
 
 
 def _winner(folder: Path, scenario: Scenario) -> str:

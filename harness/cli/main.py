@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, TypeVar
 from harness import own_packages
 from harness.cli.calibrate import add_calibrate, add_fidelity
 from harness.cli.deploy import add_deploy
+from harness.cli.draw import add_draw
 from harness.cli.new import add_new
 from harness.cli.parsing import CommandParser
 from harness.cli.play import add_play
+from harness.cli.results import any_failed, conclude, cores, export, tuner_names
 from harness.cli.share import add_merge, add_publish
 from harness.cli.show import add_list, add_show
 from harness.cli.trace import add_trace
 from harness.version import HARNESS_VERSION
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    pass
 
 __all__ = ["main"]
 
@@ -62,13 +64,14 @@ that fails is a row with a reason. The results do not depend on the number of pr
 comparison that is interrupted and resumed gives the same bytes."""
 
 _COMPARE_MORE = """\
-A scenario is a name from `harness list scenarios`, a pattern of such names, or a TOML file
-(see `harness show`). A tuner is a name from `harness list tuners`, or package.module:factory,
-where factory is a function of a Job that yields actions; modules are also searched in the
-current folder. Options of a tuner are written in brackets after its name, as in
+A scenario is a name from `harness list scenarios`, a pattern of such names, a TOML file (see
+`harness show`), or members of a family, as 'drawn:learning[0:20]' (see `harness draw`). A
+tuner is a name from `harness list tuners`, or package.module:factory, where factory is a
+function of a Job that yields actions; modules are also searched in the current folder.
+Options of a tuner are written in brackets after its name, as in
 'cruise[gain=0.1,bandwidth=measured]'.
-`all` means every tuner, and `best_fixed`, which is not a tuner but a reference: the best of 20
-fixed settings, chosen in hindsight."""
+`all` means every tuner, and `best_fixed`, which is not a tuner but a reference: the best fixed
+setting that a search finds in hindsight, from random ones and from what the tuners end with."""
 
 _TRAIN = """\
 Train RLP's synchronisation policy on random instances: ten workers, some of them stragglers,
@@ -87,8 +90,8 @@ The defaults are the paper's. The policy that ships was trained with better valu
     unit_seconds=10]' --depths 1,1,2,3 --rates 0.2,0.17,0.13,0.08 --sleeps 9.4,1.5,9.4,9.4
     --instances 1300 --pushes 800 --out FILE"""
 
-_QUICK_TUNERS = "fixed,asp,cruise,random_search,mltuner"
-"""What `--quick` compares: not tuning, a policy, a model of the cluster, a search of all knobs, a search in branches."""
+_QUICK_TUNERS = "fixed,asp,cruise,mltuner,joint"
+"""What `--quick` compares: not tuning, a policy, a model of the cluster, a search in branches, a model of all knobs."""
 
 _QUICK_SEEDS = 3
 
@@ -141,7 +144,10 @@ def _parser() -> argparse.ArgumentParser:
         "compare", help="score tuners on scenarios", description=_COMPARE, epilog=_COMPARE_MORE, formatter_class=plain
     )
     compare.add_argument(
-        "scenarios", nargs="*", metavar="SCENARIO", help="name, pattern such as 'cruise-*', or TOML file (default: digits)"
+        "scenarios",
+        nargs="*",
+        metavar="SCENARIO",
+        help="name, pattern such as 'cruise-*', TOML file, or 'drawn:learning[0:20]' (default: digits)",
     )
     compare.add_argument("--tuners", metavar="all|NAME,...", help="tuners to compare (default: all)")
     compare.add_argument(
@@ -168,6 +174,12 @@ def _parser() -> argparse.ArgumentParser:
         "comparison was interrupted or is still running, they are of the finished runs.",
     )
     report.add_argument("folder", type=Path, metavar="DIR", help="results folder")
+    report.add_argument(
+        "--simulated",
+        type=Path,
+        metavar="DIR",
+        help="put the live runs beside those in this folder (default: DIR/simulated)",
+    )
     report.add_argument("--csv", action="store_true", help="also write tables and the numbers of figures to DIR/csv")
     report.add_argument("--markdown", action="store_true", help="also write answers and tables to DIR/report.md")
     report.add_argument("--figures", choices=("svg", "pdf"), help="also write every figure to DIR/figures")
@@ -175,6 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     add_merge(commands.add_parser, plain)
     add_publish(commands.add_parser, plain)
     _add_train(commands.add_parser, plain)
+    add_draw(commands.add_parser, plain)
     add_deploy(commands.add_parser, plain)
     add_trace(commands.add_parser, plain)
     add_calibrate(commands.add_parser, plain)
@@ -218,11 +231,11 @@ def _compare(options: argparse.Namespace) -> int:
     from harness.comparison.compare import compare
 
     scenarios = _scenarios(options.scenarios) or ["digits"]
-    stems = [re.sub(r"[-*?\[\]]+$", "", Path(s).stem) or "all" for s in options.scenarios or scenarios]
+    stems = [_stem(s) for s in options.scenarios or scenarios]
     out = options.out or Path("results") / ("+".join(stems) + ("-quick" if options.quick else ""))
-    tuners = _tuners(options.tuners if options.tuners is not None else _QUICK_TUNERS if options.quick else "all")
+    tuners = tuner_names(options.tuners if options.tuners is not None else _QUICK_TUNERS if options.quick else "all")
     seeds = options.seeds if options.seeds is not None else _QUICK_SEEDS if options.quick else None
-    jobs = _cores() if options.jobs is None else options.jobs
+    jobs = cores() if options.jobs is None else options.jobs
     console = terminal()
     first = _what(scenarios, tuners, seeds, options.address or jobs, out)
     console.print(first, highlight=False, soft_wrap=True, markup=False)
@@ -244,8 +257,15 @@ def _compare(options: argparse.Namespace) -> int:
         if (out / "manifest.json").is_file():
             print(f"Finished runs are in {out}; the same command with --resume goes on.", file=sys.stderr)  # noqa: T201
         return 130
-    _conclude(out, console)
-    return 1 if _failed(out) else 0
+    conclude(out, console)
+    return 1 if any_failed(out) else 0
+
+
+def _stem(scenario: str) -> str:
+    """The part of a results folder's name that a scenario, or a pattern of scenarios, gives."""
+    if scenario.startswith("drawn:"):
+        return re.sub(r"\W+", "-", scenario).strip("-")
+    return re.sub(r"[-*?\[\]]+$", "", Path(scenario).stem) or "all"
 
 
 def _what(scenarios: Sequence[str], tuners: Sequence[str], seeds: int | None, where: int | str, out: Path) -> str:
@@ -311,7 +331,7 @@ def _scenarios(names: Sequence[str]) -> list[str]:
 
     found: list[str] = []
     for name in names:
-        if not set(name) & set("*?[") or "=" in name:
+        if not set(name) & set("*?[") or "=" in name or name.startswith("drawn:"):
             found.append(name)
         elif matching := fnmatch.filter(embedded(), name):
             found += [n for n in matching if n not in found]
@@ -320,56 +340,12 @@ def _scenarios(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _tuners(text: str) -> list[str]:
-    """The names in "all,NAME,...". The registry refuses an empty name."""
-    from tuners import embedded
-
-    names: list[str] = []
-    for name in (part.strip() for part in re.split(r",(?![^\[]*\])", text)):  # not at commas within brackets
-        names += embedded() if name == "all" else [name]
-    return names
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _conclude(out: Path, console: Console) -> None:
-    """Print the answers and the tables, and write the pages."""
-    from reports import page, terminal
-    from traces.store import load_results
-
-    terminal.show(load_results(out), console)
-    console.print(f"The page: {page.write(out)}", highlight=False, soft_wrap=True)
-
-
-def _failed(out: Path) -> bool:
-    from traces import schema, store
-
-    return "error" in store.read(out / "scores.parquet", schema.SCORES)["status"]
-
-
 def _report(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal
     from harness.comparison.results import assemble
 
     if (options.folder / "runs").is_dir():
         assemble(options.folder)
-    _conclude(options.folder, console := terminal())
-    _export(options, console)
+    conclude(options.folder, console := terminal(), simulated=options.simulated)
+    export(options.folder, console, csv=options.csv, markdown=options.markdown, figures=options.figures)
     return 0
-
-
-def _export(options: argparse.Namespace, console: Console) -> None:
-    """Write the files that `harness report` was asked for beside the page."""
-    from reports import export
-
-    written = []
-    if options.csv:
-        written.append(("Tables and numbers of figures", export.write_csv(options.folder)))
-    if options.markdown:
-        written.append(("Answers and tables", export.write_markdown(options.folder)))
-    if options.figures:
-        written.append(("Figures", export.write_figures(options.folder, options.figures)))
-    for what, path in written:
-        console.print(f"{what}: {path}", highlight=False, soft_wrap=True)

@@ -37,7 +37,9 @@ class CommandParser(argparse.ArgumentParser):
             message = f"cannot use {number[1]} {number[3]}: give {kind}"
         missing = re.search(r"the following arguments are required: (.*)", message)
         if missing:
-            helps = {str(action.metavar or action.dest): action.help for action in self._actions}
+            helps = {
+                str(action.metavar or action.dest): action.help for action in self._actions if not action.option_strings
+            }
             helps |= {option: action.help for action in self._actions for option in action.option_strings}
             words = [f"{w} ({helps[w]})" if helps.get(w) else w for w in missing[1].split(", ")]
             message = f"missing: {', '.join(words)}"

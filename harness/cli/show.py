@@ -18,7 +18,7 @@ so `harness show digits > my.toml` makes a template for your own. Of a tuner you
 tunes, its paper, and its options with type, default and meaning. What `compare` would refuse,
 `show` refuses, too."""
 
-_LISTS = ("tuners", "scenarios", "workloads", "profiles", "sources")
+_LISTS = ("tuners", "scenarios", "families", "workloads", "profiles", "sources")
 
 
 def add_show(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
@@ -44,11 +44,12 @@ def add_list(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _list(options: argparse.Namespace) -> int:
     rows = {"tuners": _list_tuners, "scenarios": _list_scenarios, "workloads": _list_workloads}
-    rows |= {"profiles": _list_profiles, "sources": _list_sources}
+    rows |= {"profiles": _list_profiles, "sources": _list_sources, "families": _list_families}
     found = rows[options.what]()
     width = max(map(len, found), default=0)
-    for name, summary in found.items():
-        _say(_hanging(f"{name:{width}}  ", summary))
+    for name, text in found.items():
+        for number, line in enumerate(text.split("\n")):
+            _say(_hanging(f"{'' if number else name:{width}}  ", line))
     return 0
 
 
@@ -70,6 +71,12 @@ def _list_scenarios() -> dict[str, str]:
     return {name: load(name).summary for name in embedded()}
 
 
+def _list_families() -> dict[str, str]:
+    from harness.families import FAMILIES
+
+    return {f.name: f.summary for f in FAMILIES.values()}
+
+
 def _list_workloads() -> dict[str, str]:
     from simulators.workloads.catalogue import workloads
 
@@ -88,8 +95,15 @@ def _list_profiles() -> dict[str, str]:
 
 def _list_sources() -> dict[str, str]:
     from traces.importers import SOURCES
+    from traces.shipped import shipped
 
-    return {name: source.summary for name, source in SOURCES.items()}
+    rows: dict[str, str] = {}
+    for name, source in SOURCES.items():
+        ways = [f"shipped:{name}"] if name in shipped() else []
+        ways.append(f"harness trace fetch {name}" if source.files else "fetch by hand, then harness trace import")
+        facts = (source.summary, source.address, f"licence: {source.licence}", f"cite: {source.cite}")
+        rows[name] = "\n".join((*facts, f"{source.size}; {' or '.join(ways)}"))
+    return rows
 
 
 # ---------------------------------------------------------------------------------------------------------------- show

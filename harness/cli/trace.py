@@ -1,4 +1,4 @@
-"""The command `harness trace`: record runs, import public recordings, show, check and convert traces."""
+"""The command `harness trace`: record runs, fetch and import public recordings, show, check and convert traces."""
 
 from __future__ import annotations
 
@@ -20,8 +20,14 @@ include their units, and every file has the origin in its metadata."""
 
 _IMPORT = """\
 Import a public recording, completely or not at all. Errors name file, row and column. SOURCE
-is a name from `harness list sources`. PATH is a file or folder in the source's own format; this
-program does not include the recordings, download them yourself."""
+is a name from `harness list sources`. PATH is a file or folder in the source's own format, that
+you have downloaded; `harness trace fetch` downloads the files of most sources itself."""
+
+_FETCH = """\
+Download the files of a public recording from its repository, at the commit whose format we know,
+check their SHA-256, and import them. A download that breaks off goes on with the next attempt.
+Proxies are those of the environment (https_proxy, no_proxy). Read the licence first: `harness
+list sources` shows it."""
 
 _CONVERT = """\
 FROM is a trace, or the exchange log of a run (exchanges.jsonl.gz in a results folder). A log
@@ -66,6 +72,17 @@ def add_trace(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> None:
     brought.add_argument("--out", type=Path, required=True, metavar="TRACE", help="folder to write")
     brought.set_defaults(run=_import)
 
+    fetched = commands.add_parser(
+        "fetch", help="download and import a public recording", description=_FETCH, formatter_class=plain
+    )
+    fetched.add_argument("source", metavar="SOURCE", help="see `harness list sources`")
+    fetched.add_argument("--out", type=Path, required=True, metavar="TRACE", help="folder to write")
+    fetched.add_argument("--address", default="", metavar="URL", help="a mirror of raw.githubusercontent.com")
+    fetched.add_argument(
+        "--accept", action="append", default=[], metavar="FILE=SHA256", help="digest of a file for which we know none"
+    )
+    fetched.set_defaults(run=_fetch)
+
     for name, run, about in (
         ("show", _show, "Print the origin and a summary of a trace."),
         ("check", _check, "Check every part of a trace against its digest, and every row for plausible values."),
@@ -105,6 +122,17 @@ def _import(options: argparse.Namespace) -> int:
     from traces.importers import import_trace
 
     _say_imported(options.source, import_trace(options.source, options.path, options.out, made_by=MADE_BY))
+    return 0
+
+
+def _fetch(options: argparse.Namespace) -> int:
+    from harness.record import MADE_BY
+    from traces.fetch import ADDRESS, fetch
+
+    accepted = dict(pair.partition("=")[::2] for pair in options.accept)
+    address = options.address or ADDRESS
+    made = fetch(options.source, options.out, made_by=MADE_BY, address=address, accepted=accepted, told=_say)
+    _say_imported(options.source, made)
     return 0
 
 

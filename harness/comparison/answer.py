@@ -34,7 +34,7 @@ class Comparison:
     folder: Path  # all files; deleted with this object, unless `out` named a folder
 
     def summary(self) -> pl.DataFrame:
-        """One row per scenario and tuner: medians, 95 % intervals, ratios to `fixed`, ranks (`reports.tables.SUMMARY`)."""
+        """One row per scenario and tuner: medians, 95 % intervals, ratios to `fixed` (`reports.tables.SUMMARY`)."""
         from reports import tables
 
         return tables.summary(store.load_results(self.folder))
@@ -45,10 +45,15 @@ class Comparison:
         return ComparisonPlots(self)
 
     def report(self, path: str | Path) -> Path:
-        """Write the page to `path`, one HTML file that needs nothing else; return the path."""
+        """Write the page to `path`, one HTML file that needs nothing else; return the path.
+
+        With several scenarios it is an overview, and a page per scenario is written to the folder `pages` beside it.
+        """
         from reports import page
 
         shutil.copyfile(page.write(self.folder), path)
+        if (self.folder / "pages").is_dir():
+            shutil.copytree(self.folder / "pages", Path(path).parent / "pages", dirs_exist_ok=True)
         return Path(path)
 
     def __repr__(self) -> str:
@@ -59,7 +64,7 @@ class Comparison:
         """The answer for a notebook: what a terminal shows, and the completion times of every scenario."""
         from reports.figures.completion import completion_times
 
-        table = self.summary()
+        table = self.summary().filter(pl.col("role") != "same")
         drawings = []
         for number, (name, rows) in enumerate(table.group_by("scenario", maintain_order=True)):
             scores = self.scores.filter(pl.col("scenario") == name[0])
@@ -90,27 +95,30 @@ class ComparisonPlots:
         from reports.figures.completion import completion_times
 
         name = self._scenario(scenario)
-        rows = self._of.summary().filter(pl.col("scenario") == name)
-        return _figure(completion_times(rows, self._here(self._of.scores, name), "times").figure)
+        rows = self._of.summary().filter((pl.col("scenario") == name) & (pl.col("role") != "same"))
+        return completion_times(rows, self._here(self._of.scores, name), "times").figure
 
     def curves(self, scenario: str | None = None, *, metric: str | None = None) -> Figure:
         """Validation `metric`, "accuracy" or "loss", over simulated seconds, one panel per tuner.
 
         The default is accuracy if the workload has one. Raises ValueError if no run has been evaluated.
         """
+        from reports.facts import target_of
         from reports.figures.progress import learning_curves
 
         name = self._scenario(scenario)
-        evaluations, scores = (self._here(frame, name) for frame in (self._of.evaluations, self._of.scores))
+        evaluations = self._here(self._of.evaluations, name)
         if metric is None:
             metric = "accuracy" if evaluations["accuracy"].is_finite().any() else "loss"
         if metric not in ("accuracy", "loss"):
             raise ValueError(f"Cannot draw {metric!r} over time: choose accuracy or loss.")
-        tuners = scores["tuner"].unique(maintain_order=True).to_list()
-        drawing = learning_curves(evaluations, tuners, metric, "curves")
+        tuners = self._here(self._of.summary(), name)["tuner"].to_list()  # the best first
+        known = target_of((self._of.folder / "scenarios" / f"{name}.toml").read_text("utf-8"))
+        target = known[1] if known is not None and known[0] == metric else None
+        drawing = learning_curves(evaluations, tuners, metric, "curves", target)
         if drawing is None:
             raise ValueError(f"Cannot draw {metric} over time: no run on {name!r} has one. Its job may be timing-only.")
-        return _figure(drawing.figure)
+        return drawing.figure
 
     def gantt(self, tuner: str | None = None, scenario: str | None = None, *, seed: int | None = None) -> Figure:
         """When every worker computes, transfers and waits during one run: by default, the run with the median time.
@@ -131,7 +139,7 @@ class ComparisonPlots:
                 f"Cannot draw the workers of {chosen!r} on {name!r}, seed {number}: there is no push in it. "
                 f"Seeds: {', '.join(map(str, mine['seed']))}."
             )
-        return _figure(drawing.figure)
+        return drawing.figure
 
     def _scenario(self, name: str | None) -> str:
         return _only("scenario", name, self._of.scores["scenario"].unique(maintain_order=True).to_list())
@@ -150,12 +158,6 @@ def comparison_in(folder: Path, *, temporary: bool = False) -> Comparison:
     if temporary:
         weakref.finalize(made, shutil.rmtree, folder, ignore_errors=True)
     return made
-
-
-def _figure(found: Figure | None) -> Figure:
-    if found is None:
-        raise ValueError("Cannot return the drawing as a figure of matplotlib: it has none.")
-    return found
 
 
 def _only(what: str, wanted: str | None, names: list[str]) -> str:

@@ -11,28 +11,25 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
-from harness.comparison import pool, results
+from harness.comparison import oracle, oracle_cache, pool, results
 from harness.comparison.run_process import Done, Progress, Task, save
-from harness.scenario import Scenario, job, load
+from harness.families import members, single
+from harness.scenario import Scenario, load
 from harness.score import failed
 from harness.version import HARNESS_VERSION
 from traces import store
 from traces.schema import VERSION
 from tuners import Entry, resolve
-from tuners.baselines.best_fixed import candidates
 
-__all__ = ["Event", "Finished", "Planned", "RunKey", "Underway", "compare"]
-
-_CANDIDATES = 20
-"""The number of fixed settings from which the oracle takes the best in hindsight."""
+__all__ = ["Event", "Finished", "Planned", "RunKey", "Underway", "Work", "compare"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,8 @@ class Finished:
 
 
 Event: TypeAlias = Planned | Underway | Finished
-_Work: TypeAlias = Callable[[Iterable[Task]], Iterator[tuple[Task, Progress | Done | pool.Died]]]
+Work: TypeAlias = Callable[[Sequence[Task]], Iterator[tuple[Task, Progress | Done | pool.Died]]]
+"""Makes runs, and writes the files of each to the folder of its task."""
 
 
 def compare(
@@ -86,42 +84,72 @@ def compare(
     record: bool = False,
     watch: Callable[[Event], None] = lambda _: None,
     system: str = "harness.scenario:system",
+    work: Work | None = None,
 ) -> None:
     """Score `tuners` on `scenarios`, on each scenario's own number of seeds or on `seeds`, and write the results to `out`.
 
     A tuner is a name or an `Entry`, which can hold a function of the caller's; cloudpickle sends it to the processes.
     `jobs` runs are made at a time on this machine, or, if `address` names a Ray cluster, one on each of its cores. With
     `record`, every run also writes a trace. `watch` is called with every event. `system` names a function of (scenario,
-    seed, start) that makes the system. Raises ValueError, before anything is run or written, if a scenario, tuner or cluster
-    does not exist or does not fit, or if the folder contains something else; OSError if the disk is full. Runs that are
-    finished by then are kept.
+    seed, start) that makes the system. `work` makes the runs in another way: live ones, for example. Raises ValueError,
+    before anything is run or written, if a scenario, tuner or cluster does not exist or does not fit, or if the folder
+    contains something else; OSError if the disk is full. Runs that are finished by then are kept.
     """
     plan = _planned(scenarios, tuners, seeds, system, record=record)
     if jobs < 1:
         raise ValueError(f"Cannot use {jobs} jobs: give at least 1.")
-    manifest = _manifest(plan, seeds)
-    with _pool(jobs, address) as work, _claimed(out, manifest, plan, resume=resume):
+    manifest = _manifest(plan, seeds) | ({} if work is None else {"system": "live"})
+    with _pool(jobs, address) if work is None else nullcontext(work) as made, _claimed(out, manifest, plan, resume=resume):
         left = [t for t in plan.tasks if not _made(out, t)]
-        keys = tuple(RunKey(t.scenario, t.tuner, t.seed) for t in left)
+        runs = len(plan.tasks)
         contestants = tuple(e.name for e in plan.entries if e.contestant)
-        watch(Planned(len(plan.tasks), len(plan.tasks) - len(left), keys, contestants))
         try:
-            for task, message in work([_with_folder(out, t, i) for i, t in enumerate(left)]):
-                run = RunKey(task.scenario, task.tuner, task.seed)
-                if isinstance(message, Progress):
-                    watch(Underway(run, message))
-                    continue
-                done = message if isinstance(message, Done) else _died(task, message.reason, plan.budgets[task.scenario])
-                _keep(out, task, done)
-                watch(Finished(run, done))
+            while True:
+                keys = tuple(RunKey(t.scenario, t.tuner, t.seed) for t in left)
+                watch(Planned(runs, runs - len(left), keys, contestants))
+                _make(left, out, made, watch, plan.budgets, cached=work is None)
+                # What the contestants ended with, and what was found so far, tells the oracles what to try next.
+                if not (left := [t for t in _oracle_tasks(plan, out, record=record, system=system) if not _made(out, t)]):
+                    break
+                runs += len(left)
         finally:
             # Also after an interruption or a full disk: the tables then have the runs that are finished.
             _clean(out)
             results.assemble(out)
 
 
+def _make(
+    tasks: Sequence[Task],
+    out: Path,
+    work: Work,
+    watch: Callable[[Event], None],
+    budgets: dict[str, float],
+    *,
+    cached: bool,
+) -> None:
+    """Make runs and move them into place; simulated ones of an oracle's settings come from the cache where it has them."""
+    placed = [_with_folder(out, t, i) for i, t in enumerate(tasks)]
+    left = []
+    for task in placed:
+        if (known := oracle_cache.get(task) if cached else None) is None:
+            left.append(task)
+        else:
+            _keep(out, task, known)
+            watch(Finished(RunKey(task.scenario, task.tuner, task.seed), known))
+    for task, message in work(left):
+        run = RunKey(task.scenario, task.tuner, task.seed)
+        if isinstance(message, Progress):
+            watch(Underway(run, message))
+            continue
+        done = message if isinstance(message, Done) else _died(task, message.reason, budgets[task.scenario])
+        if cached and isinstance(message, Done):
+            oracle_cache.put(task, done)
+        _keep(out, task, done)
+        watch(Finished(run, done))
+
+
 @contextmanager
-def _pool(jobs: int, address: str) -> Iterator[_Work]:
+def _pool(jobs: int, address: str) -> Iterator[Work]:
     """The function that makes the runs: in processes of this machine, or on a Ray cluster."""
     if not address:
         yield partial(pool.work, jobs=jobs)
@@ -160,7 +188,7 @@ def _planned(
         raise ValueError("Cannot compare nothing: name at least one scenario and one tuner.")
     if seeds is not None and seeds < 1:
         raise ValueError(f"Cannot compare on {seeds} seeds: give at least 1.")
-    loaded = tuple(s if isinstance(s, Scenario) else load(s) for s in scenarios)
+    loaded = tuple(s if isinstance(s, Scenario) else load(s) for given in scenarios for s in _each(given))
     entries = tuple(t if isinstance(t, Entry) else resolve(t) for t in tuners)
     for what, names in (("scenario", [s.name for s in loaded]), ("tuner", [e.name for e in entries])):
         twice = sorted({n for n in names if names.count(n) > 1})
@@ -174,19 +202,41 @@ def _planned(
     return _Plan(loaded, entries, counts, tuple(sorted(tasks, key=lambda t: t.seed)))
 
 
+def _each(scenario: str | Path | Scenario) -> Sequence[str | Path | Scenario]:
+    """The scenarios that a text means: each member of "drawn:FAMILY[0:20]", or itself."""
+    kind, _, which = str("" if isinstance(scenario, Scenario) else scenario).partition(":")
+    return [single(name) for name in members(which)] if kind == "drawn" else [scenario]
+
+
 def _tasks(scenario: Scenario, entries: Sequence[Entry], seeds: int, system: str, *, record: bool) -> Iterator[Task]:
-    given: dict[str, Any] = {"scenario": scenario.name, "origin": str(scenario.origin), "text": scenario.text}
-    given |= {"system": system, "folder": "", "record": record}
-    seen = job(scenario)
+    """The contestants' runs, and those that an oracle wants whatever the contestants do."""
+    given = _given(scenario, system, record=record)
     for entry in entries:
-        pickled = _pickled(entry)
-        for seed in range(seeds):
-            if entry.contestant:
+        if entry.contestant:
+            pickled = _pickled(entry)
+            for seed in range(seeds):
                 yield Task(**given, seed=seed, tuner=entry.name, plays=entry.name, pickled=pickled)
-                continue
-            for index, start in enumerate(candidates(seen, count=_CANDIDATES)):
-                name = results.candidate_name(entry.name, index)
+        else:
+            for name, start, seed in oracle.first(scenario, entry.name, seeds):
                 yield Task(**given, seed=seed, tuner=name, plays="fixed", start=start)
+
+
+def _oracle_tasks(plan: _Plan, out: Path, *, record: bool, system: str) -> Iterator[Task]:
+    """The runs that the oracles want next, when all others are in place."""
+    contestants = [e.name for e in plan.entries if e.contestant]
+    for scenario in plan.scenarios:
+        for entry in plan.entries:
+            if not entry.contestant:
+                wanted = oracle.wanted(out, scenario, entry.name, contestants, plan.counts[scenario.name])
+                for name, start, seed in wanted:
+                    given = _given(scenario, system, record=record)
+                    yield Task(**given, seed=seed, tuner=name, plays="fixed", start=start)
+
+
+def _given(scenario: Scenario, system: str, *, record: bool) -> dict[str, Any]:
+    """What all tasks of a scenario have."""
+    given: dict[str, Any] = {"scenario": scenario.name, "origin": str(scenario.origin), "text": scenario.text}
+    return given | {"system": system, "folder": "", "record": record}
 
 
 def _pickled(entry: Entry) -> bytes:
@@ -260,7 +310,7 @@ def _check_same(out: Path, manifest: dict[str, Any], plan: _Plan) -> None:
     found = store.read_manifest(out)
     for key, wanted in manifest.items():
         if found.get(key) != wanted:
-            same = "Use that version" if key == "harness" else "Give the same arguments"
+            same = "Use that version" if key in ("harness", "schema") else "Give the same arguments"
             raise ValueError(
                 f"Cannot go on with {out}: it was made with {key} {found.get(key)}, and this is {wanted}. "
                 f"{same}, or name another folder with --out."
@@ -305,7 +355,7 @@ def _died(task: Task, reason: str, budget_seconds: float) -> Done:
 
 def _keep(out: Path, task: Task, done: Done) -> None:
     """Move a finished run into place. Its host seconds are written first, so that every run in place has them."""
-    results.add_host(out, task.scenario, task.tuner, task.seed, done.thinking_seconds, done.wall_seconds)
+    results.add_host(out, task.scenario, task.tuner, task.seed, done.thinking_seconds, done.wall_seconds, done.machine)
     place = _place(out, task)
     place.parent.mkdir(parents=True, exist_ok=True)
     Path(task.folder).rename(place)

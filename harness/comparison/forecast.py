@@ -82,4 +82,4 @@ class Forecast:
 
 def _group(run: RunKey) -> tuple[str, str]:
     """Scenario and tuner; the candidates of a reference (`harness.comparison.results.candidate_name`) count as one."""
-    return run.scenario, re.sub(r"\+\d\d$", "", run.tuner)
+    return run.scenario, re.sub(r"\+[0-9a-f]{8}$", "", run.tuner)

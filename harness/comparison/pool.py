@@ -6,7 +6,6 @@ lost and the cause cannot be told. Here each process has one run and one pipe, s
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from harness.comparison.run_process import Done, Progress, Task
+from harness.worker_environment import single_threaded
 
 __all__ = ["Died", "WorkerProcess", "work"]
 
@@ -74,7 +74,7 @@ class WorkerProcess:
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
             pass_fds=[theirs.fileno()],
-            env=_environment(),
+            env=single_threaded(),
             start_new_session=True,  # so that Ctrl-C reaches only the parent, which then ends the workers
         )
         theirs.close()
@@ -134,19 +134,3 @@ class WorkerProcess:
         text = self._errors.read() or (output.read_bytes() if output is not None and output.is_file() else b"")
         lines = text.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
-
-
-def _environment() -> dict[str, str]:
-    """One thread per process: results do not depend on the host's cores, and processes do not compete for them."""
-    path = os.pathsep.join(p or str(Path.cwd()) for p in sys.path)
-    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS", "NUMEXPR_NUM_THREADS")
-    return (
-        dict(os.environ)
-        | dict.fromkeys(threads, "1")
-        | {
-            "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONHASHSEED": "0",
-            "PYTHONPATH": path,
-        }
-    )

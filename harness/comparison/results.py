@@ -5,6 +5,7 @@ scenarios/NAME.toml               each scenario as it was run
 runs/SCENARIO/TUNER/SEED/         score.json, evaluations.parquet, settings.parquet, exchanges.jsonl.gz
                                   and, if the run wrote any, error.txt, output.txt and trace/
 scores, evaluations, settings     .parquet, all runs together
+oracles.json                      how many settings each oracle has run, and the name of the best
 host.csv                          thinking and wall seconds, which differ between hosts
 report.html
 """
@@ -18,15 +19,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import polars as pl
 
 from traces import store
-from traces.schema import EVALUATIONS, HOST, KEYS, SCORES, SETTINGS
+from traces.schema import EVALUATIONS, HOST, KEYS, SCORES, SETTINGS, worker_count
 from tuners.baselines.best_fixed import choose
 
-__all__ = ["DIED", "add_host", "assemble", "candidate_name", "run_folder"]
+__all__ = ["DIED", "add_host", "assemble", "candidate_name", "oracle_settings", "run_folder"]
 
 DIED = "died"
 """A file of this name marks a run whose process died: its row is valid until the run is repeated."""
@@ -47,18 +48,20 @@ def run_folder(out: Path, scenario: str, tuner: str, seed: int) -> Path:
     return out / "runs" / scenario / quote(tuner, safe="+=,()") / str(seed)
 
 
-def candidate_name(oracle: str, index: int) -> str:
-    """The tuner's name for runs of one of an oracle's candidates; the tables show the best one under the oracle's name."""
-    return f"{oracle}+{index:02}"
+def candidate_name(oracle: str, setting: str) -> str:
+    """The tuner's name for runs under one of an oracle's settings; the tables show the best one under the oracle's name."""
+    return f"{oracle}+{setting}"
 
 
-def add_host(out: Path, scenario: str, tuner: str, seed: int, thinking_seconds: float, wall_seconds: float) -> None:
+def add_host(
+    out: Path, scenario: str, tuner: str, seed: int, thinking_seconds: float, wall_seconds: float, machine: str = ""
+) -> None:
     """Add a row to `host.csv`."""
     path = out / "host.csv"
     line = io.StringIO()
     if not path.exists():
         csv.writer(line, lineterminator="\n").writerow(HOST)
-    csv.writer(line, lineterminator="\n").writerow([scenario, tuner, seed, thinking_seconds, wall_seconds])
+    csv.writer(line, lineterminator="\n").writerow([scenario, tuner, seed, thinking_seconds, wall_seconds, machine])
     before = path.read_bytes() if path.exists() else b""
     store.write_bytes(path, before + line.getvalue().encode())
 
@@ -77,6 +80,17 @@ def assemble(out: Path) -> None:
         parts = [_named(_read(_folder(out, r), f"{name}.parquet", schema), r) for r in rows]
         store.write(pl.concat(parts) if parts else pl.DataFrame(schema=schema), out / f"{name}.parquet", schema)
     _host(out, rows)
+    seen = {
+        scenario: {
+            oracle: {"settings": len(oracle_settings(out, scenario, oracle)), "best": best}
+            for oracle in manifest["oracles"]
+            if (best := _chosen(out, scenario, oracle, manifest["seeds_of"][scenario])) is not None
+        }
+        for scenario in manifest["scenarios"]
+        if manifest["oracles"]
+    }
+    if any(seen.values()):
+        store.write_bytes(out / "oracles.json", (json.dumps(seen, indent=1) + "\n").encode())
 
 
 def _rows(out: Path, manifest: dict[str, Any]) -> Iterator[_Row]:
@@ -90,14 +104,19 @@ def _rows(out: Path, manifest: dict[str, Any]) -> Iterator[_Row]:
 
 
 def _chosen(out: Path, scenario: str, oracle: str, seeds: int) -> str | None:
-    """The best candidate over all seeds; None while runs are missing."""
+    """The best over all seeds of the settings that were run on every seed; None while there is none."""
     completions: dict[int, list[float]] = {}
-    for index in range(len(list((out / "runs" / scenario).glob(f"{quote(oracle)}+*")))):
-        folders = [run_folder(out, scenario, candidate_name(oracle, index), seed) for seed in range(seeds)]
-        if not all(f.is_dir() for f in folders):
-            return None
-        completions[index] = [float(_score(f)["completion_seconds"]) for f in folders]
-    return candidate_name(oracle, choose(completions)) if completions else None
+    names = oracle_settings(out, scenario, oracle)
+    for index, name in enumerate(names):
+        folders = [run_folder(out, scenario, name, seed) for seed in range(seeds)]
+        if all(f.is_dir() for f in folders):
+            completions[index] = [float(_score(f)["completion_seconds"]) for f in folders]
+    return names[choose(completions)] if completions else None
+
+
+def oracle_settings(out: Path, scenario: str, oracle: str) -> list[str]:
+    """The names of all settings that an oracle has run on a scenario, on one seed at least."""
+    return sorted(unquote(path.name) for path in (out / "runs" / scenario).glob(f"{quote(oracle)}+*"))
 
 
 def _folder(out: Path, row: _Row) -> Path:
@@ -108,6 +127,7 @@ def _score(folder: Path) -> dict[str, Any]:
     path = folder / "score.json"
     try:
         read = json.loads(path.read_text("utf-8"))
+        read.setdefault("final_workers", worker_count(read["final_setting"]))  # runs of version 2 do not have it
         return {name: float(read[name]) if kind == pl.Float64 else read[name] for name, kind in SCORES.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(

@@ -69,6 +69,7 @@ class Done:
     completion_seconds: float
     thinking_seconds: float
     wall_seconds: float
+    machine: str = ""  # that the run was made on
 
 
 def main(arguments: list[str]) -> int:
@@ -97,6 +98,7 @@ def _exit_with_parent() -> None:
 
 def _run(task: Task, send: Callable[[Any], None]) -> Done:
     from harness.drive import play
+    from harness.machine import described
     from harness.record import play_recorded
     from harness.scenario import job
     from harness.score import failed, not_applicable, score
@@ -127,7 +129,7 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
             thinking, trace = played.outcome.thinking_seconds, played.outcome.trace
     save(Path(task.folder), scored, exchanges, trace)
     row = scored.score
-    return Done(row.status, row.reason, row.completion_seconds, thinking, time.perf_counter() - started)
+    return Done(row.status, row.reason, row.completion_seconds, thinking, time.perf_counter() - started, described())
 
 
 def save(folder: Path, scored: Scored, exchanges: tuple[Exchange, ...] = (), trace: str = "") -> None:

@@ -32,6 +32,7 @@ def scenario(
     budget: Table | None = None,
     conditions: Table | None = None,
     costs: Table | None = None,
+    rules: Table | None = None,
     seeds: Table | int | None = None,
     recorded: Table | None = None,
 ) -> Scenario:
@@ -51,7 +52,8 @@ def scenario(
         target: when the job is done.
         budget: simulated seconds.
         conditions: stragglers, sleeps, nodes that come and go.
-        costs: of reconfigurations.
+        costs: of reconfigurations and evaluations.
+        rules: what else a tuner may do.
         seeds: a table, or the number of seeds.
         recorded: recorded runs that answer in place of the simulator.
 
@@ -67,6 +69,7 @@ def scenario(
         "budget": budget,
         "conditions": conditions,
         "costs": costs,
+        "rules": rules,
         "seeds": {"count": seeds} if isinstance(seeds, Integral) else seeds,
         "recorded": recorded,
     }

@@ -13,9 +13,10 @@ import textwrap
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from harness import program_cache
 from harness.scenario import recorded as scenario_recorded
@@ -49,6 +50,9 @@ __all__ = ["embedded", "job", "load", "parse", "show", "system", "workload_of"]
 
 T = TypeVar("T")
 
+_ELSEWHERE = {"drawn": "harness.families.drawn:text"}
+"""What makes scenarios with such a prefix: "module:function" of the text after the colon, which returns name and file."""
+
 
 # -------------------------------------------------------------------------------------------------------------- reading
 
@@ -62,8 +66,13 @@ def embedded() -> tuple[str, ...]:
 def load(name_or_path: str | Path) -> Scenario:
     """Load the embedded scenario of that name, or the file at that path. Raises ValueError, which says what is wrong.
 
-    Text in brackets after the name replaces lines of the file, as in ``boat-c-speechnet[global_batch_size=8192]``.
+    Text in brackets after the name replaces lines of the file, as in ``boat-c-speechnet[global_batch_size=8192]``. A member
+    of a family is loaded by ``drawn:learning[7]``; see `harness.families`.
     """
+    source, colon, which = str(name_or_path).partition(":")
+    if colon and source in _ELSEWHERE:
+        name, text = _elsewhere(source)(which)
+        return parse(text, name=name, origin=Path(f"{name}.toml"))
     plain, bracket, changes = str(name_or_path).partition("[")
     path = Path(plain)
     if plain in embedded():
@@ -81,6 +90,12 @@ def load(name_or_path: str | Path) -> Scenario:
     for change in changes[:-1].split(",") if bracket else ():
         text = _replaced(text, change, path)
     return parse(text, name=path.stem + bracket + changes, origin=path)
+
+
+def _elsewhere(source: str) -> Callable[[str], tuple[str, str]]:
+    """Imported by name, because what draws scenarios plays them, too, and imports this module."""
+    module, _, attribute = _ELSEWHERE[source].partition(":")
+    return cast("Callable[[str], tuple[str, str]]", getattr(import_module(module), attribute))
 
 
 def _replaced(text: str, change: str, origin: Path) -> str:
@@ -141,6 +156,8 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
 
 def _parsed(found: RecordedTables, *, name: str, origin: Path, text: str) -> Scenario:
     """A scenario of recorded runs, in which one node represents all workers, and another all servers."""
+    if found.target.by_share:
+        raise ValueError(f"{origin}: [target] by_share: recorded runs do not tell workers apart; leave it out.")
     made = Scenario(
         name=name,
         origin=origin,
@@ -372,7 +389,9 @@ def _knob(name: str, table: KnobTable) -> Knob:
 def _target(table: TargetTable) -> Target:
     if table.metric == "accuracy" and not 0 < table.value <= 1:
         raise ValueError(f"value: accuracy {table.value:g} cannot be reached; it lies in (0, 1].")
-    target = Target(table.metric, table.value)
+    target = Target(table.metric, table.value, table.by_share)
+    if target.by_share and not target.counts:
+        raise ValueError(f"by_share: {table.metric} cannot be divided; count clocks or samples, or leave it out.")
     if not math.isfinite(table.value) or (target.counts and table.value < 1):
         raise ValueError(
             f"value: {table.metric} {table.value:g} is no target; give a finite number, at least 1 to count to."

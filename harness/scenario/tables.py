@@ -102,6 +102,7 @@ class TargetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     metric: Literal["accuracy", "loss", "clocks", "samples"]
     value: float
+    by_share: bool = False  # clocks or samples: every worker has to do its data share of them, and nobody does another's
     check_clocks: _Count = 50  # pushes between two validations
 
 

@@ -68,20 +68,18 @@ class Drawing:
 
     svg: str
     caption: str  # what the drawing shows and how to read it; also its text alternative
-    name: str = ""  # starts the ids of its elements, and is the name of its file
-    data: pl.DataFrame = field(default_factory=pl.DataFrame, compare=False)  # the numbers that it shows
-    figure: Figure | None = field(default=None, compare=False, repr=False)
+    name: str  # starts the ids of its elements, and is the name of its file
+    data: pl.DataFrame = field(compare=False)  # the numbers that it shows
+    figure: Figure = field(compare=False, repr=False)  # the same for matplotlib
 
 
-def drawn(figure: Figure, name: str, caption: str, data: pl.DataFrame) -> Drawing:
+def drawn(figure: Figure, name: str, caption: str, data: pl.DataFrame | None = None) -> Drawing:
     """The drawing of a finished figure; call it within `canvas`."""
-    return Drawing(svg(figure, name, caption), caption, name, data, figure)
+    return Drawing(svg(figure, name, caption), caption, name, pl.DataFrame() if data is None else data, figure)
 
 
 def pdf(drawing: Drawing) -> bytes:
-    """A drawing as PDF; equal drawings give equal bytes. Raises ValueError for one without a figure."""
-    if drawing.figure is None:
-        raise ValueError(f"Cannot write {drawing.name or 'the drawing'} as PDF: it has no figure.")
+    """A drawing as PDF; equal drawings give equal bytes."""
     out = io.BytesIO()
     with mpl.rc_context({**_STYLE, "pdf.fonttype": 42}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)

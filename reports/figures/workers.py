@@ -59,8 +59,7 @@ def silent_seconds(pushes: Pushes, end_seconds: float) -> NDArray[np.float64]:
     nodes, rows = np.unique(pushes.worker, return_inverse=True)
     last, longest = np.zeros((2, len(nodes)))
     np.maximum.at(last, rows, pushes.seconds)
-    with np.errstate(invalid="ignore"):  # recorded runs have no such times, and then no silence counts
-        np.maximum.at(longest, rows, pushes.compute_seconds + pushes.pull_seconds + pushes.push_seconds)
+    np.maximum.at(longest, rows, pushes.compute_seconds + pushes.pull_seconds + pushes.push_seconds)
     return np.where(end_seconds - last > longest, end_seconds - last, 0.0)
 
 

@@ -6,16 +6,17 @@ simulates every setting, the closed form is multiplied by the ratio engine / clo
 rounds, the engine itself fits the recording.
 
 A constant is refused if its knob never varied, or if its confidence interval is wider than an order of magnitude either way.
-It then keeps its default, and `Fit.refused` says which measurement would determine it.
+It then keeps its default, and `Fit.refused` says which measurement would determine it. A constant that takes up a
+measurement of its own leaves no degree of freedom to tell its error from, and is fitted without an interval.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +24,22 @@ from scipy.optimize import least_squares
 
 from simulators.calibration import closed_form
 from simulators.calibration.closed_form import Spans
-from simulators.calibration.model import Constants, Row, plant, simulated, simulated_seconds, with_speeds
+from simulators.calibration.model import Constants, Estimate, Row, plant, simulated, simulated_seconds, with_speeds
 
-__all__ = ["Constants", "Fit", "Row", "completed", "fit", "fit_all", "predicted"]
+__all__ = [
+    "NO_FREEDOM",
+    "Constants",
+    "Estimates",
+    "Fit",
+    "Residual",
+    "Row",
+    "completed",
+    "cycles",
+    "fit",
+    "fit_all",
+    "predicted",
+    "slopes",
+]
 
 _ROUNDS = 3  # of correcting the closed form to the engine
 _MACHINE = ("apply_exponent", "nic_bytes_per_second", "service_bytes_per_second", "latency_seconds")
@@ -36,7 +50,11 @@ _SHARES = ("serial_fraction", "apply_exponent")  # constants in [0, 1]
 _LEAST_NOISE = 0.003  # relative error that every recorded mean is assumed to have at least
 _SCALE = 0.05  # relative error above which a row weighs less than its square (soft L1)
 _NEEDED = 1.5  # an uncertain constant stays if the cost without it is more than so many times the cost with it
+_SATURATED = 0.99  # leverage of a single row above which its residual is 0 whatever its noise is
+_REDUNDANT = 0.05  # relative difference below which a cycle is the sum of its parts, and no measurement of its own
 _VISIBLE = 0.01  # a part of a cycle is fitted if it takes at least this share of the cycle
+
+NO_FREEDOM = "no degree of freedom: as many constants as measurements that determine them"
 
 # The measurement that would determine each constant, in the order in which uncertain constants are dropped.
 _MEASUREMENTS: dict[str, str] = {
@@ -59,12 +77,38 @@ class Fit:
     """The result of fitting one workload of a recording."""
 
     constants: Constants
-    intervals: Mapping[str, tuple[float, float]]  # of the fitted constants: 95 %, bootstrap over rows
+    intervals: Mapping[
+        str, tuple[float, float] | None
+    ]  # of the fitted constants: 95 %, bootstrap; None: no degree of freedom
     refused: Mapping[str, str]  # constants that keep their default, and why
     borrowed: Mapping[str, float]  # constants of the machines that were fitted on other workloads of the recording
     rows: int
     error: float  # median relative error on these rows
     common_seconds: float = 0.0  # compute seconds that do not depend on a worker's speed
+    covariance: NDArray[np.float64] = field(
+        default_factory=lambda: np.zeros((0, 0)), compare=False
+    )  # of logs of `intervals`
+    residuals: tuple[Residual, ...] = ()  # of the rows; those that took up a degree of freedom are left out
+
+    @property
+    def unsure(self) -> tuple[str, ...]:
+        """The constants that were fitted without a degree of freedom."""
+        return tuple(name for name, ends in self.intervals.items() if ends is None)
+
+
+class Residual(NamedTuple):
+    """The logarithm of a recorded cycle over the fitted one, corrected for the share of it that the fit has taken up."""
+
+    combination: tuple[str, int, int]  # of policy, workers and servers
+    barrier: bool
+    value: float
+
+
+class Estimates(NamedTuple):
+    """Means over seeds of the engine, [n]."""
+
+    seconds: NDArray[np.float64]
+    errors: NDArray[np.float64]  # relative standard errors of the means
 
 
 def fit_all(
@@ -126,7 +170,10 @@ def fit(rows: Sequence[Row], given: Constants, *, resamples: int = _RESAMPLES, w
         solved, refusals = _fit_determined(_Problem(rows, solved.problem.given), free, refused)
     constants = _with_jitter(solved.constants, rows)
     errors = np.abs(predicted(constants, rows) / np.array([r.cycle_seconds for r in rows]) - 1)
-    return Fit(constants, solved.intervals(resamples), refusals, {}, len(rows), float(np.median(errors)), common)
+    ends, covariance = solved.intervals(resamples)
+    return Fit(
+        constants, ends, refusals, {}, len(rows), float(np.median(errors)), common, covariance, solved.adjusted_residuals()
+    )
 
 
 def _with_jitter(constants: Constants, rows: Sequence[Row]) -> Constants:
@@ -138,15 +185,37 @@ def _with_jitter(constants: Constants, rows: Sequence[Row]) -> Constants:
 
 def predicted(constants: Constants, rows: Sequence[Row]) -> NDArray[np.float64]:
     """Seconds of a cycle that the engine simulates for each row."""
+    return cycles(constants, rows).seconds
+
+
+def cycles(constants: Constants, rows: Sequence[Row]) -> Estimates:
+    """Seconds of a cycle that the engine simulates for each row, and their errors."""
     machines = max(r.workers + r.servers for r in rows)
-    return np.array([_engine(constants, replace(r.setting_only(), machines=machines)).cycle for r in rows])
+    found = [_engine(constants, replace(r.setting_only(), machines=machines)) for r in rows]
+    return Estimates(np.array([float(e.spans.cycle) for e in found]), np.array([e.error for e in found]))
 
 
-def completed(constants: Constants, rows: Sequence[Row]) -> NDArray[np.float64]:
+def completed(constants: Constants, rows: Sequence[Row]) -> Estimates:
     """Seconds from the first to the last of `Row.all_pushes` pushes that the engine simulates for each row."""
     machines = max(r.workers + r.servers for r in rows)
     settings = [replace(r.setting_only(), machines=machines) for r in rows]
-    return np.array([simulated_seconds(constants, s, r.all_pushes) for s, r in zip(settings, rows, strict=True)])
+    found = [simulated_seconds(constants, s, r.all_pushes) for s, r in zip(settings, rows, strict=True)]
+    return Estimates(*np.array(found).reshape(-1, 2).T)
+
+
+def slopes(found: Fit, rows: Sequence[Row]) -> NDArray[np.float64]:
+    """Derivatives of the logarithm of each row's cycle by the logarithms of the fitted constants, [n, k]: closed form."""
+    step = 1e-3
+    free, barrier = tuple(found.intervals), [r.barrier for r in rows]
+    at = np.array([_coded(name, getattr(found.constants, name)) for name in free])
+
+    def logs(codes: NDArray[np.float64]) -> NDArray[np.float64]:
+        constants = _with(found.constants, free, codes)
+        seconds: NDArray[np.float64] = np.log(closed_form.spans([plant(constants, r) for r in rows], barrier).cycle)
+        return seconds
+
+    moved = [logs(at + step * unit) - logs(at - step * unit) for unit in np.eye(len(free))]
+    return np.stack(moved, axis=1) / (2 * step) if moved else np.zeros((len(rows), 0))
 
 
 # ------------------------------------------------------------------------------------------- which constants can be fitted
@@ -247,6 +316,11 @@ class _Problem:
         self.spread = np.array([_standard_error(each[:, 3]) for each in every])  # of the medians of cycles
         share = np.exp(np.where(np.isfinite(self.measured), self.measured, -np.inf) - self.measured[:, 3:])
         self.visible = share > _VISIBLE
+        self.repetitions = np.array([len(each) for each in every])
+        self.values = [each[:, 3] for each in every]  # cycles of the rows of each setting, logarithms
+        summed = np.abs(share[:, :3].sum(axis=1) - 1) < _REDUNDANT
+        self.redundant = np.zeros_like(self.visible)  # cycles that their parts have told already
+        self.redundant[:, 3] = summed & self.visible[:, :3].any(axis=1)
         self.correction = np.zeros_like(self.measured)
 
     def residuals(self, constants: Constants) -> NDArray[np.float64]:
@@ -295,7 +369,7 @@ class _Problem:
     def corrected(self, solved: _Solved, rounds: int = _ROUNDS) -> _Solved:
         """The fit with the closed form corrected to the engine, repeated `rounds` times."""
         for _ in range(rounds):
-            simulated_times = Spans(*np.array([_engine(solved.constants, r) for r in self.settings]).T)
+            simulated_times = Spans(*np.array([_engine(solved.constants, r).spans for r in self.settings]).T)
             wanted = _observed(solved.constants, self.settings, simulated_times)
             ratio = np.log(wanted / self.closed_form_times(solved.constants))
             self.correction = np.where(np.isfinite(ratio), ratio, 0.0)
@@ -328,18 +402,78 @@ class _Solved:
         errors = noise * np.sqrt(np.maximum(np.diag(np.linalg.inv(information)), 0.0))
         return dict(zip(self.free, map(float, errors), strict=True))
 
-    def intervals(self, resamples: int) -> dict[str, tuple[float, float]]:
-        """95 % percentile intervals from a wild bootstrap: the residuals of each setting keep or change their sign at
-        random, noise of the recorded median is added, and one Gauss-Newton step fits the result."""
+    def intervals(self, resamples: int) -> tuple[dict[str, tuple[float, float] | None], NDArray[np.float64]]:
+        """95 % percentile intervals from a wild bootstrap, and the covariance of the logarithms, [k, k].
+
+        The residuals of each setting keep or change their sign at random, noise of the recorded median is added, and one
+        Gauss-Newton step fits the result. None for constants without a degree of freedom, and for no resamples.
+        """
+        if not resamples:
+            return dict.fromkeys(self.free), np.zeros((len(self.free), len(self.free)))
         # Signs are drawn instead of settings: a setting that alone determines a constant must never be left out.
         rng = np.random.default_rng(0)
-        owner = np.nonzero(self.problem.visible)[0]  # setting of each residual
         spare = math.sqrt(len(self.residuals) / max(len(self.residuals) - len(self.free), 1))
         signs = rng.choice((-1.0, 1.0), (resamples, len(self.problem.settings)))
         noise = rng.standard_normal(signs.shape) * np.maximum(self.problem.spread, _LEAST_NOISE)
+        owner = self._owner
         steps = (signs[:, owner] * self.residuals * spare + noise[:, owner]) @ np.linalg.pinv(self.jacobian, rcond=1e-9).T
-        ends = np.percentile(self.at + np.clip(steps, -9, 9), [2.5, 97.5], axis=0) if resamples else (self.at, self.at)
-        return {n: (_decoded(n, float(a)), _decoded(n, float(b))) for n, a, b in zip(self.free, *ends, strict=True)}
+        steps = np.clip(steps, -9, 9)
+        ends = np.percentile(self.at + steps, [2.5, 97.5], axis=0)
+        unsure = self._without_freedom()
+        found = {
+            n: None if n in unsure else (_decoded(n, float(a)), _decoded(n, float(b)))
+            for n, a, b in zip(self.free, *ends, strict=True)
+        }
+        return found, np.atleast_2d(np.cov(steps.T))
+
+    @property
+    def _owner(self) -> NDArray[np.int64]:
+        """The setting of each residual, [m]."""
+        return np.nonzero(self.problem.visible)[0]
+
+    def _saturated(self) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        """Whether a residual tells nothing of errors, [m], and how much each constant follows each residual, [k, m].
+
+        A residual that one row alone decides is 0, or nearly so, whatever the noise of that row is: it takes up a degree of
+        freedom. And where a cycle is the sum of its recorded parts, it is no measurement of its own.
+        """
+        own = ~self.problem.redundant[self.problem.visible]
+        follows = np.zeros((len(self.free), len(self.residuals)))
+        follows[:, own] = np.linalg.pinv(self.jacobian[own], rcond=1e-9)
+        leverage = np.einsum("mk,km->m", self.jacobian, follows)
+        return ~own | (leverage / self.problem.repetitions[self._owner] > _SATURATED), follows
+
+    def _without_freedom(self) -> set[str]:
+        """Constants of which saturated residuals decide more than half of the variance, and those that nothing decides."""
+        saturated, follows = self._saturated()
+        total = (follows**2).sum(axis=1)
+        share = (follows[:, saturated] ** 2).sum(axis=1)
+        return {name for name, mine, all_ in zip(self.free, share, total, strict=True) if not mine < all_ / 2}
+
+    def adjusted_residuals(self) -> tuple[Residual, ...]:
+        """Of every row: the residual of its setting, times (I - H)^(-1/2) of its combination, and its own distance from it.
+
+        H is the block of the hat matrix that belongs to one policy, number of workers and number of servers (Bell and
+        McCaffrey 2002, Bias reduction in standard errors for linear regression with multi-stage samples, Section 3).
+        """
+        problem, owner = self.problem, self._owner
+        hat = self.jacobian @ np.linalg.pinv(self.jacobian, rcond=1e-9)
+        saturated, _ = self._saturated()
+        cycle = np.nonzero(problem.visible)[1] == 3
+        found = []
+        combinations = [s.combination for s in problem.settings]
+        for combination in dict.fromkeys(combinations):
+            mine = np.array([combinations[i] == combination for i in owner])
+            values, vectors = np.linalg.eigh(np.eye(int(mine.sum())) - hat[np.ix_(mine, mine)])
+            root = (vectors / np.sqrt(np.clip(values, 1 - _SATURATED, 1.0))) @ vectors.T
+            adjusted = root @ self.residuals[mine]
+            for k, i in enumerate(np.nonzero(mine)[0]):
+                if not cycle[i] or saturated[mine & (owner == owner[i])].all():
+                    continue
+                logs = problem.values[owner[i]]
+                away = logs - np.median(logs) - adjusted[k]
+                found += [Residual(combination, problem.settings[owner[i]].barrier, float(v)) for v in away]
+        return tuple(found)
 
 
 def _medians(logs: NDArray[np.float64]) -> list[float]:
@@ -405,5 +539,5 @@ def _with(base: Constants, free: Sequence[str], at: NDArray[np.float64]) -> Cons
 
 
 @cache
-def _engine(constants: Constants, row: Row) -> Spans:
+def _engine(constants: Constants, row: Row) -> Estimate:
     return simulated(constants, row)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulators.calibration.closed_form import Spans
 from simulators.cluster.cluster import Cluster
@@ -23,11 +24,13 @@ from tuners.actions import Run, Setting, Target
 
 __all__ = [
     "Constants",
+    "Estimate",
     "Row",
     "cluster",
     "demand",
     "node_type",
     "plant",
+    "relative_error",
     "setting",
     "simulated",
     "simulated_seconds",
@@ -35,7 +38,9 @@ __all__ = [
 ]
 
 _ALIKE = 0.05  # relative difference below which workers count as equally fast
-_WARM_UP, _CYCLES, _PUSHES = 20, 40, 1500  # cycles per worker before and while measuring, and the least number of pushes
+_WARM_UP, _CYCLES, _PUSHES = 20, 40, 400  # of one seed: cycles per worker before and while measuring, and the least pushes
+_SEEDS = (4, 64)  # least and most number of seeds that a simulated mean is taken over
+_PRECISE = 0.005  # relative standard error at which no further seed is simulated
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,21 @@ class Row:
     all_seconds: float = math.nan  # from the first to the last push under the setting, warm-up included
     all_pushes: int = 0  # number of pushes in `all_seconds`
     machines: int = 0  # least size of the cluster; equal for all rows, so that the engine is compiled once
+
+    @property
+    def combination(self) -> tuple[str, int, int]:
+        """Policy, workers and servers: the unit that held-out rows are chosen by."""
+        return self.policy, self.workers, self.servers
+
+    @property
+    def identity(self) -> tuple[Row, str, float, int]:
+        """Equal for the same row of the same run, read twice. (Missing times are nan, and nan does not equal itself.)"""
+        return self.setting_only(), self.run, self.cycle_seconds, self.pushes
+
+    @property
+    def unlike_hosts(self) -> bool:
+        """Whether the machines differ in the speed of their processors or in the rate of their links."""
+        return len({*self.speeds}) > 1 or len({*self.nics}) > 1
 
     @property
     def barrier(self) -> bool:
@@ -207,26 +227,65 @@ def plant(constants: Constants, row: Row) -> EngineInputs:
     )
 
 
-def simulated(constants: Constants, row: Row) -> Spans:
-    """The mean parts of a cycle that the engine simulates for a row, after a warm-up in which workers fall out of step."""
-    system = _system(constants, row)
-    system.perform(Run(clocks=_WARM_UP * row.workers))
-    cycles = max(_CYCLES, -(-_PUSHES // row.workers))
-    window = system.perform(Run(clocks=cycles * row.workers))
-    pushes = window.pushes
-    if not len(pushes.seconds):
-        return Spans(*np.full(4, math.nan))
-    parts = (float(p.mean()) for p in (pushes.compute_seconds, pushes.pull_seconds, pushes.push_seconds))
-    return Spans(*np.array([*parts, window.seconds * row.workers / len(pushes.seconds)]))
+class Estimate(NamedTuple):
+    """A mean over independent seeds of the engine."""
+
+    spans: Spans  # of the whole setting: scalars
+    error: float  # relative standard error of the cycle's mean
 
 
-def simulated_seconds(constants: Constants, row: Row, pushes: int) -> float:
-    """Simulated seconds from the first to the last of so many `pushes`, for a job that starts under the row's setting."""
-    seconds = _system(constants, row).perform(Run(clocks=pushes)).pushes.seconds
-    return float(seconds[-1] - seconds[0]) if len(seconds) == pushes else math.nan
+def simulated(constants: Constants, row: Row) -> Estimate:
+    """The mean parts of a cycle that the engine simulates for a row, after a warm-up in which workers fall out of step.
+
+    A mean over seeds (independent replications; Law, Simulation Modeling and Analysis, Section 9.5.2): as many as it takes
+    to bring its standard error to `_PRECISE`, within `_SEEDS`. nan if the engine completes no push.
+    """
+
+    def once(seed: int) -> tuple[float, ...]:
+        system = _system(constants, row, seed)
+        system.perform(Run(clocks=_WARM_UP * row.workers))
+        cycles = max(_CYCLES, -(-_PUSHES // row.workers))
+        window = system.perform(Run(clocks=cycles * row.workers))
+        pushes = window.pushes
+        if not len(pushes.seconds):
+            return (math.nan,) * 4
+        parts = (float(p.mean()) for p in (pushes.compute_seconds, pushes.pull_seconds, pushes.push_seconds))
+        return (*parts, window.seconds * row.workers / len(pushes.seconds))
+
+    found = _over_seeds(once)
+    return Estimate(Spans(*found.mean(axis=0)), relative_error(found[:, 3]))
 
 
-def _system(constants: Constants, row: Row) -> SimulatedSystem:
+def simulated_seconds(constants: Constants, row: Row, pushes: int) -> tuple[float, float]:
+    """Simulated seconds from the first to the last of so many `pushes`, for a job that starts under the row's setting.
+
+    A mean over seeds as in `simulated`, and its relative standard error.
+    """
+
+    def once(seed: int) -> tuple[float, ...]:
+        seconds = _system(constants, row, seed).perform(Run(clocks=pushes)).pushes.seconds
+        return (float(seconds[-1] - seconds[0]) if len(seconds) == pushes else math.nan,)
+
+    found = _over_seeds(once)[:, 0]
+    return float(found.mean()), relative_error(found)
+
+
+def relative_error(values: NDArray[np.float64]) -> float:
+    """Standard error of the mean of independent values, relative to the mean."""
+    return float(values.std(ddof=1) / math.sqrt(len(values)) / max(abs(values.mean()), 1e-300))
+
+
+def _over_seeds(once: Callable[[int], tuple[float, ...]]) -> NDArray[np.float64]:
+    """The results of `once` for seeds 0, 1, ... until the mean of the last column is precise, [seeds, k]."""
+    least, most = _SEEDS
+    found = [once(seed) for seed in range(least)]
+    while len(found) < most and relative_error(np.array(found)[:, -1]) > _PRECISE:
+        # Twice as many: a stop after every seed would favour means whose error is small by chance.
+        found += [once(seed) for seed in range(len(found), min(2 * len(found), most))]
+    return np.array(found)
+
+
+def _system(constants: Constants, row: Row, seed: int) -> SimulatedSystem:
     job = Workload(name=row.workload, demand=demand(constants), proxy=None)
     conditions = Conditions(jitter=constants.jitter, sleeps=constants.sleeps)
     spec = JobSpec(
@@ -238,6 +297,6 @@ def _system(constants: Constants, row: Row) -> SimulatedSystem:
         budget_seconds=1e12,
         evaluate_clocks=2**30,
         conditions=conditions,
-        seed=0,
+        seed=seed,
     )
     return SimulatedSystem(spec)

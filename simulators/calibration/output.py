@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from simulators.calibration.fit import Fit, Row
+from simulators.calibration.fit import NO_FREEDOM, Fit, Row
 from simulators.calibration.model import demand, with_speeds
 from simulators.calibration.recordings import Recording
 from simulators.calibration.staleness import LEVEL, PROXY, Effort, fitted_rate, proxy_ratio, ratio
@@ -123,7 +123,8 @@ def _workload(name: str, fit: Fit, rows: Sequence[Row], origin: Provenance) -> l
     lines += _table(
         at, {"rows": fit.rows, "median_relative_error": fit.error, "messages_in_transfers": constants.in_transfers}
     )
-    lines += _table(f"{at}.intervals", {n: list(ends) for n, ends in fit.intervals.items()})
+    lines += _table(f"{at}.intervals", {n: list(ends) for n, ends in fit.intervals.items() if ends is not None})
+    lines += _table(f"{at}.without_interval", dict.fromkeys(fit.unsure, NO_FREEDOM))
     lines += _table(f"{at}.from_other_workloads", dict(fit.borrowed))
     return lines + _table(f"{at}.refused", dict(fit.refused))
 

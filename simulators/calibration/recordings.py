@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -18,10 +18,11 @@ import numpy as np
 import polars as pl
 
 from simulators.calibration.model import Row, with_speeds
+from simulators.calibration.selection import EVERYTHING, Selection
 from simulators.calibration.staleness import Effort, efforts
 from simulators.cluster.conditions import Sleeps
 
-__all__ = ["Noise", "Recording", "read_tables"]
+__all__ = ["Noise", "Recording", "joined", "read_tables", "with_links_of"]
 
 _SYNCHRONOUS = ("bsp",)
 _WARM_UP = 0.2  # share at the start of a segment that is left out, while workers fall out of step
@@ -56,24 +57,25 @@ class Recording:
     nic_bytes_per_second: float | None = None  # median over the machines, if the trace has NIC rates
 
 
-def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "") -> Recording:
-    """The recording in a trace's tables; `source` is the name of its origin.
+def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Selection = EVERYTHING) -> Recording:
+    """The recording in a trace's tables; `source` is the name of its origin. Only `wanted` runs and settings are read.
 
     Raises ValueError for a source whose counts of iterations do not match its seconds.
     """
     if source in _NO_RATES:
         raise ValueError(f"Cannot calibrate to {source}: {_NO_RATES[source]}.")
     caveats: list[str] = []
+    tables = wanted.of_runs(tables)
     settings = _settings(tables, caveats)
     iterations, progress = tables.get("iterations"), tables.get("progress")
     noise = None
     if iterations is not None and iterations.height:
         timed = _outside_changes(iterations.filter(pl.col("seconds").is_not_null()), tables.get("reconfigurations"))
-        segments = _segments(timed, settings)
+        segments = [s for s in _segments(timed, settings) if wanted.has(s[0])]
         rows, noise = list(with_speeds(list(_rows_of_iterations(segments)))), _noise(segments)
     else:
-        rates = pl.DataFrame() if progress is None else _rates(progress, settings)
-        rows = list(_rows_of_progress(rates)) if rates.height else list(_rows_of_runs(tables, settings))
+        rates = pl.DataFrame() if progress is None else wanted.among(_rates(progress, settings))
+        rows = list(_rows_of_progress(rates)) if rates.height else list(_rows_of_runs(tables, wanted.among(settings)))
         runs = tables["runs"].filter(pl.col("seconds").is_null(), pl.col("trimmed_seconds").is_not_null())
         if not rates.height and runs.height:
             names = ", ".join(sorted(set(runs["workload"].drop_nulls())))
@@ -83,6 +85,47 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "") -> Recordi
     switches, restarts = _change_costs(tables, settings)
     usual = next(iter(settings["usual_nic"].to_list()), None)
     return Recording(tuple(rows), noise, switches, restarts, tuple(efforts(tables)), tuple(caveats), usual)
+
+
+def joined(recordings: Sequence[tuple[str, Recording]]) -> Recording:
+    """Recordings and their names as one. A name precedes those of its runs, so that runs of the same name stay apart.
+
+    Links are relative to the usual link of the first. The noise of mini-batches is that of the recording with most of them.
+    Rows that are in several selections of one trace count once.
+    """
+    every = [recording for _, recording in recordings]
+    first = every[0]
+    rows = [
+        replace(row, run=f"{name}/{row.run}")
+        for name, recording in recordings
+        for row in with_links_of(recording, first).rows
+    ]
+    timed = [r.noise for r in every if r.noise is not None]
+    return Recording(
+        tuple({row.identity: row for row in rows}.values()),
+        max(timed, key=lambda noise: noise.times) if timed else None,
+        tuple(s for r in every for s in r.switch_seconds),
+        tuple(s for r in every for s in r.restart_seconds),
+        tuple(e._replace(run=f"{name}/{e.run}") for name, r in recordings for e in r.efforts),
+        tuple(dict.fromkeys(c for r in every for c in with_links_of(r, first).caveats)),
+        first.nic_bytes_per_second,
+    )
+
+
+def with_links_of(recording: Recording, known: Recording) -> Recording:
+    """The recording with its links relative to the usual link of `known`: constants fitted to `known` hold for it."""
+    own, usual = recording.nic_bytes_per_second, known.nic_bytes_per_second
+    if own == usual:
+        return recording
+    if own is None or usual is None:
+        why = "only some of the recordings have the rates of links: the usual links are assumed to be equally fast"
+        return replace(recording, caveats=(*recording.caveats, why))
+
+    def scaled(row: Row) -> Row:
+        machines = max(row.workers, row.servers) if row.shared else row.workers + row.servers
+        return replace(row, nics=tuple(nic * own / usual for nic in row.nics or (1.0,) * machines))
+
+    return replace(recording, rows=tuple(map(scaled, recording.rows)), nic_bytes_per_second=usual)
 
 
 def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.DataFrame:

@@ -1,8 +1,15 @@
 """The error of the simulator's predictions, on recorded rows that it was fitted to and on rows that were held out.
 
-Cross-validation: every row is held out once. A workload with ten settings or more is divided by settings, in the order of
-policy, workers, servers, batch and threads: setting i is in fold i mod 5, with all its runs. A workload with fewer settings
-is divided by rows in that order, because too few settings would be left to fit if whole settings were held out.
+A combination is a policy, a number of workers and a number of servers. Held out are whole combinations, with all batch sizes
+and all runs, so that nothing is predicted from a setting that differs in its batch alone:
+
+* cross-validation: the combinations of each workload are shuffled once, and combination i is in fold i mod N;
+* small to large: fitted to the lower half of the numbers of workers, the rows with more workers are predicted;
+* equal to unlike hosts: fitted to rows whose machines are all alike, the other rows are predicted;
+* other recordings (`check_other`): fitted to some recordings, another one is predicted.
+
+The baseline, a plain linear model, is fitted to the same rows, but in cross-validation to all rows without the combination
+that it predicts (leave one out): on a fold of few combinations its terms would become collinear.
 """
 
 from __future__ import annotations
@@ -11,26 +18,40 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from simulators.calibration.fit import Fit, completed, fit_all, predicted
+from simulators.calibration.fit import Estimates, Fit, completed, cycles, fit_all
 from simulators.calibration.model import Constants, Row, with_speeds
 from simulators.calibration.output import Provenance
-from simulators.calibration.recordings import Recording
+from simulators.calibration.recordings import Recording, with_links_of
+from simulators.calibration.spread import log_half_widths
 from simulators.calibration.staleness import LEVEL, Effort, fitted_rate, proxy_ratio, ratio
 from simulators.reconfiguration import plan as reconfigure
 from simulators.reconfiguration.plan import Costs, Load
 from tuners.actions import Setting
 
-__all__ = ["COMPLETION", "FOLDS", "STALE", "Check", "Prediction", "check"]
+__all__ = [
+    "COMPLETION",
+    "FOLDS",
+    "HELD_OUT",
+    "LARGER",
+    "OTHER",
+    "STALE",
+    "UNLIKE",
+    "Check",
+    "Prediction",
+    "check",
+    "check_other",
+]
 
 FOLDS = 5
 STALE = "mini-batches, asynchronous over synchronous"
 COMPLETION = ", completion"  # suffix of groups that predict the time of all pushes of a segment instead of a cycle
-_SETTINGS = 10  # least number of settings of a workload that is divided by settings
+HELD_OUT, LARGER, UNLIKE, OTHER = "held out", "small to large", "equal to unlike hosts", "other recordings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +62,14 @@ class Prediction:
     run: str
     label: str  # the setting in words
     recorded: float
-    fitted: float  # by the simulator, fitted to all rows
-    held_out: float  # by the simulator, fitted to the other folds; nan where they do not determine it
+    fitted: float  # by the simulator, fitted to all rows; nan for other recordings
+    held_out: float  # by the simulator, fitted without this row's combination; nan where the other rows do not determine it
     plain_fitted: float  # by the baseline, a linear model (see `_plain`), fitted to all rows
     plain_held_out: float
+    split: str = HELD_OUT  # how the rows of the fit were chosen, see above
+    error: float = float("nan")  # relative standard error of `held_out` as a mean over seeds
+    low: float = float("nan")  # ends of the 90 % interval around `held_out`; nan without degrees of freedom
+    high: float = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +79,10 @@ class Check:
     origin: Provenance
     predictions: tuple[Prediction, ...]
     fits: Mapping[str, Fit]
-    by_settings: tuple[str, ...]  # workloads divided by settings; the others are divided by rows
-    folds: int
+    undivided: tuple[str, ...]  # workloads with one combination, of which nothing can be held out
+    folds: int  # 0: fitted to other recordings
     caveats: tuple[str, ...]
+    fitted_to: str = ""  # the other recordings
 
 
 def check(
@@ -66,7 +92,7 @@ def check(
     folds: int = FOLDS,
     watch: Callable[[str], None] = lambda _: None,
 ) -> Check:
-    """Fit to all rows, and to all rows but each fold; predict. Raises ValueError without rows, and for one fold.
+    """Fit to all rows, and to the rows of every split; predict. Raises ValueError without rows, and for one fold.
 
     `watch` is told what is fitted next.
     """
@@ -74,28 +100,130 @@ def check(
         raise ValueError(f"Cannot hold out with {folds} folds: give at least 2, which are halves.")
     fits = fit_all(recording.rows, given, watch=watch)
     rows = sorted(recording.rows, key=lambda r: (r.workload, _order(r), r.run))
-    fold_of, by_settings = _folds(rows, folds)
-    held, plain = np.full((len(rows), 2), np.nan), np.full((len(rows), 2), np.nan)
+    fold_of, undivided = _folds(rows, folds)
+    fitted = _simulated(fits, rows, range(len(rows)))
+    plain_fitted = _plain(rows, rows)
+    held, plain = _Values.empty(len(rows)), _left_out(rows)
     for fold in range(folds):
         out = [i for i, f in enumerate(fold_of) if f == fold]
         kept = [r for r, f in zip(rows, fold_of, strict=True) if f != fold]
-        if not (out and kept):
-            continue
-        watch(f"fold {fold + 1} of {folds}: fitting {len(kept)} rows, predicting {len(out)}")
-        known = fit_all(kept, given, resamples=0)
-        held[out] = _predicted(known, rows, out)
-        plain[out] = _plain(kept, [rows[i] for i in out])
-    fitted = _predicted(fits, rows, range(len(rows)))
-    values = np.stack([fitted, held, _plain(rows, rows), plain])  # [4, n, 2]
-    groups = _groups(rows)
-    made = [_made(groups[i], r, r.cycle_seconds, values[:, i, 0]) for i, r in enumerate(rows)]
-    made += [_made(groups[i] + COMPLETION, r, r.all_seconds, values[:, i, 1]) for i, r in enumerate(rows) if _completes(r)]
+        if out and kept:
+            watch(f"fold {fold + 1} of {folds}: fitting {len(kept)} rows, predicting {len(out)}")
+            held.put(out, _simulated(fit_all(kept, given), rows, out))
+    made = _predictions(rows, range(len(rows)), HELD_OUT, (fitted, plain_fitted, held, plain))
+    for split, kept_at, out in _extrapolations(rows):
+        kept = [rows[i] for i in kept_at]
+        watch(f"{split}: fitting {len(kept)} rows, predicting {len(out)}")
+        far = _simulated(fit_all(kept, given), rows, out)
+        plain_far = _plain(kept, [rows[i] for i in out])
+        made += _predictions(rows, out, split, (fitted.at(out), plain_fitted[out], far, plain_far))
     others = (*_switches(recording.switch_seconds, folds), *_stale(recording.efforts))
-    return Check(origin, (*made, *others), fits, by_settings, folds, recording.caveats)
+    return Check(origin, (*made, *others), fits, undivided, folds, recording.caveats)
 
 
-def _made(group: str, row: Row, recorded: float, values: NDArray[np.float64]) -> Prediction:
-    return Prediction(group, row.run, _label(row), recorded, *map(float, values))
+def check_other(
+    fits: Mapping[str, Fit], known: Recording, other: Recording, origin: Provenance, fitted_to: str = ""
+) -> Check:
+    """Predict every row of another recording with `fits`, which were made of `known`; `origin` is that of the other one.
+
+    One workload on each side counts as the same job, whatever its names. Raises ValueError if otherwise no workload is
+    common to both, or if a row is in both.
+    """
+    jobs, caveats = {row.workload for row in other.rows}, []
+    same_job = len(jobs) == len(fits) == 1
+    if not (jobs & fits.keys() or same_job):
+        raise ValueError(
+            f"Cannot predict {', '.join(sorted(jobs)) or 'a recording without rows'} from a fit to {', '.join(fits)}: "
+            "name recordings that have a workload in common."
+        )
+    linked = with_links_of(other, known)
+    seen = {row.identity for row in known.rows}
+    if common := sum(row.identity in seen for row in linked.rows):
+        raise ValueError(
+            f"Cannot predict {common} rows that are fitted as well: select others, for example with [runs=...]."
+        )
+    known_rows = known.rows
+    if same_job and jobs != fits.keys():
+        (ours,), (theirs,) = fits, jobs
+        caveats.append(f"{theirs} is predicted as the same job as {ours}")
+        fits, known_rows = {theirs: fits[ours]}, tuple(replace(row, workload=theirs) for row in known.rows)
+    rows = sorted(linked.rows, key=lambda r: (r.workload, _order(r), r.run))
+    everything = range(len(rows))
+    unknown = _Values.empty(len(rows))
+    values = (unknown, unknown.both(), _simulated(fits, rows, everything), _plain(known_rows, rows))
+    caveats += linked.caveats
+    if missing := sorted(jobs - fits.keys()):
+        caveats.append(f"not predicted, as no fitted recording has them: {', '.join(missing)}")
+    return Check(origin, tuple(_predictions(rows, everything, OTHER, values)), fits, (), 0, tuple(caveats), fitted_to)
+
+
+class _Values(NamedTuple):
+    """Predictions of n rows: of a cycle, and of all pushes of a segment; and half-widths of their intervals, logarithms."""
+
+    cycle: Estimates
+    whole: Estimates
+    widths: NDArray[np.float64]  # [n, 2]
+
+    @staticmethod
+    def empty(count: int) -> _Values:
+        """Nothing known yet: nan."""
+        cycle, whole = (Estimates(np.full(count, np.nan), np.full(count, np.nan)) for _ in range(2))
+        return _Values(cycle, whole, np.full((count, 2), np.nan))
+
+    def put(self, at: Sequence[int], values: _Values) -> None:
+        """Fill in the predictions of some rows."""
+        index = list(at)
+        for mine, new in zip(
+            (*self.cycle, *self.whole, self.widths), (*values.cycle, *values.whole, values.widths), strict=True
+        ):
+            mine[index] = new
+
+    def at(self, index: Sequence[int]) -> _Values:
+        """Those of some rows."""
+        some = list(index)
+        return _Values(
+            Estimates(*(x[some] for x in self.cycle)), Estimates(*(x[some] for x in self.whole)), self.widths[some]
+        )
+
+    def both(self) -> NDArray[np.float64]:
+        """Seconds of a cycle and of all pushes, [n, 2]."""
+        return np.stack([self.cycle.seconds, self.whole.seconds], axis=1)
+
+
+def _predictions(
+    rows: Sequence[Row],
+    wanted: Sequence[int],
+    split: str,
+    values: tuple[_Values, NDArray[np.float64], _Values, NDArray[np.float64]],
+) -> list[Prediction]:
+    """Of the cycle of each `wanted` row, then of the completion of those that have it.
+
+    `values`, of the wanted rows: fitted, by the baseline fitted, held out, by the baseline held out.
+    """
+    fitted, plain_fitted, held, plain = values
+    groups = _groups(rows)
+
+    def made(group: str, k: int, row: Row, column: int, recorded: float) -> Prediction:
+        told, estimate = (held.cycle, held.whole)[column], (fitted.cycle, fitted.whole)[column]
+        at, width = float(told.seconds[k]), float(held.widths[k, column])
+        return Prediction(
+            group,
+            row.run,
+            _label(row),
+            recorded,
+            float(estimate.seconds[k]),
+            at,
+            float(plain_fitted[k, column]),
+            float(plain[k, column]),
+            split,
+            float(told.errors[k]),
+            float(at * np.exp(-width)),
+            float(at * np.exp(width)),
+        )
+
+    all_ = [(k, rows[i], groups[i]) for k, i in enumerate(wanted)]
+    found = [made(group, k, r, 0, r.cycle_seconds) for k, r, group in all_]
+    return found + [made(group + COMPLETION, k, r, 1, r.all_seconds) for k, r, group in all_ if _completes(r)]
 
 
 def _completes(row: Row) -> bool:
@@ -103,22 +231,42 @@ def _completes(row: Row) -> bool:
     return row.all_pushes > 1
 
 
-def _order(row: Row) -> tuple[str, int, int, int, int, int]:
-    return (row.policy, row.workers, row.servers, row.batch_size, row.intra_threads, row.transfer_bits)
+def _order(row: Row) -> tuple[str, int, int, int, int, int, int]:
+    return (*row.combination, row.staleness, row.batch_size, row.intra_threads, row.transfer_bits)
 
 
 def _folds(rows: Sequence[Row], count: int) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """The fold of each row, and the workloads that are divided by settings."""
-    folds, by_settings = np.zeros(len(rows), int), []
+    """The fold of each row, -1 for none, and the workloads with one combination only."""
+    folds, undivided = np.full(len(rows), -1), []
     for name in dict.fromkeys(r.workload for r in rows):
         mine = [i for i, r in enumerate(rows) if r.workload == name]
-        settings = list(dict.fromkeys(_order(rows[i]) for i in mine))
-        if len(settings) >= _SETTINGS:
-            by_settings.append(name)
-            folds[mine] = [settings.index(_order(rows[i])) % count for i in mine]
-        else:
-            folds[mine] = np.arange(len(mine)) % count
-    return folds, tuple(by_settings)
+        found = sorted({rows[i].combination for i in mine})
+        if len(found) == 1:
+            undivided.append(name)
+            continue
+        # In their order, every second combination may have the same number of servers, and a half would never see another.
+        order = np.random.default_rng(0).permutation(len(found))
+        fold_of = {found[k]: i % count for i, k in enumerate(order)}
+        folds[mine] = [fold_of[rows[i].combination] for i in mine]
+    return folds, tuple(undivided)
+
+
+def _extrapolations(rows: Sequence[Row]) -> list[tuple[str, list[int], list[int]]]:
+    """The name, the rows to fit and the rows to predict of each extrapolation that the rows allow."""
+    middle: dict[str, int] = {}  # most workers of the lower half, where a workload has several numbers of workers
+    for name in {r.workload for r in rows}:
+        sizes = sorted({r.workers for r in rows if r.workload == name})
+        middle[name] = sizes[(len(sizes) - 1) // 2]
+    large = [r.workers > middle[r.workload] for r in rows]
+    unlike = [r.unlike_hosts for r in rows]
+    found = []
+    for split, far in ((LARGER, large), (UNLIKE, unlike)):
+        kept = [i for i, f in enumerate(far) if not f]
+        jobs = {rows[i].workload for i in kept}
+        out = [i for i, f in enumerate(far) if f and rows[i].workload in jobs]
+        if kept and out:
+            found.append((split, kept, out))
+    return found
 
 
 def _groups(rows: Sequence[Row]) -> list[str]:
@@ -132,19 +280,24 @@ def _groups(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def _predicted(fits: Mapping[str, Fit], rows: Sequence[Row], wanted: Sequence[int]) -> NDArray[np.float64]:
-    """Seconds of a cycle, and from the first to the last of all pushes, of the `wanted` rows, [n, 2]."""
-    found = np.full((len(wanted), 2), np.nan)
+def _simulated(fits: Mapping[str, Fit], rows: Sequence[Row], wanted: Sequence[int]) -> _Values:
+    """The predictions of the `wanted` rows by the engine."""
+    found = _Values.empty(len(wanted))
     for name, fit in fits.items():
         ours = [i for i, r in enumerate(rows) if r.workload == name]
         # The speeds of a run's workers come from all its rows, held out or not: they belong to the machines of that run.
         speedy = dict(zip(ours, with_speeds([rows[i] for i in ours], fit.common_seconds), strict=True))
         mine = [k for k, i in enumerate(wanted) if i in speedy]
-        if mine:
-            found[mine, 0] = predicted(fit.constants, [speedy[wanted[k]] for k in mine])
-        whole = [k for k in mine if _completes(rows[wanted[k]])]
-        if whole:
-            found[whole, 1] = completed(fit.constants, [speedy[wanted[k]] for k in whole])
+        if not mine:
+            continue
+        theirs = [speedy[wanted[k]] for k in mine]
+        cycle, whole = cycles(fit.constants, theirs), _Values.empty(len(mine)).whole
+        complete = [k for k, row in enumerate(theirs) if _completes(row)]
+        if complete:
+            told = completed(fit.constants, [theirs[k] for k in complete])
+            whole.seconds[complete], whole.errors[complete] = told
+        widths = [log_half_widths(fit, theirs, errors) for errors in (cycle.errors, whole.errors)]
+        found.put(mine, _Values(cycle, whole, np.stack(widths, axis=1)))
     return found
 
 
@@ -166,8 +319,18 @@ def _plain(known: Sequence[Row], wanted: Sequence[Row]) -> NDArray[np.float64]:
             costs, _ = nnls(table, np.ones(len(mine)))
             at = [i for i, r in enumerate(wanted) if (r.workload, r.policy) == kind]
             found[at] = np.array([terms(wanted[i]) for i in at]) @ costs
-    cycles = np.array([max(r.all_pushes - 1, 0) / r.workers for r in wanted])
-    return np.stack([found, found * cycles], axis=1)
+    counts = np.array([max(r.all_pushes - 1, 0) / r.workers for r in wanted])
+    return np.stack([found, found * counts], axis=1)
+
+
+def _left_out(rows: Sequence[Row]) -> NDArray[np.float64]:
+    """The baseline's predictions of each row, [n, 2], fitted to all rows without the row's combination."""
+    found = np.full((len(rows), 2), np.nan)
+    for kind in dict.fromkeys((r.workload, r.combination) for r in rows):
+        out = [i for i, r in enumerate(rows) if (r.workload, r.combination) == kind]
+        kept = [r for r in rows if (r.workload, r.combination) != kind]
+        found[out] = _plain(kept, [rows[i] for i in out])
+    return found
 
 
 def _switches(recorded: Sequence[float], folds: int) -> tuple[Prediction, ...]:

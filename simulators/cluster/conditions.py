@@ -105,11 +105,20 @@ class Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stragglers: ReplayedTrace | str | None = None  # lasting differences between machines, and episodes of slowness
     bandwidth: ReplayedTrace | str | None = None  # token buckets
     nodes: ReplayedTrace | str | None = None  # nodes that join, leave and fail
+    # Every role for which this trace has data and no other is given. A text means: a recording of this very cluster, so in
+    # order, from its beginning, and relative to each machine's own median, because its usual speed is in the node's type.
+    all: ReplayedTrace | str | None = None
 
     def traces(self) -> dict[str, ReplayedTrace]:
         """The traces that are given, by role."""
         given = {name: getattr(self, name) for name in self.__struct_fields__}
-        return {k: ReplayedTrace(v) if isinstance(v, str) else v for k, v in given.items() if v is not None}
+        found = {}
+        for role, recording in given.items():
+            if isinstance(recording, str) and role == "all":
+                found[role] = ReplayedTrace(recording, deal="order", against="worker")
+            elif recording is not None:
+                found[role] = ReplayedTrace(recording) if isinstance(recording, str) else recording
+        return found
 
 
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -23,6 +23,10 @@ there are more nodes than machines, machines are assigned again, and start at a 
   Then nodes leave, fail and join as the machines did. Nodes without a place stay in the cluster; when the recording is over,
   all nodes stay as they are.
 
+``all`` is one trace for every role that it has data for. As ``all = "live-run/"``, a recording of the same cluster replays
+in order, from its beginning: worker i drives our node i, relative to its own median, and the nodes' events come to our nodes
+of the same names.
+
 With ``faster = 60``, a minute of the recording passes in a second: episodes, buckets and changes of nodes come and go sixty
 times as fast. So recordings of months fit jobs of minutes, with the same number of events for each machine and recorded
 hour. Compute times are ratios and stay.
@@ -44,12 +48,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from simulators.cluster.compute_factors import NO_FACTORS, Factors
-from simulators.cluster.conditions import Bucket, Conditions, Episode, Replay, ReplayedTrace, check
+from simulators.cluster.conditions import Bucket, Conditions, Episode, NodeChange, Replay, ReplayedTrace, check
 from simulators.cluster.profiles import NodeType
-from simulators.cluster.trace_driven_nodes import Places, places
+from simulators.cluster.trace_driven_nodes import Places, named_changes, places
 from traces.parts import scan
 
-__all__ = ["check_replay", "expand_replay"]
+__all__ = ["NoDataError", "check_replay", "expand_replay"]
 
 _SLOW = 1.3
 """A machine that is slower than so many times its own median is in an episode of slowness."""
@@ -64,11 +68,35 @@ _Floats = NDArray[np.float64]
 
 def check_replay(conditions: Conditions) -> None:
     """Raise ValueError where a trace cannot be read, or has no data for its role."""
-    for role, recording in (conditions.replay or Replay()).traces().items():
+    for role, recording in _roles(conditions.replay or Replay()).items():
         try:
             _READERS[role](recording)
         except ValueError as error:
             raise ValueError(f"replay.{role}: {error}") from None
+
+
+def _roles(replay: Replay) -> dict[str, ReplayedTrace]:
+    """The trace of each role. Raises ValueError where `all` has no data for any role."""
+    given = replay.traces()
+    if (everything := given.pop("all", None)) is None:
+        return given
+    found: dict[str, ReplayedTrace] = {}
+    for role in _READERS:
+        # Compute times have the slowness of machines in them already.
+        if role in given or (role == "stragglers" and "compute" in given | found):
+            continue
+        try:
+            _READERS[role](everything)
+        except NoDataError:
+            continue
+        found[role] = everything
+    if not found:
+        raise ValueError(f"replay.all: Cannot replay {everything.trace}: it has no data for any of {', '.join(_READERS)}.")
+    return {role: (given | found)[role] for role in _READERS if role in given | found}
+
+
+class NoDataError(ValueError):
+    """A trace has no data for a role."""
 
 
 def expand_replay(
@@ -83,7 +111,7 @@ def expand_replay(
         return conditions, NO_FACTORS
     names, factors = tuple(n for n, _ in nodes), NO_FACTORS
     episodes, buckets, changes = list(conditions.episodes), list(conditions.buckets), list(conditions.nodes)
-    for role, recording in replay.traces().items():
+    for role, recording in _roles(replay).items():
         stream = Replay.__struct_fields__.index(role)
         rng = np.random.default_rng([seed, _STREAM, stream]) if recording.deal == "lot" else None
         driven = tuple(n for n in names if not recording.nodes or n in recording.nodes)
@@ -95,7 +123,8 @@ def expand_replay(
             buckets += _buckets(recording, [(n, kind) for n, kind in nodes if n in driven], rng)
         else:
             found = _pick_run(_places(recording), rng)
-            moved = found.changes(driven, budget_seconds, rng, recording.faster)
+            moved = _as_named(recording, driven) if rng is None else None
+            moved = moved or found.changes(driven, budget_seconds, rng, recording.faster)
             changes = sorted([*changes, *moved], key=lambda c: c.seconds)
     plain = {"episodes": tuple(episodes), "buckets": tuple(buckets), "nodes": tuple(changes), "replay": None}
     made = msgspec.structs.replace(conditions, **plain)
@@ -133,32 +162,66 @@ def _factors(
     recording: ReplayedTrace, names: Sequence[str], driven: Sequence[str], rng: np.random.Generator | None
 ) -> Factors:
     """The factors of the compute times of `driven`; a node with count 0 is not driven."""
-    recorded: tuple[_Floats, ...] = _pick_run(_relative_times(recording), rng)
-    most = max(map(len, recorded))
+    recorded: tuple[_WorkerTimes, ...] = _pick_run(_relative_times(recording), rng)
+    most = max(len(one.factors) for one in recorded)
     start = 0.0 if rng is None else rng.random()
     values, counts = np.ones((len(names), most)), np.zeros(len(names), np.int32)
-    for node, assigned in zip(driven, _assign(len(recorded), len(driven), rng), strict=True):
-        times, at = recorded[assigned.machine], names.index(node)
+    assignments = _assign_by_number(recorded, driven) if rng is None else _assign(len(recorded), len(driven), rng)
+    for node, assigned in zip(driven, assignments, strict=True):
+        times, at = recorded[assigned.machine].factors, names.index(node)
         counts[at] = len(times)
         values[at, : len(times)] = np.roll(times, -int((start + assigned.offset) % 1.0 * len(times)))
     return Factors(jnp.asarray(values), counts)
 
 
+class _WorkerTimes(NamedTuple):
+    """The compute times of a recorded worker's mini-batches in order, over the usual one."""
+
+    number: int  # of the worker in the recording
+    factors: _Floats
+
+
+def _assign_by_number(recorded: Sequence[_WorkerTimes], ours: Sequence[str]) -> list[_Assignment]:
+    """In order: our i-th node gets worker i where the recording's numbers are those of a cluster like ours, else the i-th
+    worker. Nodes that are left get workers again, at a later time of the recording."""
+    numbers = [one.number for one in recorded]
+    if max(numbers) >= len(ours):
+        numbers = list(range(len(recorded)))
+    left = [i for i in range(len(ours)) if i not in numbers]
+    rounds = 1 + -(-len(left) // len(recorded))
+    again = {i: _Assignment(k % len(recorded), (1 + k // len(recorded)) / rounds) for k, i in enumerate(left)}
+    return [again[i] if i in again else _Assignment(numbers.index(i), 0.0) for i in range(len(ours))]
+
+
 @cache
-def _relative_times(recording: ReplayedTrace) -> dict[str, tuple[_Floats, ...]]:
-    """By run, the compute times of each worker's mini-batches in order, over the median."""
+def _relative_times(recording: ReplayedTrace) -> dict[str, tuple[_WorkerTimes, ...]]:
+    """By run, the times of its workers. The usual time of a run that changes its batch size is that of the same size."""
     timed = _rows(recording, "iterations", "run", "worker", "clock", "seconds", "compute_seconds")
     timed = timed.filter(pl.col("compute_seconds") > 0)
     if not timed.height:
         raise _no_data(recording, "iterations with compute times")
-    peers = ["run", "worker"] if recording.against == "worker" else ["run", "stage"]
+    peers = ["run", "batch_size", "worker"] if recording.against == "worker" else ["run", "batch_size", "stage"]
     timed = timed.join(_stages(recording), on=["run", "worker"], how="left", nulls_equal=True)
+    timed = _with_batch_size(timed, recording)
     took = pl.col("compute_seconds")
     timed = timed.sort("run", "worker", "seconds", "clock").with_columns(took / took.median().over(peers))
     return {
-        str(run): tuple(w["compute_seconds"].to_numpy() for w in one.partition_by("worker", maintain_order=True))
+        str(run): tuple(
+            _WorkerTimes(int(w["worker"][0]), w["compute_seconds"].to_numpy())
+            for w in one.partition_by("worker", maintain_order=True)
+        )
         for (run,), one in timed.group_by("run", maintain_order=True)
     }
+
+
+def _with_batch_size(timed: pl.DataFrame, recording: ReplayedTrace) -> pl.DataFrame:
+    """The iterations with the batch size of the setting in force; null where the time of an iteration is not recorded."""
+    settings = _rows(recording, "settings", "run", "seconds", "batch_size").sort("seconds", maintain_order=True)
+    known = timed.filter(pl.col("seconds").is_not_null()).sort("seconds", maintain_order=True)
+    if not known.height:
+        return timed.with_columns(batch_size=pl.lit(None, pl.Int64))
+    unknown = timed.filter(pl.col("seconds").is_null()).with_columns(batch_size=pl.lit(None, pl.Int64))
+    return pl.concat([known.join_asof(settings, on="seconds", by="run", check_sortedness=False), unknown])
 
 
 def _stages(recording: ReplayedTrace) -> pl.DataFrame:
@@ -278,7 +341,7 @@ def _throttles(recording: ReplayedTrace) -> tuple[_Throttle | None, ...]:
 @cache
 def _places(recording: ReplayedTrace) -> dict[str, Places]:
     """By run, the places of its machines."""
-    events = _rows(recording, "node_events", "run", "seconds", "node", "event").sort("seconds", maintain_order=True)
+    events = _node_events(recording)
     if not events.height:
         raise _no_data(recording, "events of nodes")
     extras = dict(_rows(recording, "runs", "run", "extras").iter_rows())
@@ -286,6 +349,17 @@ def _places(recording: ReplayedTrace) -> dict[str, Places]:
         str(r): places(one.drop("run").rows(), json.loads(extras.get(r) or "{}").get("nodes_watched", 0))
         for (r,), one in events.group_by("run", maintain_order=True)
     }
+
+
+def _as_named(recording: ReplayedTrace, driven: Sequence[str]) -> list[NodeChange] | None:
+    """The changes of a recording whose nodes have the names of ours; None for any other."""
+    runs = {str(run): one for (run,), one in _node_events(recording).group_by("run")}
+    rows = _pick_run(runs, None).select("seconds", "node", "event").rows()
+    return named_changes(rows, recording.faster) if {node for _, node, _ in rows} <= set(driven) else None
+
+
+def _node_events(recording: ReplayedTrace) -> pl.DataFrame:
+    return _rows(recording, "node_events", "run", "seconds", "node", "event").sort("seconds", maintain_order=True)
 
 
 # ------------------------------------------------------------------------------------------------------------ the traces
@@ -298,11 +372,11 @@ def _rows(recording: ReplayedTrace, table: str, *columns: str) -> pl.DataFrame:
     return rows.filter(pl.col("run").is_in(kept))
 
 
-def _no_data(recording: ReplayedTrace, what: str) -> ValueError:
+def _no_data(recording: ReplayedTrace, what: str) -> NoDataError:
     """The error for runs without the data that a role needs."""
     runs = sorted(set(scan(Path(recording.trace), "runs").select("run").collect()["run"]))
     known = ", ".join(runs[:8]) + (", ..." if len(runs) > 8 else "")
-    return ValueError(f"Cannot replay runs {recording.runs!r} of {recording.trace}: no {what}; it has {known or 'none'}.")
+    return NoDataError(f"Cannot replay runs {recording.runs!r} of {recording.trace}: no {what}; it has {known or 'none'}.")
 
 
 _READERS: dict[str, Callable[[ReplayedTrace], Any]] = {

@@ -9,7 +9,7 @@ import numpy as np
 
 from simulators.cluster.conditions import NodeChange
 
-__all__ = ["Places", "places"]
+__all__ = ["Places", "named_changes", "places"]
 
 
 class _PlaceEvent(NamedTuple):
@@ -106,3 +106,23 @@ def places(events: Iterable[tuple[float, str, str]], machines: int = 0) -> Place
             made.append(left if event == "left" else _PlaceEvent(seconds, place, "fails"))
     # A "leaves" event has the time of its notice, which may be before events that are already in the list.
     return Places(taken_at_start, tuple(sorted(made, key=lambda e: e.seconds)))
+
+
+def named_changes(events: Iterable[tuple[float, str, str]], faster: float = 1.0) -> list[NodeChange]:
+    """Recorded events (seconds, node, event) in the order of time as changes of the nodes that they name."""
+    made: list[NodeChange] = []
+    present: dict[str, bool] = {}
+    notice_at: dict[str, float] = {}
+    for seconds, node, event in events:
+        if event == "joined" and (seconds <= 0 or present.get(node)):
+            present[node] = True  # part of the cluster from the beginning
+        elif event == "joined":
+            present[node] = True
+            made.append(NodeChange((node,), seconds / faster, "joins"))
+        elif event == "leaving":
+            notice_at[node] = seconds
+        elif present.get(node, True):
+            present[node], since = False, notice_at.pop(node, seconds)
+            left = NodeChange((node,), since / faster, "leaves", (seconds - since) / faster)
+            made.append(left if event == "left" else NodeChange((node,), seconds / faster, "fails"))
+    return sorted(made, key=lambda change: change.seconds)

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from simulators.engine import learning, timing
 from simulators.engine.inputs import EngineInputs
 from simulators.engine.learning import LearningProgram, TrainingData
 from simulators.engine.loop import Clock, Program, State
 
-__all__ = ["all_stopped", "blank", "catch_up", "launch", "resumed", "with_tokens", "workers_stopped"]
+__all__ = ["all_stopped", "blank", "catch_up", "launch", "resumed", "with_data_moved", "with_tokens", "workers_stopped"]
 
 _NONE: Any = np.zeros(0)
 
@@ -37,6 +38,7 @@ def blank(program: Program, inputs: EngineInputs, parameters: Any) -> State:
         grouped=zero,
         loss=jnp.full(nodes, jnp.nan if program.model is None else 0.0, jnp.float64),
         policy=(),
+        left=jnp.asarray(inputs.assigned),
         testing=jnp.asarray(False),
         status=zero,
     )
@@ -118,6 +120,21 @@ def workers_stopped(state: State, nodes: Array, now: float) -> State:
 def with_tokens(state: State, tokens: Array) -> State:
     """The job with so many tokens in its nodes' buckets."""
     return state._replace(clock=state.clock._replace(flight=state.clock.flight._replace(tokens=tokens)))
+
+
+def with_data_moved(state: State, before: NDArray[np.float64], after: NDArray[np.float64]) -> State:
+    """The job after its data shares changed from those that assign `before` [k] to those that assign `after` [k].
+
+    Work that is left moves with the data: a worker that gives a part of its data gives this part of its work, and those that
+    receive data divide the sum, in proportion. None is lost or done twice.
+    """
+    left = np.asarray(state.clock.left)
+    kept = left * np.minimum(1.0, np.divide(after, before, out=np.ones_like(after), where=before > 0))
+    gains = np.maximum(after - before, 0.0)
+    if not gains.any():
+        return state
+    left = kept + (left - kept).sum() * gains / gains.sum()
+    return state._replace(clock=state.clock._replace(left=jnp.asarray(left)))
 
 
 def resumed(state: State, pause_seconds: float) -> State:

@@ -29,6 +29,7 @@ __all__ = [
     "each_nic_counts",
     "loads",
     "overlapping",
+    "served",
     "shards",
 ]
 
@@ -70,6 +71,8 @@ class EngineInputs(NamedTuple):
     target_accuracy: Array  # or validation accuracy >= this (inf: never)
     target_clocks: Array  # or after so many pushes
     target_samples: Array  # or when these have used so many samples
+    assigned: Array  # [k] the part of a target by share that each node has by its data share; [0] for any other target
+    push_work: Array  # [k] of that, what a push of each node completes; [0] likewise
 
 
 class Effects(NamedTuple):
@@ -220,8 +223,9 @@ def build(
         evaluate_clocks=np.int32(evaluate_clocks),
         target_loss=np.float64(target.value if target.metric == "loss" else -np.inf),
         target_accuracy=np.float64(target.value if target.metric == "accuracy" else np.inf),
-        target_clocks=np.int32(target.value if target.metric == "clocks" else 2**31 - 1),
-        target_samples=np.int64(target.value if target.metric == "samples" else 2**63 - 1),
+        target_clocks=np.int32(target.value if target.metric == "clocks" and not target.by_share else 2**31 - 1),
+        target_samples=np.int64(target.value if target.metric == "samples" and not target.by_share else 2**63 - 1),
+        **_by_share(target, names, setting, parts),
     )
     # Plain numpy: passing it to compiled code is faster than making JAX arrays first, one by one.
     arrays: dict[str, Any] = {n: v if isinstance(v, Array) else np.asarray(v) for n, v in numbers.items()}
@@ -249,6 +253,34 @@ def _buckets(conditions: Conditions, names: tuple[str, ...], taken: Mapping[str,
         "bucket_bytes": np.array([held[n].capacity_bytes if n in held else np.inf for n in names]),
         "bucket_refill": np.array([held[n].refill_bytes_per_second if n in held else np.inf for n in names]),
         "bucket_taken": np.array([taken.get(n, 0.0) for n in names]),
+    }
+
+
+def served(
+    nodes: tuple[tuple[str, NodeType], ...], demand: Demand, setting: Setting, effects: Effects = NO_EFFECTS
+) -> NDArray[np.float64]:
+    """What a push and the pull before it cost every server, [k, 4]: pull bytes and seconds, push bytes and seconds."""
+    out, into = _left(nodes, effects.out), _left(nodes, effects.into)
+    pushed = dict(zip(setting.servers, setting.shares()[1], strict=True))
+    pulled = pushed if effects.pull_shares is None else effects.pull_shares
+    transfer, rows = setting.transfer_bits / 32, []
+    for name, kind in nodes:
+        pull = pulled.get(name, 0.0) * demand.model_bytes * transfer
+        push = pushed.get(name, 0.0) * demand.whole_push_bytes * transfer * effects.push_factor
+        apply = demand.apply_seconds * pushed.get(name, 0.0) ** demand.apply_exponent if name in pushed else 0.0
+        sending, receiving = (min(left[name], kind.service_bytes_per_second) for left in (out, into))
+        rows.append((pull, pull / sending, push, push / receiving + apply))
+    return np.array(rows)
+
+
+def _by_share(target: Target, names: tuple[str, ...], setting: Setting, parts: Shards) -> dict[str, Any]:
+    """What each worker has to do for a target by share, and what a push of it completes."""
+    if not target.by_share:
+        return {"assigned": np.zeros(0), "push_work": np.zeros(0)}
+    share = dict(zip(setting.workers, setting.shares()[0], strict=True))
+    return {
+        "assigned": np.array([share.get(n, 0.0) * target.value for n in names]),
+        "push_work": parts.samples.astype(float) if target.metric == "samples" else np.ones(len(names)),
     }
 
 

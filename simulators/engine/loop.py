@@ -27,10 +27,11 @@ from tuners.actions import Decision, Push
 
 jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
 
-__all__ = ["STATUSES", "Clock", "Program", "Records", "State", "advance", "advance_lanes"]
+__all__ = ["STATUSES", "Clock", "Program", "Records", "State", "advance", "advance_lanes", "with_work"]
 
 _RUNNING, _TARGET, _DIVERGED, _DEADLOCK = range(4)
 STATUSES = ("running", "target", "diverged", "deadlock")
+_DONE = 1e-6  # clocks or samples left by rounding only
 
 
 class Program(NamedTuple):
@@ -58,6 +59,7 @@ class Clock(NamedTuple):
     grouped: Array  # int32: gradients waiting in the group
     loss: Array  # float64 [k]: of each worker's mini-batch in progress
     policy: Any  # the synchronisation policy's state
+    left: Array  # [k] work that each worker has yet to do for a target by share; [0] for any other target
     testing: Array  # bool: every gradient is dropped, as in a branch forked for testing
     status: Array  # int32 index into STATUSES
 
@@ -83,6 +85,11 @@ class Records(NamedTuple):
     loss: Any
     valid_loss: Any
     valid_accuracy: Any
+
+
+def with_work(inputs: EngineInputs, left: Array) -> Array:
+    """Workers that may begin a mini-batch, bool [k]: active, and with work left where the target is divided by share."""
+    return inputs.active & (left > _DONE) if left.shape[0] else inputs.active
 
 
 class _Pushed(NamedTuple):
@@ -192,6 +199,8 @@ def _step(
     # Comparing with nan is False, so that a target on validation is reached only where validation was due.
     reached = (valid_loss <= inputs.target_loss) | (valid_accuracy >= inputs.target_accuracy)
     reached = reached | (clock.pushes >= inputs.target_clocks) | (clock.samples >= inputs.target_samples)
+    if clock.left.shape[0]:
+        reached = reached | jnp.all(clock.left <= _DONE)
     status = jnp.where((clock.status == _RUNNING) & done.yes & reached, _TARGET, clock.status)
     return (
         State(clock._replace(status=status), learned),
@@ -246,6 +255,9 @@ def _travel(program: Program, inputs: EngineInputs, until_seconds: Array, clock:
     )
     # All wait, and only a push can release a worker: the policy has deadlocked.
     stuck = ~pushed & (clock.status == _RUNNING) & jnp.all(flight.phase == timing.WAIT)
+    if clock.left.shape[0]:
+        # Unless the work that is left is on its way, with its data, to workers that have not begun.
+        stuck = stuck & jnp.any(with_work(inputs, clock.left))
     status = jnp.where(stuck, _DEADLOCK, clock.status)
     return clock._replace(seconds=seconds, flight=flight, status=status), worker, pushed
 
@@ -255,12 +267,16 @@ def _settle(
 ) -> tuple[Clock, _Pushed]:
     """Count the push, let the policy decide, and let the workers that it releases begin a cycle."""
     mine = (jnp.arange(inputs.active.shape[0]) == worker) & pushed
-    clocks = clock.clocks + mine
+    clocks, left = clock.clocks + mine, clock.left
+    if left.shape[0]:
+        left = left - jnp.where(mine, inputs.push_work, 0.0)
+    # A worker that has done its part leaves the group: others must not wait for it.
+    active = with_work(inputs, left)
     push = Push(
         worker=worker,
         clocks=clocks,
-        waiting=inputs.active & (clock.flight.phase == timing.WAIT),
-        active=inputs.active,
+        waiting=active & (clock.flight.phase == timing.WAIT),
+        active=active,
         seconds=clock.seconds,
         staleness=clock.version - clock.pulled[worker],
         loss=clock.loss[worker],
@@ -273,7 +289,7 @@ def _settle(
     # Gradients that are summed or averaged wait until the policy closes their group; others are applied at once.
     groups = program.model is not None and program.model.aggregation != "each"
     take = pushed & (decision.step if groups else True) & (grouped > 0)
-    release = decision.release & pushed & inputs.active
+    release = decision.release & pushed & active
     version = clock.version + jnp.where(take, grouped, 0)
     finite = jnp.isfinite(push.loss) if program.model is not None else jnp.asarray(True)
     flight = clock.flight
@@ -303,6 +319,7 @@ def _settle(
         drawn=clock.drawn + release,
         pushes=clock.pushes + pushed,
         samples=clock.samples + jnp.where(pushed, inputs.samples[worker], 0),
+        left=left,
         version=version,
         pulled=jnp.where(release, version, clock.pulled),
         grouped=jnp.where(take, 0, grouped),

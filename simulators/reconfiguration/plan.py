@@ -58,7 +58,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delete_seconds: float = _FITTED["delete_seconds"]
     switch_seconds: float = _FITTED["switch_seconds"]  # a server becomes a worker, or the other way, in its container
     start_seconds: float = _FITTED["start_seconds"]  # migrate: a worker begins when its training data is there
-    handshake_seconds: float = _FITTED["handshake_seconds"]  # a block changes its owner, before its bytes move
+    handshake_seconds: float = _FITTED["handshake_seconds"]  # of a move, before its first bytes: a block changes its owner
     data_bytes_per_second: float = _FITTED["data_bytes_per_second"]  # what one worker can send of its training data
     model_bytes_per_second: float = _FITTED["model_bytes_per_second"]  # what one server can send of the model
     model_blocks: int = _FITTED["model_blocks"]  # that the model is divided into

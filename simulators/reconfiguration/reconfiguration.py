@@ -157,21 +157,20 @@ class Reconfiguration:
         """Let the branch train on the cluster as the steps have it just now; workers that may begin, begin."""
         steps, branch, slowdown = self._started, self.branch, self._control.slowdown
         switched = steps.switched and branch.setting != steps.new
-        if switched:
-            branch.install(self._prepared(), slowdown)
+        has_work = switched and branch.install(self._prepared(), slowdown)
         setting, effects = steps.setting, steps.effects
         if not setting.workers:  # all have stopped, and no other has begun
             branch.without_workers()
         elif (setting, effects) != self._applied:
             # Building inputs takes milliseconds, and most pushes change nothing.
             self._applied = setting, effects
-            branch.apply_effects(setting, effects)
+            has_work = branch.apply_effects(setting, effects) or has_work
         branch.set_slowdown(slowdown)
         joined, self._workers = steps.workers - self._workers, steps.workers
         if joined:
             # A node that joins has no mini-batch yet; its waiting is counted from now.
             branch.stop_workers(joined, now)
-        if (joined or switched) and not steps.quiescent:
+        if (joined or switched or has_work) and not steps.quiescent:
             branch.launch_waiting_workers()
 
     def cost(self, now: float) -> Cost:
@@ -209,11 +208,11 @@ class Reconfiguration:
 
     def _finish(self, now: float) -> None:
         steps, branch, new_policy = self._started, self.branch, self._policy is not self.branch.policy
-        branch.install(self._prepared(), self._control.slowdown)
+        has_work = branch.install(self._prepared(), self._control.slowdown)
         if steps.quiescent:
             branch.stop_all(now)
             branch.launch(branch.inputs.active)
-        elif new_policy or frozenset(branch.setting.workers) != frozenset(steps.old.workers):
+        elif new_policy or has_work or frozenset(branch.setting.workers) != frozenset(steps.old.workers):
             branch.launch_waiting_workers()
         self.over = True
 
@@ -416,12 +415,16 @@ class _Steps:
             self.switched = self.switched or (self._plan.on_demand and step.kind == "graph")
 
     def _move(self, step: Step) -> Generator[simpy.Event, Any, None]:
-        """So many blocks at a time: first their owner changes, then their bytes follow (Cruise, Section IV-B)."""
+        """A handshake, then so many blocks at a time: their owner changes, and their bytes follow (Cruise, Section IV-B).
+
+        The handshakes of later blocks overlap with the bytes of earlier ones, so a move of many small blocks has one to wait
+        for, as any other.
+        """
         rate = self._costs.model_bytes_per_second if step.of == "model" else self._costs.data_bytes_per_second
+        yield self._env.timeout(self._costs.handshake_seconds)
         left = step.blocks
         while left > 0:
             wave = min(left, self._costs.blocks_in_flight)
-            yield self._env.timeout(self._costs.handshake_seconds)
             yield self._send(step, step.bytes_moved * wave / step.blocks, rate, f"{step.of} {step.node}")
             left -= wave
             for node, change in ((step.node, -wave), (step.to, wave)):

@@ -92,6 +92,8 @@ def _inputs(workers: int, samples: int) -> EngineInputs:
         target_accuracy=jnp.asarray(jnp.inf),
         target_clocks=jnp.asarray(2**30, jnp.int32),
         target_samples=jnp.asarray(2**62, jnp.int64),
+        assigned=jnp.zeros(0),
+        push_work=jnp.zeros(0),
     )
 
 

@@ -14,7 +14,7 @@ from harness.cli import main
 from reports import fidelity
 from simulators.calibration.fit import Constants, Fit
 from simulators.calibration.output import Provenance
-from simulators.calibration.validation import COMPLETION, Check, Prediction
+from simulators.calibration.validation import COMPLETION, LARGER, OTHER, Check, Prediction
 
 FOLDER = os.environ.get("HARNESS_RECORDINGS", "")
 
@@ -25,7 +25,7 @@ MADE = Check(
         for i, (recorded, held) in enumerate([(1.0, 1.2), (2.0, 1.8), (4.0, 4.4), (8.0, math.nan)])
     ),
     {"job": Fit(Constants(), {"fixed_seconds": (0.1, 0.2)}, {"sample_seconds": "record <more>"}, {}, 4, 0.1)},
-    ("job",),
+    (),
     5,
     ("1 run was left out",),
 )
@@ -49,14 +49,14 @@ def test_the_page_says_all_and_is_safe(tmp_path):
     assert "record &lt;more&gt;" in text
     assert "<script" not in text
     assert "10.0% / 19.0%" in text
-    assert "setting i is in fold i mod 5" in text
+    assert "combination i is in fold i mod 5" in text
     assert pl.read_csv(tmp_path / "predictions.csv").height == 4
 
 
 def test_groups_that_could_not_be_predicted_are_not_among_those_that_were():
     lost = tuple(replace(p, group="job, bsp", held_out=math.nan) for p in MADE.predictions)
     text = fidelity.page([replace(MADE, predictions=MADE.predictions + lost)])
-    assert "at most 10.0% in every group, except in 1 that the other folds could not predict." in text
+    assert "at most 10.0% in every group, except in 1 that the other rows could not predict." in text
     assert "at most 10.0% in every group." in fidelity.page([MADE])
     assert "the median error is at most" not in fidelity.page([replace(MADE, predictions=lost)])
 
@@ -75,8 +75,46 @@ def test_completion_is_explained_where_it_is_told():
 
 def test_the_table_of_a_terminal():
     (table,) = fidelity.tables([MADE])
-    assert "simulator, held out" in table
     assert "note: 1 run was left out" in table
+    lines = table.splitlines()
+    assert lines[1].split()[:3] == ["rows", "tau", "median"]
+    (held,) = [line.split() for line in lines if "simulator, held out" in line]
+    assert held[3:] == ["3", "1.00", "10.0%", "19.0%", "-"]
+
+
+def test_order_is_told_before_errors():
+    text = fidelity.page([MADE])
+    assert "Held out, tau is at least 1.00 and the median error is at most 10.0% in every group." in text
+    assert text.index(">tau<") < text.index(">covered<") < text.index(">simulator, fitted<")
+
+
+def test_coverage_counts_what_has_an_interval():
+    """Of three intervals, one is too high; a fourth row has none."""
+    ends = [(0.9, 1.1), (2.1, 2.3), (3.0, 5.0), (math.nan, math.nan)]
+    told = tuple(replace(p, low=a, high=b) for p, (a, b) in zip(MADE.predictions, ends, strict=True))
+    assert fidelity.coverage(told) == (2, 3)
+    made = replace(MADE, predictions=told)
+    assert "67% of 3 recorded values are within their 90 % intervals." in fidelity.page([made])
+    assert "2 of 3" in fidelity.tables([made])[0]
+
+
+def test_constants_without_an_interval_are_marked():
+    unsure = replace(MADE, fits={"job": replace(MADE.fits["job"], intervals={"fixed_seconds": None})})
+    why = "no degree of freedom: as many constants as measurements that determine them"
+    assert f"none: {why}" in fidelity.page([unsure])
+    assert f"note: job, fixed_seconds: fitted without an interval, {why}" in fidelity.tables([unsure])[0]
+
+
+def test_each_split_has_a_group_of_its_own():
+    """Extrapolated rows are beside held-out ones, and predictions of other recordings say what was fitted."""
+    both = (*MADE.predictions, *(replace(p, split=LARGER) for p in MADE.predictions))
+    (table,) = fidelity.tables([replace(MADE, predictions=both, undivided=("job",))])
+    assert "\njob, asp\n" in table
+    assert "\njob, asp, small to large\n" in table
+    assert "nothing is held out of job" in table
+    other = replace(MADE, predictions=tuple(replace(p, split=OTHER) for p in MADE.predictions), fitted_to="equal hosts")
+    assert "predicted by a fit to: equal hosts" in fidelity.tables([other])[0]
+    assert "Predicted by a fit to: equal hosts." in fidelity.page([other])
 
 
 def test_the_command_wants_a_recording(tmp_path, capsys):

@@ -130,6 +130,21 @@ def test_every_number_can_be_followed_to_its_runs(one):
     assert not [link for link in parsed(alone).links if "runs/" in link]
 
 
+def test_machines_stand_beside_host_seconds_and_the_oracle_says_what_it_saw():
+    plain = contest(tuners=("fixed", "cruise", "best_fixed"), seeds=2)
+    text = page.pages(plain, {})["report.html"]
+    assert "Host seconds were measured on a machine, 2 cores." in text
+    assert "machine 2" not in text
+    other = plain.host.with_columns(machine=pl.when(pl.col("seed") == 1).then(pl.lit("b, 4 cores")).otherwise("machine"))
+    seen = {"digits": {"best_fixed": {"settings": 47, "best": "best_fixed+0a1b2c3d"}}}
+    both = page.pages(replace(plain, host=other, oracles=seen), {})["report.html"]
+    assert "machine 1: a machine, 2 cores;" in both
+    assert "machine 2: b, 4 cores." in both
+    assert both.count("<small>machine 2</small>") == 3
+    assert "those of the best of 47 fixed settings" in both
+    assert 'href="runs/digits/best_fixed%2B0a1b2c3d/0/score.json"' in both
+
+
 def test_one_scenario_is_one_page():
     assert set(page.pages(contest(tuners=("fixed", "cruise"), seeds=2), {})) == {"report.html"}
 

@@ -9,7 +9,16 @@ import pytest
 from reports import rendering
 from reports.rendering import fill
 
-VALUES = {"title": "a page", "lead": "", "findings": [], "recordings": [], "kinds": [], "folds": 5, "has_completions": False}
+VALUES = {
+    "title": "a page",
+    "lead": "",
+    "findings": [],
+    "recordings": [],
+    "kinds": [],
+    "folds": 5,
+    "level": 90,
+    "has_completions": False,
+}
 
 
 def test_every_public_name_exists():

@@ -53,6 +53,7 @@ def score_row(scenario, tuner, seed, seconds, *, budget=600.0, status=None, reas
         "final_loss": 0.3,
         "final_accuracy": 0.95,
         "final_setting": setting_text(setting),
+        "final_workers": len(setting.workers),
         "branches_peak": 1,
         "branch_bytes_peak": 2e6,
     } | more
@@ -62,7 +63,11 @@ def frames(scores, evaluations=(), settings=(), host=None):
     """Results of rows; thinking seconds are 0.5 where `host` is not given."""
     rows = sorted(scores, key=lambda r: (r["scenario"], r["tuner"], r["seed"]))
     keys = [{k: r[k] for k in ("scenario", "tuner", "seed")} for r in rows]
-    measured = [k | {"thinking_seconds": 0.5, "wall_seconds": 1.0} for k in keys] if host is None else host
+    measured = (
+        [k | {"thinking_seconds": 0.5, "wall_seconds": 1.0, "machine": "a machine, 2 cores"} for k in keys]
+        if host is None
+        else host
+    )
     manifest = {
         "harness": "0.1.0",
         "schema": VERSION,

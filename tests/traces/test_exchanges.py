@@ -28,6 +28,7 @@ from tuners.actions import (
     Reconfigure,
     Rejected,
     Run,
+    ServerWindow,
     Setting,
     Window,
     WorkerWindow,
@@ -87,6 +88,7 @@ WINDOWS = st.builds(
     nodes=st.lists(NODES, max_size=2).map(tuple),
     setting=st.none() | SETTINGS,
     changes=st.lists(COSTS, max_size=2).map(tuple),
+    servers=st.lists(st.builds(ServerWindow, NAMES, FLOATS, FLOATS, FLOATS, FLOATS), max_size=2).map(tuple),
     status=st.sampled_from(["running", "target", "budget", "diverged", "deadlock"]),
 )
 RUNS = st.one_of(

@@ -80,11 +80,33 @@ def test_a_table_cut_short_is_named(tmp_path: Path) -> None:
 def test_a_table_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "e.parquet"
     EVALUATED.write_parquet(path, metadata={"harness_schema": "99"})
-    with pytest.raises(ValueError, match=f"format 99, and this harness reads format {VERSION}"):
+    with pytest.raises(ValueError, match=f"format 99, and this harness reads formats 2 to {VERSION}"):
         store.read(path, EVALUATIONS)
     EVALUATED.write_parquet(path)
     with pytest.raises(ValueError, match="format None"):
         store.read(path, EVALUATIONS)
+
+
+def test_numbers_of_workers_of_version_2_come_from_its_settings(tmp_path: Path) -> None:
+    """Also of a run that failed before it had a setting, and of a table of recorded runs, where one node stands for all."""
+    three = Setting(workers=("a", "b", "c"), servers=("d",))
+    forty = Setting(workers=("workers",), servers=("servers",), options=(("workers", 40),))
+    run = {"scenario": "s", "tuner": "x", "seed": 0, "seconds": 0.0}
+    rows = [run | {"setting": setting_text(setting), "workers": count} for setting, count in ((three, 3), (forty, 40))]
+    settings = pl.DataFrame(rows, schema=SETTINGS)
+    old = settings.drop("workers")
+    old.write_parquet(tmp_path / "settings.parquet", metadata={"harness_schema": "2"})
+    assert store.read(tmp_path / "settings.parquet", SETTINGS).equals(settings)
+    scores = pl.DataFrame({name: [None, None] for name in SCORES}, schema=SCORES)
+    scores = scores.with_columns(final_setting=pl.Series([setting_text(three), ""]))
+    scores.drop("final_workers").write_parquet(tmp_path / "scores.parquet", metadata={"harness_schema": "2"})
+    assert store.read(tmp_path / "scores.parquet", SCORES)["final_workers"].to_list() == [3, None]
+    old.with_columns(setting=pl.lit("{")).write_parquet(tmp_path / "x.parquet", metadata={"harness_schema": "2"})
+    with pytest.raises(ValueError, match=r"x\.parquet: column 'setting' holds no setting"):
+        store.read(tmp_path / "x.parquet", SETTINGS)
+    old.write_parquet(tmp_path / "y.parquet", metadata={"harness_schema": "3"})
+    with pytest.raises(ValueError, match="column 'workers' is missing"):
+        store.read(tmp_path / "y.parquet", SETTINGS)
 
 
 def test_a_missing_table_says_how_to_get_it(tmp_path: Path) -> None:
@@ -121,6 +143,7 @@ def test_host_seconds_keep_the_last_row_of_a_repeated_run(tmp_path: Path) -> Non
             "seed": [0, 0, 0],
             "thinking_seconds": [1.0, 2.0, 0.1],
             "wall_seconds": [3.0, 4.0, 0.2],
+            "machine": ["m", "m", "n"],
         },
         schema=HOST,
     )
@@ -153,3 +176,8 @@ def test_a_setting_is_one_line_of_json() -> None:
     text = setting_text(setting)
     assert "\n" not in text
     assert setting_from(text) == setting
+
+
+def test_host_seconds_without_machines_are_read(tmp_path: Path) -> None:
+    (tmp_path / "host.csv").write_text("scenario,tuner,seed,thinking_seconds,wall_seconds\ns,x,0,0.5,1.5\n")
+    assert store.read_host(tmp_path / "host.csv").rows() == [("s", "x", 0, 0.5, 1.5, "")]

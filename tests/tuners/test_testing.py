@@ -38,6 +38,18 @@ def test_a_tuner_that_is_right_passes_and_is_told_what_was_checked():
     assert str(found).startswith(f"halving keeps the contract: {len(toys())} toy systems (")
     assert "Run " in str(found)
     assert "Fork" not in str(found)
+    assert "Not tested" not in str(found)
+
+
+def test_actions_that_no_toy_made_a_tuner_ask_are_named():
+    def never(job):
+        seen = yield from Run(clocks=10)
+        if seen.clocks > 10:
+            yield from Reconfigure(job.start)
+
+    found = check_tuner(never)
+    assert found.unasked == ("Reconfigure",)
+    assert "Not tested, because no toy made it ask: Reconfigure." in str(found)
 
 
 def test_the_toys_carry_out_every_action():

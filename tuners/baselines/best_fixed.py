@@ -1,27 +1,40 @@
-"""The oracle: the best of N fixed settings, chosen after all of them have been run. A reference, not a contestant.
+"""The oracle: the best fixed setting that a search finds, chosen after all were run. A reference, not a contestant.
 
-It is the "Best of 100 random settings" with which TensorFlowOnline's Table III compares its tuner; here the scenario's start
-is one of the N. A job cannot restart, so no tuner can do this: the comparison runs the job once per candidate and seed, each
-time *starting* under the candidate and never changing it, and reports the candidate of least mean completion time.
+TensorFlowOnline's Table III compares its tuner with the "Best of 100 random settings". Where many knobs are free, a few
+random settings are a weak reference, which contestants beat. So the search (`search`) goes on from what they found:
 
-The candidates depend on the scenario, never on the seed, and one is chosen for all seeds together. A best setting chosen
-seed by seed would be the minimum of N random draws, which no fixed setting reaches.
+1. the scenario's start and random settings, on every seed;
+2. the settings that contestants ended with, on the first seed; the best few of them on every seed;
+3. twice, the settings next to the best one so far (`neighbours`), in the same way.
+
+A job cannot restart, so no tuner can do this: the comparison runs the job once per setting and seed, each time *starting*
+under the setting and never changing it, and reports the setting of least mean completion time over all seeds.
+
+Random settings and neighbours depend on the scenario, never on the seed, and one setting is chosen for all seeds together. A
+best setting chosen seed by seed would be the minimum of N random draws, which no fixed setting reaches.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from statistics import fmean
 
 import numpy as np
 
-from tuners.actions import Job, Reconfigure, Rejected, Setting, Tuner, TunerFactory
+from tuners.actions import Job, Reconfigure, Rejected, Setting, Space, Tuner, TunerFactory
 from tuners.factory_options import Count, Whole
+from tuners.settings import Choice, Integer, Knob, Scalar
 
-__all__ = ["best_fixed", "candidates", "choose", "fixed_at"]
+__all__ = ["best_fixed", "candidates", "choose", "fixed_at", "neighbours", "search"]
 
+_STEP = 0.1  # of a number in a local search, as a share of its range
+_MOST_NEIGHBOURS = 32  # of one setting; of more, an even choice
+_ROUNDS = 2  # of the local search
+_SCREENED = 3  # settings of a stage that are run on every seed
+_WORTH = 1.1  # a setting that takes longer than this on the first seed, relative to the best one, is not run on others
 _DRAWS_PER_CANDIDATE = 100
 
 
@@ -56,6 +69,83 @@ def choose(completions: Mapping[int, Sequence[float]]) -> int:
     if not counts or 0 in counts.values() or len(set(counts.values())) > 1:
         raise ValueError(f"Cannot choose among candidates with {counts} runs: run each on the same seeds, at least one.")
     return min(sorted(completions), key=lambda index: fmean(completions[index]))
+
+
+def search(
+    job: Job, ended: Sequence[Setting], seeds: int, seconds: Callable[[Setting, int], float], *, count: int = 20
+) -> Iterator[list[tuple[Setting, int]]]:
+    """Yields what to run next: settings with seeds. It goes on when `seconds` knows the completion of all of these.
+
+    `ended` are the settings that contestants ended with. Equal answers give equal searches, so a search that was interrupted
+    is continued by making it again. It ends without a word: the best is that of least mean over the settings that were run
+    on every seed (`choose`).
+    """
+    seen: list[Setting] = []
+    whole: list[Setting] = []  # run on every seed
+
+    def mean(setting: Setting) -> float:
+        return fmean(seconds(setting, seed) for seed in range(seeds))
+
+    def stage(settings: Sequence[Setting]) -> Iterator[list[tuple[Setting, int]]]:
+        new = [s for s in dict.fromkeys(settings) if s not in seen]
+        seen.extend(new)
+        yield [(s, 0) for s in new]
+        limit = _WORTH * seconds(min(whole, key=mean), 0)
+        short = sorted((s for s in new if seconds(s, 0) < limit), key=lambda s: seconds(s, 0))[:_SCREENED]
+        yield [(s, seed) for s in short for seed in range(1, seeds)]
+        whole.extend(short)
+
+    first = candidates(job, count=count)
+    seen.extend(first)
+    yield [(s, seed) for seed in range(seeds) for s in first]
+    whole.extend(first)
+    yield from stage([s for s in ended if _admitted(job.space, s)])
+    for _ in range(_ROUNDS):
+        best = min(whole, key=mean)
+        yield from stage(neighbours(job.space, best))
+        if min(whole, key=mean) == best:
+            return
+
+
+def neighbours(space: Space, setting: Setting, *, most: int = _MOST_NEIGHBOURS) -> list[Setting]:
+    """At most `most` settings that `space` admits next to `setting`, each once, in the order of the knobs.
+
+    A number moves by a tenth of its range, down and up, an integer at least by 1; a choice takes each of its other values.
+    """
+    values = space.values(setting)
+    found: list[Setting] = []
+    for knob in space.knobs:
+        for value in _steps(knob, values[knob.name]):
+            with suppress(ValueError):
+                near = space.setting(values | {knob.name: value})
+                if near != setting and near not in found and _admitted(space, near):
+                    found.append(near)
+    return [found[i * len(found) // most] for i in range(most)] if len(found) > most else found
+
+
+def _steps(knob: Knob, value: Scalar) -> Iterator[Scalar]:
+    """The values of a knob next to `value`."""
+    if isinstance(knob, Choice):
+        yield from (other for other in knob.options if other != value)
+        return
+    at = min(max(float(value), float(knob.low)), float(knob.high))
+    for sign in (-1, 1):
+        moved = at * (knob.high / knob.low) ** (sign * _STEP) if knob.log else at + sign * _STEP * (knob.high - knob.low)
+        moved = min(max(moved, float(knob.low)), float(knob.high))
+        if isinstance(knob, Integer):
+            whole = round(moved) if round(moved) != round(at) else round(at) + sign
+            if knob.low <= whole <= knob.high:
+                yield whole
+        elif not math.isclose(moved, at):
+            yield moved
+
+
+def _admitted(space: Space, setting: Setting) -> bool:
+    try:
+        space.check(setting)
+    except Rejected:
+        return False
+    return True
 
 
 def fixed_at(setting: Setting) -> TunerFactory:

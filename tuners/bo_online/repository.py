@@ -6,7 +6,7 @@ from all stretches each time, because epsilon may be known better by then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from tuners.actions import Evaluation, Target
 from tuners.bo_online.convergence import Estimator, Remaining, Segment
+from tuners.bo_online.job_fit import fitted_job, likeness, measured_levels, never_rising
 
-__all__ = ["Repeats", "Stretch", "Triple", "contiguous", "threshold", "triples"]
+__all__ = ["Observations", "Repeats", "Stretch", "Triple", "contiguous", "threshold", "triples"]
 
 _Floats = NDArray[np.float64]
 
@@ -23,6 +24,7 @@ Repeats = Literal["latest", "all", "contiguous"]
 
 _EVALUATIONS = 10
 _SHARE = 0.1
+_RECENT = 4  # stretches
 _MOST_TRIPLES = 100  # the latest; the time of a Gaussian process grows with their cube
 
 
@@ -33,16 +35,26 @@ class Stretch(NamedTuple):
     segment: Segment
     seconds: float  # of all its clocks together
     loss_after: float  # level of the loss at its end
+    kind: Hashable = None  # what of the setting, beside the number of workers, may change the progress per clock
+    samples: float = 0.0  # of all its clocks together
 
 
 class Triple(NamedTuple):
     """One observation of the remaining seconds."""
 
     row: _Floats  # X, encoded
-    state: float  # l: the loss just before X was used; for a job that counts clocks, the remaining clocks
+    state: float  # l: the loss just before X was used; for a job that counts clocks or samples, those that remained
     seconds: float  # Y, from then on
     progress: bool = True  # False: Y is not an estimate but that of the worst stretch
-    remaining: Remaining | None = None  # the estimate behind Y; None for a job that counts clocks
+    remaining: Remaining | None = None  # the estimate behind Y, where each stretch is estimated by itself
+    clocks: float = 1.0  # that remained at that state by one estimate for the whole job; 1: there is none
+
+
+class Observations(NamedTuple):
+    """What is known of the job: its triples, the latest last, and the clocks that remain now, in the unit of theirs."""
+
+    triples: list[Triple]
+    clocks: float = 1.0
 
 
 def triples(
@@ -53,30 +65,83 @@ def triples(
     estimator: Estimator,
     repeats: Repeats = "latest",
     state: Literal["before", "last"] = "before",
-) -> list[Triple]:
-    """Every stretch as a triple, the latest last; the options are those of `bo_online`.
+    *,
+    pooled: bool = False,
+    clocks: int = 0,
+    done: float = 0.0,
+) -> Observations:
+    """Every stretch as a triple; the options are those of `bo_online`.
 
     Of several stretches of one setting the latest counts, or, with "contiguous", the latest ones without another setting
-    between them; with "all", each. No triples where epsilon is not known.
+    between them; with "all", each. No triples where epsilon is not known. `clocks` and `done` are the clocks of the job by
+    now, and the work by now in the unit of a target that counts.
     """
-    counts = target.metric == "clocks"
-    if not counts and not 0 < epsilon < np.inf:
-        return []
+    if not target.counts and not 0 < epsilon < np.inf:
+        return Observations([])
     used = contiguous(stretches) if repeats == "contiguous" else list(stretches)
     if repeats != "all":
         latest = {s.row.tobytes(): i for i, s in enumerate(used)}
         used = [used[i] for i in sorted(latest.values())]
     used = used[-_MOST_TRIPLES:]
-    made = [_counted(s, target, state) if counts else _estimated(s, epsilon, estimator, state) for s in used]
+    if target.counts:
+        return _counted(used, target, state, clocks, done)
+    if pooled and (seen := _pooled(stretches, used, epsilon, estimator, state, clocks)) is not None:
+        return seen
+    made = [_estimated(s, epsilon, estimator, state) for s in used]
     known = [t.seconds for t in made if t.progress]
     worst = max(known, default=budget_seconds)
-    return [t if t.progress else t._replace(seconds=worst) for t in made if np.isfinite(t.state)]
+    return Observations([t if t.progress else t._replace(seconds=worst) for t in made if np.isfinite(t.state)])
 
 
-def _counted(stretch: Stretch, target: Target, state: Literal["before", "last"]) -> Triple:
-    left = target.value - stretch.segment.clocks_before
-    done = len(stretch.segment.losses)
-    return Triple(stretch.row, left if state == "before" else left - done, stretch.seconds / done * left)
+def _counted(
+    used: Sequence[Stretch], target: Target, state: Literal["before", "last"], clocks: int, done: float
+) -> Observations:
+    """Of a job that counts clocks or samples, the remaining ones are known."""
+    each = done / clocks if target.metric == "samples" and done > 0 else 1.0  # samples of a clock, over the whole job
+    made = []
+    for s in used:
+        count = len(s.segment.losses)
+        left = max(target.value - each * s.segment.clocks_before, each)
+        mine = s.samples / count if target.metric == "samples" and s.samples > 0 else 1.0
+        at = left if state == "before" else left - mine * count
+        made.append(Triple(s.row, at, s.seconds / count * left / mine, clocks=left / each))
+    return Observations(made, max((target.value - done) / each, 1.0))
+
+
+def _pooled(
+    stretches: Sequence[Stretch],
+    used: Sequence[Stretch],
+    epsilon: float,
+    estimator: Estimator,
+    state: Literal["before", "last"],
+    clocks: int,
+) -> Observations | None:
+    """One estimate for the whole job: the clocks to epsilon, divided by the progress per clock under each setting."""
+    recent = _recent(stretches)
+    kinds = list(dict.fromkeys((s.segment.workers, s.kind) for s in stretches))
+    number = {kind: i for i, kind in enumerate(kinds)}
+    of = [number[s.segment.workers, s.kind] for s in stretches]
+    levels = measured_levels([s.segment for s in stretches], of, len(kinds), estimator.outliers)
+    fit = fitted_job(levels, likeness(kinds), clocks, epsilon)
+    if fit is None:
+        return None
+    efficiency = never_rising(kinds, fit.efficiency, levels.under[-1])
+    made = []
+    for s in used:
+        left = fit.clocks_left + clocks - s.segment.clocks_before
+        per_clock = recent[s.row.tobytes()] / efficiency[number[s.segment.workers, s.kind]]
+        loss = s.segment.loss_before if state == "before" else s.loss_after
+        made.append(Triple(s.row, loss, per_clock * left, clocks=left))
+    return Observations([t for t in made if np.isfinite(t.state)], fit.clocks_left)
+
+
+def _recent(stretches: Sequence[Stretch]) -> dict[bytes, float]:
+    """Seconds per clock of the last few stretches under each setting: their noise has no use, their drift has."""
+    by_row = dict[bytes, list[Stretch]]()
+    for s in stretches:
+        by_row.setdefault(s.row.tobytes(), []).append(s)
+    latest = {row: found[-_RECENT:] for row, found in by_row.items()}
+    return {row: sum(s.seconds for s in of) / sum(len(s.segment.losses) for s in of) for row, of in latest.items()}
 
 
 def _estimated(stretch: Stretch, epsilon: float, estimator: Estimator, state: Literal["before", "last"]) -> Triple:
@@ -97,21 +162,25 @@ def contiguous(stretches: Sequence[Stretch]) -> list[Stretch]:
             and last.segment.clocks_before + len(last.segment.losses) == s.segment.clocks_before
         ):
             losses = np.concatenate([last.segment.losses, s.segment.losses])
-            joined[-1] = Stretch(s.row, last.segment._replace(losses=losses), last.seconds + s.seconds, s.loss_after)
+            joined[-1] = s._replace(
+                segment=last.segment._replace(losses=losses),
+                seconds=last.seconds + s.seconds,
+                samples=last.samples + s.samples,
+            )
         else:
             joined.append(s)
     return joined
 
 
 def threshold(target: Target, evaluations: Sequence[Evaluation], first_loss: float, epsilon: float | None = None) -> float:
-    """epsilon, the loss at which the job is done: `epsilon` if given, else the target if it is a loss; nan for clocks.
+    """epsilon, the loss at which the job is done: `epsilon` if given, else a target that is a loss; nan where work counts.
 
     For a target on accuracy: the loss at that accuracy on a least-squares line through the latest evaluations, but at most
     the lowest of these losses and at least half of it. Without two evaluations: a tenth of the first loss.
     """
     if epsilon is not None:
         return epsilon
-    if target.metric == "clocks":
+    if target.counts:
         return np.nan
     if target.metric == "loss" and target.value > 0:
         return target.value

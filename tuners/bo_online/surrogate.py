@@ -146,8 +146,10 @@ class Surrogate:
     """The options of the Gaussian process. The public code uses `fitted=False` with "matern12"."""
 
     kernel: Literal["matern12", "matern32", "matern52", "rbf"] = "matern52"
-    relevance: bool = True  # a length scale per column, drawn towards 1 by a prior
+    relevance: bool = True  # a length scale per column, drawn to `length` by a prior
     fitted: bool = True  # hyper-parameters of highest likelihood; else variance, length scale and noise are 1
+    least_noise: float = 1e-4  # of a fit, as a share of the variance of the observations
+    length: float = 1.0  # the median of the prior of length scales, in ranges of a knob
     restarts: int = 2
     iterations: int = 30  # of the optimiser, per restart
     clip: float = 1e7  # seconds above this multiple of the least positive ones are cut to it (the code's figure)
@@ -230,9 +232,9 @@ def _modelled(surrogate: Surrogate, rows: _Floats, targets: _Floats, like: Any) 
     if like is not None:
         model[:] = like.param_array
     elif surrogate.fitted:
-        kernel.lengthscale.set_prior(GPy.priors.LogGaussian(0.0, 1.0), warning=False)
+        kernel.lengthscale.set_prior(GPy.priors.LogGaussian(np.log(surrogate.length), 1.0), warning=False)
         kernel.variance.constrain_bounded(0.05, 20.0, warning=False)
-        model.likelihood.variance.constrain_bounded(1e-4, 2.0, warning=False)
+        model.likelihood.variance.constrain_bounded(surrogate.least_noise, 2.0, warning=False)
         _fit(model, surrogate)
     return GPyModelWrapper(model)
 
@@ -269,8 +271,16 @@ def _lent_generator(seed: int) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------------ acquisition
 
 
-def expected_improvement(mean: _Floats, deviation: _Floats, best: float) -> _Floats:
-    """E[max(best - T, 0)] for T ~ N(mean, deviation), in the unit of the three: larger is better."""
+def expected_improvement(mean: _Floats, deviation: _Floats, best: float, *, log: bool = False) -> _Floats:
+    """E[max(best - T, 0)] for T ~ N(mean, deviation), in the unit of the three: larger is better.
+
+    With `log`, T is lognormal with that mean and deviation, all positive: it cannot fall below zero.
+    """
+    if log:
+        spread = np.sqrt(np.log1p((deviation / mean) ** 2))
+        z = _standardised(np.log(mean) - spread**2 / 2, spread, float(np.log(best)))
+        gained: _Floats = best * norm.cdf(z) - mean * norm.cdf(z - spread)
+        return np.maximum(gained, 0.0)
     z = _standardised(mean, deviation, best)
     found: _Floats = (best - mean) * norm.cdf(z) + deviation * norm.pdf(z)
     return found

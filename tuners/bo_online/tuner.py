@@ -12,10 +12,11 @@ choose:
   and shares keep their values (``knobs="all"`` tunes them too). The paper says that its knobs do not change quality; 16 bits
   do, and so does the number of workers where no worker waits. The estimate sees that only in the losses. Threads are
   coupled: in all settings of the paper but one, threads within and between operations add up to the cores.
-* A clock is one push, so a = 3 pushes per worker of the current setting (``per="nodes"``: per node of the cluster, as in the
-  code). Under BSP three pushes of each worker are three rounds of the job, too few for a fit: there it is 10, the code's
-  number for its synchronous job (``clocks_per_worker=3``: the paper's). b counts the settings after X_0, so that the initial
-  phase has J = a + b a clocks (``counting="code"``: b includes X_0).
+* A clock is one push, and a = 3 pushes per node of the cluster, as in the code: the same for every setting. The paper says
+  three per worker (``per="workers"``); then a setting is judged by a number of losses in proportion to its workers, which
+  cancels the throughput that is tuned, and one worker seems best. Under BSP three pushes of each are three rounds of the
+  job, too few for a fit: there it is 10, the code's number for its synchronous job (``clocks_per_worker=3``: the paper's).
+  b counts the settings after X_0, so that the initial phase has J = a + b a clocks (``counting="code"``: b includes X_0).
 * One initial reconfiguration is made in two parts, system settings before roles: random settings mostly change both at
   once, and then their costs could not be separated (``apart=False``: never).
 * Initial settings are a Latin hypercube ("centred" is the code's; "random" draws each independently, as the paper says).
@@ -24,8 +25,17 @@ choose:
 * epsilon is the target where that is a loss, although the target is a validation loss and the estimate uses training losses.
   For an accuracy see `tuners.bo_online.repository.threshold`. A job that counts clocks needs no estimate: its remaining
   clocks are known, and are the state of the job instead of the loss.
-* A stretch without progress counts as the worst stretch with progress, or as the budget where there is none.
-* The incumbent is the current setting *at the current loss* ("min": the best setting so far, at the current loss; "last":
+* The remaining clocks are of one fit to the whole job, divided by the progress per clock of a setting where it is
+  significantly other (`tuners.bo_online.job_fit`). The model learns seconds per remaining clock, in the logarithm, and
+  multiplies them by the clocks that remain. With ``pooled=False`` each stretch is estimated by itself, as in paper and code;
+  one without progress then counts as the worst stretch with progress, or as the budget where there is none.
+* ``careful`` is ours. A setting is observed for no longer than twice the time that the fastest one takes for a clocks, but
+  for the paper's three pushes per worker. The initial phase ends early where it would take more time than is left, and after
+  it the job takes the best setting that it knows, not the last. Only settings that were not observed yet are proposed by the
+  acquisition; beside them the best observed one is, so that the job goes back. The gate asks for the cost, for that of a
+  change back with the probability that the setting is worse, and for what its trial is expected to lose. Gains are scaled by
+  what earlier trials have kept of their promises. Decisions without a change make the search rarer: the 1st, 2nd, 4th, 8th.
+* The incumbent is the best setting so far *at the current loss* ("current": the current setting, at that loss; "last":
   the seconds of the last triple unchanged, as in the code). The gate compares seconds with seconds; the code measures costs
   and never uses them (``gate=False``). PI and LCB are not in seconds: they choose the setting, and the gate uses the
   expected improvement.
@@ -34,9 +44,10 @@ choose:
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +57,7 @@ from tuners.actions import Action, Evaluation, Job, Method, Reconfigure, Rejecte
 from tuners.applicability import nothing_to_tune_if
 from tuners.bo_online.convergence import Estimator, Segment
 from tuners.bo_online.costs import PastReconfiguration, change_seconds, techniques
-from tuners.bo_online.repository import Repeats, Stretch, Triple, threshold, triples
+from tuners.bo_online.repository import Observations, Repeats, Stretch, contiguous, threshold, triples
 from tuners.bo_online.surrogate import (
     Encoding,
     GaussianPosterior,
@@ -59,18 +70,37 @@ from tuners.bo_online.surrogate import (
 from tuners.factory_options import AboveZero, Count
 from tuners.settings import Knob
 
-__all__ = ["Design", "JobHistory", "Proposal", "bo_online", "initial_rows", "proposal"]
+__all__ = [
+    "Design",
+    "JobHistory",
+    "Proposal",
+    "Trial",
+    "bo_online",
+    "initial_rows",
+    "kind_of",
+    "least_seconds_left",
+    "proposals",
+    "stretch_clocks",
+]
 
 _Floats = NDArray[np.float64]
+_Predict: TypeAlias = Callable[[_Floats], tuple[_Floats, _Floats]]  # mean and deviation of the remaining seconds of rows
 Design = Literal["lhs", "centred", "random"]
 _Acquisition = Literal["ei", "pi", "lcb"]
 _Incumbent = Literal["current", "min", "last"]
 
 _SYSTEM = ("worker_count", "role", "policy", "staleness", "intra_threads", "inter_threads", "transfer_bits", "option")
+_STATISTICAL = ("policy", "staleness", "transfer_bits", "batch_size", "loads", "learning_rate", "momentum")
 _ROLES = ("workers", "servers", "loads", "data_shares", "model_shares")
-_ESTIMATOR, _SURROGATE = Estimator(), Surrogate()
+_ESTIMATOR, _SURROGATE = Estimator(), Surrogate(scale="log", least_noise=0.01, length=2.0)
 _PUSHES, _ROUNDS = 3, 10  # of each worker under one setting: without and with a barrier (BSP)
 _DRAWS = 100  # at most, for an initial setting that the job admits
+_SLOW = 2.0  # times the least seconds per clock seen: a slower setting is observed for fewer clocks
+_SHARE = (
+    1.0,
+    0.25,
+)  # of the seconds left, what the initial phase may take: an early estimate of them is low; a count is not
+_FAITH = 0.1  # share of the time left that trials may promise in vain before their promises count half
 _REFUSALS = 3  # by the system, before an initial setting is given up
 _LOOKED_AT = 500  # of the best candidates, for one that the job admits
 _REFIT = 1.1  # growth of the number of observations after which hyper-parameters are fitted again
@@ -90,7 +120,7 @@ def bo_online(
     *,
     settings: Count = 10,
     clocks_per_worker: Count | None = None,
-    per: Literal["workers", "nodes"] = "workers",
+    per: Literal["nodes", "workers"] = "nodes",
     clocks: Count | None = None,
     counting: Literal["paper", "code"] = "paper",
     design: Design = "lhs",
@@ -102,22 +132,24 @@ def bo_online(
     state: Literal["before", "last"] = "before",
     surrogate: Surrogate = _SURROGATE,
     acquisition: _Acquisition = "ei",
-    incumbent: _Incumbent = "current",
+    incumbent: _Incumbent = "min",
     gate: bool = True,
     costs: Literal["technique", "mean"] = "technique",
     apart: bool = True,
+    pooled: bool = True,
+    careful: bool = True,
     method: Method = "relocate",
 ) -> Tuner:
     """Try `settings` settings for a clocks each; then, every a clocks, take the setting that promises the earliest end.
 
-    `clocks` fixes a; otherwise a is `clocks_per_worker` (3, or 10 under BSP) times the number of workers or nodes. `method`
+    `clocks` fixes a; otherwise a is `clocks_per_worker` (3, or 10 under BSP) times the number of nodes or workers. `method`
     is how the job is reconfigured, where the system has it, else the first method. A job without such knobs just runs.
 
     Args:
         job: what is tuned.
         settings: settings of the initial phase, b.
-        clocks_per_worker: a divided by the number of workers; by default 3, and 10 under BSP.
-        per: whether a counts pushes per worker of the setting, or per node of the cluster.
+        clocks_per_worker: a divided by the number of nodes or workers; by default 3, and 10 under BSP.
+        per: whether a counts pushes per node of the cluster, or per worker of the setting.
         clocks: a itself, in pushes.
         counting: whether the start setting is one more than b, or one of them.
         design: how initial settings are drawn: a Latin hypercube, its cells' centres, or independently.
@@ -129,10 +161,12 @@ def bo_online(
         state: whether a triple has the loss before its setting was used, or the last one.
         surrogate: the options of the Gaussian process (`tuners.bo_online.surrogate.Surrogate`).
         acquisition: expected improvement, probability of improvement, or lower confidence bound.
-        incumbent: what an improvement is measured against: the current setting, the best so far, or the last triple.
+        incumbent: what an improvement is measured against: the best setting so far, the current one, or the last triple.
         gate: whether a setting must gain more than the reconfiguration is expected to cost.
         costs: whether costs are learnt per technique, or as one mean.
         apart: whether one initial reconfiguration is made in two parts, so that costs can be told apart.
+        pooled: whether the remaining clocks are fitted to the whole job, or to each stretch by itself.
+        careful: whether it spends less on settings that do not pay, see above.
         method: how the job is reconfigured, where the system has that method.
     """
     if min(settings, *(1 if given is None else given for given in (clocks_per_worker, clocks))) < 1:
@@ -145,26 +179,46 @@ def bo_online(
     if not at.encoding.space.knobs:
         return
 
-    def a() -> int:
-        each = clocks_per_worker or (_ROUNDS if at.setting.policy == "bsp" else _PUSHES)
-        return clocks or each * len(at.setting.workers if per == "workers" else at.available)
+    def observed() -> Generator[Action[Any], Any, None]:
+        whole, least = (stretch_clocks(at.setting, len(at.available), clocks_per_worker, p) for p in (per, "workers"))
+        return _observe(at, clocks or whole, clocks or (least if careful else whole))
+
+    def known() -> Observations:
+        at.end = threshold(job.target, at.evaluations, at.first_loss, epsilon)
+        observe = partial(triples, pooled=pooled, clocks=at.clocks, done=at.done)
+        return observe(at.stretches, job.target, job.budget_seconds, at.end, estimator, repeats, state)
 
     # The initialisation phase, III-B.
-    at.take((yield from Run(clocks=a())))
-    for row in initial_rows(at.encoding, settings - (counting == "code"), at.rng, design):
+    yield from observed()
+    began, rows = at.since, initial_rows(at.encoding, settings - (counting == "code"), at.rng, design)
+    for tried, row in enumerate(rows):
+        spent = (at.since - began) * (1 + 1 / tried) if tried else 0.0  # with the next setting
+        if careful and spent > _SHARE[job.target.counts] * least_seconds_left(known()):
+            break
         if (yield from _begin_with(at, row, how, apart and frozenset({"SSR"}) not in {c.needed for c in at.changes})):
-            at.take((yield from Run(clocks=a())))
+            yield from observed()
 
     # The online tuning phase, III-C.
+    quiet = 0  # decisions since the last change
     while True:
-        end = threshold(job.target, at.evaluations, at.first_loss, epsilon)
-        seen = triples(at.stretches, job.target, job.budget_seconds, end, estimator, repeats, state)
-        wanted = proposal(at, seen, _span(at, end), surrogate, acquisition, incumbent)
-        if wanted is not None:
+        # Where nothing pays, hardly anything is learnt: search for new settings less and less often.
+        search = not careful or (quiet > 0 and quiet & (quiet - 1) == 0)
+        quiet += 1
+        for wanted in proposals(at, known(), surrogate, acquisition, incumbent, search=search, careful=careful):
             cost = change_seconds(at.changes, techniques(at.setting, wanted.setting), costs)
-            if not gate or wanted.gain_seconds > cost:
-                yield from _change(at, wanted.setting, how)
-        at.take((yield from Run(clocks=a())))
+            if not gate or wanted.gain_seconds > cost * (1 + wanted.back) + wanted.risk_seconds:
+                if (yield from _change(at, wanted.setting, how)):
+                    at.trial, quiet = wanted.trial, 1
+                break
+        yield from observed()
+
+
+def stretch_clocks(
+    setting: Setting, nodes: int, clocks_per_worker: int | None = None, per: Literal["nodes", "workers"] = "nodes"
+) -> int:
+    """a, the clocks for which a setting is observed, on a cluster of so many nodes; the options are those of `bo_online`."""
+    each = clocks_per_worker or (_ROUNDS if setting.policy == "bsp" else _PUSHES)
+    return each * (nodes if per == "nodes" else len(setting.workers))
 
 
 # ------------------------------------------------------------------------------------------------------------ the job
@@ -179,10 +233,13 @@ class JobHistory:
         self.changes: list[PastReconfiguration] = []
         self.evaluations: list[Evaluation] = []
         self.refused: set[Setting] = set()  # by the system, with its present nodes
-        self.clocks = 0
+        self.clocks, self.samples = 0, 0.0
+        self.end = np.nan  # epsilon
         self.since = 0.0  # second from which on the setting is in force
         self.loss = self.first_loss = np.nan  # present and first level
         self.fitted: tuple[int, GaussianPosterior] | None = None  # number of stretches at the last fit, and its posterior
+        self.trial: Trial | None = None  # that is being made
+        self.promised, self.kept = _FAITH, _FAITH  # by trials so far: shares of the time left
         self.rng = np.random.default_rng(job.seed)
         self.setting = job.start
         self.available = tuple(n.name for n in job.nodes)
@@ -195,10 +252,32 @@ class JobHistory:
         return self.encoding.row(self.encoding.space.values(setting))
 
     @property
+    def done(self) -> float:
+        """The work by now, in the unit of a target that counts."""
+        return self.samples if self.job.target.metric == "samples" else self.clocks
+
+    @property
     def state(self) -> float:
-        """The model's input beside the setting, now: remaining clocks, or the loss."""
-        counts = self.job.target.metric == "clocks"
-        return self.job.target.value - self.clocks if counts else self.loss
+        """The model's input beside the setting, now: the loss, or the remaining clocks or samples."""
+        return self.job.target.value - self.done if self.job.target.counts else self.loss
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The state at the end and at the beginning of the job."""
+        return (0.0, self.job.target.value) if self.job.target.counts else (self.end, self.first_loss)
+
+    @property
+    def trust(self) -> float:
+        """What trials have saved so far over what the model had promised: the gains of further ones are scaled by it."""
+        return self.kept / self.promised
+
+    def judge(self, seconds: Callable[[_Floats], float]) -> None:
+        """Compare the trial that was made with its promise, by the remaining `seconds` under a row."""
+        if self.trial is not None:
+            before = seconds(self.trial.instead_of)
+            self.promised += self.trial.promised
+            self.kept += min(max(0.0, 1 - seconds(self.trial.row) / before), self.trial.promised) if before > 0 else 0.0
+            self.trial = None
 
     def take(self, seen: Window) -> None:
         """Add a window as a stretch under the current setting, unless its setting changed or a node was lost."""
@@ -209,20 +288,23 @@ class JobHistory:
         mine = seen.pushes.seconds > self.since
         losses = seen.pushes.loss[mine]
         if len(losses) and setting == self.setting and not lost:
-            self._add(losses, seen.end_seconds - max(self.since, seen.start_seconds), seen.clocks - len(losses))
+            share = len(losses) / seen.clocks * sum(w.samples for w in seen.workers)
+            self._add(losses, seen.end_seconds - max(self.since, seen.start_seconds), seen.clocks - len(losses), share)
         if available != self.available:
             self.refused.clear()
         self.evaluations += seen.evaluations
         self.clocks += seen.clocks
+        self.samples += sum(w.samples for w in seen.workers)
         self.setting, self.available, self.since = setting, available, seen.end_seconds
 
-    def _add(self, losses: _Floats, seconds: float, skipped: int) -> None:
+    def _add(self, losses: _Floats, seconds: float, skipped: int, samples: float) -> None:
         workers = len(self.setting.workers)
         if not self.stretches:
             self.first_loss = self.loss = self.estimator.level(losses, workers, first=True)
         segment = Segment(losses, self.loss, self.clocks + skipped, workers)
         self.loss = self.estimator.level(losses, workers)
-        self.stretches.append(Stretch(self.row(self.setting), segment, seconds, self.loss))
+        row, kind = self.row(self.setting), kind_of(self.setting)
+        self.stretches.append(Stretch(row, segment, seconds, self.loss, kind, samples))
 
     def admitted(self, row: _Floats) -> Setting | None:
         """The setting of a row on the available nodes; None for the current setting, and where the job would refuse it."""
@@ -237,6 +319,11 @@ class JobHistory:
         except (Rejected, ValueError):
             return None
         return None if setting == self.setting or setting in self.refused else setting
+
+
+def kind_of(setting: Setting) -> tuple[object, ...]:
+    """What of a setting, beside the number of workers, may change the progress per clock."""
+    return tuple(getattr(setting, f) for f in _STATISTICAL)
 
 
 def _node(knob: Knob) -> str | None:
@@ -259,6 +346,29 @@ def _change(at: JobHistory, setting: Setting, how: Method | None) -> Generator[A
     return cost.done
 
 
+def _observe(at: JobHistory, clocks: int, least: int) -> Generator[Action[Any], Any, None]:
+    """Run the job under its setting for that many clocks; fewer, but at least so many, where it is slow beside others."""
+    fastest = min((s.seconds / len(s.segment.losses) for s in at.stretches), default=np.inf)
+    row, first = at.row(at.setting), clocks
+    own = [s.seconds / len(s.segment.losses) for s in at.stretches if np.array_equal(s.row, row)]
+    if at.stretches and least < clocks:
+        first = _worthwhile(clocks, least, fastest, own[-1]) if own else least
+    before = len(at.stretches)
+    at.take((yield from Run(clocks=first)))
+    if own or first == clocks or len(at.stretches) == before:
+        return
+    seen = at.stretches[-1]
+    rest = _worthwhile(clocks, least, fastest, seen.seconds / len(seen.segment.losses)) - first
+    if rest > 0:
+        at.take((yield from Run(clocks=rest)))
+        at.stretches[before:] = contiguous(at.stretches[before:])
+
+
+def _worthwhile(clocks: int, least: int, fastest: float, own: float) -> int:
+    """How many of the clocks to run where one takes `own` seconds: no longer than twice as long as with the fastest."""
+    return int(np.clip(_SLOW * clocks * fastest / own, least, clocks)) if own > 0 else clocks
+
+
 # ------------------------------------------------------------------------------------------ the initialisation phase (III-B)
 
 
@@ -271,6 +381,11 @@ def initial_rows(encoding: Encoding, count: int, rng: np.random.Generator, desig
     if design == "random" or not count:
         return encoding.spread(rng.random(shape))
     return encoding.spread(qmc.LatinHypercube(shape[1], scramble=design == "lhs", rng=rng).random(count))
+
+
+def least_seconds_left(seen: Observations) -> float:
+    """The seconds to the end under the best of the known settings; infinite where nothing is known of the end."""
+    return seen.clocks * min((t.seconds / t.clocks for t in seen.triples), default=np.inf)
 
 
 def _begin_with(at: JobHistory, row: _Floats, how: Method | None, apart: bool) -> Generator[Action[Any], Any, bool]:
@@ -300,59 +415,115 @@ def _begin_with(at: JobHistory, row: _Floats, how: Method | None, apart: bool) -
 
 
 class Proposal(NamedTuple):
-    """The setting to take next, and the seconds that it is expected to save."""
+    """The setting to take next, the seconds that it is expected to save, and what a trial of it may cost."""
 
     setting: Setting
     gain_seconds: float
+    back: float = 0.0  # probability that it proves to be worse, and the job has to change again
+    risk_seconds: float = 0.0  # that a trial of it is expected to lose, as it may be slower
+    trial: Trial | None = None  # None where the setting was known before
 
 
-def proposal(
+class Trial(NamedTuple):
+    """A setting that was never tried before: what the model promises."""
+
+    row: _Floats
+    instead_of: _Floats  # row of the best setting known before
+    promised: float  # expected gain, as a share of the time left
+
+
+def proposals(
     at: JobHistory,
-    seen: list[Triple],
-    span: tuple[float, float],
+    seen: Observations,
     surrogate: Surrogate,
     acquisition: _Acquisition,
     incumbent: _Incumbent,
-) -> Proposal | None:
-    """The setting with the best score of the acquisition among those that the job admits, except the current one."""
-    if len(seen) < 2 or not np.isfinite(at.state):
-        return None
-    posterior = _posterior(at, seen, span, surrogate)
-    current = at.row(at.setting)
-    known = np.array([t.row for t in seen])
+    *,
+    search: bool,
+    careful: bool,
+) -> Iterator[Proposal]:
+    """With `search`, the setting of the best score of the acquisition among those that the job admits; if `careful`, that
+    were not observed yet.
+
+    Then, if `careful`, the best of those that were. Neither where that is the current one.
+    """
+    if len(seen.triples) < 2 or not np.isfinite(at.state):
+        return
+    posterior = _posterior(at, seen, surrogate)
+    known = np.array([t.row for t in seen.triples])
     best = _reference(at, seen, posterior, incumbent)
-    score = {"ei": expected_improvement, "pi": probability, "lcb": lower_bound}[acquisition]
-    rows, _ = best_rows(lambda r: score(*posterior(_at_state(r, at.state)), best), at.encoding, known, at.rng)
-    for row in rows[:_LOOKED_AT]:
-        setting = None if np.array_equal(row, current) else at.admitted(row)
+    means = posterior(_at_state(known, at.state))[0]
+    leader = known[int(np.argmin(means))]
+    if careful:
+        at.judge(lambda row: float(posterior(_at_state(row[None], at.state))[0][0]))
+    gain = partial(expected_improvement, log=surrogate.scale == "log")
+    if search:
+        scores: dict[_Acquisition, Callable[..., _Floats]] = {"ei": gain, "pi": probability, "lcb": lower_bound}
+        score = scores[acquisition]
+        rows, _ = best_rows(lambda r: score(*posterior(_at_state(r, at.state)), best), at.encoding, known, at.rng)
+        if careful:  # a setting that was observed is judged by what it took, below; another one by its promise
+            rows = rows[~(rows[:, None] == known).all(axis=2).any(axis=1)]
+        chosen = _first_admitted(at, rows[:_LOOKED_AT])
+        if chosen is not None:
+            row, setting = chosen
+            mean, deviation = posterior(_at_state(row[None], at.state))
+            promised = float(gain(mean, deviation, best)[0])
+            if careful:
+                risk = _trial_share(at, seen) * max(0.0, promised + float(mean[0]) - best)
+                back = 1.0 - float(probability(mean, deviation, best)[0])
+                yield Proposal(setting, promised * at.trust, back, risk, Trial(row, leader, promised / best))
+            else:
+                yield Proposal(setting, promised)
+    if careful:
+        chosen = _first_admitted(at, known[np.argsort(means, kind="stable")])
+        if chosen is not None:
+            now, then = (float(posterior(_at_state(r[None], at.state))[0][0]) for r in (at.row(at.setting), chosen[0]))
+            yield Proposal(chosen[1], now - then)
+
+
+def _first_admitted(at: JobHistory, rows: _Floats) -> tuple[_Floats, Setting] | None:
+    """The first of `rows` that the job admits, and its setting; None where the current setting comes before."""
+    current = at.row(at.setting)
+    for row in rows:
+        if np.array_equal(row, current):
+            return None
+        setting = at.admitted(row)
         if setting is not None:
-            gain = expected_improvement(*posterior(_at_state(row[None], at.state)), best)
-            return Proposal(setting, float(gain[0]))
+            return row, setting
     return None
 
 
-def _span(at: JobHistory, end: float) -> tuple[float, float]:
-    """The state at the end and at the beginning of the job."""
-    return (0.0, at.job.target.value) if at.job.target.metric == "clocks" else (end, at.first_loss)
+def _trial_share(at: JobHistory, seen: Observations) -> float:
+    """The share of the remaining clocks that a trial takes."""
+    return min(1.0, max(len(s.segment.losses) for s in at.stretches) / max(seen.clocks, 1.0))
 
 
-def _posterior(at: JobHistory, seen: list[Triple], span: tuple[float, float], surrogate: Surrogate) -> GaussianPosterior:
-    """The model of all triples. Hyper-parameters are fitted only now and then, because the fit takes most of the time."""
-    rows = np.array([np.append(t.row, t.state) for t in seen])
-    seconds = np.array([t.seconds for t in seen])
-    count = len(at.stretches)
-    like = at.fitted[1] if at.fitted is not None and count < _REFIT * at.fitted[0] else None
-    posterior = surrogate.posterior(rows, seconds, int(at.rng.integers(2**32)), span=span, like=like)
+def _posterior(at: JobHistory, seen: Observations, surrogate: Surrogate) -> _Predict:
+    """The model of all triples, in seconds from now on.
+
+    It learns seconds per remaining clock, where these are estimated for the whole job: they do not fall as the job goes on.
+    Hyper-parameters are fitted only now and then, because the fit takes most of the time.
+    """
+    rows = np.array([np.append(t.row, t.state) for t in seen.triples])
+    seconds = np.array([t.seconds / t.clocks for t in seen.triples])
+    count = len(seen.triples)
+    like = at.fitted[1] if at.fitted is not None and at.fitted[0] <= count < _REFIT * at.fitted[0] else None
+    posterior = surrogate.posterior(rows, seconds, int(at.rng.integers(2**32)), span=at.span, like=like)
     if like is None:
         at.fitted = count, posterior
-    return posterior
+
+    def predict(rows: _Floats) -> tuple[_Floats, _Floats]:
+        mean, deviation = posterior(rows)
+        return seen.clocks * mean, seen.clocks * deviation
+
+    return predict
 
 
-def _reference(at: JobHistory, seen: list[Triple], posterior: GaussianPosterior, incumbent: _Incumbent) -> float:
+def _reference(at: JobHistory, seen: Observations, posterior: _Predict, incumbent: _Incumbent) -> float:
     """The seconds that a new setting must improve on."""
     if incumbent == "last":
-        return seen[-1].seconds
-    rows = np.array([t.row for t in seen]) if incumbent == "min" else at.row(at.setting)[None]
+        return seen.triples[-1].seconds
+    rows = np.array([t.row for t in seen.triples]) if incumbent == "min" else at.row(at.setting)[None]
     return float(posterior(_at_state(rows, at.state))[0].min())
 
 

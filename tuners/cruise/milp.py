@@ -94,11 +94,19 @@ def _rates(problem: Problem) -> NDArray[np.float64]:
     return rate
 
 
+def _served_seconds(problem: Problem) -> NDArray[np.float64]:
+    """Seconds that each machine, as the only server, takes for one worker's pull in the server term "own", [N]."""
+    rate = np.array([k.served_per_second for k in problem.kinds])[problem.kind_of()]
+    seconds: NDArray[np.float64] = problem.model_bytes / rate
+    return seconds
+
+
 def _least_pulls(problem: Problem, workers: int) -> NDArray[np.float64]:
     """A lower bound of tau_i with so many workers, whichever machines they are, [N]."""
     whole, servers = _whole_pulls(problem), problem.machines - workers
-    # A server takes at least M / b_j for each worker, whichever the worker; only the paper's term says more.
-    served = whole if problem.server_term == "paper" else np.broadcast_to(whole.min(axis=0), whole.shape)
+    # By "sum" a server takes at least M / b_j for each worker, whichever the worker; only the paper's term says more.
+    each = _served_seconds(problem) if problem.server_term == "own" else whole.min(axis=0)
+    served = whole if problem.server_term == "paper" else np.broadcast_to(each, whole.shape)
     widest = np.sort(1 / served, axis=1)[:, -servers:].sum(axis=1)
     least: NDArray[np.float64] = np.maximum(workers / widest, whole.min(axis=1))
     return least
@@ -217,7 +225,7 @@ class _Programme:
                     self._add(-1.0, np.inf, (1, both[i, j]), (-1, self.share[j]), (-1, self.works[i]))
         elif self.problem.server_term == "own":
             served = self._new((1,), 0.0, self.longest)[0]
-            whole = self.problem.model_bytes / _rates(self.problem) / self.unit
+            whole = _served_seconds(self.problem) / self.unit
             for j in range(n):
                 self._add(0.0, np.inf, (1, served), (-self.workers * whole[j], self.share[j]))
         for i in range(n):

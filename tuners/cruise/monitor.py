@@ -7,7 +7,8 @@ and in the public code, they are plain means.
 
 A kind is a node type, as the vendor names it. Its seconds per sample are the mean over its workers; where no machine of the
 kind is a worker now, the mean of what was remembered of its machines; where none ever was, T / cores as in the public code,
-T = sum_i C_i / sum_i(1 / cores_i) over the measured workers.
+T = sum_i C_i / sum_i(1 / cores_i) over the measured workers. The rate at which its machines serve is the mean of what was
+measured and remembered of them, bytes over busy seconds; where none ever was a server, that of the vendor's NIC.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tuners.actions import Job, Window
 from tuners.cruise.placement import MachineKind
 from tuners.settings import Node
 
-__all__ = ["MachineGroup", "Monitor", "Reading", "groups", "remember"]
+__all__ = ["MachineGroup", "Memory", "Monitor", "Reading", "groups"]
 
 _MOST_GROUPS = 3
 
@@ -40,14 +41,36 @@ class Reading(NamedTuple):
         return self.compute_seconds / self.samples
 
 
+class Memory:
+    """What was measured of each machine, kept while it has the other role: moving averages, by node."""
+
+    def __init__(self, newest: float) -> None:
+        """`newest` is the weight of the newest reading."""
+        self._newest = newest
+        self.seconds_per_sample: dict[str, float] = {}
+        self.served_per_second: dict[str, float] = {}  # bytes
+
+    def add(self, readings: Mapping[str, Reading], served: Mapping[str, float]) -> None:
+        """Add what workers and servers have reported since the last solve."""
+        for node, reading in readings.items():
+            self._average(self.seconds_per_sample, node, reading.seconds_per_sample)
+        for node, rate in served.items():
+            self._average(self.served_per_second, node, rate)
+
+    def _average(self, known: dict[str, float], node: str, now: float) -> None:
+        known[node] = self._newest * now + (1 - self._newest) * known.get(node, now)
+
+
 class Monitor:
-    """The costs of each worker's mini-batches since the last solve, without its first few."""
+    """The costs of each worker's mini-batches since the last solve, without its first few; and the servers' rates."""
 
     def __init__(self, skip: int, forget: float, recent: int, since_seconds: float = 0.0) -> None:
         self._skip, self._forget, self._recent = skip, forget, recent
         self._since_seconds = since_seconds
         self._seen: dict[str, int] = {}  # mini-batches per worker so far, with the skipped ones
         self._kept: dict[str, list[Reading]] = {}
+        self._served: dict[str, tuple[float, float]] = {}  # by server: bytes and busy seconds of pulls
+        self._hears_servers = False  # the last window had their measurements
 
     def add(self, window: Window, job: Job) -> None:
         """Add the measurements of `window`."""
@@ -60,9 +83,26 @@ class Monitor:
                 reading = Reading(float(pushes.compute_seconds[row]), float(pushes.pull_seconds[row]), per_push[node])
                 self._kept.setdefault(node, []).append(reading)
 
-    def ready(self, workers: Iterable[str], least: int) -> bool:
-        """Whether there are `workers`, and each has at least `least` measured mini-batches."""
+        self._hears_servers = bool(window.servers)
+        if window.start_seconds >= self._since_seconds:  # while blocks move, a server is slower
+            for server in window.servers:
+                size, seconds = self._served.get(server.node, (0.0, 0.0))
+                self._served[server.node] = size + server.pull_bytes, seconds + server.pull_seconds
+
+    def ready(self, workers: Iterable[str], least: int, servers: Iterable[str] = ()) -> bool:
+        """Whether there are `workers`, and each has at least `least` measured mini-batches; and each of `servers`, where the
+        system measures them, has been measured for a whole window.
+
+        A server without measurements is waited for only while the system tells of its servers. One that was measured and
+        was never busy counts as one that never served.
+        """
+        if self._hears_servers and not all(s in self._served for s in servers):
+            return False
         return min((len(self._kept.get(w, ())) for w in workers), default=0) >= least
+
+    def served_per_second(self) -> dict[str, float]:
+        """The rate of each server, bytes per second that it was busy."""
+        return {node: size / seconds for node, (size, seconds) in self._served.items() if seconds > 0}
 
     def readings(self, workers: Iterable[str]) -> dict[str, Reading]:
         """The moving averages of `workers`, which all have measurements."""
@@ -70,19 +110,12 @@ class Monitor:
 
     def clear(self) -> None:
         """Forget the measurements, but not which workers are warm."""
-        self._kept = {}
+        self._kept, self._served = {}, {}
 
     def _average(self, kept: list[Reading]) -> Reading:
         newest_first = np.array(kept[::-1][: self._recent or None])
         weights = (1.0 - self._forget) ** np.arange(len(newest_first))
         return Reading(*(newest_first * weights[:, None]).sum(axis=0) / weights.sum())
-
-
-def remember(known: dict[str, float], readings: Mapping[str, Reading], newest: float) -> None:
-    """Update `known`, the seconds per sample of each node: the newest reading has the weight `newest`."""
-    for node, reading in readings.items():
-        now = reading.seconds_per_sample
-        known[node] = newest * now + (1 - newest) * known.get(node, now)
 
 
 class MachineGroup(NamedTuple):
@@ -91,14 +124,20 @@ class MachineGroup(NamedTuple):
     nodes: tuple[str, ...]
     seconds_per_sample: float
     bytes_per_second: float
+    served_per_second: float | None = None  # as measured; None: never
 
     def kind(self, achieved: float) -> MachineKind:
         """The group as the cost model sees it, where pulls achieve that share of the vendor's bandwidth."""
         rate = achieved * self.bytes_per_second
-        return MachineKind(count=len(self.nodes), compute_seconds=self.seconds_per_sample, bytes_per_second=rate)
+        return MachineKind(
+            count=len(self.nodes),
+            compute_seconds=self.seconds_per_sample,
+            bytes_per_second=rate,
+            service_bytes_per_second=self.served_per_second,
+        )
 
 
-def groups(nodes: Iterable[Node], readings: Mapping[str, Reading], known: Mapping[str, float]) -> list[MachineGroup]:
+def groups(nodes: Iterable[Node], readings: Mapping[str, Reading], known: Memory) -> list[MachineGroup]:
     """`nodes` by type, with their speed; where there are more than three types, the most similar ones become one."""
     nodes = tuple(nodes)
     types = dict.fromkeys(n.type for n in nodes)
@@ -107,9 +146,17 @@ def groups(nodes: Iterable[Node], readings: Mapping[str, Reading], known: Mappin
     for kind in types:
         members = [n for n in nodes if n.type == kind]
         seconds = [measured[n.name] for n in members if n.name in measured]
-        seconds = seconds or [known[n.name] for n in members if n.name in known]
-        compute = float(np.mean(seconds)) if seconds else _by_cores(nodes, known, members[0].cores)
-        found.append(MachineGroup(tuple(n.name for n in members), compute, min(n.nic_bytes_per_second for n in members)))
+        seconds = seconds or [known.seconds_per_sample[n.name] for n in members if n.name in known.seconds_per_sample]
+        compute = float(np.mean(seconds)) if seconds else _by_cores(nodes, known.seconds_per_sample, members[0].cores)
+        served = [known.served_per_second[n.name] for n in members if n.name in known.served_per_second]
+        found.append(
+            MachineGroup(
+                tuple(n.name for n in members),
+                compute,
+                min(n.nic_bytes_per_second for n in members),
+                float(np.mean(served)) if served else None,
+            )
+        )
     while len(found) > _MOST_GROUPS:
         found = _merged(found)
     return found
@@ -123,7 +170,7 @@ def _by_cores(nodes: Iterable[Node], known: Mapping[str, float], cores: int) -> 
 
 
 def _merged(found: list[MachineGroup]) -> list[MachineGroup]:
-    """Join the two groups that differ least in compute and bandwidth: mean compute, the lower bandwidth."""
+    """Join the two groups that differ least in compute and bandwidth: mean compute, the lower bandwidth and service rate."""
 
     def apart(a: MachineGroup, b: MachineGroup) -> float:
         compute = log(max(a.seconds_per_sample, 1e-300) / max(b.seconds_per_sample, 1e-300))
@@ -132,5 +179,7 @@ def _merged(found: list[MachineGroup]) -> list[MachineGroup]:
     pairs = [(a, b) for i, a in enumerate(found) for b in found[i + 1 :]]
     a, b = min(pairs, key=lambda pair: apart(*pair))
     mean = np.average([a.seconds_per_sample, b.seconds_per_sample], weights=[len(a.nodes), len(b.nodes)])
-    one = MachineGroup(a.nodes + b.nodes, float(mean), min(a.bytes_per_second, b.bytes_per_second))
+    served = [rate for rate in (a.served_per_second, b.served_per_second) if rate is not None]
+    width = min(a.bytes_per_second, b.bytes_per_second)
+    one = MachineGroup(a.nodes + b.nodes, float(mean), width, min(served, default=None))
     return [*(g for g in found if g is not a and g is not b), one]

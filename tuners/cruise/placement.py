@@ -16,14 +16,16 @@ Where we differ or had to choose:
 
 * Fig. 3's ||w|| + ||s|| = N lets a machine have both roles or none; here each has exactly one, and both roles occur. A
   server may get nothing to hold; then it is better left out.
-* `server_term` "paper" is m_j w / b_ij, as if all workers had the bandwidth of worker i. "sum", the default, is
-  m_j sum_i 1 / b_ij as in the public code: the seconds to serve each worker in turn. For alike workers they are equal.
-* "own", our addition, is m_j w / b_j. A transfer to a narrow worker uses a part of the server's NIC, and the rest serves
-  others meanwhile; "paper" and "sum" let it occupy the whole server. Where workers differ in bandwidth, they therefore give
-  the servers too much to do. The narrow worker itself waits for its own NIC, which is the other term.
+* `server_term` "paper" is m_j w / b_ij, as if all workers had the bandwidth of worker i. "sum" is m_j sum_i 1 / b_ij as in
+  the public code: the seconds to serve each worker in turn. For alike workers they are equal.
+* "own", our addition and the tuner's default, is m_j w / r_j, where r_j is the rate at which server j serves, as measured,
+  or b_j where nobody has measured it: a server may be slower than its NIC. A transfer to a narrow worker uses a part of this
+  rate, and the rest serves others meanwhile; "paper" and "sum" let it occupy the whole server. Where workers differ in
+  bandwidth, they therefore give the servers too much to do. The narrow worker itself waits for its own NIC, which is the
+  other term.
 * The paper adds a server's seconds for all workers to a worker's compute, as if all workers pulled at one time.
-  Asynchronous workers pull while others compute: with `overlap`, y_i = max(B C_w.proc^i + the worker's own term, the
-  server's term), which is the limit of a busy server. The proof above holds for that, too.
+  Asynchronous workers pull while others compute: with `overlap`, the tuner's default, y_i is the larger of B C_w.proc^i plus
+  the worker's own term, and the server's term, which is the limit of a busy server. The proof above holds for that, too.
 * Eq. 4 rounds mini-batches up, Eq. 5 does not. `best_split` does not round. `best_in_batches` assigns data in whole
   mini-batches, as the public code does, so that rounding up changes nothing; it is exact, too. The relaxed optimum is a
   lower bound of Fig. 3's, and the optimum in whole mini-batches an upper bound.
@@ -70,6 +72,12 @@ class MachineKind:
     count: int
     compute_seconds: float  # C_w.proc, per sample
     bytes_per_second: float  # b
+    service_bytes_per_second: float | None = None  # at which a server serves, as measured; None: as wide as its NIC
+
+    @property
+    def served_per_second(self) -> float:
+        """The server's own rate, bytes per second; `server_term` "own" uses it."""
+        return self.bytes_per_second if self.service_bytes_per_second is None else self.service_bytes_per_second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,15 +131,20 @@ class Split(NamedTuple):
 def pull_seconds(problem: Problem, placement: Placement) -> tuple[_Array, _Array]:
     """The two terms of Eq. 4, [workers]: seconds of a pull limited by the slowest server, and by the worker's own NIC."""
     kind, model = problem.kind_of(), np.array(placement.model)
-    rate = np.array([k.bytes_per_second for k in problem.kinds])[kind]
+    rate, own = (np.array(r)[kind] for r in _rates(problem))
     seconds = 1 / np.minimum(rate[list(placement.workers), None], rate[None, list(placement.servers)])  # per byte, [w, s]
     per_byte = {
         "paper": len(placement.workers) * seconds,
         "sum": seconds.sum(axis=0),
-        "own": len(placement.workers) / rate[list(placement.servers)],
+        "own": len(placement.workers) / own[list(placement.servers)],
     }[problem.server_term]
     served = np.broadcast_to((model * per_byte).max(axis=-1), len(placement.workers))
     return served, (model * seconds).sum(axis=1)
+
+
+def _rates(problem: Problem) -> tuple[list[float], list[float]]:
+    """b and the servers' own rates, by kind."""
+    return [k.bytes_per_second for k in problem.kinds], [k.served_per_second for k in problem.kinds]
 
 
 def placement_seconds(problem: Problem, placement: Placement, *, round_up: bool = False) -> float:
@@ -233,15 +246,15 @@ def _pieces(problem: Problem, workers: NDArray[np.int64], kinds: list[int]) -> _
 
     [v, u, p, t]: v numbers of workers, a worker of kind u, pieces p (a server of each kind, then the worker), t in `kinds`.
     """
-    rate = np.array([k.bytes_per_second for k in problem.kinds])
+    rate, own = map(np.array, _rates(problem))
     whole = problem.model_bytes / np.minimum(rate[:, None], rate[None, kinds])  # [u, t]
     servers = np.array([k.count for k in problem.kinds])[kinds] - workers[:, kinds]  # [v, t]
     size = (len(workers), *whole.shape)
     if problem.server_term == "paper":
         served = workers.sum(axis=1)[:, None, None] * whole[None] / servers[:, None]
     elif problem.server_term == "own":
-        own = workers.sum(axis=1)[:, None] * problem.model_bytes / rate[kinds] / servers
-        served = np.broadcast_to(own[:, None], size)
+        each = workers.sum(axis=1)[:, None] * problem.model_bytes / own[kinds] / servers
+        served = np.broadcast_to(each[:, None], size)
     else:
         served = np.broadcast_to((workers @ whole / servers)[:, None], size)
     # The shares have the sum 1, so a constant is the same coefficient for each of them.

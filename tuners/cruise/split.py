@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tuners.actions import Job, Rejected, Setting
+from tuners.actions import Job, Setting
 from tuners.cruise import milp
-from tuners.cruise.monitor import MachineGroup, Reading, groups
+from tuners.cruise.monitor import MachineGroup, Memory, Reading, groups
 from tuners.cruise.placement import (
     Placement,
     Problem,
@@ -56,9 +56,12 @@ def epoch_seconds(workers: int, servers: int, problem: Problem, *, round_up: boo
     pulls = ceil(data / problem.batch_size) if round_up else data / problem.batch_size
     compute = data * kind.compute_seconds
     pull = pulls * problem.model_bytes / kind.bytes_per_second
+    served = pull * (workers / servers)
+    if problem.server_term == "own":
+        served *= kind.bytes_per_second / kind.served_per_second
     if problem.overlap:
-        return max(compute + pull, pull * workers / servers)
-    return compute + pull * max(1.0, workers / servers)
+        return max(compute + pull, served)
+    return compute + max(pull, served)
 
 
 def best_worker_count(problem: Problem, allowed: Iterable[int] | None = None, *, round_up: bool = False) -> int | None:
@@ -99,7 +102,7 @@ class CostModel:
         current: Setting,
         available: tuple[Node, ...],
         readings: Mapping[str, Reading],
-        known: Mapping[str, float],
+        known: Memory,
         refused: Set[Roles],
     ) -> Wanted | None:
         """The best split of the available machines; only of those in use, unless the others make it strictly better."""
@@ -126,7 +129,7 @@ class CostModel:
         """Settings that the job admits, with their epoch times, the fastest first (for alike machines only that one)."""
 
         def admitted(setting: Setting) -> bool:
-            return roles(setting) not in refused and _admits(self.job, setting)
+            return roles(setting) not in refused and self.job.space.admits(setting)
 
         if len(problem.kinds) == 1:
             even = {w: s for w in range(1, len(names)) if admitted(s := _even_split(current, w, names))}
@@ -149,7 +152,7 @@ class CostModel:
             batch_size=float(np.mean([r.samples for r in readings.values()])),
             model_bytes=self.job.model_bytes * current.transfer_bits / 32,
             server_term=self.server_term,
-            overlap=self.overlap and current.policy != "bsp",
+            overlap=self.overlap and not _all_wait(current),
         )
 
     def _achieved(self, current: Setting, everyone: list[MachineGroup], readings: Mapping[str, Reading]) -> float:
@@ -182,6 +185,11 @@ class CostModel:
         return placement_seconds(problem, placement, round_up=self.round_up)
 
 
+def _all_wait(setting: Setting) -> bool:
+    """Whether all workers wait for each other, so that all pull at the same time."""
+    return setting.policy == "bsp" or (setting.policy == "ssp" and setting.staleness == 0)
+
+
 def _placements(problem: Problem, solver: Solver, round_up: bool) -> Iterator[Placement]:
     """The optimum first; then, for systems that refuse it, the best placement of each number of workers per kind."""
     if solver == "milp":
@@ -201,14 +209,6 @@ def _placements(problem: Problem, solver: Solver, round_up: bool) -> Iterator[Pl
 def roles(setting: Setting) -> Roles:
     """Workers and servers of `setting`."""
     return frozenset(setting.workers), frozenset(setting.servers)
-
-
-def _admits(job: Job, setting: Setting) -> bool:
-    try:
-        job.space.check(setting)
-    except Rejected:
-        return False
-    return True
 
 
 def _in_order(current: Setting, nodes: Iterable[str]) -> list[str]:

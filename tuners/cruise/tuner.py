@@ -13,10 +13,14 @@ Where we differ from the paper or had to choose:
   vendor's bandwidth of the NIC; ``bandwidth="measured"`` multiplies it by the share that the pulls achieved, because a
   server may serve slower than its NIC.
 * The paper's model adds a server's work for all workers to each worker's compute. That is exact where all workers pull at
-  the same time (BSP). With `overlap`, our addition, some workers pull while others compute, up to the servers' bandwidth.
-* `server_term` "sum" is the public code's, "paper" is Eq. 4, "own" is our addition: a server serves others while it serves a
-  worker with a narrow NIC. They differ where NICs differ.
-* `solver` "milp" is the paper's programme (Fig. 3), "exact" is our method without a solver.
+  the same time (BSP). With `overlap`, our default, some workers pull while others compute, up to the servers' bandwidth.
+* `server_term` "paper" is Eq. 4, "sum" is the public code's. "own", our default: a server serves others while it serves a
+  worker with a narrow NIC, at the rate that the servers measure (the paper's server metrics), or else at that of its NIC.
+  The terms differ where NICs differ, or where servers serve slower than their NIC.
+* Hence ``cruise[server_term=paper,overlap=false]`` is the paper's model and ``cruise[server_term=sum,overlap=false]`` the
+  public code's. On machines of several types their choice can take far longer than the best (`tuners/cruise/README.md`).
+* `solver` "milp" is the paper's programme (Fig. 3), "exact" is our method without a solver. The programme knows no overlap,
+  so that ``cruise[solver=milp]`` does not count on it.
 * After a reconfiguration all measurements are forgotten. Pushes during the reconfiguration do not count, nor does the first
   mini-batch after it, which may mix both settings.
 * The threshold does not hold when machines come and go. When a machine in use was lost, any better split is taken. While a
@@ -37,7 +41,7 @@ from msgspec import Meta
 
 from tuners.actions import Job, Method, NodeEvent, Reconfigure, Rejected, Run, Setting, Tuner
 from tuners.applicability import nothing_to_tune_if
-from tuners.cruise.monitor import Monitor, remember
+from tuners.cruise.monitor import Memory, Monitor
 from tuners.cruise.placement import ServerTerm
 from tuners.cruise.split import TIE, CostModel, Roles, Solver, roles
 from tuners.factory_options import Count, NonNegative, Share, Whole
@@ -59,8 +63,8 @@ def cruise(
     extra_gain: NonNegative = 0.0,
     against: Literal["predicted", "measured"] = "predicted",
     bandwidth: Literal["nic", "measured"] = "nic",
-    server_term: ServerTerm = "sum",
-    overlap: bool = False,
+    server_term: ServerTerm = "own",
+    overlap: bool | None = None,
     round_up: bool = False,
     solver: Solver = "exact",
     batches: Count = 10,
@@ -81,33 +85,35 @@ def cruise(
         extra_gain: the same, for a split that uses machines which have joined.
         against: the epoch time to compare with: the predicted or the measured one of the current split.
         bandwidth: b, as the vendor states it or as the pulls achieved it.
-        server_term: the server's part of Eq. 4.
-        overlap: whether servers serve some workers while others compute (never under the policy "bsp").
+        server_term: the server's part of Eq. 4: the paper's, the public code's ("sum"), or each server's own rate, ours.
+        overlap: whether servers serve some workers while others compute; by default they do, except with the solver
+            "milp". Never where all workers wait for each other (policy "bsp", or "ssp" with staleness 0).
         round_up: whether the model rounds each worker's mini-batches up.
         solver: what finds the best placement on machines of several types: "exact" tries all corners (see
             `tuners.cruise.placement`); "milp" solves the paper's programme (see `tuners.cruise.milp`), which rounds up, in
-            seconds to minutes. It cannot be used with `overlap`.
+            seconds to minutes, and does not know `overlap`: alone it implies ``overlap=False``; together they are refused.
         batches: mini-batches per worker between two solves.
         warmup: first mini-batches of each worker that do not count.
         resume: the same after each reconfiguration.
         least: mini-batches of every worker that a solve needs.
         forget: the k-th newest mini-batch weighs (1 - forget)^k.
         recent: how many of the newest mini-batches are averaged; 0 is all since the last solve.
-        newest: weight of the newest reading in the memory of a machine's speed, used while it is not a worker.
+        newest: weight of the newest reading in the memory of a machine: its speed as a worker, used while it is none, and
+            its rate as a server.
     """
-    _check_solver(solver, overlap=overlap)
+    _check_solver(solver, overlap=overlap is True)
     if _roles_are_held(job):
         return
     model = CostModel(
         job=job,
         server_term=server_term,
-        overlap=overlap,
+        overlap=solver != "milp" if overlap is None else overlap,
         round_up=round_up,
         solver=solver,
         bandwidth=bandwidth,
         against=against,
     )
-    current, monitor, known = job.start, Monitor(warmup, forget, recent), dict[str, float]()
+    current, monitor, known = job.start, Monitor(warmup, forget, recent), Memory(newest)
     resources = _Resources(frozenset(n.name for n in job.nodes))
     left, refused = Counter[Roles](), set[Roles]()  # splits since resources last changed
     while True:
@@ -121,11 +127,12 @@ def cruise(
         current = seen.setting or current
         monitor.add(seen, job)
         at_work = [w for w in current.workers if w in resources.names]
-        if not monitor.ready(at_work, least):
+        holding = [s for s, m in zip(current.servers, current.shares()[1], strict=True) if m > 0 and s in resources.names]
+        if not monitor.ready(at_work, least, holding if server_term == "own" else ()):
             continue
         readings = monitor.readings(at_work)
+        known.add(readings, monitor.served_per_second())
         monitor.clear()
-        remember(known, readings, newest)
         wanted = model.best(current, available, readings, known, refused)
         if wanted is None or wanted.gain <= resources.needed(wanted.setting, gain, extra_gain, left):
             resources.considered()

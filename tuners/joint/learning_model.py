@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 
 from tuners.actions import Target
 
-__all__ = ["Gauge", "over_fitted", "slope", "spread", "stopped"]
+__all__ = ["Gauge", "noisy", "over_fitted", "slope", "spread", "stopped"]
 
 _LOSS_PART = 0.15  # of the loss in the level of a target on accuracy
 _BEYOND = 0.3  # of the target's error: a level does not fall further, as a validation set is small
+_WIDE_GAP = 5.0  # the same, and nothing is left to learn
 _GAP = 2.0  # a validation loss so many times the training loss: the model has learned its samples by heart
 _BLOWN_UP = 2.0  # times the loss of the untrained model: more counts in full
 _ABOVE = 0.9  # of a target on loss: what counts as the end of the scale
@@ -30,22 +32,26 @@ class Gauge:
     def __init__(self, target: Target) -> None:
         self.target = target
         on_loss = target.metric == "loss"
-        self._untrained = math.inf  # the loss of the first model measured
+        self.untrained, self.untrained_level = math.inf, math.inf  # loss and level of the first model measured
         self.hurt = 0.1 if on_loss else 0.3  # a rise above the best level so far that is no noise
         self.noise = 0.15 if on_loss else 0.5  # what cooling is expected to shed, until that was measured
 
     def level(self, loss: float, accuracy: float) -> float:
         """The level of a model with this validation loss and accuracy; infinite if it has diverged."""
+        level = self._level(loss, accuracy)
+        if math.isinf(self.untrained) and math.isfinite(level):
+            self.untrained, self.untrained_level = max(loss, 1e-9), level
+        return level
+
+    def _level(self, loss: float, accuracy: float) -> float:
         if not math.isfinite(loss):
             return math.inf
         if self.target.metric == "loss":
             return math.log(max(loss - _ABOVE * self.target.value, 1e-6))
-        if math.isinf(self._untrained):
-            self._untrained = loss
         error = max(1 - accuracy, _BEYOND * (1 - self.target.value), 1e-6)
         level = _LOSS_PART * math.log(max(loss, 1e-9)) + (1 - _LOSS_PART) * math.log(error)
         # Accuracy is never worse than chance, so only the loss tells that a model has blown up.
-        return level + max(0.0, math.log(max(loss, 1e-9) / (_BLOWN_UP * max(self._untrained, 1e-9))))
+        return level + math.log(max(loss / (_BLOWN_UP * self.untrained), 1.0))
 
     def goal(self, loss: float) -> float:
         """The level at the target, for a model with this validation loss."""
@@ -55,16 +61,17 @@ class Gauge:
 
 
 def over_fitted(losses: Sequence[float], levels: Sequence[float], training_loss: float) -> bool:
-    """Whether more training makes the model worse.
+    """Whether more training will not make the model better.
 
     Then the losses on validation data are far above the training loss, and the newest levels, as means of three, are all
-    above an earlier one.
+    above an earlier one; or they are so far above it that there is nothing left to learn, and the levels stand still.
     """
     recent = 8
-    if len(levels) < recent + 6 or not min(losses[-recent:]) > _GAP * training_loss:
+    gap = min(losses[-recent:]) / max(training_loss, 1e-9)
+    if len(levels) < recent + 6 or gap < _GAP:
         return False
     smooth = [sum(levels[i : i + 3]) / 3 for i in range(len(levels) - 2)]
-    return min(smooth[-recent + 2 :]) > min(smooth[: -recent + 2]) + 0.05
+    return min(smooth[-recent + 2 :]) > min(smooth[: -recent + 2]) + (0.05 if gap < _WIDE_GAP else -0.05)
 
 
 def stopped(times: Sequence[float], levels: Sequence[float], least: float = 0.05) -> bool:
@@ -89,6 +96,13 @@ def slope(times: Sequence[float], levels: Sequence[float]) -> float:
 
 def spread(levels: Sequence[float]) -> float:
     """The deviation of `levels` about their drift, in nats, from the median of their newest differences; 0 for too few."""
-    steps = [abs(b - a) for a, b in zip(levels[-9:], levels[-8:], strict=False) if math.isfinite(a) and math.isfinite(b)]
+    steps = [abs(b - a) for a, b in pairwise(levels[-9:]) if math.isfinite(a) and math.isfinite(b)]
     # Of two independent normal values, half of the differences are below 0.954 deviations.
     return median(steps) / 0.954 if len(steps) >= 3 else 0.0
+
+
+def noisy(levels: Sequence[float]) -> bool:
+    """Whether `levels` vary so much that no drift is seen: the second half is hardly lower than the first."""
+    half, deviation = len(levels) // 2, spread(levels)
+    fallen = sum(levels[:half]) / half - sum(levels[half:]) / (len(levels) - half)
+    return deviation > 0.1 and fallen < 0.5 * deviation

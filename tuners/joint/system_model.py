@@ -48,7 +48,8 @@ class SystemModel:
         self._names = [n.name for n in job.nodes]
         self._model_bytes = job.model_bytes
         self._seconds = dict[_Work, float]()  # of computing, measured
-        self._fixed_share = _FIXED_SHARE
+        # Compute seconds that do not depend on the mini-batch's size, in samples that would take as long.
+        self._fixed_samples = _FIXED_SHARE / (1 - _FIXED_SHARE) * job.start.batch_size
         self._pull_factor = self._push_factor = 1.0  # measured over predicted seconds of a transfer
 
     @property
@@ -68,7 +69,7 @@ class SystemModel:
                 self._take(self._work(setting, name), seconds)
         if not self._seconds:
             return
-        self._fixed_share = self._fitted_share()
+        self._fixed_samples = self._fitted_samples()
         self._pull_factor = self._push_factor = 1.0
         pull, push = self._transfers(setting)
         # A transfer may be measured shorter than predicted, if other workers compute when the prediction lets them pull.
@@ -101,19 +102,19 @@ class SystemModel:
         before = self._seconds.get(work)
         self._seconds[work] = seconds if before is None else _NEWEST * seconds + (1 - _NEWEST) * before
 
-    def _fitted_share(self) -> float:
-        """The share of compute seconds that is fixed, from machines that were seen with two batch sizes."""
+    def _fitted_samples(self) -> float:
+        """The fixed part of compute seconds, in samples, from machines that were seen with two batch sizes."""
         seen = defaultdict[tuple[str, int], list[tuple[int, float]]](list)
         for work, seconds in self._seconds.items():
             seen[work.node, work.threads].append((work.samples, seconds))
-        shares = []
+        found = []
         for points in seen.values():
             points.sort()
             (small, fast), (large, slow) = points[0], points[-1]
-            if large > small and fast > 0:
-                fixed = fast - (slow - fast) / (large - small) * small
-                shares.append(min(max(fixed / fast, 0.0), 1.0))
-        return median(shares) if shares else _FIXED_SHARE
+            if large > small:
+                slope = max((slow - fast) / (large - small), 1e-3 * slow / large)
+                found.append(max(fast / slope - small, 0.0))
+        return median(found) if found else self._fixed_samples
 
     def _compute(self, work: _Work) -> float:
         """Seconds of a mini-batch: measured, or scaled from the most similar one on this machine, or on its type."""
@@ -139,10 +140,7 @@ class SystemModel:
         if not seen:
             return None
         like = min(seen, key=lambda w: (abs(math.log(w.samples / work.samples)), abs(w.threads - work.threads)))
-        by_size = self._fixed_share + (1 - self._fixed_share) * work.samples / like.samples
-        if work.samples < like.samples:
-            # The share is that of the smaller mini-batch, so the smaller one is the base.
-            by_size = 1 / (self._fixed_share + (1 - self._fixed_share) * like.samples / work.samples)
+        by_size = (self._fixed_samples + work.samples) / (self._fixed_samples + like.samples)
         return self._seconds[like] * by_size * _amdahl(work.threads) / _amdahl(like.threads)
 
     # ------------------------------------------------------------------------------------------------- transfers, network

@@ -6,7 +6,7 @@ import math
 from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from tuners.actions import Action, Evaluate, Fork, Free, Job, Method, Reconfigur
 from tuners.joint.learning_model import Gauge
 from tuners.joint.system_model import SystemModel
 
-__all__ = ["JobOver", "Snapshot", "Steps", "Training"]
+__all__ = ["HELPED_NATS", "Glance", "JobOver", "Snapshot", "Steps", "Training"]
 
 T = TypeVar("T")
 
@@ -22,6 +22,9 @@ Steps: TypeAlias = Generator[Action[Any], Any, T]
 """Actions, and in the end a result."""
 
 _EVALUATION_SHARE = 0.05  # of a window's seconds that an evaluation may take
+HELPED_NATS = 0.1
+"""Below the untrained model: progress."""
+
 _LEAST_SAMPLES = 128  # in a window: from fewer, a rate cannot be judged
 _CHEAPEST_FIRST: tuple[Method, ...] = ("relocate", "migrate", "checkpoint")
 
@@ -40,6 +43,18 @@ class Snapshot:
     loss: float
 
 
+class Glance(NamedTuple):
+    """What the newest mini-batches tell of the model, in nats below the untrained one."""
+
+    level: float  # logarithm of their loss
+    noise: float  # its standard error
+    validated: float = math.inf  # level of the job's own newest validation; infinite if there was none
+
+    def helps(self) -> bool:
+        """Whether the model has clearly learned something. Accuracy may rise while the loss still does, too."""
+        return min(self.level, self.validated) < -HELPED_NATS
+
+
 class Training:
     """The branch that trains, its setting, and what is known of it. `level` and `loss` are as of the last measurement."""
 
@@ -54,6 +69,7 @@ class Training:
         self.change_seconds = 0.0  # the dearest change of the system so far
         self._system = system
         self.training_loss = math.inf  # mean of the last window
+        self.highest_loss = 0.0  # mean of a window, since the last return to a snapshot
         self._pushes = 0  # of the branch, since the job began
         self._check_clocks = 0  # the job validates by itself after every so many pushes; 0: not known
 
@@ -69,6 +85,7 @@ class Training:
         self.diverged = window.status != "running"
         if len(window.pushes.loss):
             self.training_loss = float(np.mean(window.pushes.loss))
+            self.highest_loss = max(self.highest_loss, self.training_loss)
         available = frozenset(n.name for n in window.nodes or self.job.nodes)
         if window.setting is not None and window.setting != self.setting:
             self.setting, self.cluster_changed = window.setting, True
@@ -89,20 +106,36 @@ class Training:
 
     def window(self) -> Steps[None]:
         """Train about two pushes per worker and measure the level after them, by the job's own validation if possible."""
-        least = max(2 * len(self.setting.workers), 16, math.ceil(_LEAST_SAMPLES / self.setting.batch_size))
-        if self._system.knows:
+        clocks, every = self._least_clocks(), self._check_clocks
+        if every and every <= 2 * clocks:
+            clocks = every * math.ceil((self._pushes + clocks) / every) - self._pushes
+        elif self._system.knows:
             # An evaluation takes time in which nobody trains, so windows are longer where it is dear.
             dear = self.job.evaluate_seconds / _EVALUATION_SHARE / self._system.push_seconds(self.setting)
-            least = max(least, min(math.ceil(dear), 4 * least))
-        clocks, every = least, self._check_clocks
-        if every and every <= 2 * least:
-            clocks = every * math.ceil((self._pushes + least) / every) - self._pushes
+            clocks = max(clocks, min(math.ceil(dear), 4 * clocks))
         before = self.level
         yield from self.run(clocks)
         if math.isnan(self.level):
             yield from self.evaluate()
         if math.isnan(self.level):
             self.level = before
+
+    def glance(self) -> Steps[Glance]:
+        """Train about two pushes per worker; the loss of the second half of their mini-batches, and what validation told."""
+        window = yield from self.run(self._least_clocks())
+        losses = window.pushes.loss[len(window.pushes.loss) // 2 :]
+        mean = float(np.mean(losses)) if len(losses) else math.inf
+        if self.diverged or not 0 < mean < math.inf:
+            return Glance(math.inf, 0.0)
+        validated = math.inf
+        if window.evaluations:
+            newest = window.evaluations[-1]
+            validated = self.gauge.level(newest.loss, newest.accuracy) - self.gauge.untrained_level
+        noise = float(np.std(losses)) / mean / math.sqrt(len(losses))
+        return Glance(math.log(mean / self.gauge.untrained), noise, validated)
+
+    def _least_clocks(self) -> int:
+        return max(2 * len(self.setting.workers), 16, math.ceil(_LEAST_SAMPLES / self.setting.batch_size))
 
     def evaluate(self) -> Steps[None]:
         """Measure the level, if the job can be evaluated."""
@@ -152,7 +185,7 @@ class Training:
         """Continue from `kept`, under `setting`. Returns another snapshot of it."""
         lost = self.branch
         self.branch, self._pushes, self.level, self.loss = kept.branch, kept.pushes, kept.level, kept.loss
-        self.diverged = False
+        self.diverged, self.highest_loss = False, 0.0
         with suppress(Rejected):
             yield from Free(lost)
         again = yield from self.snapshot()

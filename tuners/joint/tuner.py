@@ -14,9 +14,10 @@ made only where it is expected to save more than it costs. In the order in which
 4. *Heat* (`_Course.find_heat`): the setting (`tuners.joint.heat`) comes down by decades while it hurts, then doubles window
    by window until it hurts twice. The job continues from the best model seen, at the heat that made it. Races of short forks
    would not do: they always prefer the cooler setting, because it sheds noise at once.
-5. *Hold and cool* (`_Course.learn`): hold the heat while the level drifts down, and double it where the seconds that this
-   would save are worth the trial. Cool by halves when the measured noise is all that separates the level from the goal, or
-   when the drift has stopped. Return to a snapshot when the job has diverged, to an early one when it has over-fitted.
+5. *Hold and cool* (`_Course.learn`, `tuners.joint.holding`): hold the heat while the level drifts down, and double it where
+   the seconds that this would save are worth the trial. Cool by halves when the measured noise is all that separates the
+   level from the goal, or when the drift has stopped. Return to a snapshot when the job has diverged, to an early one when
+   it has over-fitted.
 
 Forks serve as snapshots only, so they cost little; without room for them the heat changes in place.
 """
@@ -29,16 +30,16 @@ from dataclasses import replace
 from itertools import cycle, product
 from typing import Any
 
-from tuners.actions import Job, Rejected, Setting, Tuner
+from tuners.actions import Job, Setting, Tuner
 from tuners.applicability import no_knob_is_free, nothing_to_tune_if
 from tuners.baselines.tpe import tpe
 from tuners.bespoke_bo import bespoke_bo
 from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
 from tuners.joint.heat import Heat, heat
-from tuners.joint.learning_model import Gauge, over_fitted, slope, spread, stopped
+from tuners.joint.holding import Holding
 from tuners.joint.system_model import SystemModel
-from tuners.joint.training import JobOver, Snapshot, Steps, Training
+from tuners.joint.training import HELPED_NATS, Glance, JobOver, Snapshot, Steps, Training
 from tuners.settings import Choice
 
 __all__ = ["joint"]
@@ -51,12 +52,12 @@ _MOST_SPLITS = 400  # roles of machines that are compared
 _CHANGE_SECONDS = 15.0  # of a change of the system, until one was measured
 _LEFT_SHARE = 0.2  # of the budget: how long the job is expected to last, until its drift was measured
 _DECADE = 10.0  # factor of the heat, downwards, while it hurts
-_TRIAL = 4  # windows in which a hotter setting is tried, at least
-_TRIAL_SHARE = 0.05  # of the seconds left that a trial takes
-_SNAPSHOT_NATS = 0.15  # a level so much lower is worth another snapshot
-_SETTLED_NATS = 0.03  # a lower level is progress
-_RESTARTS = (0.5, 1.0, 0.25, 2.0)  # factors of the heat, from one early restart to the next
-_LEAST = 4  # windows from which a drift is measured
+_DECADES = 4  # below the start that are tried if nothing else has helped
+_IDLE = 0.02  # the same, that are none
+_HURT = 0.2  # nats of training loss above the best that are no noise
+_STEP = 2.0  # factor of the heat, upwards
+_THROWN_OFF = 2.0  # a training loss so many times that of the untrained model may have lost it
+_RESTARTS = (0.5, 2.0, 0.7, 1.4, 0.35, 2.8)  # factors of the heat, from one restart to the next; 1 would repeat itself
 
 
 @nothing_to_tune_if(no_knob_is_free)
@@ -75,16 +76,19 @@ class _Course:
     """The course of one job."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.gauge = job, Gauge(job.target)
-        self.system = SystemModel(job)
+        self.job, self.system = job, SystemModel(job)
         self.training = Training(job, self.system)
+        self.gauge = self.training.gauge
         self.heat: Heat | None = None if job.target.counts else heat(job, self._best)
+        self.first: Snapshot | None = None  # the untrained model
         self.cap = len(job.start.workers) if self.heat is not None and self.heat.limits_workers else len(job.nodes)
 
     def play(self) -> Tuner:
         """Tune until the job ends."""
         try:
             yield from self.begin()
+            if self.heat is not None:
+                self.first = yield from self.training.snapshot()
             yield from self._measure()
             if not self.system.knows:
                 # The job does not tell what a push takes, as in a table of recorded runs: there is nothing to model.
@@ -92,13 +96,12 @@ class _Course:
                 return
             yield from self.place()
             if self.heat is not None:
-                yield from self.find_heat(self.heat)
+                yield from self.find_heat(self.heat, self.first)
                 yield from self.learn(self.heat)
             while True:
                 yield from self.training.run(4 * len(self.training.setting.workers))
                 if self.training.cluster_changed:
-                    yield from self._measure()
-                    yield from self.place()
+                    yield from self._place_anew()
         except JobOver:
             return
 
@@ -202,189 +205,112 @@ class _Course:
             shares = tuple(n.nic_bytes_per_second / carried for n in servers)
             uneven = len({n.nic_bytes_per_second for n in servers}) > 1
             split = replace(_with_roles(now, workers, [n.name for n in servers]), model_shares=shares if uneven else ())
-            if _admits(self.job, split):
+            if self.job.space.admits(split):
                 yield split
 
     # -------------------------------------------------------------------------------------------------------- 4. heat
 
-    def find_heat(self, heat: Heat) -> Steps[None]:
-        """Down by decades while the setting hurts, then up by doubling until it hurts twice; go on from the best model."""
-        training, hurt, start = self.training, self.gauge.hurt, self.training.level
-        first = yield from training.snapshot()
-        limit = math.inf  # a heat that is known to hurt
+    def find_heat(self, heat: Heat, first: Snapshot | None) -> Steps[None]:
+        """Down by decades while the setting hurts, then up until it hurts twice; go on from the best model.
+
+        Judged by training loss, which every push tells for nothing, so that a step takes no more than two pushes per worker.
+        `first` is the untrained model. Where no heat from there upwards has helped, decades below are tried, too.
+        """
+        training = self.training
         yield from training.change(heat.scaled(training.setting, 1.0))
-        yield from training.window()
-        while training.diverged or training.level > start + hurt:
+        seen = yield from training.glance()
+        limit = math.inf  # a heat that is known to hurt
+        while self._hurts(seen):
             limit = heat.of(training.setting)
-            cooler = heat.scaled(training.setting, 1 / _DECADE)
-            if heat.of(cooler) >= limit:
+            cooler = yield from self._cooler(heat, first)
+            if cooler is None:
                 break
-            if first is not None:
-                first = yield from training.return_to(first, cooler)
-            elif training.diverged or not (yield from training.change(cooler)):
-                break
-            yield from training.window()
-        best, kept, setting, bad = training.level, (yield from training.snapshot()), training.setting, 0
-        while bad < 2 and not training.diverged:
-            hotter = heat.scaled(training.setting, 2.0)
-            if not heat.of(training.setting) < heat.of(hotter) <= limit / 1.5 or not (yield from training.change(hotter)):
-                break
-            yield from training.window()
-            if not training.diverged and training.level < best:
-                best, setting, bad = training.level, training.setting, 0
-                yield from training.drop(kept)
-                kept = yield from training.snapshot()
-            elif training.diverged or training.level > best + hurt:
-                bad += 1
-        if kept is not None and (training.diverged or training.level > best):
+            seen, first = cooler, self.first
+        lowest = training.setting
+        best, setting, kept = yield from self._rise(heat, limit, seen)
+        if best > -HELPED_NATS and self.first is not None and math.isinf(limit):
+            # The start may be so hot that the model was lost at once, and no heat can help it.
+            self.first = yield from training.return_to(self.first, lowest)
+            for _ in range(_DECADES):
+                cooler = yield from self._cooler(heat, self.first)
+                if cooler is None:
+                    break
+                if cooler.helps():
+                    yield from training.drop(kept)
+                    best, setting, kept = yield from self._rise(heat, _DECADE * heat.of(training.setting), cooler)
+                    break
+        if kept is not None:
             kept = yield from training.return_to(kept, setting)
         else:
             yield from training.change(setting)
         yield from training.drop(kept)
-        yield from training.drop(first)
+
+    def _hurts(self, seen: Glance) -> bool:
+        """Whether the present heat makes the model worse than the untrained one, or has thrown it far off for good."""
+        thrown_off = self.training.highest_loss > _THROWN_OFF * self.gauge.untrained and not seen.helps()
+        worse = seen.level > max(_HURT, 3 * seen.noise) and not seen.helps()
+        return self.training.diverged or worse or thrown_off
+
+    def _cooler(self, heat: Heat, first: Snapshot | None) -> Steps[Glance | None]:
+        """Train a little at a tenth of the heat, from the `first` model if there is one; None where it cannot be lower."""
+        training = self.training
+        cooler = heat.scaled(training.setting, 1 / _DECADE)
+        if heat.of(cooler) >= heat.of(training.setting):
+            return None
+        if first is not None:
+            self.first = yield from training.return_to(first, cooler)
+        elif training.diverged or not (yield from training.change(cooler)):
+            return None
+        return (yield from training.glance())
+
+    def _rise(self, heat: Heat, limit: float, seen: Glance) -> Steps[tuple[float, Setting, Snapshot | None]]:
+        """Raise the heat until it hurts twice; the best level, its setting, and a snapshot of its model.
+
+        By four while nothing happens at all, else by two.
+        """
+        training = self.training
+        best, validated, kept = seen.level, seen.validated, (yield from training.snapshot())
+        setting, bad = training.setting, 0
+        while bad < 2 and not training.diverged:
+            idle = best > -max(_IDLE, 3 * seen.noise)
+            hotter = heat.scaled(training.setting, _STEP**2 if idle and not heat.steps else _STEP)
+            if not heat.of(training.setting) < heat.of(hotter) <= limit / 1.5 or not (yield from training.change(hotter)):
+                break
+            seen = yield from training.glance()
+            better = seen.validated < validated - HELPED_NATS
+            validated = min(validated, seen.validated)
+            if seen.level < best or (better and not training.diverged):
+                best, setting, bad = min(best, seen.level), training.setting, 0
+                yield from training.drop(kept)
+                kept = yield from training.snapshot()
+            elif training.diverged or seen.level > best + max(_HURT, 3 * seen.noise):
+                bad += 1
+        return min(best, validated), setting, kept
 
     # ----------------------------------------------------------------------------------------------- 5. hold and cool
+
+    def _attempt(self, heat: Heat) -> Steps[bool]:
+        return Holding(self.training, heat, self.first, self._place_anew).run()
+
+    def _place_anew(self) -> Steps[None]:
+        """Choose again: machines have come or gone."""
+        yield from self._measure()
+        yield from self.place()
 
     def learn(self, heat: Heat) -> Steps[None]:
         """Hold and cool; where that has over-fitted or stands still, again from an early model, at another heat."""
         training, top = self.training, self.training.setting
         seedling = yield from training.snapshot()
         for factor in cycle(_RESTARTS):
-            yield from self.hold(heat)
+            while (yield from self._attempt(heat)) and self.first is not None:
+                # No heat has helped this model: it was lost when it was still untrained.
+                self.first = yield from training.return_to(self.first, heat.scaled(training.setting, 1 / _DECADE))
+                top = training.setting
+                yield from training.drop(seedling)
+                seedling = yield from training.snapshot()
             if seedling is None:
                 return
             seedling = yield from training.return_to(seedling, heat.scaled(top, factor))
-
-    def hold(self, heat: Heat) -> Steps[None]:
-        """Hold the heat while the level drifts down; cool it when noise is all that is left, or when the drift has stopped.
-
-        Ends when the model has over-fitted, has diverged for good, or stands still in spite of that.
-        """
-        training, noise, settling = self.training, self.gauge.noise, False
-        kept = yield from training.snapshot()
-        held = top = training.setting
-        low = cooled = peak = training.level
-        best_at, stops = training.seconds, 0
-        failed_trials = 0
-        levels, times = list[float](), list[float]()  # since the heat was last changed
-        course, losses = list[float](), list[float]()  # all levels, and losses on validation data
-        while True:
-            yield from training.window()
-            levels.append(training.level)
-            times.append(training.seconds)
-            course.append(training.level)
-            if training.cluster_changed:
-                yield from self._measure()
-                yield from self.place()
-            losses.append(training.loss)
-            if over_fitted(losses, course, training.training_loss):
-                yield from training.drop(kept)
-                return
-            hurt = max(self.gauge.hurt, 2 * spread(course))
-            if len(levels) == 3 and settling:
-                # A snapshot is of a lucky moment: its level is not what this heat can hold.
-                low, settling = max(low, sum(levels) / 3), False
-            if training.diverged or (len(levels) >= _LEAST and min(levels[-3:]) > low + 1.5 * hurt):
-                held = heat.scaled(held, 0.5)
-                if kept is not None:
-                    kept = yield from training.return_to(kept, held)
-                elif training.diverged:
-                    return
-                else:
-                    yield from training.change(held)
-                    low = training.level
-                levels, times, settling = [], [], True
-                continue
-            if len(levels) >= 2 and sum(levels[-2:]) / 2 < low - _SNAPSHOT_NATS:
-                yield from training.drop(kept)
-                kept, low = (yield from training.snapshot()), sum(levels[-2:]) / 2
-            if len(levels) < _LEAST:
-                continue
-            level, goal = sum(levels[-3:]) / 3, self.gauge.goal(training.loss)
-            stop = stopped(times, levels)
-            if not stop and (heat.steps or level - noise > goal):
-                hotter = heat.scaled(held, 2.0)
-                trial = self._trial(heat, level - goal, levels, times, failed_trials)
-                if heat.of(hotter) > heat.of(held) and trial:
-                    done = yield from self.try_hotter(hotter, held, level, hurt, trial)
-                    failed_trials = 0 if done else failed_trials + 1
-                    if done:
-                        held, low = training.setting, training.level
-                        yield from training.drop(kept)
-                        kept = yield from training.snapshot()
-                    levels, times = [], []
-                continue
-            if heat.steps:
-                held = heat.scaled(held, 0.5)
-                yield from training.change(held)
-                levels, times, low = [], [], training.level
-                continue
-            coolest = yield from self.cool(heat, held)
-            shed = level - coolest
-            noise = max(0.3 * noise, 0.7 * shed)
-            if stop:
-                # As hot as it was: noise leads out of a minimum that does not generalise.
-                held, stops = top, stops + 1
-            elif shed < _SNAPSHOT_NATS:
-                failed_trials = 0  # noise is not what holds it up: a hotter setting may be
-            elif coolest > cooled - _SETTLED_NATS:
-                held = heat.scaled(held, max(0.5, 0.1 * heat.of(top) / heat.of(held)))
-            if coolest < peak - _SETTLED_NATS:
-                peak, best_at = coolest, training.seconds
-            cooled = min(cooled, coolest)
-            yield from training.drop(kept)
-            if stops >= 2 and training.seconds > 1.2 * best_at:
-                return
-            kept = yield from training.snapshot()
-            yield from training.change(held)
-            levels, times, low = [], [], training.level + noise
-
-    def _trial(self, heat: Heat, distance: float, levels: list[float], times: list[float], failed: int) -> int:
-        """Windows in which a hotter setting is tried; 0 where half of the seconds left, times the chance of success, is less
-        than the trial takes."""
-        window_seconds = (times[-1] - times[0]) / (len(times) - 1)
-        drift = -slope(times, levels)
-        # Nothing is known of a job's length but that it has lasted so long.
-        left = min(self.job.budget_seconds - times[-1], 2 * times[-1])
-        if drift > 0:
-            left = min(left, distance / drift)
-        windows = min(max(_TRIAL, math.ceil(_TRIAL_SHARE * left / window_seconds)), 4 * _TRIAL)
-        change_seconds = self.training.change_seconds if heat.limits_workers else 0.0
-        return windows if 0.5 * left * 0.5 ** (failed + 1) > windows * window_seconds + 2 * change_seconds else 0
-
-    def try_hotter(self, hotter: Setting, held: Setting, level: float, hurt: float, windows: int) -> Steps[bool]:
-        """Train under a hotter setting for some windows: a rate needs time to relax. Returns whether it is kept."""
-        training = self.training
-        kept: Snapshot | None = yield from training.snapshot()
-        if kept is None or not (yield from training.change(hotter)):
-            yield from training.drop(kept)
-            return False
-        levels = list[float]()
-        for _ in range(windows):
-            yield from training.window()
-            levels.append(training.level)
-            if training.diverged or training.level > level + 3 * hurt:
-                break
-        half = windows // 2
-        if not training.diverged and len(levels) == windows and sum(levels[half:]) / (windows - half) <= level + 0.5 * hurt:
-            yield from training.drop(kept)
-            return True
-        yield from training.drop((yield from training.return_to(kept, held)))
-        return False
-
-    def cool(self, heat: Heat, held: Setting) -> Steps[float]:
-        """Halve the heat window by window, to a tenth, until the level falls no more; the lowest level."""
-        training, levels, idle, now = self.training, list[float](), 0, held
-        while idle < 2:
-            if heat.of(now) > heat.of(held) / 10:
-                now = heat.scaled(now, 0.5)
-            yield from training.change(now)
-            yield from training.window()
-            if training.diverged:
-                break
-            levels.append(training.level)
-            idle = idle + 1 if len(levels) > 3 and training.level > min(levels[:-1]) - 0.01 else 0
-        return min(levels, default=math.inf)
 
 
 def _options(knob: Any) -> list[Any]:
@@ -404,11 +330,3 @@ def _with_roles(setting: Setting, workers: Sequence[str], servers: Sequence[str]
     if (set(workers), set(servers)) == (set(setting.workers), set(setting.servers)):
         return setting
     return replace(setting, workers=tuple(workers), servers=tuple(servers), loads=(), data_shares=(), model_shares=())
-
-
-def _admits(job: Job, setting: Setting) -> bool:
-    try:
-        job.space.check(setting)
-    except Rejected:
-        return False
-    return True

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tuners.actions import Pushes, Target, Window
+from tuners.actions import Pushes, Setting, Target, Window
 
 __all__ = ["Decay", "loss_decay", "progress_per_second"]
 
@@ -32,15 +32,32 @@ class Decay(NamedTuple):
 def progress_per_second(seen: Window, target: Target) -> float:
     """The score of a trial, larger is better; minus infinity for one that diverged or cannot continue.
 
-    Clocks or samples per second where the target counts these, else the decay of the training loss minus its error.
+    Clocks or samples per second where the target counts these (by share: at the pace of the worker that takes longest for
+    its part), else the decay of the training loss minus its error.
     """
     if seen.status in ("diverged", "deadlock"):
         return -np.inf
+    if target.by_share and seen.setting is not None:
+        return _slowest_pace(seen, seen.setting, target)
     if target.counts:
         done = seen.clocks if target.metric == "clocks" else sum(w.samples for w in seen.workers)
         return done / seen.seconds if seen.seconds > 0 else 0.0
     decay = loss_decay(seen.pushes)
     return decay.per_second - decay.error
+
+
+def _slowest_pace(seen: Window, setting: Setting, target: Target) -> float:
+    """Clocks or samples per second of all workers, if each went as far in its own part as the slowest one does in its part.
+
+    From the mean cycle of each worker, because a trial has few pushes per worker to count.
+    """
+    parts, paces = dict(zip(setting.workers, setting.shares()[0], strict=True)), []
+    for worker in seen.workers:
+        cycles = worker.compute_seconds + worker.pull_seconds + worker.push_seconds + worker.wait_seconds
+        done = worker.pushes if target.metric == "clocks" else worker.samples
+        if parts.get(worker.node, 0.0) > 0:
+            paces.append(done / cycles / parts[worker.node] if cycles > 0 else 0.0)
+    return min(paces, default=0.0)
 
 
 def loss_decay(pushes: Pushes, *, groups: int = 10) -> Decay:

@@ -476,6 +476,10 @@ class Coordinator:
             cancelled_requests=self._evaluations.cancelled_requests,
         )
 
+    def held_up_by(self) -> dict[str, str]:
+        """What training waits for, by the process that it waits for."""
+        return self._cycles.held_up_by()
+
     # ------------------------------------------------------------------------------------------------------- its journal
 
     def _record(self) -> None:

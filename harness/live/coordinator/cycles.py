@@ -150,6 +150,20 @@ class Cycles:
                     self._ledger.tell(name, ResendPush(cycle.number))
         return late or self._membership.recovering
 
+    def held_up_by(self) -> dict[str, str]:
+        """What the running branch waits for, by the process that it waits for."""
+        branch, found = self.current, dict[str, str]()
+        for worker, cycle in {} if branch is None else branch.busy.items():
+            name = worker_name(self._job.nodes[worker])
+            done = self._done.get(worker)
+            if done is None or worker in self.undecided:
+                found[name] = f"has not computed mini-batch {cycle.clock}"
+                continue
+            for block, owner in self._ledger.table.items():
+                if block not in self._staged.get(worker, ()):
+                    found[owner] = f"has not received the gradient of {name}"
+        return found
+
     def forget_staged(self) -> None:
         """A view begins: servers have dropped all staged pushes."""
         self._staged.clear()

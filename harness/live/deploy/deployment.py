@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import multiprocessing
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,20 +26,21 @@ from harness.live.deploy.beside_simulation import RunFigures, measured
 from harness.live.deploy.progress_view import watched
 from harness.live.driver import checkpoint_file
 from harness.live.driver.checkpoint_file import Checkpoint
+from harness.live.driver.standstill import Limits
 from harness.live.driver.status import setting_words
 from harness.live.driver.system import LiveSystem
 from harness.live.processes import launch
 from harness.live.worker.spec import Spec
 from harness.record import MADE_BY
-from harness.scenario import Scenario, system
+from harness.scenario import Scenario, parse, system
 from harness.score import score
 from traces.exchanges import Exchange
 from traces.parts import Origin, TraceWriter
 from traces.record import Recorder
-from tuners import Entry
+from tuners import Entry, resolve
 from tuners.actions import Action, Install, Job, Rejected, SyncPolicy, Tuner, TunerFactory
 
-__all__ = ["Deployment", "Interrupted", "deploy", "described", "simulated"]
+__all__ = ["Deployment", "Interrupted", "check", "deploy", "described", "play_on", "simulated"]
 
 _SIMULATED = ("sleeps", "stragglers", "episodes", "buckets", "nodes", "replay")
 """Conditions that slow nodes or links down or remove nodes; only the simulator applies them."""
@@ -51,6 +57,7 @@ class Deployment:
     address: str | None = None  # of a Ray cluster; None: on this machine
     resume: bool = False
     insecure: bool = False  # also on several machines on which Ray has neither a token nor TLS
+    limits: Limits = field(default_factory=Limits)
 
     @property
     def run(self) -> dict[str, Any]:
@@ -68,30 +75,70 @@ def deploy(wanted: Deployment, console: Console) -> Played:
     Raises ValueError, before anything is started, for a job that cannot be deployed; RuntimeError for one that does not
     start; Interrupted if the user stops it.
     """
-    spec = _checked(wanted)
+    with ExitStack() as ray:
+
+        def joined() -> tuple[launch.ClusterNode, ...]:
+            return ray.enter_context(launch.cluster(wanted.address, insecure=wanted.insecure))
+
+        return _played(wanted, console, joined, ray)
+
+
+def play_on(wanted: Deployment, offers: tuple[launch.ClusterNode, ...], console: Console) -> Played:
+    """Like `deploy`, on a cluster that is joined already, and stays so."""
+    return _played(wanted, console, lambda: offers, None)
+
+
+def _played(
+    wanted: Deployment, console: Console, joined: Callable[[], tuple[launch.ClusterNode, ...]], ray: ExitStack | None
+) -> Played:
+    """Play a job on the cluster that `joined` joins; closing `ray` leaves it. None: it stays joined."""
+    spec = check(wanted)
     with job_folder.claimed(wanted.out, wanted.scenario, wanted.entry.name, wanted.seed, resume=wanted.resume):
         begun = checkpoint_file.load(wanted.out / job_folder.CHECKPOINT) if wanted.resume else None
         kept = job_folder.read_log(wanted.out, begun.state["exchanges"]) if begun is not None else []
         installed: dict[int, SyncPolicy] = {}
         factory = _resumed(wanted.entry.factory, spec.job, kept, installed) if kept else wanted.entry.factory
-        with launch.cluster(wanted.address, insecure=wanted.insecure) as offers:
-            placement = launch.place_nodes(spec.job.nodes, offers)
-            for line in _not_applied(wanted.scenario):
-                console.print(line, highlight=False, soft_wrap=True)
-            console.print(f"Starting {setting_words(spec.job.start)}.", highlight=False, soft_wrap=True)
-            keep = partial(_keep, wanted, spec)
-            with (
-                launch.launch(placement, spec, insecure=wanted.insecure) as processes,
-                LiveSystem(spec, processes, begun, keep, installed) as live,
-            ):
-                played = _drive(wanted, live, factory, kept, console)
+        placement = launch.place_nodes(spec.job.nodes, joined())
+        for line in _not_applied(wanted.scenario):
+            console.print(line, highlight=False, soft_wrap=True)
+        log = job_folder.ExchangeLog(wanted.out, kept)
+        keep, say = partial(_keep, wanted, spec, log), _Steps(console)
+        say(_beginning(spec, begun))
+        with launch.launch(placement, spec, insecure=wanted.insecure) as processes:
+            with LiveSystem(spec, processes, begun, keep, installed, wanted.limits, say) as live:
+                if begun is not None:
+                    say(f"Resuming after {live.now:.1f} s: {setting_words(live.job_status().setting)}.")
+                played = _drive(wanted, live, factory, kept, log, console, say)
+            say("Ending the job's processes.")
+        if ray is not None:
+            say("Ending Ray.")
+            ray.close()
+        say("Writing the results.")
         save(wanted.out, score(played, **wanted.run), played.exchanges, played.outcome.trace)
     return played
 
 
+class _Steps:
+    """Prints what is being done, with the seconds since the step before."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._since_seconds = console, time.monotonic()
+
+    def __call__(self, what: str) -> None:
+        now = time.monotonic()
+        took, self._since_seconds = now - self._since_seconds, now
+        self._console.print(f"{what}  (+{took:.1f} s)", highlight=False, markup=False, soft_wrap=True)
+
+
+def _beginning(spec: Spec, begun: Checkpoint | None) -> str:
+    if begun is None:
+        return f"Starting {setting_words(spec.job.start)}."
+    return f"Starting from the checkpoint of {float(begun.state['seconds']):.1f} s, {begun.state['exchanges']} exchanges."
+
+
 def described(wanted: Deployment) -> list[str]:
     """Lines that say what would run where; nothing is started. Raises as `deploy` does."""
-    spec = _checked(wanted)
+    spec = check(wanted)
     start = spec.job.start
     address = wanted.address or os.environ.get("RAY_ADDRESS")
     here = nullcontext((launch.ClusterNode("here", "this machine", math.inf),))
@@ -120,11 +167,22 @@ def _not_applied(scenario: Scenario) -> list[str]:
 
 
 def simulated(wanted: Deployment) -> RunFigures:
-    """The figures of the same run in the simulator."""
-    return measured(play(wanted.entry.factory, system(wanted.scenario, wanted.seed)))
+    """The figures of the same run in the simulator, which a process of its own makes."""
+    scenario = wanted.scenario
+    given = scenario.name, str(scenario.origin), scenario.text, wanted.entry.name, wanted.seed
+    # Not forked: this process has had threads, and the child is to begin as any other run.
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_simulated, *given, sys.path).result()
 
 
-def _checked(wanted: Deployment) -> Spec:
+def _simulated(name: str, origin: str, text: str, tuner: str, seed: int, path: list[str]) -> RunFigures:
+    sys.path[:] = path  # the tuner's module may be in the folder of the command
+    scenario = parse(text, name=name, origin=Path(origin))
+    return measured(play(resolve(tuner).factory, system(scenario, seed)))
+
+
+def check(wanted: Deployment) -> Spec:
+    """The job that this deploys. Raises ValueError for one that cannot be deployed."""
     spec = Spec.of(wanted.scenario, wanted.seed)
     try:
         spec.check(spec.job.start)
@@ -137,10 +195,15 @@ def _checked(wanted: Deployment) -> Spec:
 
 
 def _drive(
-    wanted: Deployment, live: LiveSystem, factory: TunerFactory, kept: Sequence[Exchange], console: Console
+    wanted: Deployment,
+    live: LiveSystem,
+    factory: TunerFactory,
+    kept: Sequence[Exchange],
+    log: job_folder.ExchangeLog,
+    console: Console,
+    say: Callable[[str], None],
 ) -> Played:
     exchanges = list(kept)
-    log = job_folder.ExchangeLog(wanted.out, kept)
     title = f"{wanted.scenario.name}, tuned by {wanted.entry.name}"
     with _recording(wanted, live.job, kept) as recorder:
 
@@ -155,11 +218,11 @@ def _drive(
                 played = play(factory, live, watch=note)
             except KeyboardInterrupt:
                 stopped = True
-        console.print("Saving a checkpoint.", highlight=False)
+        say("Saving a checkpoint.")
         try:
             live.checkpoint()
-        except RuntimeError as error:
-            console.print(f"It could not be saved. {error}", highlight=False, markup=False, soft_wrap=True)
+        except (RuntimeError, OSError) as error:
+            say(f"It could not be saved. {error}")
         if stopped:
             raise Interrupted(
                 f"Stopped after {live.now:.1f} s; {wanted.out} has a checkpoint. The same command with --resume goes on."
@@ -185,8 +248,12 @@ def _recording(wanted: Deployment, job: Job, kept: Sequence[Exchange]) -> Iterat
         yield recorder
 
 
-def _keep(wanted: Deployment, spec: Spec, saved: Checkpoint) -> None:
-    """Write a checkpoint and the model."""
+def _keep(wanted: Deployment, spec: Spec, log: job_folder.ExchangeLog, saved: Checkpoint) -> None:
+    """Write a checkpoint and the model. Raises OSError, and leaves the files of before, if the disk is full."""
+    if log.written < saved.state["exchanges"]:
+        raise OSError(
+            errno.ENOSPC, f"the disk is full: {wanted.out} lacks the last exchanges, and its checkpoint waits for them"
+        )
     checkpoint_file.save(wanted.out / job_folder.CHECKPOINT, saved)
     branch = saved.state["branch"]
     job_folder.write_model(wanted.out / "model.safetensors", spec.tree(saved.tensors[f"{branch}/parameters"]))

@@ -15,7 +15,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,15 +100,23 @@ def _check_same(out: Path, manifest: dict[str, Any], scenario: Scenario) -> None
 
 
 class ExchangeLog:
-    """Writes exchanges one by one, so that none is lost if this process dies."""
+    """Writes exchanges one by one, so that none is lost if this process dies. If the disk is full they wait for the next
+    one; `written` says how many are in the file."""
 
     def __init__(self, out: Path, kept: Sequence[Exchange]) -> None:
-        self._path = out / _LOG
+        self._path, self.written, self._waiting = out / _LOG, len(kept), list[bytes]()
         write_bytes(self._path, b"".join(encode(e) + b"\n" for e in kept))
+        self._size = self._path.stat().st_size
 
     def __call__(self, exchange: Exchange) -> None:
-        with self._path.open("ab") as log:
-            log.write(encode(exchange) + b"\n")
+        self._waiting.append(encode(exchange) + b"\n")
+        with suppress(OSError), self._path.open("r+b", buffering=0) as log:
+            log.truncate(self._size)  # what was cut short when the disk was full
+            log.seek(self._size)
+            lines = b"".join(self._waiting)
+            if log.write(lines) == len(lines):
+                self._size, self.written = self._size + len(lines), self.written + len(self._waiting)
+                self._waiting.clear()
 
 
 def read_log(out: Path, count: int) -> list[Exchange]:

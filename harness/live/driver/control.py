@@ -24,13 +24,14 @@ from harness.live.driver.losses import Losses
 from harness.live.driver.recent_pushes import RecentPushes
 from harness.live.driver.reconfiguration import LiveReconfiguration
 from harness.live.driver.restore_points import RestorePoints
+from harness.live.driver.standstill import Limits, Standstill
 from harness.live.driver.status import JobStatus, setting_words
 from harness.live.processes.names import EVALUATOR, node_of, peers
 from harness.live.processes.runtime import Procedure, Processes, Runtime
 from harness.live.worker.spec import Spec
 from tuners.actions import Evaluation, Setting, Status, SyncPolicy
 
-__all__ = ["CHECKPOINT_SECONDS", "COPY_SECONDS", "FINISH_SECONDS", "LINKS_SECONDS", "Control"]
+__all__ = ["CHECKPOINT_SECONDS", "COPY_SECONDS", "FINISH_SECONDS", "LINKS_SECONDS", "SAY_SECONDS", "Control"]
 
 CHECKPOINT_SECONDS = 30.0
 """From one checkpoint to the next."""
@@ -40,6 +41,9 @@ FINISH_SECONDS = 10.0
 
 LINKS_SECONDS = 0.5
 """From one look at the links to the next."""
+
+SAY_SECONDS = 3.0
+"""From one word on processes that start to the next."""
 
 COPY_SECONDS = 10.0
 """Longest wait for a node with a slow link to copy the blocks that only it has."""
@@ -60,9 +64,11 @@ class Control:
         begun: Checkpoint | None,
         keep: Callable[[Checkpoint], None],
         installed: Mapping[int, SyncPolicy],
+        limits: Limits,
+        say: Callable[[str], None],
     ) -> None:
         self.job, self.spec = spec.job, spec
-        self.runtime = Runtime(processes)
+        self.runtime = Runtime(processes, limits.join_seconds)
         self.losses = Losses(self.runtime, tuple(n.name for n in self.job.nodes))
         self.branches = {0: DriverBranch(self.job.start, policy, 0.0)}
         self.running: int | None = 0  # the branch that trains
@@ -79,6 +85,8 @@ class Control:
         self._restore_points = RestorePoints(self.runtime, spec, begun, keep)
         self._asked_seconds = self._metered_seconds = 0.0  # when losses, and transfers, were last asked for
         self._links = LinkMonitor()
+        self._standstill = Standstill(limits.still_seconds)
+        self._unsaved: OSError | None = None  # why the last checkpoint could not be written
         self._failure: Exception | None = None
         self._ended_seconds: float | None = None
         self._over = threading.Event()
@@ -87,11 +95,11 @@ class Control:
             self.branches, self.running, self.runtime.rows_taken = driver_state(begun, installed)
             reduced = (branch.setting_before_loss is not None for branch in self.branches.values())
             self.losses.any_returned = any(reduced)  # all nodes are present again
-        self._begin(begun)
+        self._begin(begun, say)
         self._watcher = threading.Thread(target=self._watch, name="live job", daemon=True)
         self._watcher.start()
 
-    def _begin(self, begun: Checkpoint | None) -> None:
+    def _begin(self, begun: Checkpoint | None, say: Callable[[str], None]) -> None:
         """Start the processes that the first setting needs, and training."""
         runtime, number = self.runtime, self._number
         setting = self.branches[number].setting
@@ -103,12 +111,18 @@ class Control:
                 rows = np.array(report.rows, np.float64)
                 rows[:, 0] = float(begun.state["seconds"])
                 self.branches[branch].add(rows)
-        runtime.start([*peers(setting), EVALUATOR])
+        names = [*peers(setting), EVALUATOR]
+        runtime.start(names)
+        said_seconds = time.monotonic()
         for _ in self._first_processes(setting):
             for name, why in runtime.processes.lost().items():
                 raise RuntimeError(f"Cannot start {name}: {why}")
             time.sleep(_LOOK_SECONDS)
             runtime.poll()
+            late = set(names) - runtime.latest.members.keys()
+            if late and time.monotonic() > said_seconds + SAY_SECONDS:
+                said_seconds = time.monotonic()
+                say(f"{len(names) - len(late)} of {len(names)} processes are ready; {runtime.starting_words(late)}")
         runtime.begin_at(0.0 if begun is None else float(begun.state["seconds"]))
         runtime.coordinator.run(number)
 
@@ -167,7 +181,7 @@ class Control:
             self.wait(lambda mine=mine: self.procedure is not mine)  # type: ignore[misc]
 
     def checkpoint(self) -> None:
-        """Stop training for good and make a last checkpoint.
+        """Stop training for good and make a last checkpoint. Raises OSError if it cannot be written.
 
         Mini-batches that have begun are completed first, so that the resumed job is as if it had not been interrupted. One
         that takes longer than `FINISH_SECONDS`, because its worker hangs, is begun again by the resumed job.
@@ -177,6 +191,8 @@ class Control:
         self._trains = False  # a repair after a loss must not start training again
         self.runtime.coordinator.rest()
         self.carry_out(self._save)
+        if self._unsaved is not None:
+            raise self._unsaved
 
     def save(self) -> None:
         """Make a checkpoint while training continues."""
@@ -190,7 +206,12 @@ class Control:
         while True:
             state = {"seconds": self.now, "exchanges": self.performed, "branch": self._number}
             with suppress(KeyError):  # the coordinator has died: try again with its successor
-                yield from self._restore_points.save(self.branches, self.running, state)
+                try:
+                    yield from self._restore_points.save(self.branches, self.running, state)
+                    self._unsaved = None
+                except OSError as error:  # a full disk: the job goes on, and the next checkpoint is tried when it is due
+                    self._unsaved = error
+                    self.log_event(f"the checkpoint is not written: {error.strerror or error}")
                 return
 
     def _train(self) -> None:
@@ -244,9 +265,11 @@ class Control:
         self.losses.start_missing()
         for node in self.losses.take_back():
             self.log_event(f"{node} is back")
-        if self.losses.any_returned and self.procedure is None:
+        # With no running branch, a switch to another one is in progress, which gives it its processes itself.
+        if self.losses.any_returned and self.procedure is None and self.running is not None:
             self.procedure = self.losses.restore(self.branches, self.running)
         self._look_at_links()
+        self._look_at_progress()
         due = self.now > self._restore_points.seconds + CHECKPOINT_SECONDS
         if self.procedure is None and self.status == "running" and due:
             self.procedure = self._save()
@@ -258,6 +281,8 @@ class Control:
         rows[:, 0] = self.runtime.job_seconds(rows[:, 0])
         branch.add(rows)
         self.recent.add(rows)
+        for seconds in rows[-1:, 0]:
+            self._standstill.pushed(float(seconds))
         # Not only in `job_status`: without a viewer the rows of the whole job would be kept.
         self.recent.drop_old(self.now)
         if self.reconfiguration is not None:
@@ -270,6 +295,29 @@ class Control:
                 self.measured[request] = evaluation
             else:
                 branch.evaluations.append(evaluation)
+
+    def _look_at_progress(self) -> None:
+        """Say what holds training up if no push has come for too long. First the processes repeat what may be lost; then
+        those that are waited for are replaced; then the job ends."""
+        if self.procedure is not None or self.running is None or self.status != "running" or not self._trains:
+            self._standstill.excuse(self.runtime.now)
+            return
+        if not (waited := self._standstill.too_long(self.runtime.now)):
+            return
+        causes = self.runtime.coordinator.held_up_by()
+        why = "; ".join(f"{name} {what}" for name, what in causes.items()) or "no worker is in a mini-batch"
+        self.log_event(f"no push for {waited:.0f} s: {why}")
+        if self._standstill.found == 1:
+            self.procedure = self._renew()
+        elif self._standstill.found == 2 and causes:
+            self.runtime.processes.stop(list(causes))
+            self._on_losses(dict.fromkeys(causes, "training waited for it for too long"))
+        else:
+            raise RuntimeError(f"no push for {waited:.0f} s, and nothing helped: {why}")
+
+    def _renew(self) -> Procedure:
+        """Begin a view, in which every process sends again what is not durable."""
+        yield from self.runtime.recover(self.branches[self._number].setting)
 
     def _look_at_links(self) -> None:
         seconds = self.runtime.now - self._metered_seconds

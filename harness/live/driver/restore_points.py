@@ -86,6 +86,7 @@ class RestorePoints:
         tensors = {_COORDINATOR: _as_tensor(coordinator.checkpoint(index)), DRIVER: _as_tensor(driver)}
         for number, vectors in coordinator.saved(index).items():
             tensors |= {f"{number}/{name}": vector for name, vector in vectors.items()}
+        # Also where it cannot be written: this job can be rolled back to it, and the next one is made when it is due.
         self._last, self._policies, self.seconds = Checkpoint(tensors, state), policies, runtime.now
         self._keep(self._last)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from harness.live.driver.branch_view import DriverBranch
 from harness.live.driver.checkpoint_file import Checkpoint
 from harness.live.driver.control import Control
 from harness.live.driver.reconfiguration import LiveReconfiguration
+from harness.live.driver.standstill import Limits
 from harness.live.driver.status import JobStatus, setting_words
 from harness.live.processes.names import peers
 from harness.live.processes.runtime import Procedure, Processes
@@ -71,10 +73,12 @@ class LiveSystem:
         begun: Checkpoint | None = None,
         keep: Callable[[Checkpoint], None] = lambda _: None,
         installed: Mapping[int, SyncPolicy] = MappingProxyType({}),
+        limits: Limits = Limits(),  # noqa: B008 - it is immutable
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`keep` is called with every checkpoint of the job; another system continues from it if it is given as `begun`.
         `installed` are the policies that the tuner had installed by then, by the number of the exchange: a checkpoint has no
-        code."""
+        code. `say` is called with what the processes are at while they start."""
         self.job, self._spec = spec.job, spec
         start = spec.job.start
         try:
@@ -83,7 +87,7 @@ class LiveSystem:
             policy = policies.named(start.policy, start.staleness)
         except Rejected as error:
             raise ValueError(f"Cannot deploy {spec.name}: {error}") from error
-        self._control = Control(spec, processes, policy, begun, keep, installed)
+        self._control = Control(spec, processes, policy, begun, keep, installed, limits, say)
 
     @property
     def now(self) -> float:
@@ -127,7 +131,7 @@ class LiveSystem:
             return answer
 
     def checkpoint(self) -> None:
-        """Stop training for good and make a last checkpoint."""
+        """Stop training for good and make a last checkpoint. Raises OSError if it cannot be written."""
         with self._control.news:
             self._control.checkpoint()
 
@@ -185,7 +189,11 @@ class LiveSystem:
             return
         control.runtime.coordinator.rest()
         control.running = None
-        control.carry_out(lambda: self._prepare(branch.setting))
+        prepared: Setting | None = None
+        while prepared != branch.setting:  # a loss, or a node that returns, may change it meanwhile
+            prepared = branch.setting
+            control.carry_out(partial(self._prepare, prepared))
+            control.wait_until_idle()
         control.runtime.coordinator.put(number, branch.setting)  # losses may have reduced it since the branch last ran
         control.runtime.coordinator.run(number)
         control.running, branch.since_seconds = number, self.now

@@ -62,6 +62,7 @@ class ProcessSpec:
     generation: int
     coordinator: str  # name of its Ray actor
     endpoint: Endpoint
+    accelerated: bool  # it computes on the device that Ray has given it, else on its CPU
     protects: bool  # it does not start on a machine on which Ray has neither a token nor TLS
     layout: Layout
     optimizer: str
@@ -92,7 +93,10 @@ class ProcessSpec:
             loops.run_server(member, self.layout, self.optimizer, self.aggregation)
         else:
             from harness import program_cache
+            from harness.live.processes.host import choose_device
             from harness.live.processes.names import EVALUATOR
+
+            choose_device(accelerated=self.accelerated)
 
             program_cache.use()
 
@@ -115,6 +119,11 @@ class _MemberActor:
     @ray.method(concurrency_group="inbox")
     def deliver(self, frames: Sequence[Buffer]) -> None:
         self.inbox.put(frames)
+
+    @ray.method(concurrency_group="inbox")
+    def devices(self) -> str:
+        """The accelerators that it may use, as CUDA numbers them; for who looks for the reason of a wrong one."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
 
 class _CoordinatorActor:

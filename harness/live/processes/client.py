@@ -77,6 +77,8 @@ class TrainingControl(Protocol):
     # What has happened.
     def poll(self, taken: Mapping[int, int] | None = None) -> Poll: ...
 
+    def held_up_by(self) -> dict[str, str]: ...
+
     @property
     def members(self) -> Mapping[str, int]: ...
 
@@ -94,6 +96,10 @@ class CoordinatorClient(TrainingControl, Protocol):
 
     def silent(self) -> dict[str, int]:
         """Processes that were not heard for `SILENT_SECONDS`, with their generations, until they are forgotten."""
+        ...
+
+    def starting(self) -> dict[str, float]:
+        """Processes that have started and not joined yet, and for how many seconds: they import, load and compile."""
         ...
 
     def transfers(self) -> dict[NodePair, Transfer]:
@@ -146,6 +152,8 @@ class RemoteCoordinator:
     retire = _forwarded(TrainingControl.retire)
     needed = _forwarded(TrainingControl.needed)
     poll = _forwarded(TrainingControl.poll)
+    held_up_by = _forwarded(TrainingControl.held_up_by)
+    starting = _forwarded(CoordinatorClient.starting)
     silent = _forwarded(CoordinatorClient.silent)
     transfers = _forwarded(CoordinatorClient.transfers)
     register = _forwarded(CoordinatorClient.register)

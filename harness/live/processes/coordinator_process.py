@@ -48,7 +48,7 @@ _LIST = "peers.msgpack"
 _PeerList: TypeAlias = tuple[tuple[str, str, int], ...]  # name, address, generation
 _Question: TypeAlias = tuple[str, tuple[Any, ...], dict[str, Any], "Future[Any]"]
 
-_OF_PROCESS = {"address", "silent", "transfers", "register", "forget"}
+_OF_PROCESS = {"address", "silent", "starting", "transfers", "register", "forget"}
 """Questions that this process answers; the coordinator answers all others."""
 
 
@@ -66,6 +66,7 @@ class CoordinatorProcess:
         generation, _, known = _read(self._list) if self._list.exists() else (0, "", ())
         self._mailbox = Mailbox(COORDINATOR, generation + 1, transport)
         self._heard = {name: time.monotonic() for name, _, _ in known}
+        self._registered: dict[str, float] = {}  # when each process was
         self._unheard = {name for name, _, _ in known}
         self._mailbox.update(Peers(known))
         self._to_recover = begun and bool(known)
@@ -120,6 +121,11 @@ class CoordinatorProcess:
         late = (n for n, at in self._heard.items() if now - at > (SILENT_SECONDS if n in members else STARTING_SECONDS))
         return {n: peers[n][1] for n in late if n in peers}
 
+    def starting(self) -> dict[str, float]:
+        """Processes that have started and not joined yet, and for how many seconds: they import, load and compile."""
+        now, members, peers = time.monotonic(), self._core.members, self._mailbox.peers
+        return {n: now - at for n, at in self._registered.items() if n in peers and n not in members}
+
     def transfers(self) -> dict[NodePair, Transfer]:
         """Transfers that were completed since the last call."""
         return self._meter.take()
@@ -136,7 +142,7 @@ class CoordinatorProcess:
             if known == (address, generation):  # it asks again, because the answer was lost
                 return self.address
             raise ValueError(f"Cannot register {name}, generation {generation}: it is not expected, or is here already.")
-        self._heard[name] = time.monotonic()
+        self._heard[name] = self._registered[name] = time.monotonic()
         self._publish(self._mailbox.peers | {name: (address, generation)})
         return self.address
 

@@ -11,7 +11,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["Cores", "keep_memory"]
+__all__ = ["Cores", "choose_device", "keep_memory"]
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of malloc.h
 _TRIM_BYTES, _MMAP_BYTES = 512 * 2**20, 32 * 2**20  # 32 MiB is the largest value that glibc accepts
@@ -24,6 +24,18 @@ def keep_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_TRIM_THRESHOLD, _TRIM_BYTES)
         mallopt(_MMAP_THRESHOLD, _MMAP_BYTES)
+
+
+def choose_device(*, accelerated: bool) -> None:
+    """Let JAX compute on the accelerator that this process sees, or on its CPU; before JAX computes for the first time.
+
+    Memory of an accelerator is taken when it is needed: JAX would take three quarters of it at once, and a server or another
+    job may be on the same device.
+    """
+    import jax
+
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    jax.config.update("jax_platforms", None if accelerated else "cpu")  # type: ignore[no-untyped-call]
 
 
 class Cores:

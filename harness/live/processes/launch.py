@@ -11,7 +11,8 @@ import logging
 import math
 import os
 import secrets
-import tempfile
+import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -30,6 +31,7 @@ from harness.live.processes.actors import Endpoint, ProcessSpec, TransportKind, 
 from harness.live.processes.client import CoordinatorClient, RemoteCoordinator
 from harness.live.processes.names import EVALUATOR, node_of
 from harness.live.processes.placement import ClusterNode, NodePlacement, place_nodes
+from harness.live.processes.private_folder import private_folder
 from harness.live.protocol import messages
 from harness.live.worker.spec import Spec
 from harness.ray_cluster import joined, protected
@@ -75,7 +77,11 @@ def cluster(address: str | None, *, insecure: bool = False) -> Iterator[tuple[Cl
     several machines and neither a token nor TLS.
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
+    handler = signal.getsignal(signal.SIGTERM)
     with joined(address) if address else _private_cluster():
+        # Ray has put its own in place, which ends this process at once and leaves no checkpoint.
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
         home = ray.get_runtime_context().get_node_id()
         found = [node for node in _nodes() if node["Alive"]]
         if address and not insecure:
@@ -99,14 +105,19 @@ def _nodes() -> list[dict[str, Any]]:
 def _cluster_node(node: Mapping[str, Any], home: str, *, counted: bool) -> ClusterNode:
     resources = node["Resources"]
     cpus = resources.get("CPU", 0.0) if counted else math.inf
-    return ClusterNode(node["NodeID"], node["NodeManagerAddress"], cpus, frozenset(resources), node["NodeID"] == home)
+    names, gpus = frozenset(resources), resources.get("GPU", 0.0)
+    return ClusterNode(node["NodeID"], node["NodeManagerAddress"], cpus, names, node["NodeID"] == home, gpus)
 
 
 @contextmanager
 def _private_cluster() -> Iterator[None]:
     """Ray on this machine, for this process only: it is not reached from other machines, and other users of this machine
     have no token. It ends with us. Raises RuntimeError if Ray does not ask for the token."""
-    folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
+    with private_folder() as folder:
+        yield from _ray_in(folder)
+
+
+def _ray_in(folder: Path) -> Iterator[None]:
     before = dict(os.environ)
     os.environ.pop("RAY_AUTH_MODE", None)  # then Ray turns the token on by itself for a new cluster
     os.environ.update(_SETTINGS | {"RAY_AUTH_TOKEN": secrets.token_hex(32), ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"})
@@ -115,16 +126,7 @@ def _private_cluster() -> Iterator[None]:
     clusters, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False  # this process has read it already
     AuthenticationTokenLoader.instance().reset_cache()  # it may have read the token of another cluster
     try:
-        ray.init(
-            address="local",
-            num_cpus=1,
-            num_gpus=0,
-            include_dashboard=False,
-            object_store_memory=_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=folder.name,
-        )
+        _start(folder)
         if not protected():
             raise RuntimeError("Cannot start Ray for this job: this version of it does not ask for its token by default.")
         yield
@@ -135,7 +137,26 @@ def _private_cluster() -> Iterator[None]:
             del os.environ[name]
         os.environ.update(before)
         AuthenticationTokenLoader.instance().reset_cache()
-        folder.cleanup()
+
+
+def _start(folder: Path) -> None:
+    try:
+        ray.init(
+            address="local",
+            num_cpus=1,
+            include_dashboard=False,
+            object_store_memory=_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=str(folder),
+        )
+    except Exception as error:  # Ray raises nothing more special
+        if "timed out during startup" not in str(error):
+            raise
+        raise RuntimeError(
+            "Cannot start Ray on this machine: it was not up within 30 s. The machine is very busy; try again, "
+            "or join a cluster with --address."
+        ) from error
 
 
 @contextmanager
@@ -147,25 +168,27 @@ def launch(
     `insecure`: processes also start on machines on which Ray has neither a token nor TLS. Raises ValueError if the cluster
     has no room now.
     """
-    processes = JobProcesses(placement, spec, transport, insecure=insecure)
-    try:
-        processes.begin()
-        yield processes
-    finally:
-        processes.close()
+    with private_folder() as folder:
+        processes = JobProcesses(placement, spec, transport, folder, insecure=insecure)
+        try:
+            processes.begin()
+            yield processes
+        finally:
+            processes.close()
 
 
 class JobProcesses:
     """The processes of one job on Ray; a `harness.live.processes.runtime.Processes`."""
 
-    def __init__(self, placement: NodePlacement, spec: Spec, transport: TransportKind, *, insecure: bool) -> None:
+    def __init__(
+        self, placement: NodePlacement, spec: Spec, transport: TransportKind, folder: Path, *, insecure: bool
+    ) -> None:
         self.coordinator: CoordinatorClient = RemoteCoordinator(self.ask)
         self._placement, self._spec, self._transport = placement, spec, transport
         machines = {place.host for _, place in placement.places}
         self._protects = len(machines) > 1 and not insecure
         self._job = secrets.token_hex(4)
-        # The coordinator keeps its journal here.
-        self._folder = tempfile.TemporaryDirectory(prefix="job-", ignore_cleanup_errors=True)
+        self._folder = folder  # of the coordinator's journal
         self._coordinator_actor: Any = None
         self._groups: dict[str, Any] = {}
         self._machines: dict[str, str] = {}  # of each node that has room now
@@ -180,7 +203,7 @@ class JobProcesses:
     def begin(self) -> None:
         """Reserve room for all nodes, and start the coordinator's process. Raises ValueError if there is no room."""
         for name, place in self._placement.places:
-            self._groups[name] = self._group(place)
+            self._groups[name] = self._group(name, place)
         until = time.monotonic() + _PLACE_SECONDS
         while missing := self._groups.keys() - self._look():
             if time.monotonic() > until:
@@ -191,9 +214,7 @@ class JobProcesses:
             time.sleep(_LOOK_SECONDS)
         endpoint = self._endpoint(messages.COORDINATOR)
         options = {"name": endpoint.actor, "max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": _here()}
-        self._coordinator_actor = coordinator_actor.options(**options).remote(
-            self._spec.live_job, endpoint, Path(self._folder.name)
-        )
+        self._coordinator_actor = coordinator_actor.options(**options).remote(self._spec.live_job, endpoint, self._folder)
         _ = self.coordinator.address  # answered once the process is up
 
     # ------------------------------------------------------------------------------------------------------- the coordinator
@@ -227,7 +248,10 @@ class JobProcesses:
             self.coordinator.expect(name, self._generations[name])
             endpoint = self._endpoint(name)
             strategy = _here() if name == EVALUATOR else PlacementGroupSchedulingStrategy(self._groups[node_of(name)], 0)
-            actor = member_actor.options(name=endpoint.actor, scheduling_strategy=strategy).remote()
+            # With one, it sees this device only; without, none: processes of one machine do not share the first by accident.
+            gpus = int(self._accelerates(name))
+            options = {"name": endpoint.actor, "scheduling_strategy": strategy, "num_gpus": gpus}
+            actor = member_actor.options(**options).remote()
             self._actors[name] = actor
             self._runs[actor.run.remote(self._process_spec(name, endpoint))] = name
 
@@ -298,7 +322,6 @@ class JobProcesses:
         for group in self._groups.values():
             remove_placement_group(group)
         self._groups.clear()
-        self._folder.cleanup()
 
     def _kill(self, names: Collection[str]) -> None:
         for name in names:
@@ -319,6 +342,7 @@ class JobProcesses:
             coordinator=self._endpoint(messages.COORDINATOR).actor,
             endpoint=endpoint,
             protects=self._protects,
+            accelerated=self._accelerates(name),
             layout=self._spec.layout,
             optimizer=self._spec.workload.optimizer,
             aggregation=self._spec.workload.aggregation,
@@ -329,9 +353,11 @@ class JobProcesses:
 
     # ------------------------------------------------------------------------------------------------------------ machines
 
-    def _group(self, place: ClusterNode | None) -> Any:
+    def _group(self, node: str, place: ClusterNode | None) -> Any:
         """Room for a node on this machine, or, with None, on any machine of the cluster."""
         room = {} if place is not None and math.isinf(place.cpus) else {"CPU": self._placement.cpus_per_node}
+        if node in self._placement.accelerated:
+            room["GPU"] = 1
         if place is not None:
             room[f"node:{place.host}"] = _SHARE
         return placement_group([room], strategy="STRICT_PACK")
@@ -356,7 +382,7 @@ class JobProcesses:
     def _place(self, node: str, spare: ClusterNode | None) -> None:
         """Give up a node's room, and request other room: on `spare`, or on any machine."""
         remove_placement_group(self._groups[node])
-        self._groups[node] = self._group(spare)
+        self._groups[node] = self._group(node, spare)
         self._give_up_seconds[node] = time.monotonic() + _SPARE_SECONDS if spare else math.inf
 
     def _spare(self, counts: Mapping[str, int]) -> ClusterNode | None:
@@ -375,6 +401,10 @@ class JobProcesses:
         counts = Counter(self._machines.values())
         spare = self._spare(counts)
         return None if spare is None or spare.identity in {*counts, *self._slow_machines} else spare
+
+    def _accelerates(self, name: str) -> bool:
+        """Whether a process is a worker that has a GPU."""
+        return name != EVALUATOR and name == messages.worker(node_of(name)) and node_of(name) in self._placement.accelerated
 
     def _slot(self, name: str) -> int:
         """Index of a process's node among the job's nodes on the same machine."""

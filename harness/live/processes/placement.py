@@ -20,6 +20,7 @@ class ClusterNode:
     cpus: float  # as Ray counts them; inf: not counted, its processes share what the machine has
     names: frozenset[str] = frozenset()  # of its other resources
     home: bool = False  # where the driver runs
+    gpus: float = 0.0  # as Ray counts them
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,30 +29,47 @@ class NodePlacement:
 
     places: tuple[tuple[str, ClusterNode], ...]
     cpus_per_node: float
+    accelerated: frozenset[str] = frozenset()  # nodes whose worker has a GPU of its own
 
     def __str__(self) -> str:
         width = max(len(name) for name, _ in self.places)
         counted = f", {self.cpus_per_node:g} CPU" if not math.isinf(self.places[0][1].cpus) else ""
-        return "\n".join(f"{name:<{width}}  on {place.host}{counted}" for name, place in self.places)
+        return "\n".join(
+            f"{name:<{width}}  on {place.host}{counted}{', 1 GPU' * (name in self.accelerated)}"
+            for name, place in self.places
+        )
 
 
 def place_nodes(nodes: Sequence[Node], machines: Sequence[ClusterNode], *, cpus_per_node: float = 1.0) -> NodePlacement:
     """Choose a place for every node of a scenario: the cluster's node that has a resource of its name
-    (`ray start --resources='{"n0": 1}'`), otherwise the one with most CPUs free, so that nodes spread.
+    (`ray start --resources='{"n0": 1}'`), otherwise the one with most CPUs free, so that nodes spread. A node of the
+    scenario that has a GPU goes where one is free, and its worker gets it; where none is left, it computes on its CPU.
 
     Raises ValueError, with what is needed and what the cluster has, if there is not room for all.
     """
     free = {machine.identity: machine.cpus for machine in machines}
+    free_gpus = {machine.identity: machine.gpus for machine in machines}
+    accelerated = set()
     places: dict[str, ClusterNode] = {}
     named = {name: machine for machine in machines for name in machine.names}
     # Nodes whose machine is fixed by a resource come first, or others could take their CPUs.
-    for node in sorted(nodes, key=lambda n: n.name not in named):
-        chosen = named.get(node.name) or max(machines, key=lambda m: free[m.identity], default=None)
+    for node in sorted(nodes, key=lambda n: (n.name not in named, "gpu" not in n.devices)):
+        wants = "gpu" in node.devices
+
+        def room(machine: ClusterNode, wants: bool = wants) -> tuple[bool, bool, float]:
+            """Nodes with a GPU go where one is free; others leave those machines to them."""
+            has = free_gpus[machine.identity] >= 1
+            return free[machine.identity] >= cpus_per_node, has == wants, free[machine.identity]
+
+        chosen = named.get(node.name) or max(machines, key=room, default=None)
         if chosen is None or free[chosen.identity] < cpus_per_node:
             raise ValueError(_too_few(nodes, machines, cpus_per_node, node.name if node.name in named else ""))
         free[chosen.identity] -= cpus_per_node
+        if wants and free_gpus[chosen.identity] >= 1:
+            free_gpus[chosen.identity] -= 1
+            accelerated.add(node.name)
         places[node.name] = chosen
-    return NodePlacement(tuple((node.name, places[node.name]) for node in nodes), cpus_per_node)
+    return NodePlacement(tuple((node.name, places[node.name]) for node in nodes), cpus_per_node, frozenset(accelerated))
 
 
 def _too_few(nodes: Sequence[Node], machines: Sequence[ClusterNode], cpus_per_node: float, pinned: str) -> str:

@@ -20,7 +20,6 @@ __all__ = ["Procedure", "Processes", "Runtime"]
 
 Procedure: TypeAlias = Generator[None, None, None]
 
-_JOIN_SECONDS = 60.0
 _RECOVER_SECONDS = 10.0
 
 
@@ -62,8 +61,8 @@ class Processes(Protocol):
 class Runtime:
     """The processes of a job, and the coordinator's latest report."""
 
-    def __init__(self, processes: Processes) -> None:
-        self.processes = processes
+    def __init__(self, processes: Processes, join_seconds: float = 300.0) -> None:
+        self.processes, self._join_seconds = processes, join_seconds
         self.latest: Poll
         self.placed: tuple[tuple[str, ...], tuple[float, ...]] = ((), ())  # servers and their shares of the model
         self.starting: set[str] = set()
@@ -114,12 +113,24 @@ class Runtime:
 
     def wait_joined(self, names: Iterable[str]) -> Procedure:
         """Wait until these processes have joined. Raises RuntimeError if one does not."""
-        awaited, until = set(names), time.monotonic() + _JOIN_SECONDS
+        awaited, until = set(names), time.monotonic() + self._join_seconds
         while not awaited <= self.latest.members.keys():
             if time.monotonic() > until:
-                late = ", ".join(sorted(awaited - self.latest.members.keys()))
-                raise RuntimeError(f"Cannot start {late}: nothing was heard of it for {_JOIN_SECONDS:g} s.")
+                late = awaited - self.latest.members.keys()
+                raise RuntimeError(
+                    f"Cannot start {', '.join(sorted(late))} within {self._join_seconds:g} s ({self.starting_words(late)}). "
+                    "Allow more with --join-limit."
+                )
             yield
+
+    def starting_words(self, names: Iterable[str]) -> str:
+        """What these processes, which have not joined yet, are at."""
+        names, up = sorted(names), self.coordinator.starting()
+        compile_ = [n for n in names if n in up]
+        words = [f"compiling, {max(up[n] for n in compile_):.0f} s: {', '.join(compile_)}"] if compile_ else []
+        if waiting := [n for n in names if n not in up]:
+            words.append(f"not up yet: {', '.join(waiting)}")
+        return "; ".join(words)
 
     def place(self, setting: Setting, *, on_demand: bool = False, at_once: int = 4) -> Procedure:
         """Begin to move the model's blocks to where `setting` has them."""

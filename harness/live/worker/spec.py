@@ -67,6 +67,8 @@ class Spec:
         made = workload_of(self.scenario)
         if made.proxy is None:
             raise ValueError(f"Cannot deploy {self.name}: its workload {made.name!r} is timing-only and learns nothing.")
+        if self.job.target.by_share:
+            raise ValueError(f"Cannot deploy {self.name}: live jobs do not count work by share; leave out by_share.")
         if made.optimizer in REVISING:
             raise ValueError(
                 f"Cannot deploy {self.name}: {made.optimizer!r} revises what it did before, which live servers cannot; "

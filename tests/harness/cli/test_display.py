@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from harness.cli.display import watching
+from harness.cli.display import one_line, watching
 from harness.comparison.compare import Finished, Planned, RunKey, Underway
 from harness.comparison.run_process import Done, Progress
 
@@ -36,3 +36,23 @@ def test_bars_keep_their_counts(width: int) -> None:
     assert "accuracy 0.875" in lines[1]
     assert "0%" in lines[2]
     assert all("\u2501\u2501" in line for line in lines[:2])  # without colours, the unfinished part of a bar is blank
+
+
+def test_a_notebook_has_one_line_that_is_replaced_and_removed() -> None:
+    stream = io.StringIO()
+    runs = tuple(RunKey("digits", tuner, 0) for tuner in ("fixed", "asp"))
+    with one_line(stream) as watch:
+        watch(Planned(3, 1, runs, ("fixed", "asp")))
+        watch(Finished(runs[0], Done("target", "", 3000.0, 0.0, 4.0)))
+        watch(Finished(runs[1], Done("error", "so it goes", 9000.0, 0.0, 4.0)))
+    states = [state.strip() for state in stream.getvalue().split("\r")]
+    assert states == [
+        "",
+        "3 runs, 1 of them made before",
+        "2/3 runs; about 4 s left; digits so far: fixed, 3000 s",
+        "3/3 runs; about 0 s left; digits so far: fixed, 3000 s",
+        "",
+        "",
+    ]
+    assert watch.errors == 1
+    assert "\n" not in stream.getvalue()

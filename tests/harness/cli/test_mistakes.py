@@ -189,7 +189,7 @@ MISTAKES = [
     ),
     (
         "compare tiny.toml --tuners cruise[overlap=yes]",
-        "harness: Cannot use overlap=yes for tuner 'cruise[overlap=yes]': give true or false (default: false).",
+        "harness: Cannot use overlap=yes for tuner 'cruise[overlap=yes]': give true or false (default: none).",
     ),
     (
         "compare tiny.toml --tuners cruise[batches=2.5]",
@@ -235,7 +235,7 @@ MISTAKES = [
     ("list tunes", "harness list: error: there is no 'tunes': did you mean tuners?"),
     (
         "list",
-        "harness list: error: missing: what (tuners, scenarios, workloads, profiles, sources: profiles are node ...",
+        "harness list: error: missing: what (tuners, scenarios, families, workloads, profiles, sources: profiles ...",
     ),
     ("list tuners now", "harness list: error: cannot use 'now' here: it is one word too many"),
     ("show", "harness show: error: missing: NAME (scenario, TOML file, or tuner (also package.module:factory))"),
@@ -298,10 +298,6 @@ MISTAKES = [
     ("train rlp[gama=1] --out x.npz", "harness: Training RLP has no option 'gama': choose from gamma."),
     ("train rlp --out x.npz --rates a,b", "harness: Cannot read --rates 'a,b': write numbers with commas between them."),
     ("train rlp --out x.npz --instances 0", "harness: Cannot train with instances 0: give at least 1."),
-    (
-        "deploy live-digits",
-        "harness: Cannot deploy live-digits: say that it may start real processes, with --live. (`harness ...",
-    ),
     (
         "deploy --live live-digitz",
         "harness: No scenario 'live-digitz': did you mean live-digits or rlp-digits or mltuner-digits? A file ...",

@@ -146,9 +146,12 @@ def test_the_oracle_is_the_best_candidate_over_all_seeds(tiny: Path, tmp_path: P
     scores = {(r["tuner"], r["seed"]): r for r in made.scores.to_dicts()}
     assert set(scores) == {("fixed", 0), ("fixed", 1), ("best_fixed", 0), ("best_fixed", 1)}
     folders = sorted((tmp_path / "out" / "runs" / "tiny").glob("best_fixed+*"))
-    assert len(folders) == 20
+    assert len(folders) > 20  # random ones, what the contestants ended with, and the neighbours of the best
+    assert json.loads((tmp_path / "out" / "oracles.json").read_text())["tiny"]["best_fixed"]["settings"] == len(folders)
+    whole = [f for f in folders if (f / "1").is_dir()]
+    assert 20 <= len(whole) < len(folders)
     means = [
-        sum(float(json.loads((f / s / "score.json").read_text())["completion_seconds"]) for s in "01") / 2 for f in folders
+        sum(float(json.loads((f / s / "score.json").read_text())["completion_seconds"]) for s in "01") / 2 for f in whole
     ]
     ours = sum(scores["best_fixed", s]["completion_seconds"] for s in (0, 1)) / 2
     assert ours == min(means)

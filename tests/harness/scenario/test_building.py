@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tomllib
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 import harness
 from harness.scenario import Scenario, embedded, job, load
-from harness.scenario.building import _toml
+from harness.scenario.building import _toml, scenario
+from harness.scenario.tables import RecordedTables, Tables
 
 ALONE = {
     "summary": "Three machines that count pushes",
@@ -34,6 +36,11 @@ def test_a_scenario_needs_no_file() -> None:
     assert (made.name, made.seeds.count, made.target.value) == ("small", 3, 40)
     assert len(job(made).nodes) == 3
     assert harness.scenario(made) is made
+
+
+def test_every_table_of_a_file_is_an_argument() -> None:
+    arguments = inspect.signature(scenario).parameters
+    assert set(Tables.__struct_fields__) | set(RecordedTables.__struct_fields__) == set(arguments) - {"base", "name"}
 
 
 def test_a_base_is_changed_key_by_key() -> None:

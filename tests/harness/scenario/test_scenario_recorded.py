@@ -95,6 +95,7 @@ def test_it_is_played_under_its_start_or_another(folder):
             r"\[conditions\]: recorded runs say that themselves; leave it out",
         ),
         ("200", "-1", r"\[budget\] seconds"),
+        ("value = 0.6", "value = 0.6\nby_share = true", r"\[target\] by_share: recorded runs do not tell workers apart"),
     ],
 )
 def test_mistakes_are_named(old, new, reason, folder):

@@ -2,10 +2,12 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -26,10 +28,10 @@ from harness.scenario import load
 from tests.live.support.clusters import alone
 from tests.support.made_up import score_row
 from traces import schema, store
-from traces.exchanges import read_log
+from traces.exchanges import Exchange, read_log
 from traces.parts import check_trace
 from tuners import resolve
-from tuners.actions import Reconfigure
+from tuners.actions import Free, Reconfigure
 
 ROOT = Path(__file__).parents[3]
 
@@ -104,8 +106,12 @@ def refused(capsys, *arguments):
 # ----------------------------------------------------------------------------------------------------- before it starts
 
 
-def test_without_live_it_is_refused(here, capsys):
-    assert "say that it may start real processes, with --live" in refused(capsys, "small.toml")
+def test_without_live_it_is_a_dry_run(here, capsys):
+    assert main(["deploy", "small.toml"]) == 0
+    said = capsys.readouterr().out
+    assert "2 workers, 2 servers, bsp" in said
+    assert said.endswith("Nothing was started.\nGive --live to start it.\n")
+    assert not (here / "deployed").exists()
 
 
 def test_a_dry_run_says_what_would_run_where_and_starts_nothing(here, capsys):
@@ -215,6 +221,27 @@ def test_a_folder_is_written_once_and_resumed_as_it_was(here, capsys):
         assert "another job is running there" in refused(capsys, "--live", "small.toml", "--out", "busy")
 
 
+def test_exchanges_wait_while_the_disk_is_full(here):
+    """The file is cut where the last whole line ends, and has them all once there is room."""
+    log = job_folder.ExchangeLog(here, ())
+    exchanges = [Exchange(float(i), Free(i), None) for i in range(4)]
+    log(exchanges[0])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((here / "exchanges.jsonl").stat().st_size + 5, limits[1]))
+    try:
+        log(exchanges[1])
+        log(exchanges[2])
+        assert log.written == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert job_folder.read_log(here, 1) == exchanges[:1]
+    log(exchanges[3])
+    assert log.written == 4
+    assert job_folder.read_log(here, 4) == exchanges
+
+
 @pytest.mark.parametrize("harm", ["a bit", "cut", "other"])
 def test_a_corrupt_checkpoint_is_not_resumed(here, capsys, harm):
     begun(here / "out")
@@ -295,9 +322,18 @@ def ray_alone():
 @pytest.mark.timeout(300)
 def test_a_job_on_ray_is_changed_and_comes_to_its_target(here, ray_alone):
     (here / "go").write_text("1")
-    job = Job(*COMMAND)
+    job = Job(*COMMAND, "--beside")
     assert job.ended() == 0, job.said
     assert job.nothing_left()
+    assert "live / simulated" in job.said
+    steps = (
+        "Saving a checkpoint.",
+        "Ending the job's processes.",
+        "Ending Ray.",
+        "Writing the results.",
+        "in the simulator.",
+    )
+    assert sorted(steps, key=job.said.index) == list(steps)
     check_reached(job, here / "out")
     modes = {p.is_dir(): set() for p in (here / "out").rglob("*")}
     for path in [here / "out", *(here / "out").rglob("*")]:
@@ -307,12 +343,16 @@ def test_a_job_on_ray_is_changed_and_comes_to_its_target(here, ray_alone):
 
 @pytest.mark.live
 @pytest.mark.timeout(300)
-def test_a_job_on_ray_is_interrupted_and_resumed_to_its_target(here, ray_alone):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_job_on_ray_is_interrupted_and_resumed_to_its_target(here, ray_alone, number, status):
     job = Job(*COMMAND)
     job.read("migrate (")  # the model has moved while it trained
     job.read("clocks (")
-    os.killpg(job.process.pid, signal.SIGINT)  # as a terminal does it
-    assert job.ended() == 130, job.said
+    if number == signal.SIGINT:
+        os.killpg(job.process.pid, number)  # as a terminal does it
+    else:
+        job.process.send_signal(number)  # as an operator or a batch system does it
+    assert job.ended() == status, job.said
     assert "The same command with --resume goes on." in job.said
     assert job.nothing_left()
     out = here / "out"
@@ -324,15 +364,37 @@ def test_a_job_on_ray_is_interrupted_and_resumed_to_its_target(here, ray_alone):
     job = Job(*COMMAND, "--resume")
     assert job.ended() == 0, job.said
     assert job.nothing_left()
+    assert f"Resuming after {kept.state['seconds']:.1f} s: 2 workers, 2 servers" in job.said
     score, exchanges = check_reached(job, out)
     assert float(score["completion_seconds"]) > kept.state["seconds"]
     assert len(exchanges) > kept.state["exchanges"]
 
 
+@pytest.mark.live
+@pytest.mark.timeout(300)
+def test_a_driver_that_is_killed_leaves_nothing_that_the_next_start_does_not_remove(here, ray_alone):
+    before = left_behind()
+    job = Job(*COMMAND)
+    job.read("clocks (")
+    job.process.kill()
+    job.process.wait()
+    job.process.stdout.close()
+    assert left_behind() - before
+    (here / "go").write_text("1")
+    following = Job(*COMMAND)  # there was no checkpoint yet, so it begins anew
+    assert following.ended() == 0, following.said
+    assert left_behind() <= before
+    assert job.nothing_left()
+    assert following.nothing_left()
+
+
+def left_behind():
+    return set(Path(tempfile.gettempdir()).glob(".harness-live-*"))
+
+
 def check_reached(job, out):
     """Check the output and the files of a job that has reached its target; returns its score and exchanges."""
     assert "target after" in job.said
-    assert "live / simulated" in job.said
     score = json.loads((out / "score.json").read_text())
     assert (score["status"], score["reconfigurations"]) == ("target", 2)
     exchanges = read_log(out / "exchanges.jsonl.gz")

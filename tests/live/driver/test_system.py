@@ -1,6 +1,8 @@
 """The driver of a live job: actions, windows, losses; and BSP learns as in the simulator."""
 
+import errno
 import pickle
+import re
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -12,6 +14,7 @@ import pytest
 
 from harness.drive import play
 from harness.live.driver import checkpoint_file, control
+from harness.live.driver.standstill import Limits
 from harness.live.driver.system import LiveSystem
 from harness.live.worker.spec import Spec
 from harness.scenario import load, system
@@ -214,7 +217,88 @@ def test_a_mini_batch_that_is_never_completed_does_not_delay_a_checkpoint_for_lo
         seen = live.perform(Run(clocks=10))
         live.checkpoint()
     assert kept[0].state["seconds"] >= seen.end_seconds + 0.1
-    assert pretend.asked[-4:] == ["rest", "snapshot", "checkpoint", "saved"]
+    asked = [question for question in pretend.asked if question != "transfers"]  # that comes every half a second
+    assert asked[-4:] == ["rest", "snapshot", "checkpoint", "saved"]
+
+
+def test_a_full_disk_at_a_checkpoint_is_said_and_the_job_goes_on(spec, pretend, monkeypatch):
+    monkeypatch.setattr(control, "CHECKPOINT_SECONDS", 0.1)
+    kept = []
+
+    def keep(saved):
+        kept.append(saved)
+        if len(kept) <= 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with LiveSystem(spec, pretend, keep=keep) as live:
+        while len(kept) < 3:
+            assert live.perform(Run(clocks=10)).status == "running"
+        said = [what for _, what in live.job_status().events]
+        assert said.count("the checkpoint is not written: No space left on device") == 2
+        live.checkpoint()
+        kept.clear()
+    with LiveSystem(spec, PretendProcesses(spec.job), keep=keep) as live, pytest.raises(OSError, match="No space left"):
+        live.checkpoint()  # the last one: who asks for it is told
+
+
+def test_a_job_that_stands_still_is_diagnosed_and_recovered(spec, pretend):
+    with LiveSystem(spec, pretend, limits=Limits(still_seconds=0.3)) as live:
+        live.perform(Run(clocks=20))
+        pretend.stuck = ("worker/n0",)
+        pretend.answers.recover = lambda servers=(), shares=(): setattr(pretend, "stuck", ())
+        assert live.perform(Run(clocks=20)).clocks >= 20
+        assert any(e.startswith("no push for") and e.endswith("worker/n0 hangs") for _, e in live.job_status().events)
+
+
+def test_who_holds_a_job_up_is_replaced(spec, pretend):
+    with LiveSystem(spec, pretend, limits=Limits(still_seconds=0.3)) as live:
+        live.perform(Run(clocks=20))
+        pretend.stuck, start = ("worker/n0",), pretend.start
+
+        def replaced(names):
+            pretend.stuck = ()
+            start(names)
+
+        pretend.start = replaced
+        assert live.perform(Run(clocks=20)).clocks >= 20
+        said = [what for _, what in live.job_status().events]
+        assert "worker/n0 is lost: training waited for it for too long" in said
+
+
+def test_a_job_that_stays_still_ends_with_the_reason(spec, pretend):
+    with LiveSystem(spec, pretend, limits=Limits(still_seconds=0.1)) as live:
+        live.perform(Run(clocks=20))
+        pretend.stuck = ("worker/n0",)
+        with pytest.raises(RuntimeError, match=r"no push for 0 s, and nothing helped: worker/n0 hangs"):
+            live.perform(Run(clocks=20))
+
+
+def test_what_starts_is_shown_while_it_starts(spec, monkeypatch):
+    monkeypatch.setattr(control, "SAY_SECONDS", 0.05)
+    said = []
+    with LiveSystem(spec, PretendProcesses(spec.job, join_seconds=0.3), say=said.append):
+        assert said[0].startswith("0 of 6 processes are ready; compiling, 1 s: server/")
+    with pytest.raises(
+        RuntimeError, match=r"Cannot start server/.* within 0\.1 s \(compiling, .* Allow more with --join-limit"
+    ):
+        LiveSystem(spec, PretendProcesses(spec.job, join_seconds=9.0), limits=Limits(join_seconds=0.1))
+
+
+def test_a_setting_that_changes_while_branches_are_switched_gets_its_processes(live, pretend, monkeypatch):
+    """A node returns, or is lost, just when the processes of the former setting have joined."""
+    start = live.job.start
+    child = live.perform(Fork(0, replace(start, workers=start.workers[:2])))
+    carry_out, changes = live.control.carry_out, [start]
+
+    def and_then_it_changes(make):
+        carry_out(make)
+        if changes:
+            live.control.branches[child].setting = changes.pop()
+
+    pretend.stop([f"worker/{start.workers[2]}"])
+    monkeypatch.setattr(live.control, "carry_out", and_then_it_changes)
+    assert live.perform(Run(clocks=10, branch=child)).setting == start
+    assert f"worker/{start.workers[2]}" in pretend.members
 
 
 def test_windows_follow_one_another_and_lose_nothing(live):
@@ -316,14 +400,16 @@ def test_a_live_job_has_no_graph_options_and_no_second_device(spec):
 
 
 DEMAND = "[workload.overrides.demand]"
+BY_SHARE = re.sub(r"metric = .*\nvalue = .*", 'metric = "clocks"\nvalue = 100\nby_share = true', load("live-digits").text)
 REVISING = load("live-digits").text.replace(DEMAND, f'[workload.overrides]\noptimizer = "adarevision"\n{DEMAND}')
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (load("cruise-nmf-32").text, "is timing-only and learns nothing"),
+        (load("cruise-lda-32").text, "is timing-only and learns nothing"),
         (REVISING, "'adarevision' revises what it did before"),
+        (BY_SHARE, "live jobs do not count work by share"),
     ],
 )
 def test_some_jobs_cannot_be_deployed(text, why):

@@ -1,7 +1,10 @@
 """Where a job's nodes live, and what becomes of its processes on a Ray cluster."""
 
+import json
 import math
 import queue
+import subprocess
+import sys
 import time
 from collections import Counter
 
@@ -33,6 +36,54 @@ def test_nodes_spread_to_where_cpus_are_free():
 def test_a_node_is_placed_where_a_resource_has_its_name():
     offers = [ClusterNode("1", "a", 4), ClusterNode("2", "b", 1, frozenset({"n3", "memory"}))]
     assert hosts(place_nodes(nodes(4), offers)) == {"n0": "a", "n1": "a", "n2": "a", "n3": "b"}
+
+
+def test_workers_of_nodes_with_a_gpu_get_one_each():
+    """Where none is left, a node computes on its CPU; nodes without leave machines with GPUs to the others."""
+    mixed = [Node(f"n{i}", "x", 1, ("cpu", "gpu") if i % 2 else ("cpu",), 1e9, 1e9) for i in range(6)]
+    offers = [
+        ClusterNode("1", "plain", 4),
+        ClusterNode("2", "two", 2, gpus=2),
+        ClusterNode("3", "named", 1, frozenset({"n0"})),
+    ]
+    placement = place_nodes(mixed, offers)
+    assert hosts(placement) == {"n0": "named", "n1": "two", "n2": "plain", "n3": "two", "n4": "plain", "n5": "plain"}
+    assert placement.accelerated == {"n1", "n3"}
+    assert "n1  on two, 1 CPU, 1 GPU" in str(placement)
+
+
+PRETENDED = """
+import json, sys
+import ray
+from harness.live.processes import launch
+from harness.live.processes.names import peers
+from tests.live.support.ones import ONES, Ones
+
+init = ray.init
+ray.init = lambda **given: init(**given, num_gpus=2)  # so many, whatever this machine has
+spec = Ones("ones", "ones.toml", sys.argv[1], 0)
+with launch.cluster(None) as offers:
+    placement = launch.place_nodes(spec.job.nodes, offers)
+    with launch.launch(placement, spec) as processes:
+        names = peers(spec.job.start)
+        processes.start(names)
+        seen = {n: ray.get(processes._actors[n].devices.remote(), timeout=60) for n in names}
+        print(json.dumps(seen))
+"""
+
+
+@pytest.mark.live
+@pytest.mark.timeout(200)
+def test_each_worker_sees_a_device_of_its_own():
+    """With two devices that are only pretended."""
+    text = ONES.replace('type = "process", count = 4', 'type = "g2.2xlarge", count = 4')
+    made = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", PRETENDED, text], capture_output=True, text=True, timeout=180, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    seen = json.loads(made.stdout.splitlines()[-1])
+    assert sorted([seen["worker/n0"], seen["worker/n1"]]) == ["0", "1"]
+    assert seen["server/n2"] == seen["server/n3"] == ""
 
 
 def test_cpus_of_a_private_cluster_are_not_counted():

@@ -133,6 +133,41 @@ def test_frames_that_are_no_message_are_dropped(tmp_path):
         assert job.pushes(10) >= 10
 
 
+def test_what_training_waits_for_is_told(tmp_path):
+    go_on = threading.Event()
+
+    def hangs(task):
+        go_on.wait(20.0)
+        return minus_one(task)
+
+    with threads(tmp_path) as job:
+        job.coordinator.begin(SETTING, policies.bsp(), np.zeros(SIZE, np.float32))
+        job.coordinator.expect("worker/b", 1)
+        job.start([m for m in MEMBERS if m != "worker/b"])
+        job.start(["worker/b"], compute=hangs)
+        job.joined(MEMBERS)
+        job.coordinator.recover(("server/c", "server/d"), (0.5, 0.5))
+        job.coordinator.run(0)
+        job.until(lambda: job.coordinator.held_up_by() == {"worker/b": "has not computed mini-batch 0"})
+        assert job.coordinator.silent() == {}
+        assert job.coordinator.starting() == {}
+        go_on.set()
+        job.pushes(10)
+
+
+def test_a_process_is_heard_while_it_compiles(tmp_path, monkeypatch):
+    monkeypatch.setattr(coordinator_process, "SILENT_SECONDS", 0.5)
+    go_on = threading.Event()
+    with threads(tmp_path) as job:
+        job.start(["worker/b"], prepare=lambda: go_on.wait(20.0) and minus_one)
+        job.until(lambda: job.coordinator.starting().get("worker/b", 0) > 1.5)
+        assert job.coordinator.silent() == {}
+        assert job.coordinator.members == {}
+        go_on.set()
+        job.joined(["worker/b"])
+        assert job.coordinator.starting() == {}
+
+
 def test_an_error_of_the_coordinator_is_raised_where_it_was_asked(tmp_path):
     with threads(tmp_path) as job:
         with pytest.raises(KeyError):

@@ -63,7 +63,7 @@ class JobThreads:
         self.process.start()
         self.coordinator = self.process.client
 
-    def start(self, names, compute=minus_one):
+    def start(self, names, compute=minus_one, prepare=None):
         for name in names:
             generation = self.generations[name] = self.generations.get(name, 0) + 1
             self.coordinator.expect(name, generation)
@@ -75,7 +75,7 @@ class JobThreads:
             if name.startswith("server/"):
                 given = (loops.run_server, member, layout, JOB.optimizer, JOB.aggregation)
             else:
-                given = (loops.run_worker, member, layout, lambda: compute, Cores())
+                given = (loops.run_worker, member, layout, prepare or (lambda: compute), Cores())
             thread = threading.Thread(target=given[0], args=given[1:], name=name, daemon=True)
             thread.start()
             self.running[name] = over, thread

@@ -54,6 +54,7 @@ class PretendProcesses:
         self.asked, self.closed = [], False
         self.slow, self.spares = set(), 0  # nodes whose links are slow; number of unused machines
         self.transfers = {}
+        self.stuck = ()  # processes that are heard, and for which training waits
         self.until = self.moved_at = time.monotonic()
 
     # ------------------------------------------------------------------------------------------------------ as Processes
@@ -112,7 +113,7 @@ class PretendProcesses:
         if self.moving and now >= self.moved_at:
             self.moving = 0
         branch = self.branches.get(self.running)
-        idle = self.halted or self.dead_owners or branch is None or branch.status != "running"
+        idle = self.halted or self.stuck or self.dead_owners or branch is None or branch.status != "running"
         able = [] if idle else [w for w in branch.setting.workers if worker(w) in self.members]
         while able and self.until + self.cycle_seconds <= now:
             self.until += self.cycle_seconds
@@ -165,6 +166,12 @@ class PretendCoordinator:
             members=dict(of.members),
             lost_pushes=0,
         )
+
+    def held_up_by(self):
+        return dict.fromkeys(self.of.stuck, "hangs")
+
+    def starting(self):
+        return dict.fromkeys(self.of.coming, 1.0)
 
     def transfers(self):
         found, self.of.transfers = self.of.transfers, {}

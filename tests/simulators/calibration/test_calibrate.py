@@ -20,7 +20,7 @@ from simulators.calibration.fit import Constants, Row, fit, fit_all, predicted
 from simulators.calibration.model import plant, simulated, with_speeds
 from simulators.calibration.output import Provenance, to_toml
 from simulators.calibration.recordings import Recording, read_tables
-from simulators.calibration.validation import check
+from simulators.calibration.validation import HELD_OUT, LARGER, check
 from simulators.cluster.profiles import load_profiles
 from simulators.reconfiguration import plan
 from simulators.reconfiguration.plan import Costs, Load
@@ -48,7 +48,7 @@ def row(workers, servers, batch=16, threads=1, policy="asp", **more):
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """Simulate fewer pushes and search for a shorter time: a little less exact, and much faster."""
-    for name, value in (("_PUSHES", 240), ("_CYCLES", 10), ("_WARM_UP", 5)):
+    for name, value in (("_PUSHES", 120), ("_CYCLES", 10), ("_WARM_UP", 5), ("_SEEDS", (2, 2))):
         monkeypatch.setattr(model, name, value)
     monkeypatch.setattr(calibrate, "_ROUNDS", 1)
     monkeypatch.setattr(closed_form, "_ROUNDS", 20)
@@ -74,7 +74,7 @@ def test_the_closed_form_is_close_to_the_engine():
     rows = [row(3, 2), row(9, 1), row(6, 4, 32, 4), row(4, 2, policy="bsp")]
     constants = replace(TRUE, model_bytes=2e7)
     closed = closed_form.spans([plant(constants, r) for r in rows], [r.barrier for r in rows])
-    engine = [simulated(constants, r) for r in rows]
+    engine = [simulated(constants, r).spans for r in rows]
     assert closed.cycle == pytest.approx([e.cycle for e in engine], rel=0.04)
     assert closed.compute == pytest.approx([e.compute for e in engine], rel=0.03)
 
@@ -82,7 +82,9 @@ def test_the_closed_form_is_close_to_the_engine():
 def test_with_uneven_shares_some_push_while_others_pull():
     """Four workers at a barrier, and only transfers: fair shares end together, and a step takes eight transfers."""
     alone = Constants(cores=1, model_bytes=1e6, nic_bytes_per_second=1e6, jitter=0.0)
-    fair, uneven = (simulated(replace(alone, discipline=d), row(4, 1, policy="bsp")).cycle for d in ("maxmin", "uneven"))
+    fair, uneven = (
+        simulated(replace(alone, discipline=d), row(4, 1, policy="bsp")).spans.cycle for d in ("maxmin", "uneven")
+    )
     assert fair == pytest.approx(8.0, rel=0.01)
     assert 5.5 < uneven < 7.0  # five, if transfers were served one by one
 
@@ -90,7 +92,7 @@ def test_with_uneven_shares_some_push_while_others_pull():
 def test_a_master_drives_synchronous_steps_only():
     slow = replace(TRUE, jitter=0.0, apply_seconds=0.0, master_seconds=0.5, master_sample_seconds=0.01)
     fast = replace(slow, master_seconds=0.0, master_sample_seconds=0.0)
-    each = [(simulated(c, row(4, 2, policy=p)).cycle) for p in ("bsp", "asp") for c in (slow, fast)]
+    each = [(simulated(c, row(4, 2, policy=p)).spans.cycle) for p in ("bsp", "asp") for c in (slow, fast)]
     assert each[0] - each[1] == pytest.approx(0.5 + 0.01 * 4 * 16)
     assert each[2] == pytest.approx(each[3])
 
@@ -142,6 +144,24 @@ def test_constants_that_the_rows_do_not_determine_are_refused(rows, constant, wh
     assert constant not in found.intervals
 
 
+def test_as_many_constants_as_rows_have_no_interval():
+    """With a setting more than constants there is one, except for a constant that one row alone decides."""
+    given = Constants(cores=8, model_bytes=1.0)
+    free = ("apply_seconds", "sample_seconds")
+    few = fit(timed([row(2, 2), row(9, 2)], noise=0.01), given, resamples=50)
+    assert few.intervals == dict.fromkeys(free)
+    assert few.unsure == free
+    more = fit(timed([row(w, 2) for w in (2, 4, 8, 9)], noise=0.01), given, resamples=50)
+    assert more.unsure == ()
+    slow = replace(TRUE, master_seconds=0.5)
+    alone = fit(timed([*(row(w, 2) for w in (2, 4, 8, 9)), row(6, 2, policy="bsp")], slow, noise=0.01), given, resamples=50)
+    assert alone.unsure == ("master_seconds",)
+    text = to_toml({"toy": few}, Recording((row(2, 2),), None, (), (), (), ()), ORIGIN)
+    said = tomllib.loads(text)["calibration"]["workloads"]["toy"]
+    assert "intervals" not in said
+    assert set(said["without_interval"]) == set(free)
+
+
 def test_a_recording_without_rows_is_an_error():
     with pytest.raises(ValueError, match="no run has both a setting and times"):
         fit_all([], {})
@@ -166,7 +186,7 @@ def test_speeds_of_workers_follow_from_their_compute_times():
 def test_predictions_use_the_speeds_of_the_fit(monkeypatch):
     """Two workers of three are faster; without the time that is common to all, the difference is larger."""
     apart = tuple(enumerate((0.8, 0.8, 1.1)))
-    rows = with_speeds([row(3, 1, batch, worker_seconds=apart, pushes=10) for batch in (8, 32)])
+    rows = with_speeds([row(3, servers, worker_seconds=apart, pushes=10) for servers in (1, 2)])
     found = fit(rows[:1], TRUE, resamples=0)
     assert found.common_seconds == pytest.approx(0.2 + 2 * 0.01)
     monkeypatch.setattr(validation, "fit_all", lambda *_, **__: {"toy": found})
@@ -312,7 +332,7 @@ def test_completion_is_the_engines_time_for_as_many_pushes():
     rows = [replace(row(2, 1, batch, policy="bsp"), all_pushes=20) for batch in (8, 32)]
     still = replace(TRUE, jitter=0.0)
     # Two workers push in each step, one directly after the other.
-    assert calibrate.completed(still, rows) == pytest.approx(9.5 * predicted(still, rows), rel=0.06)
+    assert calibrate.completed(still, rows).seconds == pytest.approx(9.5 * predicted(still, rows), rel=0.06)
 
 
 def test_a_source_whose_counts_do_not_match_its_seconds_is_refused():
@@ -376,7 +396,7 @@ def test_the_command_wants_one_recording(tmp_path, capsys):
 # --------------------------------------------------------------------------------------------------------------- held out
 
 
-def test_every_row_is_held_out_once_and_settings_stay_together():
+def test_every_row_is_held_out_once_and_combinations_stay_together():
     rows = [row(w, 10 - w, b) for w in (2, 4, 6, 8, 9) for b in (8, 32)]
     rows = tuple(timed([*rows, rows[0]], noise=0.01))
     recording = Recording(rows, None, (100.0, 110.0), (), (), ())
@@ -384,12 +404,17 @@ def test_every_row_is_held_out_once_and_settings_stay_together():
     with pytest.raises(ValueError, match="give at least 2, which are halves"):
         check(recording, known, ORIGIN, 1)
     made = check(recording, known, ORIGIN, 3)
-    assert made.by_settings == ("toy",)
-    off = [abs(p.held_out / p.recorded - 1) for p in made.predictions if p.group == "toy, asp"]
+    assert made.undivided == ()
+    held = [p for p in made.predictions if (p.group, p.split) == ("toy, asp", HELD_OUT)]
+    off = [abs(p.held_out / p.recorded - 1) for p in held]
     assert len(off) == 11
-    assert len({p.held_out for p in made.predictions if p.group == "toy, asp"}) == 10  # two runs of one setting, one fold
+    assert len({p.held_out for p in held}) == 10  # two runs of one setting, one fold
     assert np.median(off) < 0.05
+    assert all(p.low < p.held_out < p.high for p in held)
+    assert all(0 < p.error < 0.1 for p in held)
+    larger = [p.label for p in made.predictions if p.split == LARGER]
+    assert [label.partition(",")[0] for label in larger] == ["8 workers"] * 2 + ["9 workers"] * 2
     switch = [p for p in made.predictions if p.group == "switch of policy"]
     assert [p.held_out for p in switch] == [110.0, 100.0]
     assert predicted(TRUE, rows) == pytest.approx([r.cycle_seconds for r in rows], rel=0.06)
-    assert len(made.predictions) == 13
+    assert len(made.predictions) == 11 + 4 + 2

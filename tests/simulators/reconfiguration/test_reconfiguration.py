@@ -132,13 +132,13 @@ def test_by_migration_and_relocation_training_continues_and_by_checkpoint_it_sta
 
 
 def test_a_migration_takes_what_its_slowest_chain_of_steps_takes():
-    """(a, b, c; d, e) to (a, b, c, d; e): d gives its 10 model blocks to e in waves of 4, 4 and 2, and gets data."""
+    """(a, b, c; d, e) to (a, b, c, d; e): d gives its 10 model blocks to e, after one handshake, and gets data."""
     simulated = timed()
     simulated.perform(Run(seconds=30.0))
     cost = simulated.perform(Reconfigure(start(workers=("a", "b", "c", "d"), servers=("e",)), method="migrate"))
-    model = 3 * 0.125 + 10 * 5.0 / 10.0  # 5 bytes a block at what a server can send
+    model = 0.125 + 10 * 5.0 / 10.0  # 5 bytes a block at what a server can send
     switch, begin = 0.5, 0.25
-    # 16 blocks of data of 4 bytes; a has 6, b and c 5; 4 each in the end: 2, 1 and 1 go to d, in one wave each.
+    # 16 blocks of data of 4 bytes; a has 6, b and c 5; 4 each in the end: 2, 1 and 1 go to d.
     data = 0.125 + 2 * 4.0 / 20.0
     assert cost.seconds == pytest.approx(max(model, switch + data) + begin)
     assert cost.bytes_moved == pytest.approx(50.0 + 16.0)

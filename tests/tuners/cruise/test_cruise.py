@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -120,6 +121,7 @@ def test_mlr_at_18_workers_is_beyond_the_model():
 
 # -------------------------------------------------------------------------------------------------------------- scripted
 
+by_eq_5 = partial(cruise, server_term="sum", overlap=False)  # what the comments below count with
 DONE = Cost(seconds=0.5, stall_seconds=0.0)
 GOAL = job("every knob")  # five nodes: n0 n1 n2 work, n3 n4 serve; 4 samples a mini-batch
 
@@ -137,11 +139,11 @@ def with_workers(count, of=GOAL):
 
 def test_a_job_whose_roles_are_held_just_runs():
     with pytest.raises(StopIteration):
-        next(cruise(job("one knob")))
+        next(by_eq_5(job("one knob")))
 
 
 def test_cruise_watches_then_moves_to_the_predicted_optimum_and_stays():
-    tuner = cruise(GOAL)
+    tuner = by_eq_5(GOAL)
     assert next(tuner) == Run(clocks=30)
     # z = 20: 1 / w (20 + w / s) is least at (4, 1), 6.0 against 7.17 at (3, 2).
     assert tuner.send(seen_with(20)) == Reconfigure(with_workers(4), method="migrate")
@@ -153,13 +155,13 @@ def test_cruise_watches_then_moves_to_the_predicted_optimum_and_stays():
 
 def test_a_gain_below_the_threshold_is_not_worth_a_change():
     # z = 6: (3, 2) takes 2.5, (4, 1) takes 2.5; z = 6.5: 2.667 against 2.625, a gain of 1.6 %.
-    tuner = cruise(GOAL)
+    tuner = by_eq_5(GOAL)
     next(tuner)
     assert tuner.send(seen_with(6.5)) == Run(clocks=30)
-    eager = cruise(GOAL, gain=0.0)
+    eager = by_eq_5(GOAL, gain=0.0)
     next(eager)
     assert isinstance(eager.send(seen_with(6.5)), Reconfigure)
-    tie = cruise(GOAL, gain=0.0)
+    tie = by_eq_5(GOAL, gain=0.0)
     next(tie)
     assert tie.send(seen_with(6.0)) == Run(clocks=30)
 
@@ -167,21 +169,21 @@ def test_a_gain_below_the_threshold_is_not_worth_a_change():
 def test_the_first_mini_batches_do_not_count():
     slow_start = seen_with(1)
     slow_start.pushes.compute_seconds[:9] = 50.0  # three of each worker
-    tuner = cruise(GOAL)
+    tuner = by_eq_5(GOAL)
     next(tuner)
     assert tuner.send(slow_start) == Run(clocks=30)
-    counting = cruise(GOAL, warmup=0)
+    counting = by_eq_5(GOAL, warmup=0)
     next(counting)
     assert isinstance(counting.send(slow_start), Reconfigure)
 
 
 def test_cruise_waits_until_every_worker_has_been_measured():
-    tuner = cruise(GOAL)
+    tuner = by_eq_5(GOAL)
     next(tuner)
     # Five pushes each, three skipped: two are too few; the next window brings enough.
     assert tuner.send(seen_with(20, pushes=15)) == Run(clocks=30)
     assert isinstance(tuner.send(seen_with(20, pushes=3)), Reconfigure)
-    lopsided = cruise(GOAL)
+    lopsided = by_eq_5(GOAL)
     next(lopsided)
     only_two = seen_with(20)
     only_two.pushes.worker[only_two.pushes.worker == 2] = 1
@@ -189,7 +191,7 @@ def test_cruise_waits_until_every_worker_has_been_measured():
 
 
 def test_what_was_measured_before_a_change_is_forgotten():
-    tuner = cruise(GOAL)
+    tuner = by_eq_5(GOAL)
     next(tuner)
     tuner.send(seen_with(20))
     tuner.send(DONE)
@@ -199,7 +201,7 @@ def test_what_was_measured_before_a_change_is_forgotten():
 
 
 def test_a_split_that_was_refused_is_not_asked_for_again():
-    tuner = cruise(GOAL)
+    tuner = by_eq_5(GOAL)
     next(tuner)
     assert tuner.send(seen_with(20)) == Reconfigure(with_workers(4), method="migrate")
     assert tuner.throw(Rejected("Cannot migrate.")) == Run(clocks=30)
@@ -210,7 +212,7 @@ def test_a_split_that_was_refused_is_not_asked_for_again():
 def test_a_bounded_number_of_workers_is_kept_to():
     start = with_workers(2)
     of = replace(GOAL, start=start, space=Space(start, GOAL.nodes, (Integer("worker_count", 2, 3),)))
-    tuner = cruise(of)
+    tuner = by_eq_5(of)
     next(tuner)
     assert tuner.send(seen_with(1000, of=of)) == Reconfigure(with_workers(3, of), method="migrate")
 
@@ -220,7 +222,7 @@ def test_workers_stay_workers_and_idle_machines_are_next():
     of = replace(
         GOAL, start=start, space=Space(start, GOAL.nodes, (Integer("worker_count", 1, 4),)), methods=("checkpoint",)
     )
-    tuner = cruise(of)
+    tuner = by_eq_5(of)
     next(tuner)
     wanted = tuner.send(seen_with(20, of=of))
     assert wanted == Reconfigure(replace(start, workers=("n4", "n1", "n3", "n0"), servers=("n2",)))
@@ -230,7 +232,7 @@ def test_a_lost_machine_always_brings_a_new_split():
     """Without its server n4 the current split cannot be costed, so that even a loss of 0 % gain is repaired."""
     left = tuple(n for n in GOAL.nodes if n.name != "n4")
     event = NodeEvent(0.5, "n4", "left")
-    tuner = cruise(GOAL, gain=0.99)
+    tuner = by_eq_5(GOAL, gain=0.99)
     next(tuner)
     wanted = tuner.send(replace(seen_with(20), nodes=left, events=(event,)))
     assert wanted == Reconfigure(replace(GOAL.start, workers=("n0", "n1", "n2"), servers=("n3",)), method="migrate")
@@ -239,16 +241,17 @@ def test_a_lost_machine_always_brings_a_new_split():
 def test_bandwidth_can_be_what_the_pulls_achieve():
     """Pulls ten times as long as the NIC allows make the same job ten times as communication-bound."""
     slow = {"compute": 0.02 * 8, "pull": 10 * 0.02 * 1.5}
-    stated, measured = cruise(GOAL, gain=0.0), cruise(GOAL, gain=0.0, bandwidth="measured")
+    stated, measured = by_eq_5(GOAL, gain=0.0), by_eq_5(GOAL, gain=0.0, bandwidth="measured")
     next(stated)
     next(measured)
     assert stated.send(window(GOAL, [1.0] * 30, **slow)) == Reconfigure(with_workers(4), method="migrate")
     assert measured.send(window(GOAL, [1.0] * 30, **slow)) == Run(clocks=30)
 
 
-def test_cruise_settles_on_the_toy():
+@pytest.mark.parametrize("factory", [cruise, by_eq_5], ids=["default", "Eq. 5"])
+def test_cruise_settles_on_the_toy(factory):
     """Whatever the scatter of the toy's compute times, the split changes at most once."""
     for seed in range(4):
-        log = exchanges(cruise, toys()["timing only"](seed))
+        log = exchanges(factory, toys()["timing only"](seed))
         changes = [e.action.setting for e in log if isinstance(e.action, Reconfigure)]
         assert len(changes) <= 1

@@ -1,4 +1,4 @@
-"""Cruise with the option `solver=milp`, the paper's programme: it chooses as well as the default."""
+"""Cruise with the option `solver=milp`, the paper's programme: it chooses as well as the exact solver."""
 
 from collections import Counter
 from dataclasses import replace
@@ -30,13 +30,19 @@ def by_type(nodes):
     return Counter(name[0] for name in nodes)
 
 
-def test_a_small_job_of_two_types_is_split_as_well_as_by_default():
-    asked, paces = splits_and_paces("cruise[solver=milp]")
-    asked_by_default, paces_by_default = splits_and_paces("cruise")
-    assert asked == asked_by_default
+def test_a_small_job_of_two_types_is_split_as_well_as_by_the_exact_solver():
+    asked, paces = splits_and_paces("cruise[solver=milp,server_term=sum]")
+    asked_exactly, paces_exactly = splits_and_paces("cruise[overlap=false,server_term=sum]")
+    assert asked == asked_exactly
     assert by_type(asked[0][0]) == {"s": 1, "f": 2}
-    assert paces == pytest.approx(paces_by_default, rel=0.02)
+    assert paces == pytest.approx(paces_exactly, rel=0.02)
     assert paces[1] > 2 * paces[0]
+
+
+def test_alone_it_implies_that_pulls_do_not_overlap():
+    asked, _ = splits_and_paces("cruise[solver=milp]")
+    assert asked
+    assert asked == splits_and_paces("cruise[solver=milp,overlap=false]")[0] == splits_and_paces("cruise[overlap=false]")[0]
 
 
 def test_what_it_asks_for_is_what_the_programme_says():

@@ -1,0 +1,69 @@
+"""The oracle's search in a comparison: which runs it wants next, from the runs that are in place, and what became of it.
+
+The search itself is `tuners.baselines.best_fixed.search`. It is made again from the finished runs whenever more are wanted,
+so an interrupted comparison goes on where it was, with the same bytes. A setting's runs have a name made from the setting
+(``best_fixed+3f0a91c2``), so folders of several comparisons can be merged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.comparison.results import candidate_name, run_folder
+from harness.scenario import Scenario, job
+from traces.schema import setting_from, setting_text
+from tuners.actions import Setting
+from tuners.baselines.best_fixed import candidates, search
+
+__all__ = ["ended", "first", "name_of", "wanted"]
+
+
+def name_of(oracle: str, setting: Setting) -> str:
+    """The tuner's name for runs under one of the oracle's settings."""
+    return candidate_name(oracle, hashlib.sha256(setting_text(setting).encode()).hexdigest()[:8])
+
+
+def first(scenario: Scenario, oracle: str, seeds: int) -> list[tuple[str, Setting, int]]:
+    """The runs (name, setting, seed) that the search wants whatever the contestants end with."""
+    return [(name_of(oracle, setting), setting, seed) for setting in candidates(job(scenario)) for seed in range(seeds)]
+
+
+def wanted(
+    out: Path, scenario: Scenario, oracle: str, contestants: Sequence[str], seeds: int
+) -> list[tuple[str, Setting, int]]:
+    """The runs that the search wants next; none where it has ended. The runs of the contestants must be in place."""
+
+    def seconds(setting: Setting, seed: int) -> float:
+        return float(_score(out, scenario.name, name_of(oracle, setting), seed)["completion_seconds"])
+
+    for batch in search(job(scenario), ended(out, scenario.name, contestants, seeds), seeds, seconds):
+        named = [(name_of(oracle, setting), setting, seed) for setting, seed in batch]
+        missing = [run for run in named if not run_folder(out, scenario.name, run[0], run[2]).is_dir()]
+        if missing:
+            return missing
+    return []
+
+
+def ended(out: Path, scenario: str, contestants: Sequence[str], seeds: int) -> list[Setting]:
+    """The different settings that the contestants ended with, in order of tuners and seeds."""
+    return list(dict.fromkeys(_final_settings(out, scenario, contestants, seeds)))
+
+
+def _final_settings(out: Path, scenario: str, contestants: Sequence[str], seeds: int) -> Iterator[Setting]:
+    for tuner in contestants:
+        for seed in range(seeds):
+            if text := _score(out, scenario, tuner, seed).get("final_setting", ""):
+                yield setting_from(text)
+
+
+def _score(out: Path, scenario: str, tuner: str, seed: int) -> dict[str, Any]:
+    path = run_folder(out, scenario, tuner, seed) / "score.json"
+    try:
+        read: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"Cannot read {path}: it is damaged ({error}). Delete its folder and resume.") from None
+    return read

@@ -1,0 +1,32 @@
+"""What this machine is, in words: stands beside times that were measured on the host."""
+
+from __future__ import annotations
+
+import os
+import platform
+from contextlib import suppress
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+__all__ = ["described"]
+
+_LIBRARIES = ("jax", "numpy")
+
+
+@cache
+def described() -> str:
+    """Processor, number of cores, system, and versions of Python and of the numerical libraries, in one line."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    versions = [f"Python {platform.python_version()}", *(f"{name} {metadata.version(name)}" for name in _LIBRARIES)]
+    system = f"{platform.system()} {platform.release()}"
+    return f"{_processor()}, {cores} core{'' if cores == 1 else 's'}; {system}; {', '.join(versions)}"
+
+
+def _processor() -> str:
+    with suppress(OSError), Path("/proc/cpuinfo").open() as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name.strip() in ("model name", "Model") and value.strip():
+                return " ".join(value.split())
+    return platform.processor() or platform.machine() or "unknown processor"

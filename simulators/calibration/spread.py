@@ -1,0 +1,55 @@
+"""The 90 % interval of a prediction: how far a recorded mean may be from the simulated one.
+
+Three errors are independent of each other, and their variances are added on a logarithmic scale:
+
+* of the seeds: the standard error of the simulated mean;
+* of the constants: the covariance of the bootstrap, carried over to the prediction by the closed form's derivatives (delta
+  method), because simulating every resample would take hours;
+* of a row: what remains between recorded and fitted rows, repetition noise and what the model lacks, from the residuals of
+  the fit, adjusted for the share that the fit has taken up.
+
+The half-width is that standard deviation times the quantile of Student's t, whose degrees of freedom are one less than the
+combinations (policy, workers, servers) with a residual: rows of one combination are not independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import t
+
+from simulators.calibration.fit import Fit, Residual, slopes
+from simulators.calibration.model import Row
+
+__all__ = ["LEVEL_PERCENT", "log_half_widths"]
+
+LEVEL_PERCENT = 90
+_QUANTILE = 0.5 + LEVEL_PERCENT / 200
+_OF_ITS_KIND = 4  # least combinations of a kind, with a barrier or without, from which its own residuals are taken
+_IDLE = 0.02  # derivative below which a constant hardly takes part in a prediction
+
+
+def log_half_widths(fit: Fit, rows: Sequence[Row], errors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Half-widths of the intervals of `rows` in logarithms, [n]; `errors` are relative standard errors of their means.
+
+    nan without a degree of freedom: with too few residuals, or where a prediction depends on a constant without an interval.
+    """
+    by = slopes(fit, rows)
+    constants = np.einsum("nk,kl,nl->n", by, fit.covariance, by)
+    unsure = np.array([ends is None for ends in fit.intervals.values()], dtype=bool)
+    scale = np.array([_row_noise(fit.residuals, row.barrier) for row in rows])  # [n, 2]: quantile of t, variance
+    widths: NDArray[np.float64] = scale[:, 0] * np.sqrt(np.maximum(constants, 0.0) + scale[:, 1] + errors**2)
+    return np.where((np.abs(by[:, unsure]) > _IDLE).any(axis=1), np.nan, widths)
+
+
+def _row_noise(residuals: Sequence[Residual], barrier: bool) -> tuple[float, float]:
+    """The quantile of Student's t, and the mean square of the residuals; nan where there are too few."""
+    mine = [r for r in residuals if r.barrier == barrier]
+    if len({r.combination for r in mine}) < _OF_ITS_KIND:
+        mine = list(residuals)
+    free = len({r.combination for r in mine}) - 1
+    if free < 1:
+        return float("nan"), float("nan")
+    return float(t.ppf(_QUANTILE, free)), float(np.mean([r.value**2 for r in mine]))

@@ -1,0 +1,160 @@
+"""A live contest: a results folder as that of a comparison, a row for what fails, and live beside simulated."""
+
+import json
+import math
+from contextlib import contextmanager
+
+import polars as pl
+import pytest
+
+from harness.cli.main import main
+from harness.drive import play
+from harness.live.deploy import contest, job_folder
+from harness.live.deploy.deployment import Interrupted
+from harness.live.processes import launch
+from harness.scenario import system
+from harness.score import score
+from reports.live import beside_rows, tau
+from tests.live.deploy.test_deploy import SMALL, Job, ray_alone
+from tests.support.made_up import score_row
+from traces import schema, store
+from traces.store import Results
+
+__all__ = ["ray_alone"]
+
+TUNERS = """
+from dataclasses import replace
+from tuners.actions import Reconfigure, Run
+
+def faster(job):
+    yield from Run(clocks=20)
+    yield from Reconfigure(replace(job.start, learning_rate=0.5))
+
+def broken(job):
+    raise KeyError("of the test")
+    yield
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "small.toml").write_text(SMALL.replace("seconds = 100", "seconds = 3"))
+    (tmp_path / "contestants.py").write_text(TUNERS)
+    return tmp_path
+
+
+@pytest.fixture
+def simulated(monkeypatch):
+    """Jobs that are played in the simulator in place of real processes; lists them."""
+    played, joined = [], []
+
+    @contextmanager
+    def cluster(address, *, insecure):
+        joined.append((address, insecure))
+        yield ()
+
+    def play_on(wanted, offers, console):
+        played.append((wanted.entry.name, wanted.seed))
+        if len(played) == play_on.stops:
+            raise Interrupted("Stopped.")
+        if wanted.entry.name == "asp":
+            raise RuntimeError("Cannot start worker/n0: of the test")
+        with job_folder.claimed(wanted.out, wanted.scenario, wanted.entry.name, wanted.seed, resume=False):
+            made = play(wanted.entry.factory, system(wanted.scenario, wanted.seed))
+            contest.save(wanted.out, score(made, **wanted.run), made.exchanges, made.outcome.trace)
+        return made
+
+    play_on.stops = 0
+    monkeypatch.setattr(launch, "cluster", cluster)
+    monkeypatch.setattr(contest, "play_on", play_on)
+    return play_on, played, joined
+
+
+COMMAND = ("deploy", "--live", "small.toml", "--tuners", "fixed,asp,contestants:broken", "--seeds", "2", "--out", "out")
+
+
+def test_a_contest_is_a_results_folder(here, simulated, capsys):
+    _, played, joined = simulated
+    assert main([*COMMAND, "--address", "h:1", "--insecure"]) == 1  # some have failed
+    assert joined == [("h:1", True)]  # one cluster for all
+    assert played == [(t, seed) for seed in (0, 1) for t in ("fixed", "asp", "contestants:broken")]
+    rows = store.load_results(here / "out").scores.sort("tuner", "seed")
+    assert rows["tuner"].to_list() == ["asp"] * 2 + ["contestants:broken"] * 2 + ["fixed"] * 2
+    assert rows["status"].to_list() == ["error"] * 4 + ["budget"] * 2
+    assert rows["reason"][0] == "Cannot start worker/n0: of the test"
+    assert "KeyError: 'of the test'" in rows["reason"][2]
+    assert json.loads((here / "out" / "manifest.json").read_text())["system"] == "live"
+    assert "fixed, seed 1: run 4 of 6" in capsys.readouterr().out
+    assert main(["report", "out"]) == 0
+    assert "live beside simulated" not in capsys.readouterr().out
+
+
+def test_a_contest_that_was_interrupted_goes_on(here, simulated, capsys):
+    play_on, played, _ = simulated
+    play_on.stops = 3
+    assert main(COMMAND) == 130
+    assert "finished runs are in out; --resume goes on" in capsys.readouterr().err
+    before = played.copy()
+    assert main(COMMAND) == 2
+    assert main([*COMMAND, "--resume"]) == 1
+    assert played == [*before, *[("contestants:broken", 0), ("fixed", 1), ("asp", 1), ("contestants:broken", 1)]]
+    assert len(store.load_results(here / "out").scores) == 6
+
+
+def test_live_runs_are_put_beside_simulated_ones(here, simulated, capsys):
+    names = "fixed,contestants:faster"
+    assert main(["deploy", "--live", "small.toml", "--tuners", names, "--seeds", "1", "--out", "out", "--beside"]) == 0
+    for _ in range(2):
+        said = capsys.readouterr().out
+        assert "small, live beside simulated" in said
+        assert "Kendall's tau of the two orders: 1.00" in said
+        assert main(["report", "out"]) == 0
+
+
+def test_what_cannot_be_played_is_refused_before_anything_starts(here, simulated, capsys):
+    for tuners, words in (("fixed,best_fixed", "Cannot play best_fixed live"), ("fixed,nobody", "No tuner 'nobody'")):
+        assert main(["deploy", "--live", "small.toml", "--tuners", tuners, "--out", "out"]) == 2
+        assert words in capsys.readouterr().err
+    assert main(["deploy", "--live", "cruise-nmf-32", "--tuners", "fixed", "--out", "out"]) == 2
+    assert "is timing-only" in capsys.readouterr().err
+    assert not (here / "out").exists()
+    assert simulated[1:] == ([], [])
+
+
+def results(**seconds):
+    rows = [score_row("s", tuner, seed, each) for tuner, them in seconds.items() for seed, each in enumerate(them)]
+    empty = (pl.DataFrame(schema=table) for table in (schema.EVALUATIONS, schema.SETTINGS, schema.HOST))
+    return Results({"scenarios": ["s"]}, pl.DataFrame(rows, schema=schema.SCORES), *empty)
+
+
+def test_the_orders_of_both_worlds_are_compared():
+    live, simulated = results(a=[10, 20, 30], b=[40], c=[50], d=[1]), results(a=[2], b=[4], c=[3])
+    rows = beside_rows(live, simulated, "s")
+    assert [(row.tuner, row.live_seconds, row.simulated_seconds) for row in rows[1:]] == [
+        ("a", 20, 2),
+        ("b", 40, 4),
+        ("c", 50, 3),
+    ]
+    assert rows[0].tuner == "d"
+    assert math.isnan(rows[0].simulated_seconds)
+    assert rows[1].live_done == "3/3"
+    assert tau(rows) == pytest.approx(1 / 3)  # two pairs agree, one does not
+    assert math.isnan(tau(rows[:2]))
+
+
+@pytest.mark.live
+@pytest.mark.timeout(400)
+def test_a_contest_on_ray(here, ray_alone):
+    (here / "small.toml").write_text(SMALL)
+    job = Job("small.toml", "--tuners", "contestants:faster,contestants:broken", "--seeds", "1", "--out", "out")
+    assert job.ended() == 1, job.said
+    assert job.nothing_left()
+    rows = store.load_results(here / "out").scores
+    assert dict(zip(rows["tuner"], rows["status"], strict=True)) == {
+        "contestants:faster": "target",
+        "contestants:broken": "error",
+    }
+    assert job.said.count("Ending the job's processes.") == 2
+    assert job.said.count("Ending Ray.") == 0

@@ -1,0 +1,84 @@
+"""Selections of a recording: `TRACE[key=value, ...]`."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.cli import main
+from simulators.calibration.recordings import read_tables
+from simulators.calibration.selection import EVERYTHING, Selection, parse
+from traces.importers.source import table
+
+
+def recorded():
+    """Three runs of two workloads, the first with two settings; a step takes a second, at batch 32 two."""
+    runs = [{"run": r, "workload": w} for r, w in (("a1", "x"), ("a2", "x"), ("b1", "y"))]
+    settings = [
+        {"run": run, "seconds": at, "workers": workers, "servers": 1, "policy": policy, "batch_size": batch}
+        for run, at, workers, policy, batch in (
+            ("a1", 0.0, 2, "bsp", 8),
+            ("a1", 100.0, 2, "bsp", 32),
+            ("a2", 0.0, 4, "asp", 8),
+            ("b1", 0.0, 3, "bsp", 8),
+        )
+    ]
+    progress = [
+        {"run": run, "seconds": start + step * i, "steps": 10 + i, "training_loss": 1.0}
+        for run, start, step in (("a1", 0.0, 1.0), ("a1", 100.0, 2.0), ("a2", 0.0, 1.0), ("b1", 0.0, 1.0))
+        for i in range(6)
+    ]
+    return {"runs": table("runs", runs), "settings": table("settings", settings), "progress": table("progress", progress)}
+
+
+def test_a_selection_is_behind_the_name_of_a_trace():
+    assert parse("shipped:homogeneous") == ("shipped:homogeneous", EVERYTHING)
+    assert parse("a/b[workers=1..2, policy=asp,runs=c*]") == ("a/b", Selection("c*", policy="asp", workers=(1, 2)))
+    assert parse("a[servers=2]")[1].servers == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a[workers=2..1]", "workers=2..1: write a number, or a range such as 1..4"),
+        ("a[workers=two]", "write a number"),
+        ("a[speed=3]", "'speed=3' in .*write one of runs, workload, policy, workers, servers, batch_size"),
+        ("a[runs]", "then = and a value"),
+        ("a[runs=b", r"write TRACE or TRACE\[key=value"),
+    ],
+)
+def test_mistakes_in_a_selection_are_explained(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("t", [("a1", 8), ("a1", 32), ("a2", 8), ("b1", 8)]),
+        ("t[runs=a*]", [("a1", 8), ("a1", 32), ("a2", 8)]),
+        ("t[workload=y]", [("b1", 8)]),
+        ("t[policy=asp]", [("a2", 8)]),
+        ("t[workers=3..4]", [("a2", 8), ("b1", 8)]),
+        ("t[batch_size=32]", [("a1", 32)]),
+        ("t[servers=2]", []),
+    ],
+)
+def test_only_what_is_selected_is_read(text, rows):
+    """A setting that is left out does not lend its steps to the one before."""
+    found = read_tables(recorded(), "", parse(text)[1]).rows
+    assert [(r.run, r.batch_size) for r in found] == rows
+    assert all(
+        r.cycle_seconds == pytest.approx({8: 1.0, 32: 2.0}[r.batch_size] * (4 if r.run == "a2" else 1)) for r in found
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--fit", "a"], "--fit and --predict need each other"),
+        (["c", "--fit", "a", "--predict", "b"], "give either traces to divide, or --fit and --predict"),
+    ],
+)
+def test_fit_and_predict_need_each_other_and_nothing_else(arguments, message, tmp_path, capsys):
+    assert main.main(["fidelity", *arguments, "--out", str(tmp_path / "x")]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,175 @@
+"""What is held out: whole combinations of policy, workers and servers; and the intervals of what is predicted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from simulators.calibration import model, validation
+from simulators.calibration.fit import Constants, Fit, Residual, Row
+from simulators.calibration.output import Provenance
+from simulators.calibration.recordings import Noise, Recording, joined, with_links_of
+from simulators.calibration.spread import log_half_widths
+from simulators.calibration.validation import LARGER, UNLIKE, check_other
+
+ORIGIN = Provenance("made up", "tests", "ours", "0" * 64, "harness calibrate TRACE", "harness")
+
+
+def row(workers, servers, batch=16, policy="asp", seconds=1.0, **more):
+    return Row(more.pop("run", "run"), more.pop("workload", "toy"), workers, servers, seconds, batch, policy=policy, **more)
+
+
+def recording(rows, link=None):
+    return Recording(tuple(rows), None, (), (), (), (), link)
+
+
+GRID = [row(w, s, b, p) for p in ("asp", "bsp") for w in (1, 2, 3, 4) for s in (1, 2) for b in (8, 32)]
+
+
+@pytest.mark.parametrize("folds", [2, 3, 5])
+def test_no_fold_has_a_combination_of_another(folds):
+    fold_of, undivided = validation._folds(GRID, folds)
+    seen = [{r.combination for r, f in zip(GRID, fold_of, strict=True) if f == fold} for fold in range(folds)]
+    assert sum(map(len, seen)) == len({r.combination for r in GRID}) == 16
+    assert undivided == ()
+
+
+def test_each_half_has_all_policies_and_numbers_of_servers():
+    """In the order of the settings, one half would have all combinations with one server, and the other those with two."""
+    fold_of, _ = validation._folds(GRID, 2)
+    for fold in (0, 1):
+        half = [r for r, f in zip(GRID, fold_of, strict=True) if f == fold]
+        assert {r.policy for r in half} == {"asp", "bsp"}
+        assert {r.servers for r in half} == {1, 2}
+
+
+def test_nothing_is_held_out_of_a_workload_with_one_combination():
+    rows = [*GRID, *(row(2, 1, b, workload="other") for b in (8, 16, 32))]
+    fold_of, undivided = validation._folds(rows, 5)
+    assert undivided == ("other",)
+    assert set(fold_of[-3:]) == {-1}
+    assert min(fold_of[:-3]) == 0
+
+
+def test_larger_clusters_and_unlike_hosts_are_extrapolated_to():
+    rows = [*GRID[:4], row(3, 1), row(4, 1), row(2, 1, nics=(1.0, 0.5, 1.0)), row(2, 2, nics=(0.5,) * 4)]
+    found = {
+        split: ([rows[i] for i in kept], [rows[i] for i in out]) for split, kept, out in validation._extrapolations(rows)
+    }
+    kept, out = found[LARGER]
+    assert {r.workers for r in kept} == {1, 2}
+    assert {r.workers for r in out} == {3, 4}
+    kept, out = found[UNLIKE]
+    assert [r.nics for r in out] == [(1.0, 0.5, 1.0)]
+    assert rows[-1] in kept  # slower than the usual, but alike
+    assert validation._extrapolations([row(2, 1, b) for b in (8, 16)]) == []
+
+
+def test_the_plain_form_is_fitted_to_all_other_combinations():
+    """It finds a linear law again, and does not see the combination that it predicts."""
+    law = [
+        replace(r, cycle_seconds=0.1 + 0.01 * r.batch_size + 0.05 * r.servers + 0.2 * r.workers / r.servers) for r in GRID
+    ]
+    told = validation._left_out(law)[:, 0]
+    assert told == pytest.approx([r.cycle_seconds for r in law], rel=1e-6)
+    changed = [replace(r, cycle_seconds=99.0) if r.combination == ("asp", 4, 1) else r for r in law]
+    mine = [r.combination == ("asp", 4, 1) for r in law]
+    assert validation._left_out(changed)[mine, 0] == pytest.approx(told[mine])
+
+
+# ------------------------------------------------------------------------------------------------------ other recordings
+
+FIT = {"toy": Fit(Constants(cores=1, sample_seconds=0.1, jitter=0.0), {}, {}, {}, 1, 0.0)}
+
+
+def test_rows_that_were_fitted_are_not_predicted():
+    with pytest.raises(ValueError, match=r"Cannot predict 1 rows that are fitted as well.*\[runs="):
+        check_other(FIT, recording(GRID), recording([GRID[3]]), ORIGIN)
+
+
+def test_a_workload_that_nothing_was_fitted_to_is_an_error():
+    others = [row(1, 1, workload=name) for name in ("one", "two")]
+    with pytest.raises(ValueError, match="Cannot predict one, two from a fit to toy: name recordings"):
+        check_other(FIT, recording(GRID), recording(others), ORIGIN)
+
+
+def test_one_workload_on_each_side_is_the_same_job():
+    made = check_other(FIT, recording(GRID), recording([row(1, 1, workload="other")]), ORIGIN)
+    assert made.caveats == ("other is predicted as the same job as toy",)
+    assert made.fits == {"other": FIT["toy"]}
+    (told,) = made.predictions
+    assert told.held_out == pytest.approx(1.6, rel=1e-3)
+    assert told.plain_held_out > 0
+
+
+def test_other_recordings_are_predicted_by_the_fit_alone():
+    """One worker that computes 1.6 s; a second workload has no fit."""
+    other = recording([row(1, 1, run="new", seconds=1.5), row(1, 1, workload="other")])
+    made = check_other(FIT, recording(GRID), other, ORIGIN, "the grid")
+    assert made.caveats == ("not predicted, as no fitted recording has them: other",)
+    told = {p.group: p for p in made.predictions}
+    assert told["toy, asp"].held_out == pytest.approx(1.6, rel=1e-3)
+    assert math.isnan(told["toy, asp"].fitted)
+    assert math.isnan(told["toy, asp"].low)  # a fit without residuals
+    assert math.isnan(told["other, asp"].held_out)
+    assert made.fitted_to == "the grid"
+
+
+def test_links_become_relative_to_those_of_the_fit():
+    known = recording([row(2, 1)], 8e6)
+    fast = recording([row(2, 1), row(2, 1, nics=(1.0, 0.5, 1.0)), row(2, 2, shared=True)], 16e6)
+    assert [r.nics for r in with_links_of(fast, known).rows] == [(2.0,) * 3, (2.0, 1.0, 2.0), (2.0, 2.0)]
+    assert with_links_of(known, known) is known
+    (caveat,) = with_links_of(recording([row(2, 1)]), known).caveats
+    assert caveat.startswith("only some of the recordings have the rates of links")
+
+
+def test_joined_recordings_keep_their_runs_apart():
+    few, many = Noise(0.1, None, 10, 1.2, 1.2), Noise(0.3, None, 90, 2.0, 2.0)
+    a, b = replace(recording([row(2, 1)], 8e6), noise=few), replace(recording([row(2, 1)], 16e6), noise=many)
+    made = joined([("a", a), ("b", b), ("a", a)])
+    assert [(r.run, r.nics) for r in made.rows] == [("a/run", ()), ("b/run", (2.0,) * 3)]  # the same row twice counts once
+    assert made.noise == many
+    assert made.nic_bytes_per_second == 8e6
+
+
+# ------------------------------------------------------------------------------------------------- seeds and intervals
+
+
+def test_means_are_taken_over_seeds_until_they_are_precise():
+    """Noise needs more seeds, up to a limit; what is told is the error of the mean."""
+    rng = np.random.default_rng(0)
+    quiet, noisy, wild = (model._over_seeds(lambda _, s=s: (1 + s * rng.standard_normal(),)) for s in (0.001, 0.02, 0.5))
+    assert len(quiet) == 4
+    assert 8 <= len(noisy) <= 32
+    assert model.relative_error(noisy[:, 0]) <= 0.005
+    assert len(wild) == 64
+    assert model.relative_error(wild[:, 0]) == pytest.approx(0.5 / 8, rel=0.3)
+
+
+def test_intervals_cover_nine_recorded_values_of_ten():
+    """Rows around a true time: each interval is from the residuals of eight of them, and is to contain a ninth."""
+    rng = np.random.default_rng(0)
+    one, inside = row(1, 1), 0
+    for _ in range(2000):
+        *known, new = 0.05 * rng.standard_normal(9)
+        mean = float(np.mean(known))
+        # As a fit has it: distances from the fitted mean, over the square root of one less the leverage.
+        residuals = tuple(Residual(("asp", i, 1), False, (x - mean) / math.sqrt(1 - 1 / 8)) for i, x in enumerate(known))
+        made = Fit(Constants(), {}, {}, {}, 8, 0.0, residuals=residuals)
+        error = np.array([float(np.std(known, ddof=1)) / math.sqrt(8)])
+        inside += abs(new - mean) < log_half_widths(made, [one], error)[0]
+    assert inside / 2000 == pytest.approx(0.9, abs=0.02)  # three standard errors of a share are 0.02
+
+
+def test_without_a_degree_of_freedom_there_is_no_interval():
+    one = tuple(Residual(("asp", 2, 1), False, 0.01 * i) for i in range(5))
+    assert math.isnan(log_half_widths(replace(FIT["toy"], residuals=one), [row(1, 1)], np.zeros(1))[0])
+    two = (*one, Residual(("asp", 3, 1), False, 0.02))
+    sure = replace(FIT["toy"], residuals=two)
+    assert log_half_widths(sure, [row(1, 1)], np.zeros(1))[0] > 0
+    unsure = replace(sure, intervals={"sample_seconds": None}, covariance=np.zeros((1, 1)))
+    assert math.isnan(log_half_widths(unsure, [row(1, 1)], np.zeros(1))[0])

@@ -1,0 +1,137 @@
+"""One fit of Eq. 3 to a whole job: remaining clocks, progress under each setting, levels that settings add to the loss."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tuners.bo_online.test_convergence import hidden_for, hogwild_losses, left
+from tuners.actions import Target
+from tuners.bo_online.convergence import Estimator, Segment
+from tuners.bo_online.job_fit import fitted_job, likeness, measured_levels, never_rising
+from tuners.bo_online.repository import Stretch, triples
+
+EPSILON, CLOCKS, LENGTH = 0.2, 16_000, 108
+
+
+def job(plan, noise, seed=0, efficiency=None, raised=None, clocks=CLOCKS):
+    """Segments of a job that would take so many clocks from a loss of 1: each entry of `plan` is a number of workers.
+
+    `efficiency` and `raised` of a number of workers: progress per clock, and the factor by which the loss stands higher.
+    """
+    rng, hidden, effective = np.random.default_rng(seed), hidden_for(clocks), 0.0
+    found = []
+    for i, workers in enumerate(plan):
+        steps = effective + (efficiency or {}).get(workers, 1.0) * np.arange(1, LENGTH + 1)
+        effective = steps[-1]
+        losses = (raised or {}).get(workers, 1.0) * hogwild_losses(hidden, 1.0, steps)
+        found.append(Segment(losses * (1 + noise * rng.normal(size=LENGTH)), 1.0, i * LENGTH, workers))
+    return found
+
+
+def fit(segments):
+    """The fit, and the efficiency by number of workers."""
+    kinds = list(dict.fromkeys((s.workers, "asp") for s in segments))
+    of = [kinds.index((s.workers, "asp")) for s in segments]
+    levels = measured_levels(segments, of, len(kinds))
+    found = fitted_job(levels, likeness(kinds), LENGTH * len(segments), EPSILON)
+    return found, dict(zip([w for w, _ in kinds], found.efficiency, strict=True))
+
+
+@pytest.mark.parametrize(("noise", "within"), [(0.001, 0.02), (0.02, 0.1), (0.1, 0.3)])
+def test_the_remaining_clocks_agree_with_the_curve(noise, within):
+    """After a tenth of the job. Under 10 % of noise single segments leave a tenth of the clocks (see `convergence`)."""
+    segments = job([8] * 15, noise)
+    remains = CLOCKS - 15 * LENGTH
+    assert fit(segments)[0].clocks_left == pytest.approx(remains, rel=within)
+    assert left(hidden_for(CLOCKS), 1.0, EPSILON) == pytest.approx(CLOCKS)
+
+
+def test_noise_alone_does_not_tell_settings_apart():
+    """Ten settings with equal progress per clock, one segment each, as after the initial phase; losses scatter by 30 %."""
+    plan = [8, 3, 30, 12, 22, 35, 1, 17, 26, 6, 10]
+    found = [np.array(list(fit(job(plan, 0.3, seed))[1].values())) for seed in range(20)]
+    assert np.median([e.max() / e.min() for e in found]) < 1.2
+    alone = [[Estimator().remaining(s, EPSILON).iterations for s in job(plan, 0.3, seed)] for seed in range(20)]
+    assert np.median([np.max(r) / np.min(r) for r in alone]) > 5
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.2])
+def test_a_setting_that_progresses_less_is_found_out_while_it_stays(noise):
+    """A sixth of the progress with 32 workers; by then the job has been as long under 8."""
+    found = [fit(job([8] * 20 + [32] * 20, noise, seed, {32: 1 / 6}))[1] for seed in range(10)]
+    assert np.median([e[32] / e[8] for e in found]) < 0.6
+
+
+def test_a_setting_that_raises_the_loss_has_a_longer_way():
+    """Steps of stale gradients scatter: with 32 workers the loss stands three times as high, at once."""
+    _, found = fit(job([8, 12, 32, 6, 16, 32, 8], 0.2, 3, raised={32: 3.0}))
+    assert found[32] < 0.3 * min(found[w] for w in (6, 8, 12, 16))
+
+
+@given(st.lists(st.tuples(st.integers(1, 64), st.floats(0.01, 10.0)), min_size=1, max_size=20, unique_by=lambda x: x[0]))
+def test_more_workers_never_progress_more_per_clock(drawn):
+    kinds, efficiency = [(w, "asp") for w, _ in drawn], np.array([e for _, e in drawn])
+    found = never_rising(kinds, efficiency, np.ones(len(drawn)))
+    order = np.argsort([w for w, _ in drawn])
+    assert (np.diff(found[order]) <= 1e-12).all()
+    if (np.diff(efficiency[order]) <= 0).all():
+        assert found == pytest.approx(efficiency)
+
+
+def test_kinds_that_differ_otherwise_are_not_ordered():
+    kinds = [(4, "asp"), (8, "bsp")]
+    assert never_rising(kinds, np.array([0.5, 2.0]), np.ones(2)).tolist() == [0.5, 2.0]
+
+
+def test_rates_are_alike_where_workers_are():
+    found = likeness([(8, "asp"), (16, "asp"), (8, "bsp"), (64, "asp")])
+    assert found[0, 1] == pytest.approx(math.exp(-0.5))
+    assert found[0, 2] == 0.5
+    assert found[0, 3] < 0.02
+    assert np.linalg.eigvalsh(found).min() > 0
+
+
+@given(
+    st.lists(
+        st.lists(st.one_of(st.floats(0.0, 1e6), st.just(math.nan), st.just(math.inf)), min_size=1, max_size=12),
+        min_size=1,
+        max_size=6,
+    ),
+    st.lists(st.integers(1, 3), min_size=6, max_size=6),
+    st.floats(1e-3, 1e3),
+)
+def test_whatever_the_losses_are_the_fit_is_positive_and_finite(losses, workers, epsilon):
+    """Rising, zero, infinite or missing losses; warnings are errors here."""
+    before = np.cumsum([0, *map(len, losses)])
+    segments = [
+        Segment(np.array(x), 1.0, int(b), w)
+        for x, b, w in zip(losses, before, workers, strict=False)
+        if np.isfinite(x).any()
+    ]
+    kinds = sorted({(s.workers, None) for s in segments}) or [(1, None)]
+    levels = measured_levels(segments, [kinds.index((s.workers, None)) for s in segments], len(kinds))
+    found = fitted_job(levels, likeness(kinds), float(before[-1]), epsilon)
+    if found is not None:
+        assert 0 < found.clocks_left < math.inf
+        assert ((found.efficiency > 0) & np.isfinite(found.efficiency)).all()
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])
+def test_an_epsilon_that_is_no_loss_is_refused(epsilon):
+    levels = measured_levels(job([8, 8], 0.1), [0, 0], 1)
+    with pytest.raises(ValueError, match="give a positive loss"):
+        fitted_job(levels, likeness([(8, None)]), 2 * LENGTH, epsilon)
+
+
+def test_triples_share_one_estimate_of_the_end():
+    """Y is seconds per clock times the clocks that the whole job needs from there, whatever one stretch looks like."""
+    segments = job([8, 8, 4, 8], 0.2)
+    stretches = [Stretch(np.array([float(i)]), s, LENGTH * (i + 1.0), 0.5) for i, s in enumerate(segments)]
+    seen = triples(stretches, Target("loss", EPSILON), 1e6, EPSILON, Estimator(), pooled=True, clocks=4 * LENGTH)
+    assert [t.clocks - seen.clocks for t in seen.triples] == pytest.approx([4 * LENGTH, 3 * LENGTH, 2 * LENGTH, LENGTH])
+    per_clock = [t.seconds / t.clocks for t in seen.triples]
+    assert per_clock[1] / per_clock[0] == pytest.approx(2.0)
+    assert per_clock[3] / per_clock[0] == pytest.approx(4.0)

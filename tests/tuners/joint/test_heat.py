@@ -1,0 +1,68 @@
+"""The axis of heat: which knob it is, and how far it reaches."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.toy import job
+from tuners.actions import Setting
+from tuners.joint.heat import PolicyHeat, RateHeat, WorkerHeat, heat
+from tuners.settings import Choice, Integer, Real
+
+RATE = Real("learning_rate", 0.001, 1.0, log=True)
+MOMENTUM = Real("momentum", 0.0, 0.95)
+POLICY = Choice("policy", ("bsp", "asp", "ssp"))
+BOUND = Integer("staleness", 0, 8)
+COUNT = Integer("worker_count", 1, 4)
+
+
+def job_with(*knobs):
+    of = job("no knobs")
+    return replace(of, space=replace(of.space, knobs=knobs))
+
+
+def keep(workers: int) -> Setting:
+    return replace(job().start, workers=tuple(n.name for n in job().nodes[:workers]))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "kind"),
+    [
+        ((RATE, MOMENTUM, POLICY, COUNT), RateHeat),
+        ((POLICY, BOUND, COUNT), PolicyHeat),
+        ((COUNT,), WorkerHeat),
+        ((MOMENTUM,), type(None)),
+    ],
+)
+def test_the_rate_comes_before_the_policy_and_the_policy_before_workers(knobs, kind):
+    assert type(heat(job_with(*knobs), keep)) is kind
+
+
+def test_momentum_carries_the_rate_beyond_its_knob_and_is_dropped_below():
+    axis = RateHeat(RATE, MOMENTUM)
+    start = replace(job().start, learning_rate=0.6, momentum=0.5)
+    assert axis.of(start) == pytest.approx(1.2)
+    hot = axis.scaled(start, 4.0)
+    assert (hot.learning_rate, axis.of(hot)) == (1.0, pytest.approx(4.8))
+    cool = axis.scaled(hot, 0.1)
+    assert (cool.learning_rate, cool.momentum) == (pytest.approx(0.48), 0.0)
+    assert axis.of(axis.scaled(start, 1e9)) == pytest.approx(10.0)  # momentum 0.9 at most
+    assert axis.scaled(start, 1e-9).learning_rate == 0.001
+
+
+def test_policies_are_ordered_by_the_staleness_that_they_allow():
+    axis = heat(job_with(POLICY, BOUND), keep)
+    setting, seen = replace(job().start, policy="bsp"), []
+    for _ in range(6):
+        seen.append((setting.policy, setting.staleness))
+        setting = axis.scaled(setting, 2.0)
+    assert [p for p, _ in seen] == ["bsp", "ssp", "ssp", "ssp", "asp", "asp"]
+    assert [s for p, s in seen if p == "ssp"] == [1, 3, 7]
+    assert axis.scaled(replace(setting, policy="asp"), 0.5).policy == "ssp"
+
+
+def test_workers_double_and_halve_within_their_knob():
+    axis = WorkerHeat(keep, 4)
+    assert len(axis.scaled(keep(2), 2.0).workers) == 4
+    assert axis.scaled(keep(4), 2.0) == keep(4)
+    assert len(axis.scaled(keep(4), 0.5).workers) == 2

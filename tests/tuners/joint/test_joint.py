@@ -1,0 +1,91 @@
+"""joint in the simulator: it beats its start from good and bad starts, returns from divergence, and delegates placement."""
+
+from dataclasses import replace
+
+import pytest
+
+from harness.drive import play
+from harness.scenario import scenario
+from tests.support.toy import job
+from tuners.actions import Target
+from tuners.applicability import nothing_to_tune
+from tuners.joint import joint
+from tuners.joint.learning_model import Gauge, over_fitted, slope, spread, stopped
+from tuners.testing import check_tuner
+
+
+def completed(found, start=None, factory=joint, seed=0):
+    played = play(factory, scenario.system(found, seed, start))
+    return played.outcome
+
+
+def fixed(_job):
+    return
+    yield
+
+
+def test_it_keeps_the_rules_of_the_contract():
+    check_tuner(joint)
+
+
+def test_without_a_free_knob_it_has_nothing_to_tune():
+    assert nothing_to_tune(joint, job("no knobs"))
+    assert not nothing_to_tune(joint, job())
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.02, 1.0])
+def test_digits_is_learned_in_half_of_the_time_from_a_cold_a_fair_and_a_hot_start(rate):
+    """The hot start loses an untrained perceptron for good: only the snapshot from before the first push helps."""
+    found = scenario.load("digits")
+    start = replace(scenario.system(found, 0).job.start, learning_rate=rate)
+    ours, theirs = completed(found, start), completed(found, start, fixed)
+    assert ours.status == "target"
+    assert ours.seconds < 0.5 * theirs.seconds
+
+
+def test_where_only_places_are_free_it_is_cruise_or_the_bespoke_bo():
+    for name, other in (("cruise-nmf-mixed", "tuners.cruise"), ("boat-digits", "tuners.bespoke_bo")):
+        system = scenario.system(scenario.load(name), 0)
+        tuner = joint(system.job)
+        next(tuner)
+        assert tuner.gi_yieldfrom.gi_code.co_filename.replace("/", ".").endswith(f"{other}.tuner.py")
+
+
+def test_machines_that_join_are_used():
+    """Cruise's opportunistic machines: more machines come while the job runs."""
+    found = scenario.load("cruise-nmf-opportunistic")
+    ours, theirs = completed(found), completed(found, factory=fixed)
+    assert ours.status == "target"
+    assert ours.seconds < 0.7 * theirs.seconds
+
+
+# ------------------------------------------------------------------------------------------------------ the learning model
+
+
+def test_levels_fall_with_error_and_rise_where_a_model_has_blown_up():
+    gauge = Gauge(Target("accuracy", 0.95))
+    untrained = gauge.level(2.3, 0.1)
+    assert gauge.level(0.5, 0.9) < gauge.level(1.0, 0.7) < untrained
+    assert gauge.level(200.0, 0.1) > untrained + 3
+    assert gauge.level(float("nan"), 0.1) == float("inf")
+    assert gauge.level(0.2, 0.95) == pytest.approx(gauge.goal(0.2))
+
+
+def test_a_plateau_is_seen_by_the_newest_levels_and_not_too_early():
+    times = [10.0 * i for i in range(1, 101)]
+    falls = [-0.05 * i for i in range(100)]
+    flat = [-0.05 * min(i, 40) for i in range(100)]
+    assert not stopped(times, falls)
+    assert stopped(times, flat)
+    assert not stopped(times[-13:], flat[-13:])  # its own course is too short to tell
+    assert slope(times, falls) == pytest.approx(-0.005)
+    assert spread([0.0, 1.0] * 2) == spread([0.0, 1.0] * 6) == pytest.approx(1 / 0.954)
+    assert spread(falls) == pytest.approx(0.05 / 0.954)
+
+
+def test_over_fitting_is_a_gap_and_a_rise():
+    falling, rising = [1.0 - 0.05 * i for i in range(16)], [0.3 + 0.05 * abs(i - 6) for i in range(16)]
+    assert over_fitted(rising, rising, training_loss=0.05)
+    assert not over_fitted(rising, rising, training_loss=0.4)
+    assert not over_fitted(falling, falling, training_loss=0.05)
+    assert not over_fitted(rising[:10], rising[:10], training_loss=0.05)

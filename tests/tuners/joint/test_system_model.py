@@ -1,0 +1,66 @@
+"""The system model of joint against the simulator, on settings that it has not seen."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from harness.scenario import scenario
+from tests.support.toy import job as toy_job
+from tests.support.toy import window
+from tuners.actions import Run
+from tuners.joint.system_model import SystemModel
+
+
+def per_push(found, setting):
+    """Seconds per push in the simulator, after the first two mini-batches of each worker."""
+    simulated = scenario.system(found, 0, setting)
+    simulated.perform(Run(clocks=2 * len(setting.workers)))
+    seen = simulated.perform(Run(clocks=20 * len(setting.workers)))
+    return seen.seconds / seen.clocks
+
+
+def test_other_numbers_of_workers_are_ordered_as_in_the_simulator():
+    """NMF on 32 alike machines, where servers are the bottleneck from about 24 workers on (Cruise, Table III)."""
+    found = scenario.load("cruise-nmf-32")
+    simulated = scenario.system(found, 0)
+    job, start = simulated.job, simulated.job.start
+    model = SystemModel(job)
+    model.learn(start, simulated.perform(Run(clocks=3 * len(start.workers))))
+    names = [n.name for n in job.nodes]
+    settings = [replace(start, workers=tuple(names[:w]), servers=tuple(names[w:])) for w in (8, 16, 22, 25, 29)]
+    truth = [per_push(found, s) for s in settings]
+    predicted = [model.push_seconds(s) for s in settings]
+    assert np.argsort(predicted).tolist() == np.argsort(truth).tolist()
+    np.testing.assert_allclose(predicted, truth, rtol=0.25)
+
+
+def test_two_batch_sizes_tell_the_fixed_part_of_computing():
+    of = toy_job()
+    model = SystemModel(of)
+    for size, seconds in ((8, 0.5), (32, 0.8)):  # 0.4 s fixed and 0.0125 s for each sample
+        model.learn(replace(of.start, batch_size=size), window(of, [1.0] * 8, compute=seconds))
+    pull = model.push_seconds(replace(of.start, batch_size=32)) / model.push_seconds(replace(of.start, batch_size=8))
+    assert 1.0 < pull < 0.8 / 0.5
+    small = model.push_seconds(replace(of.start, batch_size=2))
+    assert small < model.push_seconds(replace(of.start, batch_size=8))
+    assert small > 0.8 * model.push_seconds(replace(of.start, batch_size=8))  # most of it is fixed
+
+
+def test_a_window_that_does_not_tell_compute_seconds_teaches_nothing():
+    of = toy_job()
+    model = SystemModel(of)
+    model.learn(of.start, window(of, [1.0] * 8, compute=math.nan))
+    assert not model.knows
+
+
+@pytest.mark.parametrize("policy", ["asp", "bsp"])
+def test_a_slower_machine_makes_every_push_later(policy):
+    of = toy_job()
+    even, slow = SystemModel(of), SystemModel(of)
+    start = replace(of.start, policy=policy)
+    first, *others = start.workers
+    even.learn(start, window(of, [1.0] * 12, compute=dict.fromkeys(start.workers, 0.5)))
+    slow.learn(start, window(of, [1.0] * 12, compute=dict.fromkeys(others, 0.5) | {first: 2.0}))
+    assert slow.push_seconds(start) > even.push_seconds(start)

@@ -1,0 +1,223 @@
+"""One fit of Eq. 3 to a whole job (ours): how many clocks it still needs, and how much each setting progresses per clock.
+
+The paper fits Eq. 3 to the a iterations of one setting. Where the loss of one mini-batch scatters by more than it falls in a
+iterations, such a fit says nothing. So all stretches of a job are fitted together, by generalised least squares. With
+
+    phi(l) = log(d / l) / l,    d = the first loss,
+
+Eq. 3 says that phi rises by 1 / H per clock. Here it rises by
+
+    1 / H + trend x clocks + own rate of the setting in force,
+
+where trend and own rates are random effects with mean 0, and count by what is left of them after one standard error: without
+evidence of the opposite, all settings progress equally per clock, and seconds per clock alone decide between them.
+
+* Beside its rate, a setting may have a level of the loss of its own: with many workers the steps of stale gradients scatter,
+  and the loss stands at several times what it falls to, within a round or two, under fewer. The job has to come so much
+  further down before it ends under that setting. Where the setting changes, half a stretch is left out for the transition.
+* Only what changes the statistics of learning can change a rate: the number of workers (by staleness), the policy, 16-bit
+  transfer, the learning tunables. Threads and graph options cannot. Settings with like numbers of workers have like rates.
+* The evidence is the level of the loss from block to block. Over a long stay under one setting it grows with the third power
+  of the clocks, while the slope within each stretch stays as uncertain as it was.
+* Remaining clocks are phi(epsilon) - phi(l) over the present rate of the job. As the fit begins at the first clock, it
+  agrees with what has been seen of the job by now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+from scipy.optimize import isotonic_regression
+
+from tuners.bo_online.convergence import Segment, inliers
+
+__all__ = ["JobFit", "Levels", "fitted_job", "likeness", "measured_levels", "never_rising"]
+
+_Floats = NDArray[np.float64]
+
+_OWN = 0.5  # standard deviation of own rates, relative to the job's: Table III has up to 1.5 times as many iterations (LogR)
+_OFFSET = 0.5  # standard deviation of the factors by which settings raise the loss, in the logarithm
+_WALK = 0.2  # the same of the course of the loss since the job began, beside its line
+_TREND = 0.3  # the same of the change of the rate since the job began
+_OTHER = 0.5  # correlation of the rates of two settings with equal workers that differ in policy or the like
+_SLOWEST = 0.1  # least progress per clock of a setting, relative to the job's, and least part of its clocks still to come
+_FASTEST = (
+    2.0  # most progress of a setting, as few workers do not learn much more from a gradient than more do (Fig. 2: 2.5)
+)
+_BLOCKS = 8  # at most, of one stay under a setting
+_PRIOR = 10.0  # losses that the scatter of the whole job counts for in the scatter of a block
+
+
+class JobFit(NamedTuple):
+    """What a fit says about a job, at its last clock."""
+
+    clocks_left: float  # until epsilon, at the job's own rate
+    efficiency: _Floats  # [kinds], progress per clock under each kind of setting, relative to the job's own rate
+
+
+class Levels(NamedTuple):
+    """Mean losses of blocks of pushes."""
+
+    loss: _Floats  # [n]
+    error: _Floats  # [n], standard error of the mean
+    clocks: _Floats  # [n], of the job at the middle of the block
+    under: _Floats  # [n, kinds], of these clocks, those under each kind of setting
+    kind: NDArray[np.intp]  # [n], the kind of setting of the block
+
+
+def likeness(kinds: Sequence[tuple[int, object]]) -> _Floats:
+    """Correlations of the own rates of kinds of settings, (workers, all else that matters): [kinds, kinds].
+
+    Twice as many workers: 0.6.
+    """
+    octaves = np.log2([max(workers, 1) for workers, _ in kinds])
+    same = np.array([[a[1] == b[1] for b in kinds] for a in kinds], bool)
+    near: _Floats = np.exp(-0.5 * (octaves[:, None] - octaves) ** 2) * np.where(same, 1.0, _OTHER)
+    return near
+
+
+def measured_levels(
+    segments: Sequence[Segment], kinds: Sequence[int], count: int, outliers: float = 3.0, most: int = _BLOCKS
+) -> Levels:
+    """The levels of the loss over consecutive segments of one job; segment i is of the kind `kinds[i]` < `count`.
+
+    There are at most `most` levels of one stay under a kind of setting.
+    """
+    stays = list[list[Segment]]()
+    of = list[int]()
+    for segment, kind in zip(segments, kinds, strict=True):
+        last = stays[-1][-1] if stays and of[-1] == kind else None
+        if last is not None and last.clocks_before + len(last.losses) == segment.clocks_before:
+            stays[-1].append(segment)
+        else:
+            stays.append([segment])
+            of.append(kind)
+    rows = list[tuple[float, float, int, float, float]]()  # mean, sum of squares of residuals, losses, likeness, middle
+    under, which = list[_Floats](), list[int]()
+    spent = np.zeros(count)
+    for stay, kind in zip(stays, of, strict=True):
+        losses = np.concatenate([s.losses for s in stay])
+        settled = len(stay[0].losses) // 2 if rows else 0  # before, the loss moves from the level of the last setting
+        blocks = min(max(len(stay), 1 if rows else 2), most)
+        for block in np.array_split(np.arange(settled, len(losses)), blocks):
+            kept = block[inliers(losses[block], outliers)]
+            if len(kept):
+                rows.append((*_scatter(kept, losses[kept]), stay[0].clocks_before + float(kept.mean()) + 1.0))
+                under.append(spent + (np.arange(count) == kind) * (float(kept.mean()) + 1.0))
+                which.append(kind)
+        spent = spent + (np.arange(count) == kind) * float(len(losses))
+    if not rows:
+        return Levels(np.empty(0), np.empty(0), np.empty(0), np.empty((0, count)), np.empty(0, np.intp))
+    loss, squares, counts, alike, clocks = np.array(rows).T
+    freedom = np.maximum(counts - 2, 0.0)
+    some = loss > 1e-100  # whose square is not zero
+    relative = float((squares[some] / loss[some] ** 2).sum()) / max(float(freedom.sum()), 1.0)
+    variance = (squares + _PRIOR * relative * loss**2) / (freedom + _PRIOR)
+    alike = np.average(alike, weights=counts)
+    error = np.sqrt(variance / counts * (1 + alike) / (1 - alike))
+    return Levels(loss, error, clocks, np.array(under), np.array(which))
+
+
+def _scatter(at: NDArray[np.intp], losses: _Floats) -> tuple[float, float, int, float]:
+    """Mean of losses at these clocks, squares of their residuals about a line, number, and how alike neighbours are."""
+    x, y = at - at.mean(), losses - losses.mean()
+    residual = y - (x @ y / (x @ x) if len(x) > 1 else 0.0) * x
+    squares = float(residual @ residual)
+    alike = float(residual[1:] @ residual[:-1]) / squares if squares > 0 else 0.0
+    return float(losses.mean()), squares, len(losses), float(np.clip(alike, 0.0, 0.9))
+
+
+def fitted_job(levels: Levels, alike: _Floats, clocks: float, epsilon: float) -> JobFit | None:
+    """The fit at so many `clocks` of the job. None with fewer than two levels.
+
+    `alike` [kinds, kinds] are the correlations of own rates. Raises ValueError for an epsilon that is not positive.
+    """
+    if not 0 < epsilon < np.inf:
+        raise ValueError(f"Cannot estimate the way to epsilon = {epsilon}: give a positive loss.")
+    if len(levels.loss) < 2 or not levels.loss[0] > 0 or not clocks > 0:
+        return None
+    levels = levels._replace(loss=np.maximum(levels.loss, 1e-3 * epsilon))  # a hinge loss can be zero
+    offsets = _offsets(levels, alike)
+    base = levels.loss / np.exp(offsets[levels.kind])
+    d = float(base[0])
+    losses = np.minimum(base, d * np.e)  # beyond d e the shape would fall again
+    progress = _shape(losses, d)
+    steep = (1 + np.log(d / np.minimum(losses, d))) / losses  # |l phi'|, where the loss has fallen
+    variance = (steep * levels.error / levels.loss) ** 2
+    variance = np.maximum(variance, 1e-6 * float(progress.max() - progress.min()) ** 2 + 1e-300)
+    shape = np.column_stack([np.ones_like(progress), levels.clocks])
+    alone = _LeastSquares(shape, np.diag(variance), progress)
+    rate = max(float(alone.found[1]), alone.error)  # one that is not significant is at least its error
+    bend = levels.clocks * (levels.clocks / clocks - 1)  # changes the rate by -1 at the beginning to +1 at the end
+    faster = (_OWN * rate) ** 2 * alike
+    own = levels.under @ faster
+    noise = np.diag(variance) + own @ levels.under.T + (_TREND * rate) ** 2 * np.outer(bend, bend)
+    fit = _LeastSquares(shape, noise, progress)
+    trend = (_TREND * rate) ** 2 * float(bend @ fit.weighted)
+    job = max(float(fit.found[1]) + trend, fit.error, _SLOWEST * rate)
+    now = float(fit.found[0] + fit.found[1] * clocks + (own.T @ fit.weighted) @ levels.under[-1])
+    ends = epsilon / np.exp(np.append(offsets, 0.0))  # the base has to fall to these
+    least = _SLOWEST * max(job * clocks, float(_shape(ends, d)[-1]))
+    ways = np.maximum(_shape(ends, d) - now, least)
+    rates = np.maximum(1 + fit.significant(own, np.diag(faster)) / job, _SLOWEST)
+    return JobFit(float(ways[-1]) / job, np.clip(rates * ways[-1] / ways[:-1], _SLOWEST**2, _FASTEST))
+
+
+def _offsets(levels: Levels, alike: _Floats) -> _Floats:
+    """By how much each kind of setting raises the logarithm of the loss while it is in force, [kinds].
+
+    They are random effects beside a smooth course of the loss: a line over the logarithm of the clocks, and a random walk.
+    """
+    first = levels.clocks[levels.kind == levels.kind[0]][0]
+    shape = np.column_stack([np.ones_like(levels.loss), np.log(levels.clocks + first)])
+    raised = _OFFSET**2 * alike
+    own = raised[levels.kind]
+    walk = _WALK**2 * np.minimum.outer(levels.clocks, levels.clocks) / levels.clocks[-1]
+    noise = np.diag((levels.error / levels.loss) ** 2 + 1e-6) + own[:, levels.kind] + walk
+    return _LeastSquares(shape, noise, np.log(levels.loss)).significant(own, np.diag(raised))
+
+
+def never_rising(kinds: Sequence[tuple[int, object]], efficiency: _Floats, clocks: _Floats) -> _Floats:
+    """Efficiencies [kinds] that do not rise with the number of workers, other things equal, nearest to those given.
+
+    More workers mean staler gradients, or larger global batches: a push of one of them never does more. `clocks` [kinds]
+    under each kind are the weights.
+    """
+    found = efficiency.copy()
+    for other in {rest for _, rest in kinds}:
+        members = sorted((i for i, (_, rest) in enumerate(kinds) if rest == other), key=lambda i: kinds[i][0])
+        found[members] = isotonic_regression(found[members], weights=1.0 + clocks[members], increasing=False).x
+    return found
+
+
+def _shape(losses: _Floats, d: float) -> _Floats:
+    found: _Floats = np.log(d / losses) / losses
+    return found
+
+
+class _LeastSquares:
+    """Generalised least squares of what was `seen` [n] on the columns of `shape` [n, k]."""
+
+    def __init__(self, shape: _Floats, noise: _Floats, seen: _Floats) -> None:
+        factor = cho_factor(noise + 1e-12 * np.trace(noise) / len(noise) * np.eye(len(noise)))
+        self._solve = partial(cho_solve, factor)
+        self._shape = self._solve(shape)
+        self._covariance = np.linalg.inv(shape.T @ self._shape)
+        self.found: _Floats = self._covariance @ (self._shape.T @ seen)
+        self.error = float(np.sqrt(self._covariance[1, 1]))  # of the second coefficient
+        self.weighted: _Floats = self._solve(seen - shape @ self.found)  # residuals over the covariance of the noise
+
+    def significant(self, shared: _Floats, variance: _Floats) -> _Floats:
+        """Predicted random effects [m], each nearer to zero by its standard error.
+
+        `shared` [n, m] are their covariances with the data, `variance` [m] their own before the data.
+        """
+        told = np.sum(shared * self._solve(shared), axis=0)
+        found = shared.T @ self.weighted
+        nearer: _Floats = np.sign(found) * np.maximum(np.abs(found) - np.sqrt(np.maximum(variance - told, 0.0)), 0.0)
+        return nearer
