@@ -212,8 +212,8 @@ _EMBEDDED = {
         Entry(
             "mltuner",
             "tuners.mltuner:mltuner",
-            "MLtuner: tries learning rates and other tunables in branches, again at each plateau",
-            tunes=_TRAINING,
+            "MLtuner: tries learning rates and other tunables in branches of the job, while that pays",
+            tunes=f"{_TRAINING}, policy",
             needs=_LEARNS,
             paper="Cui, Ganger and Gibbons, MLtuner: System Support for Automatic Machine Learning Tuning, 2018",
         ),

@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from harness.drive import drive
+from harness.drive import Outcome, Played, drive
 from harness.scenario import Scenario, scenario
+from harness.score import score
 from reports.statistics import Bounds, Interval, censored, median_interval
 from traces.exchanges import Exchange
 from tuners import resolve
@@ -33,6 +34,7 @@ __all__ = [
     "shares",
     "short",
     "times",
+    "trial_shares",
     "variation",
 ]
 
@@ -61,7 +63,9 @@ class RunResult:
     finished: float | None  # when the tuner ended; None: it did not
     curve: list[tuple[float, float]]  # (seconds, best quality so far) of any branch, as validated by the system
     epochs: list[tuple[float, float]]  # (seconds, quality) as validated by the tuner
-    phases: list[tuple[str, float, int]]  # how the time was spent: (kind, end in seconds, settings tried)
+    phases: list[tuple[str, float, int]]  # how the time was spent, as printed: (kind, end in seconds, settings tried)
+    trial_seconds: float = 0.0  # on branches that were not gone on with
+    trials: int = 0  # branches with a setting of their own
 
     def reached(self, quality: float) -> float:
         """Seconds until some branch reached `quality`; infinite if none did."""
@@ -177,6 +181,10 @@ def _made(case: RunRequest) -> RunResult:
         curve=curve,
         epochs=epochs,
         phases=list(_phases(exchanges)),
+        trial_seconds=score(
+            Played(system.job, tuple(exchanges), Outcome("budget", "", system.now, 0.0)), scenario="", tuner="", seed=0
+        ).score.trial_seconds,
+        trials=sum(isinstance(e.action, Fork) and e.action.setting is not None for e in exchanges),
     )
 
 
@@ -253,6 +261,13 @@ def count(values: Bounds) -> str:
 def variation(values: Sequence[float]) -> float:
     """The coefficient of variation."""
     return statistics.stdev(values) / statistics.fmean(values)
+
+
+def trial_shares(runs: Sequence[RunResult]) -> str:
+    """The shares of whole runs that went into branches that were not gone on with: the median and its interval."""
+    return (
+        f"{median([r.trial_seconds / r.ended for r in runs], '.0%')} of the run in {median([r.trials for r in runs])} trials"
+    )
 
 
 def shares(runs: Sequence[RunResult], until: Bounds) -> str:

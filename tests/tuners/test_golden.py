@@ -21,6 +21,7 @@ from tuners.toys import toys
 
 GOLDEN = Path(__file__).parent / "golden"
 TOY = "every knob"
+TUNERS = (*embedded(), "mltuner[as_printed=true]")
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
 
 
@@ -44,10 +45,10 @@ def gist(exchange: Exchange) -> str:
 
 
 def path(tuner: str) -> Path:
-    return GOLDEN / f"{tuner}.txt"
+    return GOLDEN / f"{re.sub('[^a-z_]+', '_', tuner.removesuffix('=true]'))}.txt"
 
 
-@pytest.mark.parametrize("tuner", embedded())
+@pytest.mark.parametrize("tuner", TUNERS)
 def test_the_log_is_the_one_on_record(tuner: str) -> None:
     made, kept = list(lines(tuner)), path(tuner).read_text("utf-8").splitlines()
     for number, (new, old) in enumerate(zip(made, kept, strict=False)):
@@ -60,5 +61,5 @@ def test_the_log_is_the_one_on_record(tuner: str) -> None:
 
 if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
-    for name in embedded():
+    for name in TUNERS:
         path(name).write_text("\n".join(lines(name)) + "\n", "utf-8")

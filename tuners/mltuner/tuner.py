@@ -21,14 +21,18 @@ during a search and validation quality between searches. Where we differ or had 
 * ``initial=False`` begins with the job's own setting and only re-tunes (Section 5.5); ``copies=2`` doubles the tunables
   (Section 5.6).
 * When a search finds nothing, or the rule of convergence holds, the tuner ends: the job goes on with the best model.
+
+All this is ``as_printed=True``. The default is ours, `tuners.mltuner.frugal`: the same branches, and trials that begin only
+while they are worth their time. On jobs of minutes or hours the paper's search takes longer than the training it speeds up.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from msgspec import Meta
@@ -36,6 +40,8 @@ from msgspec import Meta
 from tuners.actions import Action, Job, Space, Tuner
 from tuners.applicability import nothing_to_tune_if
 from tuners.factory_options import AboveZero, Count, NonNegative, Whole
+from tuners.mltuner.frugal import frugal
+from tuners.mltuner.moves import no_move_is_free
 from tuners.mltuner.summarizer import Summariser
 from tuners.mltuner.trials import Rules, find, warn_of
 from tuners.search.epochs import TrainedBranch, drop, fork, plateaued, train_epoch, validate
@@ -50,10 +56,16 @@ MakeSearcher: TypeAlias = Callable[[Space, Sequence[int]], Searcher]
 _SHARE = 0.5  # share of the budget after which the first search begins no further trial
 
 
-@nothing_to_tune_if(no_tunable_is_free)
+def _nothing_is_free(job: Job, tuned: Which = "all", *, as_printed: bool = False) -> str:
+    """Why there is nothing to tune in `job`, or "". Unlike the paper's form, ours tunes the policy, too."""
+    return no_tunable_is_free(job, tuned) if as_printed else no_move_is_free(job, tuned)
+
+
+@nothing_to_tune_if(_nothing_is_free)
 def mltuner(
     job: Job,
     *,
+    as_printed: bool = False,
     search: SearcherKind | MakeSearcher = "tpe",
     tuned: Which = "all",
     momentum: Convention = "heavy_ball",
@@ -74,10 +86,13 @@ def mltuner(
 ) -> Tuner:
     """Tune at the start, train by epochs, and tune again on a plateau, until that no longer helps.
 
-    A job without free tunables, or without losses, runs as it is. Raises ValueError for options that are out of range.
+    A job without free tunables, or without losses, runs as it is. Raises ValueError for options that are out of range, and,
+    without `as_printed`, for those of the paper's form: all but `tuned` and `copies`.
 
     Args:
         job: what is tuned.
+        as_printed: the paper's form, to which the other options belong but `tuned` and `copies`; by default ours, which
+            makes a trial only while that is expected to pay.
         search: how settings are proposed: Optuna's Parzen estimator, a Gaussian process, at random, or on a grid.
         tuned: all free tunables, or the learning rate alone.
         momentum: the convention of rate and momentum in the searched space (see `tuners.search.tunables`).
@@ -96,6 +111,10 @@ def mltuner(
         decision_seconds: first trial time; 0 measures it on the first trial.
         trial_time: whether later trials last as long as was decided, or as the branch that converged did.
     """
+    if not as_printed:
+        _check_ours({**locals()})
+        yield from frugal(job, tuned=tuned, copies=copies)
+        return
     if plateau_epochs < 2 or min(most_trials, copies, least_clocks) < 1 or min(start_clocks, decision_seconds) < 0:
         raise ValueError(
             f"Cannot tune with plateau_epochs={plateau_epochs}, most_trials={most_trials}, copies={copies}, "
@@ -146,6 +165,16 @@ def mltuner(
             if not (yield from tune()):
                 break
     yield from training.finish()
+
+
+def _check_ours(given: Mapping[str, Any]) -> None:
+    """Raise ValueError for options that the default form of the tuner does not have."""
+    if given["copies"] < 1:
+        raise ValueError(f"Cannot tune with copies={given['copies']}: give at least 1.")
+    papers = {p.name: p.default for p in signature(mltuner).parameters.values() if p.name not in ("job", "tuned", "copies")}
+    foreign = ", ".join(f"{name}={given[name]!r}" for name, default in papers.items() if given[name] != default)
+    if foreign:
+        raise ValueError(f"Cannot tune with {foreign}: only the paper's form has this option; add as_printed=true.")
 
 
 class _SearcherError(Exception):

@@ -62,7 +62,7 @@ def test_three_branches_at_most_but_while_the_trial_time_is_decided(deciding, re
     for seed in range(3):
         system = toys()[toy](seed)
         system.job = replace(system.job, target=Target("loss", 1e-6), budget_seconds=60.0)
-        tuner = mltuner(system.job, snapshot=snapshot, retune=retune, plateau_epochs=2, most_trials=12)
+        tuner = mltuner(system.job, as_printed=True, snapshot=snapshot, retune=retune, plateau_epochs=2, most_trials=12)
         kept = three_at_most(at_once(tuner, system, deciding))
         assert kept[-1] <= 2  # the budget may end with the kept model beside the one that is trained
         assert max(kept) == 3
@@ -90,7 +90,7 @@ def test_the_arena_on_cifar10_files(cifar_folder, deciding):  # noqa: F811
     found = cifar_arena(f'data = "{cifar_folder.name}"', cifar_folder.parent)
     simulated = scenario.system(found, 0)
     assert (simulated.job.samples, simulated.job.name) == (20, "cifar")
-    tuner = mltuner(simulated.job, start_clocks=0, most_trials=3, retune=False, snapshot="none")
+    tuner = mltuner(simulated.job, as_printed=True, start_clocks=0, most_trials=3, retune=False, snapshot="none")
     three_at_most(at_once(tuner, simulated, deciding))
     assert simulated.now >= 20 or simulated.status == "target"
 

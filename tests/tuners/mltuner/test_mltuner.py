@@ -1,4 +1,4 @@
-"""MLtuner, decision by decision: how long trials are, who wins, when it tunes again, and how it ends."""
+"""MLtuner as printed, decision by decision: how long trials are, who wins, when it tunes again, and how it ends."""
 
 import math
 from dataclasses import replace
@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from tests.support.forest import EPOCH, ONE_POINT, RATE, START, Forest, Scripted, falls, job
 from tuners.actions import Evaluate, Fork, Free, Run, Target
-from tuners.mltuner import mltuner
+from tuners.mltuner import mltuner as either
 from tuners.settings import Choice, Real
 from tuners.testing import check_tuner, exchanges
 
+mltuner = partial(either, as_printed=True)
 LOSS = Target("loss", 1e-9)
 
 

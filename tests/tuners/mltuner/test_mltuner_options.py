@@ -32,7 +32,7 @@ class Batches(Scripted):
 def trials(search, law, of, **options):
     """Seconds of every trial but the winner, which goes on."""
     forest = Forest(of, law=law)
-    exchanges(partial(mltuner, search=search, **options), forest, most=120)
+    exchanges(partial(mltuner, as_printed=True, search=search, **options), forest, most=120)
     return [sum(forest.seconds_of(b)) for b, _ in forest.trials() if b in forest.dead]
 
 
