@@ -46,7 +46,7 @@ def test_where_every_knob_is_free_only_schedules_and_the_policy_of_the_start_are
         ((Real("learning_rate", 0.001, 1.0),), TUNABLES | ANY),
         ((Integer("worker_count", 1, 4),), ROLES | ANY | {"bo_online"}),
         ((Choice("role/n0", ("worker", "server")),), ROLES | ANY | {"bo_online"}),
-        ((Choice("policy", ("asp", "bsp")),), {"bsp", "bo_online"} | ANY),
+        ((Choice("policy", ("asp", "bsp")),), {"bsp", "bo_online", "mltuner"} | ANY),
         ((Integer("intra_threads", 1, 2),), {"bo_online"} | ANY),
     ],
     ids=["rate", "count", "role", "policy", "threads"],
