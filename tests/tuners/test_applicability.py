@@ -81,6 +81,9 @@ def test_options_of_the_tuner_count():
     momentum = with_knobs(Real("momentum", 0.0, 0.9))
     assert nothing_to_tune(resolve("mltuner").factory, momentum) == ""
     assert nothing_to_tune(resolve("mltuner[tuned=rate]").factory, momentum) == "No tunable is free here: learning_rate."
+    policy = with_knobs(Choice("policy", ("asp", "bsp")))
+    reason = nothing_to_tune(resolve("mltuner[as_printed=true]").factory, policy)
+    assert reason == "No tunable is free here: learning_rate, momentum, batch_size, staleness."
     assert nothing_to_tune(resolve("bo_online").factory, momentum)
     assert nothing_to_tune(resolve("bo_online[knobs=all]").factory, momentum) == ""
     assert nothing_to_tune(resolve("dssp[high=20]").factory, with_knobs(Choice("policy", ("asp", "dssp")))) != ""

@@ -255,7 +255,22 @@ def test_the_time_left_is_exact_for_an_exponential_decay():
     assert seconds_left(accuracy, curve, 300.0) == pytest.approx(100 * math.log(1e3) - 280)
 
 
-def test_the_time_left_is_bounded_whereidle_is_known():
+def test_the_time_left_is_exact_for_a_power_law():
+    of = started(0.1, target=Target("loss", 0.01))
+    curve = [(float(t), 2.0 * t**-0.7) for t in range(20, 220, 20)]
+    assert seconds_left(of, curve, 200.0) == pytest.approx(200 ** (1 / 0.7) - 200)
+    high = started(0.1, target=Target("loss", 2.0))
+    assert seconds_left(high, [(t, 100 * level) for t, level in curve], 200.0) == pytest.approx(100 ** (1 / 0.7) - 200)
+
+
+def test_the_time_left_goes_down_while_levels_are_unknown():
+    of = started(0.1, target=Target("loss", 1e-3))
+    curve = [(float(t), math.exp(-t / 100)) for t in range(0, 300, 20)]
+    later = [*curve, (300.0, math.nan), (320.0, math.nan)]
+    assert seconds_left(of, later, 320.0) == pytest.approx(100 * math.log(1e3) - 320)
+
+
+def test_the_time_left_is_bounded_where_nothing_is_known():
     of = started(0.1, target=FAR, budget=1000.0)
     assert seconds_left(of, [], 10.0) == 300.0  # thirty times the time so far
     assert seconds_left(of, [(0.0, 1.0), (10.0, 1.0)], 10.0) == 300.0  # it does not fall
@@ -272,7 +287,7 @@ def test_a_loss_that_may_be_negative_is_extended_as_a_line(target):
 # ----------------------------------------------------------------------------------------------------- edges, options
 
 
-def test_whereidle_is_free_it_doesidle():
+def test_where_nothing_is_free_it_does_nothing():
     nothing_free = replace(job(), space=Space(START, NODES, ()))
     other = replace(job(), space=Space(START, NODES, (Integer("intra_threads", 1, 2),)))
     for of in (nothing_free, other, job(target=Target("clocks", 100)), job(target=Target("samples", 100))):
