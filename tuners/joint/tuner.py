@@ -96,7 +96,7 @@ class _Course:
                 return
             yield from self.place()
             if self.heat is not None:
-                yield from self.find_heat(self.heat, self.first)
+                yield from self.find_heat(self.heat)
                 yield from self.learn(self.heat)
             while True:
                 yield from self.training.run(4 * len(self.training.setting.workers))
@@ -210,11 +210,11 @@ class _Course:
 
     # -------------------------------------------------------------------------------------------------------- 4. heat
 
-    def find_heat(self, heat: Heat, first: Snapshot | None) -> Steps[None]:
+    def find_heat(self, heat: Heat) -> Steps[None]:
         """Down by decades while the setting hurts, then up until it hurts twice; go on from the best model.
 
         Judged by training loss, which every push tells for nothing, so that a step takes no more than two pushes per worker.
-        `first` is the untrained model. Where no heat from there upwards has helped, decades below are tried, too.
+        Where no heat from there upwards has helped, decades below are tried, too.
         """
         training = self.training
         yield from training.change(heat.scaled(training.setting, 1.0))
@@ -222,17 +222,17 @@ class _Course:
         limit = math.inf  # a heat that is known to hurt
         while self._hurts(seen):
             limit = heat.of(training.setting)
-            cooler = yield from self._cooler(heat, first)
+            cooler = yield from self._cooler(heat)
             if cooler is None:
                 break
-            seen, first = cooler, self.first
+            seen = cooler
         lowest = training.setting
         best, setting, kept = yield from self._rise(heat, limit, seen)
         if best > -HELPED_NATS and self.first is not None and math.isinf(limit):
             # The start may be so hot that the model was lost at once, and no heat can help it.
             self.first = yield from training.return_to(self.first, lowest)
             for _ in range(_DECADES):
-                cooler = yield from self._cooler(heat, self.first)
+                cooler = yield from self._cooler(heat)
                 if cooler is None:
                     break
                 if cooler.helps():
@@ -251,14 +251,14 @@ class _Course:
         worse = seen.level > max(_HURT, 3 * seen.noise) and not seen.helps()
         return self.training.diverged or worse or thrown_off
 
-    def _cooler(self, heat: Heat, first: Snapshot | None) -> Steps[Glance | None]:
-        """Train a little at a tenth of the heat, from the `first` model if there is one; None where it cannot be lower."""
+    def _cooler(self, heat: Heat) -> Steps[Glance | None]:
+        """Train a little at a tenth of the heat, from the untrained model if it was kept; None where it cannot be lower."""
         training = self.training
         cooler = heat.scaled(training.setting, 1 / _DECADE)
         if heat.of(cooler) >= heat.of(training.setting):
             return None
-        if first is not None:
-            self.first = yield from training.return_to(first, cooler)
+        if self.first is not None:
+            self.first = yield from training.return_to(self.first, cooler)
         elif training.diverged or not (yield from training.change(cooler)):
             return None
         return (yield from training.glance())
