@@ -39,7 +39,7 @@ def mean_ratios(found: Arenas, name: str) -> Drawing:
             text = f"first in {row['first']:.0%}" + (
                 f", applies to {row['arenas']} of {len(found.arenas)}" if row["arenas"] < len(found.arenas) else ""
             )
-            axes.text(1.0, y - 0.3, text, transform=axes.get_yaxis_transform(), ha="right", color=MUTED, fontsize=7.5)
+            axes.text(1.0, y, text, transform=axes.get_yaxis_transform(), ha="right", va="center", color=MUTED, fontsize=7.5)
         axes.set_xlim(low, high * (high / low) ** 0.25)
         axes.set_yticks(range(len(tuners)), tuners)
         axes.set_ylim(len(tuners) - 0.4, -0.7)
