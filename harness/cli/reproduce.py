@@ -44,7 +44,7 @@ def _reproduce(options: argparse.Namespace) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     console.print(f"{paper.title}: about {paper.minutes * options.seeds / 5:.0f} minutes of one core.", highlight=False)
     claims = []
-    for claim in paper.claims(reproduce.Asked(options.seeds, options.out)):
+    for claim in paper.claims(reproduce.Scale(options.seeds, options.out)):
         claims.append(claim)
         console.print(
             f"{claim.where}, {claim.what}, {claim.unit}: {shown(claim.measured, claim.low, claim.high)} "

@@ -36,7 +36,7 @@ from tuners import resolve
 from tuners.actions import Run, Setting, Window
 from tuners.bespoke_bo.schedules import devices, evenly, setting
 
-__all__ = ["ASSUMPTIONS", "NETS", "Assumption", "Evaluation", "Experiment", "best", "chosen", "evaluated", "main", "uniform"]
+__all__ = ["ASSUMPTIONS", "NETS", "Assumption", "Evaluated", "Experiment", "best", "chosen", "evaluated", "main", "uniform"]
 
 NETS = {"googlenet": range(6, 10), "alexnet": range(8, 12), "speechnet": range(13, 17)}  # Table 2: log2 of the batches
 _TYPES = ("g2.2xlarge", "c4.2xlarge", "c4.4xlarge", "c4.8xlarge")
@@ -118,7 +118,7 @@ def uniform(case: Experiment, kind: str = "") -> Setting | None:
 # ---------------------------------------------------------------------------------------------------------------- tuning
 
 
-class Evaluation(NamedTuple):
+class Evaluated(NamedTuple):
     """One evaluation by a tuner: its measured seconds of an iteration, and the seconds without noise."""
 
     setting: Setting
@@ -126,10 +126,10 @@ class Evaluation(NamedTuple):
     seconds: float
 
 
-def evaluated(case: Experiment, tuner: str, count: int, seed: int) -> list[Evaluation]:
+def evaluated(case: Experiment, tuner: str, count: int, seed: int) -> list[Evaluated]:
     """The first `count` evaluations of a tuner: two runs of equal length under one setting, of which the second counts."""
     system = scenario.system(case.scenario, seed)
-    found: list[Evaluation] = []
+    found: list[Evaluated] = []
     before: Window | None = None
     for exchange in drive(resolve(tuner).factory(system.job), system):
         seen = exchange.answer if isinstance(exchange.action, Run) and isinstance(exchange.answer, Window) else None
@@ -139,14 +139,14 @@ def evaluated(case: Experiment, tuner: str, count: int, seed: int) -> list[Evalu
             before = seen
         else:
             iterations = seen.clocks / len(seen.setting.workers)
-            found.append(Evaluation(seen.setting, seen.seconds / iterations, case.seconds(seen.setting)))
+            found.append(Evaluated(seen.setting, seen.seconds / iterations, case.seconds(seen.setting)))
             before = None
         if len(found) == count:
             break
     return found
 
 
-def chosen(found: Sequence[Evaluation]) -> Evaluation:
+def chosen(found: Sequence[Evaluated]) -> Evaluated:
     """The evaluation that a tuner would choose: the one with the least measured seconds."""
     return min(found, key=lambda e: e.measured)
 

@@ -12,7 +12,7 @@ import polars as pl
 
 from reports.tables import relative
 
-__all__ = ["CLOSE", "COLUMNS", "RULES", "VERDICTS", "Claim", "frame", "headline", "shown"]
+__all__ = ["CLOSE", "COLUMNS", "RULES", "VERDICTS", "Claim", "Verdict", "frame", "headline", "shown"]
 
 CLOSE = 0.1
 """A measured value reproduces a published one where both differ by this share at most."""

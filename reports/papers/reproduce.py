@@ -28,11 +28,11 @@ from tuners.bo_online import bo_online
 from tuners.cruise import cruise
 from tuners.rlp import policy_file, tuner
 
-__all__ = ["PAPERS", "Paper", "page", "write"]
+__all__ = ["PAPERS", "Paper", "Scale", "page", "write"]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Scale:
     """How much is measured: `seeds` per run of a tuner, and the folder where long runs are kept and found again."""
 
     seeds: int
@@ -44,16 +44,16 @@ class Paper:
     """One paper: its title and what of it is compared."""
 
     title: str
-    claims: Callable[[Asked], Iterator[Claim]]
+    claims: Callable[[Scale], Iterator[Claim]]
     minutes: float  # of one core, for five seeds
 
 
 # ---------------------------------------------------------------------------------------------------------------- Cruise
 
 
-def _cruise(asked: Asked) -> Iterator[Claim]:
+def _cruise(effort: Scale) -> Iterator[Claim]:
     """Tables Ia to Ic and III, Figs. 7 and 8, Sec. V-F. Timing only and without noise between seeds: one seed says it."""
-    del asked
+    del effort
     tables = {"nmf-32": "Table Ia", "mlr-32": "Table Ia", "lda-32": "Tables Ia, Ib", "lda-4k-32": "Table Ib"}
     for name, cells in grid.CRUISE.items():
         found = grid.grid(name)
@@ -109,21 +109,21 @@ def _cruise(asked: Asked) -> Iterator[Claim]:
 # ------------------------------------------------------------------------------------------------------- TensorFlowOnline
 
 
-def _bo_online(asked: Asked) -> Iterator[Claim]:
+def _bo_online(effort: Scale) -> Iterator[Claim]:
     """Tables III, V and VI and Fig. 5."""
     for name, rows in grid.TENSORFLOWONLINE.items():
         for label, row in rows.items():
             yield Claim(
                 where="Table III", what=f"{name.removeprefix('tf36-')}, {label}", unit="seconds per iteration",
-                published=row[6], measured=grid.iteration_seconds(name, grid.published_setting(name, row)),
+                published=row[6], measured=grid.iteration_seconds(name, row),
                 kind="value", why="under the settings of Tables IV and IX to XI, as far as they are modelled",
             )  # fmt: skip
     for name, (times, checkpoint, relocation) in online.TABLE_V.items():
         rows = {label: row[5] * row[6] for label, row in grid.TENSORFLOWONLINE[name].items()}
         short = name.removeprefix("tf36-")
-        start = [grid.run_to_target(name, grid.loaded(name)[1].start, seed)[1] for seed in range(asked.seeds)]
+        start = [grid.run_to_target(name, grid.loaded(name)[1].start, seed)[1] for seed in range(effort.seeds)]
         for method, published in (("relocate", relocation), ("checkpoint", checkpoint)):
-            runs = [online.tuned(name, partial(bo_online, method=method), seed) for seed in range(asked.seeds)]
+            runs = [online.tuned(name, partial(bo_online, method=method), seed) for seed in range(effort.seeds)]
             costs = [cost.seconds for run in runs for _, _, cost in online.reconfigurations(run)]
             yield Claim(
                 where="Table V", what=f"{short}, by {method}", unit="seconds of one reconfiguration",
@@ -149,15 +149,15 @@ def _bo_online(asked: Asked) -> Iterator[Claim]:
 _PRINTED = "mltuner[as_printed=true]"
 
 
-def _mltuner(asked: Asked) -> Iterator[Claim]:
+def _mltuner(effort: Scale) -> Iterator[Claim]:
     """Secs. 5.2, 5.4, 5.5 and 5.6: rivals, spread, bad starts and twice the tunables; MLtuner as printed."""
-    lab = mltuner_runs.Lab(asked.kept / "mltuner.jsonl")
+    lab = mltuner_runs.Lab(effort.kept / "mltuner.jsonl")
     name, request = "mltuner-digits", mltuner_runs.RunRequest
     target = grid.loaded(name)[0].target.value
-    printed = lab.each(mltuner.whole_run(name), asked.seeds)
+    printed = lab.each(mltuner.whole_run(name), effort.seeds)
     ours = mltuner_runs.times(printed, target)
     for rival, published in mltuner.PUBLISHED.items():
-        theirs = mltuner_runs.times(lab.each(request(scenario=name, tuner=rival), asked.seeds), target)
+        theirs = mltuner_runs.times(lab.each(request(scenario=name, tuner=rival), effort.seeds), target)
         found = median_interval(ratios(theirs, ours))
         yield Claim(
             where="Sec. 5.2", what=f"small CNN, {rival} over MLtuner", unit="time to the target", published=float(published),
@@ -174,7 +174,7 @@ def _mltuner(asked: Asked) -> Iterator[Claim]:
         where="Fig. 9", what="accuracy over seeds", unit="coefficient of variation", published=0.01,
         measured=mltuner_runs.variation([run.peak for run in printed]) if len(printed) > 2 else math.nan, kind="limit",
     )  # fmt: skip
-    twice = lab.each(mltuner.whole_run(name, "mltuner[as_printed=true,copies=2]"), asked.seeds)
+    twice = lab.each(mltuner.whole_run(name, "mltuner[as_printed=true,copies=2]"), effort.seeds)
     four, eight = (np.array([run.spent("search") for run in runs]) for runs in (printed, twice))
     found = median_interval(_exact(eight / four))
     yield Claim(
@@ -186,14 +186,14 @@ def _mltuner(asked: Asked) -> Iterator[Claim]:
 # ------------------------------------------------------------------------------------------------------------------- RLP
 
 
-def _rlp(asked: Asked) -> Iterator[Claim]:
+def _rlp(effort: Scale) -> Iterator[Claim]:
     """Figs. 2(a) to 2(c): speed-ups of the paper's policy, on its class of instances and at the edge of stability."""
-    kept = asked.kept / "rlp.jsonl"
+    kept = effort.kept / "rlp.jsonl"
     learned = {"rlp": tuner.greedy_policy(policy_file.shipped())}
     bounds = {policies.ssp(b).name: policies.ssp(b) for b in rlp_runs.BOUNDS}
     under = {"bsp": policies.bsp(), "asp": policies.asp()} | bounds | learned
     for kind in ("paper", "edge"):
-        instances = rlp_runs.drawn(kind, range(200, 200 + 4 * asked.seeds))
+        instances = rlp_runs.drawn(kind, range(200, 200 + 4 * effort.seeds))
         found = rlp_runs.runs(kind, instances, under, kept)
         best = rlp_runs.best_of(found, tuple(bounds))
         for base, published in (("bsp", 1.56), ("asp", 1.86), ("best ssp", 1.44)):
@@ -220,7 +220,7 @@ def _rlp(asked: Asked) -> Iterator[Claim]:
 # ------------------------------------------------------------------------------------------------------------ Bespoke BO
 
 
-def _bespoke_bo(asked: Asked) -> Iterator[Claim]:
+def _bespoke_bo(effort: Scale) -> Iterator[Claim]:
     """Fig. 2 under three assumptions about network interfaces; both models of communication."""
     for nics in bespoke_bo.ASSUMPTIONS:
         case = bespoke_bo.Experiment("c", "speechnet", 16, nics)
@@ -239,7 +239,7 @@ def _bespoke_bo(asked: Asked) -> Iterator[Claim]:
             ("as printed", "bespoke_bo[communication=as_printed,stop_early=false]", 10),
             ("OpenTuner's bandit", "schedule_search[kind=bandit,evaluations=30]", 30),
         ):
-            runs = [bespoke_bo.evaluated(case, spec, count, seed) for seed in range(min(asked.seeds, 3))]
+            runs = [bespoke_bo.evaluated(case, spec, count, seed) for seed in range(min(effort.seeds, 3))]
             ends[label] = [bespoke_bo.chosen(run).seconds for run in runs if run]
         for label in ("ours", "as printed"):
             found = median_interval(_exact(ends[label]))
