@@ -27,7 +27,7 @@ RULES = {
     f"{_NEAR:g}; refuted: otherwise",
     "gain": "a ratio that the paper says is above 1. Cannot be told where our interval holds 1; refuted where it is below "
     f"1; reproduced where it reaches the published ratio less {CLOSE:.0%}; in part: a smaller gain",
-    "limit": "a bound from above. Reproduced where ours keeps it; in part: exceeds it by at most a factor of "
+    "limit": f"a bound from above. Reproduced where ours exceeds it by at most {CLOSE:.0%}; in part: by at most a factor of "
     f"{_NEAR:g}; refuted: otherwise",
     "fitted": "a constant of the simulator was fitted to this figure, so it shows how well the model describes it, and is "
     f"no reproduction. Missed although fitted: more than {CLOSE:.0%} apart",
@@ -75,7 +75,7 @@ class Claim:
             return self._of_gain()
         if self.kind == "limit":
             ratio = self.measured / self.published
-            return "reproduced" if ratio <= 1 else "in part" if ratio <= _NEAR else "refuted"
+            return "reproduced" if ratio <= 1 + CLOSE else "in part" if ratio <= _NEAR else "refuted"
         if close or self.low <= self.published <= self.high:
             return "reproduced"
         if self.measured * self.published <= 0:

@@ -36,6 +36,7 @@ def claim(published, measured, low=math.nan, high=math.nan, kind="value", **more
         (claim(2.0, 0.8, 0.7, 0.9, "gain"), "refuted"),
         (claim(2.0, 1.4, kind="gain"), "in part"),
         (claim(0.2, 0.1, kind="limit"), "reproduced"),
+        (claim(0.2, 0.21, kind="limit"), "reproduced"),
         (claim(0.2, 0.3, kind="limit"), "in part"),
         (claim(0.2, 0.5, kind="limit"), "refuted"),
         (claim(2.0, 2.1, kind="fitted"), "fitted"),
