@@ -270,8 +270,8 @@ class SyncPolicy(NamedTuple):
 class Action(Generic[T]):
     """A request whose answer is a `T`: ``answer = yield from action``.
 
-    `Run`, `Reconfigure`, `Fork` and `Install` may carry a `reason`: why the tuner asks this, with the numbers that it decided
-    by, in one line for people. It is logged and shown, and changes nothing.
+    `Run`, `Reconfigure`, `Fork` and `Install` may carry a `reason`: why the tuner asks this, with the numbers that decided
+    it, in one line for people. It is logged and shown, and changes nothing.
     """
 
     __slots__ = ()
