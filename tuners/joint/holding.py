@@ -15,10 +15,10 @@ from tuners.joint.heat import Heat
 from tuners.joint.learning_model import falls, noisy, over_fitted, seconds_left, spread, stopped
 from tuners.joint.training import HELPED_NATS, Snapshot, Steps, Training
 
-__all__ = ["Holding", "Rules"]
+__all__ = ["Holding", "RuleParts"]
 
 _LEAST = 4  # windows from which a drift is measured
-_LOST = 6  # windows without progress or drift after which a model is lost
+_LOST = 10  # windows without progress or drift after which a model is lost
 _TRIAL = 4  # windows in which a hotter setting is tried, at least
 _TRIAL_SHARE = 0.05  # of the seconds left that a trial takes
 _STEP = 2.0  # factor of the heat, upwards
@@ -28,7 +28,7 @@ _SETTLED_NATS = 0.03  # a lower level is progress
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RuleParts:
     """The parts of the rule; each can be left out, to measure what it is worth (see `tuners.joint.joint`)."""
 
     system_model: bool = True
@@ -41,8 +41,8 @@ class Rules:
 class Holding:
     """One attempt to reach the target from the present model, around the present heat."""
 
-    def __init__(self, training: Training, heat: Heat, rules: Rules, place: Callable[[], Steps[None]]) -> None:
-        self._training, self._heat, self._rules, self._place = training, heat, rules, place
+    def __init__(self, training: Training, heat: Heat, parts: RuleParts, place: Callable[[], Steps[None]]) -> None:
+        self._training, self._heat, self._parts, self._place = training, heat, parts, place
         self._held = self._top = training.setting
         self._kept: Snapshot | None = None  # of about the best model
         level = math.inf if math.isnan(training.level) else training.level  # the job may not have validated this model
@@ -93,8 +93,9 @@ class Holding:
     def _is_lost(self) -> bool:
         """Not better than untrained after many windows, and no drift that could make it so."""
         untrained = self._training.gauge.untrained_level
-        known = len(self._course) >= _LOST and math.isfinite(untrained)
-        return known and min(self._course) > untrained - HELPED_NATS and not falls(self._course[-_LOST:])
+        if len(self._course) < _LOST or not min(self._course) > untrained - HELPED_NATS:
+            return False
+        return math.isfinite(untrained) and not (falls(self._course) or falls(self._course[-_LOST:]))
 
     @property
     def _hurt(self) -> float:
@@ -157,7 +158,7 @@ class Holding:
             yield from training.change(self._held, f"{self._words(before)} -> {self._words(self._held)}: no drift is left")
             self._low = training.level
             self._begin_anew(settling=self._settling)
-        elif self._rules.schedules:
+        elif self._parts.schedules:
             seen = "noise hides all drift" if hidden else "no drift is left" if stop else f"{shedding:.2f} may be noise"
             why = f"level {level:.2f}, goal {goal:.2f}: {seen}"
             yield from self._cool(level, why, stop=stop, hidden=hidden)
@@ -177,14 +178,14 @@ class Holding:
         cost = windows * window_seconds + (2 * training.change_seconds if heat.limits_workers else 0.0)
         chance = 0.5 ** (self._failed_trials + 1)
         saved = sure * (1 - 1 / _STEP) * chance
-        if saved <= cost and self._rules.cost_rule:
+        if saved <= cost and self._parts.cost_rule:
             return
         before = yield from training.snapshot()
         why = (
             f"{self._words(self._held)} -> {self._words(hotter)}, on trial: {left} left at this drift, of which "
             f"{saved:.0f} s may be saved (chance {chance:.2g}); the trial costs {cost:.0f} s"
         )
-        if (before is None and self._rules.snapshots) or not (yield from training.change(hotter, why)):
+        if (before is None and self._parts.snapshots) or not (yield from training.change(hotter, why)):
             yield from training.drop(before)
             self._failed_trials += 1
             self._begin_anew(settling=self._settling)

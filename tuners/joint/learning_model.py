@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tuners.actions import Target
 
-__all__ = ["Forecast", "Gauge", "falls", "noisy", "over_fitted", "seconds_left", "slope", "spread", "stopped"]
+__all__ = ["Gauge", "SecondsLeft", "falls", "noisy", "over_fitted", "seconds_left", "slope", "spread", "stopped"]
 
 _LOSS_PART = 0.15  # of the loss in the level of a target on accuracy
 _BEYOND = 0.3  # of the target's error: a level does not fall further, as a validation set is small
@@ -106,7 +106,7 @@ def slope(times: Sequence[float], levels: Sequence[float]) -> float:
     return over / under if under > 0 else 0.0
 
 
-class Forecast(NamedTuple):
+class SecondsLeft(NamedTuple):
     """Seconds until a level is reached: mean and deviation."""
 
     mean: float
@@ -116,7 +116,7 @@ class Forecast(NamedTuple):
         return f"{self.mean:.0f} +- {self.deviation:.0f} s"
 
 
-def seconds_left(times: Sequence[float], levels: Sequence[float], goal: float, budget_seconds: float) -> Forecast:
+def seconds_left(times: Sequence[float], levels: Sequence[float], goal: float, budget_seconds: float) -> SecondsLeft:
     """When `levels` reach `goal` if they go on as they drift now, by least squares; at most the end of the budget.
 
     Of many levels, only the newest half counts: the first ones after a change fall faster.
@@ -125,11 +125,11 @@ def seconds_left(times: Sequence[float], levels: Sequence[float], goal: float, b
     times, levels = times[newest:], levels[newest:]
     whole, drift = budget_seconds - times[-1], -slope(times, levels)
     if drift <= 0:
-        return Forecast(whole, whole)
+        return SecondsLeft(whole, whole)
     left = max(sum(levels[-3:]) / len(levels[-3:]) - goal, 0.0) / drift
     mean = sum(times) / len(times)
     error = spread(levels) / math.sqrt(sum((t - mean) ** 2 for t in times))
-    return Forecast(min(left, whole), min(left * error / drift, whole))
+    return SecondsLeft(min(left, whole), min(left * error / drift, whole))
 
 
 def falls(levels: Sequence[float]) -> bool:

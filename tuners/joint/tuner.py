@@ -39,7 +39,7 @@ from tuners.bespoke_bo import bespoke_bo
 from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
 from tuners.joint.heat import Heat, heat
-from tuners.joint.holding import Holding, Rules
+from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.system_model import SystemModel
 from tuners.joint.training import HELPED_NATS, Glance, JobOver, Snapshot, Steps, Training
 from tuners.settings import Choice
@@ -89,16 +89,16 @@ def joint(
     if not any(space.knob(name) for name in _LEARNING) and (space.frees("role") or space.frees("load")):
         yield from bespoke_bo(job) if loads_are_free(job) else cruise(job)
         return
-    rules = Rules(system_model, schedules, cost_rule, snapshots, one_setting)
-    yield from _Course(job, rules).play()
+    parts = RuleParts(system_model, schedules, cost_rule, snapshots, one_setting)
+    yield from _Course(job, parts).play()
 
 
 class _Course:
     """The course of one job."""
 
-    def __init__(self, job: Job, rules: Rules) -> None:
-        self.job, self.rules, self.system = job, rules, SystemModel(job)
-        self.training = Training(job, self.system, snapshots=rules.snapshots)
+    def __init__(self, job: Job, parts: RuleParts) -> None:
+        self.job, self.parts, self.system = job, parts, SystemModel(job)
+        self.training = Training(job, self.system, snapshots=parts.snapshots)
         self.gauge = self.training.gauge
         self.heat: Heat | None = None if job.target.counts else heat(job, self._best)
         self.first: Snapshot | None = None  # the untrained model
@@ -119,7 +119,7 @@ class _Course:
             yield from self.place()
             if self.heat is not None:
                 yield from self.find_heat(self.heat)
-                if not self.rules.one_setting:
+                if not self.parts.one_setting:
                     yield from self.learn(self.heat)
             while True:
                 yield from self.training.run(4 * len(self.training.setting.workers))
@@ -153,7 +153,7 @@ class _Course:
         """Choose what the system model says is best, once it knows the machines; take it back if it is worse."""
         training = self.training
         training.cluster_changed = False
-        if not self.rules.system_model or not any(self.job.space.frees(name) for name in _SYSTEM):
+        if not self.parts.system_model or not any(self.job.space.frees(name) for name in _SYSTEM):
             return
         if training.diverged:
             return
@@ -162,7 +162,7 @@ class _Course:
         gain = self._progress(best) / here
         left, cost = self._seconds_left(), training.change_seconds or _CHANGE_SECONDS
         saved = left * (1 - 1 / gain) if gain > 0 else 0.0
-        worth = gain > _WORTH and saved > cost if self.rules.cost_rule else gain > 1
+        worth = gain > _WORTH and saved > cost if self.parts.cost_rule else gain > 1
         stranded = not training.available.issuperset((*before.workers, *before.servers))  # no other change is accepted then
         if best == before or not (worth or stranded):
             return
@@ -170,6 +170,8 @@ class _Course:
             f"{self._words(before)} -> {self._words(best)}: {left / gain:.0f} s left instead of {left:.0f}, "
             f"{gain:.2f} times the progress per second; the change costs {cost:.0f} s"
         )
+        if stranded:
+            why = f"a machine is not available any more: {self._words(before)} -> {self._words(best)}"
         if (yield from training.change(best, why)):
             yield from self._measure()
             seen = self._progress(training.setting)
@@ -333,7 +335,7 @@ class _Course:
             seen = yield from training.glance()
             worse = seen.validated > validated + self.gauge.hurt
             better = seen.validated < validated - HELPED_NATS or seen.level < best
-            harmless = idle and not worse and seen.level < best + 2 * math.hypot(noise, seen.noise)
+            harmless = idle and not worse and seen.level < 2 * seen.noise  # no worse than untrained
             if (better or harmless) and not training.diverged:
                 best, noise, setting, bad = min(best, seen.level), seen.noise, training.setting, 0
                 yield from training.drop(kept)
@@ -357,7 +359,7 @@ class _Course:
         training, top = self.training, self.training.setting
         seedling, decades, factors = (yield from training.snapshot()), iter(_DECADES), cycle(_RESTARTS)
         while True:
-            holding = Holding(training, heat, self.rules, self._place_anew)
+            holding = Holding(training, heat, self.parts, self._place_anew)
             yield from holding.run()
             elsewhere = self._elsewhere(heat, top, decades) if holding.lost and self.first is not None else None
             if elsewhere is not None and self.first is not None:

@@ -8,7 +8,7 @@ import pytest
 from tests.support.toy import job, window
 from tuners.actions import Cost, Evaluate, Evaluation, Fork, Free, Reconfigure, Rejected, Run
 from tuners.joint.heat import PolicyHeat
-from tuners.joint.holding import Holding, Rules
+from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.learning_model import falls, seconds_left, stopped
 from tuners.joint.system_model import SystemModel
 from tuners.joint.training import Training
@@ -64,7 +64,7 @@ class Answers:
 
 
 def course(made):
-    begun = _Course(made, Rules())
+    begun = _Course(made, RuleParts())
     begun.gauge.begin(1.0)
     return begun
 
@@ -147,7 +147,7 @@ def test_a_model_that_is_lost_is_left_outwards_by_decades_and_not_downwards_only
 @pytest.mark.parametrize(("share", "asks"), [(0.0001, True), (0.05, False)])
 def test_the_untrained_model_is_evaluated_only_where_that_is_cheap(share, asks):
     made = of(evaluate_seconds=share * 1e5)
-    begun, answers = _Course(made, Rules()), Answers(made, flat)
+    begun, answers = _Course(made, RuleParts()), Answers(made, flat)
     answers.run(begun.begin())
     answers.run(begun._measure())
     assert any(isinstance(a, Evaluate) for a in answers.asked) is asks
@@ -171,9 +171,9 @@ def test_a_slow_drift_that_is_no_noise_and_reaches_the_goal_has_not_stopped():
 def test_a_model_with_little_progress_is_lost_only_without_drift(drift, lost):
     made = of(space=(RATE,))
     begun = course(made)
-    holding = Holding(begun.training, begun.heat, Rules(), begun._place_anew)
+    holding = Holding(begun.training, begun.heat, RuleParts(), begun._place_anew)
     untrained = begun.gauge.untrained_level
-    holding._course = [untrained - drift * i for i in range(6)]
+    holding._course = [untrained - drift * i for i in range(10)]
     assert holding._is_lost() is lost
 
 
@@ -193,7 +193,7 @@ def test_a_job_whose_machine_is_about_to_leave_is_moved_although_that_gains_noth
 
 def test_without_snapshots_no_branch_is_forked():
     made = of(space=(RATE,))
-    begun, answers = _Course(made, Rules(snapshots=False)), Answers(made, flat)
+    begun, answers = _Course(made, RuleParts(snapshots=False)), Answers(made, flat)
     begun.gauge.begin(1.0)
     answers.run(begun.find_heat(begun.heat))
     assert not any(isinstance(a, Fork | Free) for a in answers.asked)
