@@ -32,7 +32,7 @@ from reports.figures.costs import pareto, time_split
 from reports.figures.drawing import Drawing
 from reports.figures.gantt import PackedRun, headers, packed_run
 from reports.figures.progress import learning_curves, progress
-from reports.figures.settings_over_time import SETTINGS_NOTE, settings_over_time, unmoved
+from reports.figures.settings_over_time import SETTINGS_NOTE, settings_over_time, typical_seed, unmoved
 from reports.figures.workers import WORKERS_NOTE
 from reports.rendering import fill
 from reports.tables import (
@@ -329,6 +329,7 @@ class _ScenarioSection:
     unmoved: str  # knobs that no tuner moved
     unchanged: list[str]  # tuners that kept one setting
     workers: list[tuple[str, str, str, list[PackedRun]]]  # tuner, id, headers, runs
+    reasons: list[tuple[str, int, tuple[tuple[float, str], ...]]]  # by tuner: seed, and seconds with sentences
     runs: list[tuple[str, list[_RunRow]]]  # by tuner
     machines: list[str]  # that the runs were made on
     oracle_settings: int  # that the oracle has run; 0 where it is not known
@@ -345,6 +346,7 @@ def _section(name: str, table: pl.DataFrame, results: Results, text: str, runs: 
     absent = results.not_applicable.filter(here)
     host = results.host.filter(here)
     machines = sorted({machine for machine in host["machine"] if machine})
+    workers = _workers(name, distinct, scores, runs)
     return _ScenarioSection(
         name=name,
         answer=answer(rows),
@@ -366,7 +368,8 @@ def _section(name: str, table: pl.DataFrame, results: Results, text: str, runs: 
         settings=[(tuner, _figure(drawing)) for tuner, drawing in made.settings.items()],
         unmoved=", ".join(unmoved(settings.filter(pl.col("tuner") != ORACLE), text)),
         unchanged=[t for t in distinct if t not in made.settings and t in settings["tuner"]],
-        workers=_workers(name, distinct, scores, runs),
+        workers=workers,
+        reasons=_reasons(scores, workers),
         machines=machines,
         oracle_settings=_oracle_settings(results, name),
         runs=[
@@ -409,6 +412,17 @@ def _workers(name: str, tuners: list[str], scores: pl.DataFrame, runs: _Runs) ->
         packed = [run for seed in seeds if (run := runs(name, tuner, seed, most)) is not None]
         if packed:
             found.append((tuner, f"gantt-{i}", headers(packed), packed))
+    return found
+
+
+def _reasons(
+    scores: pl.DataFrame, workers: list[tuple[str, str, str, list[PackedRun]]]
+) -> list[tuple[str, int, tuple[tuple[float, str], ...]]]:
+    """What every tuner that gives reasons did in its run with the median completion time, and why."""
+    found = []
+    for tuner, _, _, packed in workers:
+        typical = typical_seed(scores.filter(pl.col("tuner") == tuner))
+        found += [(tuner, run.seed, run.reasons) for run in packed if run.seed == typical and run.reasons]
     return found
 
 

@@ -64,6 +64,7 @@ class _Installed(msgspec.Struct):
     probes: bool
     seconds: float
     branch: int
+    reason: str = ""
 
 
 class _Line(msgspec.Struct):
@@ -100,7 +101,7 @@ def decode(line: bytes) -> Exchange:
     if kind is Install:
         kept = msgspec.convert(read.action, _Installed)
         policy = SyncPolicy(kept.policy, _not_kept(kept.policy), _not_kept(kept.policy), kept.probes, kept.seconds)
-        action = Install(policy, kept.branch)
+        action = Install(policy, kept.branch, kept.reason)
     else:
         action = msgspec.convert(read.action, kind)
     answer = Rejected(read.rejected) if read.rejected is not None else _convert(read.answer, _ANSWERS[kind])
@@ -108,8 +109,9 @@ def decode(line: bytes) -> Exchange:
 
 
 def action_text(action: Action[Any]) -> str:
-    """An action as one line of JSON: two actions ask the same if their texts are equal."""
+    """An action as one line of JSON, without its reason: two actions ask the same if their texts are equal."""
     kind, fields = _plain_action(action)
+    fields.pop("reason", None)
     return f"{kind} {msgspec.json.encode(fields).decode()}"
 
 
@@ -143,13 +145,17 @@ def read_log(path: Path) -> list[Exchange]:
 # ------------------------------------------------------------------------------------------------------------ plain data
 
 
-def _plain_action(action: Action[Any]) -> tuple[str, Any]:
+def _plain_action(action: Action[Any]) -> tuple[str, dict[str, Any]]:
     if type(action) not in _ANSWERS:
         raise TypeError(f"Cannot record {action!r}: it is no action of the contract.")
     if isinstance(action, Install):
-        kept = _Installed(action.policy.name, action.policy.probes, action.policy.seconds, action.branch)
-        return "Install", _plain(kept)
-    return type(action).__name__, _plain(action)
+        kept = _Installed(action.policy.name, action.policy.probes, action.policy.seconds, action.branch, action.reason)
+        fields = _plain(kept)
+    else:
+        fields = _plain(action)
+    if not fields.get("reason"):
+        fields.pop("reason", None)  # most actions have none: their lines stay as short as they are
+    return type(action).__name__, fields
 
 
 def _plain(value: Any) -> Any:

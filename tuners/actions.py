@@ -268,7 +268,11 @@ class SyncPolicy(NamedTuple):
 
 
 class Action(Generic[T]):
-    """A request whose answer is a `T`: ``answer = yield from action``."""
+    """A request whose answer is a `T`: ``answer = yield from action``.
+
+    `Run`, `Reconfigure`, `Fork` and `Install` may carry a `reason`: why the tuner asks this, with the numbers that decided
+    it, in one line for people. It is logged and shown, and changes nothing.
+    """
 
     __slots__ = ()
 
@@ -290,6 +294,7 @@ class Run(Action[Window]):
     clocks: int | None = None
     seconds: float | None = None
     branch: int = 0
+    reason: str = ""
 
     def __post_init__(self) -> None:
         for name, value, kind, what in (
@@ -318,6 +323,7 @@ class Reconfigure(Action[Cost]):
     method: Method | None = None  # None: the first of `Job.methods`
     branch: int = 0
     wait: bool = True
+    reason: str = ""
 
     def __post_init__(self) -> None:
         _check_setting("reconfigure to", self.setting)
@@ -333,6 +339,7 @@ class Fork(Action[int]):
     branch: int = 0
     setting: Setting | None = None  # None: the parent's
     testing: bool = False  # a testing branch computes losses and applies no update (MLtuner, Section 4.2)
+    reason: str = ""
 
     def __post_init__(self) -> None:
         if self.setting is not None:
@@ -355,6 +362,7 @@ class Install(Action[None]):
 
     policy: SyncPolicy
     branch: int = 0
+    reason: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.policy, SyncPolicy):

@@ -84,7 +84,7 @@ def _debugged(factory: TunerFactory) -> TunerFactory:
 
 
 class ExchangePrinter:
-    """Prints each exchange: the second at which it was asked, the action, and below it the answer."""
+    """Prints each exchange: the second at which it was asked, the action, and below it the tuner's reason and the answer."""
 
     def __init__(self, job: Job, say: Callable[[str], None] | None = None) -> None:
         self._job = job
@@ -97,6 +97,8 @@ class ExchangePrinter:
         before = self._settings.get(branch, self._job.start)
         who = "" if exchange.asked else " (the tuner has returned; the job goes on)"
         self._say(f"{self._seconds:10.1f} s  {_action_words(exchange.action, before)}{who}")
+        if reason := getattr(exchange.action, "reason", ""):
+            self._say(f"{'':12}  # {reason}")
         self._say(f"{'':12}  -> {_answer_words(exchange.answer, before)}")
         self._note(exchange, branch, before)
         self._seconds = exchange.seconds

@@ -18,9 +18,9 @@ import numpy as np
 from harness.comparison.results import run_folder
 from reports.figures.workers import pushes_of, silent_seconds
 from traces.exchanges import Exchange, read_log
-from tuners.actions import Cost, Fork, Window
+from tuners.actions import Cost, Fork, Rejected, Window
 
-__all__ = ["PackedRun", "changes_of", "headers", "pack", "packed_run", "unpacked"]
+__all__ = ["PackedRun", "changes_of", "headers", "pack", "packed_run", "reasons_of", "unpacked"]
 
 _PARTS = 4000  # of the drawn time: about a third of a pixel each
 
@@ -31,6 +31,7 @@ class PackedRun(NamedTuple):
     seed: int
     header: dict[str, Any]  # seconds drawn and in all, pushes drawn and in all, nodes, changes
     text: str  # the pushes, in base 64
+    reasons: tuple[tuple[float, str], ...] = ()  # of what the tuner did, each with the second at which it did it
 
 
 def packed_run(folder: Path, scenario: str, tuner: str, seed: int, pushes: int) -> PackedRun | None:
@@ -65,7 +66,7 @@ def pack(exchanges: list[Exchange], seed: int, most: int) -> PackedRun | None:
         "silent": [round(float(s), 3) for s in silent],  # how long each node was held back at the end of the run
         "changes": [[round(a, 2), round(b, 2)] for a, b in changes_of(exchanges)],
     }
-    return PackedRun(seed, header, base64.b64encode(zlib.compress(raw, 9)).decode())
+    return PackedRun(seed, header, base64.b64encode(zlib.compress(raw, 9)).decode(), tuple(reasons_of(exchanges)))
 
 
 def _same_workers_until(exchanges: Iterable[Exchange]) -> float:
@@ -90,6 +91,15 @@ def changes_of(exchanges: Iterable[Exchange]) -> Iterator[tuple[float, float]]:
             if answer.start_seconds > before:
                 yield before, answer.start_seconds
             yield from ((exchange.seconds - cost.seconds, exchange.seconds) for cost in answer.changes if cost.done)
+        before = exchange.seconds
+
+
+def reasons_of(exchanges: Iterable[Exchange]) -> Iterator[tuple[float, str]]:
+    """Every reason that a tuner gave for an action, with the second at which it asked for it; what was refused says so."""
+    before = 0.0
+    for exchange in exchanges:
+        if reason := getattr(exchange.action, "reason", ""):
+            yield before, f"{reason} (refused)" if isinstance(exchange.answer, Rejected) else reason
         before = exchange.seconds
 
 

@@ -15,7 +15,7 @@ from reports.figures.workers import pushes_of, workers_of_run, workers_over_time
 from reports.page import pages
 from tests.support.made_up import START, contest
 from traces.exchanges import Exchange, write_log
-from tuners.actions import Cost, Evaluate, Evaluation, Fork, Pushes, Reconfigure, Run, Window
+from tuners.actions import Cost, Evaluate, Evaluation, Fork, Pushes, Reconfigure, Rejected, Run, Window
 
 
 def rounds(count, nodes=3, slow=2.0):
@@ -144,6 +144,22 @@ def test_reconfigurations_forks_and_switches_are_marked():
         ),
     ]
     assert list(changes_of(made)) == [(10.0, 13.0), (15.0, 17.0), (17.0, 18.0), (17.0, 20.0)]
+
+
+def test_a_page_lists_the_reasons_of_the_run_with_the_median_time(tmp_path):
+    results = contest(tuners=("fixed", "cruise"), seeds=3)
+    name = results.scores["scenario"][0]
+    why = "rate .1 -> .2: 41 +- 9 s left instead of 80 <- 3"
+    for seed in range(3):
+        folder = run_folder(tmp_path, name, "cruise", seed)
+        folder.mkdir(parents=True)
+        made = [*log(rounds(4)), Exchange(9.5, Reconfigure(START, reason=why), Rejected("no")), Exchange(9.7, Fork(), 1)]
+        write_log(folder / "exchanges.jsonl.gz", made)
+    page = pages(results, {}, partial(packed_run, tmp_path))["report.html"]
+    section = page[page.index('<h2 id="reasons">') :].split("</section>")[0]
+    assert re.search(r"<summary>cruise, seed \d: 1 decision</summary>", section)
+    assert "41 +- 9 s left instead of 80 &lt;- 3 (refused)" in section
+    assert 'id="reasons"' not in pages(results, {})["report.html"]
 
 
 def test_a_page_holds_every_run_that_left_a_log(tmp_path):

@@ -93,13 +93,13 @@ WINDOWS = st.builds(
 )
 RUNS = st.one_of(
     st.builds(Run, clocks=st.integers(1, 9**9)),
-    st.builds(Run, seconds=st.floats(min_value=0, exclude_min=True), branch=st.integers(0, 9)),
+    st.builds(Run, seconds=st.floats(min_value=0, exclude_min=True), branch=st.integers(0, 9), reason=st.text(max_size=9)),
 )
 REFUSED = st.builds(Rejected, st.text(max_size=20))
 PAIRS = st.one_of(
     st.tuples(RUNS, WINDOWS | REFUSED),
     st.tuples(
-        st.builds(Reconfigure, SETTINGS, st.sampled_from([None, "checkpoint", "migrate"]), wait=st.booleans()),
+        st.builds(Reconfigure, SETTINGS, st.sampled_from([None, "checkpoint", "migrate"]), wait=st.booleans(), reason=NAMES),
         COSTS | REFUSED,
     ),
     st.tuples(st.builds(Fork, st.integers(0, 9), st.none() | SETTINGS, st.booleans()), st.integers(0, 99) | REFUSED),
@@ -135,6 +135,15 @@ def test_what_is_decoded_is_what_was_encoded(exchange: Exchange) -> None:
     assert b"\n" not in line
     assert same(decode(line), exchange)
     assert encode(decode(line)) == line
+
+
+def test_a_reason_is_logged_and_is_no_part_of_what_is_asked() -> None:
+    plain, reasoned = Run(clocks=3), Run(clocks=3, reason="rate .1 held: a trial costs 9 s and saves 4 s")
+    assert action_text(plain) == action_text(reasoned)
+    assert b"reason" not in encode(Exchange(1.0, plain, Rejected("no")))
+    assert decode(encode(Exchange(1.0, reasoned, Rejected("no")))).action == reasoned
+    installed = Exchange(1.0, Install(policies.named("asp", 0), reason="nobody waits"), None)
+    assert decode(encode(installed)).action.reason == "nobody waits"
 
 
 def test_an_installed_policy_is_kept_by_name() -> None:

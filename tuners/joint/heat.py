@@ -38,6 +38,10 @@ class Heat(Protocol):
         """`setting` made hotter or cooler by about `factor`; itself where the knob reaches no further."""
         ...
 
+    def words(self, setting: Setting) -> str:
+        """How hot `setting` is, for people."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RateHeat:
@@ -60,6 +64,9 @@ class RateHeat:
         rate = min(max(effective * (1 - momentum), self.rate.low), self.rate.high)
         return replace(setting, learning_rate=float(rate), momentum=float(momentum))
 
+    def words(self, setting: Setting) -> str:
+        return f"effective rate {self.of(setting):.3g}"
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyHeat:
@@ -77,6 +84,9 @@ class PolicyHeat:
         at = int(self.of(setting)) + (factor > 1) - (factor < 1)
         policy, staleness = self.ladder[min(max(at, 0), len(self.ladder) - 1)]
         return replace(setting, policy=policy, staleness=staleness if policy == "ssp" else setting.staleness)
+
+    def words(self, setting: Setting) -> str:
+        return f"policy {setting.policy}{f' {setting.staleness}' if setting.policy == 'ssp' else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +108,9 @@ class WorkerHeat:
         found = self.best(max(1, min(self.most, round(wanted))))
         further = (len(found.workers) > len(setting.workers)) == (factor > 1)
         return found if further and len(found.workers) != len(setting.workers) else setting
+
+    def words(self, setting: Setting) -> str:
+        return f"{len(setting.workers)} workers"
 
 
 def heat(job: Job, best: Callable[[int], Setting]) -> Heat | None:

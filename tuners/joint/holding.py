@@ -8,32 +8,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tuners.actions import Setting
 from tuners.joint.heat import Heat
-from tuners.joint.learning_model import noisy, over_fitted, slope, spread, stopped
+from tuners.joint.learning_model import falls, noisy, over_fitted, seconds_left, spread, stopped
 from tuners.joint.training import HELPED_NATS, Snapshot, Steps, Training
 
-__all__ = ["Holding"]
+__all__ = ["Holding", "RuleParts"]
 
 _LEAST = 4  # windows from which a drift is measured
-_LOST = 10  # windows without progress after which a model is lost
+_LOST = 10  # windows without progress or drift after which a model is lost
 _TRIAL = 4  # windows in which a hotter setting is tried, at least
 _TRIAL_SHARE = 0.05  # of the seconds left that a trial takes
 _STEP = 2.0  # factor of the heat, upwards
+_FAR = 4.0  # times as long as the job has lasted: what is left then asks for two steps at once
 _SNAPSHOT_NATS = 0.15  # a level so much lower is worth another snapshot
 _SETTLED_NATS = 0.03  # a lower level is progress
+
+
+@dataclass(frozen=True, slots=True)
+class RuleParts:
+    """The parts of the rule; each can be left out, to measure what it is worth (see `tuners.joint.joint`)."""
+
+    system_model: bool = True
+    schedules: bool = True
+    cost_rule: bool = True
+    snapshots: bool = True
+    one_setting: bool = False
 
 
 class Holding:
     """One attempt to reach the target from the present model, around the present heat."""
 
-    def __init__(self, training: Training, heat: Heat, untrained: Snapshot | None, place: Callable[[], Steps[None]]) -> None:
-        self._training, self._heat, self._place = training, heat, place
-        self._untrained = untrained  # the model before the first push
+    def __init__(self, training: Training, heat: Heat, parts: RuleParts, place: Callable[[], Steps[None]]) -> None:
+        self._training, self._heat, self._parts, self._place = training, heat, parts, place
         self._held = self._top = training.setting
         self._kept: Snapshot | None = None  # of about the best model
-        self._low = self._coolest = self._peak = training.level  # of the snapshot; of all cooled models; at `_best_at`
+        level = math.inf if math.isnan(training.level) else training.level  # the job may not have validated this model
+        self._low = self._coolest = self._peak = level  # of the snapshot; of all cooled models; at `_best_at`
         self._best_at = training.seconds
         self._noise = training.gauge.noise  # what cooling is expected to shed
         self._settling = False  # after a return to a snapshot
@@ -42,26 +55,25 @@ class Holding:
         self._course, self._losses = list[float](), list[float]()  # all levels, and losses on validation data
         self._steady_since = 0  # length of the course when the heat was last changed
         self._steady = self._held
+        self.lost = False  # nothing was learned
+        self.ended = ""  # why, in words
 
-    def run(self) -> Steps[bool]:
-        """Train until the model has over-fitted, has diverged for good, or stands still in spite of all.
-
-        Returns whether it is lost: not better than the untrained one after many windows.
-        """
+    def run(self) -> Steps[None]:
+        """Train until the model is lost, has over-fitted, has diverged for good, or stands still in spite of all."""
         self._kept = yield from self._training.snapshot()
-        while True:
+        while not self.ended:
             yield from self._window()
-            lost = self._is_lost()
-            if lost or over_fitted(self._losses, self._course, self._training.training_loss):
-                yield from self._training.drop(self._kept)
-                return lost
-            if self._is_too_hot():
-                goes_on = yield from self._step_back()
+            if self._is_lost():
+                self.lost, self.ended = True, "nothing was learned"
+            elif over_fitted(self._losses, self._course, self._training.training_loss):
+                self.ended = "the model has learned its samples by heart"
+            elif self._is_too_hot():
+                yield from self._step_back()
             else:
                 yield from self._keep()
-                goes_on = len(self._levels) < _LEAST or (yield from self._decide())
-            if not goes_on:
-                return False
+                if len(self._levels) >= _LEAST:
+                    yield from self._decide()
+        yield from self._training.drop(self._kept)
 
     # ----------------------------------------------------------------------------------------------------- what is seen
 
@@ -79,8 +91,11 @@ class Holding:
             self._low, self._settling = max(self._low, sum(self._levels) / 3), False
 
     def _is_lost(self) -> bool:
-        known = self._untrained
-        return known is not None and len(self._course) >= _LOST and min(self._course) > known.level - HELPED_NATS
+        """Not better than untrained after many windows, and no drift that could make it so."""
+        untrained = self._training.gauge.untrained_level
+        if len(self._course) < _LOST or not min(self._course) > untrained - HELPED_NATS:
+            return False
+        return math.isfinite(untrained) and not (falls(self._course) or falls(self._course[-_LOST:]))
 
     @property
     def _hurt(self) -> float:
@@ -103,28 +118,33 @@ class Holding:
 
     # ----------------------------------------------------------------------------------------------------- what is done
 
-    def _step_back(self) -> Steps[bool]:
-        """Return to the snapshot, at half the heat; False where the model has diverged and there is none."""
-        training = self._training
+    def _step_back(self) -> Steps[None]:
+        """Return to the snapshot, at half the heat."""
+        training, before = self._training, self._held
         self._held = self._heat.scaled(self._held, 0.5)
+        seen = "diverged" if training.diverged else f"level {self._levels[-1]:.2f} above {self._low:.2f} + {self._hurt:.2f}"
+        why = f"{self._words(before)} -> {self._words(self._held)}: too hot, {seen}"
         if self._kept is not None:
-            self._kept = yield from training.return_to(self._kept, self._held)
+            self._kept = yield from training.return_to(self._kept, self._held, why)
         elif training.diverged:
-            return False
+            self.ended = "it has diverged, and no snapshot is left"
+            return
         else:
-            yield from training.change(self._held)
+            yield from training.change(self._held, why)
             self._low = training.level
         self._begin_anew(settling=True)
-        return True
+
+    def _words(self, setting: Setting) -> str:
+        return self._heat.words(setting)
 
     def _begin_anew(self, *, settling: bool) -> None:
         self._levels, self._times, self._settling = [], [], settling
 
-    def _decide(self) -> Steps[bool]:
-        """Hold on, go hotter, or cool; False where the drift has stopped for good."""
+    def _decide(self) -> Steps[None]:
+        """Hold on, go hotter, or cool."""
         training, heat = self._training, self._heat
         level, goal = sum(self._levels[-3:]) / 3, training.gauge.goal(training.loss)
-        stop = stopped(self._times, self._levels)
+        stop = stopped(self._times, self._levels, goal, training.job.budget_seconds)
         if self._held != self._steady:
             self._steady, self._steady_since = self._held, len(self._course)
         watched = len(self._course) >= self._steady_since + 2 * _LEAST
@@ -133,24 +153,39 @@ class Holding:
         shedding = min(self._noise, 4 * spread(self._course))
         if not (stop or hidden) and (heat.steps or level - shedding > goal):
             yield from self._try_hotter(level, goal)
-            return True
-        if heat.steps:
-            self._held = heat.scaled(self._held, 0.5)
-            yield from training.change(self._held)
+        elif heat.steps:
+            before, self._held = self._held, heat.scaled(self._held, 0.5)
+            yield from training.change(self._held, f"{self._words(before)} -> {self._words(self._held)}: no drift is left")
             self._low = training.level
             self._begin_anew(settling=self._settling)
-            return True
-        return (yield from self._cool(level, stop=stop, hidden=hidden))
+        elif self._parts.schedules:
+            seen = "noise hides all drift" if hidden else "no drift is left" if stop else f"{shedding:.2f} may be noise"
+            why = f"level {level:.2f}, goal {goal:.2f}: {seen}"
+            yield from self._cool(level, why, stop=stop, hidden=hidden)
 
     def _try_hotter(self, level: float, goal: float) -> Steps[None]:
         """Train under a hotter setting for some windows, if that is worth it: a rate needs time to relax."""
         training, heat = self._training, self._heat
-        hotter = heat.scaled(self._held, _STEP)
-        windows = self._trial_windows(level - goal)
-        if heat.of(hotter) <= heat.of(self._held) or not windows:
+        left = seconds_left(self._times, self._levels, goal, training.job.budget_seconds)
+        far = left.mean - 2 * left.deviation > _FAR * self._times[-1] and not heat.steps
+        hotter = heat.scaled(self._held, _STEP**2 if far else _STEP)
+        if heat.of(hotter) <= heat.of(self._held):
+            return
+        window_seconds = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
+        # Nothing is known of a job's length but that it has lasted so long.
+        sure = min(left.mean, 2 * self._times[-1])
+        windows = min(max(_TRIAL, math.ceil(_TRIAL_SHARE * sure / window_seconds)), 4 * _TRIAL)
+        cost = windows * window_seconds + (2 * training.change_seconds if heat.limits_workers else 0.0)
+        chance = 0.5 ** (self._failed_trials + 1)
+        saved = sure * (1 - 1 / _STEP) * chance
+        if saved <= cost and self._parts.cost_rule:
             return
         before = yield from training.snapshot()
-        if before is None or not (yield from training.change(hotter)):
+        why = (
+            f"{self._words(self._held)} -> {self._words(hotter)}, on trial: {left} left at this drift, of which "
+            f"{saved:.0f} s may be saved (chance {chance:.2g}); the trial costs {cost:.0f} s"
+        )
+        if (before is None and self._parts.snapshots) or not (yield from training.change(hotter, why)):
             yield from training.drop(before)
             self._failed_trials += 1
             self._begin_anew(settling=self._settling)
@@ -168,63 +203,54 @@ class Holding:
             self._held, self._low, self._failed_trials = training.setting, training.level, 0
             yield from self._renew()
         else:
-            yield from training.drop((yield from training.return_to(before, self._held)))
+            why = f"{self._words(hotter)} -> {self._words(self._held)}: the trial has failed, "
+            why += "diverged" if training.diverged else f"level {levels[-1]:.2f} after {level:.2f}"
+            if before is not None:
+                yield from training.drop((yield from training.return_to(before, self._held, why)))
+            else:
+                yield from training.change(self._held, why)
             self._failed_trials += 1
         self._begin_anew(settling=self._settling)
 
-    def _trial_windows(self, distance: float) -> int:
-        """Windows in which a hotter setting is tried, `distance` nats from the goal.
-
-        0 where half of the seconds left, times the chance of success, is less than the trial takes.
-        """
-        levels, times = self._levels, self._times
-        window_seconds = (times[-1] - times[0]) / (len(times) - 1)
-        newest = len(levels) // 2 if len(levels) >= 2 * _LEAST else 0  # the first levels after a change fall faster
-        drift = -slope(times[newest:], levels[newest:])
-        # Nothing is known of a job's length but that it has lasted so long.
-        left = min(self._training.job.budget_seconds - times[-1], 2 * times[-1])
-        if drift > 0:
-            left = min(left, distance / drift)
-        windows = min(max(_TRIAL, math.ceil(_TRIAL_SHARE * left / window_seconds)), 4 * _TRIAL)
-        change_seconds = self._training.change_seconds if self._heat.limits_workers else 0.0
-        saved = 0.5 * left * 0.5 ** (self._failed_trials + 1)
-        return windows if saved > windows * window_seconds + 2 * change_seconds else 0
-
-    def _cool(self, level: float, *, stop: bool, hidden: bool) -> Steps[bool]:
-        """Shed the noise, then go on at a heat that follows from what was shed; False where nothing helps any more."""
+    def _cool(self, level: float, why: str, *, stop: bool, hidden: bool) -> Steps[None]:
+        """Shed the noise, then go on at a heat that follows from what was shed; end where nothing helps any more."""
         training, heat = self._training, self._heat
-        coolest = yield from self._shed(self._held)
+        coolest = yield from self._shed(self._held, why)
         shed = level - coolest
         self._noise = max(0.3 * self._noise, 0.7 * shed)
         self._steady, self._steady_since = self._held, len(self._course)
         if hidden and shed > 2 * _SNAPSHOT_NATS:
-            self._held = heat.scaled(self._held, 0.5)  # noise has hidden all progress
+            self._held, why = heat.scaled(self._held, 0.5), "noise had hidden all progress"
         elif stop:
             # As hot as it was: noise leads out of a minimum that does not generalise.
-            self._held, self._stops = self._top, self._stops + 1
+            self._held, self._stops, why = self._top, self._stops + 1, "the drift had stopped"
         elif shed < _SNAPSHOT_NATS:
             self._failed_trials = 0  # noise is not what holds it up: a hotter setting may be
+            why = "it was not noise that held it up"
         elif coolest > self._coolest - _SETTLED_NATS:
             self._held = heat.scaled(self._held, max(0.5, 0.1 * heat.of(self._top) / heat.of(self._held)))
+            why = f"no better than {self._coolest:.2f}, the last time"
+        else:
+            why = "better than ever"
         if coolest < self._peak - _SETTLED_NATS:
             self._peak, self._best_at = coolest, training.seconds
         self._coolest = min(self._coolest, coolest)
         if self._stops >= 2 and training.seconds > 1.2 * self._best_at:
-            yield from training.drop(self._kept)
-            return False
+            self.ended = "it stands still in spite of all"
+            return
         yield from self._renew()
-        yield from training.change(self._held)
+        now = self._words(training.setting)
+        yield from training.change(self._held, f"{now} -> {self._words(self._held)}: cooling shed {shed:.2f}, {why}")
         self._low = training.level + self._noise
         self._begin_anew(settling=self._settling)
-        return True
 
-    def _shed(self, held: Setting) -> Steps[float]:
+    def _shed(self, held: Setting, why: str) -> Steps[float]:
         """Halve the heat window by window, to a tenth, until the level falls no more; the lowest level."""
         training, levels, idle, now = self._training, list[float](), 0, held
         while idle < 2:
             if self._heat.of(now) > self._heat.of(held) / 10:
                 now = self._heat.scaled(now, 0.5)
-            yield from training.change(now)
+            yield from training.change(now, f"{self._words(training.setting)} -> {self._words(now)}, cooled: {why}")
             yield from training.window()
             if training.diverged:
                 break

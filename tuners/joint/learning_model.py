@@ -13,16 +13,18 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 from tuners.actions import Target
 
-__all__ = ["Gauge", "noisy", "over_fitted", "slope", "spread", "stopped"]
+__all__ = ["Gauge", "SecondsLeft", "falls", "noisy", "over_fitted", "seconds_left", "slope", "spread", "stopped"]
 
 _LOSS_PART = 0.15  # of the loss in the level of a target on accuracy
 _BEYOND = 0.3  # of the target's error: a level does not fall further, as a validation set is small
 _WIDE_GAP = 5.0  # the same, and nothing is left to learn
 _GAP = 2.0  # a validation loss so many times the training loss: the model has learned its samples by heart
 _BLOWN_UP = 2.0  # times the loss of the untrained model: more counts in full
+_MANY = 8  # levels, of which the newest half tells the drift
 _ABOVE = 0.9  # of a target on loss: what counts as the end of the scale
 
 
@@ -32,18 +34,21 @@ class Gauge:
     def __init__(self, target: Target) -> None:
         self.target = target
         on_loss = target.metric == "loss"
-        self.untrained, self.untrained_level = math.inf, math.inf  # loss and level of the first model measured
+        self.untrained, self.untrained_level = math.inf, math.inf  # loss and level of the untrained model
         self.hurt = 0.1 if on_loss else 0.3  # a rise above the best level so far that is no noise
         self.noise = 0.15 if on_loss else 0.5  # what cooling is expected to shed, until that was measured
 
+    def begin(self, loss: float, accuracy: float | None = None) -> None:
+        """Take in the loss of the untrained model, and its accuracy if that was measured.
+
+        A model that gives the right class the probability p has a loss of about -log p, so the loss tells the accuracy, too.
+        """
+        if math.isfinite(loss):
+            self.untrained = max(loss, 1e-9)
+            self.untrained_level = self.level(loss, math.exp(-self.untrained) if accuracy is None else accuracy)
+
     def level(self, loss: float, accuracy: float) -> float:
         """The level of a model with this validation loss and accuracy; infinite if it has diverged."""
-        level = self._level(loss, accuracy)
-        if math.isinf(self.untrained) and math.isfinite(level):
-            self.untrained, self.untrained_level = max(loss, 1e-9), level
-        return level
-
-    def _level(self, loss: float, accuracy: float) -> float:
         if not math.isfinite(loss):
             return math.inf
         if self.target.metric == "loss":
@@ -74,16 +79,23 @@ def over_fitted(losses: Sequence[float], levels: Sequence[float], training_loss:
     return min(smooth[-recent + 2 :]) > min(smooth[: -recent + 2]) + (0.05 if gap < _WIDE_GAP else -0.05)
 
 
-def stopped(times: Sequence[float], levels: Sequence[float], least: float = 0.05) -> bool:
+def stopped(
+    times: Sequence[float], levels: Sequence[float], goal: float, budget_seconds: float, least: float = 0.05
+) -> bool:
     """Whether the newest levels show no drift: those of the last quarter of the job's time, a dozen at least.
 
-    Their second half is then not lower than the first by `least` nats.
+    Their second half is then not lower than the first by `least` nats, and a drift that is smaller but no noise would not
+    reach `goal` within the budget.
     """
-    newest = [level for t, level in zip(times, levels, strict=True) if t > 0.75 * times[-1]]
-    if len(newest) < 12 or newest == list(levels):
+    first = next(i for i, t in enumerate(times) if t > 0.75 * times[-1])
+    newest = levels[first:]
+    if len(newest) < 12 or not first:
         return False  # too few, or the heat was changed less than a quarter of the time ago
     half = len(newest) // 2
-    return sum(newest[half:]) / (len(newest) - half) > sum(newest[:half]) / half - least
+    if sum(newest[half:]) / (len(newest) - half) <= sum(newest[:half]) / half - least:
+        return False
+    left = seconds_left(times[first:], newest, goal, budget_seconds)
+    return not falls(newest) or times[-1] + left.mean >= budget_seconds
 
 
 def slope(times: Sequence[float], levels: Sequence[float]) -> float:
@@ -92,6 +104,41 @@ def slope(times: Sequence[float], levels: Sequence[float]) -> float:
     over = sum((t - mean_time) * (level - mean_level) for t, level in zip(times, levels, strict=True))
     under = sum((t - mean_time) ** 2 for t in times)
     return over / under if under > 0 else 0.0
+
+
+class SecondsLeft(NamedTuple):
+    """Seconds until a level is reached: mean and deviation."""
+
+    mean: float
+    deviation: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.0f} +- {self.deviation:.0f} s"
+
+
+def seconds_left(times: Sequence[float], levels: Sequence[float], goal: float, budget_seconds: float) -> SecondsLeft:
+    """When `levels` reach `goal` if they go on as they drift now, by least squares; at most the end of the budget.
+
+    Of many levels, only the newest half counts: the first ones after a change fall faster.
+    """
+    newest = len(levels) // 2 if len(levels) >= _MANY else 0
+    times, levels = times[newest:], levels[newest:]
+    whole, drift = budget_seconds - times[-1], -slope(times, levels)
+    if drift <= 0:
+        return SecondsLeft(whole, whole)
+    left = max(sum(levels[-3:]) / len(levels[-3:]) - goal, 0.0) / drift
+    mean = sum(times) / len(times)
+    error = spread(levels) / math.sqrt(sum((t - mean) ** 2 for t in times))
+    return SecondsLeft(min(left, whole), min(left * error / drift, whole))
+
+
+def falls(levels: Sequence[float]) -> bool:
+    """Whether the second half of `levels` is lower than the first by more than two standard errors."""
+    half = len(levels) // 2
+    if not half or not all(map(math.isfinite, levels)):
+        return False
+    fallen = sum(levels[:half]) / half - sum(levels[half:]) / (len(levels) - half)
+    return fallen > max(2 * spread(levels) * math.sqrt(1 / half + 1 / (len(levels) - half)), 1e-4)
 
 
 def spread(levels: Sequence[float]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -25,6 +25,7 @@ _EVALUATION_SHARE = 0.05  # of a window's seconds that an evaluation may take
 HELPED_NATS = 0.1
 """Below the untrained model: progress."""
 
+_LEARNING = ("learning_rate", "momentum", "batch_size", "policy", "staleness")  # what takes effect without moving anything
 _LEAST_SAMPLES = 128  # in a window: from fewer, a rate cannot be judged
 _CHEAPEST_FIRST: tuple[Method, ...] = ("relocate", "migrate", "checkpoint")
 
@@ -38,6 +39,7 @@ class Snapshot:
     """A branch that nobody trains, and what is known of its model."""
 
     branch: int
+    setting: Setting
     pushes: int
     level: float
     loss: float
@@ -52,17 +54,19 @@ class Glance(NamedTuple):
 
     def helps(self) -> bool:
         """Whether the model has clearly learned something. Accuracy may rise while the loss still does, too."""
-        return min(self.level, self.validated) < -HELPED_NATS
+        return min(self.level + 2 * self.noise, self.validated) < -HELPED_NATS
 
 
 class Training:
     """The branch that trains, its setting, and what is known of it. `level` and `loss` are as of the last measurement."""
 
-    def __init__(self, job: Job, system: SystemModel) -> None:
+    def __init__(self, job: Job, system: SystemModel, *, snapshots: bool = True) -> None:
+        self._snapshots = snapshots
         self.job, self.gauge = job, Gauge(job.target)
         self.setting, self.branch = job.start, 0
         self.seconds = 0.0  # since the job began
         self.level = self.loss = math.inf
+        self.accuracy = math.nan
         self.diverged = False
         self.available = frozenset(n.name for n in job.nodes)
         self.cluster_changed = False  # machines have come or gone, and nobody has asked for a placement since then
@@ -75,14 +79,17 @@ class Training:
 
     # ----------------------------------------------------------------------------------------------------- training
 
-    def run(self, clocks: int) -> Steps[Window]:
+    def run(self, clocks: int, why: str = "") -> Steps[Window]:
         """Train so many clocks. Raises JobOver at the end of the job."""
-        window: Window = yield from Run(clocks=max(1, clocks), branch=self.branch)
+        window: Window = yield from Run(clocks=max(1, clocks), branch=self.branch, reason=why)
         self.seconds = window.end_seconds
         self._pushes += window.clocks
         if window.status in ("target", "budget"):
             raise JobOver
         self.diverged = window.status != "running"
+        untrained = window.pushes.loss[window.pushes.clock == 0]
+        if math.isinf(self.gauge.untrained) and len(untrained):
+            self.gauge.begin(float(np.mean(untrained)))
         if len(window.pushes.loss):
             self.training_loss = float(np.mean(window.pushes.loss))
             self.highest_loss = max(self.highest_loss, self.training_loss)
@@ -104,7 +111,7 @@ class Training:
             self.level = math.inf if self.diverged else math.nan
         return window
 
-    def window(self) -> Steps[None]:
+    def window(self, why: str = "") -> Steps[None]:
         """Train about two pushes per worker and measure the level after them, by the job's own validation if possible."""
         clocks, every = self._least_clocks(), self._check_clocks
         if every and every <= 2 * clocks:
@@ -114,7 +121,7 @@ class Training:
             dear = self.job.evaluate_seconds / _EVALUATION_SHARE / self._system.push_seconds(self.setting)
             clocks = max(clocks, min(math.ceil(dear), 4 * clocks))
         before = self.level
-        yield from self.run(clocks)
+        yield from self.run(clocks, why)
         if math.isnan(self.level):
             yield from self.evaluate()
         if math.isnan(self.level):
@@ -142,20 +149,32 @@ class Training:
         with suppress(Rejected):
             found = yield from Evaluate(self.branch)
             self.seconds = found.seconds
-            self.loss, self.level = found.loss, self.gauge.level(found.loss, found.accuracy)
+            self.loss, self.accuracy = found.loss, found.accuracy
+            self.level = self.gauge.level(found.loss, found.accuracy)
 
     # ----------------------------------------------------------------------------------------------------- settings
 
-    def change(self, setting: Setting) -> Steps[bool]:
+    def change(self, setting: Setting, why: str) -> Steps[bool]:
         """Reconfigure by the cheapest method; whether the branch now runs under `setting`."""
-        return True if setting == self.setting else (yield from self._reconfigure(setting))
+        return True if setting == self.setting else (yield from self._change_in_steps(setting, why))
 
-    def _reconfigure(self, setting: Setting) -> Steps[bool]:
+    def _change_in_steps(self, setting: Setting, why: str) -> Steps[bool]:
+        """What learning depends on first: it takes effect at once, and training goes on while roles change."""
+        learning = self._learning_of(setting)
+        if learning not in (self.setting, setting) and (yield from self._reconfigure(learning, why)):
+            why = ""
+        return (yield from self._reconfigure(setting, why))
+
+    def _learning_of(self, setting: Setting) -> Setting:
+        """The present placement with what learning depends on in `setting`."""
+        return replace(self.setting, **{name: getattr(setting, name) for name in _LEARNING})
+
+    def _reconfigure(self, setting: Setting, why: str) -> Steps[bool]:
         for method in _CHEAPEST_FIRST:
             if method not in self.job.methods:
                 continue
             try:
-                cost = yield from Reconfigure(setting, method, self.branch)
+                cost = yield from Reconfigure(setting, method, self.branch, reason=why)
             except Rejected:
                 continue
             self.seconds += cost.seconds
@@ -169,11 +188,13 @@ class Training:
 
     def snapshot(self) -> Steps[Snapshot | None]:
         """A fork of the branch; None where the job has no room for one."""
+        if not self._snapshots:
+            return None
         try:
             branch = yield from Fork(self.branch)
         except Rejected:
             return None
-        return Snapshot(branch, self._pushes, self.level, self.loss)
+        return Snapshot(branch, self.setting, self._pushes, self.level, self.loss)
 
     def drop(self, kept: Snapshot | None) -> Steps[None]:
         """Free a snapshot that is not needed any more."""
@@ -181,13 +202,17 @@ class Training:
             with suppress(Rejected):
                 yield from Free(kept.branch)
 
-    def return_to(self, kept: Snapshot, setting: Setting) -> Steps[Snapshot | None]:
+    def return_to(self, kept: Snapshot, setting: Setting, why: str) -> Steps[Snapshot | None]:
         """Continue from `kept`, under `setting`. Returns another snapshot of it."""
         lost = self.branch
-        self.branch, self._pushes, self.level, self.loss = kept.branch, kept.pushes, kept.level, kept.loss
+        self.branch, self.setting = kept.branch, kept.setting
+        self._pushes, self.level, self.loss = kept.pushes, kept.level, kept.loss
         self.diverged, self.highest_loss = False, 0.0
         with suppress(Rejected):
             yield from Free(lost)
         again = yield from self.snapshot()
-        yield from self._reconfigure(setting)  # always: a fork keeps the setting of its time
+        # Always, because the system may have moved the branch off machines that were lost. It is not known to where.
+        if not (yield from self._change_in_steps(setting, why)):
+            yield from self.run(1)
+            yield from self.change(self._learning_of(setting), why)
         return again

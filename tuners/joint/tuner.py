@@ -12,14 +12,16 @@ made only where it is expected to save more than it costs. In the order in which
    The setting with the most progress per second is chosen by the cheapest method, verified, and taken back if it is worse.
    The same again whenever machines come or go.
 4. *Heat* (`_Course.find_heat`): the setting (`tuners.joint.heat`) comes down by decades while it hurts, then doubles window
-   by window until it hurts twice. The job continues from the best model seen, at the heat that made it. Races of short forks
-   would not do: they always prefer the cooler setting, because it sheds noise at once.
+   by window until it hurts twice. The job continues from the best model seen, at the heat that made it; where none has
+   learned anything yet, at the hottest that does no harm. Races of short forks would not do: they always prefer the cooler
+   setting, because it sheds noise at once.
 5. *Hold and cool* (`_Course.learn`, `tuners.joint.holding`): hold the heat while the level drifts down, and double it where
    the seconds that this would save are worth the trial. Cool by halves when the measured noise is all that separates the
    level from the goal, or when the drift has stopped. Return to a snapshot when the job has diverged, to an early one when
    it has over-fitted.
 
-Forks serve as snapshots only, so they cost little; without room for them the heat changes in place.
+Forks serve as snapshots only, so they cost little; without room for them the heat changes in place. Every decision carries
+its numbers, as the reason of the action that it leads to.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from tuners.bespoke_bo import bespoke_bo
 from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
 from tuners.joint.heat import Heat, heat
-from tuners.joint.holding import Holding
+from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.system_model import SystemModel
 from tuners.joint.training import HELPED_NATS, Glance, JobOver, Snapshot, Steps, Training
 from tuners.settings import Choice
@@ -50,9 +52,11 @@ _BATCH_GAIN = 0.5  # a mini-batch of b samples adds b^0.5 to the progress of a p
 _WORTH = 1.07  # predicted gain of a change of the system that is worth its risk
 _MOST_SPLITS = 400  # roles of machines that are compared
 _CHANGE_SECONDS = 15.0  # of a change of the system, until one was measured
+_EVALUATION_SHARE = 0.01  # of the seconds left that the first evaluation may take
 _LEFT_SHARE = 0.2  # of the budget: how long the job is expected to last, until its drift was measured
 _DECADE = 10.0  # factor of the heat, downwards, while it hurts
-_DECADES = 4  # below the start that are tried if nothing else has helped
+_LOST_DECADES = 2  # below the start that are tried if nothing has helped
+_DECADES = (0.1, 10.0, 0.01, 100.0, 1e-3, 1e3, 1e-4)  # factors of a heat at which nothing was learned: outwards from it
 _IDLE = 0.02  # the same, that are none
 _HURT = 0.2  # nats of training loss above the best that are no noise
 _STEP = 2.0  # factor of the heat, upwards
@@ -61,26 +65,44 @@ _RESTARTS = (0.5, 2.0, 0.7, 1.4, 0.35, 2.8)  # factors of the heat, from one res
 
 
 @nothing_to_tune_if(no_knob_is_free)
-def joint(job: Job) -> Tuner:
-    """Tune every free knob of `job` by expected seconds left. A job without free knobs runs as it is."""
+def joint(
+    job: Job,
+    *,
+    system_model: bool = True,
+    schedules: bool = True,
+    cost_rule: bool = True,
+    snapshots: bool = True,
+    one_setting: bool = False,
+) -> Tuner:
+    """Tune every free knob of `job` by expected seconds left. A job without free knobs runs as it is.
+
+    Args:
+        system_model: Whether roles, batch, threads and bits are chosen by the system model; otherwise they stay.
+        schedules: Whether the heat is cooled when noise is all that is left.
+        cost_rule: Whether a trial or a change must save more than it costs; otherwise all of them are made.
+        snapshots: Whether the job may go back to earlier models; otherwise settings change in place.
+        one_setting: Whether the setting with the best first windows is kept to the end.
+    """
     space = job.space
     if not space.knobs:
         return
     if not any(space.knob(name) for name in _LEARNING) and (space.frees("role") or space.frees("load")):
         yield from bespoke_bo(job) if loads_are_free(job) else cruise(job)
         return
-    yield from _Course(job).play()
+    parts = RuleParts(system_model, schedules, cost_rule, snapshots, one_setting)
+    yield from _Course(job, parts).play()
 
 
 class _Course:
     """The course of one job."""
 
-    def __init__(self, job: Job) -> None:
-        self.job, self.system = job, SystemModel(job)
-        self.training = Training(job, self.system)
+    def __init__(self, job: Job, parts: RuleParts) -> None:
+        self.job, self.parts, self.system = job, parts, SystemModel(job)
+        self.training = Training(job, self.system, snapshots=parts.snapshots)
         self.gauge = self.training.gauge
         self.heat: Heat | None = None if job.target.counts else heat(job, self._best)
         self.first: Snapshot | None = None  # the untrained model
+        self.hurting = math.inf  # the coolest heat that is known to hurt
         self.cap = len(job.start.workers) if self.heat is not None and self.heat.limits_workers else len(job.nodes)
 
     def play(self) -> Tuner:
@@ -97,7 +119,8 @@ class _Course:
             yield from self.place()
             if self.heat is not None:
                 yield from self.find_heat(self.heat)
-                yield from self.learn(self.heat)
+                if not self.parts.one_setting:
+                    yield from self.learn(self.heat)
             while True:
                 yield from self.training.run(4 * len(self.training.setting.workers))
                 if self.training.cluster_changed:
@@ -118,9 +141,11 @@ class _Course:
             setting = replace(setting, policy="ssp")
         if staleness is not None and setting.policy == "ssp":
             setting = replace(setting, staleness=int(_highest(staleness)))
-        yield from self.training.change(setting)
-        if not self.job.target.counts:
+        yield from self.training.change(setting, "nobody waits: the heat is searched next, and makes up for staleness")
+        # The first mini-batches tell the loss of the untrained model, too, but with more noise.
+        if self.heat is not None and self.job.evaluate_seconds < _EVALUATION_SHARE * self._seconds_left():
             yield from self.training.evaluate()
+            self.gauge.begin(self.training.loss, self.training.accuracy)
 
     # ------------------------------------------------------------------------------------------------------ 3. system
 
@@ -128,24 +153,40 @@ class _Course:
         """Choose what the system model says is best, once it knows the machines; take it back if it is worse."""
         training = self.training
         training.cluster_changed = False
-        if not any(self.job.space.frees(name) for name in _SYSTEM):
+        if not self.parts.system_model or not any(self.job.space.frees(name) for name in _SYSTEM):
             return
         if training.diverged:
             return
         before, here = training.setting, self._progress(training.setting)
         best = self._best(self.cap)
         gain = self._progress(best) / here
-        saved = self._seconds_left() * (1 - 1 / gain) if gain > 0 else 0.0
-        if gain <= _WORTH or saved <= (training.change_seconds or _CHANGE_SECONDS):
+        left, cost = self._seconds_left(), training.change_seconds or _CHANGE_SECONDS
+        saved = left * (1 - 1 / gain) if gain > 0 else 0.0
+        worth = gain > _WORTH and saved > cost if self.parts.cost_rule else gain > 1
+        stranded = not training.available.issuperset((*before.workers, *before.servers))  # no other change is accepted then
+        if best == before or not (worth or stranded):
             return
-        if (yield from training.change(best)):
+        why = (
+            f"{self._words(before)} -> {self._words(best)}: {left / gain:.0f} s left instead of {left:.0f}, "
+            f"{gain:.2f} times the progress per second; the change costs {cost:.0f} s"
+        )
+        if stranded:
+            why = f"a machine is not available any more: {self._words(before)} -> {self._words(best)}"
+        if (yield from training.change(best, why)):
             yield from self._measure()
-            worse = self._progress(training.setting) < here
-            if worse and not (training.diverged or training.cluster_changed):
-                yield from training.change(before)
+            seen = self._progress(training.setting)
+            if seen < here and not (stranded or training.diverged or training.cluster_changed):
+                why = f"taken back: {seen / here:.2f} times the progress per second of {self._words(before)}"
+                yield from training.change(before, why)
 
     def _measure(self) -> Steps[None]:
         yield from self.training.run(math.ceil(1.5 * len(self.training.setting.workers)))
+
+    def _words(self, setting: Setting) -> str:
+        """What the system model predicts for `setting`."""
+        roles = f"{len(setting.workers)} workers, {len(setting.servers)} servers"
+        kinds = f"batch {setting.batch_size}, {setting.transfer_bits} bits"
+        return f"{roles}, {kinds} ({self.system.push_seconds(setting):.3g} s per push)"
 
     def _seconds_left(self) -> float:
         """Until the job ends, before any drift was measured."""
@@ -186,8 +227,7 @@ class _Course:
             found = (_with_roles(now, names[: int(c)], names[int(c) :]) for c in counts)
         elif self.job.space.frees("role"):
             found = self._splits()
-        yield now
-        for setting in found:
+        for setting in (now, *found):
             if setting.workers and setting.servers and {*setting.workers, *setting.servers} <= self.training.available:
                 yield setting
 
@@ -217,32 +257,27 @@ class _Course:
         Where no heat from there upwards has helped, decades below are tried, too.
         """
         training = self.training
-        yield from training.change(heat.scaled(training.setting, 1.0))
+        yield from training.change(heat.scaled(training.setting, 1.0), "the same effective rate, without momentum")
         seen = yield from training.glance()
-        limit = math.inf  # a heat that is known to hurt
+        came_down = False
         while self._hurts(seen):
-            limit = heat.of(training.setting)
+            self.hurting, came_down = heat.of(training.setting), True
             cooler = yield from self._cooler(heat)
             if cooler is None:
                 break
             seen = cooler
-        lowest = training.setting
-        best, setting, kept = yield from self._rise(heat, limit, seen)
-        if best > -HELPED_NATS and self.first is not None and math.isinf(limit):
-            # The start may be so hot that the model was lost at once, and no heat can help it.
-            self.first = yield from training.return_to(self.first, lowest)
-            for _ in range(_DECADES):
-                cooler = yield from self._cooler(heat)
-                if cooler is None:
-                    break
-                if cooler.helps():
-                    yield from training.drop(kept)
-                    best, setting, kept = yield from self._rise(heat, _DECADE * heat.of(training.setting), cooler)
-                    break
+        start = training.setting
+        helped, setting, kept = yield from self._rise(heat, seen)
+        if not (helped or heat.steps or came_down) and self.first is not None:
+            found = yield from self._rise_from_below(heat, start, self.first)
+            if found is not None:
+                yield from training.drop(kept)
+                setting, kept = found
+        why = f"{heat.words(setting)} is the best so far, and the job goes on from its model"
         if kept is not None:
-            kept = yield from training.return_to(kept, setting)
+            kept = yield from training.return_to(kept, setting, why)
         else:
-            yield from training.change(setting)
+            yield from training.change(setting, why)
         yield from training.drop(kept)
 
     def _hurts(self, seen: Glance) -> bool:
@@ -257,60 +292,101 @@ class _Course:
         cooler = heat.scaled(training.setting, 1 / _DECADE)
         if heat.of(cooler) >= heat.of(training.setting):
             return None
+        why = f"{heat.words(training.setting)} -> {heat.words(cooler)}: the model became worse than untrained"
         if self.first is not None:
-            self.first = yield from training.return_to(self.first, cooler)
-        elif training.diverged or not (yield from training.change(cooler)):
+            self.first = yield from training.return_to(self.first, cooler, why)
+        elif training.diverged or not (yield from training.change(cooler, why)):
             return None
         return (yield from training.glance())
 
-    def _rise(self, heat: Heat, limit: float, seen: Glance) -> Steps[tuple[float, Setting, Snapshot | None]]:
-        """Raise the heat until it hurts twice; the best level, its setting, and a snapshot of its model.
+    def _rise_from_below(self, heat: Heat, start: Setting, first: Snapshot) -> Steps[tuple[Setting, Snapshot | None] | None]:
+        """The same from decades below `start`: it may have lost the untrained model at once, and no heat helps it since."""
+        why = "no heat has helped: again from the untrained model"
+        self.first = yield from self.training.return_to(first, start, why)
+        for _ in range(_LOST_DECADES):
+            seen = yield from self._cooler(heat)
+            if seen is None:
+                return None
+            if seen.helps():
+                self.hurting = min(self.hurting, _DECADE * heat.of(self.training.setting))
+                _, setting, kept = yield from self._rise(heat, seen)
+                return setting, kept
+        return None
 
-        By four while nothing happens at all, else by two.
+    def _rise(self, heat: Heat, seen: Glance) -> Steps[tuple[bool, Setting, Snapshot | None]]:
+        """Raise the heat until it hurts twice; whether anything was learned, the best setting, and a snapshot of its model.
+
+        By four while nothing happens at all, else by two. While nothing happens, the hottest that does no harm is the best:
+        short windows do not tell small progress from noise, and a lucky window would choose a heat that learns nothing.
         """
         training = self.training
-        best, validated, kept = seen.level, seen.validated, (yield from training.snapshot())
-        setting, bad = training.setting, 0
+        best, noise, validated, kept = seen.level, seen.noise, seen.validated, (yield from training.snapshot())
+        setting, bad, hot = training.setting, 0, math.inf
         while bad < 2 and not training.diverged:
-            idle = best > -max(_IDLE, 3 * seen.noise)
+            idle = best > -max(_IDLE, 3 * noise)
             hotter = heat.scaled(training.setting, _STEP**2 if idle and not heat.steps else _STEP)
-            if not heat.of(training.setting) < heat.of(hotter) <= limit / 1.5 or not (yield from training.change(hotter)):
+            if not heat.of(training.setting) < heat.of(hotter) <= self.hurting / 1.5:
+                break
+            why = (
+                f"{heat.words(training.setting)} -> {heat.words(hotter)}: the loss is {math.exp(best):.3f} of the untrained"
+            )
+            if not (yield from training.change(hotter, why)):
                 break
             seen = yield from training.glance()
-            better = seen.validated < validated - HELPED_NATS
-            validated = min(validated, seen.validated)
-            if seen.level < best or (better and not training.diverged):
-                best, setting, bad = min(best, seen.level), training.setting, 0
+            worse = seen.validated > validated + self.gauge.hurt
+            better = seen.validated < validated - HELPED_NATS or seen.level < best
+            harmless = idle and not worse and seen.level < 2 * seen.noise  # no worse than untrained
+            if (better or harmless) and not training.diverged:
+                best, noise, setting, bad = min(best, seen.level), seen.noise, training.setting, 0
                 yield from training.drop(kept)
                 kept = yield from training.snapshot()
-            elif training.diverged or seen.level > best + max(_HURT, 3 * seen.noise):
+            elif worse or training.diverged or seen.level > best + max(_HURT, 3 * seen.noise):
                 bad += 1
-        return min(best, validated), setting, kept
+                hot = heat.of(training.setting)
+            validated = min(validated, seen.validated)
+        if bad == 2 or training.diverged:  # once may be noise
+            self.hurting = min(self.hurting, hot)
+        return min(best + 2 * noise, validated) < -HELPED_NATS, setting, kept
 
     # ----------------------------------------------------------------------------------------------- 5. hold and cool
 
-    def _attempt(self, heat: Heat) -> Steps[bool]:
-        return Holding(self.training, heat, self.first, self._place_anew).run()
+    def learn(self, heat: Heat) -> Steps[None]:
+        """Hold and cool; where that has over-fitted or stands still, again from an early model, at another heat.
+
+        Where nothing was learned at all, the model was lost when it was still untrained, or the heat is far too low: then
+        from the untrained model, outwards by decades.
+        """
+        training, top = self.training, self.training.setting
+        seedling, decades, factors = (yield from training.snapshot()), iter(_DECADES), cycle(_RESTARTS)
+        while True:
+            holding = Holding(training, heat, self.parts, self._place_anew)
+            yield from holding.run()
+            elsewhere = self._elsewhere(heat, top, decades) if holding.lost and self.first is not None else None
+            if elsewhere is not None and self.first is not None:
+                why = f"{heat.words(training.setting)} -> {heat.words(elsewhere)}: nothing was learned; again from the start"
+                self.first = yield from training.return_to(self.first, elsewhere, why)
+                top = training.setting
+                yield from training.drop(seedling)
+                seedling = yield from training.snapshot()
+            elif seedling is not None:
+                setting = heat.scaled(top, next(factors))
+                why = f"{heat.words(training.setting)} -> {heat.words(setting)}: {holding.ended}; again from an early model"
+                seedling = yield from training.return_to(seedling, setting, why)
+            else:
+                return
+
+    def _elsewhere(self, heat: Heat, top: Setting, decades: Iterator[float]) -> Setting | None:
+        """The next setting outwards by decades from `top` that differs from it and is not known to hurt."""
+        for factor in decades:
+            setting = heat.scaled(top, factor)
+            if heat.of(setting) != heat.of(top) and heat.of(setting) < self.hurting:
+                return setting
+        return None
 
     def _place_anew(self) -> Steps[None]:
         """Choose again: machines have come or gone."""
         yield from self._measure()
         yield from self.place()
-
-    def learn(self, heat: Heat) -> Steps[None]:
-        """Hold and cool; where that has over-fitted or stands still, again from an early model, at another heat."""
-        training, top = self.training, self.training.setting
-        seedling = yield from training.snapshot()
-        for factor in cycle(_RESTARTS):
-            while (yield from self._attempt(heat)) and self.first is not None:
-                # No heat has helped this model: it was lost when it was still untrained.
-                self.first = yield from training.return_to(self.first, heat.scaled(training.setting, 1 / _DECADE))
-                top = training.setting
-                yield from training.drop(seedling)
-                seedling = yield from training.snapshot()
-            if seedling is None:
-                return
-            seedling = yield from training.return_to(seedling, heat.scaled(top, factor))
 
 
 def _options(knob: Any) -> list[Any]:

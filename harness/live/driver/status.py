@@ -34,7 +34,7 @@ class JobStatus:
     accuracy: float  # of the last validation, nan before
     setting: Setting
     nodes: tuple[NodeStatus, ...]
-    events: tuple[tuple[float, str], ...]  # (seconds, sentence): changes of setting, lost nodes
+    events: tuple[tuple[float, str], ...]  # (seconds, sentence): changes of setting, a tuner's reasons, lost nodes
 
 
 def setting_words(setting: Setting) -> str:

@@ -122,6 +122,8 @@ class LiveSystem:
         handler = handler_of(action, handlers)
         with self._control.news:
             self._control.wait(lambda: True)
+            if reason := getattr(action, "reason", ""):
+                self._control.log_event(f"tuner: {reason}")
             try:
                 answer = handler(action)
             except Rejected:

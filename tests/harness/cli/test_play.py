@@ -98,7 +98,7 @@ def test_each_action_and_answer_has_its_words() -> None:
     window = toy.window(job, [3.0, 1.0])
     lost = replace(window, events=(NodeEvent(1.0, "n1", "left"),), status="diverged", setting=faster)
     for exchange in (
-        Exchange(1.0, Fork(setting=faster), 4),
+        Exchange(1.0, Fork(setting=faster, reason="41 s left instead of 80"), 4),
         Exchange(2.0, Run(seconds=1.5, branch=4), window),
         Exchange(3.0, Evaluate(branch=4), Evaluation(3.0, 2, 0.5, 0.75)),
         Exchange(3.0, Free(branch=4), None),
@@ -111,6 +111,7 @@ def test_each_action_and_answer_has_its_words() -> None:
     rate = f"learning_rate {job.start.learning_rate:.4g} -> 0.25"
     assert [line.strip().partition("s  ")[2] or line.strip() for line in said] == [
         f"Fork({rate})",
+        "# 41 s left instead of 80",
         "-> branch 4",
         "Run(seconds=1.5, branch 4)",
         "-> 2 pushes in 2.0 s; training loss 3 to 1",

@@ -323,6 +323,12 @@ def test_windows_follow_one_another_and_lose_nothing(live):
     assert sum(w.pushes for w in seen[2].workers) == seen[2].clocks
 
 
+def test_a_reason_is_shown_with_the_events_of_the_job(live):
+    live.perform(Run(clocks=4, reason="measured first: 3 s"))
+    live.perform(Run(clocks=4))
+    assert [what for _, what in live.job_status().events if what.startswith("tuner: ")] == ["tuner: measured first: 3 s"]
+
+
 def test_a_policy_that_is_held_cannot_be_installed(spec, pretend, monkeypatch):
     monkeypatch.setitem(vars(spec), "job", replace(spec.job, installs_policies=False))
     with (

@@ -64,6 +64,8 @@ def test_machines_that_join_are_used():
 
 def test_levels_fall_with_error_and_rise_where_a_model_has_blown_up():
     gauge = Gauge(Target("accuracy", 0.95))
+    gauge.begin(2.3)
+    assert gauge.untrained_level == pytest.approx(gauge.level(2.3, 0.1), abs=1e-3)  # ten classes: chance is exp(-2.3)
     untrained = gauge.level(2.3, 0.1)
     assert gauge.level(0.5, 0.9) < gauge.level(1.0, 0.7) < untrained
     assert gauge.level(200.0, 0.1) > untrained + 3
@@ -75,9 +77,9 @@ def test_a_plateau_is_seen_by_the_newest_levels_and_not_too_early():
     times = [10.0 * i for i in range(1, 101)]
     falls = [-0.05 * i for i in range(100)]
     flat = [-0.05 * min(i, 40) for i in range(100)]
-    assert not stopped(times, falls)
-    assert stopped(times, flat)
-    assert not stopped(times[-13:], flat[-13:])  # its own course is too short to tell
+    assert not stopped(times, falls, -9.0, 2000.0)
+    assert stopped(times, flat, -9.0, 2000.0)
+    assert not stopped(times[-13:], flat[-13:], -9.0, 2000.0)  # its own course is too short to tell
     assert slope(times, falls) == pytest.approx(-0.005)
     assert spread([0.0, 1.0] * 2) == spread([0.0, 1.0] * 6) == pytest.approx(1 / 0.954)
     assert spread(falls) == pytest.approx(0.05 / 0.954)

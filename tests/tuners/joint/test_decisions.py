@@ -1,0 +1,199 @@
+"""Decisions of joint on measurements made by hand: each of them was wrong once, and cost an arena its target or its time."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.support.toy import job, window
+from tuners.actions import Cost, Evaluate, Evaluation, Fork, Free, Reconfigure, Rejected, Run
+from tuners.joint.heat import PolicyHeat
+from tuners.joint.holding import Holding, RuleParts
+from tuners.joint.learning_model import falls, seconds_left, stopped
+from tuners.joint.system_model import SystemModel
+from tuners.joint.training import Training
+from tuners.joint.tuner import _Course
+from tuners.settings import Choice, Real
+
+RATE = Real("learning_rate", 0.001, 100.0, log=True)
+DONE = Cost(seconds=0.0, stall_seconds=0.0)
+
+
+def of(*, space=None, target=None, nodes=None, **changed):
+    made = job("every knob")
+    target = replace(made.target, metric="loss", value=0.1) if target is None else target
+    space = made.space if space is None else replace(made.space, knobs=space)
+    return replace(made, target=target, space=space, budget_seconds=1e5, **changed)
+
+
+class Answers:
+    """Answers a tuner's steps: every window has the losses that `losses(setting, clocks)` gives."""
+
+    def __init__(self, job, losses, refuse=lambda action: False):
+        self.job, self.losses, self.refuse = job, losses, refuse
+        self.asked, self.settings, self.branches, self.now = [], {0: job.start}, 0, 0.0
+
+    def run(self, steps):
+        """Carry out `steps` to their end; returns their result."""
+        answer = None
+        while True:
+            try:
+                action = steps.throw(answer) if isinstance(answer, Rejected) else steps.send(answer)
+            except StopIteration as end:
+                return end.value
+            self.asked.append(action)
+            answer = Rejected("not now") if self.refuse(action) else self.answer(action)
+
+    def answer(self, action):
+        if isinstance(action, Run):
+            losses = self.losses(self.settings[action.branch], action.clocks)
+            made = window(self.job, losses, self.now + np.arange(1.0, action.clocks + 1))
+            self.now += action.clocks
+            return made
+        if isinstance(action, Reconfigure):
+            self.settings[action.branch] = action.setting
+            return DONE
+        if isinstance(action, Fork):
+            self.branches += 1
+            self.settings[self.branches] = self.settings[action.branch]
+            return self.branches
+        return Evaluation(self.now, 0, 1.0, float("nan")) if isinstance(action, Evaluate) else None
+
+    def changes(self):
+        return [a.setting for a in self.asked if isinstance(a, Reconfigure)]
+
+
+def course(made):
+    begun = _Course(made, RuleParts())
+    begun.gauge.begin(1.0)
+    return begun
+
+
+def flat(_setting, clocks):
+    return [1.0 + 0.1 * (-1) ** i for i in range(clocks)]
+
+
+# ------------------------------------------------------------------------------------------------------------ the branch
+
+
+def test_a_cooler_rate_takes_effect_before_machines_move():
+    """A model that goes on at the rate that has ruined it while its roles change is ruined again."""
+    made = of()
+    training, here = Training(made, SystemModel(made)), made.start
+    moved = replace(here, workers=here.workers[:-1], learning_rate=here.learning_rate / 10, loads=(), data_shares=())
+    answers = Answers(made, flat)
+    assert answers.run(training.change(moved, "too hot"))
+    assert [(s.learning_rate, s.workers) for s in answers.changes()] == [
+        (moved.learning_rate, here.workers),
+        (moved.learning_rate, moved.workers),
+    ]
+    assert answers.asked[0].reason == "too hot"
+
+
+def test_a_snapshot_on_lost_machines_gets_its_rate_where_the_system_has_put_it():
+    made = of()
+    training, moved = Training(made, SystemModel(made)), replace(made.start, workers=made.start.workers[:-1])
+    lost = made.start.workers[-1]
+    answers = Answers(made, flat, refuse=lambda a: isinstance(a, Reconfigure) and lost in a.setting.workers)
+    kept = answers.run(training.snapshot())
+    losses_of = answers.answer
+
+    def survivors(action):
+        return replace(losses_of(action), setting=moved) if isinstance(action, Run) else losses_of(action)
+
+    answers.answer = survivors
+    answers.run(training.return_to(kept, replace(made.start, learning_rate=0.05), "cooler"))
+    assert training.setting == replace(moved, learning_rate=0.05) == answers.settings[kept.branch]
+
+
+# -------------------------------------------------------------------------------------------------------------- the heat
+
+
+def test_while_nothing_is_learned_the_hottest_harmless_rate_is_the_best():
+    """Noise among windows that have learned nothing chose a rate that would have taken many times the budget."""
+    made = of(space=(RATE,))
+    draws = np.random.default_rng(0)
+
+    def losses(setting, clocks):
+        return (1.0 + 0.1 * draws.standard_normal(clocks)) * (1.0 if setting.learning_rate < 20 else 50.0)
+
+    begun, answers = course(made), Answers(made, losses)
+    answers.run(begun.find_heat(begun.heat))
+    assert 1.0 < begun.heat.of(begun.training.setting) < 20
+    assert begun.hurting > 20
+
+
+def test_policies_are_not_tried_from_the_start_again_because_little_was_learned():
+    """Each step down the ladder of policies cost a new start of the job, which one slow window had asked for."""
+    made = of(space=(Choice("policy", ("bsp", "asp", "ssp")),), start=replace(job().start, policy="asp"))
+    begun, answers = course(made), Answers(made, flat)
+    begun.first = answers.run(begun.training.snapshot())
+    assert isinstance(begun.heat, PolicyHeat)
+    answers.run(begun.find_heat(begun.heat))
+    assert {s.policy for s in answers.changes()} <= {"asp"}
+
+
+def test_a_model_that_is_lost_is_left_outwards_by_decades_and_not_downwards_only():
+    made = of(space=(RATE,))
+    begun = course(made)
+    top = replace(made.start, learning_rate=0.1, momentum=0.0)
+    found, decades = [], iter((0.1, 10.0, 0.01, 100.0))
+    begun.hurting = 5.0
+    while (setting := begun._elsewhere(begun.heat, top, decades)) is not None:
+        found.append(setting.learning_rate)
+    assert found == pytest.approx([0.01, 1.0, 0.001])
+
+
+@pytest.mark.parametrize(("share", "asks"), [(0.0001, True), (0.05, False)])
+def test_the_untrained_model_is_evaluated_only_where_that_is_cheap(share, asks):
+    made = of(evaluate_seconds=share * 1e5)
+    begun, answers = _Course(made, RuleParts()), Answers(made, flat)
+    answers.run(begun.begin())
+    answers.run(begun._measure())
+    assert any(isinstance(a, Evaluate) for a in answers.asked) is asks
+    assert begun.gauge.untrained == pytest.approx(1.0, rel=0.11)
+
+
+# ------------------------------------------------------------------------------------------------------------- the drift
+
+
+def test_a_slow_drift_that_is_no_noise_and_reaches_the_goal_has_not_stopped():
+    times = [10.0 * i for i in range(1, 101)]
+    slow = [-0.001 * i for i in range(100)]
+    assert falls(slow)
+    assert not stopped(times, slow, goal=-1.0, budget_seconds=20_000.0)
+    assert stopped(times, slow, goal=-9.0, budget_seconds=20_000.0)
+    assert seconds_left(times, slow, -1.0, 20_000.0).mean == pytest.approx(9020.0, rel=1e-3)
+    assert str(seconds_left(times, slow[::-1], -1.0, 2_000.0)) == "1000 +- 1000 s"
+
+
+@pytest.mark.parametrize(("drift", "lost"), [(0.0, True), (0.004, False)])
+def test_a_model_with_little_progress_is_lost_only_without_drift(drift, lost):
+    made = of(space=(RATE,))
+    begun = course(made)
+    holding = Holding(begun.training, begun.heat, RuleParts(), begun._place_anew)
+    untrained = begun.gauge.untrained_level
+    holding._course = [untrained - drift * i for i in range(10)]
+    assert holding._is_lost() is lost
+
+
+# ------------------------------------------------------------------------------------------------------------ the system
+
+
+def test_a_job_whose_machine_is_about_to_leave_is_moved_although_that_gains_nothing():
+    """Every change of the rate is refused as long as the setting names a machine that is not available."""
+    made = of(space=tuple(Choice(f"role/{n.name}", ("worker", "server", "both", "idle")) for n in job().nodes))
+    begun, answers = course(made), Answers(made, flat)
+    answers.run(begun._measure())
+    begun.training.available -= {made.start.workers[-1]}
+    answers.run(begun.place())
+    assert answers.changes()
+    assert made.start.workers[-1] not in begun.training.setting.workers
+
+
+def test_without_snapshots_no_branch_is_forked():
+    made = of(space=(RATE,))
+    begun, answers = _Course(made, RuleParts(snapshots=False)), Answers(made, flat)
+    begun.gauge.begin(1.0)
+    answers.run(begun.find_heat(begun.heat))
+    assert not any(isinstance(a, Fork | Free) for a in answers.asked)
