@@ -389,12 +389,22 @@ def test_the_milp_in_samples_is_what_brute_force_finds_with_eq_4s_rounding(probl
 _PAIRS = tuple(MachineKind(count=2, compute_seconds=c, bytes_per_second=b) for c, b in ((3.0, 0.5), (1.8, 0.25)))
 _MISJUDGED = Problem(kinds=_PAIRS, samples=10.0, batch_size=1.0, model_bytes=2.5, server_term="paper")
 
+# The presolve of HiGHS ended in an error for two workers, so that 1.1 s remained, and not proven; 0.967 s are possible.
+_ENDED = replace(
+    _MISJUDGED,
+    kinds=tuple(MachineKind(count=2, compute_seconds=c, bytes_per_second=b) for c, b in ((0.5, 0.75), (0.3, 2.0))),
+    samples=2.0,
+    model_bytes=0.5,
+)
+
 
 @settings(max_examples=25)
 @example(_MISJUDGED)
+@example(_ENDED)
 @given(problems(batches=12))
 def test_rounding_lies_between_none_and_whole_mini_batches(problem):
     samples = solve(problem, data="samples")
+    assert samples.proven
     assert best_split(problem).seconds <= samples.seconds * (1 + CLOSE)
     assert samples.seconds <= placement_seconds(problem, best_in_batches(problem), round_up=True) * (1 + CLOSE)
 
