@@ -55,7 +55,7 @@ def solve(
 ) -> Solved | None:
     """The placement of least epoch time; None where machines are too few for both roles, or no time was left to find one.
 
-    Raises ValueError for a problem whose pulls overlap.
+    Raises ValueError for a problem whose pulls overlap or queue.
 
     Args:
         problem: its samples count as whole mini-batches where `data` is "batches".
@@ -63,7 +63,7 @@ def solve(
         model_blocks: how many equal blocks the model has; None: servers can hold parts of any size.
         limit_seconds: of wall time for each W.
     """
-    if problem.overlap:
+    if problem.overlap or problem.server_term == "queue":
         raise ValueError("Cannot put overlapping pulls into this programme: it is the paper's; use best_in_batches.")
     counts = range(1, problem.machines)
     if not counts:
