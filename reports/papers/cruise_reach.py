@@ -26,7 +26,7 @@ from tuners.actions import Reconfigure, Run, Setting, TunerFactory, Window
 from tuners.cruise import cruise
 from tuners.cruise.placement import MachineKind, Problem, ServerTerm, place, splits
 
-__all__ = ["ARENAS", "MODELS", "best_seconds", "candidates", "main", "reached", "three_kinds"]
+__all__ = ["ARENAS", "MODELS", "best_seconds", "candidates", "kinds_of", "main", "reached", "three_kinds"]
 
 MODELS: dict[str, TunerFactory] = {
     "default": cruise,
@@ -94,7 +94,7 @@ def candidates(name: str, most: int = 8) -> list[Setting]:
     """The grid: every number of workers, or the `most` best roles and shares of each model with the true constants."""
     found = _loaded(name)
     job = scenario.job(found)
-    kinds, machines = _kinds(found)
+    kinds, machines = kinds_of(found)
     if len(kinds) == 1:
         workers = range(1, len(machines))
         return [replace(job.start, workers=tuple(machines[:w]), servers=tuple(machines[w:])) for w in workers]
@@ -123,7 +123,7 @@ def candidates(name: str, most: int = 8) -> list[Setting]:
     return settings
 
 
-def _kinds(found: scenario.Scenario) -> tuple[tuple[MachineKind, ...], list[str]]:
+def kinds_of(found: scenario.Scenario) -> tuple[tuple[MachineKind, ...], list[str]]:
     """The machines as Cruise would see them if it measured without error, and their names in this order."""
     batch, demand = scenario.job(found).start.batch_size, scenario.workload_of(found).demand
     types = {kind.name: kind for _, kind in found.cluster.nodes}
