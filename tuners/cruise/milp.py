@@ -13,7 +13,8 @@ The paper gives products of variables to a commercial solver. They can be writte
 The gap is zero: what is returned is optimal within HiGHS's tolerances, or, where time ran out, marked as not proven. HiGHS
 (SciPy 1.17.1) has called worse placements optimal where variables had no bounds, and possible ones infeasible where the
 epoch had its optimum as a cap. So all variables have bounds, the cap is above the best placement known, and the best
-placement with equal shares is the first one known.
+placement with equal shares is the first one known. Its presolve can also end in an error, where the whole search does not:
+then it searches again without it.
 
 ``cruise[solver=milp]`` uses it with Fig. 3's own rounding of samples to mini-batches (`data="samples"`). It takes
 seconds for eight machines, where `tuners.cruise.placement`, the default, takes milliseconds. Tests hold the two against each
@@ -34,6 +35,7 @@ from tuners.cruise.placement import Placement, Problem, placement_seconds
 __all__ = ["Solved", "solve"]
 
 _SLACK = 0.01  # how far the cap of the epoch is above the best one known
+_OPTIMAL, _INFEASIBLE, _ERROR = 0, 2, 4  # what `scipy.optimize.milp` calls the end of a search
 
 
 class Solved(NamedTuple):
@@ -53,7 +55,7 @@ def solve(
 ) -> Solved | None:
     """The placement of least epoch time; None where machines are too few for both roles, or no time was left to find one.
 
-    Raises ValueError for a problem whose pulls overlap.
+    Raises ValueError for a problem whose pulls overlap or queue.
 
     Args:
         problem: its samples count as whole mini-batches where `data` is "batches".
@@ -61,7 +63,7 @@ def solve(
         model_blocks: how many equal blocks the model has; None: servers can hold parts of any size.
         limit_seconds: of wall time for each W.
     """
-    if problem.overlap:
+    if problem.overlap or problem.server_term == "queue":
         raise ValueError("Cannot put overlapping pulls into this programme: it is the paper's; use best_in_batches.")
     counts = range(1, problem.machines)
     if not counts:
@@ -261,16 +263,19 @@ class _Programme:
         options: dict[str, Any] = {"mip_rel_gap": 0.0}
         if np.isfinite(limit_seconds):
             options["time_limit"] = limit_seconds
-        answer = milp(
-            np.eye(1, size, self.epoch)[0],
-            integrality=self.whole,
-            bounds=Bounds(self.low, self.high),
-            constraints=LinearConstraint(matrix, self.least_sum, self.most_sum),
-            options=options,
-        )
+        for presolve in (True, False):
+            answer = milp(
+                np.eye(1, size, self.epoch)[0],
+                integrality=self.whole,
+                bounds=Bounds(self.low, self.high),
+                constraints=LinearConstraint(matrix, self.least_sum, self.most_sum),
+                options=options | {"presolve": presolve},
+            )
+            if answer.status != _ERROR:
+                break
         if answer.x is None:
-            return None, answer.status == 2  # infeasible: nothing better with so many workers
-        return self._placement(answer.x), answer.status == 0
+            return None, answer.status == _INFEASIBLE  # nothing better with so many workers
+        return self._placement(answer.x), answer.status == _OPTIMAL
 
     def _placement(self, x: NDArray[np.float64]) -> Placement:
         """Whole numbers rounded, shares brought to their sum: as exact as floats are, whatever the solver's tolerance."""

@@ -18,14 +18,19 @@ Where we differ or had to choose:
   server may get nothing to hold; then it is better left out.
 * `server_term` "paper" is m_j w / b_ij, as if all workers had the bandwidth of worker i. "sum" is m_j sum_i 1 / b_ij as in
   the public code: the seconds to serve each worker in turn. For alike workers they are equal.
-* "own", our addition and the tuner's default, is m_j w / r_j, where r_j is the rate at which server j serves, as measured,
+* "own", our addition, is m_j w / r_j, where r_j is the rate at which server j serves, as measured,
   or b_j where nobody has measured it: a server may be slower than its NIC. A transfer to a narrow worker uses a part of this
   rate, and the rest serves others meanwhile; "paper" and "sum" let it occupy the whole server. Where workers differ in
   bandwidth, they therefore give the servers too much to do. The narrow worker itself waits for its own NIC, which is the
   other term.
 * The paper adds a server's seconds for all workers to a worker's compute, as if all workers pulled at one time.
-  Asynchronous workers pull while others compute: with `overlap`, the tuner's default, y_i is the larger of B C_w.proc^i plus
-  the worker's own term, and the server's term, which is the limit of a busy server. The proof above holds for that, too.
+  Asynchronous workers pull while others compute: with `overlap`, our addition, y_i is the larger of B C_w.proc^i plus the
+  worker's own term, and the server's term, which is the limit of a busy server. The proof above holds for that, too.
+* "queue", our addition and the tuner's default, is between the two: the workers queue for the servers
+  (`tuners.cruise.queueing`), and a fast worker may pull more often than a slow one, also while the servers are busy. A
+  worker pulls from all servers at once, at most as fast as its own NIC, and has all when the last one has answered:
+  S = max_j m_j / r_j. Seconds of a mini-batch grow with S at every worker, so for given roles the optimum is where all
+  servers are equally busy, m_j ~ r_j. No other corner need be tried, and the result is proven for this model as well.
 * Eq. 4 rounds mini-batches up, Eq. 5 does not. `best_split` does not round. `best_in_batches` assigns data in whole
   mini-batches, as the public code does, so that rounding up changes nothing; it is exact, too. The relaxed optimum is a
   lower bound of Fig. 3's, and the optimum in whole mini-batches an upper bound.
@@ -42,6 +47,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tuners.cruise.queueing import pulls_in_queue
+
 __all__ = [
     "MachineKind",
     "Placement",
@@ -53,13 +60,14 @@ __all__ = [
     "place",
     "placement_seconds",
     "pull_seconds",
+    "queued_pull_seconds",
     "splits",
 ]
 
 _Array: TypeAlias = NDArray[np.float64]
 
-ServerTerm: TypeAlias = Literal["paper", "sum", "own"]
-"""The server's part of a pull: m_j w / b_ij, m_j sum_i 1 / b_ij, or m_j w / b_j."""
+ServerTerm: TypeAlias = Literal["paper", "sum", "own", "queue"]
+"""The server's part of a pull: m_j w / b_ij, m_j sum_i 1 / b_ij, m_j w / r_j, or m_j / r_j and a wait for other workers."""
 
 _MOST_KINDS = 3
 _ROUNDING = 1e-12  # relative error of floats that counts as zero
@@ -76,7 +84,7 @@ class MachineKind:
 
     @property
     def served_per_second(self) -> float:
-        """The server's own rate, bytes per second; `server_term` "own" uses it."""
+        """r: the server's own rate, bytes per second; `server_term` "own" and "queue" use it."""
         return self.bytes_per_second if self.service_bytes_per_second is None else self.service_bytes_per_second
 
 
@@ -89,7 +97,7 @@ class Problem:
     batch_size: float  # B, samples in a mini-batch
     model_bytes: float  # M, of one pull
     server_term: ServerTerm = "sum"
-    overlap: bool = False  # servers serve some workers while others compute
+    overlap: bool = False  # servers serve some workers while others compute; "queue" always means that
 
     @property
     def machines(self) -> int:
@@ -129,7 +137,12 @@ class Split(NamedTuple):
 
 
 def pull_seconds(problem: Problem, placement: Placement) -> tuple[_Array, _Array]:
-    """The two terms of Eq. 4, [workers]: seconds of a pull limited by the slowest server, and by the worker's own NIC."""
+    """The two terms of Eq. 4, [workers]: seconds of a pull limited by the slowest server, and by the worker's own NIC.
+
+    Raises ValueError for the server term "queue", for which there is `queued_pull_seconds`.
+    """
+    if problem.server_term == "queue":
+        raise ValueError("Cannot give the two terms of Eq. 4 with server_term='queue': use queued_pull_seconds.")
     kind, model = problem.kind_of(), np.array(placement.model)
     rate, own = (np.array(r)[kind] for r in _rates(problem))
     seconds = 1 / np.minimum(rate[list(placement.workers), None], rate[None, list(placement.servers)])  # per byte, [w, s]
@@ -140,6 +153,20 @@ def pull_seconds(problem: Problem, placement: Placement) -> tuple[_Array, _Array
     }[problem.server_term]
     served = np.broadcast_to((model * per_byte).max(axis=-1), len(placement.workers))
     return served, (model * seconds).sum(axis=1)
+
+
+def queued_pull_seconds(problem: Problem, placement: Placement) -> _Array:
+    """Seconds of a pull by the server term "queue", [workers], if all workers are at work."""
+    kind, model, workers = problem.kind_of(), np.array(placement.model), np.array(placement.workers)
+    rate, own = (np.array(r)[kind] for r in _rates(problem))
+    service = (model / own[list(placement.servers)]).max()
+    pulls: _Array = pulls_in_queue(
+        np.ones((1, len(workers))),
+        _compute(problem)[kind[workers]],
+        problem.model_bytes / rate[workers],
+        np.array([service]),
+    )[0]
+    return pulls
 
 
 def _rates(problem: Problem) -> tuple[list[float], list[float]]:
@@ -159,6 +186,8 @@ def placement_seconds(problem: Problem, placement: Placement, *, round_up: bool 
     if round_up:
         batches = np.ceil(batches * (1 - _ROUNDING))
     compute = np.array([k.compute_seconds for k in problem.kinds])[kind[list(placement.workers)]]
+    if problem.server_term == "queue":
+        return float(np.max(compute * data + batches * queued_pull_seconds(problem, placement)))
     served, alone = pull_seconds(problem, placement)
     busy = 0.0 if problem.overlap else compute * data
     return float(np.max(np.maximum(busy + batches * served, compute * data + batches * alone)))
@@ -219,6 +248,8 @@ def _relaxed(problem: Problem) -> _Relaxed:
         raise ValueError(f"Cannot place machines of {len(count)} kinds: give at most {_MOST_KINDS}, or use the MILP.")
     workers = np.array(list(product(*(range(c + 1) for c in count))))
     workers = workers[(workers.sum(axis=1) > 0) & (workers.sum(axis=1) < count.sum())]
+    if problem.server_term == "queue":
+        return _queued(problem, workers, count - workers)
     serves = workers < count
     size = (len(workers), len(count))
     found = _Relaxed(workers, count - workers, np.zeros(size), np.ones(size), np.ones(len(workers)))
@@ -234,6 +265,16 @@ def _relaxed(problem: Problem) -> _Relaxed:
         found.held[rows[:, None], list(kinds)] = corners[at, best]
         found.cycle[rows], found.rate[rows] = cycle[at, best], rate[at, best]
     return found
+
+
+def _queued(problem: Problem, workers: NDArray[np.int64], servers: NDArray[np.int64]) -> _Relaxed:
+    """The same for the server term "queue": every server holds as much as it serves per second."""
+    rate, own = map(np.array, _rates(problem))
+    serving = servers * own
+    together = serving.sum(axis=1)
+    compute, alone = _compute(problem), problem.model_bytes / rate
+    cycle = compute + pulls_in_queue(workers.astype(float), compute, alone, problem.model_bytes / together)
+    return _Relaxed(workers, servers, serving / together[:, None], cycle, (workers / cycle).sum(axis=1))
 
 
 def _compute(problem: Problem) -> _Array:
@@ -299,7 +340,8 @@ def best_in_batches(problem: Problem) -> Placement | None:
 
     Exact: the relaxed optimum of the same roles is a lower bound, which excludes most roles. For the others we try all
     numbers k_u of mini-batches per kind whose slowest worker could still be better; for given k the best model shares are
-    again at a corner, now of the planes on which any two workers' pieces are equal.
+    again at a corner, now of the planes on which any two workers' pieces are equal. By the server term "queue" one corner is
+    best for all k, so that each mini-batch goes to the kind whose workers end with it first.
     """
     found = _relaxed(problem)
     bounds = problem.batches / found.rate
@@ -329,6 +371,8 @@ def _whole(problem: Problem, found: _Relaxed, row: int, limit: float) -> tuple[f
     workers, servers, need = found.workers[row], found.servers[row], problem.batches
     at_once = _handed_out(need, workers, found.cycle[row])
     best = float((at_once * found.cycle[row]).max()), at_once, found.held[row]
+    if problem.server_term == "queue":
+        return best
     limit = min(limit, best[0])
     kinds = np.flatnonzero(servers > 0).tolist()
     pieces = _pieces(problem, workers[None], kinds)[0]

@@ -25,8 +25,10 @@ from tuners.cruise.placement import (
     place,
     placement_seconds,
     pull_seconds,
+    queued_pull_seconds,
     splits,
 )
+from tuners.cruise.queueing import pulls_in_queue
 from tuners.settings import Node
 
 __all__ = ["TIE", "CostModel", "Roles", "Solver", "Wanted", "best_worker_count", "epoch_seconds", "roles"]
@@ -55,6 +57,14 @@ def epoch_seconds(workers: int, servers: int, problem: Problem, *, round_up: boo
     data = problem.samples / workers
     pulls = ceil(data / problem.batch_size) if round_up else data / problem.batch_size
     compute = data * kind.compute_seconds
+    if problem.server_term == "queue":
+        each = pulls_in_queue(
+            np.array([[float(workers)]]),
+            np.array([problem.batch_size * kind.compute_seconds]),
+            np.array([problem.model_bytes / kind.bytes_per_second]),
+            np.array([problem.model_bytes / (servers * kind.served_per_second)]),
+        )
+        return float(compute + pulls * each[0, 0])
     pull = pulls * problem.model_bytes / kind.bytes_per_second
     served = pull * (workers / servers)
     if problem.server_term == "own":
@@ -151,7 +161,8 @@ class CostModel:
             samples=self.job.samples,
             batch_size=float(np.mean([r.samples for r in readings.values()])),
             model_bytes=self.job.model_bytes * current.transfer_bits / 32,
-            server_term=self.server_term,
+            # Where all workers wait for each other, all pull at once: there is nothing that a queue would say better.
+            server_term="own" if self.server_term == "queue" and _all_wait(current) else self.server_term,
             overlap=self.overlap and not _all_wait(current),
         )
 
@@ -161,12 +172,14 @@ class CostModel:
         With overlap a pull that waits for a busy server ends when the server has served all workers.
         """
         problem = self._problem(current, everyone, readings, 1.0)
-        served, alone = pull_seconds(problem, _placed(current, problem, everyone))
+        placement = _placed(current, problem, everyone)
         measured = [current.workers.index(w) for w in readings]
-        served, alone = served[measured], alone[measured]
         took = sum(r.pull_seconds for r in readings.values())
         if not took > 0:
             return 1.0
+        if problem.server_term == "queue":
+            return float(queued_pull_seconds(problem, placement)[measured].sum() / took)
+        served, alone = (term[measured] for term in pull_seconds(problem, placement))
         if not problem.overlap:
             return float(np.maximum(served, alone).sum() / took)
         busy = sum(r.compute_seconds for r in readings.values())

@@ -13,10 +13,13 @@ Where we differ from the paper or had to choose:
   vendor's bandwidth of the NIC; ``bandwidth="measured"`` multiplies it by the share that the pulls achieved, because a
   server may serve slower than its NIC.
 * The paper's model adds a server's work for all workers to each worker's compute. That is exact where all workers pull at
-  the same time (BSP). With `overlap`, our default, some workers pull while others compute, up to the servers' bandwidth.
-* `server_term` "paper" is Eq. 4, "sum" is the public code's. "own", our default: a server serves others while it serves a
+  the same time (BSP). Asynchronous workers pull while others compute, up to the servers' bandwidth. `overlap`, our
+  addition, counts on that limit.
+* `server_term` "paper" is Eq. 4, "sum" is the public code's. "own", our addition: a server serves others while it serves a
   worker with a narrow NIC, at the rate that the servers measure (the paper's server metrics), or else at that of its NIC.
-  The terms differ where NICs differ, or where servers serve slower than their NIC.
+  The terms differ where NICs differ, or where servers serve slower than their NIC. "queue", our default, has the same rates
+  and overlap, and workers wait in a queue for busy servers (`tuners.cruise.queueing`). Where all workers wait for each
+  other, "own" without overlap is used instead.
 * Hence ``cruise[server_term=paper,overlap=false]`` is the paper's model and ``cruise[server_term=sum,overlap=false]`` the
   public code's. On machines of several types their choice can take far longer than the best (`tuners/cruise/README.md`).
 * `solver` "milp" is the paper's programme (Fig. 3), "exact" is our method without a solver. The programme knows no overlap,
@@ -63,7 +66,7 @@ def cruise(
     extra_gain: NonNegative = 0.0,
     against: Literal["predicted", "measured"] = "predicted",
     bandwidth: Literal["nic", "measured"] = "nic",
-    server_term: ServerTerm = "own",
+    server_term: ServerTerm | None = None,
     overlap: bool | None = None,
     round_up: bool = False,
     solver: Solver = "exact",
@@ -85,13 +88,16 @@ def cruise(
         extra_gain: the same, for a split that uses machines which have joined.
         against: the epoch time to compare with: the predicted or the measured one of the current split.
         bandwidth: b, as the vendor states it or as the pulls achieved it.
-        server_term: the server's part of Eq. 4: the paper's, the public code's ("sum"), or each server's own rate, ours.
+        server_term: the server's part of Eq. 4: the paper's, the public code's ("sum"), each server's own rate ("own"), or a
+            queue before servers of such rates ("queue"). By default "queue", but "own" with `overlap` or the solver "milp".
         overlap: whether servers serve some workers while others compute; by default they do, except with the solver
-            "milp". Never where all workers wait for each other (policy "bsp", or "ssp" with staleness 0).
+            "milp". Never where all workers wait for each other (policy "bsp", or "ssp" with staleness 0). The server term
+            "queue" knows nothing else, and cannot be used with this option.
         round_up: whether the model rounds each worker's mini-batches up.
         solver: what finds the best placement on machines of several types: "exact" tries all corners (see
             `tuners.cruise.placement`); "milp" solves the paper's programme (see `tuners.cruise.milp`), which rounds up, in
-            seconds to minutes, and does not know `overlap`: alone it implies ``overlap=False``; together they are refused.
+            seconds to minutes, and knows neither `overlap` nor a queue: alone it implies ``overlap=False``; with these it
+            is refused.
         batches: mini-batches per worker between two solves.
         warmup: first mini-batches of each worker that do not count.
         resume: the same after each reconfiguration.
@@ -101,12 +107,12 @@ def cruise(
         newest: weight of the newest reading in the memory of a machine: its speed as a worker, used while it is none, and
             its rate as a server.
     """
-    _check_solver(solver, overlap=overlap is True)
+    term = _server_term(server_term, solver, overlap)
     if _roles_are_held(job):
         return
     model = CostModel(
         job=job,
-        server_term=server_term,
+        server_term=term,
         overlap=solver != "milp" if overlap is None else overlap,
         round_up=round_up,
         solver=solver,
@@ -128,7 +134,7 @@ def cruise(
         monitor.add(seen, job)
         at_work = [w for w in current.workers if w in resources.names]
         holding = [s for s, m in zip(current.servers, current.shares()[1], strict=True) if m > 0 and s in resources.names]
-        if not monitor.ready(at_work, least, holding if server_term == "own" else ()):
+        if not monitor.ready(at_work, least, holding if term in ("own", "queue") else ()):
             continue
         readings = monitor.readings(at_work)
         known.add(readings, monitor.served_per_second())
@@ -182,12 +188,17 @@ class _Resources:
         return max(TIE, extra_gain if joins else gain * 2 ** left[roles(wanted)])
 
 
-def _check_solver(solver: str, *, overlap: bool) -> None:
-    """Raise ValueError for a solver that is not known, or that cannot solve the model with overlap."""
+def _server_term(term: ServerTerm | None, solver: str, overlap: bool | None) -> ServerTerm:
+    """The server term to use. Raises ValueError for a solver that is not known, or options that exclude each other."""
     if solver not in get_args(Solver):
         raise ValueError(f"Cannot solve by {solver!r}: choose one of {', '.join(get_args(Solver))}.")
     if solver == "milp" and overlap:
         raise ValueError("Cannot use solver='milp' with overlap=True: Fig. 3 knows no overlap; leave one of them out.")
+    if solver == "milp" and term == "queue":
+        raise ValueError("Cannot use solver='milp' with server_term='queue': Fig. 3 knows no queue; leave one of them out.")
+    if term == "queue" and overlap is not None:
+        raise ValueError(f"Cannot use server_term='queue' with overlap={overlap}: leave one of them out, a queue overlaps.")
+    return term or ("queue" if solver != "milp" and overlap is None else "own")
 
 
 def _method(job: Job) -> Method | None:

@@ -1,18 +1,17 @@
 """Cruise on its own arenas: what each cost model chooses in the simulator, and machines that come and go."""
 
 from dataclasses import replace
-from functools import cache, partial
-from itertools import islice
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from harness import scenario
 from harness.drive import play
-from simulators.cluster.profiles import node_seconds
+from reports.papers.cruise_reach import MODELS, reached
 from tuners.actions import Reconfigure, Rejected, Run, Window
 from tuners.cruise import cruise
-from tuners.cruise.placement import MachineKind, Placement, Problem, place, placement_seconds, splits
+from tuners.cruise.placement import MachineKind, Placement, Problem, placement_seconds
 
 
 def changes(found, workers=None, **options):
@@ -103,90 +102,21 @@ def test_a_wide_server_serves_narrow_workers_side_by_side():
 
 # -------------------------------------------------------------------------------------------------- three kinds of machines
 
-THREE_KINDS = """
-summary = "NMF on a cluster of three kinds of machines"
-cluster.nodes = [{nodes}]
-cluster.discipline = "{discipline}"
-workload.name = "cruise-nmf"
-start = {{ workers = {workers}, servers = {servers}, policy = "asp", batch_size = 10000 }}
-free."role/*" = {{ choice = ["worker", "server"] }}
-target = {{ metric = "clocks", value = 1900, by_share = true, check_clocks = 19 }}
-budget.seconds = 40000
-conditions.jitter = 0.2
-"""
-CLUSTERS = {
-    "a": ("fifo", (("r4.xlarge", 12, "n"), ("m4.large", 8, "slim"), ("r4.4xlarge", 4, "big"))),
-    "b": ("maxmin", (("m4.xlarge", 8, "n"), ("m4.large", 10, "slim"), ("c4.8xlarge", 3, "wide"))),
-}
+CLUSTERS = ("three-a", "three-b")
 
 
-def three_kinds(which):
-    """A scenario on that cluster. At the start two thirds of each kind are workers."""
-    discipline, kinds = CLUSTERS[which]
-    nodes = ", ".join(f'{{ type = "{kind}", count = {count}, prefix = "{name}" }}' for kind, count, name in kinds)
-    working = [f"{name}{i}" for _, count, name in kinds for i in range((2 * count + 2) // 3)]
-    serving = [f"{name}{i}" for _, count, name in kinds for i in range((2 * count + 2) // 3, count)]
-    text = THREE_KINDS.format(nodes=nodes, discipline=discipline, workers=working, servers=serving)
-    return scenario.parse(text.replace("'", '"'), name=f"three-{which}", origin=Path(f"three-{which}.toml"))
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_on_three_kinds_of_machines_the_default_ends_near_the_best(name):
+    """The paper's claim is 6.5 %, for machines of one kind. Measured: at most 2.4 % in five seeds."""
+    assert reached(name, MODELS["default"], 0)[0] < 1.03
 
 
-def seconds_to_target(found, setting):
-    window = scenario.system(found, 100, setting).perform(Run(clocks=10**7))
-    assert window.status == "target"
-    return window.end_seconds
-
-
-@cache
-def fastest(which, candidates=14):
-    """Seconds to the target under the best of the settings that any of three models, told the true constants, likes best."""
-    found = three_kinds(which)
-    job, demand = scenario.job(found), scenario.workload_of(found).demand
-    by_type, batch = {}, job.start.batch_size
-    for name, kind in found.cluster.nodes:
-        by_type.setdefault(kind.name, (kind, []))[1].append(name)
-    kinds = tuple(
-        MachineKind(
-            count=len(names),
-            compute_seconds=node_seconds(kind, demand, (batch, *[0] * (len(kind.devices) - 1)))[0] / batch,
-            bytes_per_second=kind.nic_bytes_per_second,
-            service_bytes_per_second=min(kind.nic_bytes_per_second, kind.service_bytes_per_second),
-        )
-        for kind, names in by_type.values()
-    )
-    machines = [n for _, names in by_type.values() for n in names]
-    tried = []
-    for term, overlap in (("sum", False), ("own", False), ("own", True)):
-        problem = Problem(
-            kinds=kinds,
-            samples=job.samples,
-            batch_size=batch,
-            model_bytes=job.model_bytes,
-            server_term=term,
-            overlap=overlap,
-        )
-        for split in islice(splits(problem), candidates):
-            at = place(problem, split)
-            setting = replace(
-                job.start,
-                workers=tuple(machines[i] for i in at.workers),
-                servers=tuple(machines[j] for j in at.servers),
-                data_shares=tuple(d / sum(at.data) for d in at.data),
-                model_shares=tuple(m / sum(at.model) for m in at.model),
-            )
-            tried.append(seconds_to_target(found, setting))
-    return min(tried)
-
-
-@pytest.mark.parametrize("which", CLUSTERS)
-def test_on_three_kinds_of_machines_the_default_ends_near_the_best(which):
-    """The paper's claim is 6.5 %, for machines of one kind."""
-    found = three_kinds(which)
-    asked, _ = changes(found)
-    assert seconds_to_target(found, asked[-1].action.setting) < 1.065 * fastest(which)
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_without_a_queue_the_limit_of_busy_servers_is_farther_off(name):
+    """It makes fast workers pull no more often than slow ones while the servers are busy."""
+    assert reached(name, MODELS["limit"], 0)[0] > 1.065
 
 
 def test_on_three_kinds_of_machines_the_public_codes_model_can_be_far_off():
     """Each narrow worker seems to occupy the servers, so that too few machines work."""
-    found = three_kinds("b")
-    asked, _ = changes(found, server_term="sum", overlap=False)
-    assert seconds_to_target(found, asked[-1].action.setting) > 1.5 * fastest("b")
+    assert reached("three-b", MODELS["code"], 0)[0] > 1.5

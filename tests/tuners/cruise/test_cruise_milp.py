@@ -69,10 +69,12 @@ def test_machines_of_one_type_need_no_programme():
     ("name", "reason"),
     [
         ("cruise[solver=milp,overlap=true]", "Cannot use solver='milp' with overlap=True"),
+        ("cruise[solver=milp,server_term=queue]", "Cannot use solver='milp' with server_term='queue'"),
+        ("cruise[server_term=queue,overlap=false]", "Cannot use server_term='queue' with overlap=False"),
         ("cruise[solver=simplex]", "Cannot use solver=simplex for tuner .*: give exact or milp"),
     ],
 )
-def test_a_solver_that_cannot_be_used_is_refused_at_the_start(name, reason):
+def test_options_that_exclude_each_other_are_refused_at_the_start(name, reason):
     with pytest.raises(ValueError, match=reason):
         next(resolve(name).factory(SMALL))
 

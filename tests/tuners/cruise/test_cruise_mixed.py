@@ -171,21 +171,22 @@ def serving(of, rates, setting=None):
     return tuple(ServerWindow(s, 10 * rate, 10.0 if rate else 0.0, 0.0, 0.0) for s, rate in each)
 
 
-def test_servers_are_as_fast_as_they_measure_and_not_as_their_nic():
+@pytest.mark.parametrize(("term", "model"), [("own", {"overlap": False}), ("queue", {})])
+def test_servers_are_as_fast_as_they_measure_and_not_as_their_nic(term, model):
     """Fast machines have a NIC four times as wide, but serve no faster than the slow ones."""
     compute = {"slow": 0.02, "fast": 0.01}
     chosen = []
     for rates in ({"slow": 1e6, "fast": 4e6}, {"slow": 1e6, "fast": 1e6}):
-        known = problem(6, 2, slow_seconds=0.02, fast_seconds=0.01, server_term="own")
+        known = problem(6, 2, slow_seconds=0.02, fast_seconds=0.01, server_term=term)
         kinds = (replace(k, service_bytes_per_second=r) for k, r in zip(known.kinds, rates.values(), strict=True))
         best = best_split(replace(known, kinds=tuple(kinds)))
         seen = replace(told(MIXED, compute), servers=serving(MIXED, rates))
-        wanted = begun(MIXED, server_term="own", gain=0.0).send(seen).setting
+        wanted = begun_by_default(MIXED, server_term=term, gain=0.0, **model).send(seen).setting
         assert tuple(sum(w[0] == kind for w in wanted.workers) for kind in "sf") == best.workers
         chosen.append(best.workers)
     assert chosen[0] != chosen[1]
     # A system that does not measure its servers: as fast as their NIC.
-    wanted = begun(MIXED, server_term="own", gain=0.0).send(told(MIXED, compute)).setting
+    wanted = begun_by_default(MIXED, server_term=term, gain=0.0, **model).send(told(MIXED, compute)).setting
     assert tuple(sum(w[0] == kind for w in wanted.workers) for kind in "sf") == chosen[0]
 
 
@@ -221,7 +222,7 @@ def test_cruise_does_not_wait_for_servers_that_nobody_measures():
 def test_by_default_servers_have_their_own_rate_and_pulls_overlap():
     seen = replace(told(MIXED, {"slow": 0.02, "fast": 0.01}), servers=serving(MIXED, RATES))
     answer = begun_by_default(MIXED).send(seen)
-    assert answer == begun_by_default(MIXED, server_term="own", overlap=True).send(seen)
+    assert answer == begun_by_default(MIXED, server_term="queue").send(seen)
     for model in (PUBLIC_CODE, {"server_term": "paper", "overlap": False}, {"server_term": "own", "overlap": False}):
         assert begun(MIXED, **model).send(seen) != answer
 
@@ -312,6 +313,21 @@ def test_the_bandwidth_that_pulls_achieve(overlap):
     expected = begun(of_half, gain=0.0, overlap=overlap).send(told(of_half, compute))
     assert isinstance(wanted, Reconfigure)
     assert (wanted.setting.workers, wanted.setting.servers) == (expected.setting.workers, expected.setting.servers)
+    assert wanted.setting.data_shares == pytest.approx(expected.setting.data_shares)
+
+
+def test_the_bandwidth_that_pulls_in_a_queue_achieve():
+    """Pulls take as long as with half the bandwidth, and workers compute too little to matter."""
+    half = tuple(replace(n, nic_bytes_per_second=n.nic_bytes_per_second / 2) for n in MIXED.nodes)
+    compute = {"slow": 1e-9, "fast": 1e-9}
+    seen = told(MIXED, compute)
+    # s4, s5 and f1 hold a third each; the narrow ones serve everybody, one after the other: 6 x 2 x PULL / 3.
+    seen.pushes.pull_seconds[:] = len(MIXED.start.workers) * 2 * PULL / 3
+    wanted = begun_by_default(MIXED, gain=0.0, bandwidth="measured").send(seen)
+    of_half = replace(MIXED, nodes=half)
+    expected = begun_by_default(of_half, gain=0.0).send(told(of_half, compute))
+    assert isinstance(wanted, Reconfigure)
+    assert roles(wanted.setting) == roles(expected.setting)
     assert wanted.setting.data_shares == pytest.approx(expected.setting.data_shares)
 
 

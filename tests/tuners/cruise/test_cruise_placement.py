@@ -24,10 +24,12 @@ from tuners.cruise.placement import (
     place,
     placement_seconds,
     pull_seconds,
+    queued_pull_seconds,
     splits,
 )
 from tuners.cruise.split import best_worker_count, epoch_seconds
 
+TERMS = ("paper", "sum", "own")
 CLOSE = 1e-5  # HiGHS keeps to every row within 1e-6 of the programme's unit, and an epoch adds up a few rows
 
 
@@ -38,7 +40,7 @@ def paper(*, z=1.81, pull=3.635, fast=2.0, **more):
     return Problem(kinds=(slow, quick), samples=1.9e6, batch_size=1e4, model_bytes=568e6, **more)
 
 
-def problems(most_kinds=3, most=3, batches=6, batch_size=1.0, **fixed):
+def problems(most_kinds=3, most=3, batches=6, batch_size=1.0, terms=TERMS, **fixed):
     """Small problems in round numbers, so that solvers have no problems of scale."""
     kind = st.builds(
         MachineKind,
@@ -52,7 +54,7 @@ def problems(most_kinds=3, most=3, batches=6, batch_size=1.0, **fixed):
         samples=st.integers(1, batches).map(float),
         batch_size=st.just(batch_size),
         model_bytes=st.integers(1, 12).map(lambda x: x / 4),
-        server_term=st.sampled_from(["paper", "sum", "own"]),
+        server_term=st.sampled_from(terms),
         **fixed,
     )
     return made.filter(lambda p: 2 <= p.machines <= 5)
@@ -76,9 +78,12 @@ def in_proportion(problem, workers, servers, model):
     """The placement whose workers all end at the same time; data can be divided into any parts."""
     even = Placement(workers, servers, (1.0,) * len(workers), tuple(model))
     compute, _ = rates(problem)
-    served, alone = pull_seconds(problem, even)
     own = np.array([compute[i] * problem.batch_size for i in workers])
-    cycle = np.maximum(served + (0 if problem.overlap else own), alone + own)
+    if problem.server_term == "queue":
+        cycle = own + queued_pull_seconds(problem, even)
+    else:
+        served, alone = pull_seconds(problem, even)
+        cycle = np.maximum(served + (0 if problem.overlap else own), alone + own)
     return even._replace(data=tuple(problem.samples / cycle / (1 / cycle).sum()))
 
 
@@ -142,15 +147,15 @@ def test_for_alike_machines_all_server_terms_are_the_same(problem):
 # ------------------------------------------------------------------------------------------------------ the relaxed optimum
 
 
-@given(st.integers(2, 60), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3), st.booleans())
-def test_alike_machines_get_what_eq_5_says(machines, compute, rate, overlap):
+@given(st.integers(2, 60), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3), st.booleans(), st.sampled_from(["sum", "queue"]))
+def test_alike_machines_get_what_eq_5_says(machines, compute, rate, overlap, term):
     kinds = (MachineKind(count=machines, compute_seconds=compute, bytes_per_second=rate),)
-    problem = Problem(kinds=kinds, samples=1000, batch_size=10, model_bytes=7.0, overlap=overlap)
+    problem = Problem(kinds=kinds, samples=1000, batch_size=10, model_bytes=7.0, overlap=overlap, server_term=term)
     workers = best_worker_count(problem)
     assert best_split(problem).seconds == pytest.approx(epoch_seconds(workers, machines - workers, problem), rel=1e-12)
 
 
-@given(problems(overlap=st.booleans()))
+@given(problems(overlap=st.booleans(), terms=(*TERMS, "queue")))
 def test_every_split_takes_what_eqs_1_to_4_say_and_comes_after_the_faster_ones(problem):
     found = list(splits(problem))
     assert len(found) == np.prod([k.count + 1 for k in problem.kinds]) - 2
@@ -164,7 +169,7 @@ def test_every_split_takes_what_eqs_1_to_4_say_and_comes_after_the_faster_ones(p
         assert min(placement.model) >= 0
 
 
-@given(problems(overlap=st.booleans()), st.randoms(use_true_random=False))
+@given(problems(overlap=st.booleans(), terms=(*TERMS, "queue")), st.randoms(use_true_random=False))
 def test_no_placement_beats_the_optimum(problem, random):
     """Any roles, any model shares per machine (even, clumped, or beside the optimum's own), the best data shares."""
     least = {(s.workers, s.servers): s for s in splits(problem)}
@@ -297,6 +302,21 @@ def test_whole_mini_batches_by_kind_are_what_brute_force_finds(problem):
     assert cost == pytest.approx(brute_force(problem), rel=1e-7)
 
 
+@settings(max_examples=30)
+@given(problems(most=2, batches=5, terms=["queue"]).filter(lambda p: p.machines <= 4))
+def test_with_a_queue_too_whole_mini_batches_are_what_brute_force_finds(problem):
+    """The model's shares are best in proportion to what servers serve per second, whatever the roles and mini-batches."""
+    found = best_in_batches(problem)
+    _, rate = rates(problem)
+    least = np.inf
+    for workers, servers in roles(problem):
+        model = np.array([rate[j] for j in servers]) * problem.model_bytes / sum(rate[j] for j in servers)
+        for batches in compositions(problem.batches, len(workers)):
+            placement = Placement(workers, servers, tuple(b * problem.batch_size for b in batches), tuple(model))
+            least = min(least, placement_seconds(problem, placement, round_up=True))
+    assert placement_seconds(problem, found, round_up=True) == pytest.approx(least, rel=1e-9)
+
+
 @settings(max_examples=25)
 @given(problems(batches=12))
 def test_by_kind_and_by_milp_are_one_in_whole_mini_batches(problem):
@@ -389,12 +409,22 @@ def test_the_milp_in_samples_is_what_brute_force_finds_with_eq_4s_rounding(probl
 _PAIRS = tuple(MachineKind(count=2, compute_seconds=c, bytes_per_second=b) for c, b in ((3.0, 0.5), (1.8, 0.25)))
 _MISJUDGED = Problem(kinds=_PAIRS, samples=10.0, batch_size=1.0, model_bytes=2.5, server_term="paper")
 
+# The presolve of HiGHS ended in an error for two workers, so that 1.1 s remained, and not proven; 0.967 s are possible.
+_ENDED = replace(
+    _MISJUDGED,
+    kinds=tuple(MachineKind(count=2, compute_seconds=c, bytes_per_second=b) for c, b in ((0.5, 0.75), (0.3, 2.0))),
+    samples=2.0,
+    model_bytes=0.5,
+)
+
 
 @settings(max_examples=25)
 @example(_MISJUDGED)
+@example(_ENDED)
 @given(problems(batches=12))
 def test_rounding_lies_between_none_and_whole_mini_batches(problem):
     samples = solve(problem, data="samples")
+    assert samples.proven
     assert best_split(problem).seconds <= samples.seconds * (1 + CLOSE)
     assert samples.seconds <= placement_seconds(problem, best_in_batches(problem), round_up=True) * (1 + CLOSE)
 
@@ -464,9 +494,16 @@ def test_how_many_slow_machines_work_depends_on_what_is_added():
     assert [best_split(paper(z=z)).workers[0] for z in (4.84, 9.0)] == [17, 19]
 
 
-def test_overlapping_pulls_are_not_for_the_milp():
+@pytest.mark.parametrize("ours", [{"overlap": True}, {"server_term": "queue"}])
+def test_overlapping_pulls_are_not_for_the_milp(ours):
     with pytest.raises(ValueError, match="overlapping pulls"):
-        solve(paper(overlap=True))
+        solve(paper(**ours))
+
+
+def test_a_queue_has_no_two_terms():
+    problem = paper(server_term="queue")
+    with pytest.raises(ValueError, match="use queued_pull_seconds"):
+        pull_seconds(problem, place(problem, best_split(problem)))
 
 
 def test_a_search_out_of_time_says_so():
