@@ -70,6 +70,7 @@ def _deploy(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal
     from harness.live.deploy.beside_simulation import beside, measured
     from harness.live.deploy.deployment import Deployment, Interrupted, deploy, described, simulated
+    from harness.live.deploy.job_folder import exchanges_of
     from harness.live.driver.standstill import Limits
     from harness.scenario import load
     from tuners import resolve
@@ -118,7 +119,7 @@ def _deploy(options: argparse.Namespace) -> int:
     )
     if options.beside:
         console.print("Running the same job in the simulator.", highlight=False)
-        console.print(beside(measured(played), simulated(wanted)))
+        console.print(beside(measured(played, exchanges_of(wanted.out)), simulated(wanted)))
     console.print(f"Model, checkpoint, log and trace: {wanted.out}", highlight=False, soft_wrap=True)
     return 1 if outcome.status == "error" else 0
 
@@ -132,7 +133,7 @@ def _contest(options: argparse.Namespace) -> int:
     from harness.scenario import load
 
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-    tuners = tuner_names(options.tuners)
+    tuners = tuner_names(options.tuners, oracle=False)
     out = options.out or Path("deployed") / f"{load(options.scenario).name}-contest"
     wanted = LiveContest(
         scenario=options.scenario,

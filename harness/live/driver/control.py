@@ -29,6 +29,7 @@ from harness.live.driver.status import JobStatus, setting_words
 from harness.live.processes.names import EVALUATOR, node_of, peers
 from harness.live.processes.runtime import Procedure, Processes, Runtime
 from harness.live.worker.spec import Spec
+from simulators.engine.loop import Records
 from tuners.actions import Evaluation, Setting, Status, SyncPolicy
 
 __all__ = ["CHECKPOINT_SECONDS", "COPY_SECONDS", "FINISH_SECONDS", "LINKS_SECONDS", "SAY_SECONDS", "Control"]
@@ -47,6 +48,10 @@ SAY_SECONDS = 3.0
 
 COPY_SECONDS = 10.0
 """Longest wait for a node with a slow link to copy the blocks that only it has."""
+
+_TIMES = [Records._fields.index(f"{name}seconds") for name in ("", "compute_", "pull_", "push_", "wait_")]
+_DECIMALS = 6
+"""Of seconds: clocks of several processes agree on less, and what is beyond would be two thirds of the exchange log."""
 
 _LOOK_SECONDS = 0.05
 _BUSY_LOOK_SECONDS = 0.005  # while a procedure is in progress: its duration is measured
@@ -279,6 +284,7 @@ class Control:
         branch = self.branches[number]
         rows = np.array(rows, np.float64)
         rows[:, 0] = self.runtime.job_seconds(rows[:, 0])
+        rows[:, _TIMES] = np.round(rows[:, _TIMES], _DECIMALS)
         branch.add(rows)
         self.recent.add(rows)
         for seconds in rows[-1:, 0]:
