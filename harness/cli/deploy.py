@@ -58,6 +58,12 @@ def add_deploy(add_parser: Callable[..., argparse.ArgumentParser], plain: type[a
     deploy.add_argument("--dry-run", action="store_true", help="print the plan, and start nothing, also with --live")
     deploy.add_argument("--beside", action="store_true", help="then run the tuner in the simulator too, and compare the two")
     deploy.add_argument(
+        "--emulate",
+        action="store_true",
+        help="slow processes down to the speed of the scenario's nodes, and let nodes straggle, join, leave and fail as "
+        "its [conditions] say",
+    )
+    deploy.add_argument(
         "--join-limit", type=float, default=300.0, metavar="S", help="seconds for processes to start (default: 300)"
     )
     deploy.add_argument(
@@ -95,6 +101,7 @@ def _deploy(options: argparse.Namespace) -> int:
         resume=options.resume,
         insecure=options.insecure,
         limits=Limits(options.join_limit, options.still_limit),
+        emulate=options.emulate,
     )
     # Ray execs right after it forks, so that locks which other threads held cannot block the child.
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
@@ -144,6 +151,7 @@ def _contest(options: argparse.Namespace) -> int:
         resume=options.resume,
         insecure=options.insecure,
         limits=Limits(options.join_limit, options.still_limit),
+        emulate=options.emulate,
     )
     console = terminal()
     with _stoppable() as stop:

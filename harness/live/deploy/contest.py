@@ -37,6 +37,7 @@ class LiveContest:
     resume: bool
     insecure: bool
     limits: Limits
+    emulate: bool = False  # the scenario's conditions
 
 
 def contest(wanted: LiveContest, console: Console) -> None:
@@ -47,7 +48,7 @@ def contest(wanted: LiveContest, console: Console) -> None:
         entry = resolve(name)
         if not entry.contestant:
             raise ValueError(f"Cannot play {name} live: it is the best of many runs, in hindsight. Leave it out.")
-        check(Deployment(scenario, entry, 0, wanted.out))
+        check(Deployment(scenario, entry, 0, wanted.out, emulate=wanted.emulate))
 
     def work(tasks: Sequence[Task]) -> Iterator[tuple[Task, Done]]:
         if not tasks:
@@ -64,7 +65,9 @@ def _run(wanted: LiveContest, task: Task, offers: tuple[launch.ClusterNode, ...]
     began = time.perf_counter()
     scenario = parse(task.text, name=task.scenario, origin=Path(task.origin))
     entry, folder = resolve(task.plays), Path(task.folder)
-    job = Deployment(scenario, entry, task.seed, folder, insecure=wanted.insecure, limits=wanted.limits)
+    job = Deployment(
+        scenario, entry, task.seed, folder, insecure=wanted.insecure, limits=wanted.limits, emulate=wanted.emulate
+    )
     budget_seconds, thinking_seconds = scenario.budget.seconds, float("nan")
     try:
         if idle := nothing_to_tune(entry.factory, check(job).job):

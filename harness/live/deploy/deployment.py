@@ -44,7 +44,7 @@ from tuners.actions import Action, Install, Job, Rejected, SyncPolicy, Tuner, Tu
 __all__ = ["Deployment", "Interrupted", "check", "deploy", "described", "play_on", "simulated"]
 
 _SIMULATED = ("sleeps", "stragglers", "episodes", "buckets", "nodes", "replay")
-"""Conditions that slow nodes or links down or remove nodes; only the simulator applies them."""
+"""Conditions that slow nodes or links down or remove nodes; a live job applies them only where it emulates them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ class Deployment:
     resume: bool = False
     insecure: bool = False  # also on several machines on which Ray has neither a token nor TLS
     limits: Limits = field(default_factory=Limits)
+    emulate: bool = False  # the scenario's conditions
 
     @property
     def run(self) -> dict[str, Any]:
@@ -95,19 +96,20 @@ def _played(
 ) -> Played:
     """Play a job on the cluster that `joined` joins; closing `ray` leaves it. None: it stays joined."""
     spec = check(wanted)
-    with job_folder.claimed(wanted.out, wanted.scenario, wanted.entry.name, wanted.seed, resume=wanted.resume):
+    of = wanted.scenario, wanted.entry.name, wanted.seed
+    with job_folder.claimed(wanted.out, *of, resume=wanted.resume, emulate=wanted.emulate):
         begun = checkpoint_file.load(wanted.out / job_folder.CHECKPOINT) if wanted.resume else None
         kept = job_folder.KeptExchanges(wanted.out, 0 if begun is None else begun.state["exchanges"])
         installed: dict[int, SyncPolicy] = {}
         factory = _resumed(wanted.entry.factory, spec.job, kept, installed) if kept else wanted.entry.factory
         placement = launch.place_nodes(spec.job.nodes, joined())
-        for line in _not_applied(wanted.scenario):
+        for line in _not_applied(wanted):
             console.print(line, highlight=False, soft_wrap=True)
         log = job_folder.ExchangeLog(kept, wanted.out)
         keep, say = partial(_keep, wanted, spec, log), _Steps(console)
         say(_beginning(spec, begun))
-        with launch.launch(placement, spec, insecure=wanted.insecure) as processes:
-            with LiveSystem(spec, processes, begun, keep, installed, wanted.limits, say) as live:
+        with launch.launch(placement, spec, insecure=wanted.insecure, emulates=wanted.emulate) as processes:
+            with LiveSystem(spec, processes, begun, keep, installed, wanted.limits, say, emulates=wanted.emulate) as live:
                 if begun is not None:
                     say(f"Resuming after {live.now:.1f} s: {setting_words(live.job_status().setting)}.")
                 played = _drive(wanted, live, factory, kept, log, console, say)
@@ -156,17 +158,26 @@ def described(wanted: Deployment) -> list[str]:
         f"start      {setting_words(start)}",
         f"target     {target.metric} {target.value:g}, within {spec.job.budget_seconds:g} s",
         f"folder     {wanted.out}",
-        *_not_applied(wanted.scenario),
+        *_not_applied(wanted),
         "placement",
         *where,
         "Nothing was started.",
     ]
 
 
-def _not_applied(scenario: Scenario) -> list[str]:
-    """A line that names the scenario's conditions that only the simulator applies; none if it has none."""
-    given = [name for name in _SIMULATED if getattr(scenario.conditions, name)]
-    return [f"Not applied: {', '.join(given)} of [conditions]; live hosts have conditions of their own."] if given else []
+def _not_applied(wanted: Deployment) -> list[str]:
+    """Lines that say which conditions of the scenario a live job does not have."""
+    conditions = wanted.scenario.conditions
+    given = [name for name in _SIMULATED if getattr(conditions, name)]
+    if wanted.emulate:
+        links = " and token buckets" * bool(conditions.buckets)
+        return [f"Emulated: the speed of nodes, and [conditions]. Not emulated: the speed of links{links}."]
+    if not given:
+        return []
+    return [
+        f"Not applied: {', '.join(given)} of [conditions]; live hosts have conditions of their own. Give --emulate to have "
+        "them emulated."
+    ]
 
 
 def simulated(wanted: Deployment) -> RunFigures:

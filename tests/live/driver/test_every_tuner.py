@@ -87,7 +87,7 @@ def row(name):
     """A tuner's line of the table."""
     reason = nothing_to_tune(resolve(name).factory, SPEC.job)
     if reason:
-        return f"| `{name}` | refused: {reason} | | | | | |"
+        return f"| `{name}` | refused: {reason} |{' |' * 5}"
     with tempfile.TemporaryDirectory() as folder:
         made = played(name, Path(folder))
     ended, counts = made.outcome, [done(made.exchanges, kind) for kind in (Reconfigure, Fork, Install)]
@@ -99,9 +99,7 @@ def row(name):
 
 
 if __name__ == "__main__":
-    print(
-        "| tuner | live | s | reconfigurations | forks | policies | rejected because |\n|---|---|---|---|---|---|---|",
-        flush=True,
-    )  # noqa: T201
+    heads = ("tuner", "live", "s", "reconfigurations", "forks", "policies", "rejected because")
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}", flush=True)  # noqa: T201
     for each in sys.argv[1:] or TUNERS:
         print(row(each), flush=True)  # noqa: T201
