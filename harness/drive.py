@@ -103,9 +103,11 @@ def play(
     system: System,
     *,
     watch: Callable[[Exchange], None] | None = None,
+    keeps: bool = True,
     thinking_limit_seconds: float = 600.0,
 ) -> Played:
-    """Make a tuner for the job of `system` and drive it to the end; `watch` gets every exchange as it happens.
+    """Make a tuner for the job of `system` and drive it to the end; `watch` gets every exchange as it happens. Without
+    `keeps`, the result has no exchanges: a live job can be longer than the memory of its driver.
 
     A factory that raises, or that returns no generator, is a fault like any other.
     """
@@ -116,7 +118,8 @@ def play(
             exchange = next(running)
         except StopIteration as end:
             return Played(system.job, tuple(exchanges), end.value)
-        exchanges.append(exchange)
+        if keeps:
+            exchanges.append(exchange)
         if watch is not None:
             watch(exchange)
 

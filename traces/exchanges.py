@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, get_args
@@ -33,7 +33,7 @@ from tuners.actions import (
     Window,
 )
 
-__all__ = ["Exchange", "action_text", "decode", "encode", "read_log", "write_log"]
+__all__ = ["Exchange", "LogStream", "action_text", "decode", "encode", "lines_of", "read_log", "write_log"]
 
 _ANSWERS: dict[type[Action[Any]], Any] = {
     Run: Window,
@@ -45,6 +45,8 @@ _ANSWERS: dict[type[Action[Any]], Any] = {
 }
 _ACTIONS = {kind.__name__: kind for kind in _ANSWERS}
 _HEADER = b'{"exchanges": 1}'
+_READ_BYTES = 1 << 16
+_GZIP = 31  # what zlib takes for "with a gzip header"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,44 @@ def read_log(path: Path) -> list[Exchange]:
         except ValueError as error:
             raise ValueError(f"Cannot read {path}, line {number}: {error}") from None
     return exchanges
+
+
+class LogStream:
+    """A log that is written while the run is in progress: gives the bytes to append for each exchange. After every append
+    the file can be read by `lines_of`, and after `end` by `read_log`."""
+
+    def __init__(self) -> None:
+        self._compressor = zlib.compressobj(6, zlib.DEFLATED, _GZIP)
+        self._begun = False
+
+    def part(self, *lines: bytes) -> bytes:
+        """The bytes of these lines of `encode`."""
+        header = () if self._begun else (_HEADER,)
+        self._begun = True
+        text = b"".join(line + b"\n" for line in (*header, *lines))
+        # Flushed so that the reader needs nothing of what comes later; the compressor still knows what came before.
+        return self._compressor.compress(text) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
+
+    def end(self) -> bytes:
+        """The last bytes."""
+        return self._compressor.flush(zlib.Z_FINISH)
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """The lines of a log for `decode`, one by one: all that are whole, if it is still being written or was cut short. Raises
+    ValueError where the file is damaged, OSError where it cannot be read."""
+    rest, header, inflate = b"", True, zlib.decompressobj(_GZIP)
+    with path.open("rb") as log:
+        while read := log.read(_READ_BYTES):
+            try:
+                *lines, rest = (rest + inflate.decompress(read)).split(b"\n")
+            except zlib.error as error:
+                raise ValueError(f"Cannot read {path}: it is damaged ({error}).") from None
+            if header and lines:
+                header = False
+                if lines.pop(0) != _HEADER:
+                    raise ValueError(f"Cannot read {path}: it is no exchange log of this version of the harness.")
+            yield from lines
 
 
 # ------------------------------------------------------------------------------------------------------------ plain data

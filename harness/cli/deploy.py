@@ -58,6 +58,12 @@ def add_deploy(add_parser: Callable[..., argparse.ArgumentParser], plain: type[a
     deploy.add_argument("--dry-run", action="store_true", help="print the plan, and start nothing, also with --live")
     deploy.add_argument("--beside", action="store_true", help="then run the tuner in the simulator too, and compare the two")
     deploy.add_argument(
+        "--emulate",
+        action="store_true",
+        help="slow processes down to the speed of the scenario's nodes, and let nodes straggle, join, leave and fail as "
+        "its [conditions] say",
+    )
+    deploy.add_argument(
         "--join-limit", type=float, default=300.0, metavar="S", help="seconds for processes to start (default: 300)"
     )
     deploy.add_argument(
@@ -70,6 +76,7 @@ def _deploy(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal
     from harness.live.deploy.beside_simulation import beside, measured
     from harness.live.deploy.deployment import Deployment, Interrupted, deploy, described, simulated
+    from harness.live.deploy.job_folder import exchanges_of
     from harness.live.driver.standstill import Limits
     from harness.scenario import load
     from tuners import resolve
@@ -94,6 +101,7 @@ def _deploy(options: argparse.Namespace) -> int:
         resume=options.resume,
         insecure=options.insecure,
         limits=Limits(options.join_limit, options.still_limit),
+        emulate=options.emulate,
     )
     # Ray execs right after it forks, so that locks which other threads held cannot block the child.
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
@@ -118,7 +126,7 @@ def _deploy(options: argparse.Namespace) -> int:
     )
     if options.beside:
         console.print("Running the same job in the simulator.", highlight=False)
-        console.print(beside(measured(played), simulated(wanted)))
+        console.print(beside(measured(played, exchanges_of(wanted.out)), simulated(wanted)))
     console.print(f"Model, checkpoint, log and trace: {wanted.out}", highlight=False, soft_wrap=True)
     return 1 if outcome.status == "error" else 0
 
@@ -132,7 +140,7 @@ def _contest(options: argparse.Namespace) -> int:
     from harness.scenario import load
 
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-    tuners = tuner_names(options.tuners)
+    tuners = tuner_names(options.tuners, oracle=False)
     out = options.out or Path("deployed") / f"{load(options.scenario).name}-contest"
     wanted = LiveContest(
         scenario=options.scenario,
@@ -143,6 +151,7 @@ def _contest(options: argparse.Namespace) -> int:
         resume=options.resume,
         insecure=options.insecure,
         limits=Limits(options.join_limit, options.still_limit),
+        emulate=options.emulate,
     )
     console = terminal()
     with _stoppable() as stop:

@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 __all__ = ["any_failed", "conclude", "cores", "export", "tuner_names"]
 
 
-def tuner_names(text: str) -> list[str]:
-    """The names in "all,NAME,...". The registry refuses an empty name."""
-    from tuners import embedded
+def tuner_names(text: str, *, oracle: bool = True) -> list[str]:
+    """The names in "all,NAME,...". The registry refuses an empty name. Without `oracle`, "all" means contestants only."""
+    from tuners import embedded, resolve
 
+    every = [name for name in embedded() if oracle or resolve(name).contestant]
     names: list[str] = []
     for name in (part.strip() for part in re.split(r",(?![^\[]*\])", text)):  # not at commas within brackets
-        names += embedded() if name == "all" else [name]
+        names += every if name == "all" else [name]
     return names
 
 

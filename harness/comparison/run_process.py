@@ -132,8 +132,9 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
     return Done(row.status, row.reason, row.completion_seconds, thinking, time.perf_counter() - started, described())
 
 
-def save(folder: Path, scored: Scored, exchanges: tuple[Exchange, ...] = (), trace: str = "") -> None:
-    """Write the files of one run: its row, its curves, its exchanges, and the traceback of a fault."""
+def save(folder: Path, scored: Scored, exchanges: tuple[Exchange, ...] | None = (), trace: str = "") -> None:
+    """Write the files of one run: its row, its curves, its exchanges, and the traceback of a fault. `exchanges` None: their
+    log has been written while the run was in progress."""
     import polars as pl
 
     from traces import store
@@ -146,7 +147,8 @@ def save(folder: Path, scored: Scored, exchanges: tuple[Exchange, ...] = (), tra
     store.write_bytes(folder / "score.json", (json.dumps(plain, indent=1) + "\n").encode())
     for name, schema in (("evaluations", EVALUATIONS), ("settings", SETTINGS)):
         store.write(pl.DataFrame(rows[name], schema=schema), folder / f"{name}.parquet", schema)
-    write_log(folder / "exchanges.jsonl.gz", exchanges)
+    if exchanges is not None:
+        write_log(folder / "exchanges.jsonl.gz", exchanges)
     if trace:
         store.write_bytes(folder / "error.txt", trace.encode())
 

@@ -28,6 +28,7 @@ __all__ = [
     "all_waiting",
     "begin_cycles",
     "catch_up",
+    "mini_batch_seconds",
     "refilled",
     "shifted",
     "spans",
@@ -289,6 +290,16 @@ def _compute_seconds(inputs: EngineInputs, workers: Array, clocks: Array) -> Arr
     compute = inputs.compute_seconds * factor
     sleep = jnp.maximum(inputs.sleep_mean_seconds + inputs.sleep_sd_seconds * noise[..., 1], 0.0)
     return compute + inputs.overhead_seconds + jnp.where(uniform[..., 1] < inputs.sleep_probability, sleep, 0.0)
+
+
+@jax.jit
+def mini_batch_seconds(inputs: EngineInputs, worker: ArrayLike, clock: ArrayLike, compute_seconds: ArrayLike) -> Array:
+    """Seconds that one worker, an index, computes and sleeps in its mini-batch number `clock`, with the draws of a simulated
+    run: `compute_seconds` on average, without messages and slow-downs."""
+    at = jnp.asarray(worker, jnp.int32)
+    its = {field: getattr(inputs, field)[at] for field in _NOISE}
+    its |= {"compute_seconds": jnp.asarray(compute_seconds, jnp.float64), "overhead_seconds": jnp.zeros(())}
+    return _compute_seconds(inputs._replace(**its), at, jnp.asarray(clock, jnp.int32))
 
 
 def _uniforms(key: Array, workers: Array, clocks: Array) -> Array:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from traces.exchanges import Exchange, action_text, decode, encode, read_log, write_log
+from traces.exchanges import Exchange, LogStream, action_text, decode, encode, lines_of, read_log, write_log
 from tuners import policies
 from tuners.actions import (
     Action,
@@ -206,3 +206,49 @@ def test_an_exchange_of_an_unknown_kind_is_refused() -> None:
     line = encode(Exchange(0.0, Free(1), None)).replace(b'"Free"', b'"Other"')
     with pytest.raises(ValueError, match="kind 'Other'"):
         decode(line)
+
+
+def test_a_log_can_be_read_up_to_its_last_exchange_while_it_is_written(tmp_path: Path) -> None:
+    stream, path, exchanges = LogStream(), tmp_path / "log.gz", [free(i) for i in range(3)]
+    assert list(lines_of(write(path, stream.part()))) == []
+    for number, exchange in enumerate(exchanges, start=1):
+        write(path, stream.part(encode(exchange)))
+        assert [decode(line) for line in lines_of(path)] == exchanges[:number]
+    with pytest.raises(ValueError, match="cut short"):
+        read_log(path)
+    assert read_log(write(path, stream.end())) == exchanges
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6))
+def test_a_log_that_was_cut_has_its_first_exchanges(tmp_path_factory: pytest.TempPathFactory, at: int) -> None:
+    path, stream, exchanges = tmp_path_factory.mktemp("cut") / "log.gz", LogStream(), [free(i) for i in range(50)]
+    ends = [path.stat().st_size for e in exchanges if write(path, stream.part(encode(e)))]
+    whole = path.read_bytes()
+    at %= len(whole)
+    path.write_bytes(whole[:at])
+    read = [decode(line) for line in lines_of(path)]
+    assert read == exchanges[: len(read)]
+    assert len(read) >= sum(end <= at for end in ends)
+
+
+def test_a_log_that_was_changed_is_refused(tmp_path: Path) -> None:
+    path, stream = tmp_path / "log.gz", LogStream()
+    write(path, stream.part(*(encode(free(i)) for i in range(50))))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:60] + bytes(b ^ 0xFF for b in whole[60:80]) + whole[80:])
+    with pytest.raises(ValueError, match="it is damaged"):
+        [decode(line) for line in lines_of(path)]
+    path.write_bytes(gzip.compress(b'{"exchanges": 99}\n'))
+    with pytest.raises(ValueError, match="no exchange log of this version"):
+        list(lines_of(path))
+
+
+def free(number: int) -> Exchange:
+    return Exchange(number / 7, Free(number), None)
+
+
+def write(path: Path, made: bytes) -> Path:
+    with path.open("ab") as log:
+        log.write(made)
+    return path

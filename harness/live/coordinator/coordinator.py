@@ -395,6 +395,11 @@ class Coordinator:
         self._membership.dismiss_retired(self._cycles.busy)
         return name in self._ledger.members
 
+    def slow(self, factors: Mapping[str, float]) -> None:
+        """From the next mini-batch on, computing on these nodes takes so many times as long."""
+        self._cycles.slowdown = dict(factors)
+        self._record()
+
     # ------------------------------------------------------------------------------------------------- what the driver sees
 
     @property

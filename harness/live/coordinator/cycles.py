@@ -24,7 +24,7 @@ from tuners.actions import Evaluation, SyncPolicy
 
 __all__ = ["Cycles"]
 
-_KEPT = ("branches", "running", "finishing", "last", "undecided")
+_KEPT = ("branches", "running", "finishing", "last", "undecided", "slowdown")
 
 
 class Cycles:
@@ -38,6 +38,7 @@ class Cycles:
         self.finishing = False  # workers complete their mini-batches, and begin no others
         self.last = 0  # the number of the last cycle
         self.undecided: dict[int, PushFacts] = {}  # committed pushes that wait for the loss after them, by worker
+        self.slowdown: dict[str, float] = {}  # by node, of those that are emulated
         self._done: dict[int, GradientDone] = {}
         self._staged: dict[int, Blocks] = {}
         self._asked: dict[int, tuple[float, float]] = {}  # by worker: time of the last message, and how long to wait
@@ -287,6 +288,7 @@ class Cycles:
             probes=branch.policy.probes,
             intra_threads=setting.intra_threads,
             inter_threads=setting.inter_threads,
+            slowdown=self.slowdown.get(self._job.nodes[worker], 1.0),
         )
 
     def run(self, branch: int) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from harness.drive import Played
 from harness.score import score
+from traces.exchanges import Exchange
 from tuners.actions import Cost, Reconfigure, Window
 
 __all__ = ["RunFigures", "beside", "measured"]
@@ -37,11 +37,15 @@ class RunFigures:
     final_loss: float
 
 
-def measured(played: Played) -> RunFigures:
-    """The figures of one run."""
+def measured(played: Played, exchanges: Iterable[Exchange]) -> RunFigures:
+    """The figures of one run. `exchanges` are all of it, with their pushes; they are read once."""
     row = score(played, scenario=played.job.name, tuner="", seed=played.job.seed).score
-    windows = [e.answer for e in played.exchanges if isinstance(e.answer, Window)]
-    parts = tuple(_mean(np.concatenate([getattr(w.pushes, f"{p}_seconds") for w in windows] or [[]])) for p in _PARTS)
+    clocks, sums = 0, [0.0] * len(_PARTS)
+    for exchange in exchanges:
+        if isinstance(window := exchange.answer, Window):
+            clocks += len(window.pushes.seconds)
+            sums = [s + math.fsum(getattr(window.pushes, f"{p}_seconds")) for s, p in zip(sums, _PARTS, strict=True)]
+    parts = [s / clocks if clocks else math.nan for s in sums]
     costs = [c for c in _costs(played) if c.done and c.seconds > 0]
     return RunFigures(
         completion_seconds=row.completion_seconds,
@@ -58,7 +62,7 @@ def measured(played: Played) -> RunFigures:
     )
 
 
-def _costs(played: Played) -> Iterable[Cost]:
+def _costs(played: Played) -> Iterator[Cost]:
     for exchange in played.exchanges:
         if isinstance(exchange.action, Reconfigure) and isinstance(exchange.answer, Cost):
             yield exchange.answer
@@ -66,8 +70,8 @@ def _costs(played: Played) -> Iterable[Cost]:
             yield from exchange.answer.changes
 
 
-def _mean(values: Sequence[float] | np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-    return float(np.mean(values)) if len(values) else math.nan
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
 
 
 def beside(live: RunFigures, simulated: RunFigures) -> Table:

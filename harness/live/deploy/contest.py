@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,13 @@ from rich.console import Console
 from harness.comparison.compare import compare
 from harness.comparison.run_process import Done, Task, save
 from harness.live.deploy.deployment import Deployment, check, play_on
+from harness.live.deploy.job_folder import LOG
 from harness.live.driver.standstill import Limits
 from harness.live.processes import launch
 from harness.scenario import load, parse
-from harness.score import failed, score
+from harness.score import Score, Scored, failed, not_applicable, score
 from tuners import resolve
+from tuners.applicability import nothing_to_tune
 
 __all__ = ["LiveContest", "contest"]
 
@@ -34,6 +37,7 @@ class LiveContest:
     resume: bool
     insecure: bool
     limits: Limits
+    emulate: bool = False  # the scenario's conditions
 
 
 def contest(wanted: LiveContest, console: Console) -> None:
@@ -44,7 +48,7 @@ def contest(wanted: LiveContest, console: Console) -> None:
         entry = resolve(name)
         if not entry.contestant:
             raise ValueError(f"Cannot play {name} live: it is the best of many runs, in hindsight. Leave it out.")
-        check(Deployment(scenario, entry, 0, wanted.out))
+        check(Deployment(scenario, entry, 0, wanted.out, emulate=wanted.emulate))
 
     def work(tasks: Sequence[Task]) -> Iterator[tuple[Task, Done]]:
         if not tasks:
@@ -61,15 +65,25 @@ def _run(wanted: LiveContest, task: Task, offers: tuple[launch.ClusterNode, ...]
     began = time.perf_counter()
     scenario = parse(task.text, name=task.scenario, origin=Path(task.origin))
     entry, folder = resolve(task.plays), Path(task.folder)
-    job = Deployment(scenario, entry, task.seed, folder, insecure=wanted.insecure, limits=wanted.limits)
+    job = Deployment(
+        scenario, entry, task.seed, folder, insecure=wanted.insecure, limits=wanted.limits, emulate=wanted.emulate
+    )
+    budget_seconds, thinking_seconds = scenario.budget.seconds, float("nan")
     try:
-        played = play_on(job, offers, console)
-        row = score(played, **job.run).score
-        thinking_seconds = played.outcome.thinking_seconds
+        if idle := nothing_to_tune(entry.factory, check(job).job):
+            row = _saved(folder, not_applicable(idle, **job.run, budget_seconds=budget_seconds))
+        else:
+            played = play_on(job, offers, console)
+            row, thinking_seconds = score(played, **job.run).score, played.outcome.thinking_seconds
     except (RuntimeError, ValueError) as error:
-        made = failed(str(error), **job.run, budget_seconds=scenario.budget.seconds)
-        folder.mkdir(parents=True, exist_ok=True)
-        save(folder, made)
-        row, thinking_seconds = made.score, float("nan")
-    console.print(f"{row.status} after {row.completion_seconds:.1f} s. {row.reason}".rstrip(), highlight=False, markup=False)
+        row = _saved(folder, failed(str(error), **job.run, budget_seconds=budget_seconds))
+    after = "" if math.isnan(row.completion_seconds) else f" after {row.completion_seconds:.1f} s"
+    console.print(f"{row.status}{after}. {row.reason}".rstrip(), highlight=False, markup=False, soft_wrap=True)
     return Done(row.status, row.reason, row.completion_seconds, thinking_seconds, time.perf_counter() - began)
+
+
+def _saved(folder: Path, made: Scored) -> Score:
+    """Write the row of a run that was not played to its end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save(folder, made, None if (folder / LOG).exists() else ())
+    return made.score

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -23,6 +23,7 @@ from harness.comparison.run_process import save
 from harness.drive import Played, play, replay
 from harness.live.deploy import job_folder
 from harness.live.deploy.beside_simulation import RunFigures, measured
+from harness.live.deploy.history import History
 from harness.live.deploy.progress_view import watched
 from harness.live.driver import checkpoint_file
 from harness.live.driver.checkpoint_file import Checkpoint
@@ -43,7 +44,7 @@ from tuners.actions import Action, Install, Job, Rejected, SyncPolicy, Tuner, Tu
 __all__ = ["Deployment", "Interrupted", "check", "deploy", "described", "play_on", "simulated"]
 
 _SIMULATED = ("sleeps", "stragglers", "episodes", "buckets", "nodes", "replay")
-"""Conditions that slow nodes or links down or remove nodes; only the simulator applies them."""
+"""Conditions that slow nodes or links down or remove nodes; a live job applies them only where it emulates them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Deployment:
     resume: bool = False
     insecure: bool = False  # also on several machines on which Ray has neither a token nor TLS
     limits: Limits = field(default_factory=Limits)
+    emulate: bool = False  # the scenario's conditions
 
     @property
     def run(self) -> dict[str, Any]:
@@ -70,7 +72,8 @@ class Interrupted(Exception):
 
 
 def deploy(wanted: Deployment, console: Console) -> Played:
-    """Start a job and drive it to its end. All its processes are ended afterwards, however it ends.
+    """Start a job and drive it to its end. All its processes are ended afterwards, however it ends. The exchanges of the
+    result have no pushes; the whole ones are in the folder.
 
     Raises ValueError, before anything is started, for a job that cannot be deployed; RuntimeError for one that does not
     start; Interrupted if the user stops it.
@@ -93,19 +96,20 @@ def _played(
 ) -> Played:
     """Play a job on the cluster that `joined` joins; closing `ray` leaves it. None: it stays joined."""
     spec = check(wanted)
-    with job_folder.claimed(wanted.out, wanted.scenario, wanted.entry.name, wanted.seed, resume=wanted.resume):
+    of = wanted.scenario, wanted.entry.name, wanted.seed
+    with job_folder.claimed(wanted.out, *of, resume=wanted.resume, emulate=wanted.emulate):
         begun = checkpoint_file.load(wanted.out / job_folder.CHECKPOINT) if wanted.resume else None
-        kept = job_folder.read_log(wanted.out, begun.state["exchanges"]) if begun is not None else []
+        kept = job_folder.KeptExchanges(wanted.out, 0 if begun is None else begun.state["exchanges"])
         installed: dict[int, SyncPolicy] = {}
         factory = _resumed(wanted.entry.factory, spec.job, kept, installed) if kept else wanted.entry.factory
         placement = launch.place_nodes(spec.job.nodes, joined())
-        for line in _not_applied(wanted.scenario):
+        for line in _not_applied(wanted):
             console.print(line, highlight=False, soft_wrap=True)
-        log = job_folder.ExchangeLog(wanted.out, kept)
+        log = job_folder.ExchangeLog(kept, wanted.out)
         keep, say = partial(_keep, wanted, spec, log), _Steps(console)
         say(_beginning(spec, begun))
-        with launch.launch(placement, spec, insecure=wanted.insecure) as processes:
-            with LiveSystem(spec, processes, begun, keep, installed, wanted.limits, say) as live:
+        with launch.launch(placement, spec, insecure=wanted.insecure, emulates=wanted.emulate) as processes:
+            with LiveSystem(spec, processes, begun, keep, installed, wanted.limits, say, emulates=wanted.emulate) as live:
                 if begun is not None:
                     say(f"Resuming after {live.now:.1f} s: {setting_words(live.job_status().setting)}.")
                 played = _drive(wanted, live, factory, kept, log, console, say)
@@ -114,7 +118,8 @@ def _played(
             say("Ending Ray.")
             ray.close()
         say("Writing the results.")
-        save(wanted.out, score(played, **wanted.run), played.exchanges, played.outcome.trace)
+        log.close()
+        save(wanted.out, score(played, **wanted.run), None, played.outcome.trace)
     return played
 
 
@@ -153,17 +158,26 @@ def described(wanted: Deployment) -> list[str]:
         f"start      {setting_words(start)}",
         f"target     {target.metric} {target.value:g}, within {spec.job.budget_seconds:g} s",
         f"folder     {wanted.out}",
-        *_not_applied(wanted.scenario),
+        *_not_applied(wanted),
         "placement",
         *where,
         "Nothing was started.",
     ]
 
 
-def _not_applied(scenario: Scenario) -> list[str]:
-    """A line that names the scenario's conditions that only the simulator applies; none if it has none."""
-    given = [name for name in _SIMULATED if getattr(scenario.conditions, name)]
-    return [f"Not applied: {', '.join(given)} of [conditions]; live hosts have conditions of their own."] if given else []
+def _not_applied(wanted: Deployment) -> list[str]:
+    """Lines that say which conditions of the scenario a live job does not have."""
+    conditions = wanted.scenario.conditions
+    given = [name for name in _SIMULATED if getattr(conditions, name)]
+    if wanted.emulate:
+        links = " and token buckets" * bool(conditions.buckets)
+        return [f"Emulated: the speed of nodes, and [conditions]. Not emulated: the speed of links{links}."]
+    if not given:
+        return []
+    return [
+        f"Not applied: {', '.join(given)} of [conditions]; live hosts have conditions of their own. Give --emulate to have "
+        "them emulated."
+    ]
 
 
 def simulated(wanted: Deployment) -> RunFigures:
@@ -178,7 +192,8 @@ def simulated(wanted: Deployment) -> RunFigures:
 def _simulated(name: str, origin: str, text: str, tuner: str, seed: int, path: list[str]) -> RunFigures:
     sys.path[:] = path  # the tuner's module may be in the folder of the command
     scenario = parse(text, name=name, origin=Path(origin))
-    return measured(play(resolve(tuner).factory, system(scenario, seed)))
+    played = play(resolve(tuner).factory, system(scenario, seed))
+    return measured(played, played.exchanges)
 
 
 def check(wanted: Deployment) -> Spec:
@@ -198,24 +213,27 @@ def _drive(
     wanted: Deployment,
     live: LiveSystem,
     factory: TunerFactory,
-    kept: Sequence[Exchange],
+    kept: Iterable[Exchange],
     log: job_folder.ExchangeLog,
     console: Console,
     say: Callable[[str], None],
 ) -> Played:
-    exchanges = list(kept)
+    history = History()
     title = f"{wanted.scenario.name}, tuned by {wanted.entry.name}"
-    with _recording(wanted, live.job, kept) as recorder:
+    with _recording(wanted, live.job) as recorder:
+        for exchange in kept:
+            history.append(exchange)
+            recorder(exchange)
 
         def note(exchange: Exchange) -> None:
-            exchanges.append(exchange)
+            history.append(exchange)
             log(exchange)
             recorder(exchange)
 
         stopped = False
         with watched(console, title, live.job_status):
             try:
-                played = play(factory, live, watch=note)
+                played = play(factory, live, watch=note, keeps=False)
             except KeyboardInterrupt:
                 stopped = True
         say("Saving a checkpoint.")
@@ -224,6 +242,7 @@ def _drive(
         except (RuntimeError, OSError) as error:
             say(f"It could not be saved. {error}")
         if stopped:
+            log.close()
             raise Interrupted(
                 f"Stopped after {live.now:.1f} s; {wanted.out} has a checkpoint. The same command with --resume goes on."
             )
@@ -231,21 +250,18 @@ def _drive(
         recorder.end(
             status=ended.status, seconds=ended.seconds, workload=live.job.name, seed=wanted.seed, reason=ended.reason
         )
-    return replace(played, exchanges=tuple(exchanges))
+    return replace(played, exchanges=history.exchanges)
 
 
 @contextmanager
-def _recording(wanted: Deployment, job: Job, kept: Sequence[Exchange]) -> Iterator[Recorder]:
-    """A recorder of the whole run. A resumed run is recorded from its start, from the exchanges that were kept."""
+def _recording(wanted: Deployment, job: Job) -> Iterator[Recorder]:
+    """A recorder of the whole run. A resumed run is recorded from its start, so the recording of before is deleted."""
     where = wanted.out / "trace"
     shutil.rmtree(where, ignore_errors=True)
     named = "{scenario}, {tuner}, seed {seed}, live".format(**wanted.run)
     with TraceWriter(where, Origin("harness", MADE_BY, named)) as writer:
         run = "{scenario}/{tuner}/{seed}".format(**wanted.run)
-        recorder = Recorder(writer, run, start=job.start, method=job.methods[0])
-        for exchange in kept:
-            recorder(exchange)
-        yield recorder
+        yield Recorder(writer, run, start=job.start, method=job.methods[0])
 
 
 def _keep(wanted: Deployment, spec: Spec, log: job_folder.ExchangeLog, saved: Checkpoint) -> None:
@@ -259,7 +275,7 @@ def _keep(wanted: Deployment, spec: Spec, log: job_folder.ExchangeLog, saved: Ch
     job_folder.write_model(wanted.out / "model.safetensors", spec.tree(saved.tensors[f"{branch}/parameters"]))
 
 
-def _resumed(factory: TunerFactory, job: Job, kept: Sequence[Exchange], installed: dict[int, SyncPolicy]) -> TunerFactory:
+def _resumed(factory: TunerFactory, job: Job, kept: Iterable[Exchange], installed: dict[int, SyncPolicy]) -> TunerFactory:
     """A factory of a tuner in the state in which it was interrupted. The policies that it has installed are added to
     `installed`, by the number of the exchange. Raises ValueError if it is not the same tuner."""
 

@@ -2,11 +2,11 @@
 
 deploy.json              which scenario, tuner and seed
 scenario.toml            as it was deployed
-exchanges.jsonl          actions of the tuner and their answers, one per line, written while the job runs
+exchanges.jsonl.gz       actions of the tuner and their answers, one per line, written while the job runs
 checkpoint.safetensors   the state from which --resume continues
 model.safetensors        the trained model: parameters by name
 trace/                   the recording (`harness trace show`)
-score.json, evaluations.parquet, settings.parquet, exchanges.jsonl.gz   as `harness compare` writes them
+score.json, evaluations.parquet, settings.parquet   with the exchanges, as `harness compare` writes them
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -25,22 +27,25 @@ import safetensors.numpy
 
 from harness.scenario import Scenario
 from harness.version import HARNESS_VERSION
-from traces.exchanges import Exchange, decode, encode
+from traces.exchanges import Exchange, LogStream, decode, encode, lines_of
 from traces.store import write_bytes
 
-__all__ = ["CHECKPOINT", "ExchangeLog", "claimed", "read_log", "write_model"]
+__all__ = ["CHECKPOINT", "LOG", "ExchangeLog", "KeptExchanges", "claimed", "exchanges_of", "write_model"]
 
 CHECKPOINT = "checkpoint.safetensors"
-_LOG = "exchanges.jsonl"
-_BEFORE_CHECKPOINT = {"deploy.json", "scenario.toml", _LOG, "trace"}  # files of a job that has no checkpoint yet
+LOG = "exchanges.jsonl.gz"
+# Files of a job that has no checkpoint yet.
+_BEFORE_CHECKPOINT = {"deploy.json", "scenario.toml", LOG, f"{LOG}.part", "trace"}
+
+T = TypeVar("T")
 
 
 @contextmanager
-def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: bool) -> Iterator[None]:
+def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: bool, emulate: bool = False) -> Iterator[None]:
     """Create the folder `out`, or check that it is of the same job, and lock it. Raises ValueError if that cannot be."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"Cannot deploy to {out}: it is a file. Name a folder with --out.")
-    manifest = {"harness": HARNESS_VERSION, "scenario": scenario.name, "tuner": tuner, "seed": seed}
+    manifest = {"harness": HARNESS_VERSION, "scenario": scenario.name, "tuner": tuner, "seed": seed, "emulate": emulate}
     # A job that was stopped before its first checkpoint cannot be resumed, and its files may be overwritten.
     fresh = not out.is_dir() or {p.name for p in out.iterdir()} <= _BEFORE_CHECKPOINT
     if fresh and resume:
@@ -99,37 +104,80 @@ def _check_same(out: Path, manifest: dict[str, Any], scenario: Scenario) -> None
         )
 
 
+class KeptExchanges:
+    """The first `count` exchanges of a job's log, read from the file each time. Reading raises ValueError if one of them is
+    missing or damaged."""
+
+    def __init__(self, out: Path, count: int = 0) -> None:
+        self._out, self._count = out, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Exchange]:
+        return self._read(decode)
+
+    def lines(self) -> Iterator[bytes]:
+        """The exchanges as lines of the log."""
+        return self._read(bytes)
+
+    def _read(self, made: Callable[[bytes], T]) -> Iterator[T]:
+        found = 0
+        try:
+            for line in islice(lines_of(self._out / LOG) if self._count else (), self._count):
+                yield made(line)
+                found += 1
+        except (OSError, ValueError) as error:
+            raise ValueError(f"Cannot resume from {self._out}: {LOG} is missing or damaged ({error}).") from None
+        if found < self._count:
+            raise ValueError(f"Cannot resume from {self._out}: {LOG} has {found} exchanges of {self._count}.")
+
+
 class ExchangeLog:
     """Writes exchanges one by one, so that none is lost if this process dies. If the disk is full they wait for the next
-    one; `written` says how many are in the file."""
+    one; `written` says how many are in the file. Nothing else of them is held in memory.
 
-    def __init__(self, out: Path, kept: Sequence[Exchange]) -> None:
-        self._path, self.written, self._waiting = out / _LOG, len(kept), list[bytes]()
-        write_bytes(self._path, b"".join(encode(e) + b"\n" for e in kept))
-        self._size = self._path.stat().st_size
+    A thread of its own writes: Ctrl-C raises KeyboardInterrupt in the main thread wherever it is, and half an exchange in
+    the compressor would spoil all that follow.
+    """
+
+    def __init__(self, kept: KeptExchanges, out: Path) -> None:
+        """A log that begins with `kept`, in place of the file that they are read from."""
+        self._path, self._count, self._stream, self._waiting = out / LOG, len(kept), LogStream(), b""
+        self.written, self._size = self._count, 0
+        part = self._path.with_name(f"{LOG}.part")
+        with part.open("wb") as log:
+            self._size += log.write(self._stream.part())  # the header
+            for line in kept.lines():
+                self._size += log.write(self._stream.part(line))
+        part.replace(self._path)
+
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="exchange log")
 
     def __call__(self, exchange: Exchange) -> None:
-        self._waiting.append(encode(exchange) + b"\n")
+        self._thread.submit(self._add, exchange).result()
+
+    def close(self) -> None:
+        """End the log: it is now one that `harness compare` could have written."""
+        self._thread.submit(lambda: self._write(self._stream.end())).result()
+        self._thread.shutdown()
+
+    def _add(self, exchange: Exchange) -> None:
+        self._count += 1
+        self._write(self._stream.part(encode(exchange)))
+
+    def _write(self, made: bytes) -> None:
+        self._waiting += made
         with suppress(OSError), self._path.open("r+b", buffering=0) as log:
             log.truncate(self._size)  # what was cut short when the disk was full
             log.seek(self._size)
-            lines = b"".join(self._waiting)
-            if log.write(lines) == len(lines):
-                self._size, self.written = self._size + len(lines), self.written + len(self._waiting)
-                self._waiting.clear()
+            if log.write(self._waiting) == len(self._waiting):
+                self._size, self.written, self._waiting = self._size + len(self._waiting), self._count, b""
 
 
-def read_log(out: Path, count: int) -> list[Exchange]:
-    """Read the first `count` exchanges. Raises ValueError if some of them are missing."""
-    path = out / _LOG
-    try:
-        lines = path.read_bytes().splitlines()[:count]
-        found = [decode(line) for line in lines]
-    except (OSError, ValueError) as error:
-        raise ValueError(f"Cannot resume from {out}: {_LOG} is missing or damaged ({error}).") from None
-    if len(found) < count:
-        raise ValueError(f"Cannot resume from {out}: {_LOG} has {len(found)} exchanges of {count}.")
-    return found
+def exchanges_of(out: Path) -> Iterator[Exchange]:
+    """All exchanges of a job, read one by one."""
+    return map(decode, lines_of(out / LOG))
 
 
 def write_model(path: Path, parameters: Any) -> None:

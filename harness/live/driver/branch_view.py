@@ -36,15 +36,26 @@ class DriverBranch:
         self.clocks = 0  # pushes completed since the job began, those before the fork included
         self.lost_pushes = 0  # counted in `clocks`, but not in the model: it was rolled back to a checkpoint
         self.since_seconds = since_seconds  # start of its next window
-        self.unseen_rows = _NO_ROWS  # [n, 11], the columns of `Records`; seconds of the job
+        self._unseen = [_NO_ROWS]  # [n, 11] each, the columns of `Records`; seconds of the job
         self.evaluations: list[Evaluation] = []
         self.latest_evaluation: Evaluation | None = None
         self.changes: list[Cost] = []
 
     def add(self, rows: NDArray[np.float64]) -> None:
         """Add completed pushes."""
-        self.unseen_rows = np.concatenate([self.unseen_rows, rows])
+        self._unseen.append(rows)
         self.clocks += len(rows)
+
+    @property
+    def unseen_rows(self) -> NDArray[np.float64]:
+        """Pushes that no window has reported yet, [n, 11]."""
+        if len(self._unseen) > 1:  # put together when they are read: to copy all with every report takes long
+            self._unseen = [np.concatenate(self._unseen)]
+        return self._unseen[0]
+
+    @unseen_rows.setter
+    def unseen_rows(self, rows: NDArray[np.float64]) -> None:
+        self._unseen = [rows]
 
     def fork(self, number: int, setting: Setting, policy: SyncPolicy, now: float, *, testing: bool) -> DriverBranch:
         """A new branch that continues from this one, which is branch `number`."""
@@ -66,7 +77,7 @@ class DriverBranch:
         samples: dict[str, int],
     ) -> Window:
         """A window with the first `rows` unseen pushes that ends at `end_seconds`; what it reports is removed here."""
-        table, self.unseen_rows = self.unseen_rows[:rows], self.unseen_rows[rows:]
+        table, self.unseen_rows = self.unseen_rows[:rows], self.unseen_rows[rows:].copy()  # a view would keep all of it
         whole = windows.window(
             job,
             self.setting,

@@ -19,6 +19,7 @@ from harness.live.coordinator.membership import ModelLost
 from harness.live.driver.branch_view import DriverBranch
 from harness.live.driver.checkpoint_file import Checkpoint
 from harness.live.driver.driver_state import driver_state
+from harness.live.driver.emulated_nodes import EmulatedNodes
 from harness.live.driver.links import LinkMonitor, SlowLink
 from harness.live.driver.losses import Losses
 from harness.live.driver.recent_pushes import RecentPushes
@@ -29,6 +30,7 @@ from harness.live.driver.status import JobStatus, setting_words
 from harness.live.processes.names import EVALUATOR, node_of, peers
 from harness.live.processes.runtime import Procedure, Processes, Runtime
 from harness.live.worker.spec import Spec
+from simulators.engine.loop import Records
 from tuners.actions import Evaluation, Setting, Status, SyncPolicy
 
 __all__ = ["CHECKPOINT_SECONDS", "COPY_SECONDS", "FINISH_SECONDS", "LINKS_SECONDS", "SAY_SECONDS", "Control"]
@@ -48,6 +50,10 @@ SAY_SECONDS = 3.0
 COPY_SECONDS = 10.0
 """Longest wait for a node with a slow link to copy the blocks that only it has."""
 
+_TIMES = [Records._fields.index(f"{name}seconds") for name in ("", "compute_", "pull_", "push_", "wait_")]
+_DECIMALS = 6
+"""Of seconds: clocks of several processes agree on less, and what is beyond would be two thirds of the exchange log."""
+
 _LOOK_SECONDS = 0.05
 _BUSY_LOOK_SECONDS = 0.005  # while a procedure is in progress: its duration is measured
 _LOSSES_SECONDS = 0.1
@@ -66,7 +72,9 @@ class Control:
         installed: Mapping[int, SyncPolicy],
         limits: Limits,
         say: Callable[[str], None],
+        emulated: EmulatedNodes | None = None,
     ) -> None:
+        """`emulated` is `processes`, where nodes come and go as the scenario says."""
         self.job, self.spec = spec.job, spec
         self.runtime = Runtime(processes, limits.join_seconds)
         self.losses = Losses(self.runtime, tuple(n.name for n in self.job.nodes))
@@ -81,6 +89,7 @@ class Control:
         self.recent = RecentPushes(self.job)
         # Reentrant: an action that holds it may call `job_status`, which takes it too.
         self.news = threading.Condition(threading.RLock())
+        self._emulated, self._slowdown = emulated, dict.fromkeys((n.name for n in self.job.nodes), 1.0)
         self._trains = True  # until the last checkpoint
         self._restore_points = RestorePoints(self.runtime, spec, begun, keep)
         self._asked_seconds = self._metered_seconds = 0.0  # when losses, and transfers, were last asked for
@@ -258,6 +267,7 @@ class Control:
             branch.status = report.statuses.get(number, branch.status)
         if self.status != "running" and self._ended_seconds is None:
             self._ended_seconds = self.runtime.now
+        self._emulate()
         if self.runtime.now > self._asked_seconds + _LOSSES_SECONDS:
             self._asked_seconds = self.runtime.now
             if lost := dict(self.runtime.processes.lost()):
@@ -275,10 +285,23 @@ class Control:
             self.procedure = self._save()
         self._advance()
 
+    def _emulate(self) -> None:
+        """Let nodes come, go and slow down, where they are emulated."""
+        if self._emulated is None:
+            return
+        for notice in self._emulated.act(self.runtime.now):
+            self.losses.leaving.add(notice.node)
+            self.losses.node_events.append(notice)
+            self.log_event(f"{notice.node} will leave")
+        if (slowdown := self._emulated.slowdown) != self._slowdown:
+            self._slowdown = slowdown
+            self.runtime.coordinator.slow(slowdown)
+
     def _take(self, number: int, rows: Any, evaluations: Any) -> None:
         branch = self.branches[number]
         rows = np.array(rows, np.float64)
         rows[:, 0] = self.runtime.job_seconds(rows[:, 0])
+        rows[:, _TIMES] = np.round(rows[:, _TIMES], _DECIMALS)
         branch.add(rows)
         self.recent.add(rows)
         for seconds in rows[-1:, 0]:

@@ -21,7 +21,8 @@ class Losses:
     """Which nodes and processes are lost, and the procedures that continue without them and with them again."""
 
     def __init__(self, runtime: Runtime, nodes: tuple[str, ...]) -> None:
-        self.away: set[str] = set()  # nodes
+        self.away = set(nodes) - runtime.processes.nodes
+        self.leaving: set[str] = set()  # nodes that work, and have said that they will be gone
         self.excluded: set[str] = set()  # nodes that must not start again on their machine, whose link is slow
         self.node_events: list[NodeEvent] = []  # for the next window
         self.any_returned = False  # a node has returned, and no branch has it back yet
@@ -34,6 +35,11 @@ class Losses:
     def present(self) -> frozenset[str]:
         """Nodes that are not away."""
         return frozenset(self._nodes) - self.away
+
+    @property
+    def available(self) -> frozenset[str]:
+        """Nodes that a new setting may use."""
+        return self.present - self.leaving
 
     def record(self, names: Collection[str]) -> None:
         """These processes were lost just now."""
@@ -48,7 +54,8 @@ class Losses:
             self._missing.setdefault(name, 0)
         for node in sorted({node_of(n) for n in names if n != EVALUATOR} - self.away):
             self.away.add(node)
-            self.node_events.append(NodeEvent(runtime.now, node, "failed"))
+            self.node_events.append(NodeEvent(runtime.now, node, "left" if node in self.leaving else "failed"))
+            self.leaving.discard(node)
 
     def start_missing(self) -> None:
         """Start lost processes whose nodes have a machine."""
@@ -70,7 +77,7 @@ class Losses:
         here = [n for n in self._missing if n in self._runtime.latest.members]
         for name in here:
             del self._missing[name]
-        back = sorted(self.away - {node_of(n) for n in self._missing})
+        back = sorted((self.away & self._runtime.processes.nodes) - {node_of(n) for n in self._missing})
         for node in back:
             self.away.discard(node)
             self.node_events.append(NodeEvent(self._runtime.now, node, "joined"))

@@ -17,6 +17,7 @@ import numpy as np
 from harness.live.driver.branch_view import DriverBranch
 from harness.live.driver.checkpoint_file import Checkpoint
 from harness.live.driver.control import Control
+from harness.live.driver.emulated_nodes import EmulatedNodes
 from harness.live.driver.reconfiguration import LiveReconfiguration
 from harness.live.driver.standstill import Limits
 from harness.live.driver.status import JobStatus, setting_words
@@ -75,19 +76,26 @@ class LiveSystem:
         installed: Mapping[int, SyncPolicy] = MappingProxyType({}),
         limits: Limits = Limits(),  # noqa: B008 - it is immutable
         say: Callable[[str], None] = lambda _: None,
+        *,
+        emulates: bool = False,
     ) -> None:
         """`keep` is called with every checkpoint of the job; another system continues from it if it is given as `begun`.
         `installed` are the policies that the tuner had installed by then, by the number of the exchange: a checkpoint has no
-        code. `say` is called with what the processes are at while they start."""
+        code. `say` is called with what the processes are at while they start. With `emulates`, nodes come, go and slow down
+        as the scenario says."""
         self.job, self._spec = spec.job, spec
         start = spec.job.start
         try:
             spec.job.space.check(start)
             spec.check(start)
             policy = policies.named(start.policy, start.staleness)
+            emulated = EmulatedNodes(processes, spec) if emulates else None
+            if emulated is not None:
+                emulated.act(0.0 if begun is None else float(begun.state["seconds"]))
+                check_nodes(start, spec.job, emulated.nodes if begun is None else processes.nodes)
         except Rejected as error:
             raise ValueError(f"Cannot deploy {spec.name}: {error}") from error
-        self._control = Control(spec, processes, policy, begun, keep, installed, limits, say)
+        self._control = Control(spec, emulated or processes, policy, begun, keep, installed, limits, say, emulated)
 
     @property
     def now(self) -> float:
@@ -179,7 +187,7 @@ class LiveSystem:
             rows=rows,
             # `now` lags behind the coordinator's clock by the time of an answer; no window ends before its last push.
             end_seconds=max((end, *map(float, moments[rows - 1 : rows]))),
-            available=self._control.losses.present,
+            available=self._control.losses.available,
             events=events,
             samples={w: sum(row) for w, row in loads.items()},
         )
@@ -267,7 +275,7 @@ class LiveSystem:
         """Raise Rejected if the job cannot run under `setting` now."""
         self.job.space.check(setting)
         self._spec.check(setting)
-        check_nodes(setting, self.job, self._control.losses.present)
+        check_nodes(setting, self.job, self._control.losses.available)
 
     def _check_idle(self, branch: DriverBranch, wanted: str) -> None:
         """Raise Rejected during a reconfiguration, and if the branch has ended. Waits for the repair of a loss."""

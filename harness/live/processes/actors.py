@@ -70,6 +70,7 @@ class ProcessSpec:
     spec: Spec | None = None
     slot: int = 0  # index of its node among the nodes on the same machine
     threads: int = 0
+    emulates: bool = False  # mini-batches take as long as the scenario says
 
     def run(self, inbox: Inbox, over: threading.Event) -> None:
         """Run that process until `over` is set."""
@@ -94,7 +95,7 @@ class ProcessSpec:
         else:
             from harness import program_cache
             from harness.live.processes.host import choose_device
-            from harness.live.processes.names import EVALUATOR
+            from harness.live.processes.names import EVALUATOR, node_of
 
             choose_device(accelerated=self.accelerated)
 
@@ -102,7 +103,11 @@ class ProcessSpec:
 
             def prepare() -> loops.Compute:
                 spec.warm_up(validates=self.name == EVALUATOR)
-                return spec.compute
+                if not self.emulates or self.name == EVALUATOR:
+                    return spec.compute
+                from harness.live.worker.emulated_compute import EmulatedCompute
+
+                return EmulatedCompute(spec, node_of(self.name))
 
             loops.run_worker(member, self.layout, prepare, cores)
 

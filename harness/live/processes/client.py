@@ -74,6 +74,8 @@ class TrainingControl(Protocol):
 
     def needed(self, name: str) -> bool: ...
 
+    def slow(self, factors: Mapping[str, float]) -> None: ...
+
     # What has happened.
     def poll(self, taken: Mapping[int, int] | None = None) -> Poll: ...
 
@@ -151,6 +153,7 @@ class RemoteCoordinator:
     recover = _forwarded(TrainingControl.recover)
     retire = _forwarded(TrainingControl.retire)
     needed = _forwarded(TrainingControl.needed)
+    slow = _forwarded(TrainingControl.slow)
     poll = _forwarded(TrainingControl.poll)
     held_up_by = _forwarded(TrainingControl.held_up_by)
     starting = _forwarded(CoordinatorClient.starting)

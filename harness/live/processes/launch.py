@@ -161,15 +161,21 @@ def _start(folder: Path) -> None:
 
 @contextmanager
 def launch(
-    placement: NodePlacement, spec: Spec, *, transport: TransportKind = "zmq", insecure: bool = False
+    placement: NodePlacement,
+    spec: Spec,
+    *,
+    transport: TransportKind = "zmq",
+    insecure: bool = False,
+    emulates: bool = False,
 ) -> Iterator[JobProcesses]:
     """Start the coordinator's process; the others are started through what is yielded. All of them end with the context.
 
-    `insecure`: processes also start on machines on which Ray has neither a token nor TLS. Raises ValueError if the cluster
+    `insecure`: processes also start on machines on which Ray has neither a token nor TLS. `emulates`: mini-batches take as
+    long as the scenario says. Raises ValueError if the cluster
     has no room now.
     """
     with private_folder() as folder:
-        processes = JobProcesses(placement, spec, transport, folder, insecure=insecure)
+        processes = JobProcesses(placement, spec, transport, folder, insecure=insecure, emulates=emulates)
         try:
             processes.begin()
             yield processes
@@ -181,12 +187,19 @@ class JobProcesses:
     """The processes of one job on Ray; a `harness.live.processes.runtime.Processes`."""
 
     def __init__(
-        self, placement: NodePlacement, spec: Spec, transport: TransportKind, folder: Path, *, insecure: bool
+        self,
+        placement: NodePlacement,
+        spec: Spec,
+        transport: TransportKind,
+        folder: Path,
+        *,
+        insecure: bool,
+        emulates: bool = False,
     ) -> None:
         self.coordinator: CoordinatorClient = RemoteCoordinator(self.ask)
         self._placement, self._spec, self._transport = placement, spec, transport
         machines = {place.host for _, place in placement.places}
-        self._protects = len(machines) > 1 and not insecure
+        self._protects, self._emulates = len(machines) > 1 and not insecure, emulates
         self._job = secrets.token_hex(4)
         self._folder = folder  # of the coordinator's journal
         self._coordinator_actor: Any = None
@@ -349,6 +362,7 @@ class JobProcesses:
             spec=None if serves else self._spec,
             slot=self._slot(name),
             threads=0 if serves else self._spec.job.start.intra_threads,
+            emulates=self._emulates,
         )
 
     # ------------------------------------------------------------------------------------------------------------ machines

@@ -113,6 +113,7 @@ class Release(_Head, frozen=True):
     probes: bool = False  # the policy needs the loss before and after the push
     intra_threads: int = 0
     inter_threads: int = 0
+    slowdown: float = 1.0  # an emulated node takes so many times as long
 
 
 class Rest(_Head, frozen=True):

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from harness.cli.main import main
+from harness.cli.results import tuner_names
 from harness.drive import play
 from harness.live.deploy import contest, job_folder
 from harness.live.deploy.deployment import Interrupted
@@ -89,6 +90,22 @@ def test_a_contest_is_a_results_folder(here, simulated, capsys):
     assert "fixed, seed 1: run 4 of 6" in capsys.readouterr().out
     assert main(["report", "out"]) == 0
     assert "live beside simulated" not in capsys.readouterr().out
+
+
+def test_a_tuner_with_nothing_to_tune_is_not_played(here, simulated, capsys):
+    _, played, _ = simulated
+    names = "bsp,uniform_gpus,contestants:faster"
+    assert main(["deploy", "--live", "small.toml", "--tuners", names, "--seeds", "1", "--out", "out"]) == 0
+    rows = store.load_results(here / "out").scores
+    idle = rows.filter(pl.col("status") == "not applicable")
+    assert set(idle["tuner"]) == {"bsp", "uniform_gpus"}
+    assert played == [("contestants:faster", 0)]
+    assert "\nnot applicable. The job starts with 'bsp' already.\n" in capsys.readouterr().out
+
+
+def test_all_tuners_of_a_live_contest_are_its_contestants():
+    names = tuner_names("all,fixed", oracle=False)
+    assert names == [*(n for n in tuner_names("all") if n != "best_fixed"), "fixed"]
 
 
 def test_a_contest_that_was_interrupted_goes_on(here, simulated, capsys):

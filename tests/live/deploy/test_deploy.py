@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -198,7 +199,7 @@ def test_without_a_winner_nothing_is_deployed(here, capsys):
 def begun(out, *, tuner="fixed", seed=0):
     """A folder as an interrupted job leaves it."""
     with job_folder.claimed(out, load("small.toml"), tuner, seed, resume=False):
-        job_folder.ExchangeLog(out, ())
+        job_folder.ExchangeLog(job_folder.KeptExchanges(out), out).close()
         state = {"seconds": 1.0, "branch": 0, "exchanges": 0}
         checkpoint_file.save(out / job_folder.CHECKPOINT, Checkpoint({"0/parameters": np.ones(650, np.float32)}, state))
 
@@ -223,12 +224,12 @@ def test_a_folder_is_written_once_and_resumed_as_it_was(here, capsys):
 
 def test_exchanges_wait_while_the_disk_is_full(here):
     """The file is cut where the last whole line ends, and has them all once there is room."""
-    log = job_folder.ExchangeLog(here, ())
+    log = job_folder.ExchangeLog(job_folder.KeptExchanges(here), here)
     exchanges = [Exchange(float(i), Free(i), None) for i in range(4)]
     log(exchanges[0])
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, ((here / "exchanges.jsonl").stat().st_size + 5, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((here / job_folder.LOG).stat().st_size + 5, limits[1]))
     try:
         log(exchanges[1])
         log(exchanges[2])
@@ -236,10 +237,11 @@ def test_exchanges_wait_while_the_disk_is_full(here):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
-    assert job_folder.read_log(here, 1) == exchanges[:1]
+    assert list(job_folder.KeptExchanges(here, 1)) == exchanges[:1]
     log(exchanges[3])
     assert log.written == 4
-    assert job_folder.read_log(here, 4) == exchanges
+    log.close()
+    assert list(job_folder.exchanges_of(here)) == read_log(here / job_folder.LOG) == exchanges
 
 
 @pytest.mark.parametrize("harm", ["a bit", "cut", "other"])
@@ -347,7 +349,8 @@ def test_a_job_on_ray_is_changed_and_comes_to_its_target(here, ray_alone):
 def test_a_job_on_ray_is_interrupted_and_resumed_to_its_target(here, ray_alone, number, status):
     job = Job(*COMMAND)
     job.read("migrate (")  # the model has moved while it trained
-    job.read("clocks (")
+    while clocks_of(job.said) < clocks_of(job.said.partition("migrate (")[0]) + 100:  # and a window has ended since
+        job.read("clocks (")
     if number == signal.SIGINT:
         os.killpg(job.process.pid, number)  # as a terminal does it
     else:
@@ -368,6 +371,11 @@ def test_a_job_on_ray_is_interrupted_and_resumed_to_its_target(here, ray_alone, 
     score, exchanges = check_reached(job, out)
     assert float(score["completion_seconds"]) > kept.state["seconds"]
     assert len(exchanges) > kept.state["exchanges"]
+
+
+def clocks_of(said):
+    """The clocks that the last line of a job's output shows."""
+    return max([0, *(int(n) for n in re.findall(r"(\d+) clocks \(", said))])
 
 
 @pytest.mark.live

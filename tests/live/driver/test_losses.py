@@ -177,9 +177,11 @@ def test_training_continues_after_a_loss_at_any_moment_of_a_reconfiguration(proc
     other = replace(SPEC.job.start, workers=("n0", "n3"), servers=("n1", "n2"))
     with LiveSystem(SPEC, processes) as live:
         for moment in MOMENTS[method] if node_of(name) != "n1" else ("recover",):
-            struck = strike_after(processes, moment, name)
+            strike_after(processes, moment, name)
+            noticed = losses_of(live, name)
             live.perform(Reconfigure(other, method=method, wait=False))
-            until(live, lambda struck=struck: struck and idle(live))
+            # Not only idle: it also is between the death and the next look for losses.
+            until(live, lambda noticed=noticed: losses_of(live, name) > noticed and idle(live))
             assert live.perform(Run(clocks=10)).clocks >= 10, history(live)
             live.perform(Reconfigure(SPEC.job.start, method="migrate"))
             until_whole(live)
@@ -187,7 +189,7 @@ def test_training_continues_after_a_loss_at_any_moment_of_a_reconfiguration(proc
 
 
 def strike_after(processes, moment, name):
-    """Kill a process once the coordinator has been asked for `moment`; the list that is returned then has its name."""
+    """Kill a process once, when the coordinator has been asked for `moment`."""
     struck, coordinator = [], processes.coordinator
 
     def watched(asked, *given, **named):
@@ -198,12 +200,17 @@ def strike_after(processes, moment, name):
         return answer
 
     processes.coordinator = RemoteCoordinator(watched)
-    return struck
+
+
+def losses_of(live, name):
+    """How often the driver has noticed that this process is lost."""
+    return sum(what.startswith(f"{name} is lost") for _, what in live.job_status().events)
 
 
 def idle(live, away=frozenset()):
     control = live.control
-    return control.losses.away == away and control.procedure is None and control.reconfiguration is None
+    with control.news:
+        return control.losses.away == away and control.procedure is None and control.reconfiguration is None
 
 
 def until(live, so, seconds=60.0):

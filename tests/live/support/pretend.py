@@ -54,6 +54,7 @@ class PretendProcesses:
         self.asked, self.closed = [], False
         self.slow, self.spares = set(), 0  # nodes whose links are slow; number of unused machines
         self.transfers = {}
+        self.slowdowns = []  # that the driver has asked for
         self.stuck = ()  # processes that are heard, and for which training waits
         self.until = self.moved_at = time.monotonic()
 
@@ -180,6 +181,9 @@ class PretendCoordinator:
     def begin(self, setting, policy, parameters):
         self.of.branches = {0: PretendBranch(setting, policy)}
         self.of.owners = tuple(f"server/{s}" for s in setting.servers)
+
+    def slow(self, factors):
+        self.of.slowdowns.append(dict(factors))
 
     def run(self, branch):
         self.of.running, self.of.halted = branch, False

@@ -1,0 +1,127 @@
+"""Nodes of a live job that come, go and slow down as the scenario says: the tuner sees what it sees in the simulator."""
+
+from dataclasses import replace
+
+import pytest
+
+from harness.drive import play
+from harness.live.driver.emulated_nodes import EmulatedNodes
+from harness.live.driver.system import LiveSystem
+from harness.live.processes.names import EVALUATOR
+from harness.scenario import system
+from tests.live.driver.test_losses import history, idle, until
+from tests.live.support.ones import ONES, Ones, counted
+from tests.live.support.pretend import PretendProcesses
+from tests.live.support.threads import thread_processes
+from tuners.actions import Reconfigure, Rejected, Run
+
+
+def spec(conditions, start=ONES):
+    return Ones("ones", "ones.toml", f"{start}\n[conditions]\nstagger = false\njitter = 0.0\n{conditions}", 0)
+
+
+def events(windows):
+    return [(e.node, e.event) for w in windows for e in w.events]
+
+
+GOES = """nodes = [
+  { nodes = ["n1"], seconds = 0.3, event = "fails" },
+  { nodes = ["n1"], seconds = 0.8, event = "joins" },
+  { nodes = ["n1"], seconds = 1.2, event = "leaves", notice_seconds = 0.3 },
+]"""
+
+
+def test_a_node_goes_and_comes_back_as_in_the_simulator():
+    def fixed(job):
+        for _ in range(20):
+            yield from Run(seconds=0.1)
+
+    made = spec(GOES)
+    in_simulation = play(fixed, system(made.scenario, 0)).exchanges
+    with LiveSystem(made, PretendProcesses(made.job), emulates=True) as live:
+        seen = []
+        until(live, lambda: seen.append(live.perform(Run(seconds=0.05))) or len(events(seen)) == 4)
+        until(live, lambda: idle(live, {"n1"}))
+        assert live.job_status().setting.workers == ("n0",)
+    assert events(seen) == events(e.answer for e in in_simulation[:20])
+    assert events(seen) == [("n1", "failed"), ("n1", "joined"), ("n1", "leaving"), ("n1", "left")]
+    assert "worker/n1 is lost: the scenario takes its node away" in history(live)
+    assert [w.setting.workers for w in (seen[0], seen[-1])] == [("n0", "n1"), ("n0",)]
+
+
+def test_a_node_that_will_leave_works_on_but_takes_no_new_role():
+    made = spec('nodes = [{ nodes = ["n1"], seconds = 0.1, event = "leaves", notice_seconds = 1000 }]')
+    with LiveSystem(made, PretendProcesses(made.job), emulates=True) as live:
+        until(live, lambda: "n1 will leave" in history(live))
+        assert live.perform(Run(clocks=10)).setting == made.job.start
+        assert [n.name for n in live.perform(Run(clocks=10)).nodes] == ["n0", "n2", "n3"]
+        with pytest.raises(Rejected, match="Cannot use node 'n1'"):
+            live.perform(Reconfigure(replace(made.job.start, policy="asp")))
+
+
+def test_a_node_that_joins_later_can_be_used_then():
+    start = ONES.replace('workers = ["n0", "n1"]', 'workers = ["n0"]')
+    made = spec('nodes = [{ nodes = ["n1"], seconds = 0.5, event = "joins" }]', start)
+    pretend = PretendProcesses(made.job)
+    wider = replace(made.job.start, workers=("n0", "n1"))
+    with LiveSystem(made, pretend, emulates=True) as live:
+        with pytest.raises(Rejected, match="Cannot use node 'n1'"):
+            live.perform(Reconfigure(wider))
+        seen = []
+        until(live, lambda: seen.append(live.perform(Run(seconds=0.05))) or events(seen))
+        assert events(seen) == [("n1", "joined")]
+        assert live.perform(Reconfigure(wider)).done
+    absent = spec('nodes = [{ nodes = ["n0"], seconds = 0.5, event = "joins" }]', start)
+    with pytest.raises(ValueError, match="Cannot use node 'n0'"):
+        LiveSystem(absent, PretendProcesses(absent.job), emulates=True)
+
+
+def test_episodes_slow_a_node_down_for_their_time():
+    made = spec('episodes = [{ node = "n1", start_seconds = 0.2, seconds = 2.0, factor = 3.0 }]')
+    pretend = PretendProcesses(made.job)
+    with LiveSystem(made, pretend, emulates=True) as live:
+        until(live, lambda: len(pretend.slowdowns) >= 2)
+        assert live.now > 2.2
+    assert pretend.slowdowns == [{"n0": 1.0, "n1": factor, "n2": 1.0, "n3": 1.0} for factor in (3.0, 1.0)]
+
+
+def test_a_node_that_goes_and_comes_back_between_two_looks_has_lost_its_processes():
+    made = spec(GOES)
+    pretend = PretendProcesses(made.job)
+    emulated = EmulatedNodes(pretend, made)
+    emulated.start(["worker/n1", "server/n2"])
+    assert [e.event for e in emulated.act(1.3)] == ["leaving"]
+    assert emulated.nodes == pretend.nodes
+    assert emulated.lost() == {"worker/n1": "the scenario takes its node away"}
+    assert emulated.lost() == {}
+
+
+def test_processes_of_an_absent_node_start_when_it_joins():
+    made = spec('nodes = [{ nodes = ["n1"], seconds = 5.0, event = "joins" }]', ONES.replace('["n0", "n1"]', '["n0"]', 1))
+    pretend = PretendProcesses(made.job)
+    emulated = EmulatedNodes(pretend, made)
+    emulated.start(["worker/n0", "worker/n1", EVALUATOR])
+    assert set(pretend.coming) == {"worker/n0", EVALUATOR}
+    emulated.act(4.0)
+    assert emulated.nodes == {"n0", "n2", "n3"}
+    emulated.act(5.0)
+    assert set(pretend.coming) == {"worker/n0", "worker/n1", EVALUATOR}
+    assert emulated.nodes == pretend.nodes
+
+
+def test_the_slowdown_of_a_node_reaches_its_worker(tmp_path):
+    made = spec('episodes = [{ node = "n1", start_seconds = 0.1, seconds = 1000.0, factor = 3.0 }]')
+    seen = {}
+    compute = Ones.compute
+
+    class Watched(Ones):
+        def compute(self, task):
+            seen.setdefault(task.work.slowdown, set()) if task.work else None
+            return compute(self, task)
+
+    watched = Watched(made.name, made.origin, made.text, made.seed)
+    with thread_processes(watched, tmp_path) as processes, LiveSystem(watched, processes, emulates=True) as live:
+        until(live, lambda: 3.0 in seen)
+        clocks, lost, parameters = counted(live)
+        assert (lost, set(parameters)) == (0, {clocks})
+    assert seen.keys() == {1.0, 3.0}
