@@ -7,9 +7,9 @@ import fnmatch
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from harness import own_packages
 from harness.cli.calibrate import add_calibrate, add_fidelity
@@ -23,14 +23,13 @@ from harness.cli.results import any_failed, conclude, cores, export, tuner_names
 from harness.cli.share import add_merge, add_publish
 from harness.cli.show import add_list, add_show
 from harness.cli.trace import add_trace
+from harness.cli.training_command import add_train
 from harness.version import HARNESS_VERSION
 
 if TYPE_CHECKING:
     pass
 
 __all__ = ["main"]
-
-T = TypeVar("T")
 
 _ABOUT = """\
 Score tuners of distributed training on parameter servers: which tuner finishes the job
@@ -49,7 +48,7 @@ examples:
   harness show cruise                          what a tuner does, and its options
   harness play digits cruise                   one run, every exchange on the screen
   harness new tuner my_tuner                   a tuner of your own that runs, with its test
-  harness train rlp --instances 1000 --out my.npz     then --tuners 'rlp[policy=my.npz]'
+  harness train rlp --form broad --out my.npz         then --tuners 'rlp[policy=my.npz]'
   harness deploy --live live-digits            the same job, on real processes
 
 exit status:
@@ -73,23 +72,6 @@ Options of a tuner are written in brackets after its name, as in
 'cruise[gain=0.1,bandwidth=measured]'.
 `all` means every tuner, and `best_fixed`, which is not a tuner but a reference: the best fixed
 setting that a search finds in hindsight, from random ones and from what the tuners end with."""
-
-_TRAIN = """\
-Train RLP's synchronisation policy on random instances: ten workers, some of them stragglers,
-train a perceptron. The policy first learns from runs under fixed policies (BSP, ASP and SSP
-with s = 2, 5, 8, on the same instances), then from its own runs (episodes). If interrupted,
-the training leaves a checkpoint beside FILE; with --resume it continues to the same bytes."""
-
-_TRAIN_MORE = """\
-Options of the learning are written in brackets, as in 'rlp[gamma=1,replay=5000,optimizer=adam]':
-gamma, epsilon, rate, anneal, replay (N), batch, copy (c), optimizer (sgd, adam), steps, double,
-returns (in pre-training: undiscounted, discounted), unit_seconds of rewards, and as_printed=true,
-which follows the paper's text also where it is wrong. Use the policy as 'rlp[policy=FILE]'.
-
-The defaults are the paper's. The policy that ships was trained with better values:
-  harness train 'rlp[gamma=1,rate=0.0003,anneal=220000,replay=8000,steps=10,copy=200,double=true,
-    unit_seconds=10]' --depths 1,1,2,3 --rates 0.2,0.17,0.13,0.08 --sleeps 9.4,1.5,9.4,9.4
-    --instances 1300 --pushes 800 --out FILE"""
 
 _QUICK_TUNERS = "fixed,asp,cruise,mltuner,joint"
 """What `--quick` compares: not tuning, a policy, a model of the cluster, a search in branches, a model of all knobs."""
@@ -187,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(run=_report)
     add_merge(commands.add_parser, plain)
     add_publish(commands.add_parser, plain)
-    _add_train(commands.add_parser, plain)
+    add_train(commands.add_parser, plain)
     add_draw(commands.add_parser, plain)
     add_deploy(commands.add_parser, plain)
     add_trace(commands.add_parser, plain)
@@ -195,34 +177,6 @@ def _parser() -> argparse.ArgumentParser:
     add_fidelity(commands.add_parser, plain)
     add_reproduce(commands.add_parser, plain)
     return parser
-
-
-def _add_train(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
-    train = add_parser("train", help="train RLP's policy", description=_TRAIN, epilog=_TRAIN_MORE, formatter_class=plain)
-    train.add_argument("tuner", metavar="rlp", help="options of the learning in brackets")
-    train.add_argument("--instances", type=int, default=1000, metavar="N", help="instances to learn on (default: 1000)")
-    train.add_argument("--out", type=Path, required=True, metavar="FILE", help="npz file to write the policy to")
-    train.add_argument("--episodes", type=int, metavar="N", help="runs to learn from (default: one per instance)")
-    train.add_argument("--pretrain", type=int, default=100, metavar="N", help="instances per fixed policy (default: 100)")
-    train.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random draws (default: 0)")
-    train.add_argument("--workload", default="rlp-digits", metavar="NAME", help="see `harness list workloads`")
-    train.add_argument("--data", default="", metavar="DIR", help="folder of a workload that reads files")
-    train.add_argument("--depths", default="0,1,2,3", metavar="H,...", help="hidden layers to draw from (default: 0,1,2,3)")
-    train.add_argument("--rates", default="", metavar="R,...", help="learning rate for each depth (default: workload's)")
-    train.add_argument(
-        "--sleeps", default="", metavar="S,...", help="mean sleep of stragglers for each depth (default: 9.4)"
-    )
-    train.add_argument(
-        "--skew", type=float, default=0.0, metavar="S", help="how unequal the workers' classes are, 0 to 1 (default: 0)"
-    )
-    train.add_argument("--accuracy", type=float, default=0.88, metavar="A", help="target of a run (default: 0.88)")
-    train.add_argument("--workers", type=int, default=10, metavar="K", help="workers per instance (default: 10)")
-    train.add_argument("--pushes", type=int, default=1500, metavar="N", help="most pushes of a run (default: 1500)")
-    train.add_argument(
-        "--lanes", type=int, default=1, metavar="N", help="episodes at the same time, under vmap (default: 1)"
-    )
-    train.add_argument("--resume", action="store_true", help="continue an interrupted training, if there is one")
-    train.set_defaults(run=_train)
 
 
 # ------------------------------------------------------------------------------------------------------------- commands
@@ -277,54 +231,6 @@ def _what(scenarios: Sequence[str], tuners: Sequence[str], seeds: int | None, wh
     places = f"Ray cluster {where}" if isinstance(where, str) else f"{where} process{'' if where == 1 else 'es'}"
     who = "1 tuner" if len(tuners) == 1 else f"{len(tuners)} tuners"
     return f"Comparing {who} on {names}, {each}, in {places}; results go to {out}."
-
-
-def _train(options: argparse.Namespace) -> int:
-    from harness.cli.display import terminal, training
-    from harness.training import train
-    from tuners import parse
-
-    name, learning = parse(options.tuner)
-    if name != "rlp":
-        raise ValueError(f"Cannot train {name!r}: rlp is the only tuner that is trained.")
-    plan = train.TrainingPlan(
-        workload=options.workload,
-        data=options.data,
-        depths=_numbers(int, "--depths", options.depths),
-        workers=options.workers,
-        rates=_numbers(float, "--rates", options.rates),
-        sleeps=_numbers(float, "--sleeps", options.sleeps),
-        skew=options.skew,
-        accuracy=options.accuracy,
-        instances=options.instances,
-        episodes=options.instances if options.episodes is None else options.episodes,
-        pretrain=options.pretrain,
-        most_pushes=options.pushes,
-        lanes=options.lanes,
-        seed=options.seed,
-        options=train.read_options(learning),
-    )
-    console = terminal()
-    try:
-        with training(console, plan.runs) as watch:
-            made = train.train(plan, options.out, resume=options.resume, watch=watch)
-    except KeyboardInterrupt:
-        print(f"\nharness: interrupted; {train.checkpoint(options.out)} keeps the training so far.", file=sys.stderr)  # noqa: T201
-        print("The same command with --resume goes on.", file=sys.stderr)  # noqa: T201
-        return 130
-    endings = ", ".join(f"{count} {how}" for how, count in made.about["endings"].items() if count)
-    console.print(f"{plan.runs} runs: {endings}.", highlight=False, soft_wrap=True)
-    console.print(
-        f"The policy: {options.out}; play it as --tuners 'rlp[policy={options.out}]'.", markup=False, soft_wrap=True
-    )
-    return 0
-
-
-def _numbers(kind: Callable[[str], T], option: str, text: str) -> tuple[T, ...]:
-    try:
-        return tuple(kind(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise ValueError(f"Cannot read {option} {text!r}: write numbers with commas between them.") from None
 
 
 def _scenarios(names: Sequence[str]) -> list[str]:

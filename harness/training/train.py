@@ -320,7 +320,7 @@ def _restored(plan: TrainingPlan, path: Path, nothing: _Training) -> _Training:
     Raises ValueError if the checkpoint is damaged or belongs to another plan.
     """
     refusal, way_out = f"Cannot resume from {path}", "remove it to begin anew"
-    about, leaves = policy_file.unpack(path.read_bytes(), _SCHEMA, _VERSION, refusal, way_out)
+    _, about, leaves = policy_file.unpack(path.read_bytes(), _SCHEMA, (_VERSION,), refusal, way_out)
     if differing := sorted(_differing(about["plan"], plan.about())):
         raise ValueError(f"{refusal}: it was made with other {', '.join(differing)}; give the same, or {way_out}.")
     structure = jax.tree.structure(nothing.learner)

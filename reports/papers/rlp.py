@@ -94,10 +94,13 @@ def _ratio_text(found: Ratio) -> str:
 
 
 def _learned(files: Sequence[str]) -> dict[str, SyncPolicy]:
-    """The shipped policy, or those in `files`, by name."""
+    """The shipped policies, or those in `files`, by name."""
     if not files:
-        return {"rlp": tuner.greedy_policy(policy_file.shipped())}
-    return {f"rlp[{Path(f).stem}]": tuner.greedy_policy(policy_file.load(f)) for f in files}
+        return {
+            "rlp": tuner.policy_of(policy_file.shipped()),
+            "rlp[as_printed]": tuner.policy_of(policy_file.shipped_as_printed()),
+        }
+    return {f"rlp[{Path(f).stem}]": tuner.policy_of(policy_file.load(f)) for f in files}
 
 
 # ---------------------------------------------------------------------------------------------------------- Figs. 2 and 3

@@ -1,10 +1,16 @@
 """RLP: a learned synchronisation policy (Zhu et al. 2020, "Learning Efficient Parameter Server Synchronization Policies").
 
-At every push a small network looks at the last ten pushes and decides which workers go on: none, the one that pushed, or all
-that wait (Section 3.2). This file has the tuner and the policy that it installs. `tuners.rlp.network` has the state, the
-actions and the network, `tuners.rlp.policy_file` the file format, `tuners.rlp.dqn` the training.
+At every push a policy decides which workers go on. Two forms ship:
 
-A decision takes simulated time, by default what the paper's Table 1 implies: 1.4 % of 311 s for 380 decisions.
+- the default is *broad* (`tuners.rlp.broad`, ours): a threshold for every worker, by a small network whose inputs know
+  neither the number of workers nor the scale of losses and times, trained on jobs that differ in everything
+  (`harness.training`).
+- ``as_printed=True`` is the paper's: a Q-network looks at the last ten pushes and releases nobody, the one that pushed, or
+  all that wait (Section 3.2). `tuners.rlp.network` has its state, actions and network, `tuners.rlp.dqn` its training. It was
+  trained near the edge of stability on ten workers, and serves there.
+
+`tuners.rlp.policy_file` has the file format of both. A decision takes simulated time: for the paper's form by default what
+the paper's Table 1 implies, 1.4 % of 311 s for 380 decisions; for the broad one what it takes here, with a margin.
 """
 
 from __future__ import annotations
@@ -19,6 +25,8 @@ from jax import Array
 from tuners.actions import Decision, Install, Job, Push, Rejected, SyncPolicy, Tuner
 from tuners.applicability import nothing_to_tune_if, policy_cannot_be_installed
 from tuners.factory_options import NonNegative
+from tuners.rlp import policy_file
+from tuners.rlp.broad import BROAD_DECISION_SECONDS, TrainedBroad, broad_policy
 from tuners.rlp.network import (
     FEATURES,
     HISTORY,
@@ -32,28 +40,42 @@ from tuners.rlp.network import (
     q_values,
     with_push,
 )
-from tuners.rlp.policy_file import load, shipped
 
-__all__ = ["DECISION_SECONDS", "greedy_policy", "rlp"]
+__all__ = ["DECISION_SECONDS", "greedy_policy", "policy_of", "rlp"]
 
 DECISION_SECONDS = 0.0115
 
 
 @nothing_to_tune_if(policy_cannot_be_installed)
-def rlp(job: Job, *, policy: str = "", decision_seconds: NonNegative = DECISION_SECONDS) -> Tuner:
-    """Install the policy of the file `policy`, as `harness train rlp` writes it, or the one that ships with this package.
+def rlp(job: Job, *, policy: str = "", as_printed: bool = False, decision_seconds: NonNegative | None = None) -> Tuner:
+    """Install the broad policy that ships with this package, the paper's form of it, or the policy of a file.
 
-    Raises ValueError for a file that holds no policy.
+    Raises ValueError for a file that holds no policy, and for `as_printed` with a file that holds a broad one.
 
     Args:
         job: what is tuned.
-        policy: file with a trained policy; by default the one that ships.
-        decision_seconds: simulated time that one decision takes.
+        policy: file with a trained policy, of either form, as `harness train rlp` writes it; by default the one that ships.
+        as_printed: the policy of the paper's form that ships, or a check that `policy` is of that form.
+        decision_seconds: simulated time that one decision takes; by default what the paper implies or, for a broad policy,
+            what is measured here.
     """
     del job
-    trained = load(policy) if policy else shipped()
+    trained = policy_file.load(policy) if policy else _shipped(as_printed)
+    if as_printed and isinstance(trained, TrainedBroad):
+        raise ValueError(f"Cannot play {policy} as printed: it holds a broad policy; leave as_printed out.")
     with suppress(Rejected):
-        yield from Install(greedy_policy(trained, seconds=decision_seconds))
+        yield from Install(policy_of(trained, seconds=decision_seconds))
+
+
+def _shipped(as_printed: bool) -> Trained | TrainedBroad:
+    return policy_file.shipped_as_printed() if as_printed else policy_file.shipped()
+
+
+def policy_of(trained: Trained | TrainedBroad, *, seconds: float | None = None) -> SyncPolicy:
+    """The policy of either form; a decision takes `seconds` of simulated time or, if None, what is usual for the form."""
+    if isinstance(trained, TrainedBroad):
+        return broad_policy(trained.network, seconds=BROAD_DECISION_SECONDS if seconds is None else seconds)
+    return greedy_policy(trained, seconds=DECISION_SECONDS if seconds is None else seconds)
 
 
 def greedy_policy(trained: Trained, *, seconds: float = DECISION_SECONDS) -> SyncPolicy:

@@ -159,7 +159,7 @@ def test_its_three_actions_are_enough_for_ssp(order, s):
 @settings(max_examples=20)
 def test_it_does_not_know_who_is_who(order, names):
     """Renaming the workers renames those released; and workers that are not there make no difference."""
-    policy, names = tuner.greedy_policy(policy_file.shipped()), np.array(names)
+    policy, names = tuner.greedy_policy(policy_file.shipped_as_printed()), np.array(names)
     there = np.append(np.ones(K, bool), np.zeros(3, bool))
     states = [policy.init(np.ones(K, bool)), policy.init(np.ones(K, bool)), policy.init(there)]
     for n, m in enumerate(run(policies.ssp(2), order)):
@@ -207,7 +207,7 @@ def _changed(data, edit):
 
 def _packed(data, *, schema="rlp-policy", version=1, **changed):
     """A file with a correct digest that differs from `data` in its schema, its version or some arrays."""
-    about, arrays = policy_file.unpack(data, "rlp-policy", 1, "Cannot read the test's own file", "mend the test")
+    _, about, arrays = policy_file.unpack(data, "rlp-policy", (1,), "Cannot read the test's own file", "mend the test")
     return policy_file.pack(schema, version, about, arrays | changed)
 
 
@@ -222,7 +222,7 @@ DATA = policy_file.dumps(Trained(untrained(0)))
         (_changed(DATA, lambda a: a.pop("digest")), "no such file, or it is damaged"),
         (_changed(DATA, lambda a: a.update(facts=np.array([{}], object))), "no such file, or it is damaged"),
         (_changed(DATA, lambda a: a.update(weights0=a["weights0"] + 1)), "its digest does not fit"),
-        (_packed(DATA, version=2), "'rlp-policy' version 2, not 'rlp-policy' version 1"),
+        (_packed(DATA, version=3), "'rlp-policy' version 3, not 'rlp-policy' version 1 or 2"),
         (_packed(DATA, schema="cat"), "it is 'cat' version 1"),
         (
             _packed(DATA, weights1=np.zeros((64, 33), np.float32)),
@@ -249,14 +249,14 @@ def test_a_file_that_is_not_there_and_a_network_that_is_not_finite():
 # ------------------------------------------------------------------------------------------------------------ the tuner
 
 
-def test_the_tuner_installs_the_shipped_policy_or_the_one_that_is_named(tmp_path):
+def test_the_tuner_installs_the_papers_policy_or_the_one_that_is_named(tmp_path):
     _, workload, setting, around = plain_job()
     job = system(Cluster(tuple((n, machine()) for n in (*setting.workers, *setting.servers))), workload, setting, around).job
-    asked = next(tuner.rlp(job))
+    asked = next(tuner.rlp(job, as_printed=True))
     assert isinstance(asked, Install)
     assert (asked.policy.name, asked.policy.probes, asked.policy.seconds) == ("rlp", True, tuner.DECISION_SECONDS)
     (tmp_path / "mine.npz").write_bytes(policy_file.dumps(Trained(untrained(5))))
-    mine = next(tuner.rlp(job, policy=str(tmp_path / "mine.npz"), decision_seconds=0.5))
+    mine = next(tuner.rlp(job, policy=str(tmp_path / "mine.npz"), as_printed=True, decision_seconds=0.5))
     assert mine.policy.decide is asked.policy.decide
     assert mine.policy.seconds == 0.5
     held = mine.policy.init(np.ones(2, bool))
@@ -267,8 +267,8 @@ def test_the_tuner_installs_the_shipped_policy_or_the_one_that_is_named(tmp_path
         refused.throw(Rejected("Cannot do that: the test refuses it."))
 
 
-def test_the_shipped_policy_says_how_it_was_made():
-    about = policy_file.shipped().about
+def test_the_shipped_policy_of_the_papers_form_says_how_it_was_made():
+    about = policy_file.shipped_as_printed().about
     plan = dict(about["plan"])
     options = Options(**plan.pop("options"))
     made = TrainingPlan(**{k: tuple(v) if isinstance(v, list) else v for k, v in plan.items()} | {"options": options})
