@@ -150,11 +150,6 @@ def _table_iii() -> Iterator[str]:
     for name, start, choice, _, performance, fell in TABLE_III:
         begin = loaded(name)[1].space.setting({"worker_count": start[0]})
         found = grid(name)
-<<<<<<< HEAD
-        yield f"{name} {start}: best {min(found, key=found.__getitem__)} [Cruise chose {choice}, {performance:.1%}]"
-        for label, tuner in models.items():
-            end = last_setting(tuned(name, tuner, start=begin))
-=======
         cells = []
         for tuner in (MODELS["paper"], MODELS["code"], MODELS["default"]):
             end = last_setting(tuned(name, tuner, start=begin))
@@ -172,25 +167,6 @@ def _fig_8() -> Iterator[str]:
     yield from _head("Fig. 8, Sec. V-E", "published", "paper's model", "public code", "ours")
     for name, published in (("nmf", "(20+4, 8+0), -35.2%"), ("mlr", "-58.3%"), ("lda", "-41.3%")):
         name = f"cruise-{name}-mixed"
-<<<<<<< HEAD
-        yield f"{name} [{published} %]"
-        for label, tuner in models.items():
-            run = tuned(name, tuner)
-            last = last_setting(run)
-            roles = [sum(n.startswith(p) for n in group) for group in (last.workers, last.servers) for p in ("n", "big")]
-            rates = [seconds_per_push(played(name, s, learns=False)) for s in (run.job.start, last)]
-            yield f"   {label:9} ({roles[0]}+{roles[1]}, {roles[2]}+{roles[3]}); epoch fell by {1 - rates[1] / rates[0]:.1%}"
-    yield "cruise-nmf-opportunistic [(14, 2) -> (25, 7) 87.3 s -> (12, 4) 98.4 s -> (25, 7)]"
-    for label, tuner in models.items():
-        steps = [
-            f"{seconds:.0f} s: ({len(s.workers)}, {len(s.servers)}) in {cost.seconds:.0f} s"
-            for seconds, s, cost in reconfigurations(tuned("cruise-nmf-opportunistic", tuner))
-        ]
-        yield f"   {label:9} " + "; ".join(steps)
-    yield "costs of plans, published 31.3, 87.3 and 98.4 s"
-    for before, after in (((18, 14), (22, 10)), ((14, 2), (25, 7)), ((25, 7), (12, 4))):
-        yield f"   {before} -> {after}: {migration(before, after).seconds:.1f} s"
-=======
         cells = []
         for tuner in (MODELS["paper"], MODELS["code"], MODELS["default"]):
             run = tuned(name, tuner)
@@ -258,21 +234,6 @@ def _table_v(forms: Sequence[str], seeds: int) -> Iterator[str]:
     yield from _head("Tables III and V", "method", "published", *forms)
     for name, (times, checkpoint, relocation) in TABLE_V.items():
         rows = {label: row[5] * row[6] for label, row in TENSORFLOWONLINE[name].items()}
-<<<<<<< HEAD
-        yield f"{name}: {len(random)} of {count} random settings get there: {worst:.0f}, {average:.0f}, {best:.0f} s"
-        by_method: tuple[tuple[Method, float], ...] = (("relocate", relocation), ("checkpoint", checkpoint))
-        for method, published in by_method:
-            runs = [tuned(name, partial(bo_online, method=method), seed) for seed in range(seeds)]
-            took = statistics.median(r.outcome.seconds for r in runs)
-            costs = [c for r in runs for _, _, c in reconfigurations(r)]
-            each = statistics.fmean(c.seconds for c in costs)
-            gain = rows["average"] / rows["tfonline"]
-            yield (
-                f"   {method:10} {took:6.0f} s, {average / took:.2f} x over Average [{gain:.2f}], "
-                f"{worst / took:.1f} x over Worst [{rows['worst'] / rows['tfonline']:.1f}]; {len(costs) / seeds:.0f} "
-                f"reconfigurations [{times}] of {each:.1f} s [{published}]"
-            )
-=======
         by_method: tuple[tuple[Method, int], ...] = (("relocate", relocation), ("checkpoint", checkpoint))
         start = statistics.median(
             played(name, loaded(name)[1].start, seed).perform(Run(clocks=2**30)).end_seconds for seed in range(seeds)
