@@ -45,7 +45,7 @@ momentum = { real = [0.0, 0.9] }
 transfer_bits = { choice = [16, 32] }
 [target]
 metric = "accuracy"
-value = 0.93
+value = 0.85
 check_clocks = 25
 [budget]
 seconds = 30
