@@ -62,9 +62,8 @@ def tau(rows: list[BesideRow]) -> float:
 def agreement(rows: list[BesideRow]) -> str:
     """Kendall's tau as a sentence."""
     agreed = tau(rows)
-    return (
-        f"Kendall's tau of the two orders: {'- (fewer than two tuners in both)' if math.isnan(agreed) else f'{agreed:.2f}'}"
-    )
+    said = "- (fewer than two tuners in both)" if math.isnan(agreed) else f"{agreed:.2f}"
+    return f"Kendall's tau of the two orders: {said}"
 
 
 def ratio_text(row: BesideRow) -> str:

@@ -67,8 +67,8 @@ _ALL_PUSHES, _MOST_PUSHES, _LEAST_PUSHES = 60_000, 1500, 100  # in the drawings 
 
 
 def write(folder: Path, simulated: Path | None = None) -> Path:
-    """Write the pages of a results folder and return the path of the first one, `report.html`. Live runs are put beside those
-    in `simulated`, or in the folder of that name in `folder`.
+    """Write the pages of a results folder and return the path of the first one, `report.html`. Live runs are put beside
+    those in `simulated`, or in the folder of that name in `folder`.
 
     Raises ValueError where `folder` holds no results.
     """
