@@ -13,7 +13,7 @@ from rich.console import Console
 
 from harness.comparison.compare import compare
 from harness.comparison.run_process import Done, Task, save
-from harness.live.deploy.deployment import Deployment, check, play_on
+from harness.live.deploy.deployment import Deployment, Emulated, check, play_on
 from harness.live.deploy.job_folder import LOG
 from harness.live.driver.standstill import Limits
 from harness.live.processes import launch
@@ -37,7 +37,7 @@ class LiveContest:
     resume: bool
     insecure: bool
     limits: Limits
-    emulate: bool = False  # the scenario's conditions
+    emulate: Emulated = ""
 
 
 def contest(wanted: LiveContest, console: Console) -> None:
@@ -48,7 +48,7 @@ def contest(wanted: LiveContest, console: Console) -> None:
         entry = resolve(name)
         if not entry.contestant:
             raise ValueError(f"Cannot play {name} live: it is the best of many runs, in hindsight. Leave it out.")
-        check(Deployment(scenario, entry, 0, wanted.out, emulate=wanted.emulate))
+        check(Deployment(scenario, entry, 0, wanted.out, wanted.address, emulate=wanted.emulate))
 
     def work(tasks: Sequence[Task]) -> Iterator[tuple[Task, Done]]:
         if not tasks:
