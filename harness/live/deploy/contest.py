@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -67,7 +68,8 @@ def _run(wanted: LiveContest, task: Task, offers: tuple[launch.ClusterNode, ...]
         row = score(played, **job.run).score
         thinking_seconds = played.outcome.thinking_seconds
     except (RuntimeError, ValueError) as error:
-        made = failed(str(error), **job.run, budget_seconds=scenario.budget.seconds)
+        limits: dict[str, Any] = {"budget_seconds": scenario.budget.seconds, "minimise": scenario.target.minimise}
+        made = failed(str(error), **job.run, **limits)
         folder.mkdir(parents=True, exist_ok=True)
         save(folder, made)
         row, thinking_seconds = made.score, float("nan")
