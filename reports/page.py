@@ -438,8 +438,8 @@ def _score_row(row: dict[str, Any], accuracy: bool, usd: bool) -> _ScoreRow:
 
 
 def _run_row(run: dict[str, Any], up: str | None, best: str, machines: list[str]) -> _RunRow:
-    names = ("reconfigurations", "overhead_seconds", "trial_seconds", "clocks", "machine_seconds", "usd")
-    names += ("final_loss", "final_accuracy")
+    spent = ("reconfigurations", "overhead_seconds", "trial_seconds", "clocks", "machine_seconds", "usd")
+    names = (*spent, "final_loss", "final_accuracy")
     host = ("thinking_seconds", "wall_seconds")
     values = [run["completion_seconds"], *(run[n] for n in names), *(math.nan if run[n] is None else run[n] for n in host)]
     folder = "" if up is None else quote(up + str(run_folder(Path(), run["scenario"], best or run["tuner"], run["seed"])))

@@ -199,7 +199,7 @@ def log_minimised(runs: pl.DataFrame, tuners: Sequence[str]) -> NDArray[np.float
     values = np.full((len(seeds), len(tuners)), math.nan)
     place = {name: i for i, name in enumerate(tuners)}
     # A run that failed before it began does not know what it might have cost; the others of its scenario do.
-    known = runs["budget_usd"].fill_nan(None).max()
+    known: Any = runs["budget_usd"].fill_nan(None).max()
     for row in runs.with_columns(pl.col("budget_usd").fill_nan(known)).iter_rows(named=True):
         if row["tuner"] in place:
             values[seeds.index(row["seed"]), place[row["tuner"]]] = math.log(max(minimised(row), 1e-9))
