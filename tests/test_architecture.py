@@ -21,6 +21,7 @@ LAZILY = {
     ("harness/cli/reproduce.py", "reports"),
     ("harness/cli/results.py", "reports"),
     ("harness/cli/share.py", "reports"),
+    ("harness/cli/trace.py", "reports"),
     ("harness/comparison/answer.py", "reports"),
 }
 """The only imports against the order: commands, and the results of `harness.compare`, import tables, figures and pages
