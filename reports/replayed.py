@@ -102,18 +102,20 @@ def check(scenario: Scenario) -> list[RoleCheck]:
 
 
 def _role(role: str, replayed: ConditionSeries, fitted: ConditionSeries) -> RoleCheck:
-    recorded = np.concatenate(replayed.recorded)
-    ours, theirs = (np.concatenate([x for run in one.simulated for x in run]) for one in (replayed, fitted))
+    drawn_by = [[x for run in one.simulated for x in run] for one in (replayed, fitted)]
+    worlds = [replayed.recorded, *drawn_by]
+    recorded, ours, theirs = (np.quantile(np.concatenate(series), _QUANTILES) for series in worlds)
     memory = None
     if role in STEPS:
-        series = [replayed.recorded, *([x for run in one.simulated for x in run] for one in (replayed, fitted))]
-        memory = tuple(autocorrelation(one) for one in series)
+        memory = autocorrelation(worlds[0]), autocorrelation(worlds[1]), autocorrelation(worlds[2])
     return RoleCheck(
-        role,
-        *(np.quantile(x, _QUANTILES) for x in (recorded, ours, theirs)),
-        distance(replayed.recorded, replayed.simulated),
-        distance(fitted.recorded, fitted.simulated),
-        memory,  # type: ignore[arg-type]
+        role=role,
+        recorded=recorded,
+        replayed=ours,
+        fitted=theirs,
+        replayed_distance=distance(replayed.recorded, replayed.simulated),
+        fitted_distance=distance(fitted.recorded, fitted.simulated),
+        memory=memory,
     )
 
 

@@ -14,7 +14,7 @@ does nothing never changes what is said of others.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -374,8 +374,6 @@ def _table(rows: pl.DataFrame, columns: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    accuracy, usd = shows_accuracy(rows), shows_usd(rows)
-    regret = ORACLE in set(rows["tuner"])
     gap = (0, int(columns >= 100), 0, 0)
     table = Table(box=box.SIMPLE_HEAD, padding=gap, pad_edge=False, title_justify="left", caption_justify="left")
     table.title = Text(str(rows["scenario"][0]), style="bold")
@@ -384,28 +382,44 @@ def _table(rows: pl.DataFrame, columns: int) -> Table:
     table.add_column("tuner", overflow="fold", min_width=min(max(longest, 8), 20 if columns >= 100 else 8))
     for head in ("time, s", f"ratio to {REFERENCE}"):
         table.add_column(head, justify="right", min_width=11, overflow="fold")
-    heads = [
-        *(["regret"] if regret else []),
-        "done",
-        "re-\nconf",
-        "over-\nhead s",
-        "think-\ning s",
-        "mach-\nine s",
-        *(["USD"] if usd else []),
-        "accu-\nracy" if accuracy else "loss",
-    ]
-    for head in heads:
+    plain = _plain_columns(rows, columns)
+    for head in plain:
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("could\nlead")
     for row in shown.iter_rows(named=True):
         if row["role"] == "oracle":
             table.add_section()
-        table.add_row(*_cells(row, accuracy, regret, usd), style="dim" if row["role"] == "oracle" else None)
+        cells = [*_cells(row), *(Text(cell(row)) for cell in plain.values()), Text(_LEADS.get(row["standing"], "-"))]
+        table.add_row(*cells, style="dim" if row["role"] == "oracle" else None)
     table.caption = Text("\n".join(notes(rows)))
     return table
 
 
-def _cells(row: dict[str, Any], accuracy: bool, regret: bool, usd: bool) -> list[Text]:
+_LEADS = {"leader": "leads", "not told apart": "could", "behind": "no", "ahead": "no"}
+
+
+def _plain_columns(rows: pl.DataFrame, columns: int) -> dict[str, Callable[[dict[str, Any]], str]]:
+    """The columns without intervals: by head, the text of a row's cell. A narrow terminal has not all of them."""
+    accuracy, usd = shows_accuracy(rows), shows_usd(rows)
+    found: dict[str, Callable[[dict[str, Any]], str]] = {}
+    if ORACLE in rows["tuner"]:
+        found["regret"] = lambda row: "-" if row["role"] == "oracle" else interval_text(row, "regret", "regret")[0]
+    found["done"] = lambda row: f"{row['reached']}/{row['runs']}"
+    found["re-\nconf"] = lambda row: count(row["reconfigurations"])
+    found["over-\nhead s"] = lambda row: quantity(row["overhead_seconds"])
+    if columns >= 110:
+        found["think-\ning s"] = lambda row: host_seconds(row["thinking_seconds"])
+    found["mach-\nine s"] = lambda row: quantity(row["machine_seconds"])
+    if usd:
+        found["USD"] = lambda row: interval_text(row, "usd", "usd")[0]
+    if not usd or columns >= 100:
+        final = "final_accuracy" if accuracy else "final_loss"
+        found["accu-\nracy" if accuracy else "loss"] = lambda row: quantity(row[final])
+    return found
+
+
+def _cells(row: dict[str, Any]) -> list[Text]:
+    """The tuner, and the columns with intervals."""
     from rich.text import Text
 
     def ends(name: str, kind: str, style: str = "") -> Text:
@@ -413,21 +427,10 @@ def _cells(row: dict[str, Any], accuracy: bool, regret: bool, usd: bool) -> list
         return Text.assemble((shown, style), (f" ({interval})" if interval else "", "dim"))
 
     style = {"faster": "green", "slower": "red"}.get(side_of_reference(row), "")
-    oracle = row["role"] == "oracle"
-    final = row["final_accuracy"] if accuracy else row["final_loss"]
     return [
         Text(row["tuner"], style="bold" if row["standing"] == "leader" else ""),
         ends("completion_seconds", "completion"),
         Text("1") if row["role"] == "reference" else ends("ratio", "ratio", style),
-        *([Text("-" if oracle else interval_text(row, "regret", "regret")[0])] if regret else []),
-        Text(f"{row['reached']}/{row['runs']}"),
-        Text(count(row["reconfigurations"])),
-        Text(quantity(row["overhead_seconds"])),
-        Text(host_seconds(row["thinking_seconds"])),
-        Text(quantity(row["machine_seconds"])),
-        *([Text(interval_text(row, "usd", "usd")[0])] if usd else []),
-        Text(quantity(final)),
-        Text({"leader": "leads", "not told apart": "could", "behind": "no", "ahead": "no"}.get(row["standing"], "-")),
     ]
 
 

@@ -133,15 +133,15 @@ def recorded(lot: Lot) -> dict[str, dict[str, Any]]:
     hours (spot instances), minutes (throttled networks) or weeks (faults)."""
     slow = lot.among(("AR", "SE", "ST"))
     spot, rate, faults = lot.log(2.0, 20.0), lot.log(3.0, 30.0), lot.log(5e3, 5e4)
-    compute = {"compute": {"trace": "shipped:bytedance-straggler", "runs": slow}}
-    bandwidth = {"bandwidth": {"trace": "shipped:uta-ec2-tokenbucket", "faster": rate}}
-    nodes = {"nodes": {"trace": "shipped:bamboo-spot", "faster": spot}}
+    nodes: dict[str, Any] = {"trace": "shipped:bamboo-spot", "faster": spot}
     if lot.chance(0.5):
-        nodes = {"nodes": {"trace": "shipped:infinitehbd-faults", "faster": faults}}
-    found: dict[str, dict[str, Any]] = {}
-    for one in lot.some((compute, bandwidth, nodes), lot.whole(1, 2)):
-        found |= one
-    return found
+        nodes = {"trace": "shipped:infinitehbd-faults", "faster": faults}
+    known: dict[str, dict[str, Any]] = {
+        "compute": {"trace": "shipped:bytedance-straggler", "runs": slow},
+        "bandwidth": {"trace": "shipped:uta-ec2-tokenbucket", "faster": rate},
+        "nodes": nodes,
+    }
+    return {role: known[role] for role in lot.some(tuple(known), lot.whole(1, 2))}
 
 
 def losses(lot: Lot, nodes: Sequence[str], span_seconds: float, most: int) -> list[dict[str, Any]]:
