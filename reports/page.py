@@ -45,6 +45,7 @@ from reports.tables import (
     quantity,
     relative,
     shows_accuracy,
+    shows_usd,
     summary,
 )
 from traces.store import Results, load_results, write_bytes
@@ -327,6 +328,7 @@ class _ScenarioSection:
     scores: list[_ScoreRow]
     identical: list[str]
     final_metric: str  # of the last column of scores
+    usd: bool  # whether costs are shown
     figures: ScenarioFigures
     split: _Numbered | None
     front: _Numbered | None
@@ -358,7 +360,7 @@ def _section(
     here = pl.col("scenario") == name
     rows = table.filter(here)
     scores, settings = results.scores.filter(here), results.settings.filter(here)
-    accuracy = shows_accuracy(rows)
+    accuracy, usd = shows_accuracy(rows), shows_usd(rows)
     known = facts(text)
     made = scenario_figures(rows, results, text)
     distinct = rows.filter(pl.col("role") != "same")["tuner"].to_list()
@@ -375,9 +377,10 @@ def _section(
         facts=known[1:],
         findings=[*against_reference(rows), tally(rows)],
         limits=limits(rows),
-        scores=[_score_row(row, accuracy) for row in rows.filter(pl.col("role") != "same").iter_rows(named=True)],
+        scores=[_score_row(row, accuracy, usd) for row in rows.filter(pl.col("role") != "same").iter_rows(named=True)],
         identical=[*identical(rows), *_absent(absent)],
         final_metric="accuracy" if accuracy else "loss",
+        usd=usd,
         figures=made,
         split=_figure(made.split),
         front=_figure(made.front),
@@ -454,7 +457,7 @@ def _reasons(
     return found
 
 
-def _score_row(row: dict[str, Any], accuracy: bool) -> _ScoreRow:
+def _score_row(row: dict[str, Any], accuracy: bool, usd: bool) -> _ScoreRow:
     oracle = row["role"] == "oracle"
 
     def ends(name: str, kind: str) -> _Cell:
@@ -474,6 +477,8 @@ def _score_row(row: dict[str, Any], accuracy: bool) -> _ScoreRow:
         plain("trial_seconds"),
         _Cell(host_seconds(row["thinking_seconds"]), "", row["thinking_seconds"]),
         _Cell(count(row["branches_peak"]), f"{quantity(row['branch_bytes_peak'] / 1e6)} MB", row["branches_peak"]),
+        plain("machine_seconds"),
+        *([ends("usd", "usd"), _Cell("-") if oracle else ends("usd_regret", "usd_regret")] if usd else []),
         plain("final_accuracy" if accuracy else "final_loss"),
     ]
     return _ScoreRow(
@@ -482,7 +487,8 @@ def _score_row(row: dict[str, Any], accuracy: bool) -> _ScoreRow:
 
 
 def _run_row(run: dict[str, Any], up: str | None, best: str, machines: list[str]) -> _RunRow:
-    names = ("reconfigurations", "overhead_seconds", "trial_seconds", "clocks", "final_loss", "final_accuracy")
+    spent = ("reconfigurations", "overhead_seconds", "trial_seconds", "clocks", "machine_seconds", "usd")
+    names = (*spent, "final_loss", "final_accuracy")
     host = ("thinking_seconds", "wall_seconds")
     values = [run["completion_seconds"], *(run[n] for n in names), *(math.nan if run[n] is None else run[n] for n in host)]
     folder = "" if up is None else quote(up + str(run_folder(Path(), run["scenario"], best or run["tuner"], run["seed"])))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -68,15 +69,16 @@ def _run(wanted: LiveContest, task: Task, offers: tuple[launch.ClusterNode, ...]
     job = Deployment(
         scenario, entry, task.seed, folder, insecure=wanted.insecure, limits=wanted.limits, emulate=wanted.emulate
     )
-    budget_seconds, thinking_seconds = scenario.budget.seconds, float("nan")
+    limits: dict[str, Any] = {"budget_seconds": scenario.budget.seconds, "minimise": scenario.target.minimise}
+    thinking_seconds = float("nan")
     try:
         if idle := nothing_to_tune(entry.factory, check(job).job):
-            row = _saved(folder, not_applicable(idle, **job.run, budget_seconds=budget_seconds))
+            row = _saved(folder, not_applicable(idle, **job.run, **limits))
         else:
             played = play_on(job, offers, console)
             row, thinking_seconds = score(played, **job.run).score, played.outcome.thinking_seconds
     except (RuntimeError, ValueError) as error:
-        row = _saved(folder, failed(str(error), **job.run, budget_seconds=budget_seconds))
+        row = _saved(folder, failed(str(error), **job.run, **limits))
     after = "" if math.isnan(row.completion_seconds) else f" after {row.completion_seconds:.1f} s"
     console.print(f"{row.status}{after}. {row.reason}".rstrip(), highlight=False, markup=False, soft_wrap=True)
     return Done(row.status, row.reason, row.completion_seconds, thinking_seconds, time.perf_counter() - began)
