@@ -85,10 +85,18 @@ class Holding:
         self._course.append(training.level)
         if training.cluster_changed:
             yield from self._place()
+            self._follow()
         self._losses.append(training.loss)
         if len(self._levels) == 3 and self._settling:
             # A snapshot is of a lucky moment: its level is not what this heat can hold.
             self._low, self._settling = max(self._low, sum(self._levels) / 3), False
+
+    def _follow(self) -> None:
+        """Hold the same heat on other machines: what was held names machines that may be gone."""
+        if self._heat.limits_workers:
+            self._held = self._training.setting
+        else:
+            self._held, self._top, self._steady = map(self._training.placed, (self._held, self._top, self._steady))
 
     def _is_lost(self) -> bool:
         """Not better than untrained after many windows, and no drift that could make it so."""

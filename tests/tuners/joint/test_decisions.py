@@ -197,3 +197,18 @@ def test_without_snapshots_no_branch_is_forked():
     begun.gauge.begin(1.0)
     answers.run(begun.find_heat(begun.heat))
     assert not any(isinstance(a, Fork | Free) for a in answers.asked)
+
+
+def test_the_heat_that_is_held_follows_the_job_to_other_machines():
+    """What was held named a machine that had left, so every later change of the rate was refused, or moved the job back."""
+    made = of(space=(RATE,))
+    begun, answers = course(made), Answers(made, flat)
+    moved = replace(made.start, workers=made.start.workers[:-1], learning_rate=0.2)
+    holding = Holding(begun.training, begun.heat, RuleParts(), lambda: begun.training.change(moved, "a machine has left"))
+    begun.training.cluster_changed = True
+    answers.run(holding._window())
+    assert holding._held == holding._top == replace(moved, learning_rate=made.start.learning_rate)
+
+
+def test_levels_that_cannot_be_measured_tell_no_time():
+    assert seconds_left([1.0, 2.0, 3.0], [float("nan")] * 3, 0.0, 10.0).mean == 7.0
