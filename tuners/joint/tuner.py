@@ -361,6 +361,7 @@ class _Course:
         while True:
             holding = Holding(training, heat, self.parts, self._place_anew)
             yield from holding.run()
+            top = top if heat.limits_workers else training.placed(top)
             elsewhere = self._elsewhere(heat, top, decades) if holding.lost and self.first is not None else None
             if elsewhere is not None and self.first is not None:
                 why = f"{heat.words(training.setting)} -> {heat.words(elsewhere)}: nothing was learned; again from the start"
