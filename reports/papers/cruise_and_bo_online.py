@@ -39,7 +39,19 @@ from tuners.bo_online.tuner import kind_of, stretch_clocks
 from tuners.cruise.placement import Problem, ServerTerm
 from tuners.cruise.split import epoch_seconds as model_seconds
 
-__all__ = ["FORMS", "TABLE_V", "estimates", "main", "migration", "model_ratios", "rank_of_estimate"]
+__all__ = [
+    "FORMS",
+    "TABLE_V",
+    "estimates",
+    "last_setting",
+    "main",
+    "migration",
+    "model_ratios",
+    "rank_of_estimate",
+    "reconfigurations",
+    "seconds_per_push",
+    "tuned",
+]
 
 # TensorFlowOnline as its paper says, as its public code does, and by default. Options that neither names are the defaults.
 _AS_PRINTED: dict[str, Any] = {"pooled": False, "careful": False, "apart": False, "surrogate": Surrogate()}
@@ -76,18 +88,18 @@ _TABLE_VI = {"tf36-logr": 3.3, "tf36-svm": 2.0, "tf36-cifar": 22.0, "tf36-imagen
 # ---------------------------------------------------------------------------------------------------------------- Cruise
 
 
-def _tuned(name: str, tuner: TunerFactory, seed: int = 0, start: Setting | None = None) -> Played:
+def tuned(name: str, tuner: TunerFactory, seed: int = 0, start: Setting | None = None) -> Played:
     """One run of the tuner on the scenario."""
     return play(tuner, scenario.system(scenario.load(name), seed, start))
 
 
-def _last_setting(run: Played) -> Setting:
+def last_setting(run: Played) -> Setting:
     """The setting at the end of a run."""
     found = [e.answer.setting for e in run.exchanges if isinstance(e.answer, Window) and e.answer.setting is not None]
     return found[-1] if found else run.job.start
 
 
-def _reconfigurations(run: Played) -> Iterator[tuple[float, Setting, Cost]]:
+def reconfigurations(run: Played) -> Iterator[tuple[float, Setting, Cost]]:
     """The end of each reconfiguration in seconds, its new setting, and its cost."""
     for e in run.exchanges:
         if isinstance(e.action, Reconfigure) and isinstance(e.answer, Cost):
@@ -140,7 +152,7 @@ def _table_iii() -> Iterator[str]:
         found = grid(name)
         cells = []
         for tuner in (MODELS["paper"], MODELS["code"], MODELS["default"]):
-            end = _last_setting(_tuned(name, tuner, start=begin))
+            end = last_setting(tuned(name, tuner, start=begin))
             chosen = (len(end.workers), len(end.servers))
             cells.append(_chosen(chosen, relative_performance(name, chosen), 1 - found[chosen] / found[start]))
         yield _row(name, start, min(found, key=found.__getitem__), _chosen(choice, performance, fell), *cells)
@@ -157,10 +169,10 @@ def _fig_8() -> Iterator[str]:
         name = f"cruise-{name}-mixed"
         cells = []
         for tuner in (MODELS["paper"], MODELS["code"], MODELS["default"]):
-            run = _tuned(name, tuner)
-            last = _last_setting(run)
+            run = tuned(name, tuner)
+            last = last_setting(run)
             roles = [sum(n.startswith(p) for n in group) for group in (last.workers, last.servers) for p in ("n", "big")]
-            rates = [_seconds_per_push(played(name, s, learns=False)) for s in (run.job.start, last)]
+            rates = [seconds_per_push(played(name, s, learns=False)) for s in (run.job.start, last)]
             cells.append(f"({roles[0]}+{roles[1]}, {roles[2]}+{roles[3]}), {rates[1] / rates[0] - 1:+.1%}")
         yield _row(name, published, *cells)
 
@@ -171,7 +183,7 @@ def _fig_7() -> Iterator[str]:
     steps = (
         "; ".join(
             f"{seconds:.0f} s: ({len(s.workers)}, {len(s.servers)}) in {cost.seconds:.0f} s"
-            for seconds, s, cost in _reconfigurations(_tuned("cruise-nmf-opportunistic", tuner))
+            for seconds, s, cost in reconfigurations(tuned("cruise-nmf-opportunistic", tuner))
         )
         for tuner in (MODELS["paper"], MODELS["code"], MODELS["default"])
     )
@@ -180,7 +192,7 @@ def _fig_7() -> Iterator[str]:
         yield _row(f"plan {before} to {after}", f"{published} s", "", "", f"{migration(before, after).seconds:.1f} s")
 
 
-def _seconds_per_push(system: System) -> float:
+def seconds_per_push(system: System) -> float:
     """Seconds per push, in steady state."""
     workers = len(system.job.start.workers)
     system.perform(Run(clocks=25 * workers))
@@ -234,8 +246,8 @@ def _table_v(forms: Sequence[str], seeds: int) -> Iterator[str]:
 
 
 def _completion(name: str, options: Mapping[str, Any], method: Method, seeds: int) -> str:
-    runs = [_tuned(name, partial(bo_online, **options, method=method), seed) for seed in range(seeds)]
-    costs = [c.seconds for r in runs for _, _, c in _reconfigurations(r)]
+    runs = [tuned(name, partial(bo_online, **options, method=method), seed) for seed in range(seeds)]
+    costs = [c.seconds for r in runs for _, _, c in reconfigurations(r)]
     took = statistics.median(r.outcome.seconds for r in runs)
     late = sum(r.outcome.status != "target" for r in runs)
     missed = f" ({late} of {seeds} not there)" if late else ""
