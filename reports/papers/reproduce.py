@@ -24,6 +24,7 @@ from reports.rendering import fill
 from reports.statistics import Bounds, median_interval, ratios
 from traces.store import write_bytes
 from tuners import policies
+from tuners.actions import Method
 from tuners.bo_online import bo_online
 from tuners.cruise import cruise
 from tuners.rlp import policy_file, tuner
@@ -129,10 +130,11 @@ def _bo_online(effort: Scale) -> Iterator[Claim]:
                 why="left out of the fit" if alone else _FITTED_CONSTANTS[name],
             )  # fmt: skip
     for name, (times, checkpoint, relocation) in online.TABLE_V.items():
-        rows = {label: row[5] * row[6] for label, row in grid.TENSORFLOWONLINE[name].items()}
+        job_seconds = {label: row[5] * row[6] for label, row in grid.TENSORFLOWONLINE[name].items()}
         short = name.removeprefix("tf36-")
         start = [grid.run_to_target(name, grid.loaded(name)[1].start, seed)[1] for seed in range(effort.seeds)]
-        for method, published in (("relocate", relocation), ("checkpoint", checkpoint)):
+        methods: tuple[tuple[Method, int], ...] = (("relocate", relocation), ("checkpoint", checkpoint))
+        for method, published in methods:
             runs = [online.tuned(name, partial(bo_online, method=method), seed) for seed in range(effort.seeds)]
             costs = [cost.seconds for run in runs for _, _, cost in online.reconfigurations(run)]
             yield Claim(
@@ -149,7 +151,8 @@ def _bo_online(effort: Scale) -> Iterator[Claim]:
             gain = median_interval(_exact(np.array(start) / [run.outcome.seconds for run in runs]))
             yield Claim(
                 where="Fig. 5", what=f"{short}, over the start, the paper's Average", unit="speed-up of the job",
-                published=rows["average"] / rows["tfonline"], measured=gain.estimate, low=gain.low, high=gain.high,
+                published=job_seconds["average"] / job_seconds["tfonline"],
+                measured=gain.estimate, low=gain.low, high=gain.high,
                 kind="gain", why="proxies of the jobs, on embedded data",
             )  # fmt: skip
 
