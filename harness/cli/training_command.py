@@ -114,7 +114,7 @@ def _train_broad(options: argparse.Namespace) -> str:
             print(f"{over.number}/{over.of}  {over.by}", flush=True)  # noqa: T201
 
     learn(plan, options.out, watch=watch)
-    return f"{plan.instances} instances in every mode, and {plan.rounds} times under the policy."
+    return f"{plan.instances} instances in every mode; rounds under the policy itself: {plan.rounds}."
 
 
 def _train_printed(options: argparse.Namespace, learning: Sequence[tuple[str, Scalar]]) -> str:

@@ -32,6 +32,7 @@ from harness import program_cache
 from harness.training.instances import Instance
 from harness.training.varied import SHAPES, drawn_instance, simple_rules
 from simulators.engine import loop
+from traces.store import write_bytes
 from tuners.actions import Decision, Push, SyncPolicy
 from tuners.rlp import policy_file
 from tuners.rlp.broad import MODES, PooledNetwork, TrainedBroad, decided, mode_values, rule_network
@@ -116,9 +117,7 @@ def learn(plan: HindsightPlan, out: Path, *, watch: Callable[[Played], None] = l
         network = _fitted(plan, network, costs, rows)
     made = TrainedBroad(network, {"command": plan.command(), "seed": plan.seed, "plan": asdict(plan), "rule": RULE})
     out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_name(out.name + ".part")
-    part.write_bytes(policy_file.dumps(made))
-    part.replace(out)
+    write_bytes(out, policy_file.dumps(made))
     return made
 
 
