@@ -201,9 +201,7 @@ def test_a_broad_file_for_other_features_or_sizes_is_refused() -> None:
         policy_file.dumps(TrainedBroad(wild(0))), "rlp-policy", (policy_file.BROAD,), "Cannot read", "mend the test"
     )
     other = policy_file.pack("rlp-policy", version, {**about, "job_features": ["round"]}, arrays)
-    with pytest.raises(
-        ValueError, match="Cannot load a policy from p: its features or modes are not those of this"
-    ):
+    with pytest.raises(ValueError, match="Cannot load a policy from p: its features or modes are not those of this"):
         policy_file.loads(other, "p")
     larger = policy_file.pack("rlp-policy", version, about, arrays | {"mode_biases": np.zeros(9, np.float32)})
     with pytest.raises(ValueError, match=rf"mode_biases is \(9,\), not \({len(MODES)},\)"):
