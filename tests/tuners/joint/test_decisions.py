@@ -123,6 +123,26 @@ def test_while_nothing_is_learned_the_hottest_harmless_rate_is_the_best():
     assert begun.hurting > 20
 
 
+def test_mini_batches_do_not_choose_a_heat_that_validation_calls_worse():
+    """A hot rate had damaged the model, a few lucky mini-batches chose it all the same, and it never reached its target."""
+    made = of(space=(RATE,))
+    glances = iter([(0.9, 0.9), (0.8, 0.8), (0.7, 0.7), (0.68, 1.2), (0.66, 1.1)])  # training and validation loss
+    begun, answers = course(made), Answers(made, flat)
+    answer = answers.answer
+
+    def validated(action):
+        if not isinstance(action, Run):
+            return answer(action)
+        trained, loss = next(glances, (5.0, 5.0))
+        answers.losses = lambda _setting, clocks: [trained] * clocks
+        return replace(answer(action), evaluations=(Evaluation(answers.now, 0, loss, float("nan")),))
+
+    answers.answer = validated
+    answers.run(begun.find_heat(begun.heat))
+    tried = [s.learning_rate for s in answers.changes()]
+    assert begun.training.setting.learning_rate == pytest.approx(tried[1])  # with a loss of 0.7
+
+
 def test_policies_are_not_tried_from_the_start_again_because_little_was_learned():
     """Each step down the ladder of policies cost a new start of the job, which one slow window had asked for."""
     made = of(space=(Choice("policy", ("bsp", "asp", "ssp")),), start=replace(job().start, policy="asp"))
