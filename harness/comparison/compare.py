@@ -12,9 +12,8 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
@@ -152,7 +151,8 @@ def _make(
 def _pool(jobs: int, address: str) -> Iterator[Work]:
     """The function that makes the runs: in processes of this machine, or on a Ray cluster."""
     if not address:
-        yield partial(pool.work, jobs=jobs)
+        with closing(pool.WorkerPool(jobs)) as made:
+            yield made.work
         return
     from harness import ray_cluster
     from harness.comparison import ray_pool  # here, because importing Ray takes a second
