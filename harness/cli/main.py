@@ -18,7 +18,7 @@ from harness.cli.draw import add_draw
 from harness.cli.new import add_new
 from harness.cli.parsing import CommandParser
 from harness.cli.play import add_play
-from harness.cli.results import any_failed, conclude, cores, export, tuner_names
+from harness.cli.results import any_failed, conclude, cores, export, importing_reports, tuner_names
 from harness.cli.share import add_merge, add_publish
 from harness.cli.show import add_list, add_show
 from harness.cli.trace import add_trace
@@ -240,7 +240,7 @@ def _compare(options: argparse.Namespace) -> int:
     first = _what(scenarios, tuners, seeds, options.address or jobs, out)
     console.print(first, highlight=False, soft_wrap=True, markup=False)
     try:
-        with watching(console) as watch:
+        with watching(console) as watch, importing_reports():
             compare(
                 scenarios,
                 tuners,
