@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, Episode, Sleeps, Stragglers, check, straggling
-from simulators.reconfiguration.plan import Costs
+from simulators.reconfiguration.costs import Costs
 from simulators.workloads.workload import Demand
 from tests.support.oracle import Bounded, Oracle
 from tests.support.small_jobs import (
