@@ -6,7 +6,7 @@ side of the reach, *undecided* where it never is. The interval is made of order 
 rounds are independent. It is looked at after 8, 16, 32 and 64 rounds, each time at a level of 98.75 %, so that all looks
 together are wrong in at most 5 % of benchmarks.
 
-What has nothing to run beside it is measured in CPU seconds, which neighbours change little.
+Seconds are CPU seconds wherever all work is done in one process: neighbours change them less than wall seconds.
 """
 
 from __future__ import annotations
@@ -105,8 +105,11 @@ def finding(name: str, *values: float) -> Finding:
     return Finding(name, statistics.median(values), low, high, len(values), decided)
 
 
-def timed(job: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> Callable[[], float]:
-    """A function that runs `job` and returns its seconds by `clock`, until its results are computed."""
+def timed(job: Callable[[], Any], clock: Callable[[], float] = time.process_time) -> Callable[[], float]:
+    """A function that runs `job` and returns its seconds by `clock`, until its results are computed.
+
+    CPU seconds by default, because wall seconds also count what other processes do. Jobs in other processes need another.
+    """
 
     def run() -> float:
         begin = clock()

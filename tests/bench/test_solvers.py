@@ -45,7 +45,7 @@ def milliseconds(benchmark: Any, name: str, job: Callable[[], T], most: int = LO
     def run() -> None:
         answers.append(job())
 
-    judge(benchmark, name, timed(run, time.process_time), most=most, scale=1e3)
+    judge(benchmark, name, timed(run), most=most, scale=1e3)
     return answers[-1]
 
 
