@@ -158,6 +158,9 @@ def _parser() -> argparse.ArgumentParser:
     who = compare.add_mutually_exclusive_group()
     who.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per core)")
     who.add_argument("--address", default="", metavar="ADDR", help="Ray cluster that makes the runs: HOST:PORT, auto")
+    compare.add_argument(
+        "--device", default="cpu", metavar="NAME", help="what JAX computes on: cpu (default), cuda, rocm, tpu"
+    )
     compare.add_argument("--out", type=Path, metavar="DIR", help="results folder (default: results/SCENARIO)")
     compare.add_argument("--resume", action="store_true", help="continue the comparison in DIR, if there is one")
     compare.add_argument("--record", action="store_true", help="write a trace for every run")
@@ -250,6 +253,7 @@ def _compare(options: argparse.Namespace) -> int:
                 seeds=seeds,
                 jobs=jobs,
                 address=options.address,
+                device=options.device,
                 resume=options.resume,
                 record=options.record,
                 watch=watch,

@@ -40,8 +40,9 @@ class WorkerPool:
     which a new process needs seconds for.
     """
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self, jobs: int, device: str = "cpu") -> None:
         self._jobs = jobs
+        self._device = device
         self._idle: list[WorkerProcess] = []
         self._begun: set[ProgramKey] = set()
 
@@ -89,7 +90,7 @@ class WorkerPool:
             if worker.alive:
                 return worker
             worker.stop()
-        return WorkerProcess()
+        return WorkerProcess(self._device)
 
 
 def next_task(waiting: list[Task], mine: set[ProgramKey], begun: set[ProgramKey]) -> Task:
@@ -123,9 +124,9 @@ def _program_key(task: Task) -> ProgramKey:
 
 
 class WorkerProcess:
-    """One worker process and the run that it makes."""
+    """One worker process and the run that it makes. JAX computes on `device`, the name of one of its platforms."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         self.programs: set[ProgramKey] = set()  # of the runs that it was sent
         self.connection, theirs = Pipe()
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `stop`)
@@ -136,7 +137,7 @@ class WorkerProcess:
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
             pass_fds=[theirs.fileno()],
-            env=single_threaded(),
+            env=single_threaded(device),
             start_new_session=True,  # so that Ctrl-C reaches only the parent, which then ends the workers
         )
         theirs.close()
