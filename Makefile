@@ -48,7 +48,7 @@ lint: setup ## style: ruff check and ruff format
 types: setup ## mypy, strict
 	$(BIN)/mypy
 
-bench: setup ## speed, alone on the machine and with its work asserted; tuners in simulated seconds against a reference
+bench: setup ## speed against the table of reaches, and tuners in simulated seconds against a reference; fails on a miss
 	$(BIN)/python -m pytest tests/bench -m benchmark --benchmark-enable --benchmark-storage=tests/bench/reference \
 		--benchmark-compare --benchmark-compare-fail=median:5% $(ARGS)
 

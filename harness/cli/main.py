@@ -19,7 +19,7 @@ from harness.cli.new import add_new
 from harness.cli.parsing import CommandParser
 from harness.cli.play import add_play
 from harness.cli.reproduce import add_reproduce
-from harness.cli.results import any_failed, conclude, cores, export, tuner_names
+from harness.cli.results import any_failed, conclude, cores, export, importing_reports, tuner_names
 from harness.cli.share import add_merge, add_publish
 from harness.cli.show import add_list, add_show
 from harness.cli.trace import add_trace
@@ -140,6 +140,9 @@ def _parser() -> argparse.ArgumentParser:
     who = compare.add_mutually_exclusive_group()
     who.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per core)")
     who.add_argument("--address", default="", metavar="ADDR", help="Ray cluster that makes the runs: HOST:PORT, auto")
+    compare.add_argument(
+        "--device", default="cpu", metavar="NAME", help="what JAX computes on: cpu (default), cuda, rocm, tpu"
+    )
     compare.add_argument("--out", type=Path, metavar="DIR", help="results folder (default: results/SCENARIO)")
     compare.add_argument("--resume", action="store_true", help="continue the comparison in DIR, if there is one")
     compare.add_argument("--record", action="store_true", help="write a trace for every run")
@@ -196,7 +199,7 @@ def _compare(options: argparse.Namespace) -> int:
     first = _what(scenarios, tuners, seeds, options.address or jobs, out)
     console.print(first, highlight=False, soft_wrap=True, markup=False)
     try:
-        with watching(console) as watch:
+        with watching(console) as watch, importing_reports():
             compare(
                 scenarios,
                 tuners,
@@ -204,6 +207,7 @@ def _compare(options: argparse.Namespace) -> int:
                 seeds=seeds,
                 jobs=jobs,
                 address=options.address,
+                device=options.device,
                 resume=options.resume,
                 record=options.record,
                 watch=watch,

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["any_failed", "conclude", "cores", "export", "tuner_names"]
+__all__ = ["any_failed", "conclude", "cores", "export", "importing_reports", "tuner_names"]
+
+_IMPORT_AFTER_SECONDS = 3.0
+"""When workers have started, which nothing should delay."""
 
 
 def tuner_names(text: str, *, oracle: bool = True) -> list[str]:
@@ -27,6 +34,24 @@ def tuner_names(text: str, *, oracle: bool = True) -> list[str]:
 def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def importing_reports() -> Iterator[None]:
+    """Import what `conclude` needs while workers play runs: it takes more than a second, in which nothing else runs."""
+    timer = Timer(_IMPORT_AFTER_SECONDS, _import_reports)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _import_reports() -> None:
+    for name in ("reports.page", "reports.terminal", "scipy.stats"):
+        with suppress(Exception):  # `conclude` imports it again, and says what is wrong
+            import_module(name)
 
 
 def conclude(out: Path, console: Console, *, simulated: Path | None = None) -> None:

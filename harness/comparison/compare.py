@@ -12,9 +12,8 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
@@ -30,6 +29,8 @@ from traces.schema import VERSION
 from tuners import Entry, resolve
 
 __all__ = ["Event", "Finished", "Planned", "RunKey", "Underway", "Work", "compare"]
+
+_CPU = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ def compare(
     seeds: int | None = None,
     jobs: int = 1,
     address: str = "",
+    device: str = "cpu",
     resume: bool = False,
     record: bool = False,
     watch: Callable[[Event], None] = lambda _: None,
@@ -89,7 +91,8 @@ def compare(
     """Score `tuners` on `scenarios`, on each scenario's own number of seeds or on `seeds`, and write the results to `out`.
 
     A tuner is a name or an `Entry`, which can hold a function of the caller's; cloudpickle sends it to the processes.
-    `jobs` runs are made at a time on this machine, or, if `address` names a Ray cluster, one on each of its cores. With
+    `jobs` runs are made at a time on this machine, or, if `address` names a Ray cluster, one on each of its cores. JAX
+    computes on `device` (cpu, cuda, rocm, tpu); results on another device may differ in a gradient's last digit. With
     `record`, every run also writes a trace. `watch` is called with every event. `system` names a function of (scenario,
     seed, start) that makes the system. `work` makes the runs in another way: live ones, for example. Raises ValueError,
     before anything is run or written, if a scenario, tuner or cluster does not exist or does not fit, or if the folder
@@ -98,8 +101,11 @@ def compare(
     plan = _planned(scenarios, tuners, seeds, system, record=record)
     if jobs < 1:
         raise ValueError(f"Cannot use {jobs} jobs: give at least 1.")
-    manifest = _manifest(plan, seeds) | ({} if work is None else {"system": "live"})
-    with _pool(jobs, address) if work is None else nullcontext(work) as made, _claimed(out, manifest, plan, resume=resume):
+    if device != _CPU:
+        _check_device(device, address)
+    manifest = _manifest(plan, seeds) | ({"device": device} if work is None else {"system": "live"})
+    pool_ = _pool(jobs, address, device) if work is None else nullcontext(work)
+    with pool_ as made, _claimed(out, manifest, plan, resume=resume):
         left = [t for t in plan.tasks if not _made(out, t)]
         runs = len(plan.tasks)
         contestants = tuple(e.name for e in plan.entries if e.contestant)
@@ -107,7 +113,7 @@ def compare(
             while True:
                 keys = tuple(RunKey(t.scenario, t.tuner, t.seed) for t in left)
                 watch(Planned(runs, runs - len(left), keys, contestants))
-                _make(left, out, made, watch, {s.name: s for s in plan.scenarios}, cached=work is None)
+                _make(left, out, made, watch, {s.name: s for s in plan.scenarios}, cached=work is None and device == _CPU)
                 # What the contestants ended with, and what was found so far, tells the oracles what to try next.
                 if not (left := [t for t in _oracle_tasks(plan, out, record=record, system=system) if not _made(out, t)]):
                     break
@@ -148,11 +154,24 @@ def _make(
         watch(Finished(run, done))
 
 
+def _check_device(device: str, address: str) -> None:
+    """Raise ValueError unless a process of this machine can compute on `device`."""
+    if address:
+        raise ValueError(
+            f"Cannot compute on {device!r} on a Ray cluster: its workers use the CPU. Leave --device or --address."
+        )
+    try:
+        pool.WorkerProcess(device).stop()
+    except RuntimeError as error:
+        raise ValueError(f"Cannot compute on {device!r}: {error} Name one that JAX finds here, or leave --device.") from None
+
+
 @contextmanager
-def _pool(jobs: int, address: str) -> Iterator[Work]:
+def _pool(jobs: int, address: str, device: str) -> Iterator[Work]:
     """The function that makes the runs: in processes of this machine, or on a Ray cluster."""
     if not address:
-        yield partial(pool.work, jobs=jobs)
+        with closing(pool.WorkerPool(jobs, device)) as made:
+            yield made.work
         return
     from harness import ray_cluster
     from harness.comparison import ray_pool  # here, because importing Ray takes a second
@@ -304,6 +323,7 @@ def _claimed(out: Path, manifest: dict[str, Any], plan: _Plan, *, resume: bool) 
 def _check_same(out: Path, manifest: dict[str, Any], plan: _Plan) -> None:
     """Raise ValueError unless the results in `out` belong to this comparison."""
     found = store.read_manifest(out)
+    found.setdefault("device", _CPU)  # what wrote no device used the CPU
     for key, wanted in manifest.items():
         if found.get(key) != wanted:
             same = "Use that version" if key in ("harness", "schema") else "Give the same arguments"

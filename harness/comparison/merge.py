@@ -17,8 +17,8 @@ from traces.schema import KEYS
 
 __all__ = ["merge"]
 
-_SAME = ("harness", "schema")
-"""Keys of the manifest that must be equal: another version may give other bytes."""
+_SAME = {"harness": None, "schema": None, "device": "cpu"}
+"""Keys of the manifest that must be equal, and what a manifest without the key means: others may give other bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ def _part(folder: Path) -> _Part:
 
 def _check_same(first: _Part, other: _Part) -> None:
     """Raise ValueError, naming what differs, where two parts cannot be one comparison."""
-    for key in _SAME:
-        if (a := first.manifest.get(key)) != (b := other.manifest.get(key)):
+    for key, default in _SAME.items():
+        if (a := first.manifest.get(key, default)) != (b := other.manifest.get(key, default)):
             raise ValueError(
                 f"Cannot merge {other.folder} with {first.folder}: {key} is {b} there and {a} here. Run one of them again."
             )

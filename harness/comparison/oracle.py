@@ -27,7 +27,9 @@ def name_of(oracle: str, setting: Setting) -> str:
 
 def first(scenario: Scenario, oracle: str, seeds: int) -> list[tuple[str, Setting, int]]:
     """The runs (name, setting, seed) that the search wants whatever the contestants end with."""
-    return [(name_of(oracle, setting), setting, seed) for setting in candidates(job(scenario)) for seed in range(seeds)]
+    start, *drawn = candidates(job(scenario))
+    runs = [(start, seed) for seed in range(seeds)] + [(setting, 0) for setting in drawn]
+    return [(name_of(oracle, setting), setting, seed) for setting, seed in runs]
 
 
 def wanted(

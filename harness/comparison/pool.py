@@ -15,12 +15,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Pipe, wait
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias
 
 from harness.comparison.run_process import Done, Progress, Task
 from harness.worker_environment import single_threaded
 
-__all__ = ["Died", "WorkerProcess", "work"]
+__all__ = ["Died", "ProgramKey", "WorkerPool", "WorkerProcess", "next_task"]
+
+ProgramKey: TypeAlias = tuple[str, str, str, int]
+"""Scenario, tuner, and the start's policy and batch size where the run has a start of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,41 +33,101 @@ class Died:
     reason: str
 
 
-def work(tasks: Iterable[Task], jobs: int) -> Iterator[tuple[Task, Progress | Done | Died]]:
-    """Make all runs, `jobs` at a time; yield each message as it arrives.
+class WorkerPool:
+    """At most `jobs` worker processes. They start when there are runs for them, and live until the pool is closed.
 
-    Raises OSError if a worker cannot write (a full disk), RuntimeError if a worker cannot start. Ends all processes in every
-    case.
+    An oracle's search makes runs in several batches. Processes that stay have the libraries and the programs in memory,
+    which a new process needs seconds for.
     """
-    waiting = list(tasks)[::-1]
-    workers: list[WorkerProcess] = []
-    try:
-        while waiting or workers:
-            while waiting and len(workers) < jobs:
-                workers.append(WorkerProcess())
-                workers[-1].send(waiting.pop())
-            ready = wait([w.connection for w in workers])
-            for worker in [w for w in workers if w.connection in ready]:
-                task, message = worker.receive()
-                if isinstance(message, Progress):
+
+    def __init__(self, jobs: int, device: str = "cpu") -> None:
+        self._jobs = jobs
+        self._device = device
+        self._idle: list[WorkerProcess] = []
+        self._begun: set[ProgramKey] = set()
+
+    def work(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Progress | Done | Died]]:
+        """Make all runs; yield each message as it arrives.
+
+        Raises OSError if a worker cannot write (a full disk), RuntimeError if a worker cannot start. No run is in progress
+        afterwards, however it ends.
+        """
+        waiting = list(tasks)
+        busy: list[WorkerProcess] = []
+        try:
+            while waiting or busy:
+                while waiting and len(busy) < self._jobs:
+                    busy.append(self._free_worker())
+                    busy[-1].send(next_task(waiting, busy[-1].programs, self._begun))
+                ready = wait([w.connection for w in busy])
+                for worker in [w for w in busy if w.connection in ready]:
+                    task, message = worker.receive()
+                    if isinstance(message, Progress):
+                        yield task, message
+                        continue
+                    # The worker gets its next run before the caller writes the results of this one, so it does not wait.
+                    if isinstance(message, Died):
+                        busy.remove(worker)
+                        worker.stop()
+                    elif waiting:
+                        worker.send(next_task(waiting, worker.programs, self._begun))
+                    else:
+                        busy.remove(worker)
+                        self._idle.append(worker)
                     yield task, message
-                    continue
-                # The worker gets its next run before the caller writes the results of this one, so that it does not wait.
-                if isinstance(message, Died) or not waiting:
-                    workers.remove(worker)
-                    worker.stop()
-                else:
-                    worker.send(waiting.pop())
-                yield task, message
-    finally:
-        for worker in workers:
+        finally:
+            for worker in busy:
+                worker.stop()
+
+    def close(self) -> None:
+        """End all processes."""
+        while self._idle:
+            self._idle.pop().stop()
+
+    def _free_worker(self) -> WorkerProcess:
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.alive:
+                return worker
             worker.stop()
+        return WorkerProcess(self._device)
+
+
+def next_task(waiting: list[Task], mine: set[ProgramKey], begun: set[ProgramKey]) -> Task:
+    """Remove from `waiting`, which is in order of seeds, the run that a worker makes next, and return it.
+
+    A worker that has made a run like it, as `mine` tells, has its programs in memory; any other worker compiles them, or
+    reads them from the cache and traces them again, which takes as long as a run. So of the lowest seed a worker takes what
+    it has the programs of, then what no worker has `begun`; then, of the next seed, what it has the programs of; else the
+    first. Seeds do not drift apart further, because an interrupted comparison is compared by its complete seeds.
+    """
+    lowest = waiting[0].seed
+    best, at = 4, 0
+    for index, task in enumerate(waiting):
+        key = _program_key(task)
+        rank = (0 if key in mine else 1 if key not in begun else 4) if task.seed == lowest else (2 if key in mine else 4)
+        if rank < best and task.seed <= lowest + 1:
+            best, at = rank, index
+            if rank == 0:
+                break
+    task = waiting.pop(at)
+    key = _program_key(task)
+    mine.add(key)
+    begun.add(key)
+    return task
+
+
+def _program_key(task: Task) -> ProgramKey:
+    """Equal for runs that need the same compiled programs: runs of a tuner on a scenario, or from starts of one kind."""
+    start = task.start
+    return task.scenario, task.plays, "" if start is None else start.policy, 0 if start is None else start.batch_size
 
 
 class WorkerProcess:
-    """One worker process and the run that it makes."""
+    """One worker process and the run that it makes. JAX computes on `device`, the name of one of its platforms."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        self.programs: set[ProgramKey] = set()  # of the runs that it was sent
         self.connection, theirs = Pipe()
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `stop`)
         self._process = subprocess.Popen(  # noqa: S603 (ourselves)
@@ -74,7 +137,7 @@ class WorkerProcess:
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
             pass_fds=[theirs.fileno()],
-            env=single_threaded(),
+            env=single_threaded(device),
             start_new_session=True,  # so that Ctrl-C reaches only the parent, which then ends the workers
         )
         theirs.close()
@@ -93,6 +156,11 @@ class WorkerProcess:
     def pid(self) -> int:
         """The process id."""
         return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
 
     def send(self, task: Task) -> None:
         """Start a run. If the process has died since its last run, `receive` reports it."""

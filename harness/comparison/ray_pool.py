@@ -45,7 +45,7 @@ _CLOSE_SECONDS = 5.0
 
 
 def work(tasks: Iterable[Task]) -> Iterator[tuple[Task, Progress | Done | Died]]:
-    """Make all runs, one on each core of the joined cluster; yield each message, as `harness.comparison.pool.work` does.
+    """Make all runs, one on each core of the joined cluster; yield each message, as `pool.WorkerPool.work` does.
 
     Raises ValueError if a node has other versions than we, OSError if files cannot be written, RuntimeError if workers
     cannot start or no node is left. Ends all processes in every case.

@@ -75,6 +75,10 @@ class Done:
 def main(arguments: list[str]) -> int:
     """Serve the parent at the other end of the given file descriptor until it closes the connection."""
     threading.Thread(target=_exit_with_parent, daemon=True).start()
+    if os.environ.get("JAX_PLATFORMS", "cpu") != "cpu":
+        import jax
+
+        jax.devices()  # fails here where there is no such device, and not in every run
     parent = Connection(int(arguments[0]))
     parent.send("ready")
     while True:

@@ -36,6 +36,11 @@ def waterfill(limits: Array, capacity: Array, active: Array, levels: Array | Non
     # Used bandwidth is a concave, piecewise linear function of the water level, so the level that fills the capacity is
     # the largest of those that its linear pieces give: no sorting, no loop. Piece i: all below levels[i] are at their limit.
     levels = limits if levels is None else levels
+    if levels.shape == (1,):
+        # Equal machines: nobody is below the level of another. The sums below are zeros then, which XLA adds one by one.
+        rising = jnp.sum(active)
+        level = jnp.where(rising > 0, capacity / jnp.maximum(rising, 1), 0.0)
+        return jnp.where(active, jnp.minimum(limits, level), 0.0)
     lower = (limits[None, :] < levels[:, None]) & active[None, :]
     used = jnp.sum(jnp.where(lower, limits[None, :], 0.0), axis=1)
     rising = jnp.sum(active) - jnp.sum(lower, axis=1)

@@ -106,18 +106,16 @@ def to_next_push(
         # What ends at the same moment gets exactly 0 left. Otherwise a rest of rounding would become an event of its own,
         # and workers in step with each other would drift apart from cycle to cycle.
         remaining = jnp.where(seconds + left <= now, 0.0, jnp.maximum(flight.remaining - rates * elapsed, 0.0))
-        moved = flight._replace(remaining=remaining)
-        if limited:
-            kept = _filled(inputs, flight.tokens, drains, elapsed)
-            moved = moved._replace(tokens=jnp.where(seconds + lasting <= now, 0.0, kept))
-        after, pushed = _next_phase(inputs, moved, worker, now)
-        if limited:
-            # Nobody's phase ends when a bucket empties; the next turn computes rates anew.
-            after, pushed = jax.tree.map(partial(jnp.where, emptied), moved, after), pushed & ~emptied
         # An event after the limit is not carried out at all, not even half: the next call finds the same state, so that a
-        # run gives the same bytes however it is cut into windows.
-        flight = jax.tree.map(partial(jnp.where, due), after, flight)
-        return _Turn(jnp.where(due, now, seconds), flight, worker, due & pushed, ~due)
+        # run gives the same bytes however it is cut into windows. Each array is selected where it changes, because a
+        # selection of the whole flight would copy all of it at every event.
+        moved, ends = flight._replace(remaining=jnp.where(due, remaining, flight.remaining)), due
+        if limited:
+            kept = jnp.where(seconds + lasting <= now, 0.0, _filled(inputs, flight.tokens, drains, elapsed))
+            moved = moved._replace(tokens=jnp.where(due, kept, flight.tokens))
+            ends = due & ~emptied  # nobody's phase ends when a bucket empties; the next turn computes rates anew
+        flight, pushed = _next_phase(inputs, moved, worker, now, ends)
+        return _Turn(jnp.where(due, now, seconds), flight, worker, pushed, ~due)
 
     no = jnp.asarray(False)
     turn = _Turn(seconds, flight, jnp.asarray(0, jnp.int32), no, no)
@@ -195,10 +193,10 @@ def _weights(inputs: EngineInputs, flight: Flight) -> Array:
     return jnp.exp(jax.scipy.special.ndtri(uniform[..., 0]))
 
 
-def _next_phase(inputs: EngineInputs, flight: Flight, worker: Array, now: Array) -> tuple[Flight, Array]:
-    """`worker` ends its phase at `now`: the flight after that, and whether a push is complete."""
+def _next_phase(inputs: EngineInputs, flight: Flight, worker: Array, now: Array, ends: Array) -> tuple[Flight, Array]:
+    """`worker` ends its phase at `now`, if it `ends`: the flight after that, and whether a push is complete."""
     phase = flight.phase[worker]
-    is_worker = jnp.arange(flight.phase.shape[0]) == worker
+    is_worker = (jnp.arange(flight.phase.shape[0]) == worker) & ends
     queued = jnp.maximum(flight.server_free_seconds - now, 0.0) + inputs.apply_seconds
     held = jnp.maximum(inputs.blocked_until_seconds - now, 0.0)
     applying = queued + jnp.where(inputs.push_bytes > 0, held, 0.0)  # a push without bytes waits for no block
@@ -213,9 +211,9 @@ def _next_phase(inputs: EngineInputs, flight: Flight, worker: Array, now: Array)
         remaining=jnp.where(is_worker, left, flight.remaining),
         since=jnp.where(is_worker & (jnp.arange(5) == after)[:, None], now, flight.since),
         arrival=jnp.where(is_worker & (after == PUSH), flight.arrivals, flight.arrival),
-        arrivals=flight.arrivals + (after == PUSH),
-        server_free_seconds=jnp.where(phase == PUSH, now + queued, flight.server_free_seconds),
-    ), pushed
+        arrivals=flight.arrivals + (ends & (after == PUSH)),
+        server_free_seconds=jnp.where(ends & (phase == PUSH), now + queued, flight.server_free_seconds),
+    ), pushed & ends
 
 
 def begin_cycles(inputs: EngineInputs, flight: Flight, release: Array, clocks: Array, now: Array, *, lanes: bool) -> Flight:

@@ -17,6 +17,7 @@ from simulators.engine.inputs import EngineInputs
 from simulators.workloads.datasets import Dataset, classification
 from simulators.workloads.model_tables import Logistic, Mlp
 from simulators.workloads.models import make_proxy
+from tuners import policies
 from tuners.actions import SyncPolicy
 
 RATE = 0.01
@@ -49,6 +50,17 @@ def engine_job(features: int, hidden: tuple[int, ...], workers: int, policy: Syn
     program = loop.Program(model, policy.decide, policy.probes, "maxmin", overlapping=False)
     inputs = _inputs(workers, len(proxy.train[0]))
     blank = loop.blank(program, inputs, proxy.init(jax.random.key(0)))
+    begun = policy.init(inputs.active)
+    state = loop.launch(program, data, inputs, blank, begun, inputs.active, jnp.linspace(0.0, 4.0, workers))
+    return EngineJob(program, data, inputs, state)
+
+
+def timing_job(workers: int) -> EngineJob:
+    """The same cluster without a model, under ASP."""
+    policy, inputs = policies.asp(), _inputs(workers, 8 * workers)
+    program = loop.Program(None, policy.decide, policy.probes, "maxmin", overlapping=False)
+    data = learning.TrainingData((), ())
+    blank = loop.blank(program, inputs, None)
     begun = policy.init(inputs.active)
     state = loop.launch(program, data, inputs, blank, begun, inputs.active, jnp.linspace(0.0, 4.0, workers))
     return EngineJob(program, data, inputs, state)

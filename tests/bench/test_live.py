@@ -7,19 +7,18 @@ the same bytes back and forth, and with itself on other transports. All within o
 from __future__ import annotations
 
 import os
-import statistics
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.bench.live_jobs import PingPong, live_job
+from tests.bench.rounds import judge
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
-
-ROUNDS = 11
 
 
 @pytest.fixture(scope="module")
@@ -38,21 +37,10 @@ def offers() -> Iterator[tuple[Any, ...]]:
             os.environ["PYTHONPATH"] = before
 
 
-def by_turns(benchmark: Any, measured: Any, against: Any, iterations: int) -> float:
-    """The ratio of the best times; with medians, milliseconds, and CPU time, which others on the machine disturb less."""
-    for each in (measured, against):
-        each.iteration_seconds(iterations)
-    used = [-each.cpu_seconds() for each in (measured, against)]
-    times = [(measured.iteration_seconds(iterations), against.iteration_seconds(iterations)) for _ in range(ROUNDS)]
-    used = [before + each.cpu_seconds() for before, each in zip(used, (measured, against), strict=True)]
-    mine, theirs = zip(*times, strict=True)
-    benchmark.pedantic(lambda: measured.iteration_seconds(iterations), rounds=1)
-    benchmark.extra_info.update(
-        ratio_of_medians=statistics.median(mine) / statistics.median(theirs),
-        milliseconds=[round(min(mine) * 1e3, 3), round(min(theirs) * 1e3, 3)],
-        ratio_of_cpu_seconds=used[0] / used[1],
-    )
-    return min(mine) / min(theirs)
+def by_turns(benchmark: Any, name: str, mine: Any, theirs: Any, iterations: int) -> None:
+    """Judge the ratio of a cycle's seconds."""
+    both = (partial(job.iteration_seconds, iterations) for job in (mine, theirs))
+    judge(benchmark, name, *both, most=32)
 
 
 def assert_every_push_counted(job: Any) -> None:
@@ -60,27 +48,18 @@ def assert_every_push_counted(job: Any) -> None:
     assert model.min() == model.max() == job.pushes > 0
 
 
-@pytest.mark.parametrize(("size", "iterations", "reach"), [(10_000, 500, 3.0), (1_000_000, 200, 1.5)])
+@pytest.mark.parametrize(("size", "iterations"), [(10_000, 500), (1_000_000, 200)])
 @pytest.mark.parametrize(
-    ("transport", "how", "place", "encrypted"),
+    ("name", "transport", "place", "encrypted"),
     [
-        ("zmq", "shared memory / bare pyzmq, TCP", "tcp://127.0.0.1:*", False),
-        ("zmq", "shared memory / bare pyzmq, Unix", "ipc://*", False),
-        ("tcp", "TCP / bare pyzmq, TCP", "tcp://127.0.0.1:*", False),
-        ("tcp", "TCP / bare pyzmq, TCP, both with CURVE", "tcp://127.0.0.1:*", True),
+        ("live shared", "zmq", "tcp://127.0.0.1:*", False),
+        ("live shared-unix", "zmq", "ipc://*", False),
+        ("live tcp", "tcp", "tcp://127.0.0.1:*", False),
+        ("live curve", "tcp", "tcp://127.0.0.1:*", True),
     ],
-    ids=["shared", "shared-unix", "tcp", "curve"],
 )
 def test_iteration_against_bare_ping_pong(
-    benchmark: Any,
-    offers: Any,
-    size: int,
-    iterations: int,
-    reach: float,
-    transport: str,
-    how: str,
-    place: str,
-    encrypted: bool,
+    benchmark: Any, offers: Any, size: int, iterations: int, name: str, transport: str, place: str, encrypted: bool
 ) -> None:
     """With few parameters, the number of messages in sequence counts: four in a cycle of the job, two with bare pyzmq.
 
@@ -88,16 +67,17 @@ def test_iteration_against_bare_ping_pong(
     does not, unless both do, and uses TCP, or the transport that is fastest for it on one machine.
     """
     with live_job(offers, size, transport=transport) as job, closing(PingPong(size, place, encrypted=encrypted)) as bare:
-        ratio = by_turns(benchmark, job, bare, iterations)
-        assert_every_push_counted(job)
-    what = f"live iteration, {how}: {size:,} parameters"
-    benchmark.extra_info.update(what=what, ratio=ratio, reach=reach)
+        try:
+            by_turns(benchmark, f"{name} {size}", job, bare, iterations)
+        finally:
+            assert_every_push_counted(job)
 
 
 @pytest.mark.parametrize(("size", "iterations"), [(10_000, 100), (1_000_000, 20)])
 def test_ray_calls_against_sockets(benchmark: Any, offers: Any, size: int, iterations: int) -> None:
     with live_job(offers, size, transport="ray") as job, live_job(offers, size, transport="tcp") as sockets:
-        ratio = by_turns(benchmark, job, sockets, iterations)
-        assert_every_push_counted(job)
-        assert_every_push_counted(sockets)
-    benchmark.extra_info.update(what=f"Ray calls / pyzmq, TCP: {size:,} parameters", ratio=ratio, reach=1.0)
+        try:
+            by_turns(benchmark, f"live ray {size}", job, sockets, iterations)
+        finally:
+            assert_every_push_counted(job)
+            assert_every_push_counted(sockets)

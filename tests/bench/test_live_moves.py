@@ -17,6 +17,7 @@ import pytest
 
 from harness.live.worker.worker import Computed, WorkerTask
 from tests.bench.live_jobs import Idle
+from tests.bench.rounds import finding, settled
 from tests.bench.test_live import offers
 from tests.live.support.ones import ONES
 from tuners.actions import Cost, Method, Reconfigure, Run
@@ -78,13 +79,11 @@ def found(live: Any) -> dict[str, list[float]]:
 def test_stall_against_checkpoint(benchmark: Any, live: Any, found: dict[str, list[float]], method: Method) -> None:
     """The longest interval without a push; without a move it is about one clock."""
     benchmark.pedantic(lambda: moves(live, method), rounds=1)
-    ratio = statistics.median(found["checkpoint"]) / statistics.median(found[method])
     benchmark.extra_info.update(
-        what=f"stall of checkpoint / {method}",
-        ratio=ratio,
-        reach=4.0,
-        seconds={name: [round(s, 3) for s in sorted(mine)] for name, mine in found.items() if name != "clock"},
+        seconds={name: [round(s, 3) for s in sorted(mine)] for name, mine in found.items() if name != "clock"}
     )
+    ratios = [a / b for a, b in zip(found["checkpoint"], found[method], strict=True)]
+    settled(benchmark, finding(f"stall {method}", *ratios))
 
 
 @pytest.mark.parametrize("method", ["migrate", "relocate"])
@@ -93,10 +92,5 @@ def test_stall_against_a_clock(benchmark: Any, live: Any, found: dict[str, list[
     benchmark.pedantic(lambda: moves(live, method), rounds=1)
     clock = statistics.median(found["clock"])
     beyond = [max(stall - clock, 0.0) / clock for stall in found[method]]
-    benchmark.extra_info.update(
-        what=f"clocks without a push, {method} (worst)",
-        ratio=max(beyond),
-        ratio_of_medians=statistics.median(beyond),
-        reach=1.0,
-        clock_seconds=round(clock, 3),
-    )
+    benchmark.extra_info.update(clocks=[round(b, 2) for b in sorted(beyond)], clock_seconds=round(clock, 3))
+    settled(benchmark, finding(f"clocks {method}", max(beyond)))

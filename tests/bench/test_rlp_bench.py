@@ -1,4 +1,4 @@
-"""The cost of RLP's policy per decision, and the time of the paper's training; method as in `test_speed`."""
+"""The cost of RLP's policy per decision, and the time of the paper's training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from harness.training.train import PRETRAINING, TrainingPlan, TrainingProgress, train
 from simulators.engine import loop
 from tests.bench.jobs import engine_job
-from tests.bench.test_speed import in_turn
+from tests.bench.rounds import finding, judge, settled, timed
 from tuners import policies
 from tuners.actions import Decision, Push, SyncPolicy
 from tuners.rlp import dqn, tuner
@@ -46,24 +46,18 @@ def asp_that_looks() -> SyncPolicy:
 
 
 @pytest.mark.parametrize(
-    ("against", "what", "reach"),
-    [
-        (asp_that_looks(), "network / rule, both with probes", 1.2),
-        (policies.asp(), "network with probes / rule without", 2.0),
-    ],
-    ids=["network", "network and probes"],
+    ("name", "against"), [("rlp network", asp_that_looks()), ("rlp network and probes", policies.asp())]
 )
-def test_deciding_by_network(benchmark: Any, against: SyncPolicy, what: str, reach: float) -> None:
+def test_deciding_by_network(benchmark: Any, name: str, against: SyncPolicy) -> None:
     mine, theirs = (engine_job(784, (256,), WORKERS, p) for p in (asp_by_network(), against))
     (_, table, used), (_, other, _) = mine.advance(PUSHES), theirs.advance(PUSHES)
     assert int(used) == PUSHES
     np.testing.assert_array_equal(table[:, :3], other[:, :3])
-    ratio = in_turn(benchmark, partial(mine.advance, PUSHES), partial(theirs.advance, PUSHES))
-    benchmark.extra_info.update(what=f"RLP, 784-256-10: {what}", ratio=ratio, reach=reach)
+    judge(benchmark, name, timed(partial(mine.advance, PUSHES)), timed(partial(theirs.advance, PUSHES)))
 
 
 def test_minutes_of_the_papers_training(benchmark: Any) -> None:
-    """From the seconds per push of a few runs, digits with one hidden layer, without compilation."""
+    """From the CPU seconds per push of a few runs, digits with one hidden layer, without compilation."""
     options, most, instance = PAPER.options, 400, PAPER.instance(0)
     learner = dqn.new_learner(options, 0)
 
@@ -91,14 +85,14 @@ def test_minutes_of_the_papers_training(benchmark: Any) -> None:
         assert 0 < job() <= most
         spent = []
         for _ in range(9):
-            begin = time.perf_counter()
+            begin = time.process_time()
             pushes = job()
-            spent.append((time.perf_counter() - begin) / pushes)
+            spent.append((time.process_time() - begin) / pushes)
         each.append(min(spent))
     benchmark.pedantic(episode, rounds=3)
     minutes = 400 * (each[0] * PAPER.pretrain * len(PRETRAINING) + each[1] * PAPER.episodes) / 60
-    benchmark.extra_info.update(what="RLP: minutes of the paper's training, h = 1", ratio=minutes, reach=10.0)
     benchmark.extra_info.update(microseconds_per_push=[round(e * 1e6) for e in each])
+    settled(benchmark, finding("rlp training", minutes))
 
 
 @pytest.mark.parametrize("lanes", [1, 4, 8])
@@ -113,5 +107,5 @@ def test_microseconds_per_push_of_training_in_lanes(benchmark: Any, lanes: int, 
     benchmark.pedantic(train, (plan, tmp_path / "p.npz"), {"watch": watch}, rounds=1)
     begin, end, pushes = told[2 * lanes - 1], told[-1], sum(run[2] for run in told[2 * lanes :])
     wall, cpu = ((end[clock] - begin[clock]) / pushes * 1e6 for clock in (0, 1))
-    what = f"RLP: microseconds per push of training, {lanes} lanes"
-    benchmark.extra_info.update(what=what, ratio=wall, reach=1000.0, cpu_microseconds=cpu)  # 600,000 pushes in ten minutes
+    benchmark.extra_info.update(wall_microseconds=wall)
+    settled(benchmark, finding(f"rlp lanes {lanes}", cpu))  # 600,000 pushes in ten minutes

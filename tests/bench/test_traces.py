@@ -20,6 +20,7 @@ import pytest
 
 from harness import scenario
 from harness.drive import Played, play
+from tests.bench.rounds import finding, settled
 from traces.parts import Origin, TraceWriter, check_trace
 from traces.record import Recorder
 from tuners.actions import Job, Run, Tuner
@@ -65,15 +66,15 @@ def test_scan_and_summarise(benchmark: Any, large: Path) -> None:
     benchmark.pedantic(one, rounds=3)
     assert {(rows, workers) for *_, rows, workers in rounds} == {(ROWS, 32)}
     took, cpu, peak, *_ = min(rounds)
-    benchmark.extra_info.update(what=f"summary of {ROWS:.0e} rows, s (CPU {cpu:.1f} s)", ratio=took, reach=5.0)
-    benchmark.extra_info["peak_gib"] = peak / 2**30
+    benchmark.extra_info.update(cpu_seconds=cpu, peak_gib=peak / 2**30)
     assert peak < 2 * 2**30
+    settled(benchmark, finding("summary", took))
 
 
 def test_check(benchmark: Any, large: Path) -> None:
     found = benchmark.pedantic(lambda: check_trace(large), rounds=1)
     assert found == {"iterations": ROWS}
-    benchmark.extra_info.update(what=f"check of {ROWS:.0e} rows, s", ratio=benchmark.stats.stats.min, reach=60.0)
+    settled(benchmark, finding("check", benchmark.stats.stats.min))
 
 
 def in_large_windows(job: Job) -> Tuner:
@@ -116,5 +117,5 @@ def test_recording_against_the_run(benchmark: Any, tuner: Any, accuracy: float, 
     benchmark.pedantic(record, rounds=3)
     pushes = sum(e.answer.clocks for e in played.exchanges)
     assert check_trace(tmp_path / "0")["iterations"] == pushes > 1000
-    what = f"run and its recording / run, {tuner.__name__.replace('_', ' ')}, {pushes} pushes"
-    benchmark.extra_info.update(what=what, ratio=1 + adds / takes, reach=1.05)
+    benchmark.extra_info.update(pushes=pushes)
+    settled(benchmark, finding("recording", 1 + adds / takes))

@@ -51,7 +51,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import qmc
 
 from tuners.actions import Action, Evaluation, Job, Method, Reconfigure, Rejected, Run, Setting, Space, Tuner, Window
 from tuners.applicability import nothing_to_tune_if
@@ -388,6 +387,8 @@ def initial_rows(encoding: Encoding, count: int, rng: np.random.Generator, desig
     shape = count, len(encoding.space.knobs)
     if design == "random" or not count:
         return encoding.spread(rng.random(shape))
+    from scipy.stats import qmc  # here, because `scipy.stats` takes half a second, and other tuners import this module
+
     return encoding.spread(qmc.LatinHypercube(shape[1], scramble=design == "lhs", rng=rng).random(count))
 
 

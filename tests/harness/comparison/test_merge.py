@@ -86,6 +86,11 @@ def other_version(folder):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"harness": "0.0.9"}))
 
 
+def other_device(folder):
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "cuda"}))
+
+
 def other_outcome(folder):
     path = folder / "runs" / "tiny" / "fixed" / "0" / "score.json"
     path.write_text(path.read_text().replace('"clocks": ', '"clocks": 1'))
@@ -96,12 +101,13 @@ def other_outcome(folder):
     [
         (other_text, r"scenario 'tiny' differs, in line \d+: '.*21.*' there and '.*20.*' here"),
         (other_version, r"harness is 0\.0\.9 there and 0\.1\.0 here"),
+        (other_device, r"device is cuda there and cpu here"),
         (other_outcome, r"are one run with two outcomes"),
         (lambda f: shutil.rmtree(f / "runs"), "it has no finished run"),
         (lambda f: (f / "manifest.json").unlink(), "it has no manifest.json"),
         (lambda f: (f / "scenarios" / "tiny.toml").unlink(), "it lacks the text of scenario 'tiny'"),
     ],
-    ids=["text", "version", "outcome", "no runs", "no manifest", "no text"],
+    ids=["text", "version", "device", "outcome", "no runs", "no manifest", "no text"],
 )
 def test_what_does_not_fit_is_refused_with_what_differs(parts, tmp_path, capsys, change, why):
     bad = changed(parts, tmp_path, change)

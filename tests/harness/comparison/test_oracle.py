@@ -8,10 +8,10 @@ from harness.comparison import oracle, oracle_cache
 from harness.comparison.compare import Planned, compare
 from harness.comparison.merge import merge
 from harness.comparison.run_process import Done, Task
-from harness.scenario import load
+from harness.scenario import job, load
 from tests.support import arena
 from traces import store
-from tuners.baselines.best_fixed import candidates
+from tuners.baselines.best_fixed import candidates, search
 
 TUNERS = ["fixed", "random_search", "best_fixed"]
 
@@ -58,6 +58,17 @@ def test_searches_of_two_comparisons_merge(tiny, tmp_path):
         for f in (tmp_path / "a", tmp_path / "b", out)
     ]
     assert times[2] == min(times)
+
+
+def test_what_runs_beside_the_contestants_is_what_the_search_begins_with(tiny):
+    scenario = load(tiny)
+    begun = []
+    for batch in search(job(scenario), [], 3, lambda setting, seed: 1.0):
+        begun += [(oracle.name_of("best_fixed", setting), setting, seed) for setting, seed in batch]
+        if len(batch) == 19:
+            break
+    assert oracle.first(scenario, "best_fixed", 3) == begun
+    assert len(begun) == 3 + 19
 
 
 def task(folder, path, **more):

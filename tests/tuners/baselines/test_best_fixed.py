@@ -53,10 +53,14 @@ def test_the_local_search_improves_on_random_settings():
 
 def test_only_the_best_of_a_stage_are_run_on_every_seed():
     batches, ran = played(distance)
-    assert {seed for _, seed in batches[0]} == {0, 1, 2}
-    assert {seed for _, seed in batches[3]} <= {0}  # neighbours are screened on the first seed
-    later = {s for s, seed in ran if seed == 1} - set(candidates(job()))
-    assert 0 < len(later) <= 3 * 3
+    start, *drawn = candidates(job())
+    assert batches[0] == [(start, seed) for seed in range(3)]
+    assert batches[1] == [(setting, 0) for setting in drawn]
+    assert {setting for setting, _ in batches[2]} <= set(drawn)
+    assert len({setting for setting, _ in batches[2]}) <= 3
+    assert {seed for _, seed in batches[5]} <= {0}  # neighbours are screened on the first seed
+    later = {s for s, seed in ran if seed == 1} - {start}
+    assert 0 < len(later) <= 4 * 3
 
 
 def test_a_search_that_is_made_again_with_the_same_answers_wants_the_same():
