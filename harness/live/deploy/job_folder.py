@@ -45,7 +45,8 @@ def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: boo
     """Create the folder `out`, or check that it is of the same job, and lock it. Raises ValueError if that cannot be."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"Cannot deploy to {out}: it is a file. Name a folder with --out.")
-    manifest = {"harness": HARNESS_VERSION, "scenario": scenario.name, "tuner": tuner, "seed": seed, "emulate": emulate}
+    manifest = {"harness": HARNESS_VERSION, "scenario": scenario.name, "tuner": tuner, "seed": seed}
+    manifest |= {"emulate": emulate or "nothing"}
     # A job that was stopped before its first checkpoint cannot be resumed, and its files may be overwritten.
     fresh = not out.is_dir() or {p.name for p in out.iterdir()} <= _BEFORE_CHECKPOINT
     if fresh and resume:

@@ -144,6 +144,22 @@ def test_conditions_that_are_only_simulated_are_named_beforehand(here, capsys):
     assert "Not applied" not in capsys.readouterr().out
 
 
+def test_links_that_cannot_be_emulated_are_refused_with_the_reason(here, capsys, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    said = refused(capsys, "--live", "small.toml", "--emulate")
+    assert "Cannot emulate links: network namespaces need root. Leave them out with --emulate=nodes." in said
+    said = refused(capsys, "--live", "small.toml", "--emulate=all", "--address", "somewhere:6379")
+    assert "Cannot emulate links on a Ray cluster that is there already" in said
+    assert main(["deploy", "--live", "small.toml", "--dry-run", "--emulate=nodes"]) == 0
+    assert not (here / "deployed").exists()
+
+
+def test_a_job_is_resumed_with_what_was_emulated(here, capsys):
+    begun(here / "out")
+    said = refused(capsys, "--live", "small.toml", "--out", "out", "--resume", "--emulate=nodes")
+    assert "it was deployed with emulate nothing, and this is nodes" in said
+
+
 def test_an_address_without_a_cluster_is_refused(here, capsys):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -3,6 +3,8 @@
 import json
 import os
 import subprocess
+import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -75,11 +77,27 @@ def test_a_link_carries_no_more_than_its_rate():
             two.connect("a", one.address)
             one.send("b", [b"hello"])
             two.receive(30.0)
-            clock = links.time.monotonic
+            clock = time.monotonic
             began = clock()
             one.send("b", [bytes(size)])
             two.receive(30.0)
             assert clock() - began >= (size - rate * links._BURST_SECONDS - links._LEAST_BURST_BYTES) / rate
+
+
+@needs_root
+def test_nothing_is_left_of_a_driver_that_is_killed():
+    program = "from harness.live.processes.emulated_links import *\n"
+    program += (
+        "with emulated_links({'a': 1e6}) as made:\n    print(made.of('a')[1], made.of('')[1], flush=True)\n    input()"
+    )
+    driver = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+    networks = [Path(text) for text in driver.stdout.readline().split()]
+    assert len(networks) == 2
+    assert all(network.exists() for network in networks)
+    driver.kill()
+    driver.communicate()
+    while any(network.exists() for network in networks):  # pytest's limit ends this if it must
+        time.sleep(0.01)
 
 
 def test_without_root_or_a_command_links_are_refused_with_the_reason(monkeypatch):

@@ -76,6 +76,27 @@ def test_a_private_cluster_is_joined_with_its_token_only():
         assert "InvalidAuthToken" in joined.stderr
 
 
+SILENT = """
+import os, signal, subprocess, sys, time
+import ray
+from harness.live.processes import launch
+with launch.cluster(None):
+    raylet = int(subprocess.check_output(["pgrep", "-P", str(os.getpid()), "-f", "raylet/raylet"]))
+    for what in (signal.SIGSTOP, signal.SIGCONT):
+        os.kill(raylet, what)
+        time.sleep(8.0)
+    print([node["Alive"] for node in ray.nodes()])
+"""
+
+
+@pytest.mark.live
+@pytest.mark.timeout(300)
+def test_a_private_cluster_outlives_seconds_in_which_its_machine_does_not_answer():
+    with alone():
+        seen = subprocess.run([sys.executable, "-c", SILENT], capture_output=True, text=True, timeout=250, check=False)  # noqa: S603
+    assert seen.stdout == "[True]\n", seen.stderr[-1000:]
+
+
 def _descendants(process):
     found = [process]
     for pid in found:
