@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from harness.drive import Ending, Outcome, Played
+from harness.spending import Spending, highest_usd, spending
 from traces.exchanges import Exchange
 from traces.schema import setting_text, worker_count
 from tuners.actions import (
@@ -56,6 +57,10 @@ class Score:
     final_workers: int | None
     branches_peak: int
     branch_bytes_peak: float
+    machine_seconds: float
+    usd: float
+    budget_usd: float
+    minimise: Literal["seconds", "usd"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +91,17 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
     settings, changes = _settings(job, exchanges, path)
     costs = list(_costs(exchanges))
     windows = [(path.holds(i, e), e.answer) for i, e in enumerate(exchanges) if isinstance(e.answer, Window)]
-    reached = outcome.status == "target"
+    spent = spending(job, exchanges)
+    dear = outcome.status == "target" and spent.usd > job.budget_usd
+    reached = outcome.status == "target" and not dear
     branches = _branches_peak(exchanges)
     final = evaluations[-1] if evaluations else Evaluation(0.0, 0, math.nan, math.nan)
     row = Score(
         scenario=scenario,
         tuner=tuner,
         seed=seed,
-        status=outcome.status,
-        reason=outcome.reason or _reason(outcome, job),
+        status="budget" if dear else outcome.status,
+        reason=_too_dear(outcome, job, spent) if dear else outcome.reason or _reason(outcome, job),
         completion_seconds=outcome.seconds if reached else job.budget_seconds,
         budget_seconds=job.budget_seconds,
         reached=reached,
@@ -111,18 +118,38 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
         final_workers=worker_count(settings[-1][1]),
         branches_peak=branches,
         branch_bytes_peak=branches * job.branch_bytes,
+        machine_seconds=spent.machine_seconds,
+        usd=spent.usd,
+        budget_usd=min(job.budget_usd, highest_usd(job)),
+        minimise=job.target.minimise,
     )
     return Scored(row, evaluations, tuple(settings))
 
 
-def failed(reason: str, *, scenario: str, tuner: str, seed: int, budget_seconds: float) -> Scored:
+def failed(
+    reason: str,
+    *,
+    scenario: str,
+    tuner: str,
+    seed: int,
+    budget_seconds: float,
+    minimise: Literal["seconds", "usd"] = "seconds",
+) -> Scored:
     """The row of a run without exchanges: it failed before the first one, or its process died."""
-    return _unplayed("error", reason, budget_seconds, scenario, tuner, seed, budget_seconds)
+    return _unplayed("error", reason, budget_seconds, scenario, tuner, seed, budget_seconds, minimise)
 
 
-def not_applicable(reason: str, *, scenario: str, tuner: str, seed: int, budget_seconds: float) -> Scored:
+def not_applicable(
+    reason: str,
+    *,
+    scenario: str,
+    tuner: str,
+    seed: int,
+    budget_seconds: float,
+    minimise: Literal["seconds", "usd"] = "seconds",
+) -> Scored:
     """The row of a run that is not played, because its tuner has nothing to tune in the scenario."""
-    return _unplayed("not applicable", reason, math.nan, scenario, tuner, seed, budget_seconds)
+    return _unplayed("not applicable", reason, math.nan, scenario, tuner, seed, budget_seconds, minimise)
 
 
 def _unplayed(
@@ -133,6 +160,7 @@ def _unplayed(
     tuner: str,
     seed: int,
     budget_seconds: float,
+    minimise: Literal["seconds", "usd"],
 ) -> Scored:
     row = Score(
         scenario=scenario,
@@ -156,6 +184,10 @@ def _unplayed(
         final_workers=None,
         branches_peak=0,
         branch_bytes_peak=0.0,
+        machine_seconds=0.0,
+        usd=math.nan,
+        budget_usd=math.nan,
+        minimise=minimise,
     )
     return Scored(row, (), ())
 
@@ -260,6 +292,12 @@ def _settings(job: Job, exchanges: Sequence[Exchange], path: _Path) -> tuple[lis
         if path.holds(index, exchange) and setting != along[-1][1]:
             along.append((exchange.seconds, setting))
     return along, changes
+
+
+def _too_dear(outcome: Outcome, job: Job, spent: Spending) -> str:
+    return (
+        f"The target was reached after {outcome.seconds:g} s, and that cost {spent.usd:.4g} USD of {job.budget_usd:g} USD."
+    )
 
 
 def _reason(outcome: Outcome, job: Job) -> str:

@@ -1,8 +1,9 @@
 """What a comparison says over several arenas: how far each tuner is from the oracle, how often it is first, which differ.
 
 One arena is a block; its seeds are repetitions, and are averaged before anything else. The value of a tuner in an arena is
-the mean over seeds of the logarithm of its restricted time over that of the base with the same seed. The base is
-`best_fixed`, or `fixed` where an arena lacks the oracle. The method is in `reports.statistics`.
+the mean over seeds of the logarithm of its restricted time (its cost, where the arena minimises that) over that of the base
+with the same seed. The base is `best_fixed`, or `fixed` where an arena lacks the oracle. The method is in
+`reports.statistics`.
 
 A tuner does not apply to an arena where it has nothing to tune, or where all its runs are those of `fixed`: such an arena
 does not count for it. Two tuners are compared on the arenas that both apply to; the leader is the best of those that apply
@@ -32,7 +33,7 @@ from reports.statistics import (
     performance_profile,
     signed_rank,
 )
-from reports.tables import ORACLE, REFERENCE, log_seconds, quantity, relative, same_runs
+from reports.tables import ORACLE, REFERENCE, log_minimised, quantity, relative, same_runs
 from traces.store import Results
 
 __all__ = ["ARENAS", "Arenas", "answer", "arenas_of", "families", "family_of", "profile", "sentences"]
@@ -102,8 +103,8 @@ def arenas_of(results: Results, scenarios: Sequence[str], family: str = "") -> A
     everybody = [t for t in sorted(scores["tuner"].unique()) if t != ORACLE]
     applies = {t: [a for a in arenas if t in by_arena[a]["tuner"] and t not in idle[a]] for t in everybody}
     tuners = _distinct([t for t in everybody if applies[t]], applies, by_arena)
-    seconds = {a: _masked(log_seconds(by_arena[a], tuners), tuners, idle[a]) for a in arenas}
-    bases = {a: log_seconds(by_arena[a], [base]) if base else np.zeros((len(seconds[a]), 1)) for a in arenas}
+    seconds = {a: _masked(log_minimised(by_arena[a], tuners), tuners, idle[a]) for a in arenas}
+    bases = {a: log_minimised(by_arena[a], [base]) if base else np.zeros((len(seconds[a]), 1)) for a in arenas}
     log_ratio = np.array([_mean_over_seeds(seconds[a] - bases[a]) for a in arenas])
     most = max(len(applies[t]) for t in tuners) if tuners else 0
     able = [t for t in tuners if len(applies[t]) == most and _able(scores, t)]

@@ -25,6 +25,17 @@ class Answer(NamedTuple):
         return f"{self.before}{self.tuner}{self.after}"
 
 
+class _Words(NamedTuple):
+    """What a scenario minimises, in words."""
+
+    what: str
+    better: str
+    worse: str
+
+
+_WORDS = {"seconds": _Words("time", "faster", "slower"), "usd": _Words("cost", "cheaper", "dearer")}
+
+
 def answer(rows: pl.DataFrame) -> Answer:
     """Which tuner to use, how sure that is and what it costs, from one scenario's rows of `tables.summary`."""
     contestants = rows.filter(pl.col("standing") != "")
@@ -40,12 +51,12 @@ def answer(rows: pl.DataFrame) -> Answer:
     rest = [f": {_measured(leader)}"]
     if ORACLE in rows["tuner"]:
         oracle = rows.row(by_predicate=pl.col("tuner") == ORACLE, named=True)
-        rest.append(f"; oracle {interval_text(oracle, 'completion_seconds', 'completion')[0]} s")
+        rest.append(f"; oracle {_amount(oracle)}")
     rest.append(".")
     if leader["tuner"] == REFERENCE:
-        before, why = "Keep ", " No tuner is faster."
+        before, why = "Keep ", f" No tuner is {_WORDS[leader['minimise']].better}."
     elif REFERENCE in close:
-        before, why = "No tuner is told apart from fixed. The least time has ", ""
+        before, why = f"No tuner is told apart from fixed. The least {_WORDS[leader['minimise']].what} has ", ""
     else:
         before, why = "Use ", ""
     others = [t for t in close if t != REFERENCE] if before.startswith("No") else close
@@ -61,7 +72,7 @@ def answer(rows: pl.DataFrame) -> Answer:
 
 def _measured(row: dict[str, Any]) -> str:
     """Time, ratio to the reference, changes and overhead of a row."""
-    parts = [f"{interval_text(row, 'completion_seconds', 'completion')[0]} s"]
+    parts = [_amount(row)]
     shown, interval = interval_text(row, "ratio", "ratio")
     if row["role"] != "reference" and not math.isnan(row["ratio"]):
         parts.append(f"{shown}x of {REFERENCE}{f' ({interval})' if interval else ''}")
@@ -69,6 +80,15 @@ def _measured(row: dict[str, Any]) -> str:
     parts.append(f"{changes} change{'' if changes == '1' else 's'}")
     parts.append(f"{quantity(row['overhead_seconds'])} s overhead")
     return ", ".join(parts)
+
+
+def _amount(row: dict[str, Any]) -> str:
+    """Time and, where it is known, cost of a row; first what the scenario minimises."""
+    seconds = f"{interval_text(row, 'completion_seconds', 'completion')[0]} s"
+    if math.isnan(row["usd"]):
+        return seconds
+    usd = f"{interval_text(row, 'usd', 'usd')[0]} USD"
+    return f"{usd} in {seconds}" if row["minimise"] == "usd" else f"{seconds} for {usd}"
 
 
 def against_reference(rows: pl.DataFrame) -> list[str]:
@@ -79,7 +99,8 @@ def against_reference(rows: pl.DataFrame) -> list[str]:
     untimed = [r for r in others if r["failed"] == r["runs"]]
     timed = [r for r in others if r not in untimed]
     sentences = []
-    for word, side in (("Faster", "faster"), ("Slower", "slower")):
+    words = _WORDS[rows["minimise"][0]]
+    for word, side in ((words.better.capitalize(), "faster"), (words.worse.capitalize(), "slower")):
         found = [r for r in timed if side_of_reference(r) == side]
         if found:
             sentences.append(f"{word} than {REFERENCE}: {listed(map(_with_ratio, found))}.")

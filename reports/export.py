@@ -16,7 +16,7 @@ from reports.figures.drawing import Drawing, pdf
 from reports.figures.settings_over_time import typical_seed
 from reports.figures.workers import workers_of_run
 from reports.page import overview_figures, scenario_figures, texts
-from reports.tables import count, identical, interval_text, not_applicable, quantity, relative, summary
+from reports.tables import count, identical, interval_text, not_applicable, quantity, relative, shows_usd, summary
 from traces.store import Results, load_results, write_bytes
 
 __all__ = ["FIGURES", "markdown", "write_csv", "write_figures", "write_markdown"]
@@ -78,9 +78,11 @@ def markdown(results: Results) -> str:
         parts += arenas.sentences(found)
     for (name,), rows in table.group_by(["scenario"], maintain_order=True):
         parts += [f"## {_plain(str(name))}", _bold(answer(rows))]
-        columns = ("tuner", "time, s", "ratio to fixed", "regret", "reached", "changes", "overhead, s", "and the leader")
+        columns = ["tuner", "time, s", "ratio to fixed", "regret", "reached", "changes", "overhead, s", "machine s"]
+        usd = shows_usd(rows)
+        columns += [*(["USD", "regret in USD"] if usd else []), "and the leader"]
         shown = rows.filter(pl.col("role") != "same")
-        parts.append(_grid(columns, [_cells(row) for row in shown.iter_rows(named=True)]))
+        parts.append(_grid(columns, [_cells(row, usd) for row in shown.iter_rows(named=True)]))
         parts += map(_plain, identical(rows))
     parts += map(_plain, not_applicable(results))
     return "\n\n".join(parts) + "\n"
@@ -90,7 +92,7 @@ def _bold(said: Any) -> str:
     return _plain(said.before) + (f"**{_plain(said.tuner)}**" if said.tuner else "") + _plain(said.after)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: dict[str, Any], usd: bool) -> list[str]:
     def ends(name: str, kind: str) -> str:
         shown, interval = interval_text(row, name, kind)
         return f"{shown} ({interval})" if interval else shown
@@ -103,6 +105,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['reached']}/{row['runs']}",
         count(row["reconfigurations"]),
         quantity(row["overhead_seconds"]),
+        quantity(row["machine_seconds"]),
+        *([ends("usd", "usd"), "-" if row["role"] == "oracle" else ends("usd_regret", "usd_regret")] if usd else []),
         row["role"] if row["role"] == "oracle" else row["standing"],
     ]
 

@@ -21,9 +21,12 @@ def facts(text: str) -> list[tuple[str, str]]:
     work = dict(_table(scenario, "workload"))
     found.append(("job", "; ".join(filter(None, (str(work.pop("name", "")), _listed(work))))))
     if {"metric", "value"} <= set(target):
-        found.append(("target", _target(str(target["metric"]), target["value"], by_share=bool(target.get("by_share")))))
+        cheapest = "; the cheapest run wins" if target.get("minimise") == "usd" else ""
+        said = _target(str(target["metric"]), target["value"], by_share=bool(target.get("by_share")))
+        found.append(("target", said + cheapest))
     if "seconds" in budget:
-        found.append(("budget", f"{budget['seconds']} simulated seconds"))
+        usd = f", {budget['usd']} USD" if "usd" in budget else ""
+        found.append(("budget", f"{budget['seconds']} simulated seconds{usd}"))
     found.append(("start", _listed(_table(scenario, "start"))))
     found.append(("free knobs", _listed(_table(scenario, "free"), mark=" ")))
     found.append(("conditions", _listed(_table(scenario, "conditions"))))
@@ -61,7 +64,9 @@ def _table(scenario: dict[str, Any], name: str) -> dict[str, Any]:
 def _nodes(group: Any) -> str:
     if not isinstance(group, dict):
         return str(group)
-    return f"{group.get('count', 1)} x {group.get('type', 'node')}"
+    price = f" at {group['usd_per_hour']} USD per hour" if "usd_per_hour" in group else ""
+    spot = ", spot" if group.get("spot") else ""
+    return f"{group.get('count', 1)} x {group.get('type', 'node')}{spot}{price}"
 
 
 def _listed(table: dict[str, Any], *, mark: str = " = ") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -10,12 +11,12 @@ import polars as pl
 from scipy.stats import kendalltau
 
 from reports.tables import quantity, relative
-from traces.store import Results
+from traces.store import Results, load_results
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["BesideRow", "beside_rows", "beside_tables", "tau"]
+__all__ = ["BesideRow", "agreement", "beside_rows", "beside_tables", "ratio_text", "simulated_of", "tau"]
 
 
 class BesideRow(NamedTuple):
@@ -26,6 +27,11 @@ class BesideRow(NamedTuple):
     simulated_seconds: float  # nan: it was not simulated
     live_done: str  # "2/3": runs that reached the target
     simulated_done: str
+
+    @property
+    def ratio(self) -> float:
+        """Live time over simulated time; nan without the latter."""
+        return self.live_seconds / self.simulated_seconds if self.simulated_seconds else math.nan
 
 
 def beside_rows(live: Results, simulated: Results, scenario: str) -> list[BesideRow]:
@@ -39,7 +45,7 @@ def beside_rows(live: Results, simulated: Results, scenario: str) -> list[Beside
 
 
 def _medians(scores: pl.DataFrame, scenario: str) -> dict[str, tuple[float, str]]:
-    made = scores.filter((pl.col("scenario") == scenario) & (pl.col("status") != "error"))
+    made = scores.filter((pl.col("scenario") == scenario) & ~pl.col("status").is_in(("error", "not applicable")))
     found = {}
     for tuner in made["tuner"].unique(maintain_order=True):
         runs = made.filter(pl.col("tuner") == tuner)
@@ -51,6 +57,25 @@ def tau(rows: list[BesideRow]) -> float:
     """Kendall's tau-b between the two orders of the tuners that were played in both worlds; nan for fewer than two."""
     both = [(row.live_seconds, row.simulated_seconds) for row in rows if not math.isnan(row.simulated_seconds)]
     return float(kendalltau(*zip(*both, strict=True)).statistic) if len(both) > 1 else math.nan
+
+
+def agreement(rows: list[BesideRow]) -> str:
+    """Kendall's tau as a sentence."""
+    agreed = tau(rows)
+    said = "- (fewer than two tuners in both)" if math.isnan(agreed) else f"{agreed:.2f}"
+    return f"Kendall's tau of the two orders: {said}"
+
+
+def ratio_text(row: BesideRow) -> str:
+    """A tuner's live time over its simulated one; "-" where it has none."""
+    return "-" if math.isnan(row.ratio) else relative(row.ratio)
+
+
+def simulated_of(folder: Path, named: Path | None = None) -> Results | None:
+    """The simulated runs that belong beside the live ones in `folder`: those in `named`, or in `folder`/simulated; None if
+    there are none."""
+    simulated = named or folder / "simulated"
+    return load_results(simulated) if (simulated / "manifest.json").is_file() else None
 
 
 def beside_tables(live: Results, simulated: Results) -> list[Table]:
@@ -67,13 +92,8 @@ def beside_tables(live: Results, simulated: Results) -> list[Table]:
         for head in ("tuner", "live, s", "done", "simulated, s", "done", "live / simulated"):
             table.add_column(head, justify="left" if head == "tuner" else "right")
         for row in rows:
-            ratio = row.live_seconds / row.simulated_seconds if row.simulated_seconds else math.nan
             times = quantity(row.live_seconds), row.live_done, quantity(row.simulated_seconds), row.simulated_done
-            table.add_row(row.tuner, *times, "-" if math.isnan(ratio) else relative(ratio))
-        agreed = tau(rows)
-        table.caption = Text(
-            "Kendall's tau of the two orders: "
-            + ("- (fewer than two tuners in both)" if math.isnan(agreed) else f"{agreed:.2f}")
-        )
+            table.add_row(row.tuner, *times, ratio_text(row))
+        table.caption = Text(agreement(rows))
         tables.append(table)
     return tables

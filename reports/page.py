@@ -23,7 +23,7 @@ from urllib.parse import quote
 import polars as pl
 
 from harness.comparison.results import run_folder
-from reports import arenas
+from reports import arenas, live
 from reports.conclusions import Answer, against_reference, answer, limits, tally
 from reports.facts import facts, target_of
 from reports.figures.across import heat_map, mean_ratios, performance
@@ -45,6 +45,7 @@ from reports.tables import (
     quantity,
     relative,
     shows_accuracy,
+    shows_usd,
     summary,
 )
 from traces.store import Results, load_results, write_bytes
@@ -66,13 +67,14 @@ _Runs: TypeAlias = Callable[[str, str, int, int], PackedRun | None]
 _ALL_PUSHES, _MOST_PUSHES, _LEAST_PUSHES = 60_000, 1500, 100  # in the drawings of one page, and in one of them
 
 
-def write(folder: Path) -> Path:
-    """Write the pages of a results folder and return the path of the first one, `report.html`.
+def write(folder: Path, simulated: Path | None = None) -> Path:
+    """Write the pages of a results folder and return the path of the first one, `report.html`. Live runs are put beside
+    those in `simulated`, or in the folder of that name in `folder`.
 
     Raises ValueError where `folder` holds no results.
     """
     results = load_results(folder)
-    made = pages(results, texts(folder), partial(packed_run, folder))
+    made = pages(results, texts(folder), partial(packed_run, folder), simulated=live.simulated_of(folder, simulated))
     for name, text in made.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
@@ -98,12 +100,13 @@ def pages(
     first: str = "report.html",
     with_files: bool = True,
     only_overview: bool = False,
+    simulated: Results | None = None,
 ) -> dict[str, str]:
     """The pages for `results`, by file name; `scenarios` are the texts of the scenarios as they were run, by name.
 
     `runs` packs a run for the drawing of its workers, as `gantt.packed_run` does. `first` is the name of the first page.
     Without `with_files`, nothing refers to the files of single runs. With `only_overview`, there is no page per scenario
-    beside the overview of several.
+    beside the overview of several. `simulated` are runs to be put beside `results`, which are live then.
     """
     table = summary(results)
     names = list(dict.fromkeys(table["scenario"].to_list()))
@@ -115,7 +118,7 @@ def pages(
     for name in () if alone else names:
         own = page_name(name, names, first)
         section = _section(
-            name, table, results, scenarios.get(name, ""), runs, "../" * own.count("/") if with_files else None
+            name, table, results, scenarios.get(name, ""), runs, "../" * own.count("/") if with_files else None, simulated
         )
         made[own] = fill(
             "comparison.html.j2",
@@ -304,6 +307,13 @@ class _RunRow:
     folder: str  # of its files, relative to the page; "" where the page stands without them
 
 
+class _BesideLine(NamedTuple):
+    """A tuner's row in the table that puts live runs beside simulated ones."""
+
+    tuner: str
+    cells: list[_Cell]
+
+
 @dataclass(frozen=True, slots=True)
 class _ScenarioSection:
     """What the page shows of one scenario, in the order of the template `scenario`."""
@@ -318,6 +328,7 @@ class _ScenarioSection:
     scores: list[_ScoreRow]
     identical: list[str]
     final_metric: str  # of the last column of scores
+    usd: bool  # whether costs are shown
     figures: ScenarioFigures
     split: _Numbered | None
     front: _Numbered | None
@@ -333,13 +344,23 @@ class _ScenarioSection:
     runs: list[tuple[str, list[_RunRow]]]  # by tuner
     machines: list[str]  # that the runs were made on
     oracle_settings: int  # that the oracle has run; 0 where it is not known
+    beside: list[_BesideLine]  # live runs beside simulated ones; [] where it is no live contest
+    agreement: str
 
 
-def _section(name: str, table: pl.DataFrame, results: Results, text: str, runs: _Runs, up: str | None) -> _ScenarioSection:
+def _section(
+    name: str,
+    table: pl.DataFrame,
+    results: Results,
+    text: str,
+    runs: _Runs,
+    up: str | None,
+    simulated: Results | None,
+) -> _ScenarioSection:
     here = pl.col("scenario") == name
     rows = table.filter(here)
     scores, settings = results.scores.filter(here), results.settings.filter(here)
-    accuracy = shows_accuracy(rows)
+    accuracy, usd = shows_accuracy(rows), shows_usd(rows)
     known = facts(text)
     made = scenario_figures(rows, results, text)
     distinct = rows.filter(pl.col("role") != "same")["tuner"].to_list()
@@ -347,6 +368,7 @@ def _section(name: str, table: pl.DataFrame, results: Results, text: str, runs: 
     host = results.host.filter(here)
     machines = sorted({machine for machine in host["machine"] if machine})
     workers = _workers(name, distinct, scores, runs)
+    both = live.beside_rows(results, simulated, name) if simulated is not None else []
     return _ScenarioSection(
         name=name,
         answer=answer(rows),
@@ -355,9 +377,10 @@ def _section(name: str, table: pl.DataFrame, results: Results, text: str, runs: 
         facts=known[1:],
         findings=[*against_reference(rows), tally(rows)],
         limits=limits(rows),
-        scores=[_score_row(row, accuracy) for row in rows.filter(pl.col("role") != "same").iter_rows(named=True)],
+        scores=[_score_row(row, accuracy, usd) for row in rows.filter(pl.col("role") != "same").iter_rows(named=True)],
         identical=[*identical(rows), *_absent(absent)],
         final_metric="accuracy" if accuracy else "loss",
+        usd=usd,
         figures=made,
         split=_figure(made.split),
         front=_figure(made.front),
@@ -372,6 +395,8 @@ def _section(name: str, table: pl.DataFrame, results: Results, text: str, runs: 
         reasons=_reasons(scores, workers),
         machines=machines,
         oracle_settings=_oracle_settings(results, name),
+        beside=[_beside_line(row) for row in both],
+        agreement=live.agreement(both),
         runs=[
             (
                 str(tuner),
@@ -383,6 +408,12 @@ def _section(name: str, table: pl.DataFrame, results: Results, text: str, runs: 
             for (tuner,), mine in scores.sort("tuner", "seed").group_by(["tuner"], maintain_order=True)
         ],
     )
+
+
+def _beside_line(row: live.BesideRow) -> _BesideLine:
+    times = (row.live_seconds, row.live_done), (row.simulated_seconds, row.simulated_done)
+    cells = [_Cell(quantity(seconds), done, seconds) for seconds, done in times]
+    return _BesideLine(row.tuner, [*cells, _Cell(live.ratio_text(row), "", row.ratio)])
 
 
 def _best(results: Results, scenario: str, tuner: str) -> str:
@@ -426,7 +457,7 @@ def _reasons(
     return found
 
 
-def _score_row(row: dict[str, Any], accuracy: bool) -> _ScoreRow:
+def _score_row(row: dict[str, Any], accuracy: bool, usd: bool) -> _ScoreRow:
     oracle = row["role"] == "oracle"
 
     def ends(name: str, kind: str) -> _Cell:
@@ -446,6 +477,8 @@ def _score_row(row: dict[str, Any], accuracy: bool) -> _ScoreRow:
         plain("trial_seconds"),
         _Cell(host_seconds(row["thinking_seconds"]), "", row["thinking_seconds"]),
         _Cell(count(row["branches_peak"]), f"{quantity(row['branch_bytes_peak'] / 1e6)} MB", row["branches_peak"]),
+        plain("machine_seconds"),
+        *([ends("usd", "usd"), _Cell("-") if oracle else ends("usd_regret", "usd_regret")] if usd else []),
         plain("final_accuracy" if accuracy else "final_loss"),
     ]
     return _ScoreRow(
@@ -454,7 +487,8 @@ def _score_row(row: dict[str, Any], accuracy: bool) -> _ScoreRow:
 
 
 def _run_row(run: dict[str, Any], up: str | None, best: str, machines: list[str]) -> _RunRow:
-    names = ("reconfigurations", "overhead_seconds", "trial_seconds", "clocks", "final_loss", "final_accuracy")
+    spent = ("reconfigurations", "overhead_seconds", "trial_seconds", "clocks", "machine_seconds", "usd")
+    names = (*spent, "final_loss", "final_accuracy")
     host = ("thinking_seconds", "wall_seconds")
     values = [run["completion_seconds"], *(run[n] for n in names), *(math.nan if run[n] is None else run[n] for n in host)]
     folder = "" if up is None else quote(up + str(run_folder(Path(), run["scenario"], best or run["tuner"], run["seed"])))

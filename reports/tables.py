@@ -2,8 +2,9 @@
 
 The method, with its sources, is in `reports.statistics`. Times and ratios are medians with 95 % intervals; what a tuner
 spent (reconfigurations, overhead, trials, thinking) and its final loss and accuracy are means over its runs that did not
-fail. The oracle `best_fixed` is chosen in hindsight, so it is not compared. *Regret* is the completion time divided by the
-oracle's with the same seed, minus 1.
+fail. The oracle `best_fixed` is chosen in hindsight, so it is not compared. *Regret* is the completion time, or the cost in
+USD, divided by the oracle's with the same seed, minus 1. Where a scenario minimises cost, tuners are compared by cost, and
+ratios are of costs; a run that missed its target counts with all that the scenario allows to spend.
 
 Identical runs count once. Tuners whose runs have the same outcome on all seeds have one row that is compared; the others get
 the role "same", with the name of the one that stands for them. `fixed` stands for all that changed nothing. So a tuner that
@@ -13,7 +14,7 @@ does nothing never changes what is said of others.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from reports.statistics import (
     paired_t,
     ratios,
 )
+from traces.schema import minimised
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,7 +51,7 @@ __all__ = [
     "host_seconds",
     "identical",
     "interval_text",
-    "log_seconds",
+    "log_minimised",
     "not_applicable",
     "notes",
     "quantity",
@@ -57,6 +59,7 @@ __all__ = [
     "render",
     "same_runs",
     "shows_accuracy",
+    "shows_usd",
     "side_of_reference",
     "summary",
     "winner",
@@ -85,8 +88,8 @@ SUMMARY: dict[str, pl.DataType] = {
     "budget_seconds": pl.Float64(),
     # *_low, *_high: 95 % interval, nan where there is none, high infinite where open; *_bound: `Interval.bound`
     **_interval_columns("completion_seconds", "completion"),
-    **_interval_columns("ratio", "ratio"),  # to `fixed`
-    **_interval_columns("regret", "regret"),  # ratio to `best_fixed`, minus 1
+    **_interval_columns("ratio", "ratio"),  # to `fixed`, of what the scenario minimises
+    **_interval_columns("regret", "regret"),  # ratio of times to `best_fixed`, minus 1
     "standing": pl.String(),  # leader; not told apart, behind or ahead of it; "" for the roles "same" and "oracle"
     "p_leader": pl.Float64(),  # of the difference to the leader, corrected by Holm over all pairs; nan: not tested
     "p_reference": pl.Float64(),  # of the difference to `fixed`, corrected by Holm over tuners
@@ -100,6 +103,10 @@ SUMMARY: dict[str, pl.DataType] = {
     "final_accuracy": pl.Float64(),
     "final_loss": pl.Float64(),
     "seeds": pl.Int64(),  # that the comparison used
+    "minimise": pl.String(),  # seconds | usd
+    "machine_seconds": pl.Float64(),
+    **_interval_columns("usd", "usd"),  # cost until the target; nan where a price is not known
+    **_interval_columns("usd_regret", "usd_regret"),  # ratio of costs to `best_fixed`, minus 1
 }
 """Columns of `summary`."""
 
@@ -113,8 +120,13 @@ _SPENT = (
     "thinking_seconds",
     "branches_peak",
     "branch_bytes_peak",
+    "machine_seconds",
 )
 
+_MINIMISED = {"seconds": "completion_seconds", "usd": "usd"}
+"""The column of the scores that a scenario minimises."""
+
+_UNKNOWN = Interval(math.nan, math.nan, math.nan, "?")
 
 _OUTCOME = (
     "status",
@@ -177,17 +189,20 @@ def same_runs(runs: pl.DataFrame) -> dict[str, str]:
     return same
 
 
-def log_seconds(runs: pl.DataFrame, tuners: Sequence[str]) -> NDArray[np.float64]:
-    """Logarithms of the restricted times of one scenario, [seeds, tuners]: a run that missed its target counts its budget.
+def log_minimised(runs: pl.DataFrame, tuners: Sequence[str]) -> NDArray[np.float64]:
+    """Logarithms of the restricted times of one scenario, or of its costs where it minimises these, [seeds, tuners]: a run
+    that missed its target counts its budget.
 
     NaN where a tuner was not run with a seed.
     """
     seeds = sorted(runs["seed"].unique())
     values = np.full((len(seeds), len(tuners)), math.nan)
     place = {name: i for i, name in enumerate(tuners)}
-    for tuner, seed, seconds, budget in runs.select("tuner", "seed", "completion_seconds", "budget_seconds").iter_rows():
-        if tuner in place:
-            values[seeds.index(seed), place[tuner]] = math.log(max(min(seconds, budget), 1e-9))
+    # A run that failed before it began does not know what it might have cost; the others of its scenario do.
+    known: Any = runs["budget_usd"].fill_nan(None).max()
+    for row in runs.with_columns(pl.col("budget_usd").fill_nan(known)).iter_rows(named=True):
+        if row["tuner"] in place:
+            values[seeds.index(row["seed"]), place[row["tuner"]]] = math.log(max(minimised(row), 1e-9))
     return values
 
 
@@ -197,7 +212,7 @@ def compared(runs: pl.DataFrame) -> PairedComparison:
     tuners = [t for t in sorted(runs["tuner"].unique()) if t != ORACLE and t not in same]
     able = runs.group_by("tuner").agg(able=pl.col("reached").any() & (pl.col("status") != "error").all())
     may_lead = able.filter("able")["tuner"].to_list()
-    return compare(tuners, log_seconds(runs, tuners), paired_t, reference=REFERENCE, may_lead=may_lead)
+    return compare(tuners, log_minimised(runs, tuners), paired_t, reference=REFERENCE, may_lead=may_lead)
 
 
 def _scenario_rows(runs: pl.DataFrame) -> list[dict[str, Any]]:
@@ -211,9 +226,14 @@ def _row(name: str, by_tuner: dict[str, pl.DataFrame], found: PairedComparison, 
     mine = by_tuner[name]
     # A failed run says nothing about time, nor does what it spent until it failed.
     ran = mine.filter(pl.col("status") != "error")
-    ratio = Interval(1.0, 1.0, 1.0) if name == REFERENCE and ran.height else _ratio(ran, by_tuner.get(REFERENCE))
-    to_oracle = Interval(1.0, 1.0, 1.0) if name == ORACLE and ran.height else _ratio(ran, by_tuner.get(ORACLE))
-    regret = Interval(to_oracle.estimate - 1, to_oracle.low - 1, to_oracle.high - 1, to_oracle.bound)
+    minimise = mine["minimise"][0]
+    one = Interval(1.0, 1.0, 1.0)
+    ratio = one if name == REFERENCE and ran.height else _ratio(ran, by_tuner.get(REFERENCE), _MINIMISED[minimise])
+
+    def regret(column: str) -> Interval:
+        found = one if name == ORACLE and ran.height else _ratio(ran, by_tuner.get(ORACLE), column)
+        return Interval(found.estimate - 1, found.low - 1, found.high - 1, found.bound)
+
     return {
         "scenario": mine["scenario"][0],
         "tuner": name,
@@ -223,14 +243,17 @@ def _row(name: str, by_tuner: dict[str, pl.DataFrame], found: PairedComparison, 
         "reached": int(ran["reached"].sum()),
         "failed": mine.height - ran.height,
         "budget_seconds": float(mine["budget_seconds"].to_numpy().max()),
-        **_interval_values("completion_seconds", "completion", median_interval(_times(ran))),
+        **_interval_values("completion_seconds", "completion", median_interval(_bounds(ran))),
         **_interval_values("ratio", "ratio", ratio),
-        **_interval_values("regret", "regret", regret),
+        **_interval_values("regret", "regret", regret("completion_seconds")),
         "standing": found.standing(name) if name in found.tuners else "",
         "p_leader": found.p_leader.get(name, math.nan),
         "p_reference": found.p_reference.get(name, math.nan),
         **{column: _mean(ran[column]) for column in (*_SPENT, "final_accuracy", "final_loss")},
         "seeds": found.blocks,
+        "minimise": minimise,
+        **_interval_values("usd", "usd", median_interval(_bounds(ran, "usd")) if _priced(ran) else _UNKNOWN),
+        **_interval_values("usd_regret", "usd_regret", regret("usd") if _priced(ran) else _UNKNOWN),
     }
 
 
@@ -238,18 +261,24 @@ def _interval_values(name: str, kind: str, found: Interval) -> dict[str, Any]:
     return {name: found.estimate, f"{kind}_low": found.low, f"{kind}_high": found.high, f"{kind}_bound": found.bound}
 
 
-def _times(ran: pl.DataFrame) -> Bounds:
-    return censored(ran["completion_seconds"].to_numpy(), ran["reached"].to_numpy())
+def _bounds(ran: pl.DataFrame, column: str = "completion_seconds") -> Bounds:
+    """The times or costs of runs; one that missed its target would have taken more."""
+    return censored(ran[column].to_numpy(), ran["reached"].to_numpy())
 
 
-def _ratio(ran: pl.DataFrame, base: pl.DataFrame | None) -> Interval:
-    """Median of the ratios of completion times to those of `base`, over seeds with which neither run failed."""
-    if base is None:
-        return Interval(math.nan, math.nan, math.nan, "?")
-    theirs = base.filter(pl.col("status") != "error").select("seed", "completion_seconds", "reached")
+def _priced(ran: pl.DataFrame) -> bool:
+    """Whether the cost of every run is known."""
+    return ran.height > 0 and bool(ran["usd"].is_not_nan().all())
+
+
+def _ratio(ran: pl.DataFrame, base: pl.DataFrame | None, column: str) -> Interval:
+    """Median of the ratios of times or costs to those of `base`, over seeds with which neither run failed."""
+    if base is None or (column == "usd" and not _priced(base.filter(pl.col("status") != "error"))):
+        return _UNKNOWN
+    theirs = base.filter(pl.col("status") != "error").select("seed", column, "reached")
     pairs = ran.join(theirs, on="seed", how="inner", suffix="_base").sort("seed")
-    bases = censored(pairs["completion_seconds_base"].to_numpy(), pairs["reached_base"].to_numpy())
-    return median_interval(ratios(_times(pairs), bases))
+    bases = censored(pairs[f"{column}_base"].to_numpy(), pairs["reached_base"].to_numpy())
+    return median_interval(ratios(_bounds(pairs, column), bases))
 
 
 def _mean(column: pl.Series) -> float:
@@ -305,7 +334,7 @@ def relative(value: float) -> str:
 
 def interval_text(row: dict[str, Any], name: str, kind: str) -> tuple[str, str]:
     """An estimate of a row of `summary` and its interval, as two texts; the second is "" where there is no interval."""
-    text = quantity if kind == "completion" else relative
+    text = quantity if kind in ("completion", "usd") else relative
     estimate, low, high, bound = row[name], row[f"{kind}_low"], row[f"{kind}_high"], row[f"{kind}_bound"]
     if math.isnan(estimate):
         return ("unknown" if bound == "?" and not math.isnan(low) else "-"), ""
@@ -330,6 +359,11 @@ def shows_accuracy(rows: pl.DataFrame) -> bool:
     return bool(rows["final_accuracy"].is_not_nan().any())
 
 
+def shows_usd(rows: pl.DataFrame) -> bool:
+    """Whether these rows of `summary` have costs in USD; machine-seconds they always have."""
+    return bool(rows["usd"].is_not_nan().any())
+
+
 def render(summary: pl.DataFrame, *, columns: int = 100) -> list[Table]:
     """A table per scenario for a terminal with `columns` characters per line, 80 or more."""
     return [_table(rows, columns) for _, rows in summary.group_by(["scenario"], maintain_order=True)]
@@ -340,8 +374,6 @@ def _table(rows: pl.DataFrame, columns: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    accuracy = shows_accuracy(rows)
-    regret = ORACLE in set(rows["tuner"])
     gap = (0, int(columns >= 100), 0, 0)
     table = Table(box=box.SIMPLE_HEAD, padding=gap, pad_edge=False, title_justify="left", caption_justify="left")
     table.title = Text(str(rows["scenario"][0]), style="bold")
@@ -350,26 +382,44 @@ def _table(rows: pl.DataFrame, columns: int) -> Table:
     table.add_column("tuner", overflow="fold", min_width=min(max(longest, 8), 20 if columns >= 100 else 8))
     for head in ("time, s", f"ratio to {REFERENCE}"):
         table.add_column(head, justify="right", min_width=11, overflow="fold")
-    heads = [
-        *(["regret"] if regret else []),
-        "done",
-        "re-\nconf",
-        "over-\nhead s",
-        "think-\ning s",
-        "accu-\nracy" if accuracy else "loss",
-    ]
-    for head in heads:
+    plain = _plain_columns(rows, columns)
+    for head in plain:
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("could\nlead")
     for row in shown.iter_rows(named=True):
         if row["role"] == "oracle":
             table.add_section()
-        table.add_row(*_cells(row, accuracy, regret), style="dim" if row["role"] == "oracle" else None)
+        cells = [*_cells(row), *(Text(cell(row)) for cell in plain.values()), Text(_LEADS.get(row["standing"], "-"))]
+        table.add_row(*cells, style="dim" if row["role"] == "oracle" else None)
     table.caption = Text("\n".join(notes(rows)))
     return table
 
 
-def _cells(row: dict[str, Any], accuracy: bool, regret: bool) -> list[Text]:
+_LEADS = {"leader": "leads", "not told apart": "could", "behind": "no", "ahead": "no"}
+
+
+def _plain_columns(rows: pl.DataFrame, columns: int) -> dict[str, Callable[[dict[str, Any]], str]]:
+    """The columns without intervals: by head, the text of a row's cell. A narrow terminal has not all of them."""
+    accuracy, usd = shows_accuracy(rows), shows_usd(rows)
+    found: dict[str, Callable[[dict[str, Any]], str]] = {}
+    if ORACLE in rows["tuner"]:
+        found["regret"] = lambda row: "-" if row["role"] == "oracle" else interval_text(row, "regret", "regret")[0]
+    found["done"] = lambda row: f"{row['reached']}/{row['runs']}"
+    found["re-\nconf"] = lambda row: count(row["reconfigurations"])
+    found["over-\nhead s"] = lambda row: quantity(row["overhead_seconds"])
+    if columns >= 110:
+        found["think-\ning s"] = lambda row: host_seconds(row["thinking_seconds"])
+    found["mach-\nine s"] = lambda row: quantity(row["machine_seconds"])
+    if usd:
+        found["USD"] = lambda row: interval_text(row, "usd", "usd")[0]
+    if not usd or columns >= 100:
+        final = "final_accuracy" if accuracy else "final_loss"
+        found["accu-\nracy" if accuracy else "loss"] = lambda row: quantity(row[final])
+    return found
+
+
+def _cells(row: dict[str, Any]) -> list[Text]:
+    """The tuner, and the columns with intervals."""
     from rich.text import Text
 
     def ends(name: str, kind: str, style: str = "") -> Text:
@@ -377,19 +427,10 @@ def _cells(row: dict[str, Any], accuracy: bool, regret: bool) -> list[Text]:
         return Text.assemble((shown, style), (f" ({interval})" if interval else "", "dim"))
 
     style = {"faster": "green", "slower": "red"}.get(side_of_reference(row), "")
-    oracle = row["role"] == "oracle"
-    final = row["final_accuracy"] if accuracy else row["final_loss"]
     return [
         Text(row["tuner"], style="bold" if row["standing"] == "leader" else ""),
         ends("completion_seconds", "completion"),
         Text("1") if row["role"] == "reference" else ends("ratio", "ratio", style),
-        *([Text("-" if oracle else interval_text(row, "regret", "regret")[0])] if regret else []),
-        Text(f"{row['reached']}/{row['runs']}"),
-        Text(count(row["reconfigurations"])),
-        Text(quantity(row["overhead_seconds"])),
-        Text(host_seconds(row["thinking_seconds"])),
-        Text(quantity(final)),
-        Text({"leader": "leads", "not told apart": "could", "behind": "no", "ahead": "no"}.get(row["standing"], "-")),
     ]
 
 
@@ -420,8 +461,11 @@ def notes(rows: pl.DataFrame) -> list[str]:
         sentences.append(f"{runs} seeds: an interval covers the true median {best:.3g} % of the time at best, not 95 %.")
     if ">" in rows["completion_bound"]:
         sentences.append("> means: most runs did not reach the target within the budget.")
+    what, better = ("cost", "cheaper") if "usd" in rows["minimise"] else ("time", "faster")
     if REFERENCE in present:
-        sentences.append(f"Ratio: time over that of {REFERENCE}, which keeps the start setting, by seed; below 1 is faster.")
+        sentences.append(
+            f"Ratio: {what} over that of {REFERENCE}, which keeps the start setting, by seed; below 1 is {better}."
+        )
     if ORACLE in present:
         sentences.append(f"Regret: time over that of {ORACLE} (best fixed setting in hindsight, no contestant), minus 1.")
     failed = [f"{n} ({f} of {r})" for n, f, r in rows.select("tuner", "failed", "runs").iter_rows() if f]
@@ -429,7 +473,9 @@ def notes(rows: pl.DataFrame) -> list[str]:
         sentences.append(f"Failed runs, left out of times: {', '.join(failed)}.")
     sentences += identical(rows)
     if runs >= LEAST_BLOCKS:
-        sentences.append("Could lead: not told apart from the leader (paired t tests of log times, Holm over pairs, 5 %).")
+        sentences.append(
+            f"Could lead: not told apart from the leader (paired t tests of log {what}s, Holm over pairs, 5 %)."
+        )
     else:
         sentences.append("Nothing is told apart with fewer than three seeds.")
     return sentences

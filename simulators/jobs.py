@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from simulators.engine.optimizers import slots
 from simulators.reconfiguration.costs import METHODS, Costs
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Space, Target
+from tuners.prices import Prices
 from tuners.settings import Knob, Node
 
 __all__ = ["JobSpec", "check_memory", "drawn", "evaluate_seconds", "job"]
@@ -41,6 +43,7 @@ class JobSpec:
     conditions: Conditions = field(default_factory=Conditions)
     costs: Costs = field(default_factory=Costs)
     installs_policies: bool = False  # also where `policy` is not free
+    budget_usd: float = math.inf  # a target that cost more does not count as reached
     seed: int
 
 
@@ -67,6 +70,8 @@ def job(spec: JobSpec) -> Job:
         branch_bytes=workload.demand.model_bytes * (1 + slots(workload.optimizer)),
         installs_policies=spec.installs_policies or space.frees("policy"),
         evaluate_seconds=evaluate_seconds(spec),
+        prices=Prices({n: kind.usd_per_hour for n, kind in spec.cluster.nodes if kind.usd_per_hour is not None}),
+        budget_usd=spec.budget_usd,
     )
 
 

@@ -56,6 +56,7 @@ from tuners.actions import (
     Window,
     WorkerWindow,
 )
+from tuners.prices import UNKNOWN, Prices, Rate
 from tuners.settings import Choice, Knob, Node
 from tuners.system import Handlers, branch_of, check_not_last, handler_of
 
@@ -90,6 +91,7 @@ class Recorded:
     course: tuple[tuple[float, int], ...] = ()
     switch: float | None = None  # steps after which it switched from BSP to ASP; inf: never; None: it has no such schedule
     restart_seconds: float | None = None  # the mean stall of its recorded reconfigurations
+    rate: Rate = UNKNOWN  # its machines and their price; nan: not recorded
 
     def clocks_at(self, seconds: float) -> int:
         """Steps completed `seconds` after the start of the run."""
@@ -126,7 +128,8 @@ def recorded_runs(folder: Path, workload: str, pattern: str = "*") -> list[Recor
 
 def _runs_in(folder: Path, workload: str, pattern: str) -> list[Recorded]:
     known = (pl.col("workload") == workload) & (pl.col("seconds") > 0) & (pl.col("steps") > 0)
-    runs = scan(folder, "runs").filter(known).select("run", "steps", "loss", "accuracy", run_seconds="seconds").collect()
+    columns = ("run", "steps", "loss", "accuracy", "cost_usd")
+    runs = scan(folder, "runs").filter(known).select(*columns, run_seconds="seconds").collect()
     runs = runs.filter([fnmatchcase(run, pattern) for run in runs["run"]]).sort("run")
     settings = scan(folder, "settings").select("run", *_COUNTS, *_FIELDS, "options").collect()
     progress = scan(folder, "progress").filter(pl.col("seconds").is_not_null()).sort("run", "seconds").collect()
@@ -160,6 +163,7 @@ def recorded_job(
     *,
     target: Target,
     budget_seconds: float,
+    budget_usd: float = math.inf,
     seed: int = 0,
     samples: int = 1,
     start: Mapping[str, Scalar] = MappingProxyType({}),
@@ -196,7 +200,17 @@ def recorded_job(
         model_bytes=0.0,
         samples=samples,
         seed=seed,
+        prices=Prices(by_setting=_rates(runs)),
+        budget_usd=budget_usd,
     )
+
+
+def _rates(runs: list[Recorded]) -> dict[Setting, Rate]:
+    """The machines of every setting and their price; the median over its runs."""
+    found: dict[Setting, list[Rate]] = {}
+    for run in runs:
+        found.setdefault(run.setting, []).append(run.rate)
+    return {s: Rate(median(r.machines for r in of), median(r.usd_per_hour for r in of)) for s, of in found.items()}
 
 
 @dataclass
@@ -390,7 +404,16 @@ def _recorded(row: Mapping[str, Any], progress: pl.DataFrame, restart_seconds: f
     if setting.policy == _SCHEDULED:
         in_bsp = cast(int, trained.filter(policy="bsp")["steps"].max() or 0)
         switch = math.inf if in_bsp == trained["steps"].max() else in_bsp
-    return Recorded(setting, seconds, clocks, (*along, last), _course(trained, seconds, clocks), switch, restart_seconds)
+    rate = Rate(_machines(row["workers"], row["servers"], options), _number(row["cost_usd"]) / seconds * 3600)
+    course = _course(trained, seconds, clocks)
+    return Recorded(setting, seconds, clocks, (*along, last), course, switch, restart_seconds, rate)
+
+
+def _machines(workers: int | None, servers: int | None, options: Mapping[str, Scalar]) -> float:
+    """The number of machines of a recorded run; nan where it was not recorded."""
+    if workers is None or servers is None:
+        return math.nan
+    return float(max(workers, servers) if options.get("servers_share_nodes") is True else workers + servers)
 
 
 def _evaluations(progress: pl.DataFrame) -> Iterator[Evaluation]:

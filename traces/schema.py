@@ -6,6 +6,10 @@ not recorded. Times are seconds since the run began.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 import polars as pl
 
@@ -22,17 +26,20 @@ __all__ = [
     "SETTINGS",
     "TRACE",
     "TRACE_VERSION",
+    "UNPRICED",
     "VERSION",
+    "minimised",
     "setting_from",
     "setting_text",
     "worker_count",
 ]
 
-VERSION = 3
+VERSION = 4
 """Version of the results folder as a whole; a folder of a version that is not in `READABLE` is refused."""
 
-READABLE = (2, 3)
-"""Versions of results that can be read. Version 2 has no numbers of workers; its settings tell them."""
+READABLE = (2, 3, 4)
+"""Versions of results that can be read. Version 2 has no numbers of workers; its settings tell them. Versions 2 and 3 have
+nothing on machines and money, which is null or nan then."""
 
 KEYS = ("scenario", "tuner", "seed")
 """The columns that identify a run: every table starts with them and is sorted by them."""
@@ -62,8 +69,20 @@ SCORES: dict[str, pl.DataType] = {
     "final_workers": pl.Int64(),  # number of workers in it; null without a setting
     "branches_peak": pl.Int64(),  # largest number of branches at one time
     "branch_bytes_peak": pl.Float64(),  # their parameters and optimizer slots, at nominal size
+    "machine_seconds": pl.Float64(),  # of all machines that the job used until it ended; nan where it is not known
+    "usd": pl.Float64(),  # their price; nan where a price is not known
+    "budget_usd": pl.Float64(),  # what the job may cost: as the scenario says, or of all machines for the whole budget
+    "minimise": pl.String(),  # what a run should take least of: seconds | usd
 }
 """One row per run."""
+
+UNPRICED: dict[str, float | str] = {
+    "machine_seconds": math.nan,
+    "usd": math.nan,
+    "budget_usd": math.nan,
+    "minimise": "seconds",
+}
+"""The columns that version 4 added to the scores, as they are read from results of earlier versions."""
 
 EVALUATIONS: dict[str, pl.DataType] = {
     **_RUN,
@@ -232,6 +251,14 @@ TRACE: dict[str, TableRules] = {
     ),
 }
 """The tables of a trace. Any of them may be empty."""
+
+
+def minimised(score: Mapping[str, Any]) -> float:
+    """What a run took of what its scenario minimises: seconds or USD until the target. A run that did not reach it counts
+    with its budget."""
+    if score["minimise"] != "usd":
+        return float(min(score["completion_seconds"], score["budget_seconds"]))
+    return float(score["usd"] if score["reached"] else score["budget_usd"])
 
 
 def setting_text(setting: Setting) -> str:

@@ -14,7 +14,18 @@ from typing import Any
 
 import polars as pl
 
-from traces.schema import EVALUATIONS, HOST, KEYS, NOT_APPLICABLE, READABLE, SCORES, SETTINGS, VERSION, worker_count
+from traces.schema import (
+    EVALUATIONS,
+    HOST,
+    KEYS,
+    NOT_APPLICABLE,
+    READABLE,
+    SCORES,
+    SETTINGS,
+    UNPRICED,
+    VERSION,
+    worker_count,
+)
 
 __all__ = ["Results", "load_results", "read", "read_host", "read_manifest", "write", "write_bytes", "write_host"]
 
@@ -58,6 +69,9 @@ def read(path: Path, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
         raise ValueError(f"Cannot read {path}: it is damaged or cut short ({error}). {_AGAIN}") from None
     if str(version) == "2":
         frame = _with_worker_counts(frame, path, schema)
+    if str(version) in ("2", "3"):
+        added = {name: value for name, value in UNPRICED.items() if name in schema and name not in frame.columns}
+        frame = frame.with_columns(**{name: pl.lit(value) for name, value in added.items()})
     _check(frame, path, schema)
     return frame.select(list(schema))
 

@@ -18,14 +18,16 @@ budget.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tuners.prices import Prices
 from tuners.settings import Node, Rejected, Scalar, Setting, Space
 
 __all__ = [
@@ -84,6 +86,7 @@ class Target:
     metric: Literal["accuracy", "loss", "clocks", "samples"]
     value: float
     by_share: bool = False
+    minimise: Literal["seconds", "usd"] = "seconds"  # what the run should take least of, until its target
 
     @property
     def counts(self) -> bool:
@@ -120,6 +123,8 @@ class Job:
     branch_bytes: float = 0.0  # of parameters and optimizer slots of one branch, on all servers together; 0: unknown
     installs_policies: bool = False  # whether `Install` is allowed: `policy` is free, or the scenario says so
     evaluate_seconds: float = 0.0  # that one `Evaluate` takes, in which no branch trains; an estimate where the job is live
+    prices: Prices = field(default_factory=Prices)  # of the machines, by the hour
+    budget_usd: float = math.inf  # a target that cost more does not count as reached
 
 
 # ------------------------------------------------------------------------------------------------------- measurements

@@ -59,9 +59,12 @@ def add_deploy(add_parser: Callable[..., argparse.ArgumentParser], plain: type[a
     deploy.add_argument("--beside", action="store_true", help="then run the tuner in the simulator too, and compare the two")
     deploy.add_argument(
         "--emulate",
-        action="store_true",
-        help="slow processes down to the speed of the scenario's nodes, and let nodes straggle, join, leave and fail as "
-        "its [conditions] say",
+        nargs="?",
+        const="all",
+        default="",
+        choices=("nodes", "all"),
+        help="slow processes and links down to the speed of the scenario's, and let nodes straggle, join, leave and fail as "
+        "its [conditions] say; links need root, and --emulate=nodes leaves them out",
     )
     deploy.add_argument(
         "--join-limit", type=float, default=300.0, metavar="S", help="seconds for processes to start (default: 300)"

@@ -37,11 +37,10 @@ def conclude(out: Path, console: Console, *, simulated: Path | None = None) -> N
 
     results = load_results(out)
     terminal.show(results, console)
-    simulated = simulated or out / "simulated"
-    if (simulated / "manifest.json").is_file():
-        for table in live.beside_tables(results, load_results(simulated)):
+    if (beside := live.simulated_of(out, simulated)) is not None:
+        for table in live.beside_tables(results, beside):
             console.print(table)
-    console.print(f"The page: {page.write(out)}", highlight=False, soft_wrap=True)
+    console.print(f"The page: {page.write(out, simulated)}", highlight=False, soft_wrap=True)
 
 
 def export(out: Path, console: Console, *, csv: bool, markdown: bool, figures: str | None) -> None:

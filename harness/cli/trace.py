@@ -29,6 +29,12 @@ check their SHA-256, and import them. A download that breaks off goes on with th
 Proxies are those of the environment (https_proxy, no_proxy). Read the licence first: `harness
 list sources` shows it."""
 
+_REPLAYED = """\
+Compare the conditions that runs get from a replayed recording with the recording itself:
+distribution, distance of Kolmogorov and Smirnov, autocorrelation; and with draws from
+distributions that are fitted to the same recording. With --tuners, they are compared in both
+worlds, and the page says where the winner differs. Writes replayed.html to DIR."""
+
 _CONVERT = """\
 FROM is a trace, or the exchange log of a run (exchanges.jsonl.gz in a results folder). A log
 is converted to a trace. A trace is converted to a trace with few large parts or, with --csv,
@@ -90,6 +96,17 @@ def add_trace(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> None:
         looked = commands.add_parser(name, help=about[0].lower() + about[1:-1], description=about)
         looked.add_argument("trace", type=trace_folder, metavar="TRACE", help=TRACE_HELP)
         looked.set_defaults(run=run)
+
+    replayed = commands.add_parser(
+        "replayed", help="compare replayed conditions with their recording", description=_REPLAYED, formatter_class=plain
+    )
+    replayed.add_argument("scenarios", nargs="+", metavar="SCENARIO", help="name or TOML file, with [conditions.replay]")
+    replayed.add_argument("--tuners", default="", metavar="A,B", help="tuners to compare in both worlds")
+    replayed.add_argument("--seeds", type=int, default=None, metavar="N", help="default: as each scenario says")
+    replayed.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
+    replayed.add_argument("--resume", action="store_true", help="continue an interrupted comparison")
+    replayed.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+    replayed.set_defaults(run=_replayed)
 
     convert = commands.add_parser(
         "convert", help="make a trace of a log, or CSV of a trace", description=_CONVERT, formatter_class=plain
@@ -160,6 +177,24 @@ def _check(options: argparse.Namespace) -> int:
         _say("The trace is valid, but the recording was not finished: it ends with the last batch.")
     else:
         _say("The trace is valid.")
+    return 0
+
+
+def _replayed(options: argparse.Namespace) -> int:
+    from harness.comparison.compare import compare
+    from harness.scenario import load
+    from reports import replayed
+    from traces.store import load_results
+
+    scenarios = [load(name) for name in options.scenarios]
+    twins = [replayed.fitted_twin(scenario) for scenario in scenarios]
+    results = None
+    if options.tuners:
+        both, limits = [*scenarios, *twins], {"seeds": options.seeds, "jobs": options.jobs, "resume": options.resume}
+        compare(both, options.tuners.split(","), out=options.out, **limits)
+        results = load_results(options.out)
+    options.out.mkdir(parents=True, exist_ok=True)
+    _say(f"The page: {replayed.write(options.out / 'replayed.html', scenarios, results)}")
     return 0
 
 

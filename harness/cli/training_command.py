@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 _ABOUT = """\
 Train RLP's synchronisation policy on random instances: workers, some of them stragglers, train
-a perceptron. If interrupted, the training leaves a checkpoint beside FILE; with --resume it
-continues to the same bytes. Use the policy as 'rlp[policy=FILE]'.
+a perceptron. Use the policy as 'rlp[policy=FILE]'.
 
---form broad trains what `rlp` plays by default: thresholds for all workers, by evolution, on 4
-to 16 workers, rates from far below to the edge of stability, even and skewed data, 0 to 6
-hidden layers; its reward is the time relative to the best of BSP, ASP, SSP, K-sync and K-async.
+--form broad trains what `rlp` plays by default: a network that chooses among simple rules. It
+learns from runs under each of them, on 4 to 16 workers, rates from far below to the edge of
+stability, even and skewed data, 0 to 6 hidden layers, and then from its own runs.
 --form printed trains the paper's Q-network: first from runs under fixed policies (BSP, ASP and
-SSP with s = 2, 5, 8, on the same instances), then from its own runs (episodes)."""
+SSP with s = 2, 5, 8, on the same instances), then from its own runs (episodes). If interrupted,
+it leaves a checkpoint beside FILE; with --resume it continues to the same bytes."""
 
 _MORE = """\
 The policies that ship:
@@ -40,7 +40,8 @@ returns (in pre-training: undiscounted, discounted), unit_seconds of rewards, an
 which follows the paper's text also where it is wrong. The defaults are the paper's."""
 
 _PRINTED_ONLY = ("episodes", "pretrain", "workload", "data", "depths", "rates", "sleeps", "skew", "accuracy", "workers")
-_PRINTED_ONLY += ("pushes", "lanes")
+_PRINTED_ONLY += ("pushes", "lanes", "resume")
+_LINE_INSTANCES = 50  # of a broad policy's training, per line of output
 
 
 def add_train(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
@@ -48,9 +49,9 @@ def add_train(add_parser: Callable[..., argparse.ArgumentParser], plain: type[ar
     train = add_parser("train", help="train RLP's policy", description=_ABOUT, epilog=_MORE, formatter_class=plain)
     train.add_argument("tuner", metavar="rlp", help="options of the learning in brackets")
     train.add_argument("--form", choices=("printed", "broad"), default="printed", help="of the policy (default: printed)")
-    train.add_argument("--instances", type=int, metavar="N", help="instances to learn on (default: 1000; broad: 160)")
+    train.add_argument("--instances", type=int, metavar="N", help="instances to learn on (default: 1000; broad: 800)")
     train.add_argument("--out", type=Path, required=True, metavar="FILE", help="npz file to write the policy to")
-    train.add_argument("--generations", type=int, metavar="N", help="of --form broad (default: 40)")
+    train.add_argument("--rounds", type=int, metavar="N", help="of its own runs, with --form broad (default: 1)")
     train.add_argument("--episodes", type=int, metavar="N", help="runs to learn from (default: one per instance)")
     train.add_argument("--pretrain", type=int, default=100, metavar="N", help="instances per fixed policy (default: 100)")
     train.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random draws (default: 0)")
@@ -84,7 +85,7 @@ def _train(usual: Mapping[str, object], options: argparse.Namespace) -> int:
         raise ValueError(f"Cannot train {tuner!r}: rlp is the only tuner that is trained.")
     broad = options.form == "broad"
     foreign = [f"--{name}" for name, value in usual.items() if broad and getattr(options, name) != value]
-    foreign += [name for name, _ in learning if broad] + ["--generations"] * (not broad and options.generations is not None)
+    foreign += [name for name, _ in learning if broad] + ["--rounds"] * (not broad and options.rounds is not None)
     if foreign:
         other = "printed" if broad else "broad"
         raise ValueError(f"Cannot train the {options.form} form with {', '.join(foreign)}: leave it out, or --form {other}.")
@@ -92,8 +93,10 @@ def _train(usual: Mapping[str, object], options: argparse.Namespace) -> int:
         told = _train_broad(options) if broad else _train_printed(options, learning)
     except KeyboardInterrupt:
         kept = checkpoint(options.out)
-        print(f"\nharness: interrupted; {kept} keeps the training so far." if kept.exists() else "", file=sys.stderr)  # noqa: T201
-        print("The same command with --resume goes on.", file=sys.stderr)  # noqa: T201
+        told = "nothing is kept."
+        if kept.exists():
+            told = f"{kept} keeps the training so far.\nThe same command with --resume goes on."
+        print(f"\nharness: interrupted; {told}", file=sys.stderr)  # noqa: T201
         return 130
     print(told)  # noqa: T201 (what a command does)
     print(f"The policy: {options.out}; play it as --tuners 'rlp[policy={options.out}]'.")  # noqa: T201
@@ -101,16 +104,17 @@ def _train(usual: Mapping[str, object], options: argparse.Namespace) -> int:
 
 
 def _train_broad(options: argparse.Namespace) -> str:
-    from harness.training.evolution import EvolutionPlan, Generation, evolve
+    from harness.training.hindsight import HindsightPlan, Played, learn
 
-    given = {name: getattr(options, name) for name in ("instances", "generations", "seed")}
-    plan = EvolutionPlan(**{name: value for name, value in given.items() if value is not None})
+    given = {name: getattr(options, name) for name in ("instances", "rounds", "seed")}
+    plan = HindsightPlan(**{name: value for name, value in given.items() if value is not None})
 
-    def watch(over: Generation) -> None:
-        print(f"{over.number}/{over.generations}  {over.ratio:.3f} x the best rule's time", flush=True)  # noqa: T201
+    def watch(over: Played) -> None:
+        if over.number % _LINE_INSTANCES == 0 or over.number == over.of:
+            print(f"{over.number}/{over.of}  {over.by}", flush=True)  # noqa: T201
 
-    evolve(plan, options.out, resume=options.resume, watch=watch)
-    return f"{plan.generations} generations of {plan.variations} variations on {plan.batch} instances."
+    learn(plan, options.out, watch=watch)
+    return f"{plan.instances} instances in every mode; rounds under the policy itself: {plan.rounds}."
 
 
 def _train_printed(options: argparse.Namespace, learning: Sequence[tuple[str, Scalar]]) -> str:

@@ -107,7 +107,7 @@ def compare(
             while True:
                 keys = tuple(RunKey(t.scenario, t.tuner, t.seed) for t in left)
                 watch(Planned(runs, runs - len(left), keys, contestants))
-                _make(left, out, made, watch, plan.budgets, cached=work is None)
+                _make(left, out, made, watch, {s.name: s for s in plan.scenarios}, cached=work is None)
                 # What the contestants ended with, and what was found so far, tells the oracles what to try next.
                 if not (left := [t for t in _oracle_tasks(plan, out, record=record, system=system) if not _made(out, t)]):
                     break
@@ -123,7 +123,7 @@ def _make(
     out: Path,
     work: Work,
     watch: Callable[[Event], None],
-    budgets: dict[str, float],
+    scenarios: dict[str, Scenario],
     *,
     cached: bool,
 ) -> None:
@@ -141,7 +141,7 @@ def _make(
         if isinstance(message, Progress):
             watch(Underway(run, message))
             continue
-        done = message if isinstance(message, Done) else _died(task, message.reason, budgets[task.scenario])
+        done = message if isinstance(message, Done) else _died(task, message.reason, scenarios[task.scenario])
         if cached and isinstance(message, Done):
             oracle_cache.put(task, done)
         _keep(out, task, done)
@@ -170,10 +170,6 @@ class _Plan:
     entries: tuple[Entry, ...]
     counts: dict[str, int]  # seeds of each scenario
     tasks: tuple[Task, ...]
-
-    @property
-    def budgets(self) -> dict[str, float]:
-        return {s.name: s.budget.seconds for s in self.scenarios}
 
 
 def _planned(
@@ -342,15 +338,16 @@ def _with_folder(out: Path, task: Task, index: int) -> Task:
     return replace(task, folder=str(out.absolute() / "unfinished" / name))
 
 
-def _died(task: Task, reason: str, budget_seconds: float) -> Done:
+def _died(task: Task, reason: str, scenario: Scenario) -> Done:
     """Write the row of a run whose process died."""
     folder = Path(task.folder)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    row = failed(reason, scenario=task.scenario, tuner=task.tuner, seed=task.seed, budget_seconds=budget_seconds)
+    names: dict[str, Any] = {"scenario": task.scenario, "tuner": task.tuner, "seed": task.seed}
+    row = failed(reason, **names, budget_seconds=scenario.budget.seconds, minimise=scenario.target.minimise)
     save(folder, row)
     store.write_bytes(folder / results.DIED, b"")
-    return Done("error", reason, budget_seconds, float("nan"), float("nan"))
+    return Done("error", reason, scenario.budget.seconds, float("nan"), float("nan"))
 
 
 def _keep(out: Path, task: Task, done: Done) -> None:

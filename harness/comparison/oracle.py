@@ -8,14 +8,12 @@ so an interrupted comparison goes on where it was, with the same bytes. A settin
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from harness.comparison.results import candidate_name, run_folder
+from harness.comparison.results import candidate_name, read_score, run_folder
 from harness.scenario import Scenario, job
-from traces.schema import setting_from, setting_text
+from traces.schema import minimised, setting_from, setting_text
 from tuners.actions import Setting
 from tuners.baselines.best_fixed import candidates, search
 
@@ -37,10 +35,10 @@ def wanted(
 ) -> list[tuple[str, Setting, int]]:
     """The runs that the search wants next; none where it has ended. The runs of the contestants must be in place."""
 
-    def seconds(setting: Setting, seed: int) -> float:
-        return float(_score(out, scenario.name, name_of(oracle, setting), seed)["completion_seconds"])
+    def taken(setting: Setting, seed: int) -> float:
+        return minimised(read_score(run_folder(out, scenario.name, name_of(oracle, setting), seed)))
 
-    for batch in search(job(scenario), ended(out, scenario.name, contestants, seeds), seeds, seconds):
+    for batch in search(job(scenario), ended(out, scenario.name, contestants, seeds), seeds, taken):
         named = [(name_of(oracle, setting), setting, seed) for setting, seed in batch]
         missing = [run for run in named if not run_folder(out, scenario.name, run[0], run[2]).is_dir()]
         if missing:
@@ -56,14 +54,5 @@ def ended(out: Path, scenario: str, contestants: Sequence[str], seeds: int) -> l
 def _final_settings(out: Path, scenario: str, contestants: Sequence[str], seeds: int) -> Iterator[Setting]:
     for tuner in contestants:
         for seed in range(seeds):
-            if text := _score(out, scenario, tuner, seed).get("final_setting", ""):
+            if text := read_score(run_folder(out, scenario, tuner, seed))["final_setting"]:
                 yield setting_from(text)
-
-
-def _score(out: Path, scenario: str, tuner: str, seed: int) -> dict[str, Any]:
-    path = run_folder(out, scenario, tuner, seed) / "score.json"
-    try:
-        read: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"Cannot read {path}: it is damaged ({error}). Delete its folder and resume.") from None
-    return read

@@ -24,10 +24,10 @@ from urllib.parse import quote, unquote
 import polars as pl
 
 from traces import store
-from traces.schema import EVALUATIONS, HOST, KEYS, SCORES, SETTINGS, worker_count
+from traces.schema import EVALUATIONS, HOST, KEYS, SCORES, SETTINGS, UNPRICED, minimised, worker_count
 from tuners.baselines.best_fixed import choose
 
-__all__ = ["DIED", "add_host", "assemble", "candidate_name", "oracle_settings", "run_folder"]
+__all__ = ["DIED", "add_host", "assemble", "candidate_name", "oracle_settings", "read_score", "run_folder"]
 
 DIED = "died"
 """A file of this name marks a run whose process died: its row is valid until the run is repeated."""
@@ -110,7 +110,7 @@ def _chosen(out: Path, scenario: str, oracle: str, seeds: int) -> str | None:
     for index, name in enumerate(names):
         folders = [run_folder(out, scenario, name, seed) for seed in range(seeds)]
         if all(f.is_dir() for f in folders):
-            completions[index] = [float(_score(f)["completion_seconds"]) for f in folders]
+            completions[index] = [minimised(read_score(f)) for f in folders]
     return names[choose(completions)] if completions else None
 
 
@@ -123,11 +123,13 @@ def _folder(out: Path, row: _Row) -> Path:
     return run_folder(out, row.scenario, row.source, row.seed)
 
 
-def _score(folder: Path) -> dict[str, Any]:
+def read_score(folder: Path) -> dict[str, Any]:
+    """The row of one run; columns: `SCORES`. Raises ValueError, naming file and way out, where it cannot be read."""
     path = folder / "score.json"
     try:
         read = json.loads(path.read_text("utf-8"))
         read.setdefault("final_workers", worker_count(read["final_setting"]))  # runs of version 2 do not have it
+        read = UNPRICED | read  # nor do those of version 3 have all of these
         return {name: float(read[name]) if kind == pl.Float64 else read[name] for name, kind in SCORES.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
@@ -146,7 +148,7 @@ def _read(folder: Path, name: str, schema: Mapping[str, pl.DataType]) -> pl.Data
 
 
 def _scores(out: Path, rows: list[_Row]) -> pl.DataFrame:
-    return pl.DataFrame([_score(_folder(out, r)) | {"tuner": r.tuner} for r in rows], schema=SCORES)
+    return pl.DataFrame([read_score(_folder(out, r)) | {"tuner": r.tuner} for r in rows], schema=SCORES)
 
 
 def _named(frame: pl.DataFrame, row: _Row) -> pl.DataFrame:

@@ -107,6 +107,7 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
     started = time.perf_counter()
     names: dict[str, Any] = {"scenario": task.scenario, "tuner": task.tuner, "seed": task.seed}
     scenario = _scenario(task.scenario, task.origin, task.text)
+    limits: dict[str, Any] = {"budget_seconds": scenario.budget.seconds, "minimise": scenario.target.minimise}
     exchanges: tuple[Exchange, ...] = ()
     thinking, trace = 0.0, ""
     try:
@@ -115,10 +116,10 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
         system = None if idle else _named(task.system)(scenario, task.seed, task.start)
     except Exception as error:
         reason = f"The run could not be set up: {' '.join(str(error).split()) or type(error).__name__}"
-        scored, trace = failed(reason, **names, budget_seconds=scenario.budget.seconds), traceback.format_exc()
+        scored, trace = failed(reason, **names, **limits), traceback.format_exc()
     else:
         if system is None:
-            scored = not_applicable(idle, **names, budget_seconds=scenario.budget.seconds)
+            scored = not_applicable(idle, **names, **limits)
         else:
             watch = _ProgressSender(send, system.job.budget_seconds)
             if task.record:

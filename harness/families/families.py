@@ -46,6 +46,7 @@ FAMILIES = {
         ),
         Family("policies", 1, f"{_LEARNING}:policies", "who waits for whom: policies at held rates, with stragglers"),
         Family("elastic", 1, f"{_TIMING}:elastic", "timing only: machines come, go and fail; roles are free"),
+        Family("replayed", 1, f"{_LEARNING}:replayed", "as learning, under conditions that were recorded on real clusters"),
         Family("mixed", 1, f"{_LEARNING}:mixed", "all at once: training, roles of unequal machines, losses of nodes"),
     )
 }

@@ -21,6 +21,7 @@ __all__ = [
     "jitter",
     "losses",
     "mini_batch_seconds",
+    "recorded",
     "stragglers",
 ]
 
@@ -125,6 +126,22 @@ def episodes(lot: Lot, nodes: Sequence[str], span_seconds: float) -> list[dict[s
             }
         )
     return found
+
+
+def recorded(lot: Lot) -> dict[str, dict[str, Any]]:
+    """One or two recordings that come with the harness, by role. `faster` lets a job of minutes meet what clusters meet in
+    hours (spot instances), minutes (throttled networks) or weeks (faults)."""
+    slow = lot.among(("AR", "SE", "ST"))
+    spot, rate, faults = lot.log(2.0, 20.0), lot.log(3.0, 30.0), lot.log(5e3, 5e4)
+    nodes: dict[str, Any] = {"trace": "shipped:bamboo-spot", "faster": spot}
+    if lot.chance(0.5):
+        nodes = {"trace": "shipped:infinitehbd-faults", "faster": faults}
+    known: dict[str, dict[str, Any]] = {
+        "compute": {"trace": "shipped:bytedance-straggler", "runs": slow},
+        "bandwidth": {"trace": "shipped:uta-ec2-tokenbucket", "faster": rate},
+        "nodes": nodes,
+    }
+    return {role: known[role] for role in lot.some(tuple(known), lot.whole(1, 2))}
 
 
 def losses(lot: Lot, nodes: Sequence[str], span_seconds: float, most: int) -> list[dict[str, Any]]:

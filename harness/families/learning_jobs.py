@@ -1,9 +1,11 @@
-"""Jobs that learn, and the three families of them: `learning`, `policies` and `mixed`.
+"""Jobs that learn, and the four families of them: `learning`, `policies`, `replayed` and `mixed`.
 
 * `learning`, the whole of training: a start whose rate is far too low or too high, or whose workers, batch or policy are
   poor; rate, momentum, batch, policy and mostly the number of workers are free.
 * `policies`, who waits for whom: the rate is held, from far below the best to the edge of stability; machines straggle,
   data is distributed by class; policy and bound are free, and policies may be installed.
+* `replayed`: as `learning`, but stragglers, noise, throttled networks and lost nodes are replayed from recordings that come
+  with the harness.
 * `mixed`: as `learning` on unequal machines, whose roles are free one by one, with episodes and nodes that leave or fail.
 """
 
@@ -22,12 +24,13 @@ from harness.families.ingredients import (
     jitter,
     losses,
     mini_batch_seconds,
+    recorded,
     stragglers,
 )
 from harness.families.lot import Lot, rounded
 from tuners.actions import Scalar
 
-__all__ = ["learning", "mixed", "policies"]
+__all__ = ["learning", "mixed", "policies", "replayed"]
 
 _PUSHES = 600  # about, of the fastest reference setting
 _SMALL = ("edge-2core", "edge-4core", "m4.large", "m4.xlarge")
@@ -218,6 +221,21 @@ def policies(lot: Lot) -> Draft:
         seeds=3,  # at a rate that is held, how far training comes depends on the seed
         slack=lot.among((4.0, 6.0)),
         margin=1.2,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- replayed
+
+
+def replayed(lot: Lot) -> Draft:
+    """One member of `replayed`: a draft of `learning` whose conditions are one or two recordings."""
+    draft = learning(lot)
+    conditions = {"jitter": draft.conditions["jitter"], "replay": recorded(lot)}
+    words = draft.summary.partition(":")[0]
+    return replace(
+        draft,
+        summary=f"{words}: the whole of training is free, the start is poor, and the conditions were recorded.",
+        conditions=conditions,
     )
 
 

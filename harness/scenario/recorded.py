@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from dataclasses import replace
 from functools import cache
@@ -34,6 +35,7 @@ def job(scenario: Scenario, table: RecordedTable, seed: int) -> Job:
             list(_runs_of(scenario, table)),
             target=scenario.target,
             budget_seconds=scenario.budget.seconds,
+            budget_usd=math.inf if scenario.budget.usd is None else scenario.budget.usd,
             seed=seed,
             samples=table.samples,
             start=table.start,

@@ -18,6 +18,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import msgspec
+
 from harness import program_cache
 from harness.scenario import recorded as scenario_recorded
 from harness.scenario.description import Scenario
@@ -25,6 +27,7 @@ from harness.scenario.tables import (
     BudgetTable,
     ClusterTable,
     KnobTable,
+    NodeGroup,
     RecordedTables,
     StartTable,
     TargetTable,
@@ -142,6 +145,8 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
         seeds=found.seeds,
     )
     names = tuple(n for n, _ in made.cluster.nodes)
+    unpriced = ", ".join(dict.fromkeys(kind.name for _, kind in cluster.nodes if kind.usd_per_hour is None))
+    _at(origin, "target", lambda: _check_prices(made, unpriced))
     _at(origin, "conditions", lambda: check_conditions(made.conditions, names))
     if made.conditions.replay is not None:
         from simulators.cluster import trace_driven  # here, because it imports polars, which most scenarios do not need
@@ -176,7 +181,9 @@ def _parsed(found: RecordedTables, *, name: str, origin: Path, text: str) -> Sce
         restart_seconds=found.costs.restart_seconds,
     )
     # Making the job reads the trace: a scenario whose recording is missing is refused here, not when it is played.
-    _at(origin, "recorded", lambda: scenario_recorded.job(made, found.recorded, 0))
+    recorded = _at(origin, "recorded", lambda: scenario_recorded.job(made, found.recorded, 0))
+    priced = not math.isnan(recorded.prices.highest_usd_per_hour(()))
+    _at(origin, "target", lambda: _check_prices(made, "" if priced else "these recorded runs"))
     return made
 
 
@@ -229,6 +236,7 @@ def _spec(scenario: Scenario, made: Workload, start: Setting, seed: int) -> JobS
         knobs=scenario.knobs,
         target=scenario.target,
         budget_seconds=scenario.budget.seconds,
+        budget_usd=math.inf if scenario.budget.usd is None else scenario.budget.usd,
         evaluate_clocks=scenario.check_clocks,
         conditions=scenario.conditions,
         costs=scenario.costs,
@@ -281,8 +289,31 @@ def _cluster(table: ClusterTable, origin: Path) -> Cluster:
             raise ValueError(f"nodes: no node type {group.type!r}; {near(group.type, known)}")
         first = counts.get(group.prefix, 0)
         counts[group.prefix] = first + group.count
-        nodes += [(f"{group.prefix}{i}", known[group.type]) for i in range(first, first + group.count)]
+        kind = _priced(known[group.type], group)
+        nodes += [(f"{group.prefix}{i}", kind) for i in range(first, first + group.count)]
     return Cluster(tuple(nodes), table.discipline, table.latency_seconds)
+
+
+def _priced(kind: NodeType, group: NodeGroup) -> NodeType:
+    """The node type at the price that its group says."""
+    if group.usd_per_hour is not None:
+        return msgspec.structs.replace(kind, usd_per_hour=group.usd_per_hour)
+    if not group.spot:
+        return kind
+    if kind.spot_usd_per_hour is None:
+        raise ValueError(
+            f"nodes: no price is known of {kind.name} as a spot instance; give usd_per_hour, or spot_usd_per_hour in a "
+            "file of node types."
+        )
+    return msgspec.structs.replace(kind, usd_per_hour=kind.spot_usd_per_hour)
+
+
+def _check_prices(scenario: Scenario, unpriced: str) -> None:
+    """Raise ValueError where money counts and the price of something, `unpriced`, is not known."""
+    if unpriced and (scenario.target.minimise == "usd" or scenario.budget.usd is not None):
+        key = "minimise" if scenario.target.minimise == "usd" else "usd"
+        advice = "" if scenario.recorded else " Give usd_per_hour to [cluster] nodes, or to the node type."
+        raise ValueError(f"{key}: money cannot be counted, because no price is known of {unpriced}.{advice}")
 
 
 def _known(table: WorkloadTable, origin: Path) -> WorkloadTable:
@@ -388,7 +419,7 @@ def _knob(name: str, table: KnobTable) -> Knob:
 def _target(table: TargetTable) -> Target:
     if table.metric == "accuracy" and not 0 < table.value <= 1:
         raise ValueError(f"value: accuracy {table.value:g} cannot be reached; it lies in (0, 1].")
-    target = Target(table.metric, table.value, table.by_share)
+    target = Target(table.metric, table.value, table.by_share, table.minimise)
     if target.by_share and not target.counts:
         raise ValueError(f"by_share: {table.metric} cannot be divided; count clocks or samples, or leave it out.")
     if not math.isfinite(table.value) or (target.counts and table.value < 1):

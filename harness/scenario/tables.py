@@ -47,6 +47,8 @@ class NodeGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: str  # a node type of `harness list profiles`, or of the file `cluster.profiles`
     count: _Count = 1
     prefix: str = "n"
+    spot: bool = False  # rented at the type's `spot_usd_per_hour`; whether machines leave is said by [conditions]
+    usd_per_hour: _Amount | None = None  # of one machine, in place of the type's own price
 
 
 class ClusterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,12 +106,14 @@ class TargetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value: float
     by_share: bool = False  # clocks or samples: every worker has to do its data share of them, and nobody does another's
     check_clocks: _Count = 50  # pushes between two validations
+    minimise: Literal["seconds", "usd"] = "seconds"  # "usd": the winner is the cheapest run that ends within the budget
 
 
 class BudgetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[budget]"""
 
     seconds: _Positive  # simulated
+    usd: _Positive | None = None  # a target that cost more does not count as reached
 
 
 class SeedsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

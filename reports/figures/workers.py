@@ -54,13 +54,16 @@ def pushes_of(exchanges: Iterable[Exchange]) -> Pushes | None:
 def silent_seconds(pushes: Pushes, end_seconds: float) -> NDArray[np.float64]:
     """How long each worker was held back after its last push, until the run ended; workers in order of their number.
 
-    Pushes do not say whether a worker computes at the end. So only a silence longer than its longest mini-batch counts.
+    Pushes do not say whether a worker computes at the end. So only a silence longer than its longest mini-batch counts;
+    where their parts were not recorded, none does.
     """
     nodes, rows = np.unique(pushes.worker, return_inverse=True)
     last, longest = np.zeros((2, len(nodes)))
     np.maximum.at(last, rows, pushes.seconds)
-    np.maximum.at(longest, rows, pushes.compute_seconds + pushes.pull_seconds + pushes.push_seconds)
-    return np.where(end_seconds - last > longest, end_seconds - last, 0.0)
+    took = pushes.compute_seconds + pushes.pull_seconds + pushes.push_seconds
+    np.maximum.at(longest, rows, np.where(np.isnan(took), np.inf, took))
+    silent: NDArray[np.float64] = np.where(end_seconds - last > longest, end_seconds - last, 0.0)
+    return silent
 
 
 def workers_over_time(pushes: Pushes | None, name: str, end_seconds: float | None = None) -> Drawing | None:

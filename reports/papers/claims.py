@@ -89,7 +89,8 @@ class Claim:
             return "cannot be told"
         if high < 1:
             return "refuted"
-        return "reproduced" if max(high, self.measured) >= self.published * (1 - CLOSE) else "in part"
+        most = self.measured if math.isinf(high) else high  # an open interval says nothing of how large the gain is
+        return "reproduced" if most >= self.published * (1 - CLOSE) else "in part"
 
 
 def frame(claims: Sequence[Claim]) -> pl.DataFrame:

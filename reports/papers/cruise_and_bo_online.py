@@ -7,8 +7,8 @@ as its models predict them from the scenario's constants, what it chooses from e
 cluster (Fig. 8), and when machines join and leave (Fig. 7). Of TensorFlowOnline: completion, and changes by relocation and
 by checkpoint (Tables III and V), and the rank of the estimated optimum (Table VI). Fig. 4 of either paper has no figures.
 
-`--seeds` (Table V) and `--settings` (Table VI) say how many runs are made of each tf36 scenario; these two parts take from
-minutes to hours. `--forms ours` leaves the other forms out.
+The last two parts take from minutes to hours: `--seeds 0 1` names the seeds of Table V, `--settings` is the number of random
+settings of Table VI, and `--arenas tf36-svm` and `--forms ours` leave the other scenarios and forms out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,16 @@ from scipy.stats import rankdata
 import harness.scenario as scenario
 from harness.drive import Played, play
 from reports.papers.cruise_reach import MODELS, kinds_of
-from reports.papers.grid import CRUISE, TABLE_III, TENSORFLOWONLINE, grid, loaded, played, relative_performance
+from reports.papers.grid import (
+    CRUISE,
+    TABLE_III,
+    TENSORFLOWONLINE,
+    grid,
+    loaded,
+    played,
+    relative_performance,
+    run_to_target,
+)
 from tuners.actions import Cost, Job, Method, Pushes, Reconfigure, Rejected, Run, Setting, System, TunerFactory, Window
 from tuners.baselines.best_fixed import candidates
 from tuners.bo_online import bo_online
@@ -229,35 +238,34 @@ def _random_settings(name: str, count: int) -> tuple[tuple[Setting, Pushes, floa
     return tuple(found)
 
 
-def _table_v(forms: Sequence[str], seeds: int) -> Iterator[str]:
+def _table_v(arenas: Sequence[str], forms: Sequence[str], seeds: Sequence[int]) -> Iterator[str]:
     """TensorFlowOnline: completion (Table III), and the cost of changes (Table V), medians and means over seeds."""
     yield from _head("Tables III and V", "method", "published", *forms)
-    for name, (times, checkpoint, relocation) in TABLE_V.items():
+    for name in arenas:
+        times, checkpoint, relocation = TABLE_V[name]
         rows = {label: row[5] * row[6] for label, row in TENSORFLOWONLINE[name].items()}
-        by_method: tuple[tuple[Method, int], ...] = (("relocate", relocation), ("checkpoint", checkpoint))
-        start = statistics.median(
-            played(name, loaded(name)[1].start, seed).perform(Run(clocks=2**30)).end_seconds for seed in range(seeds)
-        )
+        start = statistics.median(run_to_target(name, loaded(name)[1].start, seed)[1] for seed in seeds)
         yield _row(name, "start setting", f"{rows['average']:.0f} s (Average)", *(f"{start:.0f} s" for _ in forms))
+        by_method: tuple[tuple[Method, int], ...] = (("relocate", relocation), ("checkpoint", checkpoint))
         for method, each in by_method:
             cells = [_completion(name, FORMS[form], method, seeds) for form in forms]
             took = f"{rows['tfonline']:.0f} s; " if method == "relocate" else ""
             yield _row(name, method, f"{took}{times} changes of {each} s", *cells)
 
 
-def _completion(name: str, options: Mapping[str, Any], method: Method, seeds: int) -> str:
-    runs = [tuned(name, partial(bo_online, **options, method=method), seed) for seed in range(seeds)]
+def _completion(name: str, options: Mapping[str, Any], method: Method, seeds: Sequence[int]) -> str:
+    runs = [tuned(name, partial(bo_online, **options, method=method), seed) for seed in seeds]
     costs = [c.seconds for r in runs for _, _, c in reconfigurations(r)]
     took = statistics.median(r.outcome.seconds for r in runs)
     late = sum(r.outcome.status != "target" for r in runs)
-    missed = f" ({late} of {seeds} not there)" if late else ""
-    return f"{took:.0f} s{missed}; {len(costs) / seeds:.0f} changes of {statistics.fmean(costs or [0.0]):.1f} s"
+    missed = f" ({late} of {len(seeds)} not there)" if late else ""
+    return f"{took:.0f} s{missed}; {len(costs) / len(seeds):.0f} changes of {statistics.fmean(costs or [0.0]):.1f} s"
 
 
-def _table_vi(forms: Sequence[str], count: int) -> Iterator[str]:
+def _table_vi(arenas: Sequence[str], forms: Sequence[str], count: int) -> Iterator[str]:
     """The mean true rank of the setting that is estimated best, over segments."""
     yield from _head("Table VI", "published, of 100", *(f"{form}, of {count}" for form in forms))
-    for name, published in _TABLE_VI.items():
+    for name in arenas:
         job, runs = loaded(name)[1], _random_settings(name, count)
         actual = [seconds if np.isfinite(seconds) else np.nan for _, _, seconds in runs]
         seen = [(setting, pushes) for setting, pushes, _ in runs]
@@ -267,7 +275,7 @@ def _table_vi(forms: Sequence[str], count: int) -> Iterator[str]:
             most = (~np.isnan(table)).sum(axis=1) >= len(runs) / 2
             half = rank_of_estimate(table[most], actual)
             cells.append(f"{rank_of_estimate(table, actual):.1f} ({half:.1f} while half of them run)")
-        yield _row(name, published, *cells)
+        yield _row(name, _TABLE_VI[name], *cells)
 
 
 def estimates(
@@ -357,14 +365,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cruises = {"table_i": _table_i, "table_iii": _table_iii, "fig_8": _fig_8, "fig_7": _fig_7}
     parser.add_argument("parts", nargs="*", default=list(cruises), choices=[*cruises, "table_v", "table_vi"])
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
+    parser.add_argument("--arenas", nargs="+", default=list(TABLE_V), choices=list(TABLE_V))
     parser.add_argument("--settings", type=int, default=100)
     parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=list(FORMS))
     options = parser.parse_args()
     made: dict[str, Callable[[], Iterator[str]]] = {
         **cruises,
-        "table_v": partial(_table_v, options.forms, options.seeds),
-        "table_vi": partial(_table_vi, options.forms, options.settings),
+        "table_v": partial(_table_v, options.arenas, options.forms, options.seeds),
+        "table_vi": partial(_table_vi, options.arenas, options.forms, options.settings),
     }
     for part in options.parts:
         for line in made[part]():

@@ -95,6 +95,7 @@ class ReplayedTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deal: Literal["lot", "order"] = "lot"  # assignment of machines to nodes: drawn for each seed, or in order
     against: Literal["run", "worker"] = "run"  # reference of ratios: the median of the run, or each worker's own median
     faster: float = 1.0  # how many recorded seconds pass in a simulated one, for `stragglers`, `bandwidth` and `nodes`
+    fitted: bool = False  # draw from distributions that are fitted to the trace, in place of its replay
 
 
 class Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -165,6 +166,8 @@ def check(conditions: Conditions, nodes: tuple[str, ...]) -> None:
     for role, recording in (conditions.replay or Replay()).traces().items():
         if not (recording.faster > 0 and math.isfinite(recording.faster)):
             raise ValueError(f"Cannot use replay.{role}: faster = {recording.faster}: it must be positive and finite.")
+        if recording.fitted and recording.deal == "order":
+            raise ValueError(f"Cannot use replay.{role}: fitted draws have no order; leave out deal or fitted.")
     _check_buckets(conditions)
 
 

@@ -46,6 +46,8 @@ class NodeType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     devices: tuple[Device, ...]
     source: str
     service_bytes_per_second: float = math.inf  # limit of a server process on this machine, besides the NIC
+    usd_per_hour: float | None = None  # None: no price is known
+    spot_usd_per_hour: float | None = None  # of the same machine as long as nobody else wants it
 
     def __post_init__(self) -> None:
         if self.cores < 1:
@@ -59,6 +61,10 @@ class NodeType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"Node type {self.name!r} cannot have service_bytes_per_second {self.service_bytes_per_second}: "
                 "give a positive number, or leave it out where the NIC is the only limit."
             )
+        for name in ("usd_per_hour", "spot_usd_per_hour"):
+            price = getattr(self, name)
+            if price is not None and not 0 <= price < math.inf:
+                raise ValueError(f"Node type {self.name!r} cannot have {name} {price}: give a finite number, 0 or more.")
         if not self.devices:
             raise ValueError(f"Node type {self.name!r} has no devices: give at least one; speed 0 cannot compute.")
 

@@ -27,6 +27,9 @@ there are more nodes than machines, machines are assigned again, and start at a 
 in order, from its beginning: worker i drives our node i, relative to its own median, and the nodes' events come to our nodes
 of the same names.
 
+With ``fitted = true`` nothing is replayed: the conditions are draws from distributions that are fitted to the same run of
+the trace (`simulators.cluster.fitted_conditions`), to see what the replay is worth.
+
 With ``faster = 60``, a minute of the recording passes in a second: episodes, buckets and changes of nodes come and go sixty
 times as fast. So recordings of months fit jobs of minutes, with the same number of events for each machine and recorded
 hour. Compute times are ratios and stay.
@@ -47,13 +50,24 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from simulators.cluster import fitted_conditions
 from simulators.cluster.compute_factors import NO_FACTORS, Factors
 from simulators.cluster.conditions import Bucket, Conditions, Episode, NodeChange, Replay, ReplayedTrace, check
 from simulators.cluster.profiles import NodeType
 from simulators.cluster.trace_driven_nodes import Places, named_changes, places
 from traces.parts import scan
 
-__all__ = ["NoDataError", "check_replay", "expand_replay"]
+__all__ = [
+    "NoDataError",
+    "check_replay",
+    "expand_replay",
+    "places_of",
+    "relative_times",
+    "replayed_rows",
+    "roles",
+    "slowness_of",
+    "throttles",
+]
 
 _SLOW = 1.3
 """A machine that is slower than so many times its own median is in an episode of slowness."""
@@ -68,14 +82,14 @@ _Floats = NDArray[np.float64]
 
 def check_replay(conditions: Conditions) -> None:
     """Raise ValueError where a trace cannot be read, or has no data for its role."""
-    for role, recording in _roles(conditions.replay or Replay()).items():
+    for role, recording in roles(conditions.replay or Replay()).items():
         try:
             _READERS[role](recording)
         except ValueError as error:
             raise ValueError(f"replay.{role}: {error}") from None
 
 
-def _roles(replay: Replay) -> dict[str, ReplayedTrace]:
+def roles(replay: Replay) -> dict[str, ReplayedTrace]:
     """The trace of each role. Raises ValueError where `all` has no data for any role."""
     given = replay.traces()
     if (everything := given.pop("all", None)) is None:
@@ -111,7 +125,7 @@ def expand_replay(
         return conditions, NO_FACTORS
     names, factors = tuple(n for n, _ in nodes), NO_FACTORS
     episodes, buckets, changes = list(conditions.episodes), list(conditions.buckets), list(conditions.nodes)
-    for role, recording in _roles(replay).items():
+    for role, recording in roles(replay).items():
         stream = Replay.__struct_fields__.index(role)
         rng = np.random.default_rng([seed, _STREAM, stream]) if recording.deal == "lot" else None
         driven = tuple(n for n in names if not recording.nodes or n in recording.nodes)
@@ -122,9 +136,7 @@ def expand_replay(
         elif role == "bandwidth":
             buckets += _buckets(recording, [(n, kind) for n, kind in nodes if n in driven], rng)
         else:
-            found = _pick_run(_places(recording), rng)
-            moved = _as_named(recording, driven) if rng is None else None
-            moved = moved or found.changes(driven, budget_seconds, rng, recording.faster)
+            moved = _changes(recording, driven, budget_seconds, rng)
             changes = sorted([*changes, *moved], key=lambda c: c.seconds)
     plain = {"episodes": tuple(episodes), "buckets": tuple(buckets), "nodes": tuple(changes), "replay": None}
     made = msgspec.structs.replace(conditions, **plain)
@@ -162,7 +174,12 @@ def _factors(
     recording: ReplayedTrace, names: Sequence[str], driven: Sequence[str], rng: np.random.Generator | None
 ) -> Factors:
     """The factors of the compute times of `driven`; a node with count 0 is not driven."""
-    recorded: tuple[_WorkerTimes, ...] = _pick_run(_relative_times(recording), rng)
+    recorded: tuple[_WorkerTimes, ...] = _pick_run(relative_times(recording), rng)
+    if recording.fitted and rng is not None:
+        drawn = fitted_conditions.fitted_factors([one.factors for one in recorded], len(driven), rng)
+        table = np.ones((len(names), len(drawn[0])))
+        table[[names.index(node) for node in driven]] = drawn
+        return Factors(jnp.asarray(table), np.isin(names, driven).astype(np.int32) * np.int32(len(drawn[0])))
     most = max(len(one.factors) for one in recorded)
     start = 0.0 if rng is None else rng.random()
     values, counts = np.ones((len(names), most)), np.zeros(len(names), np.int32)
@@ -194,9 +211,9 @@ def _assign_by_number(recorded: Sequence[_WorkerTimes], ours: Sequence[str]) -> 
 
 
 @cache
-def _relative_times(recording: ReplayedTrace) -> dict[str, tuple[_WorkerTimes, ...]]:
+def relative_times(recording: ReplayedTrace) -> dict[str, tuple[_WorkerTimes, ...]]:
     """By run, the times of its workers. The usual time of a run that changes its batch size is that of the same size."""
-    timed = _rows(recording, "iterations", "run", "worker", "clock", "seconds", "compute_seconds")
+    timed = replayed_rows(recording, "iterations", "run", "worker", "clock", "seconds", "compute_seconds")
     timed = timed.filter(pl.col("compute_seconds") > 0)
     if not timed.height:
         raise _no_data(recording, "iterations with compute times")
@@ -216,7 +233,7 @@ def _relative_times(recording: ReplayedTrace) -> dict[str, tuple[_WorkerTimes, .
 
 def _with_batch_size(timed: pl.DataFrame, recording: ReplayedTrace) -> pl.DataFrame:
     """The iterations with the batch size of the setting in force; null where the time of an iteration is not recorded."""
-    settings = _rows(recording, "settings", "run", "seconds", "batch_size").sort("seconds", maintain_order=True)
+    settings = replayed_rows(recording, "settings", "run", "seconds", "batch_size").sort("seconds", maintain_order=True)
     known = timed.filter(pl.col("seconds").is_not_null()).sort("seconds", maintain_order=True)
     if not known.height:
         return timed.with_columns(batch_size=pl.lit(None, pl.Int64))
@@ -227,7 +244,7 @@ def _with_batch_size(timed: pl.DataFrame, recording: ReplayedTrace) -> pl.DataFr
 def _stages(recording: ReplayedTrace) -> pl.DataFrame:
     """The pipeline stage of each worker, for runs that have stages."""
     rows: list[tuple[str, int, int]] = []
-    for run, text in _rows(recording, "settings", "run", "options").iter_rows():
+    for run, text in replayed_rows(recording, "settings", "run", "options").iter_rows():
         stages = json.loads(text or "{}").get("stage_of_worker", {})
         rows += [(run, int(worker), int(stage)) for worker, stage in stages.items()]
     schema = {"run": pl.String, "worker": pl.Int32, "stage": pl.Int64}
@@ -254,7 +271,11 @@ class _RunSlowness(NamedTuple):
 def _episodes(
     recording: ReplayedTrace, driven: Sequence[str], budget_seconds: float, rng: np.random.Generator | None
 ) -> list[Episode]:
-    run: _RunSlowness = _pick_run(_slowness(recording), rng)
+    run: _RunSlowness = _pick_run(slowness_of(recording), rng)
+    if recording.fitted and rng is not None:
+        always = [machine.always for machine in run.machines]
+        spells = [episode for machine in run.machines for episode in machine.episodes]
+        return fitted_conditions.fitted_episodes(always, spells, run.seconds, driven, budget_seconds, rng, recording.faster)
     first, faster = 0.0 if rng is None else rng.random(), recording.faster
     made: list[Episode] = []
     for node, assigned in zip(driven, _assign(len(run.machines), len(driven), rng), strict=True):
@@ -271,11 +292,11 @@ def _episodes(
 
 
 @cache
-def _slowness(recording: ReplayedTrace) -> dict[str, _RunSlowness]:
+def slowness_of(recording: ReplayedTrace) -> dict[str, _RunSlowness]:
     """By run, how slow each machine was."""
     columns = ("run", "node", "seconds", "relative_seconds", "relative_speed")
     slowness = pl.coalesce("relative_seconds", 1.0 / pl.col("relative_speed"))
-    probes = _rows(recording, "probes", *columns).with_columns(slow=slowness)
+    probes = replayed_rows(recording, "probes", *columns).with_columns(slow=slowness)
     probes = probes.filter(pl.col("slow").is_finite(), pl.col("slow") > 0).sort("run", "node", "seconds")
     if not probes.height:
         raise _no_data(recording, "probes of how slow or fast machines are")
@@ -307,10 +328,12 @@ def _run_slowness(probes: pl.DataFrame, against: str) -> _RunSlowness:
 def _buckets(
     recording: ReplayedTrace, driven: Sequence[tuple[str, NodeType]], rng: np.random.Generator | None
 ) -> list[Bucket]:
-    recorded = _throttles(recording)
+    recorded = throttles(recording)
+    dealt = [recorded[assigned.machine] for assigned in _assign(len(recorded), len(driven), rng)]
+    if recording.fitted and rng is not None:
+        dealt = _fitted_throttles(recorded, len(driven), rng)
     made = []
-    for (node, kind), assigned in zip(driven, _assign(len(recorded), len(driven), rng), strict=True):
-        found = recorded[assigned.machine]
+    for (node, kind), found in zip(driven, dealt, strict=True):
         if found is not None:
             nic = kind.nic_bytes_per_second
             low = nic * found.low_share
@@ -325,10 +348,19 @@ class _Throttle(NamedTuple):
     low_share: float  # the rate after that, as a share of the full rate
 
 
+def _fitted_throttles(recorded: Sequence[_Throttle | None], count: int, rng: np.random.Generator) -> list[_Throttle | None]:
+    """Each node is throttled with the recorded share, after a time and to a rate of its own."""
+    known = [one for one in recorded if one is not None]
+    throttled = rng.random(count) < len(known) / len(recorded)
+    seconds = fitted_conditions.lognormal([one.seconds for one in known], count, rng)
+    low = np.minimum(fitted_conditions.lognormal([one.low_share for one in known], count, rng), 1.0)
+    return [_Throttle(float(s), float(x)) if hit else None for hit, s, x in zip(throttled, seconds, low, strict=True)]
+
+
 @cache
-def _throttles(recording: ReplayedTrace) -> tuple[_Throttle | None, ...]:
+def throttles(recording: ReplayedTrace) -> tuple[_Throttle | None, ...]:
     """The throttling of each run; None for a run that was not throttled."""
-    extras = [json.loads(text or "{}") for text in _rows(recording, "runs", "run", "extras").sort("run")["extras"]]
+    extras = [json.loads(text or "{}") for text in replayed_rows(recording, "runs", "run", "extras").sort("run")["extras"]]
     found = []
     for known in extras:
         high, low, held = (known.get(f"bucket_{n}") for n in ("high_bytes_per_second", "low_bytes_per_second", "bytes"))
@@ -338,13 +370,24 @@ def _throttles(recording: ReplayedTrace) -> tuple[_Throttle | None, ...]:
     return tuple(found)
 
 
+def _changes(
+    recording: ReplayedTrace, driven: Sequence[str], budget_seconds: float, rng: np.random.Generator | None
+) -> list[NodeChange]:
+    found: Places = _pick_run(places_of(recording), rng)
+    if rng is None and (named := _as_named(recording, driven)) is not None:
+        return named
+    if recording.fitted and rng is not None:
+        return fitted_conditions.fitted_changes(found.losses(), driven, budget_seconds, rng, recording.faster)
+    return found.changes(driven, budget_seconds, rng, recording.faster)
+
+
 @cache
-def _places(recording: ReplayedTrace) -> dict[str, Places]:
+def places_of(recording: ReplayedTrace) -> dict[str, Places]:
     """By run, the places of its machines."""
     events = _node_events(recording)
     if not events.height:
         raise _no_data(recording, "events of nodes")
-    extras = dict(_rows(recording, "runs", "run", "extras").iter_rows())
+    extras = dict(replayed_rows(recording, "runs", "run", "extras").iter_rows())
     return {
         str(r): places(one.drop("run").rows(), json.loads(extras.get(r) or "{}").get("nodes_watched", 0))
         for (r,), one in events.group_by("run", maintain_order=True)
@@ -359,13 +402,13 @@ def _as_named(recording: ReplayedTrace, driven: Sequence[str]) -> list[NodeChang
 
 
 def _node_events(recording: ReplayedTrace) -> pl.DataFrame:
-    return _rows(recording, "node_events", "run", "seconds", "node", "event").sort("seconds", maintain_order=True)
+    return replayed_rows(recording, "node_events", "run", "seconds", "node", "event").sort("seconds", maintain_order=True)
 
 
 # ------------------------------------------------------------------------------------------------------------ the traces
 
 
-def _rows(recording: ReplayedTrace, table: str, *columns: str) -> pl.DataFrame:
+def replayed_rows(recording: ReplayedTrace, table: str, *columns: str) -> pl.DataFrame:
     """These columns of a table, for the runs that may be replayed."""
     rows = scan(Path(recording.trace), table).select(*columns).collect()
     kept = [run for run in rows["run"].unique() if fnmatchcase(run, recording.runs)]
@@ -380,8 +423,8 @@ def _no_data(recording: ReplayedTrace, what: str) -> NoDataError:
 
 
 _READERS: dict[str, Callable[[ReplayedTrace], Any]] = {
-    "compute": _relative_times,
-    "stragglers": _slowness,
-    "bandwidth": _throttles,
-    "nodes": _places,
+    "compute": relative_times,
+    "stragglers": slowness_of,
+    "bandwidth": throttles,
+    "nodes": places_of,
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from simulators.cluster.conditions import NodeChange
+from simulators.cluster.fitted_conditions import NodeLosses
 
 __all__ = ["Places", "named_changes", "places"]
 
@@ -47,6 +49,22 @@ class Places(NamedTuple):
             for e in self.events
             if e.seconds > start and e.place in node_of
         ]
+
+    def losses(self) -> NodeLosses:
+        """How often places were lost and taken again, on average over all places and the whole recording."""
+        gone = [e for e in self.events if e.event != "joins"]
+        first_gone = {e.place: e.seconds for e in reversed(gone)}
+        back = [e for e in self.events if e.event == "joins" and first_gone.get(e.place, math.inf) <= e.seconds]
+        total = len({e.place for e in self.events} | self.taken_at_start)
+        taken = sum((until - since) * len(places) for since, until, places in self._taken_spans())
+        free = total * (self.events[-1].seconds if self.events else 0.0) - taken
+        notices = [e.notice_seconds for e in gone if e.event == "leaves"]
+        return NodeLosses(
+            per_second=len(gone) / taken if taken > 0 else 0.0,
+            back_per_second=len(back) / free if free > 0 else 0.0,
+            fails=sum(e.event == "fails" for e in gone) / len(gone) if gone else 0.0,
+            notice_seconds=sum(notices) / len(notices) if notices else 0.0,
+        )
 
     def _taken_spans(self) -> list[tuple[float, float, frozenset[int]]]:
         """Start, end and taken places of each span between events; the last span has no length."""

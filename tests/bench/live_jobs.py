@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +19,11 @@ from numpy.typing import NDArray
 
 from harness.live.processes.names import peers
 from harness.live.protocol.blocks import Layout
+from harness.live.transport.zeromq import KeyPair
 from harness.live.worker.spec import Spec
 from harness.live.worker.worker import Computed, WorkerTask
 from tests.live.support.ones import ONES
+from tests.live.support.room import descendants
 from tuners import policies
 
 if TYPE_CHECKING:
@@ -75,6 +79,10 @@ class LiveJob:
         self.pushes += len(rows) + len(self.coordinator.poll().reports[0].rows)
         return float((rows[-1, 0] - rows[0, 0]) / (len(rows) - 1) * WORKERS)
 
+    def cpu_seconds(self) -> float:
+        """CPU time that the job's processes have used so far."""
+        return sum(_cpu_seconds(pid) for pid in descendants(os.getpid()) if _command(pid).startswith("ray::"))
+
     def model(self) -> NDArray[np.float32]:
         index = self.coordinator.snapshot(save=True)
         self._until(lambda: self.coordinator.durable >= index)
@@ -101,8 +109,26 @@ def live_job(offers: tuple[launch.ClusterNode, ...], size: int, **options: Any) 
 # ----------------------------------------------------------------------------------------------------- bare pyzmq
 
 
-def _serve(told: Connection, place: str, floats: int) -> None:
+def _cpu_seconds(pid: int) -> float:
+    """Of one process and its threads, user and system; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def _serve(told: Connection, place: str, floats: int, keys: KeyPair | None) -> None:
     router = zmq.Context().socket(zmq.ROUTER)
+    if keys is not None:
+        router.curve_publickey, router.curve_secretkey, router.curve_server = keys.public, keys.secret, True
     router.bind(place)
     told.send(router.getsockopt_string(zmq.LAST_ENDPOINT))
     parameters = np.zeros(floats, np.float32)
@@ -111,10 +137,12 @@ def _serve(told: Connection, place: str, floats: int) -> None:
         router.send_multipart([caller, parameters], copy=False)
 
 
-def _work(told: Connection, places: list[str], floats: int) -> None:
+def _work(told: Connection, places: list[str], floats: int, keys: KeyPair | None) -> None:
     context = zmq.Context()
     dealers = [context.socket(zmq.DEALER) for _ in places]
     for dealer, place in zip(dealers, places, strict=True):
+        if keys is not None:
+            dealer.curve_publickey, dealer.curve_secretkey, dealer.curve_serverkey = *keys, keys.public
         dealer.connect(place)
     gradient = np.zeros(floats, np.float32)
     while True:
@@ -129,9 +157,10 @@ def _work(told: Connection, places: list[str], floats: int) -> None:
 
 
 class PingPong:
-    """Workers send a model's bytes to servers and receive as many, with pyzmq alone."""
+    """Workers send a model's bytes to servers and receive as many, with pyzmq alone; `encrypted` by CURVE."""
 
-    def __init__(self, size: int, place: str = "tcp://127.0.0.1:*") -> None:
+    def __init__(self, size: int, place: str = "tcp://127.0.0.1:*", *, encrypted: bool = False) -> None:
+        keys = KeyPair.fresh() if encrypted else None
         spawn = multiprocessing.get_context("spawn")
         self._processes: list[Any] = []
 
@@ -142,13 +171,17 @@ class PingPong:
             self._processes.append(process)
             return mine
 
-        places = [c.recv() for c in [started(_serve, place, size // SERVERS) for _ in range(SERVERS)]]
-        self._workers = [started(_work, places, size // SERVERS) for _ in range(WORKERS)]
+        places = [c.recv() for c in [started(_serve, place, size // SERVERS, keys) for _ in range(SERVERS)]]
+        self._workers = [started(_work, places, size // SERVERS, keys) for _ in range(WORKERS)]
 
     def iteration_seconds(self, iterations: int) -> float:
         for worker in self._workers:
             worker.send(iterations)
         return float(np.mean([worker.recv() for worker in self._workers]))
+
+    def cpu_seconds(self) -> float:
+        """CPU time that its processes have used so far."""
+        return sum(_cpu_seconds(process.pid) for process in self._processes)
 
     def close(self) -> None:
         for process in self._processes:

@@ -73,7 +73,7 @@ def test_markdown_begins_with_the_answer(folder):
     text = write_markdown(folder).read_text()
     assert re.search(r"## home\n\nUse \*\*cruise\*\*: \d+ s, ", text) or "Not told apart" in text
     assert text.startswith("## All scenarios\n\n")
-    assert all(line.count("|") == 9 for line in text.splitlines() if line.startswith("| cruise | 1"))
+    assert all(line.count("|") == 10 for line in text.splitlines() if line.startswith("| cruise | 1"))
 
 
 def test_names_are_no_markdown():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -255,3 +256,22 @@ def test_real_switches():
         assert run.switch == math.inf if percent == 100 else 0 <= 160 * percent - run.switch <= 100
         assert (run.restart_seconds is not None) == (0 < percent < 100)
         assert run.seconds_at(run.clocks) == pytest.approx(run.seconds)
+
+
+def test_bo_online_keeps_the_start_where_no_mini_batch_has_a_loss(system):
+    """Without a loss no setting can be told from another; it went on in short windows to the end, over ever longer lists."""
+    played = play(registry()["bo_online"].factory, system)
+    assert [type(e.action) for e in played.exchanges if e.asked] == [Run]
+    assert played.exchanges[-1].answer.setting == system.job.start
+
+
+def test_settings_have_the_recorded_machines_and_prices(runs, system):
+    """8 workers, a server and a master: the source's formula; the master is in the price and not among the machines."""
+    rate = system.job.prices.setting_rate(setting(system, workers=8, policy="bsp"))
+    assert rate == (9, pytest.approx(9 * 0.023 + 0.3712))
+
+
+def test_servers_on_the_workers_nodes_are_no_further_machines():
+    found = recorded_runs(locate("shipped:sync-switch", Path()), "cifar100")
+    assert {run.rate.machines for run in found} == {8}
+    assert all(math.isnan(run.rate.usd_per_hour) for run in found)

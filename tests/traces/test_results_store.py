@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import polars as pl
 import pytest
 
 from traces import store
-from traces.schema import EVALUATIONS, HOST, SCORES, SETTINGS, VERSION, setting_from, setting_text
+from traces.schema import EVALUATIONS, HOST, SCORES, SETTINGS, UNPRICED, VERSION, setting_from, setting_text
 from tuners.actions import Setting
 
 EVALUATED = pl.DataFrame(
@@ -107,6 +108,17 @@ def test_numbers_of_workers_of_version_2_come_from_its_settings(tmp_path: Path) 
     old.write_parquet(tmp_path / "y.parquet", metadata={"harness_schema": "3"})
     with pytest.raises(ValueError, match="column 'workers' is missing"):
         store.read(tmp_path / "y.parquet", SETTINGS)
+
+
+def test_scores_of_version_3_have_no_costs(tmp_path: Path) -> None:
+    scores = pl.DataFrame({name: [None] for name in SCORES}, schema=SCORES)
+    scores.drop(UNPRICED).write_parquet(tmp_path / "scores.parquet", metadata={"harness_schema": "3"})
+    read = store.read(tmp_path / "scores.parquet", SCORES)
+    assert read["minimise"].to_list() == ["seconds"]
+    assert read.select("machine_seconds", "usd", "budget_usd").row(0) == pytest.approx((math.nan,) * 3, nan_ok=True)
+    scores.drop(UNPRICED).write_parquet(tmp_path / "scores.parquet", metadata={"harness_schema": "4"})
+    with pytest.raises(ValueError, match="column 'machine_seconds' is missing"):
+        store.read(tmp_path / "scores.parquet", SCORES)
 
 
 def test_a_missing_table_says_how_to_get_it(tmp_path: Path) -> None:

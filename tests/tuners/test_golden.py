@@ -21,7 +21,7 @@ from tuners.toys import toys
 
 GOLDEN = Path(__file__).parent / "golden"
 TOY = "every knob"
-TUNERS = (*embedded(), "mltuner[as_printed=true]")
+TUNERS = (*embedded(), "mltuner[as_printed=true]", "rlp[as_printed=true]")
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
 
 

@@ -190,6 +190,8 @@ def bo_online(
 
     # The initialisation phase, III-B.
     yield from observed()
+    if at.blind:
+        return
     began, rows = at.since, initial_rows(at.encoding, settings - (counting == "code"), at.rng, design)
     for tried, row in enumerate(rows):
         spent = (at.since - began) * (1 + 1 / tried) if tried else 0.0  # with the next setting
@@ -265,6 +267,12 @@ class JobHistory:
     def span(self) -> tuple[float, float]:
         """The state at the end and at the beginning of the job."""
         return (0.0, self.job.target.value) if self.job.target.counts else (self.end, self.first_loss)
+
+    @property
+    def blind(self) -> bool:
+        """Whether the job tells no loss of a mini-batch, as recorded runs do: then no setting can be told from another."""
+        losses = [s.segment.losses for s in self.stretches]
+        return not self.job.target.counts and bool(losses) and all(np.isnan(one).all() for one in losses)
 
     @property
     def trust(self) -> float:

@@ -85,10 +85,18 @@ class Holding:
         self._course.append(training.level)
         if training.cluster_changed:
             yield from self._place()
+            self._follow()
         self._losses.append(training.loss)
         if len(self._levels) == 3 and self._settling:
             # A snapshot is of a lucky moment: its level is not what this heat can hold.
             self._low, self._settling = max(self._low, sum(self._levels) / 3), False
+
+    def _follow(self) -> None:
+        """Hold the same heat on other machines: what was held names machines that may be gone."""
+        if self._heat.limits_workers:
+            self._held = self._training.setting
+        else:
+            self._held, self._top, self._steady = map(self._training.placed, (self._held, self._top, self._steady))
 
     def _is_lost(self) -> bool:
         """Not better than untrained after many windows, and no drift that could make it so."""
@@ -103,8 +111,14 @@ class Holding:
         return max(self._training.gauge.hurt, 2 * spread(self._course))
 
     def _is_too_hot(self) -> bool:
-        risen = len(self._levels) >= _LEAST and min(self._levels[-3:]) > self._low + 1.5 * self._hurt
-        return self._training.diverged or risen
+        seen = min(self._levels[-3:])
+        risen = seen > self._low + 1.5 * self._hurt or self._is_unlearned(seen, self._low)
+        return self._training.diverged or (len(self._levels) >= _LEAST and risen)
+
+    def _is_unlearned(self, level: float, before: float) -> bool:
+        """Whether a model that had learned something `before` is as good as untrained: its units may be dead for good."""
+        learned = self._training.gauge.untrained_level - HELPED_NATS
+        return before < learned < level
 
     def _keep(self) -> Steps[None]:
         """Renew the snapshot where the model is clearly better."""
@@ -198,10 +212,13 @@ class Holding:
                 break
         newest = levels[windows // 2 :]
         whole = len(levels) == windows and not training.diverged
-        if whole and sum(newest) / len(newest) <= level + 0.5 * hurt:
+        found = sum(newest) / max(len(newest), 1)
+        if whole and found <= level + 0.5 * hurt and not self._is_unlearned(found, level):
             yield from training.drop(before)
-            self._held, self._low, self._failed_trials = training.setting, training.level, 0
-            yield from self._renew()
+            self._held, self._failed_trials = training.setting, 0
+            if training.level <= self._low or not math.isfinite(self._low):
+                self._low = training.level
+                yield from self._renew()
         else:
             why = f"{self._words(hotter)} -> {self._words(self._held)}: the trial has failed, "
             why += "diverged" if training.diverged else f"level {levels[-1]:.2f} after {level:.2f}"

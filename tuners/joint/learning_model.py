@@ -124,9 +124,10 @@ def seconds_left(times: Sequence[float], levels: Sequence[float], goal: float, b
     newest = len(levels) // 2 if len(levels) >= _MANY else 0
     times, levels = times[newest:], levels[newest:]
     whole, drift = budget_seconds - times[-1], -slope(times, levels)
-    if drift <= 0:
+    distance = sum(levels[-3:]) / len(levels[-3:]) - goal
+    if not (drift > 0 and math.isfinite(distance)):
         return SecondsLeft(whole, whole)
-    left = max(sum(levels[-3:]) / len(levels[-3:]) - goal, 0.0) / drift
+    left = max(distance, 0.0) / drift
     mean = sum(times) / len(times)
     error = spread(levels) / math.sqrt(sum((t - mean) ** 2 for t in times))
     return SecondsLeft(min(left, whole), min(left * error / drift, whole))

@@ -25,7 +25,8 @@ _EVALUATION_SHARE = 0.05  # of a window's seconds that an evaluation may take
 HELPED_NATS = 0.1
 """Below the untrained model: progress."""
 
-_LEARNING = ("learning_rate", "momentum", "batch_size", "policy", "staleness")  # what takes effect without moving anything
+_HEAT = ("learning_rate", "momentum", "policy", "staleness")
+_LEARNING = (*_HEAT, "batch_size")  # what takes effect without moving anything
 _LEAST_SAMPLES = 128  # in a window: from fewer, a rate cannot be judged
 _CHEAPEST_FIRST: tuple[Method, ...] = ("relocate", "migrate", "checkpoint")
 
@@ -164,6 +165,10 @@ class Training:
         if learning not in (self.setting, setting) and (yield from self._reconfigure(learning, why)):
             why = ""
         return (yield from self._reconfigure(setting, why))
+
+    def placed(self, setting: Setting) -> Setting:
+        """`setting` with the present roles, batch, threads and bits: what is not heat."""
+        return replace(self.setting, **{name: getattr(setting, name) for name in _HEAT})
 
     def _learning_of(self, setting: Setting) -> Setting:
         """The present placement with what learning depends on in `setting`."""

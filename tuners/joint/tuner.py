@@ -333,14 +333,15 @@ class _Course:
             if not (yield from training.change(hotter, why)):
                 break
             seen = yield from training.glance()
-            worse = seen.validated > validated + self.gauge.hurt
-            better = seen.validated < validated - HELPED_NATS or seen.level < best
+            # Where the job has validated, that counts for more than a few mini-batches.
+            worse = math.isfinite(seen.validated) and seen.validated > validated + HELPED_NATS / 2
+            better = seen.validated < validated - HELPED_NATS or (seen.level < best and not worse)
             harmless = idle and not worse and seen.level < 2 * seen.noise  # no worse than untrained
             if (better or harmless) and not training.diverged:
                 best, noise, setting, bad = min(best, seen.level), seen.noise, training.setting, 0
                 yield from training.drop(kept)
                 kept = yield from training.snapshot()
-            elif worse or training.diverged or seen.level > best + max(_HURT, 3 * seen.noise):
+            elif training.diverged or seen.level > best + max(_HURT, 3 * seen.noise):
                 bad += 1
                 hot = heat.of(training.setting)
             validated = min(validated, seen.validated)
@@ -361,6 +362,7 @@ class _Course:
         while True:
             holding = Holding(training, heat, self.parts, self._place_anew)
             yield from holding.run()
+            top = top if heat.limits_workers else training.placed(top)
             elsewhere = self._elsewhere(heat, top, decades) if holding.lost and self.first is not None else None
             if elsewhere is not None and self.first is not None:
                 why = f"{heat.words(training.setting)} -> {heat.words(elsewhere)}: nothing was learned; again from the start"

@@ -2,8 +2,8 @@
 
 It holds `schema` and `version`, how the policy was trained (`about`: the command, the seed and further facts) and arrays: in
 version 1, a policy of the paper's form, the layers of the network and the scaling of its features; in version 2, a broad
-policy, the parts of `PooledNetwork` by name, and the names of the features that they weigh. Equal policies give equal bytes.
-`digest` is the SHA-256 of all the rest, so a damaged or edited file is refused.
+policy, the parts of `PooledNetwork` by name, and the names of the features and modes that they are about. Equal policies
+give equal bytes. `digest` is the SHA-256 of all the rest, so a damaged or edited file is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tuners.rlp.broad import UNITS, PooledNetwork, TrainedBroad
+from tuners.rlp.broad import MODES, PooledNetwork, TrainedBroad, rule_network
 from tuners.rlp.network import SIZES, Network, Scaling, Trained, untrained
 from tuners.rlp.sight import JOB, WORKER
 
@@ -48,9 +48,9 @@ def loads(data: bytes, name: str) -> Trained | TrainedBroad:
     if version == PRINTED:
         expected, sizes = _arrays(untrained(0), Scaling()), "-".join(map(str, SIZES))
     else:
-        expected, sizes = _broad_arrays(_BLANK), f"of {len(WORKER)} and {len(JOB)} features and {UNITS} units"
+        expected, sizes = _broad_arrays(_BLANK), f"of {len(WORKER)} and {len(JOB)} features and {len(MODES)} modes"
         if any(about.get(key) != value for key, value in _FEATURES.items()):
-            raise ValueError(f"{refusal}: it weighs other features than this version of the program knows; {_WAY_OUT}.")
+            raise ValueError(f"{refusal}: its features or modes are not those of this version of the program; {_WAY_OUT}.")
     wanted = {key: a.shape for key, a in expected.items()}
     found = {key: a.shape for key, a in arrays.items()}
     if found != wanted:
@@ -147,17 +147,8 @@ def _broad_arrays(network: PooledNetwork) -> dict[str, NDArray[Any]]:
     return {name: np.asarray(a, np.float32) for name, a in network._asdict().items()}
 
 
-_FEATURES = {"worker_features": list(WORKER), "job_features": list(JOB)}
-_BLANK = PooledNetwork(
-    worker_weights=np.zeros((len(WORKER), UNITS)),
-    worker_biases=np.zeros(UNITS),
-    job_weights=np.zeros((len(JOB) + UNITS, UNITS)),
-    job_biases=np.zeros(UNITS),
-    own=np.zeros(UNITS),
-    shared=np.zeros(UNITS),
-    both=np.zeros((UNITS, UNITS)),
-    base=np.zeros(()),
-)
+_FEATURES = {"worker_features": list(WORKER), "job_features": list(JOB), "modes": [list(mode) for mode in MODES]}
+_BLANK = rule_network(round_from=1.0, mode=0, undone=0.0)  # for its shape
 
 
 def _check_finite(arrays: Mapping[str, NDArray[Any]], refusal: str) -> None:

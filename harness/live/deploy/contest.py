@@ -8,12 +8,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from harness.comparison.compare import compare
 from harness.comparison.run_process import Done, Task, save
-from harness.live.deploy.deployment import Deployment, check, play_on
+from harness.live.deploy.deployment import Deployment, Emulated, check, play_on
 from harness.live.deploy.job_folder import LOG
 from harness.live.driver.standstill import Limits
 from harness.live.processes import launch
@@ -37,7 +38,7 @@ class LiveContest:
     resume: bool
     insecure: bool
     limits: Limits
-    emulate: bool = False  # the scenario's conditions
+    emulate: Emulated = ""
 
 
 def contest(wanted: LiveContest, console: Console) -> None:
@@ -48,7 +49,7 @@ def contest(wanted: LiveContest, console: Console) -> None:
         entry = resolve(name)
         if not entry.contestant:
             raise ValueError(f"Cannot play {name} live: it is the best of many runs, in hindsight. Leave it out.")
-        check(Deployment(scenario, entry, 0, wanted.out, emulate=wanted.emulate))
+        check(Deployment(scenario, entry, 0, wanted.out, wanted.address, emulate=wanted.emulate))
 
     def work(tasks: Sequence[Task]) -> Iterator[tuple[Task, Done]]:
         if not tasks:
@@ -68,15 +69,16 @@ def _run(wanted: LiveContest, task: Task, offers: tuple[launch.ClusterNode, ...]
     job = Deployment(
         scenario, entry, task.seed, folder, insecure=wanted.insecure, limits=wanted.limits, emulate=wanted.emulate
     )
-    budget_seconds, thinking_seconds = scenario.budget.seconds, float("nan")
+    limits: dict[str, Any] = {"budget_seconds": scenario.budget.seconds, "minimise": scenario.target.minimise}
+    thinking_seconds = float("nan")
     try:
         if idle := nothing_to_tune(entry.factory, check(job).job):
-            row = _saved(folder, not_applicable(idle, **job.run, budget_seconds=budget_seconds))
+            row = _saved(folder, not_applicable(idle, **job.run, **limits))
         else:
             played = play_on(job, offers, console)
             row, thinking_seconds = score(played, **job.run).score, played.outcome.thinking_seconds
     except (RuntimeError, ValueError) as error:
-        row = _saved(folder, failed(str(error), **job.run, budget_seconds=budget_seconds))
+        row = _saved(folder, failed(str(error), **job.run, **limits))
     after = "" if math.isnan(row.completion_seconds) else f" after {row.completion_seconds:.1f} s"
     console.print(f"{row.status}{after}. {row.reason}".rstrip(), highlight=False, markup=False, soft_wrap=True)
     return Done(row.status, row.reason, row.completion_seconds, thinking_seconds, time.perf_counter() - began)

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from rich.console import Console
 
@@ -31,6 +31,7 @@ from harness.live.driver.standstill import Limits
 from harness.live.driver.status import setting_words
 from harness.live.driver.system import LiveSystem
 from harness.live.processes import launch
+from harness.live.processes.emulated_links import why_not
 from harness.live.worker.spec import Spec
 from harness.record import MADE_BY
 from harness.scenario import Scenario, parse, system
@@ -41,10 +42,13 @@ from traces.record import Recorder
 from tuners import Entry, resolve
 from tuners.actions import Action, Install, Job, Rejected, SyncPolicy, Tuner, TunerFactory
 
-__all__ = ["Deployment", "Interrupted", "check", "deploy", "described", "play_on", "simulated"]
+__all__ = ["Deployment", "Emulated", "Interrupted", "check", "deploy", "described", "play_on", "simulated"]
 
 _SIMULATED = ("sleeps", "stragglers", "episodes", "buckets", "nodes", "replay")
 """Conditions that slow nodes or links down or remove nodes; a live job applies them only where it emulates them."""
+
+
+Emulated: TypeAlias = Literal["", "nodes", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ class Deployment:
     resume: bool = False
     insecure: bool = False  # also on several machines on which Ray has neither a token nor TLS
     limits: Limits = field(default_factory=Limits)
-    emulate: bool = False  # the scenario's conditions
+    emulate: Emulated = ""  # of the scenario: its nodes, with their conditions, or all: their links, too
 
     @property
     def run(self) -> dict[str, Any]:
@@ -108,8 +112,9 @@ def _played(
         log = job_folder.ExchangeLog(kept, wanted.out)
         keep, say = partial(_keep, wanted, spec, log), _Steps(console)
         say(_beginning(spec, begun))
-        with launch.launch(placement, spec, insecure=wanted.insecure, emulates=wanted.emulate) as processes:
-            with LiveSystem(spec, processes, begun, keep, installed, wanted.limits, say, emulates=wanted.emulate) as live:
+        emulates, rates = bool(wanted.emulate), _rates(wanted)
+        with launch.launch(placement, spec, insecure=wanted.insecure, emulates=emulates, rates=rates) as processes:
+            with LiveSystem(spec, processes, begun, keep, installed, wanted.limits, say, emulates=emulates) as live:
                 if begun is not None:
                     say(f"Resuming after {live.now:.1f} s: {setting_words(live.job_status().setting)}.")
                 played = _drive(wanted, live, factory, kept, log, console, say)
@@ -170,14 +175,22 @@ def _not_applied(wanted: Deployment) -> list[str]:
     conditions = wanted.scenario.conditions
     given = [name for name in _SIMULATED if getattr(conditions, name)]
     if wanted.emulate:
-        links = " and token buckets" * bool(conditions.buckets)
-        return [f"Emulated: the speed of nodes, and [conditions]. Not emulated: the speed of links{links}."]
+        missing = [] if wanted.emulate == "all" else ["the speed of links"]
+        missing += ["latency"] * (wanted.scenario.cluster.latency_seconds > 0) + ["token buckets"] * bool(conditions.buckets)
+        left_out = f" Not emulated: {', '.join(missing)}." if missing else ""
+        return [f"Emulated: the speed of nodes{' and links' * (wanted.emulate == 'all')}, and [conditions].{left_out}"]
     if not given:
         return []
     return [
         f"Not applied: {', '.join(given)} of [conditions]; live hosts have conditions of their own. Give --emulate to have "
         "them emulated."
     ]
+
+
+def _rates(wanted: Deployment) -> dict[str, float] | None:
+    """The speed of every node's link, bytes per second in each direction, where links are emulated."""
+    nodes = wanted.scenario.cluster.nodes
+    return {name: kind.nic_bytes_per_second for name, kind in nodes} if wanted.emulate == "all" else None
 
 
 def simulated(wanted: Deployment) -> RunFigures:
@@ -198,6 +211,14 @@ def _simulated(name: str, origin: str, text: str, tuner: str, seed: int, path: l
 
 def check(wanted: Deployment) -> Spec:
     """The job that this deploys. Raises ValueError for one that cannot be deployed."""
+    if wanted.emulate == "all":
+        if wanted.address or os.environ.get("RAY_ADDRESS"):
+            raise ValueError(
+                "Cannot emulate links on a Ray cluster that is there already: its machines have their own. Leave them out "
+                "with --emulate=nodes, or leave out --address."
+            )
+        if reason := why_not():
+            raise ValueError(f"Cannot emulate links: {reason}. Leave them out with --emulate=nodes.")
     spec = Spec.of(wanted.scenario, wanted.seed)
     try:
         spec.check(spec.job.start)

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: bool, emulate: bool = False) -> Iterator[None]:
+def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: bool, emulate: str = "") -> Iterator[None]:
     """Create the folder `out`, or check that it is of the same job, and lock it. Raises ValueError if that cannot be."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"Cannot deploy to {out}: it is a file. Name a folder with --out.")

@@ -101,6 +101,7 @@ class Control:
         self._over = threading.Event()
         if begun is not None:
             self.performed = begun.state["exchanges"]
+            self._standstill.excuse(float(begun.state["seconds"]))
             self.branches, self.running, self.runtime.rows_taken = driver_state(begun, installed)
             reduced = (branch.setting_before_loss is not None for branch in self.branches.values())
             self.losses.any_returned = any(reduced)  # all nodes are present again

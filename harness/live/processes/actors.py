@@ -37,6 +37,8 @@ class Endpoint:
 
     transport: TransportKind
     actor: str  # name of its Ray actor
+    host: str = ""  # where it listens; "": the machine's address
+    network: str = ""  # the network namespace of its sockets, where links are emulated
 
     def open(self, inbox: Inbox, port: int = 0, keys: KeyPair | None = None) -> Transport:
         """Open the process's end of all channels, on `port` if that is still free, with new keys if none are given."""
@@ -44,14 +46,19 @@ class Endpoint:
             from harness.live.transport.ray_calls import RayTransport
 
             return RayTransport(self.actor, inbox)
+        from harness.live.processes.emulated_links import in_network
         from harness.live.transport.zeromq import ZmqTransport
 
-        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        host: str = self.host or ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         share = self.transport == "zmq"
-        try:
-            return ZmqTransport(host, port, keys=keys, share=share)
-        except ValueError:
-            return ZmqTransport(host, keys=keys, share=share)
+
+        def opened() -> Transport:
+            try:
+                return ZmqTransport(host, port, keys=keys, share=share)
+            except ValueError:
+                return ZmqTransport(host, keys=keys, share=share)
+
+        return in_network(self.network, opened)
 
 
 @dataclass(frozen=True, slots=True)

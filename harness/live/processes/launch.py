@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from harness.live.processes.actors import Endpoint, ProcessSpec, TransportKind, coordinator_actor, member_actor
 from harness.live.processes.client import CoordinatorClient, RemoteCoordinator
+from harness.live.processes.emulated_links import EmulatedLinks, emulated_links
 from harness.live.processes.names import EVALUATOR, node_of
 from harness.live.processes.placement import ClusterNode, NodePlacement, place_nodes
 from harness.live.processes.private_folder import private_folder
@@ -167,15 +168,16 @@ def launch(
     transport: TransportKind = "zmq",
     insecure: bool = False,
     emulates: bool = False,
+    rates: Mapping[str, float] | None = None,
 ) -> Iterator[JobProcesses]:
     """Start the coordinator's process; the others are started through what is yielded. All of them end with the context.
 
     `insecure`: processes also start on machines on which Ray has neither a token nor TLS. `emulates`: mini-batches take as
-    long as the scenario says. Raises ValueError if the cluster
+    long as the scenario says. `rates`: links of nodes that are emulated, bytes per second. Raises ValueError if the cluster
     has no room now.
     """
-    with private_folder() as folder:
-        processes = JobProcesses(placement, spec, transport, folder, insecure=insecure, emulates=emulates)
+    with private_folder() as folder, emulated_links(rates) if rates else nullcontext() as links:
+        processes = JobProcesses(placement, spec, transport, folder, insecure=insecure, emulates=emulates, links=links)
         try:
             processes.begin()
             yield processes
@@ -195,10 +197,12 @@ class JobProcesses:
         *,
         insecure: bool,
         emulates: bool = False,
+        links: EmulatedLinks | None = None,
     ) -> None:
         self.coordinator: CoordinatorClient = RemoteCoordinator(self.ask)
         self._placement, self._spec, self._transport = placement, spec, transport
         machines = {place.host for _, place in placement.places}
+        self._links = links
         self._protects, self._emulates = len(machines) > 1 and not insecure, emulates
         self._job = secrets.token_hex(4)
         self._folder = folder  # of the coordinator's journal
@@ -345,7 +349,10 @@ class JobProcesses:
                     ray.kill(actor, no_restart=True)
 
     def _endpoint(self, name: str) -> Endpoint:
-        return Endpoint(self._transport, f"{self._job}/{name}/{self._generations[name]}")
+        actor = f"{self._job}/{name}/{self._generations[name]}"
+        if self._links is None:
+            return Endpoint(self._transport, actor)
+        return Endpoint(self._transport, actor, *self._links.of(node_of(name)))
 
     def _process_spec(self, name: str, endpoint: Endpoint) -> ProcessSpec:
         serves = name.startswith(messages.server(""))

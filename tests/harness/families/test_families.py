@@ -74,7 +74,7 @@ def test_members_are_named_by_family_version_and_index() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("lerning[0:2]", "No family 'lerning': choose one of learning, placement, policies, elastic, mixed."),
+        ("lerning[0:2]", "No family 'lerning': choose one of learning, placement, policies, elastic, replayed, mixed."),
         ("learning", r"Cannot draw all members of 'learning': say which, as in learning\[0:20\]"),
         ("learning[-1:2]", "members are numbered from 0 to 999999"),
         ("learning[5:5]", "the first comes before the last"),

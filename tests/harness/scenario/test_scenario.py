@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,36 @@ def test_embedded_scenarios_can_be_played_and_shown(name: str) -> None:
     assert scenario.parse(shown, name=name, origin=HERE).cluster == made.cluster
     assert shown.startswith(f"# {name}: ")
     assert max(map(len, shown.splitlines())) <= 125
+
+
+def test_prices_are_of_the_type_the_group_or_the_spot_market(tmp_path: Path) -> None:
+    own = '[dear]\ncores = 2\nmemory_bytes = 1e9\nnic_bytes_per_second = 1e6\nsource = "made up"\n'
+    own += 'devices = [{ kind = "cpu", speed = 1.0 }]\nusd_per_hour = 3.0\nspot_usd_per_hour = 1.0\n'
+    (tmp_path / "own.toml").write_text(own)
+    groups = '{ type = "dear", count = 2 }, { type = "dear", spot = true }, { type = "edge-4core", usd_per_hour = 0.5 }'
+    tables: dict[str, Any] = {"nodes": tomllib.loads(f"x = [{groups}]")["x"], "profiles": str(tmp_path / "own.toml")}
+    target = {"metric": "clocks", "value": 10}
+    plain: dict[str, Any] = {
+        "workload": {"name": "digits-logistic"},
+        "start": {"worker_count": 2},
+        "budget": {"seconds": 9, "usd": 4},
+    }
+    made = scenario(cluster=tables, target=target | {"minimise": "usd"}, **plain)
+    seen = scenario.job(made)
+    assert dict(seen.prices.by_node) == {"n0": 3.0, "n1": 3.0, "n2": 1.0, "n3": 0.5}
+    assert (seen.target.minimise, seen.budget_usd) == ("usd", 4.0)
+    for nodes, reason in (
+        (
+            [{"type": "edge-4core", "count": 3, "spot": True}],
+            r"\[cluster\] nodes: no price is known of edge-4core as a spot",
+        ),
+        (
+            [{"type": "edge-4core", "count": 3}],
+            r"\[target\] usd: money cannot be counted.*known of edge-4core\. Give usd_per_hour",
+        ),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            scenario(cluster={"nodes": nodes}, target=target, **plain)
 
 
 def test_the_default_frees_every_kind_of_knob() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from harness.comparison.compare import compare
 from harness.drive import play
 from harness.record import play_recorded
 from harness.scenario import job, load, show, system
+from reports.conclusions import answer
+from reports.tables import summary
 from simulators.cluster.conditions import Conditions
 from tests.support.recordings import MADE, lay
 from tests.support.small_jobs import SMALL, start
@@ -17,6 +20,7 @@ from tests.support.small_jobs import cluster as small_cluster
 from tests.support.small_jobs import job as small_job
 from tests.support.small_jobs import system as small_system
 from traces.importers import import_trace
+from traces.shipped import locate
 from traces.store import load_results
 from tuners import registry
 from tuners.actions import Target
@@ -111,6 +115,41 @@ def test_tuners_are_compared_on_a_table(folder, tmp_path):
     assert fixed["status"].to_list() == ["budget"] * 2
     assert scores.filter(tuner="best_fixed")["reached"].all()
     assert scores["completion_seconds"].min() in (12.0, 18.0, 36.0)
+
+
+def test_where_money_counts_the_cheapest_run_within_the_budget_wins(folder, tmp_path):
+    """Runs take 36, 18 or 12 s on 8, 16 or 24 workers with a server and a master at 0.3712 USD per hour: the fastest run is
+    not the cheapest one with a price that grows with the machines. Each run costs what its source says."""
+    text = TEXT.replace("value = 0.6", 'value = 0.5\nminimise = "usd"').replace(
+        "seconds = 200", "seconds = 200\nusd = 0.006"
+    )
+    compare([scenario(folder, text, "cheap")], ["fixed", "asp", "best_fixed"], out=tmp_path / "out", seeds=3)
+    results = load_results(tmp_path / "out")
+    assert set(results.scores["minimise"]) == {"usd"}
+    assert set(results.scores["budget_usd"]) == {0.006}
+    fixed = results.scores.filter(tuner="fixed").row(0, named=True)
+    assert (fixed["completion_seconds"], fixed["machine_seconds"]) == (36.0, 9 * 36.0)
+    assert fixed["usd"] == pytest.approx((9 * 0.023 + 0.3712) * 36 / 3600)
+    costs = {8: 36.0 * (9 * 0.023 + 0.3712), 16: 18.0 * (17 * 0.023 + 0.3712), 24: 12.0 * (25 * 0.023 + 0.3712)}
+    best = results.scores.filter(tuner="best_fixed").row(0, named=True)
+    assert best["usd"] == pytest.approx(min(costs.values()) / 3600)
+    rows = {r["tuner"]: r for r in summary(results).iter_rows(named=True)}
+    assert rows["fixed"]["usd_regret"] == pytest.approx(costs[8] / min(costs.values()) - 1)
+    said = str(answer(summary(results)))
+    assert "USD in" in said
+    assert "Keep fixed" in said or "The least cost" in said
+
+
+def test_money_needs_prices(tmp_path):
+    trace = str(locate("shipped:sync-switch"))
+    text = (
+        TEXT.replace('"t"', json.dumps(trace))
+        .replace('"cnn"', '"cifar100"')
+        .replace('policy = "bsp", "option/workers" = 8', "")
+    )
+    for old, new in (("value = 0.6", 'value = 0.6\nminimise = "usd"'), ("seconds = 200", "seconds = 200\nusd = 1")):
+        with pytest.raises(ValueError, match="money cannot be counted, because no price is known of these recorded runs"):
+            load(scenario(tmp_path, text.replace(old, new), "dear"))
 
 
 def test_traces_of_single_runs_in_one_folder_are_a_table(tmp_path):

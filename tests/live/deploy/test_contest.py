@@ -1,5 +1,6 @@
 """A live contest: a results folder as that of a comparison, a row for what fails, and live beside simulated."""
 
+import html
 import json
 import math
 from contextlib import contextmanager
@@ -96,9 +97,7 @@ def test_a_tuner_with_nothing_to_tune_is_not_played(here, simulated, capsys):
     _, played, _ = simulated
     names = "bsp,uniform_gpus,contestants:faster"
     assert main(["deploy", "--live", "small.toml", "--tuners", names, "--seeds", "1", "--out", "out"]) == 0
-    rows = store.load_results(here / "out").scores
-    idle = rows.filter(pl.col("status") == "not applicable")
-    assert set(idle["tuner"]) == {"bsp", "uniform_gpus"}
+    assert set(store.load_results(here / "out").not_applicable["tuner"]) == {"bsp", "uniform_gpus"}
     assert played == [("contestants:faster", 0)]
     assert "\nnot applicable. The job starts with 'bsp' already.\n" in capsys.readouterr().out
 
@@ -127,6 +126,9 @@ def test_live_runs_are_put_beside_simulated_ones(here, simulated, capsys):
         said = capsys.readouterr().out
         assert "small, live beside simulated" in said
         assert "Kendall's tau of the two orders: 1.00" in said
+        page = html.unescape((here / "out" / "report.html").read_text())
+        assert "Live beside simulated" in page
+        assert "Kendall's tau of the two orders: 1.00" in page
         assert main(["report", "out"]) == 0
 
 

@@ -135,7 +135,10 @@ def test_conditions_that_are_only_simulated_are_named_beforehand(here, capsys):
     (here / "small.toml").write_text(f"{SMALL}sleeps = {{ {sleeps} }}\nepisodes = [{{ {episode} }}]\n")
     assert main(["deploy", "--live", "small.toml", "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "\nNot applied: sleeps, episodes of [conditions]; live hosts have conditions of their own.\n" in said
+    assert "\nNot applied: sleeps, episodes of [conditions]; live hosts have conditions of their own. Give --emulate" in said
+    assert main(["deploy", "--live", "small.toml", "--dry-run", "--emulate=nodes"]) == 0
+    said = capsys.readouterr().out
+    assert "\nEmulated: the speed of nodes, and [conditions]. Not emulated: the speed of links.\n" in said
     (here / "small.toml").write_text(SMALL)
     assert main(["deploy", "--live", "small.toml", "--dry-run"]) == 0
     assert "Not applied" not in capsys.readouterr().out

@@ -40,7 +40,8 @@ def test_a_node_goes_and_comes_back_as_in_the_simulator():
     in_simulation = play(fixed, system(made.scenario, 0)).exchanges
     with LiveSystem(made, PretendProcesses(made.job), emulates=True) as live:
         seen = []
-        until(live, lambda: seen.append(live.perform(Run(seconds=0.05))) or len(events(seen)) == 4)
+        while len(events(seen)) < 4:
+            seen.append(live.perform(Run(seconds=0.05)))
         until(live, lambda: idle(live, {"n1"}))
         assert live.job_status().setting.workers == ("n0",)
     assert events(seen) == events(e.answer for e in in_simulation[:20])
@@ -68,7 +69,8 @@ def test_a_node_that_joins_later_can_be_used_then():
         with pytest.raises(Rejected, match="Cannot use node 'n1'"):
             live.perform(Reconfigure(wider))
         seen = []
-        until(live, lambda: seen.append(live.perform(Run(seconds=0.05))) or events(seen))
+        while not events(seen):
+            seen.append(live.perform(Run(seconds=0.05)))
         assert events(seen) == [("n1", "joined")]
         assert live.perform(Reconfigure(wider)).done
     absent = spec('nodes = [{ nodes = ["n0"], seconds = 0.5, event = "joins" }]', start)

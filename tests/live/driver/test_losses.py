@@ -7,6 +7,7 @@ import pytest
 
 from harness.live.driver import control, recent_pushes
 from harness.live.driver.driver_state import driver_state
+from harness.live.driver.standstill import Limits
 from harness.live.driver.system import LiveSystem
 from harness.live.processes.client import RemoteCoordinator
 from harness.live.processes.names import node_of
@@ -126,6 +127,23 @@ def test_a_resumed_job_gets_back_the_nodes_that_losses_took(processes, tmp_path)
     with thread_processes(SPEC, tmp_path / "next") as others, LiveSystem(SPEC, others, kept[-1]) as live:
         until_whole(live)
         assert assert_counts(live) == 0
+
+
+def test_a_resumed_job_has_not_stood_still_since_it_began():
+    kept, soon = [], Limits(still_seconds=20.0)
+    with LiveSystem(SPEC, PretendProcesses(SPEC.job), keep=kept.append) as live:
+        live.perform(Run(clocks=10))
+        live.checkpoint()
+    late = replace(kept[-1], state={**kept[-1].state, "seconds": 1000.0})
+    pretend = PretendProcesses(SPEC.job)
+    pretend.answers.begin_from = lambda state, vectors, policies: pretend.answers.begin(SPEC.job.start, policies[0], None)
+    pretend.stuck = ("worker/n0",)
+    with LiveSystem(SPEC, pretend, late, limits=soon) as live:
+        until_time = live.now + 1.0
+        with live.control.news:
+            live.control.wait(lambda: live.now > until_time)
+        assert live.now > 1000.0
+        assert "no push for" not in history(live)
 
 
 def test_training_stays_stopped_after_the_last_checkpoint_though_a_server_is_lost():

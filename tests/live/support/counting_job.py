@@ -17,7 +17,7 @@ from harness.live.worker.worker import Computed
 from tuners import policies
 from tuners.actions import Setting, Target
 
-__all__ = ["HERE", "MEMBERS", "SETTING", "SIZE", "JobThreads", "minus_one", "threads"]
+__all__ = ["HERE", "JOB", "MEMBERS", "SETTING", "SIZE", "JobThreads", "minus_one", "threads"]
 
 HERE = "127.0.0.1"
 NODES = ("a", "b", "c", "d")
@@ -50,7 +50,8 @@ def minus_one(task):
 class JobThreads:
     """The processes of a job as threads. Unlike those of `tests.live.support.threads` no driver repairs anything."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, job=JOB):
+        self.job = job
         self.folder, self.keys = folder, KeyPair.fresh()  # the keys of the coordinator
         self.running = {}
         self.generations = {}
@@ -59,7 +60,7 @@ class JobThreads:
         self.coordinate()
 
     def coordinate(self, port=0):
-        self.process = CoordinatorProcess(JOB, ZmqTransport(HERE, port, keys=self.keys), self.folder)
+        self.process = CoordinatorProcess(self.job, ZmqTransport(HERE, port, keys=self.keys), self.folder)
         self.process.start()
         self.coordinator = self.process.client
 

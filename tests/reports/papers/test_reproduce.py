@@ -32,6 +32,7 @@ def claim(published, measured, low=math.nan, high=math.nan, kind="value", **more
         (claim(2.0, 1.9, 1.5, 2.2, "gain"), "reproduced"),
         (claim(2.0, 1.5, 1.2, 1.7, "gain"), "in part"),
         (claim(2.0, 3.0, 2.5, 3.5, "gain"), "reproduced"),
+        (claim(2.0, 1.5, 1.2, math.inf, "gain"), "in part"),
         (claim(2.0, 1.5, 0.9, 2.1, "gain"), "cannot be told"),
         (claim(2.0, 0.8, 0.7, 0.9, "gain"), "refuted"),
         (claim(2.0, 1.4, kind="gain"), "in part"),

@@ -123,6 +123,26 @@ def test_while_nothing_is_learned_the_hottest_harmless_rate_is_the_best():
     assert begun.hurting > 20
 
 
+def test_mini_batches_do_not_choose_a_heat_that_validation_calls_worse():
+    """A hot rate had damaged the model, a few lucky mini-batches chose it all the same, and it never reached its target."""
+    made = of(space=(RATE,))
+    glances = iter([(0.9, 0.9), (0.8, 0.8), (0.7, 0.7), (0.68, 1.2), (0.66, 1.1)])  # training and validation loss
+    begun, answers = course(made), Answers(made, flat)
+    answer = answers.answer
+
+    def validated(action):
+        if not isinstance(action, Run):
+            return answer(action)
+        trained, loss = next(glances, (5.0, 5.0))
+        answers.losses = lambda _setting, clocks: [trained] * clocks
+        return replace(answer(action), evaluations=(Evaluation(answers.now, 0, loss, float("nan")),))
+
+    answers.answer = validated
+    answers.run(begun.find_heat(begun.heat))
+    tried = [s.learning_rate for s in answers.changes()]
+    assert begun.training.setting.learning_rate == pytest.approx(tried[1])  # with a loss of 0.7
+
+
 def test_policies_are_not_tried_from_the_start_again_because_little_was_learned():
     """Each step down the ladder of policies cost a new start of the job, which one slow window had asked for."""
     made = of(space=(Choice("policy", ("bsp", "asp", "ssp")),), start=replace(job().start, policy="asp"))
@@ -197,3 +217,38 @@ def test_without_snapshots_no_branch_is_forked():
     begun.gauge.begin(1.0)
     answers.run(begun.find_heat(begun.heat))
     assert not any(isinstance(a, Fork | Free) for a in answers.asked)
+
+
+def test_the_heat_that_is_held_follows_the_job_to_other_machines():
+    """What was held named a machine that had left, so every later change of the rate was refused, or moved the job back."""
+    made = of(space=(RATE,))
+    begun, answers = course(made), Answers(made, flat)
+    moved = replace(made.start, workers=made.start.workers[:-1], learning_rate=0.2)
+    holding = Holding(begun.training, begun.heat, RuleParts(), lambda: begun.training.change(moved, "a machine has left"))
+    begun.training.cluster_changed = True
+    answers.run(holding._window())
+    assert holding._held == holding._top == replace(moved, learning_rate=made.start.learning_rate)
+
+
+def test_levels_that_cannot_be_measured_tell_no_time():
+    assert seconds_left([1.0, 2.0, 3.0], [float("nan")] * 3, 0.0, 10.0).mean == 7.0
+
+
+@pytest.mark.parametrize(("after", "held"), [(0.8, 0.2), (1.0, 0.1)])
+def test_a_trial_that_unlearns_what_was_learned_has_failed(after, held):
+    """A hot trial killed the model. That was within the tolerance of noise, so it stayed,
+    and so did every hotter trial after it."""
+    target = replace(job().target, metric="accuracy", value=0.9)
+    made = of(space=(RATE,), target=target, start=replace(job().start, learning_rate=0.1, momentum=0.0))
+    begun = course(made)
+    begun.gauge.begin(1.0, 0.1)
+    answers = Answers(made, lambda setting, clocks: [after] * clocks)
+    answer = answers.answer
+    measured = Evaluation(0.0, 0, after, 0.1 if after == 1.0 else 0.25)
+    answers.answer = lambda action: measured if isinstance(action, Evaluate) else answer(action)
+    holding = Holding(begun.training, begun.heat, RuleParts(cost_rule=False), begun._place_anew)
+    levels = [begun.gauge.level(0.8, 0.17 + 0.01 * i) for i in range(4)]
+    holding._levels, holding._times, holding._low = levels, [1.0, 2.0, 3.0, 4.0], levels[-1]
+    answers.run(holding._try_hotter(levels[-1], -2.0))
+    assert holding._held.learning_rate == pytest.approx(held)
+    assert holding._low == levels[-1] or after < 1.0

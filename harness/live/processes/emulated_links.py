@@ -1,0 +1,132 @@
+"""Links as fast as the scenario's: each node's sockets live in a network namespace of its own, behind a shaped link.
+
+A process enters the namespace of its node only to open its sockets (`in_network`): libzmq connects and listens there from
+then on, and Ray is where it was. The namespaces have no names. Processes that end with the driver keep them, so nothing is
+left behind, even if the driver is killed. A switch in a namespace of its own joins them, and the machine's network is not
+touched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+__all__ = ["COMMANDS", "EmulatedLinks", "emulated_links", "in_network", "why_not"]
+
+COMMANDS = ("ip", "tc", "nsenter", "unshare")
+
+_BURST_SECONDS = 0.005  # of traffic at full speed after a pause; with less the kernel does not reach the rate
+_LEAST_BURST_BYTES = 5_000  # three packets
+_QUEUE_BYTES = 1_000_000  # before packets are dropped: several pushes, or TCP pauses whenever two collide
+_UNSHAPED_BYTES_PER_SECOND = 5e8  # a link between namespaces is hardly faster than this
+_START_SECONDS = 10.0
+_NEW_NETWORK = 0x40000000
+
+T = TypeVar("T")
+
+
+def why_not() -> str:
+    """Why this machine cannot emulate links; empty if it can."""
+    if os.geteuid():
+        return "network namespaces need root"
+    missing = [name for name in COMMANDS if shutil.which(name) is None]
+    return f"the command {missing[0]} is missing" if missing else ""
+
+
+class EmulatedLinks:
+    """The namespace of each process, and its address there."""
+
+    def __init__(self, networks: Mapping[str, tuple[str, str]]) -> None:
+        self._networks = networks
+
+    def of(self, node: str) -> tuple[str, str]:
+        """Address and network of a node; of anybody else, those of the driver's side, whose link is not shaped."""
+        return self._networks.get(node, self._networks[""])
+
+
+@contextmanager
+def emulated_links(rates: Mapping[str, float]) -> Iterator[EmulatedLinks]:
+    """Namespaces for nodes with these rates, bytes per second in each direction. Raises ValueError where that cannot be."""
+    if reason := why_not():
+        raise ValueError(f"Cannot emulate links: {reason}. Leave them out with --emulate=nodes.")
+    with ExitStack() as kept:
+        try:
+            yield EmulatedLinks(dict(_made(kept, rates)))
+        except subprocess.CalledProcessError as error:
+            said = " ".join(error.stderr.split())
+            raise ValueError(
+                f"Cannot emulate links: {' '.join(error.cmd)} says {said!r}. Leave them out with --emulate=nodes."
+            ) from None
+
+
+def _made(kept: ExitStack, rates: Mapping[str, float]) -> Iterator[tuple[str, tuple[str, str]]]:
+    switch = _namespace(kept)
+    _run(switch, "ip link add switch type bridge")
+    _run(switch, "ip link set switch up")
+    for number, (node, rate) in enumerate({"": float("inf"), **rates}.items(), start=1):
+        pid, address = _namespace(kept), f"10.0.{number >> 8}.{number & 255}"
+        _run(switch, f"ip link add p{number} type veth peer name eth0 netns {pid}")
+        _run(switch, f"ip link set p{number} master switch up")
+        for command in ("link set lo up", f"addr add {address}/16 dev eth0", "link set eth0 up"):
+            _run(pid, f"ip {command}")
+        if rate < _UNSHAPED_BYTES_PER_SECOND:
+            burst = max(_LEAST_BURST_BYTES, round(rate * _BURST_SECONDS))
+            for where, device in ((pid, "eth0"), (switch, f"p{number}")):
+                shape = f"root tbf rate {round(rate)}bps burst {burst} limit {_QUEUE_BYTES}"
+                _run(where, f"tc qdisc add dev {device} {shape}")
+        yield node, (address, f"/proc/{pid}/ns/net")
+
+
+def _namespace(kept: ExitStack) -> int:
+    """A process with a network of its own, which ends with us: the other end of its standard input closes then."""
+    process = kept.enter_context(subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE))  # noqa: S607
+    kept.callback(process.kill)
+    ours, until = Path("/proc/self/ns/net").readlink(), time.monotonic() + _START_SECONDS
+    while Path(f"/proc/{process.pid}/ns/net").readlink() == ours:
+        if time.monotonic() > until or process.poll() is not None:
+            raise ValueError("Cannot emulate links: this process may not make network namespaces. Use --emulate=nodes.")
+        time.sleep(0.005)
+    return process.pid
+
+
+def _run(pid: int, command: str) -> None:
+    inside = ["nsenter", f"--net=/proc/{pid}/ns/net", *command.split()]
+    subprocess.run(inside, check=True, capture_output=True, text=True)  # noqa: S603
+
+
+def _enter(network: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path(network).open("rb") as opened:
+        if libc.setns(opened.fileno(), _NEW_NETWORK):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), network)
+
+
+def in_network(network: str, do: Callable[[], T]) -> T:
+    """What `do` returns or raises, called in a thread that has moved to a network (``/proc/PID/ns/net``); if that is "", in
+    this thread. Sockets that are opened there stay there, and so do the threads that are started."""
+    if not network:
+        return do()
+    found: list[T] = []
+    failed: list[BaseException] = []
+
+    def moved() -> None:
+        try:
+            _enter(network)
+            found.append(do())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=moved, name="in a network of its own")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return found[0]
