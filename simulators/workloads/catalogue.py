@@ -27,6 +27,7 @@ __all__ = [
     "Digits",
     "Libsvm",
     "Mnist",
+    "Mnist1d",
     "Ratings",
     "Source",
     "load_workloads",
@@ -103,6 +104,14 @@ class Clicks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     seed: int = 0
 
 
+class Mnist1d(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="mnist-1d"):
+    """`data.mnist1d`."""
+
+    samples: int = 5_000
+    valid_samples: int = 1_000
+    seed: int = 0
+
+
 class Ratings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="ratings"):
     """`data.ratings`."""
 
@@ -116,7 +125,7 @@ class Ratings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     seed: int = 0
 
 
-Source: TypeAlias = Digits | BreastCancer | Mnist | Cifar10 | Libsvm | Classification | Clicks | Ratings
+Source: TypeAlias = Digits | BreastCancer | Mnist | Cifar10 | Libsvm | Classification | Clicks | Mnist1d | Ratings
 
 
 class _WorkloadTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -303,6 +312,7 @@ def _dataset(source: Source, path: str) -> Any:
         Libsvm: lambda: files.libsvm(path, **fields),
         Classification: lambda: datasets.classification(**fields),
         Clicks: lambda: datasets.clicks(**fields),
+        Mnist1d: lambda: datasets.mnist1d(**fields),
         Ratings: lambda: datasets.ratings(**fields),
     }
     return made[type(source)]()

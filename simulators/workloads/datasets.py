@@ -12,7 +12,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Arrays", "Dataset", "breast_cancer", "classification", "clicks", "digits", "ratings", "split", "subset"]
+__all__ = [
+    "Arrays",
+    "Dataset",
+    "breast_cancer",
+    "classification",
+    "clicks",
+    "digits",
+    "mnist1d",
+    "ratings",
+    "split",
+    "subset",
+]
 
 Arrays = tuple[NDArray[np.generic], ...]
 
@@ -84,6 +95,61 @@ def classification(
     given[flipped] = (labels[flipped] + rng.integers(1, classes, size=len(flipped))) % classes
     y = given.astype(np.int32)
     return Dataset((x[:samples], y[:samples]), (x[samples:], y[samples:]), classes, (features,))
+
+
+_TEMPLATES = np.array(
+    [
+        [5, 6, 6.5, 6.75, 7, 7, 7, 7, 6.75, 6.5, 6, 5],
+        [5, 3, 3, 3.4, 3.8, 4.2, 4.6, 5, 5.4, 5.8, 5, 5],
+        [5, 6, 6.5, 6.5, 6, 5.25, 4.75, 4, 3.5, 3.5, 4, 5],
+        [5, 6, 6.5, 6.5, 6, 5, 5, 6, 6.5, 6.5, 6, 5],
+        [5, 4.4, 3.8, 3.2, 2.6, 2.6, 5, 5, 5, 5, 5, 5],
+        [5, 3, 3, 3, 3, 5, 6, 6.5, 6.5, 6, 4.5, 5],
+        [5, 4, 3.5, 3.25, 3, 3, 3, 3, 3.25, 3.5, 4, 5],
+        [5, 7, 7, 6.6, 6.2, 5.8, 5.4, 5, 4.6, 4.2, 5, 5],
+        [5, 4, 3.5, 3.5, 4, 5, 5, 4, 3.5, 3.5, 4, 5],
+        [5, 4, 3.5, 3.5, 4, 5, 5, 5, 5, 4.7, 4.3, 5],
+    ]
+)
+"""The drawings of the ten digits in MNIST-1D: published constants, of the public generator (Apache-2.0)."""
+
+
+def mnist1d(samples: int = 5_000, valid_samples: int = 1_000, seed: int = 0) -> Dataset:
+    """MNIST-1D (Greydanus 2020, arXiv 2011.14439): ten digits drawn as curves of 40 points, `samples` with validation.
+
+    A linear model stays near 32 %, a perceptron near 68 %, a convolutional network reaches 94 % (published figures). The
+    generator is written anew from the paper's description with the published templates and constants; its draws are our
+    own, so samples differ from those of the authors' file, and their distribution does not.
+    """
+    _check(samples=(samples, 20), valid_samples=(valid_samples, 10))
+    from scipy.ndimage import gaussian_filter1d
+
+    rng = np.random.default_rng(seed)
+    curves = _TEMPLATES - _TEMPLATES.mean(1, keepdims=True)
+    curves /= curves.std(1, keepdims=True)
+    curves = (curves - curves[:, :1]) / 6.0  # a curve starts and ends at 0
+    labels = np.arange(samples) % len(curves)
+    length, width = curves.shape[1], 72
+    # Pad by 36 to 60 zeros, then stretch to 72 points: the curve takes a sixth to a quarter of them.
+    padded = length + rng.integers(36, 60, size=(samples, 1), endpoint=True)
+    at = np.linspace(0, 1, width) * (padded - 1)
+    left = at.astype(int)
+    wide = np.pad(curves, ((0, 0), (0, 62)))
+    low, high = (wide[labels[:, None], left + i] for i in (0, 1))
+    x = low + (at - left) * (high - low)
+    drawn = left < length
+    # Scale by 0.8 to 1.2, and shift by up to 47 points, around the end.
+    x = x * (1 + 0.4 * (rng.random((samples, 1)) - 0.5))
+    turned = (np.arange(width) - rng.integers(48, size=(samples, 1))) % width
+    x, drawn = (np.take_along_axis(a, turned, axis=1) for a in (x, drawn))
+    # Correlated noise where no curve is, white noise everywhere, a slope of up to 0.375, and every point of 40.
+    background = gaussian_filter1d(0.25 * rng.normal(size=x.shape), 2, axis=1)
+    x = np.where(drawn, x, background) + 0.02 * rng.normal(size=x.shape)
+    x -= 0.75 * (rng.random((samples, 1)) - 0.5) * np.linspace(-0.5, 0.5, width)
+    at = np.linspace(0, width - 1, 40)
+    left = np.minimum(at.astype(int), width - 2)
+    x = x[:, left] + (at - left) * (x[:, left + 1] - x[:, left])
+    return split((x - x.mean()) / x.std(), labels, (40,), valid_samples=valid_samples, seed=seed)
 
 
 def clicks(

@@ -15,8 +15,9 @@ from tuners.settings import Choice, Integer, Real
 from tuners.testing import check_tuner, exchanges
 
 POLICIES = {"bsp", "asp", "ssp", "dssp", "k_sync", "k_batch_sync", "k_async", "backup_workers", "sync_switch", "rlp"}
+POLICIES |= {"ringmaster", "dbw", "adasync"}
 TUNABLES = {"mltuner", "spearmint", "hyperband", "asha"}
-SCHEDULES = {"bespoke_bo", "uniform_devices", "uniform_gpus", "schedule_search"}
+SCHEDULES = {"bespoke_bo", "uniform_devices", "uniform_gpus", "schedule_search", "lb_bsp"}
 ROLES = {"cruise"}
 ANY = {"joint", "random_search", "tpe"}
 

@@ -20,8 +20,10 @@ from tests.simulators.workloads.test_datasets import cifar_folder, mnist_folder 
 
 LEARNS = ("digits-mlp", "digits-logistic", "digits-svm", "digits-cnn", "cancer-logistic", "clouds-mlp", "ratings-mf")
 LEARNS += ("digits-lstm", "tfonline-logr", "tfonline-svm", "tfonline-cifar", "tfonline-imagenet8", "rlp-digits")
+LEARNS += ("mnist1d-mlp",)
 READS = ("mnist-mlp", "rlp-mnist", "cifar10-cnn", "libsvm-logistic", "libsvm-svm")
 PARAMETERS = {"digits-mlp": 19_210, "digits-logistic": 650, "digits-svm": 650, "digits-cnn": 1_898, "ratings-mf": 20_000}
+PARAMETERS["mnist1d-mlp"] = 41 * 256 + 257 * 128 + 129 * 10
 PARAMETERS["digits-lstm"] = (8 + 16 + 1) * 4 * 16 + 17 * 10
 
 
