@@ -39,8 +39,10 @@ gamma, epsilon, rate, anneal, replay (N), batch, copy (c), optimizer (sgd, adam)
 returns (in pre-training: undiscounted, discounted), unit_seconds of rewards, and as_printed=true,
 which follows the paper's text also where it is wrong. The defaults are the paper's."""
 
-_PRINTED_ONLY = ("episodes", "pretrain", "workload", "data", "depths", "rates", "sleeps", "skew", "accuracy", "workers")
-_PRINTED_ONLY += ("pushes", "lanes", "resume")
+_PRINTED_ONLY = (
+    *("episodes", "pretrain", "workload", "data", "depths", "rates", "sleeps", "skew", "accuracy", "workers"),
+    *("pushes", "lanes", "resume"),
+)
 _LINE_INSTANCES = 50  # of a broad policy's training, per line of output
 
 
@@ -104,12 +106,12 @@ def _train(usual: Mapping[str, object], options: argparse.Namespace) -> int:
 
 
 def _train_broad(options: argparse.Namespace) -> str:
-    from harness.training.hindsight import HindsightPlan, Played, learn
+    from harness.training.hindsight import HindsightPlan, InstancePlayed, learn
 
     given = {name: getattr(options, name) for name in ("instances", "rounds", "seed")}
     plan = HindsightPlan(**{name: value for name, value in given.items() if value is not None})
 
-    def watch(over: Played) -> None:
+    def watch(over: InstancePlayed) -> None:
         if over.number % _LINE_INSTANCES == 0 or over.number == over.of:
             print(f"{over.number}/{over.of}  {over.by}", flush=True)  # noqa: T201
 

@@ -10,7 +10,7 @@
 
 Deep Q-learning, as in the paper, has to find out from one long run after another what a single push contributed. Here whole
 runs are compared. Evolution (CMA-ES) on runs of the policy itself was tried first, with 400 runs per generation: after 20
-generations it was no better than the rule at which it began, because the noise of runs was larger than what it changed.
+generations it stood at 1.32 times the best rule's time, and the rule at which it began at 1.30 (60 instances, one training).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from tuners.rlp import policy_file
 from tuners.rlp.broad import MODES, PooledNetwork, TrainedBroad, decided, mode_values, rule_network
 from tuners.rlp.sight import JOB, WORKER, Sight, features, first_sight, seen
 
-__all__ = ["RULE", "HindsightPlan", "Judged", "Played", "judged", "learn", "log_ratio"]
+__all__ = ["RULE", "HindsightPlan", "InstancePlayed", "Judged", "judged", "learn", "log_ratio"]
 
-RULE = {"round_from": 1.7, "mode": 3, "undone": 4.0}  # the three numbers, by a random search over 60
+RULE = partial(rule_network, round_from=1.7, mode=3, undone=4.0)  # found by a search over 60, rounded
 _FIRST_SEED = 10**6  # as for `harness.training.train`: lower seeds are for evaluation
 _MOST_PUSHES = 1200  # of a run
 _CAP = 3.0  # times the best seconds, at which a run is stopped
@@ -67,7 +67,7 @@ class HindsightPlan:
         return f"harness train rlp --form broad --instances {self.instances} --rounds {self.rounds} --seed {self.seed}"
 
 
-class Played(NamedTuple):
+class InstancePlayed(NamedTuple):
     """An instance is played in all modes, or by the policy."""
 
     number: int  # from 1
@@ -92,7 +92,7 @@ class _Recorder(NamedTuple):
     number: Array  # int32: pushes so far
 
 
-def learn(plan: HindsightPlan, out: Path, *, watch: Callable[[Played], None] = lambda _: None) -> TrainedBroad:
+def learn(plan: HindsightPlan, out: Path, *, watch: Callable[[InstancePlayed], None] = lambda _: None) -> TrainedBroad:
     """Carry out `plan` and write the policy to `out`. It takes minutes, so there is no checkpoint.
 
     Raises ValueError if `out` exists already or no instance reaches its target in any mode.
@@ -102,20 +102,20 @@ def learn(plan: HindsightPlan, out: Path, *, watch: Callable[[Played], None] = l
     program_cache.use()
     instances = [drawn_instance(_FIRST_SEED * (plan.seed + 1) + number) for number in range(plan.instances)]
     ready = [_ready(instance, _MOST_PUSHES, _CAP) for instance in instances]
-    network = rule_network(**RULE, seed=plan.seed)
+    network = RULE(seed=plan.seed)
     costs, rows = list[NDArray[np.float64]](), list[tuple[int, _Spans]]()
     for number, one in enumerate(ready):
         found = _in_all_modes(one, network)
         costs.append(np.array([seconds for seconds, _ in found]))
         rows += [(number, spans) for _, spans in found]
-        watch(Played(number + 1, len(ready), "every mode"))
+        watch(InstancePlayed(number + 1, len(ready), "every mode"))
     network = _fitted(plan, network, costs, rows)
     for again in range(plan.rounds):
         for number, one in enumerate(ready):
             rows.append((number, _recorded(one, network, -1, _CAP * float(costs[number].min()))[1]))
-            watch(Played(number + 1, len(ready), f"the policy, round {again + 1}"))
+            watch(InstancePlayed(number + 1, len(ready), f"the policy, round {again + 1}"))
         network = _fitted(plan, network, costs, rows)
-    made = TrainedBroad(network, {"command": plan.command(), "seed": plan.seed, "plan": asdict(plan), "rule": RULE})
+    made = TrainedBroad(network, {"command": plan.command(), "seed": plan.seed, "plan": asdict(plan), "rule": RULE.keywords})
     out.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(out, policy_file.dumps(made))
     return made
@@ -168,8 +168,8 @@ def log_ratio(of: Judged, policy: SyncPolicy) -> float:
 
 def _ready(instance: Instance, most_pushes: int, cap: float) -> Judged:
     begun = instance.begin(simple_rules(1)["asp"])
-    held = jax.device_put((instance.context.data, begun.inputs, begun.state))  # type: ignore[no-untyped-call]
-    return Judged(begun.program, *held, {}, cap, most_pushes)
+    data, inputs, state = jax.device_put((instance.context.data, begun.inputs, begun.state))
+    return Judged(begun.program, data, inputs, state, {}, cap, most_pushes)
 
 
 def _run(of: Judged, policy: SyncPolicy, limit: float) -> loop.Clock:
@@ -246,7 +246,7 @@ def _fitted(
 
 
 def _log_ratios(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.log(np.minimum(seconds / seconds.min(), _CAP))
+    return np.asarray(np.log(np.minimum(seconds / seconds.min(), _CAP)), np.float64)
 
 
 @partial(jax.jit, static_argnames="steps")

@@ -27,7 +27,7 @@ from harness.training.instances import Instance, InstanceKind, draw
 from harness.training.varied import CONDITIONS
 from tuners.actions import SyncPolicy
 from tuners.rlp import policy_file, tuner
-from tuners.rlp.broad import broad_policy, rule_network
+from tuners.rlp.broad import broad_policy
 
 __all__ = ["HELD_OUT", "HeldOut", "main", "table"]
 
@@ -125,7 +125,7 @@ def main() -> None:
     policies = {
         "rlp": tuner.policy_of(played),
         "rlp[as_printed=true]": tuner.policy_of(policy_file.shipped_as_printed()),
-        "the rule of three numbers": broad_policy(rule_network(**RULE)),
+        "the rule of three numbers": broad_policy(RULE()),
     }
     seeds = range(given.first, given.first + given.instances)
     for name in given.classes:

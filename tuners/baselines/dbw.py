@@ -21,8 +21,10 @@ probe where they group gradients; the job then goes on as it is.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -127,7 +129,7 @@ def _with_dynamic_backups(state: _Rounds, push: Push) -> tuple[_Rounds, Decision
     full = pushed >= size
     release = jnp.where(full, push.waiting, mine & ~fresh)
     ended = _next_round(state, push, size, workers)
-    state = _Rounds(*(_where(full, new, old) for new, old in zip(ended, state, strict=True)))
+    state = jax.tree.map(partial(jnp.where, full), ended, state)
     return state._replace(begun=jnp.where(release, state.round, state.begun)), Decision(
         release=release, accept=fresh, step=full
     )
@@ -170,9 +172,11 @@ def _next_round(state: _Rounds, push: Push, size: Array, workers: Array) -> _Rou
     decrease = state.loss_before - loss
     seen = jnp.isfinite(decrease)
     keep = 1.0 - state.rate
-    gain = _Gain(*(keep * part for part in state.gain[:-1]), state.gain.steps)
+    gain: _Gain = jax.tree.map(lambda part: keep * part, state.gain)
     gain = gain._replace(
-        missing=gain.missing + jnp.where(seen, first - decrease, 0.0), noise=gain.noise + jnp.where(seen, noise / size, 0.0)
+        steps=state.gain.steps,
+        missing=gain.missing + jnp.where(seen, first - decrease, 0.0),
+        noise=gain.noise + jnp.where(seen, noise / size, 0.0),
     )
     counts = jnp.arange(1, state.seconds.shape[0] + 1)
     # (L eta^2 / 2) / (eta - L eta^2 / 2), which V's term is multiplied by.
@@ -213,9 +217,3 @@ def _running_maximum(values: Array) -> Array:
     """The largest of the first 1, 2, ... values, [k]."""
     upto = jnp.tril(jnp.ones((values.shape[0],) * 2, bool))
     return jnp.max(jnp.where(upto, values[None, :], -jnp.inf), axis=1)
-
-
-def _where(condition: Array, new: object, old: object) -> object:
-    if isinstance(new, _Gain) and isinstance(old, _Gain):
-        return _Gain(*(jnp.where(condition, a, b) for a, b in zip(new, old, strict=True)))
-    return jnp.where(condition, new, old)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 
 from harness.cli.main import main
 from harness.training import hindsight
-from harness.training.hindsight import HindsightPlan, Played, judged, learn, log_ratio
+from harness.training.hindsight import HindsightPlan, InstancePlayed, judged, learn, log_ratio
 from harness.training.varied import SHAPES, Shape, drawn_instance, simple_rules
 from tuners.rlp import policy_file
 from tuners.rlp.broad import MODES, TrainedBroad, broad_policy, rule_network
@@ -25,7 +25,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_training_gives_the_same_bytes_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = list[Played]()
+    told = list[InstancePlayed]()
     made = learn(PLAN, tmp_path / "one.npz", watch=told.append)
     assert [t.number for t in told] == [1, 2, 1, 2]
     learn(PLAN, tmp_path / "two.npz")
@@ -45,7 +45,7 @@ def test_a_training_gives_the_same_bytes_again(tmp_path: Path, capsys: pytest.Ca
 def test_the_network_learns_to_choose_what_was_faster() -> None:
     """Two made-up jobs that look different: one mode is fastest on the first, another on the second."""
     plan, rng = HindsightPlan(instances=2, steps=200), np.random.default_rng(0)
-    first = rule_network(**hindsight.RULE, seed=0)
+    first = hindsight.RULE(seed=0)
     fastest, spans, nodes = (0, 3), 11, 17
     rows = [
         (
