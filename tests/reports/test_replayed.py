@@ -81,12 +81,14 @@ def test_the_verdict_says_whether_the_winner_differs(theirs: tuple[float, ...], 
             rows += [score_row(name, tuner, seed, seconds * (1 + 0.01 * seed), setting=end) for seed in range(5)]
     results = frames(rows)
     found = verdict(results, "replay-spot")
-    assert found.same is same
+    assert found.differs is not same
+    assert found.leaders == ("asp", "asp" if same else "bsp")
     assert found.replayed.startswith("Use asp")
     assert found.fitted.startswith("Use asp" if same else "Use bsp")
     page = write(tmp_path / "replayed.html", [load("replay-spot")], results).read_text()
     assert f"The winner differs on {0 if same else 1} of 1" in re.sub(r"\s+", " ", page)
-    assert ("<strong>The winner differs.</strong>" in page) is not same
+    assert ("The winner differs: asp under replay, bsp under the fit." in page) is not same
+    assert ("The same winner: asp." in page) is same
     assert page == write(tmp_path / "again.html", [load("replay-spot")], results).read_text()
 
 
