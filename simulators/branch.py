@@ -75,6 +75,7 @@ class JobContext:
             seed=self.seed,
             effects=effects,
             factors=self.factors,
+            control_queue=self.cluster.control_queue,
         )
         return PreparedSetting(
             setting, policy, program, inputs, served(self.cluster.nodes, self.workload.demand, setting, effects)

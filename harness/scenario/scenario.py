@@ -283,7 +283,7 @@ def _cluster(table: ClusterTable, origin: Path) -> Cluster:
         first = counts.get(group.prefix, 0)
         counts[group.prefix] = first + group.count
         nodes += [(f"{group.prefix}{i}", known[group.type]) for i in range(first, first + group.count)]
-    return Cluster(tuple(nodes), table.discipline, table.latency_seconds)
+    return Cluster(tuple(nodes), table.discipline, table.latency_seconds, table.control_queue)
 
 
 def _known(table: WorkloadTable, origin: Path) -> WorkloadTable:

@@ -55,6 +55,7 @@ class ClusterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: tuple[NodeGroup, ...]
     discipline: Literal["maxmin", "fifo", "uneven"] = "maxmin"
     latency_seconds: _Amount = 0.0
+    control_queue: _Amount = 0.0  # share of the pushes queued at the servers that a pull's request waits for, 0 to 1
     profiles: str | None = None  # a file with the user's own node types; the path is relative to the scenario's file
 
 

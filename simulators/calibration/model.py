@@ -23,6 +23,7 @@ from tuners import policies
 from tuners.actions import Run, Setting, Target
 
 __all__ = [
+    "SEEDS",
     "Constants",
     "Estimate",
     "Row",
@@ -38,8 +39,9 @@ __all__ = [
 ]
 
 _ALIKE = 0.05  # relative difference below which workers count as equally fast
-_WARM_UP, _CYCLES, _PUSHES = 20, 40, 400  # of one seed: cycles per worker before and while measuring, and the least pushes
-_SEEDS = (4, 64)  # least and most number of seeds that a simulated mean is taken over
+_WARM_UP, _CYCLES, _PUSHES = 20, 40, 1600  # of one seed: cycles per worker before and while measuring, and the least pushes
+_LEAST_SEEDS = 4  # that a simulated mean is taken over
+SEEDS = 64  # at most
 _PRECISE = 0.005  # relative standard error at which no further seed is simulated
 
 
@@ -156,6 +158,7 @@ class Constants:
     jitter: float = 0.1
     sleeps: Sleeps | None = None
     discipline: Literal["maxmin", "uneven"] = "maxmin"  # how transfers share NICs, as in `Cluster`
+    control_queue: float = 0.0  # as in `Cluster`
     in_transfers: bool = False  # recorded pull and push times include messages and latency; otherwise compute time does
 
     def overhead_seconds(self, row: Row) -> float:
@@ -190,7 +193,7 @@ def cluster(constants: Constants, row: Row) -> Cluster:
     nics = (*row.nics, *(1.0,) * (row.workers + spare - len(row.nics)))
     kinds = [node_type(constants, speed=s, nic=n) for s, n in zip((*speeds, *(1.0,) * spare), nics, strict=True)]
     nodes = tuple((f"n{i}", kind) for i, kind in enumerate(kinds))
-    return Cluster(nodes, constants.discipline, latency_seconds=constants.latency_seconds)
+    return Cluster(nodes, constants.discipline, constants.latency_seconds, constants.control_queue)
 
 
 @cache
@@ -224,6 +227,7 @@ def plant(constants: Constants, row: Row) -> EngineInputs:
         policy_seconds=policy.seconds,
         slowdown=np.ones(len(made.nodes)),
         seed=0,
+        control_queue=made.control_queue,
     )
 
 
@@ -234,11 +238,11 @@ class Estimate(NamedTuple):
     error: float  # relative standard error of the cycle's mean
 
 
-def simulated(constants: Constants, row: Row) -> Estimate:
+def simulated(constants: Constants, row: Row, seeds: int = SEEDS) -> Estimate:
     """The mean parts of a cycle that the engine simulates for a row, after a warm-up in which workers fall out of step.
 
     A mean over seeds (independent replications; Law, Simulation Modeling and Analysis, Section 9.5.2): as many as it takes
-    to bring its standard error to `_PRECISE`, within `_SEEDS`. nan if the engine completes no push.
+    to bring its standard error to `_PRECISE`, at most `seeds`. nan if the engine completes no push.
     """
 
     def once(seed: int) -> tuple[float, ...]:
@@ -252,7 +256,7 @@ def simulated(constants: Constants, row: Row) -> Estimate:
         parts = (float(p.mean()) for p in (pushes.compute_seconds, pushes.pull_seconds, pushes.push_seconds))
         return (*parts, window.seconds * row.workers / len(pushes.seconds))
 
-    found = _over_seeds(once)
+    found = _over_seeds(once, seeds)
     return Estimate(Spans(*found.mean(axis=0)), relative_error(found[:, 3]))
 
 
@@ -275,10 +279,9 @@ def relative_error(values: NDArray[np.float64]) -> float:
     return float(values.std(ddof=1) / math.sqrt(len(values)) / max(abs(values.mean()), 1e-300))
 
 
-def _over_seeds(once: Callable[[int], tuple[float, ...]]) -> NDArray[np.float64]:
+def _over_seeds(once: Callable[[int], tuple[float, ...]], most: int = SEEDS) -> NDArray[np.float64]:
     """The results of `once` for seeds 0, 1, ... until the mean of the last column is precise, [seeds, k]."""
-    least, most = _SEEDS
-    found = [once(seed) for seed in range(least)]
+    found = [once(seed) for seed in range(_LEAST_SEEDS)]
     while len(found) < most and relative_error(np.array(found)[:, -1]) > _PRECISE:
         # Twice as many: a stop after every seed would favour means whose error is small by chance.
         found += [once(seed) for seed in range(len(found), min(2 * len(found), most))]

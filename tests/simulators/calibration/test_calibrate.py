@@ -48,7 +48,7 @@ def row(workers, servers, batch=16, threads=1, policy="asp", **more):
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """Simulate fewer pushes and search for a shorter time: a little less exact, and much faster."""
-    for name, value in (("_PUSHES", 120), ("_CYCLES", 10), ("_WARM_UP", 5), ("_SEEDS", (2, 2))):
+    for name, value in (("_PUSHES", 120), ("_CYCLES", 10), ("_WARM_UP", 5), ("_LEAST_SEEDS", 2), ("_PRECISE", 1.0)):
         monkeypatch.setattr(model, name, value)
     monkeypatch.setattr(calibrate, "_ROUNDS", 1)
     monkeypatch.setattr(closed_form, "_ROUNDS", 20)
