@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from simulators.calibration.closed_form import Spans
 from simulators.cluster.cluster import Cluster
-from simulators.cluster.conditions import Conditions, Sleeps
+from simulators.cluster.conditions import Conditions, LinkDelay, Sleeps, link_delays
 from simulators.cluster.profiles import Device, NodeType
 from simulators.engine.inputs import EngineInputs, build
 from simulators.jobs import JobSpec
@@ -63,6 +63,7 @@ class Row:
     shared: bool = False  # servers run on the workers' machines
     speeds: tuple[float, ...] = ()  # of the workers, relative; (): all equal
     nics: tuple[float, ...] = ()  # of the workers, then of servers on their own machines, relative; (): all equal
+    delays: tuple[float, ...] = ()  # seconds, one way, of the links of the same machines as `nics`; (): none
     worker_seconds: tuple[tuple[int, float], ...] = ()  # number of each worker, and its median compute seconds
     compute_seconds: float = math.nan
     pull_seconds: float = math.nan
@@ -84,8 +85,8 @@ class Row:
 
     @property
     def unlike_hosts(self) -> bool:
-        """Whether the machines differ in the speed of their processors or in the rate of their links."""
-        return len({*self.speeds}) > 1 or len({*self.nics}) > 1
+        """Whether the machines differ in the speed of their processors, or in the rate or the delay of their links."""
+        return any(len({*each}) > 1 for each in (self.speeds, self.nics, self.delays))
 
     @property
     def barrier(self) -> bool:
@@ -155,6 +156,7 @@ class Constants:
     apply_exponent: float = 1.0
     master_seconds: float = 0.0
     master_sample_seconds: float = 0.0
+    delay_messages: float = 2.0
     jitter: float = 0.1
     sleeps: Sleeps | None = None
     discipline: Literal["maxmin", "uneven"] = "maxmin"  # how transfers share NICs, as in `Cluster`
@@ -216,7 +218,7 @@ def setting(row: Row) -> Setting:
 def plant(constants: Constants, row: Row) -> EngineInputs:
     """The numbers that the simulator runs a row on."""
     made, policy = cluster(constants, row), policies.named(row.policy, row.staleness)
-    return build(
+    inputs = build(
         made.nodes,
         made.latency_seconds,
         Workload(name=row.workload, demand=demand(constants), proxy=None),
@@ -229,6 +231,12 @@ def plant(constants: Constants, row: Row) -> EngineInputs:
         seed=0,
         control_queue=made.control_queue,
     )
+    if not row.delays:
+        return inputs
+    names = tuple(name for name, _ in made.nodes)
+    delay_seconds = np.array([*row.delays, *(0.0,) * (len(names) - len(row.delays))])
+    delays = link_delays(names, setting(row.setting_only()), delay_seconds, constants.delay_messages)
+    return inputs._replace(overhead_seconds=np.asarray(inputs.overhead_seconds) + delays)  # type: ignore[arg-type]
 
 
 class Estimate(NamedTuple):
@@ -290,7 +298,8 @@ def _over_seeds(once: Callable[[int], tuple[float, ...]], most: int = SEEDS) -> 
 
 def _system(constants: Constants, row: Row, seed: int) -> SimulatedSystem:
     job = Workload(name=row.workload, demand=demand(constants), proxy=None)
-    conditions = Conditions(jitter=constants.jitter, sleeps=constants.sleeps)
+    delays = tuple(LinkDelay((f"n{i}",), seconds) for i, seconds in enumerate(row.delays) if seconds)
+    conditions = Conditions(jitter=constants.jitter, sleeps=constants.sleeps, delays=delays)
     spec = JobSpec(
         name="calibration",
         cluster=cluster(constants, row),
