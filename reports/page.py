@@ -97,19 +97,22 @@ def pages(
     *,
     first: str = "report.html",
     with_files: bool = True,
+    only_overview: bool = False,
 ) -> dict[str, str]:
     """The pages for `results`, by file name; `scenarios` are the texts of the scenarios as they were run, by name.
 
     `runs` packs a run for the drawing of its workers, as `gantt.packed_run` does. `first` is the name of the first page.
-    Without `with_files`, nothing refers to the files of single runs.
+    Without `with_files`, nothing refers to the files of single runs. With `only_overview`, there is no page per scenario
+    beside the overview of several.
     """
     table = summary(results)
     names = list(dict.fromkeys(table["scenario"].to_list()))
     common = {"versions": _versions(results.manifest), "reference": REFERENCE, "oracle": ORACLE}
     made = {}
+    alone = only_overview and len(names) > 1
     if len(names) != 1:
-        made[first] = _overview(results, table, names, first, common)
-    for name in names:
+        made[first] = _overview(results, table, names, None if alone else first, common)
+    for name in () if alone else names:
         own = page_name(name, names, first)
         section = _section(
             name, table, results, scenarios.get(name, ""), runs, "../" * own.count("/") if with_files else None
@@ -192,7 +195,8 @@ class _FamilySection:
     figures: list[_Numbered | None]
 
 
-def _overview(results: Results, table: pl.DataFrame, names: list[str], first: str, common: dict[str, Any]) -> str:
+def _overview(results: Results, table: pl.DataFrame, names: list[str], first: str | None, common: dict[str, Any]) -> str:
+    """The overview; `first` is its name, for the addresses of the pages that it links to. None: it links to none."""
     sections = []
     for i, (family, members) in enumerate(arenas.families(names).items()):
         found = arenas.arenas_of(results, members, family)
@@ -200,7 +204,10 @@ def _overview(results: Results, table: pl.DataFrame, names: list[str], first: st
         figures = [_figure(d) for d in overview_figures(found, f"over{i}").all()] if found.rows.height else []
         title = f"Family {family}" if family else "All scenarios"
         sections.append(_FamilySection(title, arenas.answer(found), arenas.sentences(found), found.base, rows, figures))
-    each = [(name, quote(page_name(name, names, first)), answer(table.filter(pl.col("scenario") == name))) for name in names]
+    each = [
+        (name, quote(page_name(name, names, first)) if first else "", answer(table.filter(pl.col("scenario") == name)))
+        for name in names
+    ]
     return fill("overview.html.j2", title=f"{len(names)} scenarios", sections=sections, scenarios=each, **common)
 
 

@@ -6,6 +6,8 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+import polars as pl
+
 from reports.export import markdown
 from reports.figures.gantt import packed_run
 from reports.page import pages, texts
@@ -17,8 +19,11 @@ from traces.store import Results, load_results, write_bytes
 __all__ = ["publish"]
 
 
-def publish(folder: Path, out: Path) -> Path:
+def publish(folder: Path, out: Path, *, only_overview: bool = False) -> Path:
     """Write the site of the comparison in `folder` to the new folder `out`, and return the path of its first page.
+
+    With `only_overview`, a comparison of several scenarios gets no page per scenario. The tables of evaluations and of
+    settings, which are most of its bytes, are left out, and the host's times are summed per tuner.
 
     Raises ValueError, and writes nothing, where `folder` holds no results or lacks a run, or where `out` is there already.
     """
@@ -34,18 +39,23 @@ def publish(folder: Path, out: Path) -> Path:
     shutil.rmtree(partly, ignore_errors=True)
     try:
         for name, text in pages(
-            results, texts(folder), partial(packed_run, folder), first="index.html", with_files=False
+            results,
+            texts(folder),
+            partial(packed_run, folder),
+            first="index.html",
+            with_files=False,
+            only_overview=only_overview,
         ).items():
             _write(partly / name, text.encode())
-        for name, frame, schema in (
-            ("scores", results.scores, SCORES),
-            ("evaluations", results.evaluations, EVALUATIONS),
-            ("settings", results.settings, SETTINGS),
-        ):
-            (partly / "tables").mkdir(parents=True, exist_ok=True)
-            store.write(frame, partly / "tables" / f"{name}.parquet", schema)
+        (partly / "tables").mkdir(parents=True)
+        store.write(results.scores, partly / "tables" / "scores.parquet", SCORES)
+        if only_overview:
+            _write(partly / "tables" / "host.csv", _host_by_tuner(folder / "host.csv").write_csv().encode())
+        else:
+            store.write(results.evaluations, partly / "tables" / "evaluations.parquet", EVALUATIONS)
+            store.write(results.settings, partly / "tables" / "settings.parquet", SETTINGS)
+            _write(partly / "tables" / "host.csv", (folder / "host.csv").read_bytes())
         _write(partly / "tables" / "summary.csv", summary(results).write_csv().encode())
-        _write(partly / "tables" / "host.csv", (folder / "host.csv").read_bytes())
         _write(partly / "report.md", markdown(results).encode())
         for path in sorted((folder / "scenarios").glob("*.toml")):
             _write(partly / "scenarios" / path.name, path.read_bytes())
@@ -54,6 +64,17 @@ def publish(folder: Path, out: Path) -> Path:
     finally:
         shutil.rmtree(partly, ignore_errors=True)
     return out / "index.html"
+
+
+def _host_by_tuner(path: Path) -> pl.DataFrame:
+    """What the runs of each tuner cost the host: number of runs, and sums of seconds, by machine. The oracle's are one."""
+    name = pl.col("tuner").str.split("+").list.first()
+    return (
+        store.read_host(path)
+        .group_by(name, "machine")
+        .agg(pl.len().alias("runs"), pl.col("thinking_seconds", "wall_seconds").sum().round(1))
+        .sort("tuner", "machine")
+    )
 
 
 def _missing(results: Results) -> str | None:

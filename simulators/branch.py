@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.compute_factors import NO_FACTORS, Factors
 from simulators.cluster.conditions import Conditions, Disturbance, link_delays
-from simulators.engine import edits, learning, loop, timing
+from simulators.engine import learning, loop
 from simulators.engine.inputs import (
     NO_EFFECTS,
     Effects,
@@ -25,7 +25,6 @@ from simulators.engine.inputs import (
     served,
 )
 from simulators.engine.learning import TrainingData
-from simulators.engine.timing import WAIT
 from simulators.workloads.workload import Workload
 from tuners.actions import Cost, Evaluation, Job, Rejected, Setting, Status, SyncPolicy
 
@@ -121,8 +120,8 @@ class Branch:
     @property
     def resting(self) -> frozenset[str]:
         """Nodes that are in no mini-batch."""
-        waits = np.asarray(self.state.clock.flight.phase) == WAIT
-        return frozenset(n.name for n, rests in zip(self.context.job.nodes, waits, strict=True) if rests)
+        nodes = zip(self.context.job.nodes, loop.waiting(self.state), strict=True)
+        return frozenset(node.name for node, waits in nodes if waits)
 
     def advance(self, clocks: int, until_seconds: float, rows: int) -> NDArray[np.float64]:
         """Train to so many more pushes, at most `rows`, or to the last event before `until_seconds`; records, [n, 11]."""
@@ -150,25 +149,22 @@ class Branch:
 
     def catch_up(self, now: float) -> None:
         """Bring the progress of all workers to `now`. Call it before inputs change, which hold for what comes after."""
-        self.state = edits.catch_up(self.program, self.inputs, self.state, np.float64(now))
+        self.state = loop.catch_up(self.program, self.inputs, self.state, np.float64(now))
 
     def resume_at(self, until: float, latest: Branch) -> None:
         """Shift the branch's clock to `until`, as if no time had passed since `until_seconds`. Buckets keep real time: they
         belong to the machines, and hold what `latest`, the branch that trained last, has left in them."""
-        pause, tokens = until - self.until_seconds, self.state.clock.flight.tokens
-        if len(tokens) and latest is not self:
-            tokens = latest.tokens(until)
-        elif pause > 0:
-            tokens = timing.refilled(self.inputs, tokens, pause)
+        pause = until - self.until_seconds
         if pause > 0:
-            self.state = edits.resumed(self.state, pause)
+            self.state = loop.resumed(self.inputs, self.state, pause)
             self.until_seconds = until
-        self.state = edits.with_tokens(self.state, tokens)
+        if len(self.inputs.bucket_bytes) and latest is not self:
+            self.state = loop.with_tokens(self.state, latest.tokens(until))
 
     def tokens(self, now: float) -> jax.Array:
         """What the nodes' buckets hold at `now`, [k], when no node has sent since `until_seconds`."""
-        then = edits.catch_up(self.program, self.inputs, self.state, np.float64(self.until_seconds))
-        return timing.refilled(self.inputs, then.clock.flight.tokens, now - self.until_seconds)
+        then = loop.catch_up(self.program, self.inputs, self.state, np.float64(self.until_seconds))
+        return loop.resumed(self.inputs, then, now - self.until_seconds).clock.flight.tokens
 
     # ------------------------------------------------------------------------------------------------- setting and inputs
 
@@ -206,7 +202,7 @@ class Branch:
         self._placed = prepared
         if np.array_equal(before, self.inputs.assigned):
             return False
-        self.state = edits.with_data_moved(self.state, before, np.asarray(self.inputs.assigned))
+        self.state = loop.with_data_moved(self.state, before, np.asarray(self.inputs.assigned))
         return bool(np.any(~had_work & np.asarray(self._with_work)))
 
     def without_workers(self) -> None:
@@ -235,25 +231,21 @@ class Branch:
 
     def stop_all(self, now: float) -> None:
         """Everybody stops; gradients in progress are lost."""
-        tokens = self.state.clock.flight.tokens
-        tokens = timing.refilled(self.inputs, tokens, now - float(self.state.clock.seconds))
-        self.state = edits.all_stopped(edits.with_tokens(self.state, tokens), now)
+        self.state = loop.all_stopped(self.inputs, self.state, now)
 
     def stop_workers(self, nodes: frozenset[str], now: float) -> None:
         """These nodes are in no mini-batch from now on; a gradient in progress there is lost."""
-        self.state = edits.workers_stopped(self.state, self._mask(nodes), now)
+        self.state = loop.workers_stopped(self.state, self._mask(nodes), now)
 
     def launch_waiting_workers(self) -> None:
         """Begin the policy anew; workers that wait begin a mini-batch."""
-        self.launch(self._with_work & (self.state.clock.flight.phase == WAIT))
+        self.launch(self._with_work & loop.waiting(self.state))
 
     def launch(self, release: jax.Array, offsets: NDArray[np.float64] | None = None) -> None:
         """Begin the policy anew; the workers in `release` [k] begin a mini-batch, and compute `offsets` seconds longer."""
         longer = jnp.zeros(len(self.context.job.nodes)) if offsets is None else jnp.asarray(offsets)
         begun, release = self.policy.init(self._with_work), release & self._with_work
-        args = (self.program, self.context.data, self.inputs, self.state, begun, release, longer)
-        launched: loop.State = edits.launch(*args)
-        self.state = launched
+        self.state = loop.launch(self.program, self.context.data, self.inputs, self.state, begun, release, longer)
 
     # -------------------------------------------------------------------------------------------- what branches cost
 
@@ -287,7 +279,7 @@ def first_branch(
     """The branch that a job begins with. If conditions stagger workers, they begin at random points of a mini-batch."""
     prepared = context.prepare(setting, policy)
     inputs = prepared.inputs
-    branch = Branch(context, prepared, edits.blank(prepared.program, inputs, parameters))
+    branch = Branch(context, prepared, loop.blank(prepared.program, inputs, parameters))
     branch.disturb(disturbance)
     first_cycle = np.asarray(inputs.compute_seconds + inputs.sleep_probability * inputs.sleep_mean_seconds)
     spread = np.random.default_rng([context.seed, 2]).random(len(first_cycle)) * first_cycle

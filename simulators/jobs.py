@@ -16,7 +16,7 @@ from simulators.cluster.conditions import Conditions
 from simulators.cluster.profiles import node_rate
 from simulators.engine.learning import TrainingData
 from simulators.engine.optimizers import slots
-from simulators.reconfiguration.plan import METHODS, Costs
+from simulators.reconfiguration.costs import METHODS, Costs
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Space, Target
 from tuners.settings import Knob, Node

@@ -18,10 +18,9 @@ from simulators.branch import NO_RECORDS, Branch, JobContext, PreparedSetting, f
 from simulators.cluster import trace_driven
 from simulators.cluster.conditions import check as check_conditions
 from simulators.engine.inputs import compute_times, loads
-from simulators.reconfiguration import plan as reconfigure
 from simulators.reconfiguration.control_plane import ControlPlane
-from simulators.reconfiguration.plan import Load
-from simulators.reconfiguration.reconfiguration import Reconfiguration
+from simulators.reconfiguration.costs import check_costs
+from simulators.reconfiguration.reconfiguration import Load, Reconfiguration
 from tuners import policies
 from tuners.actions import (
     Action,
@@ -66,7 +65,7 @@ class SimulatedSystem:
     def __init__(self, spec: jobs.JobSpec) -> None:
         workload, start, seed, nodes = spec.workload, spec.start, spec.seed, spec.cluster.nodes
         check_conditions(spec.conditions, tuple(n for n, _ in nodes))
-        reconfigure.check(spec.costs)
+        check_costs(spec.costs)
         conditions, factors = trace_driven.expand_replay(spec.conditions, nodes, spec.budget_seconds, seed)
         self._conditions, self._costs = conditions, spec.costs
         self._control = ControlPlane(spec.cluster, conditions)

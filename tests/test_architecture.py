@@ -18,6 +18,7 @@ LAZILY = {
     ("harness/cli/calibrate.py", "reports"),
     ("harness/cli/main.py", "reports"),
     ("harness/cli/deploy.py", "reports"),
+    ("harness/cli/reproduce.py", "reports"),
     ("harness/cli/results.py", "reports"),
     ("harness/cli/share.py", "reports"),
     ("harness/comparison/answer.py", "reports"),

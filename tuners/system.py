@@ -13,6 +13,7 @@ from tuners import policies
 from tuners.actions import Action, Job, Method, Reconfigure, Rejected, Setting, Status, SyncPolicy
 
 __all__ = [
+    "CHANGED_IN_PLACE",
     "Handlers",
     "branch_of",
     "check_installs",
@@ -22,6 +23,7 @@ __all__ = [
     "check_other_branch",
     "check_running",
     "handler_of",
+    "in_place",
     "method_of",
     "policy_of",
 ]
@@ -92,6 +94,16 @@ def method_of(action: Reconfigure, job: Job) -> Method:
     if method not in job.methods:
         raise Rejected(f"Cannot reconfigure by {method!r}: this system can {', '.join(job.methods)}.")
     return method
+
+
+CHANGED_IN_PLACE = ("learning_rate", "momentum", "policy", "staleness", "batch_size", "loads")
+"""Fields of a setting that servers read at every push or pull: they change at once, without a step."""
+
+
+def in_place(old: Setting, new: Setting, method: Method = "checkpoint") -> bool:
+    """Whether a reconfiguration takes no steps. Training data is stored with the workers under ``migrate`` only."""
+    free = CHANGED_IN_PLACE if method == "migrate" else (*CHANGED_IN_PLACE, "data_shares")
+    return all(getattr(old, f) == getattr(new, f) for f in Setting.__slots__ if f not in free)
 
 
 def check_installs(policy: SyncPolicy, job: Job) -> None:

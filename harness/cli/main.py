@@ -18,6 +18,7 @@ from harness.cli.draw import add_draw
 from harness.cli.new import add_new
 from harness.cli.parsing import CommandParser
 from harness.cli.play import add_play
+from harness.cli.reproduce import add_reproduce
 from harness.cli.results import any_failed, conclude, cores, export, tuner_names
 from harness.cli.share import add_merge, add_publish
 from harness.cli.show import add_list, add_show
@@ -192,6 +193,7 @@ def _parser() -> argparse.ArgumentParser:
     add_trace(commands.add_parser, plain)
     add_calibrate(commands.add_parser, plain)
     add_fidelity(commands.add_parser, plain)
+    add_reproduce(commands.add_parser, plain)
     return parser
 
 

@@ -32,6 +32,11 @@ def add_publish(add_parser: Callable[..., argparse.ArgumentParser], plain: type[
     parser = add_parser("publish", help="make a static site of a comparison", description=_PUBLISH, formatter_class=plain)
     parser.add_argument("folder", type=Path, metavar="DIR", help="results folder")
     parser.add_argument("--out", type=Path, required=True, metavar="SITE", help="new folder of the site")
+    parser.add_argument(
+        "--overview",
+        action="store_true",
+        help="of several scenarios: no page per scenario, and no tables of evaluations and settings (small enough for git)",
+    )
     parser.set_defaults(run=_publish)
 
 
@@ -52,5 +57,7 @@ def _publish(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal
     from reports.site import publish
 
-    terminal().print(f"The site: {publish(options.folder, options.out)}", highlight=False, soft_wrap=True)
+    terminal().print(
+        f"The site: {publish(options.folder, options.out, only_overview=options.overview)}", highlight=False, soft_wrap=True
+    )
     return 0

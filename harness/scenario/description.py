@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.scenario.tables import BudgetTable, RecordedTable, RulesTable, SeedsTable, StartTable, WorkloadTable
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
-from simulators.reconfiguration.plan import Costs
+from simulators.reconfiguration.costs import Costs
 from tuners.actions import Target
 from tuners.settings import Knob
 

@@ -36,8 +36,7 @@ from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, locate_traces
 from simulators.cluster.conditions import check as check_conditions
 from simulators.cluster.profiles import NodeType, load_profiles, profiles
-from simulators.reconfiguration.plan import Costs
-from simulators.reconfiguration.plan import check as check_costs
+from simulators.reconfiguration.costs import Costs, check_costs
 from simulators.workloads.catalogue import load_workloads, workload, workloads
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Space, System, Target

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from simulators.cluster.conditions import Bucket, Conditions, Episode, NodeChange, Replay, ReplayedTrace, Sleeps, Stragglers
-from simulators.reconfiguration.plan import Costs
+from simulators.reconfiguration.costs import Costs
 from tuners.actions import Scalar
 
 __all__ = [

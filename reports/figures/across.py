@@ -39,7 +39,7 @@ def mean_ratios(found: Arenas, name: str) -> Drawing:
             text = f"first in {row['first']:.0%}" + (
                 f", applies to {row['arenas']} of {len(found.arenas)}" if row["arenas"] < len(found.arenas) else ""
             )
-            axes.text(1.0, y - 0.3, text, transform=axes.get_yaxis_transform(), ha="right", color=MUTED, fontsize=7.5)
+            axes.text(1.0, y, text, transform=axes.get_yaxis_transform(), ha="right", va="center", color=MUTED, fontsize=7.5)
         axes.set_xlim(low, high * (high / low) ** 0.25)
         axes.set_yticks(range(len(tuners)), tuners)
         axes.set_ylim(len(tuners) - 0.4, -0.7)
@@ -67,7 +67,8 @@ def heat_map(found: Arenas, name: str) -> Drawing:
         axes.pcolormesh(masked, cmap=_COLORS, norm=Normalize(-1, 2), edgecolors="none")
         if len(arenas) <= _CELLS_WITH_TEXT:
             for (y, x), value in np.ndenumerate(values):
-                shown = "n/a" if math.isnan(value) else relative(2.0**value)
+                missed = math.isinf(found.to_best[x, y])  # no run reached the target: the ratio is a lower bound
+                shown = "n/a" if math.isnan(value) else ("> " if missed else "") + relative(2.0**value)
                 color = MUTED if math.isnan(value) else "#ffffff" if value > 0.9 or value < -0.6 else "#1b1f24"
                 axes.text(x + 0.5, y + 0.5, shown, ha="center", va="center", fontsize=7, color=color)
         axes.set_yticks(np.arange(len(tuners)) + 0.5, tuners)
@@ -78,8 +79,8 @@ def heat_map(found: Arenas, name: str) -> Drawing:
             side.set_visible(False)
         caption = (
             f"Time relative to {found.base}, by tuner and arena: mean of logarithms over seeds. Green: faster than the "
-            "base; pale: up to twice its time; brown: four times and more. Empty or n/a: the tuner does not apply, or did "
-            "nothing."
+            "base; pale: up to twice its time; brown: four times and more; >: no run reached the target. Empty or n/a: the "
+            "tuner does not apply, or did nothing."
         )
         rows = [
             {"tuner": t, "arena": a, "ratio": float(2.0 ** values[i, j])}

@@ -126,7 +126,7 @@ def pareto(rows: pl.DataFrame, name: str) -> Drawing | None:
                 ha="right",
                 va="top",
             )
-        # fmt: skip axes.set_ylim(low, high)
+        axes.set_ylim(low, high)
         axes.set_xlim(-0.12, 6 * max(p.overhead for p in points))
         _label(axes, points, low, high)
         _plain_seconds(axes, low, high)
@@ -161,8 +161,10 @@ def _label(axes: Axes, points: list[_Point], low: float, high: float) -> None:
         column.sort(key=lambda p: (p.seconds, p.tuner))
         steps = step * np.arange(len(column))
         # The nearest heights that ascend by a step: an isotonic regression of what is left when the steps are taken off.
-        heights = isotonic_regression(np.log([p.seconds for p in column]) - steps).x + steps
-        heights += max(0.0, math.log(low) + step / 2 - float(heights[0]))
+        # Clipped, so that the lowest and the highest name stay inside the axes.
+        lowest, highest = math.log(low) + step / 2, math.log(high) - step / 2 - steps[-1]
+        nearest = isotonic_regression(np.log([p.seconds for p in column]) - steps).x
+        heights = np.clip(nearest, min(lowest, highest), highest) + steps
         at = max(p.overhead for p in column)
         for p, height in zip(column, heights, strict=True):
             color = INK if p.standing in ("leader", "not told apart") or p.role == "reference" else MUTED

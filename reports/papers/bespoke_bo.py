@@ -36,7 +36,7 @@ from tuners import resolve
 from tuners.actions import Run, Setting, Window
 from tuners.bespoke_bo.schedules import devices, evenly, setting
 
-__all__ = ["ASSUMPTIONS", "NETS", "Assumption", "Experiment", "main", "uniform"]
+__all__ = ["ASSUMPTIONS", "NETS", "Assumption", "Evaluated", "Experiment", "best", "chosen", "evaluated", "main", "uniform"]
 
 NETS = {"googlenet": range(6, 10), "alexnet": range(8, 12), "speechnet": range(13, 17)}  # Table 2: log2 of the batches
 _TYPES = ("g2.2xlarge", "c4.2xlarge", "c4.4xlarge", "c4.8xlarge")
@@ -102,7 +102,7 @@ def _experiments(settings: Sequence[str], nets: Sequence[str], nics: str) -> lis
 
 
 @cache
-def _best(case: Experiment) -> Setting:
+def best(case: Experiment) -> Setting:
     """The setting with the shortest iteration."""
     made = case.scenario
     return optimum(made.cluster, workload(f"bespoke-{case.net}").demand, case.batch, scenario.job(made).start)
@@ -118,7 +118,7 @@ def uniform(case: Experiment, kind: str = "") -> Setting | None:
 # ---------------------------------------------------------------------------------------------------------------- tuning
 
 
-class _Evaluation(NamedTuple):
+class Evaluated(NamedTuple):
     """One evaluation by a tuner: its measured seconds of an iteration, and the seconds without noise."""
 
     setting: Setting
@@ -126,10 +126,10 @@ class _Evaluation(NamedTuple):
     seconds: float
 
 
-def _evaluated(case: Experiment, tuner: str, count: int, seed: int) -> list[_Evaluation]:
+def evaluated(case: Experiment, tuner: str, count: int, seed: int) -> list[Evaluated]:
     """The first `count` evaluations of a tuner: two runs of equal length under one setting, of which the second counts."""
     system = scenario.system(case.scenario, seed)
-    found: list[_Evaluation] = []
+    found: list[Evaluated] = []
     before: Window | None = None
     for exchange in drive(resolve(tuner).factory(system.job), system):
         seen = exchange.answer if isinstance(exchange.action, Run) and isinstance(exchange.answer, Window) else None
@@ -139,14 +139,14 @@ def _evaluated(case: Experiment, tuner: str, count: int, seed: int) -> list[_Eva
             before = seen
         else:
             iterations = seen.clocks / len(seen.setting.workers)
-            found.append(_Evaluation(seen.setting, seen.seconds / iterations, case.seconds(seen.setting)))
+            found.append(Evaluated(seen.setting, seen.seconds / iterations, case.seconds(seen.setting)))
             before = None
         if len(found) == count:
             break
     return found
 
 
-def _chosen(found: Sequence[_Evaluation]) -> _Evaluation:
+def chosen(found: Sequence[Evaluated]) -> Evaluated:
     """The evaluation that a tuner would choose: the one with the least measured seconds."""
     return min(found, key=lambda e: e.measured)
 
@@ -173,7 +173,7 @@ def _optimum_lines(options: argparse.Namespace) -> Iterator[str]:
     yield "| NICs | case | uniform devices | uniform GPUs | optimum | workers | roles |\n|---|---|---|---|---|---|---|"
     for nics in options.nics:
         for case in _experiments(options.settings, options.nets, nics):
-            under, gpus, even = _best(case), uniform(case, "gpu"), uniform(case)
+            under, gpus, even = best(case), uniform(case, "gpu"), uniform(case)
             names = [n for n, _ in case.scenario.cluster.nodes]
             shown = "" if gpus is None else f"{case.seconds(gpus):.3f}"
             yield (
@@ -204,12 +204,12 @@ def _subgraph(four: Sequence[Experiment], tuner: str, options: argparse.Namespac
     started = [time.perf_counter()]
     found = []
     for case in four:
-        found.append(_chosen(_evaluated(case, tuner, options.evaluations, options.seed)))
+        found.append(chosen(evaluated(case, tuner, options.evaluations, options.seed)))
         started.append(time.perf_counter())
     norm = min(e.seconds / c.batch for c, e in zip(four, found, strict=True))
     for i, (case, end) in enumerate(zip(four, found, strict=True)):
         even, gpus = uniform(case), uniform(case, "gpu")
-        over.append(end.seconds / case.seconds(_best(case)))
+        over.append(end.seconds / case.seconds(best(case)))
         shares = ["" if u is None else f"{case.seconds(u) / case.batch / norm:.2f}" for u in (even, gpus, end.setting)]
         yield (
             f"| {case.nics} | {case.setting.upper()} {case.net} 2^{case.log2} | {tuner} | {1e3 * norm:.3f} "
@@ -224,22 +224,20 @@ def _convergence_lines(options: argparse.Namespace) -> Iterator[str]:
     for nics in options.nics:
         case = Experiment("c", "speechnet", 16, nics)
         found: dict[str, list[list[float]]] = {}
-        least = case.seconds(_best(case))
-        gpus = case.seconds(uniform(case, "gpu") or _best(case))
+        least = case.seconds(best(case))
+        gpus = case.seconds(uniform(case, "gpu") or best(case))
         yield f"| {nics} | optimum | | {least:.3f} | [4.31] | 1 | uniform GPUs {gpus:.3f} [9.82] |"
         for tuner, count in options.tuners:
-            runs = [_evaluated(case, tuner, count, seed) for seed in range(3)]
-            ends = [_chosen(r).seconds for r in runs]
+            runs = [evaluated(case, tuner, count, seed) for seed in range(3)]
+            ends = [chosen(r).seconds for r in runs]
             marks = [n for n in (1, 5, 10, 20, 30) if n <= count]
             curves = "; ".join(
-                f"{n}: " + "/".join(f"{_chosen(r[:n]).seconds:.2f}" for r in runs)
-                for n in marks
-                if all(len(r) for r in runs)
+                f"{n}: " + "/".join(f"{chosen(r[:n]).seconds:.2f}" for r in runs) for n in marks if all(len(r) for r in runs)
             )
             median = statistics.median(ends)
             shown = "/".join(f"{e:.2f}" for e in ends)
             yield f"| {nics} | {tuner} | {count} | {shown} | {median:.2f} | {median / least:.2f} | {curves} |"
-            found[tuner] = [[_chosen(r[:n]).seconds for n in range(1, len(r) + 1)] for r in runs if r]
+            found[tuner] = [[chosen(r[:n]).seconds for n in range(1, len(r) + 1)] for r in runs if r]
         if options.picture:
             _draw_convergence(options.picture.with_stem(f"{options.picture.stem}-{nics}"), found, least)
 

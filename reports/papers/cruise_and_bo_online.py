@@ -34,7 +34,17 @@ from tuners.bo_online.repository import Stretch, threshold, triples
 from tuners.bo_online.tuner import kind_of, stretch_clocks
 from tuners.cruise import cruise
 
-__all__ = ["TABLE_V", "estimates", "main", "migration", "rank_of_estimate"]
+__all__ = [
+    "TABLE_V",
+    "estimates",
+    "last_setting",
+    "main",
+    "migration",
+    "rank_of_estimate",
+    "reconfigurations",
+    "seconds_per_push",
+    "tuned",
+]
 
 _MOST_CLOCKS = 60_000  # of a random setting; one that takes more counts as not reaching the target
 _ESTIMATOR = Estimator()
@@ -47,18 +57,18 @@ _TABLE_VI = {"tf36-logr": 3.3, "tf36-svm": 2.0, "tf36-cifar": 22.0, "tf36-imagen
 # ---------------------------------------------------------------------------------------------------------------- Cruise
 
 
-def _tuned(name: str, tuner: TunerFactory, seed: int = 0, start: Setting | None = None) -> Played:
+def tuned(name: str, tuner: TunerFactory, seed: int = 0, start: Setting | None = None) -> Played:
     """One run of the tuner on the scenario."""
     return play(tuner, scenario.system(scenario.load(name), seed, start))
 
 
-def _last_setting(run: Played) -> Setting:
+def last_setting(run: Played) -> Setting:
     """The setting at the end of a run."""
     found = [e.answer.setting for e in run.exchanges if isinstance(e.answer, Window) and e.answer.setting is not None]
     return found[-1] if found else run.job.start
 
 
-def _reconfigurations(run: Played) -> Iterator[tuple[float, Setting, Cost]]:
+def reconfigurations(run: Played) -> Iterator[tuple[float, Setting, Cost]]:
     """The end of each reconfiguration in seconds, its new setting, and its cost."""
     for e in run.exchanges:
         if isinstance(e.action, Reconfigure) and isinstance(e.answer, Cost):
@@ -78,7 +88,7 @@ def _cruise_lines() -> Iterator[str]:
         found = grid(name)
         yield f"{name} {start}: best {min(found, key=found.__getitem__)} [Cruise chose {choice}, {performance:.1%}]"
         for label, tuner in models.items():
-            end = _last_setting(_tuned(name, tuner, start=begin))
+            end = last_setting(tuned(name, tuner, start=begin))
             chosen = (len(end.workers), len(end.servers))
             fell = 1 - found[chosen] / found[start]
             yield f"   {label:9} {chosen}, {relative_performance(name, chosen):.1%} of the best; epoch fell by {fell:.1%}"
@@ -86,16 +96,16 @@ def _cruise_lines() -> Iterator[str]:
         name = f"cruise-{name}-mixed"
         yield f"{name} [{published} %]"
         for label, tuner in models.items():
-            run = _tuned(name, tuner)
-            last = _last_setting(run)
+            run = tuned(name, tuner)
+            last = last_setting(run)
             roles = [sum(n.startswith(p) for n in group) for group in (last.workers, last.servers) for p in ("n", "big")]
-            rates = [_seconds_per_push(played(name, s, learns=False)) for s in (run.job.start, last)]
+            rates = [seconds_per_push(played(name, s, learns=False)) for s in (run.job.start, last)]
             yield f"   {label:9} ({roles[0]}+{roles[1]}, {roles[2]}+{roles[3]}); epoch fell by {1 - rates[1] / rates[0]:.1%}"
     yield "cruise-nmf-opportunistic [(14, 2) -> (25, 7) 87.3 s -> (12, 4) 98.4 s -> (25, 7)]"
     for label, tuner in models.items():
         steps = [
             f"{seconds:.0f} s: ({len(s.workers)}, {len(s.servers)}) in {cost.seconds:.0f} s"
-            for seconds, s, cost in _reconfigurations(_tuned("cruise-nmf-opportunistic", tuner))
+            for seconds, s, cost in reconfigurations(tuned("cruise-nmf-opportunistic", tuner))
         ]
         yield f"   {label:9} " + "; ".join(steps)
     yield "costs of plans, published 31.3, 87.3 and 98.4 s"
@@ -103,7 +113,7 @@ def _cruise_lines() -> Iterator[str]:
         yield f"   {before} -> {after}: {migration(before, after).seconds:.1f} s"
 
 
-def _seconds_per_push(system: System) -> float:
+def seconds_per_push(system: System) -> float:
     """Seconds per push, in steady state."""
     workers = len(system.job.start.workers)
     system.perform(Run(clocks=25 * workers))
@@ -149,9 +159,9 @@ def _bo_online_lines(count: int, seeds: int = 5) -> Iterator[str]:
         yield f"{name}: {len(random)} of {count} random settings get there: {worst:.0f}, {average:.0f}, {best:.0f} s"
         by_method: tuple[tuple[Method, float], ...] = (("relocate", relocation), ("checkpoint", checkpoint))
         for method, published in by_method:
-            runs = [_tuned(name, partial(bo_online, method=method), seed) for seed in range(seeds)]
+            runs = [tuned(name, partial(bo_online, method=method), seed) for seed in range(seeds)]
             took = statistics.median(r.outcome.seconds for r in runs)
-            costs = [c for r in runs for _, _, c in _reconfigurations(r)]
+            costs = [c for r in runs for _, _, c in reconfigurations(r)]
             each = statistics.fmean(c.seconds for c in costs)
             gain = rows["average"] / rows["tfonline"]
             yield (

@@ -42,13 +42,13 @@ from reports.papers.mltuner_runs import (
 )
 from reports.statistics import Bounds, censored, compare, median_interval, paired_t, ratios
 
-__all__ = ["main"]
+__all__ = ["PUBLISHED", "main", "whole_run"]
 
 _DIGITS, _CLOUDS, _ROWS, _RATINGS = (f"mltuner-{name}" for name in ("digits", "clouds", "rows", "ratings"))
 _OURS, _PRINTED = "mltuner", "mltuner[as_printed=true]"
 _TUNERS = (_PRINTED, _OURS, "hyperband", "spearmint", "asha")
 _VARIANTS = ("mltuner[as_printed=true,bound=retune]", "mltuner[as_printed=true,snapshot=none]")
-_PUBLISHED = {"hyperband": 9, "spearmint": 3}  # times MLtuner's, Cifar10 to 76 %, Section 5.2
+PUBLISHED = {"hyperband": 9, "spearmint": 3}  # times MLtuner's, Cifar10 to 76 %, Section 5.2
 _RATE_ONLY = "mltuner[as_printed=true,tuned=rate,retune=false]"
 _EARLIER = {_DIGITS: (0.90, 0.94, 0.95, 0.96), _CLOUDS: (0.80, 0.83, 0.85, 0.86)}
 _ADAPTIVE = ("rmsprop", "nesterov", "adam", "adadelta", "adagrad", "adarevision")
@@ -60,14 +60,14 @@ def _contest_lines(lab: Lab, seeds: int, names: Sequence[str] = (_DIGITS, _CLOUD
     """Section 5.2: MLtuner against its rivals."""
     for name in names:
         cases = [
-            _whole_run(name, t) if "as_printed" in t else RunRequest(scenario=name, tuner=t) for t in (*_TUNERS, *_VARIANTS)
+            whole_run(name, t) if "as_printed" in t else RunRequest(scenario=name, tuner=t) for t in (*_TUNERS, *_VARIANTS)
         ]
         runs, target = {case.tuner: lab.each(case, seeds) for case in cases}, scenario.load(name).target.value
         found = {t: times(mine, target) for t, mine in runs.items()}
         yield f"{name}: seconds to {target:.1%}, medians with 95 % intervals over {seeds} seeds"
         for t in runs:
             ratio = median(ratios(found[t], found[_PRINTED]), ".2f")
-            said = "" if t == _PRINTED else f"; {ratio} x mltuner as printed [{_PUBLISHED.get(t, '-')}]"
+            said = "" if t == _PRINTED else f"; {ratio} x mltuner as printed [{PUBLISHED.get(t, '-')}]"
             yield f"   {t:40} {count(found[t])} {median(found[t])}{said}"
         yield from _difference_lines({t: found[t] for t in _TUNERS})
         for earlier in _EARLIER[name]:
@@ -79,7 +79,7 @@ def _contest_lines(lab: Lab, seeds: int, names: Sequence[str] = (_DIGITS, _CLOUD
         yield f"   ours spends {trial_shares(runs[_OURS])}"
 
 
-def _whole_run(name: str, tuner: str = _PRINTED, **more: Any) -> RunRequest:
+def whole_run(name: str, tuner: str = _PRINTED, **more: Any) -> RunRequest:
     """A run until it has reached the target and the tuner has ended. Ours never ends."""
     return RunRequest(scenario=name, tuner=tuner, until="both", **more)
 
@@ -144,7 +144,7 @@ def _ideal_lines(lab: Lab, seeds: int, names: Sequence[str] = (_DIGITS, _CLOUDS)
     for name in names:
         start, reached = _best_of_grid(lab, name, seeds)
         target, points = scenario.load(name).target.value, math.prod(map(len, _GRID.values()))
-        theirs, ours = _fixed(lab, name, seeds, start), lab.each(_whole_run(name), seeds)
+        theirs, ours = _fixed(lab, name, seeds, start), lab.each(whole_run(name), seeds)
         best, mine = times(theirs, target), times(ours, target)
         yield f"{name}: {reached} of {points} settings reach {target:.1%} within a twelfth of the budget; the best {start}"
         yield f"   to the target {median(best)} s, mltuner {median(mine)} s: {median(ratios(mine, best), '.1f')} x [5]"
@@ -166,7 +166,7 @@ def _ideal_lines(lab: Lab, seeds: int, names: Sequence[str] = (_DIGITS, _CLOUDS)
 
 def _spread_lines(lab: Lab, seeds: int, name: str = _DIGITS) -> Iterator[str]:
     """Variation over seeds of jobs, and over seeds of searches."""
-    target, plain = scenario.load(name).target.value, _whole_run(name)
+    target, plain = scenario.load(name).target.value, whole_run(name)
     ideal_case = RunRequest(scenario=name, tuner="train", start=_best_of_grid(lab, name, seeds)[0], until="finished")
     kinds = {
         "mltuner, distinct seeds": (lab.each(plain, seeds), 0.22),
@@ -189,9 +189,9 @@ def _starts_lines(lab: Lab, seeds: int, names: Sequence[str] = (_DIGITS, _CLOUDS
         rng = np.random.default_rng(7)
         starts = [dict(space.sample(rng)) for _ in range(seeds)]
         alone = [lab(RunRequest(scenario=name, tuner="fixed", start=s, budgets=1 / 4)) for s in starts]
-        again = [lab(_whole_run(name, "mltuner[as_printed=true,initial=false]", start=s)) for s in starts]
+        again = [lab(whole_run(name, "mltuner[as_printed=true,initial=false]", start=s)) for s in starts]
         frugal = [lab(RunRequest(scenario=name, tuner=_OURS, start=s)) for s in starts]
-        tuned = lab.each(_whole_run(name), seeds)
+        tuned = lab.each(whole_run(name), seeds)
         yield f"{name}: {seeds} random starting settings [all converge]"
         good = statistics.median(r.best for r in tuned) - 0.02
         for label, runs in (("as they are", alone), ("re-tuned", again), ("our form", frugal), ("tuned at first", tuned)):
@@ -206,7 +206,7 @@ def _copies_lines(lab: Lab, seeds: int, name: str = _DIGITS) -> Iterator[str]:
     one, two = (lab.each(RunRequest(scenario=name, tuner=t), seeds) for t in (_OURS, "mltuner[copies=2]"))
     spent = [censored([r.trial_seconds for r in runs], [True] * seeds) for runs in (one, two)]
     yield f"{name}, our form, trials: 4 tunables {median(spent[0])} s, 8 {median(spent[1])} s [2 x]"
-    one, two = (lab.each(_whole_run(name, t), seeds) for t in (_PRINTED, "mltuner[as_printed=true,copies=2]"))
+    one, two = (lab.each(whole_run(name, t), seeds) for t in (_PRINTED, "mltuner[as_printed=true,copies=2]"))
     for what, kind in (("initial tuning", "search 1"), ("all tuning", "search")):
         four, eight = (censored([r.spent(kind) for r in runs], [True] * seeds) for runs in (one, two))
         mean = eight.least.mean() / four.least.mean()

@@ -30,8 +30,8 @@ from simulators.calibration.output import Provenance
 from simulators.calibration.recordings import Recording, with_links_of
 from simulators.calibration.spread import log_half_widths
 from simulators.calibration.staleness import LEVEL, Effort, fitted_rate, proxy_ratio, ratio
-from simulators.reconfiguration import plan as reconfigure
-from simulators.reconfiguration.plan import Costs, Load
+from simulators.reconfiguration.costs import Costs
+from simulators.reconfiguration.reconfiguration import Load, plan_of
 from tuners.actions import Setting
 
 __all__ = [
@@ -369,7 +369,7 @@ def _switches(recorded: Sequence[float], folds: int) -> tuple[Prediction, ...]:
 
     def planned(known: Sequence[float]) -> float:
         costs = Costs(policy_restart_seconds=median(known))
-        plan = reconfigure.plan(before, after, "checkpoint", Load(0.0, 0, 0.0), costs)
+        plan = plan_of(before, after, "checkpoint", Load(0.0, 0, 0.0), costs)
         return sum(step.seconds for step in plan.steps)
 
     made = []

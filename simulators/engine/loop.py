@@ -4,6 +4,9 @@ One step advances the cluster to the next completed push (`simulators.engine.tim
 (`simulators.engine.learning`), the synchronisation policy decides which workers are released, and these pull. Their
 gradients are computed at that moment, on the parameters that they pull.
 
+All that changes a job's state is in this file. Between two calls of `advance` the state begins, catches up with a change of
+inputs, stops or resumes.
+
 Time is absolute float64 and advances from event to event only, so cutting a run into windows changes nothing. Ties: of
 events at one instant the lowest worker index comes first. Noise is a hash of (seed, worker, clock).
 """
@@ -16,7 +19,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from simulators.engine import learning, timing
 from simulators.engine.inputs import EngineInputs
@@ -27,11 +32,30 @@ from tuners.actions import Decision, Push
 
 jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
 
-__all__ = ["STATUSES", "Clock", "Program", "Records", "State", "advance", "advance_lanes", "with_work"]
+__all__ = [
+    "STATUSES",
+    "Clock",
+    "Program",
+    "Records",
+    "State",
+    "advance",
+    "advance_lanes",
+    "all_stopped",
+    "blank",
+    "catch_up",
+    "launch",
+    "resumed",
+    "waiting",
+    "with_data_moved",
+    "with_tokens",
+    "with_work",
+    "workers_stopped",
+]
 
 _RUNNING, _TARGET, _DIVERGED, _DEADLOCK = range(4)
 STATUSES = ("running", "target", "diverged", "deadlock")
 _DONE = 1e-6  # clocks or samples left by rounding only
+_NONE: Any = np.zeros(0)
 
 
 class Program(NamedTuple):
@@ -85,11 +109,6 @@ class Records(NamedTuple):
     loss: Any
     valid_loss: Any
     valid_accuracy: Any
-
-
-def with_work(inputs: EngineInputs, left: Array) -> Array:
-    """Workers that may begin a mini-batch, bool [k]: active, and with work left where the target is divided by share."""
-    return inputs.active & (left > _DONE) if left.shape[0] else inputs.active
 
 
 class _Pushed(NamedTuple):
@@ -341,3 +360,145 @@ def _probe(
     after = learning.apply_push(program.model, inputs, learned, worker, yes, yes, clock.grouped + 1)
     before, later = (learning.mean_loss(program.model, m.parameters, rows, count) for m in (learned, after))
     return before.astype(jnp.float64), later.astype(jnp.float64)
+
+
+# ----------------------------------------------------------------------------------------- changes between two calls
+
+
+def with_work(inputs: EngineInputs, left: Array) -> Array:
+    """Workers that may begin a mini-batch, bool [k]: active, and with work left where the target is divided by share."""
+    return inputs.active & (left > _DONE) if left.shape[0] else inputs.active
+
+
+@partial(jax.jit, static_argnames=("program",))
+def blank(program: Program, inputs: EngineInputs, parameters: Any) -> State:
+    """A job at time zero whose workers have not begun: `launch` it."""
+    nodes = inputs.active.shape[0]
+    none, zero = jnp.zeros(nodes, jnp.int32), jnp.asarray(0, jnp.int32)
+    clock = Clock(
+        seconds=jnp.zeros(()),
+        flight=timing.all_waiting(nodes, jnp.asarray(inputs.bucket_bytes)),
+        clocks=none,
+        drawn=none,
+        pushes=zero,
+        samples=jnp.asarray(0, jnp.int64),
+        version=zero,
+        pulled=none,
+        grouped=zero,
+        loss=jnp.full(nodes, jnp.nan if program.model is None else 0.0, jnp.float64),
+        policy=(),
+        left=jnp.asarray(inputs.assigned),
+        testing=jnp.asarray(False),
+        status=zero,
+    )
+    return State(clock, learning.untrained(program.model, inputs, parameters) if program.model is not None else None)
+
+
+def launch(
+    program: Program, data: TrainingData, inputs: EngineInputs, state: State, policy: Any, release: Array, offsets: Array
+) -> State:
+    """Put a policy in force, its clocks at zero, and let the workers in `release` [k] begin a cycle at the state's time.
+
+    Each computes `offsets` [k] seconds longer in that cycle. `policy` is the new policy's initial state.
+    """
+    # Launching does not depend on how the network is shared nor on the old policy's state. Their shapes differ from setting
+    # to setting, though, so that leaving them in would compile `_launch` again after every reconfiguration.
+    alike = inputs._replace(nic_levels=inputs.nic, usage=_NONE, capacity=_NONE)
+    freed = state._replace(clock=state.clock._replace(policy=()))
+    launched: State = _launch(program.model, data, alike, freed, release, offsets, lanes=program.lanes)
+    return launched._replace(clock=launched.clock._replace(policy=policy))
+
+
+@partial(jax.jit, static_argnames=("model", "lanes"))
+def _launch(
+    model: LearningProgram | None,
+    data: TrainingData,
+    inputs: EngineInputs,
+    state: State,
+    release: Array,
+    offsets: Array,
+    *,
+    lanes: bool,
+) -> State:
+    clock, learned = state
+    flight = timing.begin_cycles(inputs, clock.flight, release, clock.drawn, clock.seconds, lanes=lanes)
+    clock = clock._replace(
+        flight=flight._replace(drawn=flight.drawn + jnp.where(release, offsets, 0.0)),
+        clocks=jnp.zeros_like(clock.clocks),
+        drawn=clock.drawn + release,
+        pulled=jnp.where(release, clock.version, clock.pulled),
+    )
+    if model is None or learned is None:
+        return State(clock, learned)
+    learned, loss = learning.pull(model, data, inputs, learned, clock.loss, release, clock.drawn - 1, lanes=lanes)
+    return State(clock._replace(loss=loss), learned)
+
+
+@partial(jax.jit, static_argnames=("program",))
+def catch_up(program: Program, inputs: EngineInputs, state: State, now: Array) -> State:
+    """The job at `now`, before its next event: what a change of inputs begins from."""
+    # Without this, the part of a transfer that is done already would be done again at the new rates.
+    clock = state.clock
+    flight = timing.catch_up(
+        inputs,
+        clock.seconds,
+        clock.flight,
+        now,
+        discipline=program.discipline,
+        overlapping=program.overlapping,
+    )
+    return state._replace(clock=clock._replace(seconds=now, flight=flight))
+
+
+def waiting(state: State) -> NDArray[np.bool_]:
+    """Workers that are in no mini-batch, [k]."""
+    waits: NDArray[np.bool_] = np.asarray(state.clock.flight.phase) == timing.WAIT
+    return waits
+
+
+def all_stopped(inputs: EngineInputs, state: State, now: float) -> State:
+    """The job at `now` with all workers stopped: gradients in progress are lost, what was pushed stays, buckets fill up."""
+    clock = state.clock
+    tokens = timing.refilled(inputs, clock.flight.tokens, now - float(clock.seconds))
+    flight = timing.all_waiting(clock.clocks.shape[0], tokens, now)
+    return state._replace(clock=clock._replace(seconds=jnp.asarray(now, jnp.float64), flight=flight))
+
+
+def workers_stopped(state: State, nodes: Array, now: float) -> State:
+    """The job with `nodes` [k] in no mini-batch from `now` on; their gradients in progress are lost."""
+    flight = state.clock.flight
+    # They wait from now on, so that the next cycle counts only this pause as waiting.
+    since = flight.since.at[timing.WAIT].set(jnp.where(nodes, now, flight.since[timing.WAIT]))
+    rests = flight._replace(phase=jnp.where(nodes, timing.WAIT, flight.phase), since=since)
+    return state._replace(clock=state.clock._replace(flight=rests))
+
+
+def with_tokens(state: State, tokens: Array) -> State:
+    """The job with so many tokens in its nodes' buckets."""
+    return state._replace(clock=state.clock._replace(flight=state.clock.flight._replace(tokens=tokens)))
+
+
+def with_data_moved(state: State, before: NDArray[np.float64], after: NDArray[np.float64]) -> State:
+    """The job after its data shares changed from those that assign `before` [k] to those that assign `after` [k].
+
+    Work that is left moves with the data: a worker that gives a part of its data gives this part of its work, and those that
+    receive data divide the sum, in proportion. None is lost or done twice.
+    """
+    left = np.asarray(state.clock.left)
+    kept = left * np.minimum(1.0, np.divide(after, before, out=np.ones_like(after), where=before > 0))
+    gains = np.maximum(after - before, 0.0)
+    if not gains.any():
+        return state
+    left = kept + (left - kept).sum() * gains / gains.sum()
+    return state._replace(clock=state.clock._replace(left=jnp.asarray(left)))
+
+
+def resumed(inputs: EngineInputs, state: State, pause_seconds: float) -> State:
+    """A job that has not run for so long (another branch has), with its clock shifted: for it, no time has passed.
+
+    Buckets keep real time: they fill up during the pause.
+    """
+    clock = state.clock
+    tokens = timing.refilled(inputs, clock.flight.tokens, pause_seconds)
+    flight = timing.shifted(clock.flight, pause_seconds)._replace(tokens=tokens)
+    return state._replace(clock=clock._replace(seconds=clock.seconds + pause_seconds, flight=flight))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import simpy
 
-from simulators.engine import edits, learning, loop
+from simulators.engine import learning, loop
 from simulators.engine.inputs import EngineInputs
 from simulators.workloads.datasets import Dataset, classification
 from simulators.workloads.model_tables import Logistic, Mlp
@@ -48,9 +48,9 @@ def engine_job(features: int, hidden: tuple[int, ...], workers: int, policy: Syn
     model = learning.LearningProgram(proxy.losses, proxy.correct, "sgd", "each", BATCH)
     program = loop.Program(model, policy.decide, policy.probes, "maxmin", overlapping=False)
     inputs = _inputs(workers, len(proxy.train[0]))
-    blank = edits.blank(program, inputs, proxy.init(jax.random.key(0)))
+    blank = loop.blank(program, inputs, proxy.init(jax.random.key(0)))
     begun = policy.init(inputs.active)
-    state = edits.launch(program, data, inputs, blank, begun, inputs.active, jnp.linspace(0.0, 4.0, workers))
+    state = loop.launch(program, data, inputs, blank, begun, inputs.active, jnp.linspace(0.0, 4.0, workers))
     return EngineJob(program, data, inputs, state)
 
 

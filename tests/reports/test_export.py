@@ -93,6 +93,20 @@ def test_a_site_has_pages_and_tables_and_refers_to_no_run(folder, tmp_path):
     assert files(tmp_path / "again") == found
 
 
+def test_an_overview_alone_links_to_no_page_and_sums_the_hosts_times(folder, tmp_path):
+    publish(folder, tmp_path / "site", only_overview=True)
+    found = files(tmp_path / "site")
+    assert not [
+        name for name in found if name.startswith("pages/") or name.endswith(("evaluations.parquet", "settings.parquet"))
+    ]
+    assert b"pages/" not in found["index.html"]
+    assert b">home</th>" in found["index.html"]
+    scores = store.load_results(folder).scores
+    hosts = pl.read_csv(tmp_path / "site" / "tables" / "host.csv")
+    assert hosts["runs"].sum() == scores.height
+    assert hosts["tuner"].n_unique() == scores["tuner"].n_unique() == hosts.height
+
+
 def test_an_unfinished_comparison_is_not_published(folder, tmp_path):
     results = store.load_results(folder)
     fewer = replace(results, scores=results.scores.filter((pl.col("tuner") != "cruise") | (pl.col("seed") != 2)))

@@ -44,5 +44,5 @@ def test_every_template_is_a_page_or_part_of_one():
     folder = resources.files("reports").joinpath("templates")
     texts = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()}
     named = {name for text in texts.values() for name in re.findall(r'{% (?:extends|include|from) "([^"]+)"', text)}
-    assert set(texts) - named == {"comparison.html.j2", "fidelity.html.j2", "overview.html.j2"}
+    assert set(texts) - named == {"comparison.html.j2", "fidelity.html.j2", "overview.html.j2", "paper.html.j2"}
     assert named <= set(texts)

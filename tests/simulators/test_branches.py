@@ -9,7 +9,7 @@ from harness.drive import play
 from harness.score import score
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
-from simulators.reconfiguration.plan import Costs
+from simulators.reconfiguration.costs import Costs
 from simulators.workloads.workload import Demand
 from tests.support.small_jobs import KNOBS, Quadratic, job, machine, system
 from tuners.actions import Evaluate, Fork, Free, Reconfigure, Rejected, Run, Setting, Target

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from simulators.cluster.conditions import Conditions, Episode, Sleeps, Stragglers
-from simulators.reconfiguration import plan as reconfigure
-from simulators.reconfiguration.plan import Costs
+from simulators.reconfiguration.costs import Costs
+from simulators.reconfiguration.reconfiguration import Load, plan_of
 from simulators.workloads.workload import Proxy
 from tests.support.small_jobs import (
     CHEAP,
@@ -301,8 +301,8 @@ TABLE_V = {"logr": (109_372_904, 47), "svm": (1_000_000, 13), "cifar": (654_968,
 @pytest.mark.parametrize("name", TABLE_V)
 def test_checkpoint_and_restart_cost_what_was_published(name):
     parameters, published = TABLE_V[name]
-    load = reconfigure.Load(4.0 * parameters, 100, 0.0)
-    plan = reconfigure.plan(start(), start(workers=NAMES[:2], servers=NAMES[2:]), "checkpoint", load, Costs())
+    load = Load(4.0 * parameters, 100, 0.0)
+    plan = plan_of(start(), start(workers=NAMES[:2], servers=NAMES[2:]), "checkpoint", load, Costs())
     assert plan.quiescent
     assert sum(s.seconds for s in plan.steps) == pytest.approx(published, rel=0.15)
 

@@ -9,7 +9,7 @@ from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
 from simulators.cluster.profiles import Device, NodeType
 from simulators.jobs import JobSpec
-from simulators.reconfiguration.plan import Costs
+from simulators.reconfiguration.costs import Costs
 from simulators.system import SimulatedSystem
 from simulators.workloads.workload import Demand, Proxy, Workload
 from tuners.actions import Pushes, Setting, Target

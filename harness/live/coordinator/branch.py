@@ -1,6 +1,6 @@
 """The coordinator's state of one branch: its workers, their clocks, the policy's state and the measurements of its pushes.
 
-The arithmetic is that of `simulators.engine.loop` and `simulators.engine.edits`, in real time.
+The arithmetic is that of `simulators.engine.loop`, in real time.
 Nothing here sends messages or reads a clock: the state depends on the arguments alone, so that the next
 coordinator gets the same state when it replays the journal.
 """

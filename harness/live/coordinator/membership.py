@@ -19,7 +19,7 @@ from harness.live.coordinator.snapshots import Snapshots
 from harness.live.protocol.blocks import Blocks, members, owners_of, runs_of
 from harness.live.protocol.log import CommitEntry, DropEntry, ForkEntry, FreeEntry, MoveEntry, SkipEntry, SnapshotEntry
 from harness.live.protocol.messages import COORDINATOR, LogAppend, View
-from simulators.reconfiguration.plan import block_counts
+from simulators.reconfiguration.shares import block_counts
 
 __all__ = ["Membership", "ModelLost"]
 

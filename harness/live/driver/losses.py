@@ -8,7 +8,7 @@ from harness.live.driver.branch_view import DriverBranch
 from harness.live.processes.names import EVALUATOR, node_of, peers
 from harness.live.processes.runtime import Procedure, Runtime
 from harness.live.protocol.messages import server
-from simulators.reconfiguration.plan import survivors
+from simulators.reconfiguration.shares import survivors
 from tuners.actions import NodeEvent, Setting
 
 __all__ = ["Losses"]

@@ -1,7 +1,7 @@
 """A reconfiguration of a live job: the steps of each method, and the measured cost.
 
-The order of the steps is that of the simulated plans (`simulators.reconfiguration.plan`). Training data needs no step:
-every worker has all of it.
+The order of the steps is that of the simulated plans (`simulators.reconfiguration.reconfiguration`). Training data needs no
+step: every worker has all of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from harness.live.processes.names import EVALUATOR, node_of, peers
 from harness.live.processes.runtime import Procedure, Runtime
-from simulators.reconfiguration.plan import block_counts, moves
+from simulators.reconfiguration.shares import block_counts, moves
 from tuners.actions import Cost, Method, Setting, SyncPolicy
 
 __all__ = ["LiveReconfiguration"]

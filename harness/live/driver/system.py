@@ -26,7 +26,6 @@ from harness.live.worker.spec import Spec
 from simulators import jobs
 from simulators.engine import inputs
 from simulators.engine.optimizers import slots
-from simulators.reconfiguration import plan
 from tuners import policies
 from tuners.actions import (
     Action,
@@ -54,6 +53,7 @@ from tuners.system import (
     check_other_branch,
     check_running,
     handler_of,
+    in_place,
     method_of,
     policy_of,
 )
@@ -216,7 +216,7 @@ class LiveSystem:
         self._check(setting)
         policy = policy_of(setting, branch.setting, branch.policy)
         branch.setting_before_loss = None
-        if plan.in_place(branch.setting, setting, method):
+        if in_place(branch.setting, setting, method):
             self._put(number, setting, policy)
             return Cost(seconds=0.0, stall_seconds=0.0)
         self._switch_to(number)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TypeAlias
 
-from simulators.reconfiguration.plan import block_counts, moves
+from simulators.reconfiguration.shares import block_counts, moves
 
 __all__ = [
     "Blocks",

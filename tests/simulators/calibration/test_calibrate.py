@@ -22,8 +22,8 @@ from simulators.calibration.output import Provenance, to_toml
 from simulators.calibration.recordings import Recording, read_tables
 from simulators.calibration.validation import HELD_OUT, LARGER, check
 from simulators.cluster.profiles import load_profiles
-from simulators.reconfiguration import plan
-from simulators.reconfiguration.plan import Costs, Load
+from simulators.reconfiguration.costs import Costs
+from simulators.reconfiguration.reconfiguration import Load, plan_of
 from simulators.workloads.catalogue import load_workloads, workload
 from traces.importers.source import table
 from traces.schema import setting_text
@@ -106,11 +106,11 @@ def test_a_change_of_policy_takes_a_restart_where_costs_say_so():
     before = Setting(workers=("a",), servers=("b",), policy="bsp")
     after = replace(before, policy="asp")
     load = Load(100.0, 1, 1.0)
-    assert plan.plan(before, after, "migrate", load, Costs()).steps == ()
-    made = plan.plan(before, after, "migrate", load, Costs(policy_restart_seconds=90.0))
+    assert plan_of(before, after, "migrate", load, Costs()).steps == ()
+    made = plan_of(before, after, "migrate", load, Costs(policy_restart_seconds=90.0))
     assert made.quiescent
     assert [(s.kind, s.seconds) for s in made.steps] == [("restart", 90.0)]
-    assert plan.plan(before, before, "migrate", load, Costs(policy_restart_seconds=90.0)).steps == ()
+    assert plan_of(before, before, "migrate", load, Costs(policy_restart_seconds=90.0)).steps == ()
 
 
 # --------------------------------------------------------------------------------------------------------------- fitting

@@ -19,7 +19,7 @@ from simulators.cluster.conditions import (
     link_delays,
     straggling,
 )
-from simulators.reconfiguration.plan import Costs
+from simulators.reconfiguration.costs import Costs
 from simulators.workloads.workload import Demand
 from tests.support.oracle import Bounded, Oracle
 from tests.support.small_jobs import (

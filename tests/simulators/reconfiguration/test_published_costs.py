@@ -10,7 +10,7 @@ import pytest
 from harness import scenario
 from reports.papers.cruise_and_bo_online import TABLE_V, migration
 from reports.papers.grid import loaded, played
-from simulators.reconfiguration.plan import METHODS, Costs
+from simulators.reconfiguration.costs import METHODS, Costs
 from tuners.actions import Reconfigure, Run
 
 COSTS = Costs()

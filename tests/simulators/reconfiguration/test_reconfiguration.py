@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, NodeChange
-from simulators.reconfiguration.plan import Costs
+from simulators.reconfiguration.costs import Costs
 from simulators.workloads.workload import Demand
 from tests.simulators.test_simulated_system import COUNTER, counted
 from tests.support.small_jobs import (

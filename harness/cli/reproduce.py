@@ -1,0 +1,60 @@
+"""The command `harness reproduce`: what a paper prints beside what is measured here."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["NAMES", "add_reproduce"]
+
+NAMES = ("cruise", "bo_online", "mltuner", "rlp", "bespoke_bo")
+"""Of the papers, by their tuners: the keys of `reports.papers.reproduce.PAPERS`, which takes long to import."""
+
+_DESCRIPTION = """\
+Measure what a paper prints, and write a page and a table: each figure beside ours, with a verdict
+found by rule. PAPER is the name of the paper's tuner: cruise, bo_online, mltuner, rlp, bespoke_bo.
+Five seeds take minutes (cruise, bespoke_bo) to most of an hour (mltuner). Runs of MLtuner and RLP
+are kept in the folder, so an interrupted measurement goes on where it was."""
+
+
+def add_reproduce(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
+    """Add the parser of `harness reproduce`."""
+    parser = add_parser("reproduce", help="measure what a paper prints", description=_DESCRIPTION, formatter_class=plain)
+    parser.add_argument("paper", metavar="PAPER", choices=NAMES, help=f"one of {', '.join(NAMES)}")
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds of each run of a tuner (default: 5)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("results/papers"),
+        metavar="DIR",
+        help="folder to write to (default: results/papers)",
+    )
+    parser.set_defaults(run=_reproduce)
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    from harness.cli.display import terminal
+    from reports.papers import reproduce
+    from reports.papers.claims import headline, shown
+
+    if options.seeds < 1:
+        raise ValueError(f"Cannot measure with {options.seeds} seeds: --seeds is 1 or more.")
+    paper, console = reproduce.PAPERS[options.paper], terminal()
+    options.out.mkdir(parents=True, exist_ok=True)
+    console.print(f"{paper.title}: about {paper.minutes * options.seeds / 5:.0f} minutes of one core.", highlight=False)
+    claims = []
+    for claim in paper.claims(reproduce.Scale(options.seeds, options.out)):
+        claims.append(claim)
+        console.print(
+            f"{claim.where}, {claim.what}, {claim.unit}: {shown(claim.measured, claim.low, claim.high)} "
+            f"[{shown(claim.published)}] {claim.verdict}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+    console.print(headline(claims), highlight=False)
+    console.print(
+        f"The page: {reproduce.write(options.paper, claims, options.seeds, options.out)}", highlight=False, soft_wrap=True
+    )
+    return 0

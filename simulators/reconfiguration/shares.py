@@ -1,0 +1,84 @@
+"""Who holds how much: blocks divided by shares, the moves between two divisions, and what survivors of a loss take over.
+
+Pure functions, the same for simulated and live reconfigurations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from heapq import heapify, heapreplace
+
+from tuners.actions import Setting
+
+__all__ = ["block_counts", "moves", "survivors"]
+
+
+def block_counts(members: tuple[str, ...], shares: tuple[float, ...], blocks: int) -> dict[str, int]:
+    """So many blocks divided by largest remainder; of equal remainders the first member gets more."""
+    exact = [share * blocks for share in shares]
+    counts = [math.floor(x + 1e-9) for x in exact]  # 0.29 * 100 is 28.999999999999996
+    order = sorted(range(len(members)), key=lambda i: (counts[i] - exact[i], i))
+    for i in order[: blocks - sum(counts)]:
+        counts[i] += 1
+    return dict(zip(members, counts, strict=True))
+
+
+def moves(old: Mapping[str, int], new: Mapping[str, int]) -> list[tuple[str, str, int]]:
+    """(source, target, blocks) that turn the counts `old` into `new`: from the largest surplus to the largest deficit, with
+    two heaps, until no surplus is left (Cruise, Section IV-A.3)."""
+    names = sorted(old.keys() | new.keys())
+    difference = {n: old.get(n, 0) - new.get(n, 0) for n in names}
+    surplus = [(-d, n) for n, d in difference.items() if d > 0]
+    deficit = [(d, n) for n, d in difference.items() if d < 0]
+    heapify(surplus)
+    heapify(deficit)
+    found = []
+    while surplus and surplus[0][0] and deficit and deficit[0][0]:
+        (have, source), (lack, target) = surplus[0], deficit[0]
+        count = min(-have, -lack)
+        found.append((source, target, count))
+        heapreplace(surplus, (have + count, source))
+        heapreplace(deficit, (lack + count, target))
+    return found
+
+
+def survivors(
+    setting: Setting, present: frozenset[str], nodes: tuple[str, ...], able: frozenset[str] | None = None
+) -> Setting | None:
+    """`setting` without the nodes that are not `present`, shares in proportion; None where too few are left to go on.
+
+    A role without survivors goes to the first of `nodes` that is present and idle, or else to a node of the other role, if
+    that has two. Only nodes that are `able` to compute (None: all) become workers.
+    """
+    workers = tuple(w for w in setting.workers if w in present)
+    servers = tuple(s for s in setting.servers if s in present)
+    idle = [n for n in nodes if n in present and n not in (*workers, *servers)]
+    if not (workers and servers) and len(idle) + len({*workers, *servers}) < 2:
+        return None
+    if not workers:
+        computing = [n for n in (*idle, *servers[1:], *servers[:1]) if able is None or n in able]
+        if not computing:
+            return None
+        workers = (computing[0],)
+        servers = tuple(s for s in servers if s not in workers)
+        idle = [n for n in idle if n not in workers]
+    if not servers:
+        servers = (idle.pop(0) if idle else workers[1],)
+        workers = tuple(w for w in workers if w not in servers)
+    rows = dict(zip(setting.workers, setting.loads, strict=False))
+    return replace(
+        setting,
+        workers=workers,
+        servers=servers,
+        loads=tuple(rows[w] for w in workers) if all(w in rows for w in workers) else (),
+        data_shares=_rescaled(setting.workers, setting.data_shares, workers),
+        model_shares=_rescaled(setting.servers, setting.model_shares, servers),
+    )
+
+
+def _rescaled(members: tuple[str, ...], shares: tuple[float, ...], left: tuple[str, ...]) -> tuple[float, ...]:
+    kept = dict(zip(members, shares, strict=False))
+    total = sum(kept.get(n, 0.0) for n in left)
+    return tuple(kept[n] / total for n in left) if total > 0 and all(n in kept for n in left) else ()
