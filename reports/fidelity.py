@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import polars as pl
-from scipy.stats import kendalltau
+from scipy.stats import binomtest, kendalltau
 
 from reports.figures.drawing import Drawing
 from reports.figures.predicted import against_recorded, residuals
@@ -23,7 +23,6 @@ from traces.store import write_bytes
 __all__ = ["Coverage", "Errors", "coverage", "errors", "page", "tables", "tau_interval", "write"]
 
 _MEDIAN, _P95, _TAU = 0.05, 0.15, 0.9  # what is to be reached on rows that were not fitted
-_COVERED = (0.85, 0.95)  # share of recorded values within their intervals
 _APART = 0.05  # relative difference of recorded times from which a pair of settings counts as different
 _RESAMPLES = 500  # of settings, for the interval of tau
 
@@ -299,6 +298,11 @@ def _verdict_rows(made: Check) -> list[_VerdictRow]:
     return rows
 
 
+def _off_level(held: Coverage) -> bool:
+    """Whether the intervals hold more or fewer values than their level says, beyond chance (binomial test, 5 %)."""
+    return held.rows > 0 and float(binomtest(held.inside, held.rows, LEVEL_PERCENT / 100).pvalue) < 0.05
+
+
 def _missed(e: Errors, held: Coverage) -> list[str]:
     """What is not reached, in words."""
     missed = []
@@ -310,7 +314,7 @@ def _missed(e: Errors, held: Coverage) -> list[str]:
         missed.append("median")
     if e.p95 > _P95:
         missed.append("95th percentile")
-    if held.rows and not _COVERED[0] <= held.inside / held.rows <= _COVERED[1]:
+    if _off_level(held):
         missed.append("coverage")
     return missed
 
@@ -339,12 +343,9 @@ def _verdict(checks: Sequence[Check]) -> list[str]:
     ]
     if held.rows:
         share = held.inside / held.rows
-        fit = (
-            "as they should"
-            if _COVERED[0] <= share <= _COVERED[1]
-            else f"where {_COVERED[0]:.0%} to {_COVERED[1]:.0%} should"
-        )
-        said.append(f"{share:.0%} of the recorded cycles are within their {LEVEL_PERCENT} % intervals, {fit}.")
+        far = "beyond chance" if _off_level(held) else "within chance"
+        level = f"{LEVEL_PERCENT} %"
+        said.append(f"{share:.0%} of {held.rows} recorded cycles are within their {level} intervals, {far} of {level}.")
     return said
 
 

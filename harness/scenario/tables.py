@@ -13,7 +13,17 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from simulators.cluster.conditions import Bucket, Conditions, Episode, NodeChange, Replay, ReplayedTrace, Sleeps, Stragglers
+from simulators.cluster.conditions import (
+    Bucket,
+    Conditions,
+    Episode,
+    LinkDelay,
+    NodeChange,
+    Replay,
+    ReplayedTrace,
+    Sleeps,
+    Stragglers,
+)
 from simulators.reconfiguration.costs import Costs
 from tuners.actions import Scalar
 
@@ -186,6 +196,7 @@ TABLES: dict[str, Any] = {
     "conditions.sleeps": Sleeps,
     "conditions.stragglers": Stragglers,
     "conditions.episodes": Episode,
+    "conditions.delays": LinkDelay,
     "conditions.buckets": Bucket,
     "conditions.nodes": NodeChange,
     "conditions.replay": Replay,

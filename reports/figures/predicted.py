@@ -42,10 +42,14 @@ def against_recorded(predictions: Sequence[Prediction], name: str) -> Drawing:
             axes.set_title(title, loc="left", fontsize=9, fontweight="bold")
         figure.supxlabel("recorded, seconds", fontsize=9)
         figure.supylabel("predicted, seconds", fontsize=9, x=0.01)
+        shown = {
+            "green dots: fitted": any(math.isfinite(p.fitted) for p in predictions),
+            "blue rings: held out": any(p.split not in EXTRAPOLATED for p in predictions),
+            "purple rings: extrapolated": any(p.split in EXTRAPOLATED for p in predictions),
+        }
         caption = (
-            "Predicted against recorded seconds of a cycle. Green dots: fitted; blue rings: held out; purple rings: "
-            f"extrapolated. Bars are {LEVEL_PERCENT} % intervals. On the line both are equal; in the grey band they differ "
-            "by at most 10 %."
+            f"Predicted against recorded seconds of a cycle; {', '.join(k for k, yes in shown.items() if yes)}. Bars are "
+            f"{LEVEL_PERCENT} % intervals. On the line both are equal; in the grey band they differ by at most 10 %."
         )
         return drawn(figure, name, caption)
 
