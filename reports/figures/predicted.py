@@ -15,7 +15,7 @@ from simulators.calibration.validation import LARGER, UNLIKE, Prediction
 
 __all__ = ["against_recorded", "residuals"]
 
-EXTRAPOLATED = (LARGER, UNLIKE)
+_EXTRAPOLATED = (LARGER, UNLIKE)
 _PURPLE = COLORS[1]
 
 
@@ -33,7 +33,7 @@ def against_recorded(predictions: Sequence[Prediction], name: str) -> Drawing:
             _equal(axes, ends)
             axes.plot([p.recorded for p in predictions], [fitted(p) for p in predictions], ".", color=GREEN, markersize=4)
             for color, far in ((BLUE, False), (_PURPLE, True)):
-                rows = [p for p in predictions if (p.split in EXTRAPOLATED) == far]
+                rows = [p for p in predictions if (p.split in _EXTRAPOLATED) == far]
                 if bounded:
                     _intervals(axes, rows, color)
                 axes.plot(
@@ -44,8 +44,8 @@ def against_recorded(predictions: Sequence[Prediction], name: str) -> Drawing:
         figure.supylabel("predicted, seconds", fontsize=9, x=0.01)
         shown = {
             "green dots: fitted": any(math.isfinite(p.fitted) for p in predictions),
-            "blue rings: held out": any(p.split not in EXTRAPOLATED for p in predictions),
-            "purple rings: extrapolated": any(p.split in EXTRAPOLATED for p in predictions),
+            "blue rings: held out": any(p.split not in _EXTRAPOLATED for p in predictions),
+            "purple rings: extrapolated": any(p.split in _EXTRAPOLATED for p in predictions),
         }
         caption = (
             f"Predicted against recorded seconds of a cycle; {', '.join(k for k, yes in shown.items() if yes)}. Bars are "
