@@ -10,18 +10,21 @@ from typing import NamedTuple
 
 import numpy as np
 import polars as pl
-from matplotlib.axes import Axes
-from matplotlib.ticker import NullLocator
-from scipy.stats import kendalltau
+from scipy.stats import binomtest, kendalltau
 
-from reports.figures.drawing import BLUE, GREEN, MUTED, ORANGE, Drawing, canvas, drawn
+from reports.figures.drawing import Drawing
+from reports.figures.predicted import against_recorded, residuals
 from reports.rendering import fill
 from simulators.calibration.fit import NO_FREEDOM
 from simulators.calibration.spread import LEVEL_PERCENT
 from simulators.calibration.validation import COMPLETION, HELD_OUT, OTHER, Check, Prediction
 from traces.store import write_bytes
 
-__all__ = ["Coverage", "Errors", "coverage", "errors", "page", "tables", "write"]
+__all__ = ["Coverage", "Errors", "coverage", "errors", "page", "tables", "tau_interval", "write"]
+
+_MEDIAN, _P95, _TAU = 0.05, 0.15, 0.9  # what is to be reached on rows that were not fitted
+_APART = 0.05  # relative difference of recorded times from which a pair of settings counts as different
+_RESAMPLES = 500  # of settings, for the interval of tau
 
 
 class Errors(NamedTuple):
@@ -57,6 +60,31 @@ def errors(made: Sequence[Prediction], which: Callable[[Prediction], float]) -> 
     return Errors(len(pairs), tau, float(np.median(off)), float(np.quantile(off, 0.95)))
 
 
+def tau_interval(made: Sequence[Prediction], which: Callable[[Prediction], float]) -> tuple[float, float]:
+    """The 90 % percentile interval of `Errors.tau`, by a bootstrap over settings; nan with fewer than three."""
+    settings: dict[str, list[tuple[float, float]]] = {}
+    for p in made:
+        if math.isfinite(which(p)):
+            settings.setdefault(f"{p.group} {p.label}", []).append((which(p), p.recorded))
+    groups = list(settings.values())
+    if len(groups) < 3:
+        return math.nan, math.nan
+    rng, found = np.random.default_rng(0), []
+    for _ in range(_RESAMPLES):
+        # Kendall's tau-b: a setting that is drawn twice is tied with itself, and such pairs do not count.
+        drawn = [pair for i in rng.integers(len(groups), size=len(groups)) for pair in groups[i]]
+        found.append(float(kendalltau(*zip(*drawn, strict=True)).statistic))
+    low, high = np.nanquantile(found, [0.05, 0.95]) if np.isfinite(found).any() else (math.nan, math.nan)
+    return float(low), float(high)
+
+
+def _apart(made: Sequence[Prediction], which: Callable[[Prediction], float]) -> float:
+    """The share of pairs of settings in the right order, of those that were recorded at least 5 % apart; nan for none."""
+    known = [(which(p), p.recorded) for p in made if math.isfinite(which(p))]
+    right = [(a - b) * (x - y) > 0 for i, (a, x) in enumerate(known) for b, y in known[:i] if abs(math.log(x / y)) > _APART]
+    return float(np.mean(right)) if right else math.nan
+
+
 _HELD_OUT_KIND = "simulator, held out"
 _KINDS: tuple[tuple[str, Callable[[Prediction], float]], ...] = (
     ("simulator, fitted", lambda p: p.fitted),
@@ -79,6 +107,8 @@ def tables(checks: Sequence[Check]) -> list[str]:
                 if found_errors.rows or name == _HELD_OUT_KIND:
                     inside = _covered(coverage(rows)) if name == _HELD_OUT_KIND else ""
                     lines.append(f"  {name:32}{_cells(found_errors)}{inside:>12}".rstrip())
+        for row in _ablations(made)[1:]:
+            lines.append(f"without {row.lacks}: tau {row.tau}, median {row.median}, 95th {row.p95} of all cycles not fitted")
         unsure = [f"{job}, {name}: fitted without an interval, {NO_FREEDOM}" for job, name in _unsure(made)]
         notes = [*_simulation_error(made), *unsure, *_undivided(made), *made.caveats]
         found.append("\n".join([*lines, *(f"note: {why}" for why in notes), ""]))
@@ -158,6 +188,9 @@ def page(checks: Sequence[Check], findings: str = "") -> str:
         "fidelity.html.j2",
         title="How far the simulator is from recorded clusters",
         lead=_lead(checks),
+        verdict=_verdict(checks),
+        verdict_rows=[row for made in checks for row in _verdict_rows(made)],
+        parts=[part for made in checks for part in _ablations(made)],
         findings=[" ".join(paragraph.split()) for paragraph in findings.split("\n\n") if paragraph.strip()],
         recordings=[_section(made, f"r{i}") for i, made in enumerate(checks)],
         kinds=[kind for kind, _ in _KINDS],
@@ -181,7 +214,7 @@ class _RecordingSection:
     finding: str  # about the largest error; "" where nothing was predicted
     notes: list[str]  # how the rows were divided, and the error of simulated means
     groups: list[_GroupRow]
-    drawing: Drawing
+    drawings: list[Drawing]
     constants: list[_ConstantRow]
     refused: list[str]  # constants that this recording cannot determine, and why
     caveats: tuple[str, ...]
@@ -215,12 +248,133 @@ def _section(made: Check, name: str) -> _RecordingSection:
         finding=_worst(groups),
         notes=[f"{why[0].upper()}{why[1:]}." for why in (*_fitted_to(made), *_undivided(made), *_simulation_error(made))],
         groups=[_group_row(group, rows) for group, rows in groups],
-        drawing=_drawn(groups, name),
+        drawings=_drawings(made, name),
         constants=_constants(made),
         refused=[f"{job}, {constant}: {why}" for job, fit in made.fits.items() for constant, why in fit.refused.items()],
         caveats=made.caveats,
         origin=f"{made.origin.of}. Licence: {made.origin.licence or 'none stated'}. SHA-256 {made.origin.digest}.",
     )
+
+
+class _VerdictRow(NamedTuple):
+    """What was reached on the cycles of one recording and split, of all policies together, as text."""
+
+    recording: str
+    split: str
+    form: str
+    rows: int
+    tau: str
+    right: str  # share of pairs in the right order, of those at least 5 % apart
+    median: str
+    p95: str
+    covered: str
+    reached: str
+
+
+_FORMS: tuple[tuple[str, Callable[[Prediction], float]], ...] = (
+    ("simulator", lambda p: p.held_out),
+    ("plain closed form", lambda p: p.plain_held_out),
+)
+
+
+def _by_split(predictions: Sequence[Prediction]) -> list[tuple[str, list[Prediction]]]:
+    """Predictions of cycles that the constants were not fitted to, by split."""
+    found: dict[str, list[Prediction]] = {}
+    for p in predictions:
+        if p.workers and not p.group.endswith(COMPLETION):
+            found.setdefault(p.split, []).append(p)
+    return list(found.items())
+
+
+def _verdict_rows(made: Check) -> list[_VerdictRow]:
+    rows = []
+    for split, predictions in _by_split(made.predictions):
+        for form, which in _FORMS:
+            e, ends, right = errors(predictions, which), tau_interval(predictions, which), _apart(predictions, which)
+            held = coverage(predictions) if form == "simulator" else Coverage(0, 0)
+            tau = _tau(e) if math.isnan(ends[0]) else f"{_tau(e)} ({ends[0]:.2f} to {ends[1]:.2f})"
+            cells = (tau, _percent(right), _percent(e.median), _percent(e.p95), _covered(held), _reached(e, held))
+            rows.append(_VerdictRow(_title(made), split, form, e.rows, *cells))
+    return rows
+
+
+def _off_level(held: Coverage) -> bool:
+    """Whether the intervals hold more or fewer values than their level says, beyond chance (binomial test, 5 %)."""
+    return held.rows > 0 and float(binomtest(held.inside, held.rows, LEVEL_PERCENT / 100).pvalue) < 0.05
+
+
+def _missed(e: Errors, held: Coverage) -> list[str]:
+    """What is not reached, in words."""
+    missed = []
+    if not e.rows:
+        return ["nothing could be predicted"]
+    if e.tau < _TAU:
+        missed.append("tau")
+    if e.median > _MEDIAN:
+        missed.append("median")
+    if e.p95 > _P95:
+        missed.append("95th percentile")
+    if _off_level(held):
+        missed.append("coverage")
+    return missed
+
+
+def _reached(e: Errors, held: Coverage) -> str:
+    missed = _missed(e, held)
+    return f"not: {', '.join(missed)}" if missed else "yes"
+
+
+def _verdict(checks: Sequence[Check]) -> list[str]:
+    """The overall result, in sentences, worst first; empty without predictions of cycles."""
+    every = [(made, split, rows) for made in checks for split, rows in _by_split(made.predictions)]
+    if not every:
+        return []
+    found = [(errors(rows, _FORMS[0][1]), coverage(rows)) for *_, rows in every]
+    good = sum(not _missed(e, Coverage(0, 0)) for e, _ in found)
+    all_rows = [p for *_, rows in every for p in rows]
+    mine, plain = (errors(all_rows, which) for _, which in _FORMS)
+    held = coverage(all_rows)
+    said = [
+        f"The simulator's order, median and 95th percentile are within reach in {good} of {len(every)} comparisons "
+        f"(tau at least {_TAU:g}, median error at most {_MEDIAN:.0%}, 95th percentile at most {_P95:.0%}).",
+        f"Over all {mine.rows} cycles that were not fitted, it is off by {_percent(mine.median)} in the median and "
+        f"{_percent(mine.p95)} at the 95th percentile; the plain closed form, by {_percent(plain.median)} and "
+        f"{_percent(plain.p95)}.",
+    ]
+    if held.rows:
+        share = held.inside / held.rows
+        far = "beyond chance" if _off_level(held) else "within chance"
+        level = f"{LEVEL_PERCENT} %"
+        said.append(f"{share:.0%} of {held.rows} recorded cycles are within their {level} intervals, {far} of {level}.")
+    return said
+
+
+class _AblationRow(NamedTuple):
+    """Errors of the simulator with all its physics, or without a part, as text."""
+
+    recording: str
+    lacks: str
+    tau: str
+    median: str
+    p95: str
+
+
+def _ablations(made: Check) -> list[_AblationRow]:
+    if not made.ablations:
+        return []
+    every = [("nothing", made.predictions), *((a.lacks, a.predictions) for a in made.ablations)]
+    rows = []
+    for lacks, predictions in every:
+        told = [p for _, some in _by_split(predictions) for p in some]
+        e = errors(told, _FORMS[0][1])
+        rows.append(_AblationRow(_title(made), lacks, _tau(e), _percent(e.median), _percent(e.p95)))
+    return rows
+
+
+def _drawings(made: Check, name: str) -> list[Drawing]:
+    """Of the cycles; none where the recording has none."""
+    rows = [p for _, some in _by_split(made.predictions) for p in some]
+    return [against_recorded(rows, name), residuals(rows, f"{name}b")] if rows else []
 
 
 def _title(made: Check) -> str:
@@ -265,49 +419,3 @@ def _constants(made: Check) -> list[_ConstantRow]:
             _ConstantRow(workload, name, f"{value:.4g}", "from other workloads") for name, value in fit.borrowed.items()
         ]
     return rows
-
-
-def _panel(axes: Axes, title: str, rows: Sequence[Prediction]) -> None:
-    recorded = np.array([p.recorded for p in rows])
-    both = [p.recorded for p in rows] + [p.held_out for p in rows if math.isfinite(p.held_out)]
-    ends = np.array([min(both) / 1.1, max(both) * 1.1])
-    axes.fill_between(ends, ends / 1.1, ends * 1.1, color=MUTED, alpha=0.18, linewidth=0)
-    axes.plot(ends, ends, color=MUTED, linewidth=0.8)
-    for marker, color, which in (("x", ORANGE, "plain_held_out"), ("o", BLUE, "held_out"), (".", GREEN, "fitted")):
-        predicted = np.array([getattr(p, which) for p in rows])
-        style = "none" if marker == "o" else "full"
-        axes.plot(recorded, predicted, marker, color=color, markersize=4, fillstyle=style, markeredgewidth=0.9)
-    axes.set_title(title, loc="left", fontsize=9, fontweight="bold")
-    axes.set_xlim(*ends)
-    axes.set_ylim(*ends)
-    if ends[1] > 2.5 * ends[0]:
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        ticks = [float(f"{x:.1g}") for x in np.geomspace(ends[0] * 1.15, ends[1] / 1.15, 4)]
-        axes.set_xticks(ticks, [f"{x:g}" for x in ticks], minor=False)
-        axes.set_yticks(ticks, [f"{x:g}" for x in ticks], minor=False)
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_minor_locator(NullLocator())
-
-
-def _drawn(groups: Sequence[tuple[str, list[Prediction]]], name: str) -> Drawing:
-    """Predicted against recorded seconds, one panel per group."""
-    jobs = {group.partition(", ")[0] for group, _ in groups if ", " in group}
-    common = f"{jobs.pop()}, " if len(jobs) == 1 else ""  # the job that the section is about, so panels need not name it
-    columns = min(4, len(groups))
-    lines = -(-len(groups) // columns)
-    with canvas(0.7 + 2.3 * lines, left=0.75, gaps=0.42, bottom=0.5) as figure:
-        figure.subplots_adjust(wspace=0.3)
-        grid = figure.subplots(lines, columns, squeeze=False)
-        for axes, (group, rows) in zip(grid.flat, groups, strict=False):
-            _panel(axes, group.removeprefix(common), rows)
-        for axes in grid.flat[len(groups) :]:
-            axes.set_visible(False)
-        figure.supxlabel("recorded, seconds", fontsize=9)
-        figure.supylabel("predicted, seconds", fontsize=9, x=0.01)
-        caption = (
-            "Predicted against recorded seconds, one panel per group. Blue rings: simulator, held out; green dots: "
-            "simulator, fitted to all rows; orange crosses: plain closed form, held out. On the line both are equal; in "
-            "the grey band they differ by at most 10 %."
-        )
-        return drawn(figure, name, caption)

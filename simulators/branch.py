@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.compute_factors import NO_FACTORS, Factors
-from simulators.cluster.conditions import Conditions
+from simulators.cluster.conditions import Conditions, Disturbance, link_delays
 from simulators.engine import learning, loop
 from simulators.engine.inputs import (
     NO_EFFECTS,
@@ -74,6 +74,7 @@ class JobContext:
             seed=self.seed,
             effects=effects,
             factors=self.factors,
+            control_queue=self.cluster.control_queue,
         )
         return PreparedSetting(
             setting, policy, program, inputs, served(self.cluster.nodes, self.workload.demand, setting, effects)
@@ -86,7 +87,7 @@ class PreparedSetting(NamedTuple):
     setting: Setting
     policy: SyncPolicy
     program: loop.Program
-    inputs: EngineInputs  # without slowdown, which a branch sets for itself
+    inputs: EngineInputs  # without disturbances, which a branch sets for itself
     served: NDArray[np.float64]  # [k, 4] per push, see `simulators.engine.inputs.served`
 
 
@@ -96,6 +97,7 @@ class Branch:
     def __init__(self, context: JobContext, prepared: PreparedSetting, state: loop.State) -> None:
         self.context, self.state = context, state
         self.setting, self.policy, self.program, self.inputs, self._served_per_push = prepared
+        self._placed = prepared  # what the engine runs on, as it is without disturbances
         self.until_seconds = 0.0  # how far it has been trained
         self.unreported = NO_RECORDS  # of pushes that no window has told of, [n, 11]
         self.served = np.zeros_like(prepared.served)  # [k, 4] by every server since the last window
@@ -108,6 +110,7 @@ class Branch:
         prepared = PreparedSetting(self.setting, self.policy, self.program, self.inputs, self._served_per_push)
         made = Branch(self.context, prepared, state)
         made.until_seconds = self.until_seconds
+        made._placed = self._placed
         return made
 
     @property
@@ -165,18 +168,18 @@ class Branch:
 
     # ------------------------------------------------------------------------------------------------- setting and inputs
 
-    def install(self, prepared: PreparedSetting, slowdown: NDArray[np.float64]) -> bool:
+    def install(self, prepared: PreparedSetting, disturbance: Disturbance) -> bool:
         """Train under another setting and policy from now on. Returns whether a worker that had none has work again."""
         self.setting, self.policy = prepared.setting, prepared.policy
         has_work = self._run_on(prepared)
-        self.set_slowdown(slowdown)
+        self.disturb(disturbance)
         return has_work
 
-    def change_in_place(self, prepared: PreparedSetting, slowdown: NDArray[np.float64], now: float) -> None:
+    def change_in_place(self, prepared: PreparedSetting, disturbance: Disturbance, now: float) -> None:
         """Install a setting at `now` while mini-batches in progress continue; a new policy releases workers that wait."""
         self.catch_up(now)
         new_policy = prepared.policy is not self.policy
-        has_work = self.install(prepared, slowdown)
+        has_work = self.install(prepared, disturbance)
         self.until_seconds = now
         if new_policy or has_work:
             self.launch_waiting_workers()
@@ -196,6 +199,7 @@ class Branch:
         """
         before, had_work = np.asarray(self.inputs.assigned), np.asarray(self._with_work)
         self.program, self.inputs, self._served_per_push = prepared.program, prepared.inputs, prepared.served
+        self._placed = prepared
         if np.array_equal(before, self.inputs.assigned):
             return False
         self.state = loop.with_data_moved(self.state, before, np.asarray(self.inputs.assigned))
@@ -205,10 +209,14 @@ class Branch:
         """No node may begin a mini-batch."""
         self.inputs = self.inputs._replace(active=jnp.zeros_like(self.inputs.active))
 
-    def set_slowdown(self, slowdown: NDArray[np.float64]) -> None:
-        """Computing takes so many times as long from now on, [k]."""
+    def disturb(self, now: Disturbance) -> None:
+        """Computing is as slow and links are as delayed from now on; a delay counts in mini-batches that begin later."""
         # A copy: the control plane changes its array in place, and the engine may still read this one.
-        self.inputs = self.inputs._replace(slowdown=cast(Any, slowdown.copy()))
+        self.inputs = self.inputs._replace(slowdown=cast(Any, now.slowdown.copy()))
+        if self.context.conditions.delays:
+            names, messages = tuple(n.name for n in self.context.job.nodes), self.context.workload.demand.delay_messages
+            delays = link_delays(names, self._placed.setting, now.delay_seconds, messages)
+            self.inputs = self.inputs._replace(overhead_seconds=cast(Any, self._placed.inputs.overhead_seconds + delays))
 
     def restore(self, setting: Setting, policy: SyncPolicy) -> None:
         """Count as under this setting and policy again; engine inputs follow when the recovery applies its effects."""
@@ -266,13 +274,13 @@ class Branch:
 
 
 def first_branch(
-    context: JobContext, setting: Setting, policy: SyncPolicy, slowdown: NDArray[np.float64], parameters: Any
+    context: JobContext, setting: Setting, policy: SyncPolicy, disturbance: Disturbance, parameters: Any
 ) -> Branch:
     """The branch that a job begins with. If conditions stagger workers, they begin at random points of a mini-batch."""
     prepared = context.prepare(setting, policy)
     inputs = prepared.inputs
     branch = Branch(context, prepared, loop.blank(prepared.program, inputs, parameters))
-    branch.set_slowdown(slowdown)
+    branch.disturb(disturbance)
     first_cycle = np.asarray(inputs.compute_seconds + inputs.sleep_probability * inputs.sleep_mean_seconds)
     spread = np.random.default_rng([context.seed, 2]).random(len(first_cycle)) * first_cycle
     branch.launch(inputs.active, spread if context.conditions.stagger else None)

@@ -84,7 +84,7 @@ class SimulatedSystem:
                 spec.cluster, workload, conditions, self.job, data, spec.evaluate_clocks, seed, factors
             )
             policy = policies.named(start.policy, start.staleness)
-            self._branches = {0: first_branch(self._context, start, policy, self._control.slowdown, parameters)}
+            self._branches = {0: first_branch(self._context, start, policy, self._control.disturbance, parameters)}
         except Rejected as error:
             raise ValueError(f"Scenario {spec.name!r} cannot start: {error}") from error
         self._next_branch = 1
@@ -228,13 +228,13 @@ class SimulatedSystem:
 
     def _apply_effects(self, branch: Branch) -> None:
         if self._reconfiguration is None:
-            branch.set_slowdown(self._control.slowdown)
+            branch.disturb(self._control.disturbance)
         else:
             self._reconfiguration.apply_effects(self._now)
 
     def _bring_to_now(self, branch: Branch) -> None:
         """Resume a branch that has not trained for a while; if nodes are lost meanwhile, begin to recover."""
-        if self._reconfiguration is None and not np.array_equal(branch.inputs.slowdown, self._control.slowdown):
+        if self._reconfiguration is None and not np.array_equal(branch.inputs.slowdown, self._control.disturbance.slowdown):
             branch.catch_up(branch.until_seconds)  # what was done until then is done at the old speed
         self._resume(branch)
         self._apply_effects(branch)
@@ -297,7 +297,7 @@ class SimulatedSystem:
         self._check_free(branch, f"install a policy in branch {action.branch}")
         prepared = self._context.prepare(branch.setting, action.policy)  # before anything changes: it may be Rejected
         self._bring_to_now(branch)
-        branch.change_in_place(prepared, self._control.slowdown, self._now)
+        branch.change_in_place(prepared, self._control.disturbance, self._now)
 
     def _begin(self, branch: Branch, prepared: PreparedSetting, method: Method, *, waited: bool) -> Reconfiguration | None:
         """Begin to put `branch` under a setting and a policy; None where that has happened in place.
@@ -309,13 +309,13 @@ class SimulatedSystem:
         )
         if reconfiguration.in_place:
             self._resume(branch)
-            branch.change_in_place(prepared, self._control.slowdown, self._now)
+            branch.change_in_place(prepared, self._control.disturbance, self._now)
             return None
         # First the branch moves into the workers' caches, which takes time; only then it is known when the steps begin.
         self._switch_to(branch)
         self._resume(branch)
         branch.catch_up(self._now)
-        branch.set_slowdown(self._control.slowdown)
+        branch.disturb(self._control.disturbance)
         reconfiguration.begin(self._now)
         self._reconfiguration = reconfiguration
         self._progress(branch, None)

@@ -79,6 +79,9 @@ def add_fidelity(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> Non
     )
     command.add_argument("--folds", type=int, default=5, metavar="N", help="number of folds (default: 5; 2: halves)")
     command.add_argument("--findings", type=Path, metavar="FILE", help="text for the page: why predictions differ")
+    command.add_argument(
+        "--ablate", action="store_true", help="fit and predict again without each part of the simulator's physics"
+    )
     _add_given(command)
     command.set_defaults(run=_fidelity)
 
@@ -92,6 +95,13 @@ def _add_given(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--discipline", choices=("maxmin", "uneven"), default="maxmin", help="how transfers share NICs (default: maxmin)"
+    )
+    command.add_argument(
+        "--control-queue",
+        type=float,
+        default=0.0,
+        metavar="V",
+        help="share of the pushes queued at the servers that a pull's request waits for, 0 to 1 (default: 0)",
     )
     command.add_argument(
         "--cores", type=int, default=0, metavar="N", help="cores per machine (default: most threads in the recording)"
@@ -136,7 +146,7 @@ def _fidelity(options: argparse.Namespace) -> int:
     from harness.cli.display import stages
     from reports import fidelity
     from simulators.calibration.selection import EVERYTHING
-    from simulators.calibration.validation import check
+    from simulators.calibration.validation import Ablation, check, lacking
 
     whole = bool(options.traces or options.sources)
     if bool(options.fit) != bool(options.predict):
@@ -151,7 +161,11 @@ def _fidelity(options: argparse.Namespace) -> int:
     for path, wanted, source in named:
         recording, origin = read(path, source, wanted)
         with stages(f"recording {len(checks) + 1} of {len(named)}") as watch:
-            checks.append(check(recording, initial_constants(recording, options), origin, options.folds, watch))
+            given = initial_constants(recording, options)
+            made = check(recording, given, origin, options.folds, watch)
+            less = lacking(given) if options.ablate else {}
+            without = {part: check(recording, g, origin, options.folds, watch) for part, g in less.items()}
+            checks.append(replace(made, ablations=tuple(Ablation(p, c.predictions) for p, c in without.items())))
     for table in fidelity.tables(checks):
         _say(table)
     _say(f"The page: {fidelity.write(options.out, checks, findings)}")
@@ -163,17 +177,27 @@ def _of_others(options: argparse.Namespace) -> list[Check]:
     from harness.cli.display import stages
     from simulators.calibration.fit import fit_all
     from simulators.calibration.recordings import joined
-    from simulators.calibration.validation import check_other
+    from simulators.calibration.validation import Ablation, check_other, lacking
 
     fitted = [read(path, None, wanted) for path, wanted in options.fit]
     others = [read(path, None, wanted) for path, wanted in options.predict]
     # A trace is named by its digest in a joined recording, so that a row that is also to be predicted can be found.
     known = joined([(origin.digest[:12], recording) for recording, origin in fitted])
     origins = list(dict.fromkeys(origin.of for _, origin in fitted))
-    with stages("fitting") as watch:
-        fits = fit_all(known.rows, initial_constants(known, options), watch=watch)
     named = [(joined([(origin.digest[:12], recording)]), origin) for recording, origin in others]
-    return [check_other(fits, known, other, origin, "; ".join(origins)) for other, origin in named]
+    given = initial_constants(known, options)
+
+    def checked(start: dict[str, Constants]) -> list[Check]:
+        with stages("fitting") as watch:
+            fits = fit_all(known.rows, start, watch=watch)
+        return [check_other(fits, known, other, origin, "; ".join(origins)) for other, origin in named]
+
+    found = checked(given)
+    less = {part: checked(start) for part, start in (lacking(given) if options.ablate else {}).items()}
+    return [
+        replace(made, ablations=tuple(Ablation(part, every[i].predictions) for part, every in less.items()))
+        for i, made in enumerate(found)
+    ]
 
 
 def _selected(text: str) -> tuple[Path, Selection]:
@@ -229,6 +253,7 @@ def initial_constants(recording: Recording, options: argparse.Namespace) -> dict
             nic_bytes_per_second=options.nic or recording.nic_bytes_per_second or Constants().nic_bytes_per_second,
             jitter=options.jitter,
             discipline=options.discipline,
+            control_queue=options.control_queue,
         )
         noise = recording.noise
         made[name] = base if noise is None else replace(base, jitter=noise.jitter, sleeps=noise.sleeps)

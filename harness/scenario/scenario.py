@@ -291,7 +291,7 @@ def _cluster(table: ClusterTable, origin: Path) -> Cluster:
         counts[group.prefix] = first + group.count
         kind = _priced(known[group.type], group)
         nodes += [(f"{group.prefix}{i}", kind) for i in range(first, first + group.count)]
-    return Cluster(tuple(nodes), table.discipline, table.latency_seconds)
+    return Cluster(tuple(nodes), table.discipline, table.latency_seconds, table.control_queue)
 
 
 def _priced(kind: NodeType, group: NodeGroup) -> NodeType:

@@ -13,7 +13,17 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from simulators.cluster.conditions import Bucket, Conditions, Episode, NodeChange, Replay, ReplayedTrace, Sleeps, Stragglers
+from simulators.cluster.conditions import (
+    Bucket,
+    Conditions,
+    Episode,
+    LinkDelay,
+    NodeChange,
+    Replay,
+    ReplayedTrace,
+    Sleeps,
+    Stragglers,
+)
 from simulators.reconfiguration.costs import Costs
 from tuners.actions import Scalar
 
@@ -57,6 +67,7 @@ class ClusterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: tuple[NodeGroup, ...]
     discipline: Literal["maxmin", "fifo", "uneven"] = "maxmin"
     latency_seconds: _Amount = 0.0
+    control_queue: _Amount = 0.0  # share of the pushes queued at the servers that a pull's request waits for, 0 to 1
     profiles: str | None = None  # a file with the user's own node types; the path is relative to the scenario's file
 
 
@@ -189,6 +200,7 @@ TABLES: dict[str, Any] = {
     "conditions.sleeps": Sleeps,
     "conditions.stragglers": Stragglers,
     "conditions.episodes": Episode,
+    "conditions.delays": LinkDelay,
     "conditions.buckets": Bucket,
     "conditions.nodes": NodeChange,
     "conditions.replay": Replay,

@@ -24,7 +24,16 @@ from scipy.optimize import least_squares
 
 from simulators.calibration import closed_form
 from simulators.calibration.closed_form import Spans
-from simulators.calibration.model import Constants, Estimate, Row, plant, simulated, simulated_seconds, with_speeds
+from simulators.calibration.model import (
+    SEEDS,
+    Constants,
+    Estimate,
+    Row,
+    plant,
+    simulated,
+    simulated_seconds,
+    with_speeds,
+)
 
 __all__ = [
     "NO_FREEDOM",
@@ -41,10 +50,12 @@ __all__ = [
     "slopes",
 ]
 
+_FEW_SEEDS = 4  # of a row while the constants are searched for; the same ones every time, so that rounds can be compared
 _ROUNDS = 3  # of correcting the closed form to the engine
 _MACHINE = ("apply_exponent", "nic_bytes_per_second", "service_bytes_per_second", "latency_seconds")
 _RESAMPLES = 400
 _WIDE = math.log(10.0) / 1.96  # standard error of a logarithm at which the interval is an order of magnitude either way
+_STEP = 1e-6  # of a logarithm, for derivatives
 _REACH = 7.0  # half-width of the search interval, in logarithms
 _SHARES = ("serial_fraction", "apply_exponent")  # constants in [0, 1]
 _LEAST_NOISE = 0.003  # relative error that every recorded mean is assumed to have at least
@@ -59,6 +70,7 @@ NO_FREEDOM = "no degree of freedom: as many constants as measurements that deter
 # The measurement that would determine each constant, in the order in which uncertain constants are dropped.
 _MEASUREMENTS: dict[str, str] = {
     "apply_exponent": "the same job on one, two and many servers, with enough workers to keep all of them busy",
+    "delay_messages": "the same job with a link delayed and without, and how long the delay was",
     "master_sample_seconds": "synchronous runs at two batch sizes or more, besides asynchronous ones at two",
     "latency_seconds": "iterations with seconds of pulls and pushes, of a model small enough to take no time",
     "service_bytes_per_second": "iterations with seconds of pulls while many workers pull from one server",
@@ -237,6 +249,8 @@ def _not_measured(rows: Sequence[Row]) -> dict[str, str]:
         refuse("fixed_seconds", "neither batch size nor threads ever varied")
     if not (vary["batch_size"] and vary["intra_threads"]):
         refuse("serial_fraction", "batch size and threads did not both vary")
+    if len({r.delays for r in rows}) < 2:
+        refuse("delay_messages", "no link was delayed in some runs and not in others")
     if not vary["servers"]:
         refuse("message_seconds", "the number of servers never varied")
     if not (vary["servers"] or vary["workers"] or parts):
@@ -323,11 +337,17 @@ class _Problem:
         self.redundant[:, 3] = summed & self.visible[:, :3].any(axis=1)
         self.correction = np.zeros_like(self.measured)
 
-    def residuals(self, constants: Constants) -> NDArray[np.float64]:
-        """Logarithm of predicted over measured time, of the visible parts, [m]."""
-        off = np.log(self.closed_form_times(constants)) + self.correction - self.measured
-        visible: NDArray[np.float64] = np.clip(off[self.visible], -20, 20)
+    def residuals(self, *several: Constants) -> NDArray[np.float64]:
+        """Logarithm of predicted over measured time, of the visible parts, [m]; for several constants one row each."""
+        off = np.log(self.closed_form_times(*several)) + self.correction - self.measured
+        visible: NDArray[np.float64] = np.clip(off[..., self.visible], -20, 20)
         return visible
+
+    def derivatives(self, free: Sequence[str], at: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Of the residuals by the constants `free`, [m, k]: forward differences, in one evaluation of the closed form."""
+        moved = [_with(self.given, free, at + step) for step in (np.zeros(len(at)), *(_STEP * np.eye(len(at))))]
+        here, *ahead = self.residuals(*moved)
+        return (np.stack(ahead, axis=1) - here[:, None]) / _STEP
 
     def cost(self, constants: Constants, without: str) -> float:
         """The cost of least squares (soft L1), with one constant as it was given."""
@@ -340,10 +360,13 @@ class _Problem:
         free, jacobian = tuple(solved.free[i] for i in kept), solved.jacobian[:, kept]
         return replace(solved, free=free, at=solved.at[kept], jacobian=jacobian)
 
-    def closed_form_times(self, constants: Constants) -> NDArray[np.float64]:
-        """The times of the closed form for each setting, [n, 4]."""
-        spans = closed_form.spans([plant(constants, r) for r in self.settings], [r.barrier for r in self.settings])
-        return _observed(constants, self.settings, spans)
+    def closed_form_times(self, *several: Constants) -> NDArray[np.float64]:
+        """The times of the closed form for each setting, [n, 4]; for several constants, [c, n, 4]."""
+        plants = [plant(constants, r) for constants in several for r in self.settings]
+        whole = closed_form.spans(plants, [r.barrier for r in self.settings] * len(several))
+        each = [Spans(*part) for part in np.stack(whole).reshape(4, len(several), -1).swapaxes(0, 1)]
+        found = np.stack([_observed(c, self.settings, s) for c, s in zip(several, each, strict=True)])
+        return found if len(several) > 1 else found[0]
 
     def solve(self, free: Sequence[str], near: _Solved | None = None) -> _Solved:
         """The least-squares fit of the constants `free`, started at `near` if given."""
@@ -357,19 +380,21 @@ class _Problem:
         found = least_squares(
             lambda at: self.residuals(_with(base, free, at)),
             x,
+            jac=lambda at: self.derivatives(free, at),
             bounds=(x - _REACH, x + _REACH),
             loss="soft_l1",
             f_scale=_SCALE,
             max_nfev=40,
-            ftol=1e-6,
-            xtol=1e-5,
+            ftol=1e-4,
+            xtol=1e-4,
         )
         return _Solved(self, tuple(free), found.x, found.jac, found.fun, float(found.cost))
 
     def corrected(self, solved: _Solved, rounds: int = _ROUNDS) -> _Solved:
         """The fit with the closed form corrected to the engine, repeated `rounds` times."""
         for _ in range(rounds):
-            simulated_times = Spans(*np.array([_engine(solved.constants, r).spans for r in self.settings]).T)
+            found = [_engine(solved.constants, r, _FEW_SEEDS) for r in self.settings]
+            simulated_times = Spans(*np.array([e.spans for e in found]).T)
             wanted = _observed(solved.constants, self.settings, simulated_times)
             ratio = np.log(wanted / self.closed_form_times(solved.constants))
             self.correction = np.where(np.isfinite(ratio), ratio, 0.0)
@@ -519,6 +544,7 @@ def _guess(name: str, rows: Sequence[Row], given: Constants) -> float:
         "service_bytes_per_second": 3 * (given.model_bytes or alone * given.nic_bytes_per_second) / max(alone, 1e-9),
         "apply_seconds": apply,
         "apply_exponent": 0.8,
+        "delay_messages": given.delay_messages,
         "master_seconds": 0.02 * cycle,
         "master_sample_seconds": 0.02 * cycle / batch / workers,
     }
@@ -539,5 +565,5 @@ def _with(base: Constants, free: Sequence[str], at: NDArray[np.float64]) -> Cons
 
 
 @cache
-def _engine(constants: Constants, row: Row) -> Estimate:
-    return simulated(constants, row)
+def _engine(constants: Constants, row: Row, seeds: int = SEEDS) -> Estimate:
+    return simulated(constants, row, seeds)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from simulators.calibration.closed_form import Spans
 from simulators.cluster.cluster import Cluster
-from simulators.cluster.conditions import Conditions, Sleeps
+from simulators.cluster.conditions import Conditions, LinkDelay, Sleeps, link_delays
 from simulators.cluster.profiles import Device, NodeType
 from simulators.engine.inputs import EngineInputs, build
 from simulators.jobs import JobSpec
@@ -23,6 +23,7 @@ from tuners import policies
 from tuners.actions import Run, Setting, Target
 
 __all__ = [
+    "SEEDS",
     "Constants",
     "Estimate",
     "Row",
@@ -38,8 +39,9 @@ __all__ = [
 ]
 
 _ALIKE = 0.05  # relative difference below which workers count as equally fast
-_WARM_UP, _CYCLES, _PUSHES = 20, 40, 400  # of one seed: cycles per worker before and while measuring, and the least pushes
-_SEEDS = (4, 64)  # least and most number of seeds that a simulated mean is taken over
+_WARM_UP, _CYCLES, _PUSHES = 20, 40, 1600  # of one seed: cycles per worker before and while measuring, and the least pushes
+_LEAST_SEEDS = 4  # that a simulated mean is taken over
+SEEDS = 64  # at most
 _PRECISE = 0.005  # relative standard error at which no further seed is simulated
 
 
@@ -61,6 +63,7 @@ class Row:
     shared: bool = False  # servers run on the workers' machines
     speeds: tuple[float, ...] = ()  # of the workers, relative; (): all equal
     nics: tuple[float, ...] = ()  # of the workers, then of servers on their own machines, relative; (): all equal
+    delays: tuple[float, ...] = ()  # seconds, one way, of the links of the same machines as `nics`; (): none
     worker_seconds: tuple[tuple[int, float], ...] = ()  # number of each worker, and its median compute seconds
     compute_seconds: float = math.nan
     pull_seconds: float = math.nan
@@ -82,8 +85,8 @@ class Row:
 
     @property
     def unlike_hosts(self) -> bool:
-        """Whether the machines differ in the speed of their processors or in the rate of their links."""
-        return len({*self.speeds}) > 1 or len({*self.nics}) > 1
+        """Whether the machines differ in the speed of their processors, or in the rate or the delay of their links."""
+        return any(len({*each}) > 1 for each in (self.speeds, self.nics, self.delays))
 
     @property
     def barrier(self) -> bool:
@@ -153,9 +156,11 @@ class Constants:
     apply_exponent: float = 1.0
     master_seconds: float = 0.0
     master_sample_seconds: float = 0.0
+    delay_messages: float = 2.0
     jitter: float = 0.1
     sleeps: Sleeps | None = None
     discipline: Literal["maxmin", "uneven"] = "maxmin"  # how transfers share NICs, as in `Cluster`
+    control_queue: float = 0.0  # as in `Cluster`
     in_transfers: bool = False  # recorded pull and push times include messages and latency; otherwise compute time does
 
     def overhead_seconds(self, row: Row) -> float:
@@ -190,7 +195,7 @@ def cluster(constants: Constants, row: Row) -> Cluster:
     nics = (*row.nics, *(1.0,) * (row.workers + spare - len(row.nics)))
     kinds = [node_type(constants, speed=s, nic=n) for s, n in zip((*speeds, *(1.0,) * spare), nics, strict=True)]
     nodes = tuple((f"n{i}", kind) for i, kind in enumerate(kinds))
-    return Cluster(nodes, constants.discipline, latency_seconds=constants.latency_seconds)
+    return Cluster(nodes, constants.discipline, constants.latency_seconds, constants.control_queue)
 
 
 @cache
@@ -213,7 +218,7 @@ def setting(row: Row) -> Setting:
 def plant(constants: Constants, row: Row) -> EngineInputs:
     """The numbers that the simulator runs a row on."""
     made, policy = cluster(constants, row), policies.named(row.policy, row.staleness)
-    return build(
+    inputs = build(
         made.nodes,
         made.latency_seconds,
         Workload(name=row.workload, demand=demand(constants), proxy=None),
@@ -224,7 +229,14 @@ def plant(constants: Constants, row: Row) -> EngineInputs:
         policy_seconds=policy.seconds,
         slowdown=np.ones(len(made.nodes)),
         seed=0,
+        control_queue=made.control_queue,
     )
+    if not row.delays:
+        return inputs
+    names = tuple(name for name, _ in made.nodes)
+    delay_seconds = np.array([*row.delays, *(0.0,) * (len(names) - len(row.delays))])
+    delays = link_delays(names, setting(row.setting_only()), delay_seconds, constants.delay_messages)
+    return inputs._replace(overhead_seconds=np.asarray(inputs.overhead_seconds) + delays)  # type: ignore[arg-type]
 
 
 class Estimate(NamedTuple):
@@ -234,11 +246,11 @@ class Estimate(NamedTuple):
     error: float  # relative standard error of the cycle's mean
 
 
-def simulated(constants: Constants, row: Row) -> Estimate:
+def simulated(constants: Constants, row: Row, seeds: int = SEEDS) -> Estimate:
     """The mean parts of a cycle that the engine simulates for a row, after a warm-up in which workers fall out of step.
 
     A mean over seeds (independent replications; Law, Simulation Modeling and Analysis, Section 9.5.2): as many as it takes
-    to bring its standard error to `_PRECISE`, within `_SEEDS`. nan if the engine completes no push.
+    to bring its standard error to `_PRECISE`, at most `seeds`. nan if the engine completes no push.
     """
 
     def once(seed: int) -> tuple[float, ...]:
@@ -252,7 +264,7 @@ def simulated(constants: Constants, row: Row) -> Estimate:
         parts = (float(p.mean()) for p in (pushes.compute_seconds, pushes.pull_seconds, pushes.push_seconds))
         return (*parts, window.seconds * row.workers / len(pushes.seconds))
 
-    found = _over_seeds(once)
+    found = _over_seeds(once, seeds)
     return Estimate(Spans(*found.mean(axis=0)), relative_error(found[:, 3]))
 
 
@@ -275,10 +287,9 @@ def relative_error(values: NDArray[np.float64]) -> float:
     return float(values.std(ddof=1) / math.sqrt(len(values)) / max(abs(values.mean()), 1e-300))
 
 
-def _over_seeds(once: Callable[[int], tuple[float, ...]]) -> NDArray[np.float64]:
+def _over_seeds(once: Callable[[int], tuple[float, ...]], most: int = SEEDS) -> NDArray[np.float64]:
     """The results of `once` for seeds 0, 1, ... until the mean of the last column is precise, [seeds, k]."""
-    least, most = _SEEDS
-    found = [once(seed) for seed in range(least)]
+    found = [once(seed) for seed in range(_LEAST_SEEDS)]
     while len(found) < most and relative_error(np.array(found)[:, -1]) > _PRECISE:
         # Twice as many: a stop after every seed would favour means whose error is small by chance.
         found += [once(seed) for seed in range(len(found), min(2 * len(found), most))]
@@ -287,7 +298,8 @@ def _over_seeds(once: Callable[[int], tuple[float, ...]]) -> NDArray[np.float64]
 
 def _system(constants: Constants, row: Row, seed: int) -> SimulatedSystem:
     job = Workload(name=row.workload, demand=demand(constants), proxy=None)
-    conditions = Conditions(jitter=constants.jitter, sleeps=constants.sleeps)
+    delays = tuple(LinkDelay((f"n{i}",), seconds) for i, seconds in enumerate(row.delays) if seconds)
+    conditions = Conditions(jitter=constants.jitter, sleeps=constants.sleeps, delays=delays)
     spec = JobSpec(
         name="calibration",
         cluster=cluster(constants, row),

@@ -132,10 +132,11 @@ def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.Data
     """The settings of the runs, with each run's workload, without settings that the simulator cannot represent."""
     extras = pl.col("extras").fill_null("{}")
     runs = tables["runs"].select("run", "workload", "extras").with_columns(extras)
-    slowed = [r["run"] for r in runs.to_dicts() if json.loads(r["extras"]).get("n_stragglers")]
+    slowed = [r["run"] for r in runs.to_dicts() if _unknown_stragglers(json.loads(r["extras"]))]
     if slowed:
         caveats.append(
-            f"{len(slowed)} runs with stragglers are left out: stragglers are no constant of machines or workload"
+            f"{len(slowed)} runs with stragglers are left out: the trace does not say by how much their links were delayed, "
+            "or when"
         )
     made = tables["settings"].filter(pl.col("workers").is_not_null(), pl.col("servers").is_not_null())
     if made.height < tables["settings"].height:
@@ -159,6 +160,7 @@ def _row(setting: Mapping[str, Any], cycle_seconds: float, **measured: Any) -> R
     whole = json.loads(setting["setting"]) if setting["setting"] else {}
     shared, nics = _shared(setting), _nics(setting)
     names = [*whole.get("workers", ()), *whole.get("servers", ())]
+    delays = _delays(extras, names, setting["workers"])
     nics_differ = not shared and nics.keys() >= set(names) and not set(nics.values()) <= {setting["usual_nic"]}
     batch = setting["batch_size"] or round(extras.get("total_batch_size", 1) / setting["workers"])
     return Row(
@@ -175,6 +177,7 @@ def _row(setting: Mapping[str, Any], cycle_seconds: float, **measured: Any) -> R
         staleness=setting["staleness"] or 0,
         shared=shared,
         nics=tuple(nics[n] / setting["usual_nic"] for n in names) if nics_differ else (),
+        delays=delays if any(delays) else (),
         **measured,
     )
 
@@ -184,6 +187,25 @@ def _shared(setting: Mapping[str, Any]) -> bool:
     whole = json.loads(setting["setting"]) if setting["setting"] else {}
     options = json.loads(setting["options"] or "{}")
     return bool(options.get("servers_share_nodes") or set(whole.get("workers", ())) & set(whole.get("servers", ())))
+
+
+def _unknown_stragglers(extras: Mapping[str, Any]) -> bool:
+    """Whether a run had stragglers whose delay is not known, or that came and went at unknown times."""
+    return bool(extras.get("n_stragglers")) and (not extras.get("straggler_delay_ms") or bool(extras.get("straggler_freq")))
+
+
+def _delays(extras: Mapping[str, Any], names: Sequence[str], workers: int) -> tuple[float, ...]:
+    """Seconds that each machine's link was delayed, one way, if the run's extras say so.
+
+    By node, {"nodes": {"n0": {"link_delay_seconds": 0.01}}}; or of the first `n_stragglers` workers, which are all alike.
+    """
+    nodes = extras.get("nodes", {})
+    if names:
+        return tuple(float(nodes.get(name, {}).get("link_delay_seconds", 0.0)) for name in dict.fromkeys(names))
+    if not extras.get("n_stragglers"):
+        return ()
+    slow = min(int(extras["n_stragglers"]), workers)
+    return (extras["straggler_delay_ms"] / 1000,) * slow + (0.0,) * (workers - slow)
 
 
 def _nics(setting: Mapping[str, Any]) -> dict[str, float]:

@@ -42,10 +42,12 @@ __all__ = [
     "OTHER",
     "STALE",
     "UNLIKE",
+    "Ablation",
     "Check",
     "Prediction",
     "check",
     "check_other",
+    "lacking",
 ]
 
 FOLDS = 5
@@ -70,6 +72,16 @@ class Prediction:
     error: float = float("nan")  # relative standard error of `held_out` as a mean over seeds
     low: float = float("nan")  # ends of the 90 % interval around `held_out`; nan without degrees of freedom
     high: float = float("nan")
+    workers: int = 0  # of the setting; 0: the row describes none
+    servers: int = 0
+    batch_size: int = 0  # of one worker
+
+
+class Ablation(NamedTuple):
+    """The same predictions by a simulator that lacks one part of its physics; all constants were fitted again."""
+
+    lacks: str
+    predictions: tuple[Prediction, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +95,7 @@ class Check:
     folds: int  # 0: fitted to other recordings
     caveats: tuple[str, ...]
     fitted_to: str = ""  # the other recordings
+    ablations: tuple[Ablation, ...] = ()
 
 
 def check(
@@ -157,6 +170,17 @@ def check_other(
     return Check(origin, tuple(_predictions(rows, everything, OTHER, values)), fits, (), 0, tuple(caveats), fitted_to)
 
 
+def lacking(given: Mapping[str, Constants]) -> dict[str, dict[str, Constants]]:
+    """Initial constants without one part of the physics that they have, by the name of the part."""
+    parts: dict[str, Callable[[Constants], Constants]] = {
+        "requests behind queued pushes": lambda c: replace(c, control_queue=0.0),
+        "uneven shares of links": lambda c: replace(c, discipline="maxmin"),
+        "pauses of computing": lambda c: replace(c, sleeps=None),
+    }
+    made = {part: {job: without(c) for job, c in given.items()} for part, without in parts.items()}
+    return {part: less for part, less in made.items() if less != dict(given)}
+
+
 class _Values(NamedTuple):
     """Predictions of n rows: of a cycle, and of all pushes of a segment; and half-widths of their intervals, logarithms."""
 
@@ -219,6 +243,9 @@ def _predictions(
             float(told.errors[k]),
             float(at * np.exp(-width)),
             float(at * np.exp(width)),
+            row.workers,
+            row.servers,
+            row.batch_size,
         )
 
     all_ = [(k, rows[i], groups[i]) for k, i in enumerate(wanted)]

@@ -17,6 +17,7 @@ class Cluster:
     nodes: tuple[tuple[str, NodeType], ...]  # (name, type)
     discipline: Literal["maxmin", "fifo", "uneven"] = "maxmin"  # uneven: weights by lot, as transfers over TCP fare
     latency_seconds: float = 0.0  # one way, once per pull and per push
+    control_queue: float = 0.0  # share of the pushes queued at the servers' links that a pull's request waits for: 0 to 1
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.nodes]
@@ -26,3 +27,5 @@ class Cluster:
             raise ValueError(f"Cannot share a network by {self.discipline!r}: choose maxmin, fifo or uneven.")
         if not 0 <= self.latency_seconds < float("inf"):
             raise ValueError(f"Cannot use latency_seconds = {self.latency_seconds}: it must be finite and not negative.")
+        if not 0 <= self.control_queue <= 1:
+            raise ValueError(f"Cannot use control_queue = {self.control_queue}: it is a share, from 0 to 1.")

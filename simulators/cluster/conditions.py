@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
+
+from tuners.actions import Setting
 
 __all__ = [
     "Bucket",
     "Conditions",
+    "Disturbance",
     "Episode",
+    "LinkDelay",
     "NodeChange",
     "Replay",
     "ReplayedTrace",
@@ -24,6 +29,7 @@ __all__ = [
     "Stragglers",
     "absent_at_start",
     "check",
+    "link_delays",
     "locate_traces",
     "straggling",
 ]
@@ -59,6 +65,27 @@ class Episode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
     factor: float
     every_seconds: float = 0.0  # period, from start to start; 0: once
+
+
+class LinkDelay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Every message from or to these nodes takes so much longer, one way, as with `tc netem delay` on their links.
+
+    From `start_seconds` on, for `seconds`; repeats with `every_seconds`. A mini-batch waits for as many delays as the
+    workload's `delay_messages` says; the rates of the links stay.
+    """
+
+    nodes: tuple[str, ...]
+    delay_seconds: float
+    start_seconds: float = 0.0
+    seconds: float = 0.0  # 0: to the end
+    every_seconds: float = 0.0  # period, from start to start; 0: once
+
+
+class Disturbance(NamedTuple):
+    """What conditions do to the nodes just now."""
+
+    slowdown: NDArray[np.float64]  # [k] compute takes so many times as long
+    delay_seconds: NDArray[np.float64]  # [k] of a message over the node's link, one way, besides the cluster's latency
 
 
 class Bucket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,6 +157,7 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sleeps: Sleeps | None = None
     stragglers: Stragglers | None = None
     episodes: tuple[Episode, ...] = ()
+    delays: tuple[LinkDelay, ...] = ()  # those of one node are added
     buckets: tuple[Bucket, ...] = ()  # at most one for each node
     nodes: tuple[NodeChange, ...] = ()  # the changes of each node in the order of time
     replay: Replay | None = None
@@ -141,6 +169,7 @@ def check(conditions: Conditions, nodes: tuple[str, ...]) -> None:
     _check_nodes(conditions)
     named = (
         [e.node for e in conditions.episodes]
+        + [n for d in conditions.delays for n in d.nodes]
         + [n for c in conditions.nodes for n in c.nodes]
         + [n for b in conditions.buckets for n in b.nodes]
         + [n for r in (conditions.replay or Replay()).traces().values() for n in r.nodes]
@@ -162,6 +191,12 @@ def check(conditions: Conditions, nodes: tuple[str, ...]) -> None:
             raise ValueError(
                 f"Cannot repeat an episode of {episode.node} every {episode.every_seconds:g} s: it lasts "
                 f"{episode.seconds:g} s; give a longer period."
+            )
+    for delay in conditions.delays:
+        if delay.every_seconds and not 0 < delay.seconds <= delay.every_seconds:
+            raise ValueError(
+                f"Cannot repeat a delay of {', '.join(delay.nodes)} every {delay.every_seconds:g} s: it lasts "
+                f"{delay.seconds:g} s; give a longer period, and seconds that are positive."
             )
     for role, recording in (conditions.replay or Replay()).traces().items():
         if not (recording.faster > 0 and math.isfinite(recording.faster)):
@@ -239,11 +274,29 @@ def _amounts(conditions: Conditions) -> list[tuple[str, float]]:
     for episode in conditions.episodes:
         found += [("episodes.start_seconds", episode.start_seconds), ("episodes.seconds", episode.seconds)]
         found += [("episodes.every_seconds", episode.every_seconds)]
+    for delay in conditions.delays:
+        found += [(f"delays.{n}", getattr(delay, n)) for n in ("delay_seconds", "start_seconds", "seconds", "every_seconds")]
     for bucket in conditions.buckets:
         found += [("buckets.capacity_bytes", bucket.capacity_bytes)]
         found += [("buckets.refill_bytes_per_second", bucket.refill_bytes_per_second)]
     for change in conditions.nodes:
         found += [("nodes.seconds", change.seconds), ("nodes.notice_seconds", change.notice_seconds)]
+    return found
+
+
+def link_delays(
+    names: tuple[str, ...], setting: Setting, delay_seconds: NDArray[np.float64], messages: float
+) -> NDArray[np.float64]:
+    """Seconds that delays of links add to a mini-batch of every worker, [k]; 0 for other nodes.
+
+    A worker asks all servers side by side, so it waits for the most delayed path. A path has the delays of both ends; a
+    server on the worker's own machine has none. `messages` follow each other.
+    """
+    own, found = dict(zip(names, delay_seconds, strict=True)), np.zeros(len(names))
+    for i, name in enumerate(names):
+        if name in setting.workers:
+            paths = [own[name] + own[server] for server in setting.servers if server != name]
+            found[i] = messages * max(paths, default=0.0)
     return found
 
 

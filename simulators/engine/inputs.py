@@ -59,6 +59,7 @@ class EngineInputs(NamedTuple):
     bucket_bytes: Array  # [k] tokens that each node's bucket can hold, a byte each; [0] where no node has one
     bucket_refill: Array  # [k] tokens per second that are added
     bucket_taken: Array  # [k] bytes per second that a reconfiguration sends
+    control_queue: Array  # [1]: share of the queued pushes that a message to a server waits for; [0]: messages never wait
     apply_seconds: Array  # scalar: a server's time to apply one push; pushes queue in order of arrival
     blocked_until_seconds: Array  # scalar: pulls and pushes that end earlier wait until then (model blocks are moving)
     samples: Array  # int32 [k]: in one mini-batch of each worker
@@ -166,6 +167,7 @@ def build(
     seed: int,
     effects: Effects = NO_EFFECTS,
     factors: Factors = NO_FACTORS,
+    control_queue: float = 0.0,
 ) -> EngineInputs:
     """The numbers of a cluster under `setting`. Raises Rejected where the setting cannot run on it."""
     names = tuple(name for name, _ in nodes)
@@ -213,6 +215,7 @@ def build(
         usage=usage,
         capacity=capacity,
         **_buckets(conditions, names, effects.out),
+        control_queue=np.full(int(control_queue > 0), control_queue),
         apply_seconds=np.float64(demand.apply_seconds * max(share.values()) ** demand.apply_exponent),
         blocked_until_seconds=np.float64(effects.blocked_until_seconds),
         samples=parts.samples,

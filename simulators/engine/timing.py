@@ -1,8 +1,9 @@
 """Time in the data plane: the phase of every worker's cycle, and the events that end a phase.
 
 A cycle is WAIT, PULL, COMPUTE, PUSH, APPLY. Transfers share the network (`simulators.engine.network`), computing and
-applying take their time, and a worker waits until the synchronisation policy releases it. All arrays are small, with one
-entry per node, [k]. This is the one place where simulated time advances: `to_next_push`.
+applying take their time, and a worker waits until the synchronisation policy releases it. Where requests queue, a pull
+begins with a REQUEST that waits behind the pushes in the servers' links. All arrays are small, with one entry per node, [k].
+This is the one place where simulated time advances: `to_next_push`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ __all__ = [
     "COMPUTE",
     "PULL",
     "PUSH",
+    "REQUEST",
     "WAIT",
     "Flight",
     "all_waiting",
@@ -35,7 +37,7 @@ __all__ = [
     "to_next_push",
 ]
 
-WAIT, PULL, COMPUTE, PUSH, APPLY = range(5)
+WAIT, PULL, COMPUTE, PUSH, APPLY, REQUEST = range(6)
 _ROUNDING = 1e-9  # relative
 _SHARES = 0x9D2C5680F1A3B7E5  # key of the noise in bandwidth shares, which must differ from that of compute times
 
@@ -43,9 +45,9 @@ _SHARES = 0x9D2C5680F1A3B7E5  # key of the noise in bandwidth shares, which must
 class Flight(NamedTuple):
     """Where every worker is in its cycle ("in flight")."""
 
-    phase: Array  # int32 [k]: WAIT, PULL, COMPUTE, PUSH or APPLY
+    phase: Array  # int32 [k]: WAIT, PULL, COMPUTE, PUSH, APPLY or REQUEST
     remaining: Array  # [k] seconds, or bytes while transferring
-    since: Array  # [5, k]: when each worker last entered each phase
+    since: Array  # [5, k]: when each worker last entered each phase; a pull's request belongs to the pull
     waited: Array  # [k] seconds that the policy held it back before this cycle
     drawn: Array  # [k] seconds of compute drawn for this cycle
     arrival: Array  # int32 [k]: order in which transfers began
@@ -180,7 +182,10 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
         }[discipline]
         pull, push = jax.vmap(served, in_axes=(None, 0, 0))(inputs.nic, capacity, both)
     computing = jnp.where(flight.phase == COMPUTE, 1.0 / inputs.slowdown, 0.0)
-    return pull + push + computing + (flight.phase == APPLY), drains
+    timed = flight.phase == APPLY
+    if len(inputs.control_queue):
+        timed = timed | (flight.phase == REQUEST)
+    return pull + push + computing + timed, drains
 
 
 def _weights(inputs: EngineInputs, flight: Flight) -> Array:
@@ -202,14 +207,16 @@ def _next_phase(inputs: EngineInputs, flight: Flight, worker: Array, now: Array,
     applying = queued + jnp.where(inputs.push_bytes > 0, held, 0.0)  # a push without bytes waits for no block
     # Applying that takes no time needs no event of its own: the phase is skipped.
     pushed = (phase == APPLY) | ((phase == PUSH) & (applying <= 0))
-    after = jnp.where(pushed, WAIT, phase + 1)
+    after, entered = jnp.where(pushed, WAIT, phase + 1), jnp.asarray(True)
+    if len(inputs.control_queue):
+        after, entered = jnp.where(phase == REQUEST, PULL, after), phase != REQUEST
     # What the next phase has to do, in the order of the phases: nothing, a pull, computing, a push, applying. Waiting for
     # blocks that move is counted with the phase after the transfer.
     left = jnp.stack([jnp.zeros(()), inputs.pull_bytes, flight.drawn[worker] + held, inputs.push_bytes, applying])[after]
     return flight._replace(
         phase=jnp.where(is_worker, after, flight.phase),
         remaining=jnp.where(is_worker, left, flight.remaining),
-        since=jnp.where(is_worker & (jnp.arange(5) == after)[:, None], now, flight.since),
+        since=jnp.where(is_worker & entered & (jnp.arange(5) == after)[:, None], now, flight.since),
         arrival=jnp.where(is_worker & (after == PUSH), flight.arrivals, flight.arrival),
         arrivals=flight.arrivals + (ends & (after == PUSH)),
         server_free_seconds=jnp.where(ends & (phase == PUSH), now + queued, flight.server_free_seconds),
@@ -227,15 +234,32 @@ def begin_cycles(inputs: EngineInputs, flight: Flight, release: Array, clocks: A
 
     workers = jnp.arange(release.shape[0], dtype=jnp.int32)
     waited = jnp.where(flight.phase == WAIT, now - flight.since[WAIT], 0.0)
+    first, left = jnp.asarray(PULL, jnp.int32), inputs.pull_bytes
+    if len(inputs.control_queue):
+        queued = _queued_seconds(inputs, flight, now)
+        first = jnp.where(queued > 0, REQUEST, PULL).astype(jnp.int32)
+        left = jnp.where(queued > 0, queued, inputs.pull_bytes)
     return flight._replace(
-        phase=begin(PULL, flight.phase),
-        remaining=begin(inputs.pull_bytes, flight.remaining),
+        phase=begin(first, flight.phase),
+        remaining=begin(left, flight.remaining),
         since=jnp.where(release & (jnp.arange(5) == PULL)[:, None], now, flight.since),
         waited=begin(waited, flight.waited),
         drawn=begin(_draw(inputs, release, clocks, lanes=lanes), flight.drawn),
         arrival=begin(flight.arrivals + workers, flight.arrival),
         arrivals=flight.arrivals + jnp.where(jnp.any(release), release.shape[0], 0).astype(jnp.int32),
     )
+
+
+def _queued_seconds(inputs: EngineInputs, flight: Flight, now: Array) -> Array:
+    """How long a message to the servers waits behind the pushes in the queues of their links, scalar.
+
+    A worker sends its push as fast as its own NIC allows; what the servers' links have not carried yet is in their queues,
+    and a message that comes later leaves them later.
+    """
+    sent = jnp.minimum(inputs.push_bytes, inputs.nic * (now - flight.since[PUSH]))
+    carried = inputs.push_bytes - flight.remaining
+    queued = jnp.where(flight.phase == PUSH, jnp.maximum(sent - carried, 0.0), 0.0)
+    return inputs.control_queue[0] * jnp.sum(queued) / inputs.serve_in
 
 
 def spans(flight: Flight, worker: Array) -> tuple[Array, Array, Array, Array]:

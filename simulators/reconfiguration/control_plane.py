@@ -1,12 +1,13 @@
 """The control plane in simulated time (SimPy): it owns the time of everything except training, and the nodes.
 
-Its events have exact times that do not depend on how a run is cut into windows: episodes of slowness begin and end, nodes
-join, leave and fail, steps of a reconfiguration end. `SimulatedSystem` lets the engine train up to the next event, and then
-lets the control plane act.
+Its events have exact times that do not depend on how a run is cut into windows: episodes of slowness and delays of links
+begin and end, nodes join, leave and fail, steps of a reconfiguration end. `SimulatedSystem` lets the engine train up to the
+next event, and then lets the control plane act.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ import numpy as np
 import simpy
 
 from simulators.cluster.cluster import Cluster
-from simulators.cluster.conditions import Conditions, Episode, NodeChange, absent_at_start
+from simulators.cluster.conditions import Conditions, Disturbance, Episode, LinkDelay, NodeChange, absent_at_start
 from tuners.actions import NodeEvent
 
 __all__ = ["ControlPlane"]
@@ -26,12 +27,15 @@ class ControlPlane:
     def __init__(self, cluster: Cluster, conditions: Conditions) -> None:
         self.env = simpy.Environment()
         self._nodes = tuple(name for name, _ in cluster.nodes)
-        self.slowdown = np.ones(len(self._nodes))  # compute takes so many times as long just now, [k]
+        self._delays: list[LinkDelay] = []  # in force just now
+        self.disturbance = Disturbance(np.ones(len(self._nodes)), np.zeros(len(self._nodes)))  # changed in place
         self._present = set(self._nodes) - absent_at_start(conditions)
         self._leaving: set[str] = set()
         self.events: list[NodeEvent] = []  # in the order of time
         for episode in conditions.episodes:
             self.env.process(self._slow(episode))
+        for delay in conditions.delays:
+            self.env.process(self._delay(delay))
         for change in conditions.nodes:
             self.env.process(self._come_or_go(change))
 
@@ -72,12 +76,31 @@ class ControlPlane:
         node = self._nodes.index(episode.node)
         yield self.env.timeout(episode.start_seconds)
         while True:
-            self.slowdown[node] *= episode.factor
+            self.disturbance.slowdown[node] *= episode.factor
             yield self.env.timeout(episode.seconds)
-            self.slowdown[node] /= episode.factor
+            self.disturbance.slowdown[node] /= episode.factor
             if not episode.every_seconds:
                 return
             yield self.env.timeout(episode.every_seconds - episode.seconds)
+
+    def _delay(self, delay: LinkDelay) -> Generator[simpy.Event, Any, None]:
+        yield self.env.timeout(delay.start_seconds)
+        while True:
+            self._delays.append(delay)
+            self._add_up_delays()
+            if not delay.seconds:
+                return
+            yield self.env.timeout(delay.seconds)
+            self._delays.remove(delay)
+            self._add_up_delays()
+            if not delay.every_seconds:
+                return
+            yield self.env.timeout(delay.every_seconds - delay.seconds)
+
+    def _add_up_delays(self) -> None:
+        # Summed anew: adding and taking off would leave a rest of rounding behind.
+        for i, node in enumerate(self._nodes):
+            self.disturbance.delay_seconds[i] = math.fsum(d.delay_seconds for d in self._delays if node in d.nodes)
 
     def _come_or_go(self, change: NodeChange) -> Generator[simpy.Event, Any, None]:
         yield self.env.timeout(change.seconds)

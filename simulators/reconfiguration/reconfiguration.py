@@ -332,9 +332,9 @@ class Reconfiguration:
 
     def apply_effects(self, now: float) -> None:
         """Let the branch train on the cluster as the steps have it just now; workers that may begin, begin."""
-        steps, branch, slowdown = self._started, self.branch, self._control.slowdown
+        steps, branch, disturbance = self._started, self.branch, self._control.disturbance
         switched = steps.switched and branch.setting != steps.new
-        has_work = switched and branch.install(self._prepared(), slowdown)
+        has_work = switched and branch.install(self._prepared(), disturbance)
         setting, effects = steps.setting, steps.effects
         if not setting.workers:  # all have stopped, and no other has begun
             branch.without_workers()
@@ -342,7 +342,7 @@ class Reconfiguration:
             # Building inputs takes milliseconds, and most pushes change nothing.
             self._applied = setting, effects
             has_work = branch.apply_effects(setting, effects) or has_work
-        branch.set_slowdown(slowdown)
+        branch.disturb(disturbance)
         joined, self._workers = steps.workers - self._workers, steps.workers
         if joined:
             # A node that joins has no mini-batch yet; its waiting is counted from now.
@@ -385,7 +385,7 @@ class Reconfiguration:
 
     def _finish(self, now: float) -> None:
         steps, branch, new_policy = self._started, self.branch, self._policy is not self.branch.policy
-        has_work = branch.install(self._prepared(), self._control.slowdown)
+        has_work = branch.install(self._prepared(), self._control.disturbance)
         if steps.quiescent:
             branch.stop_all(now)
             branch.launch(branch.inputs.active)

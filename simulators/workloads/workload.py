@@ -50,6 +50,7 @@ class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     master_seconds: float = 0.0  # per synchronous step, where a master drives all workers
     master_sample_seconds: float = 0.0  # the same, per sample of all workers' mini-batches: the master prepares them
     aggregate_seconds: float = 0.0  # per mini-batch, where more than one device of a machine computes
+    delay_messages: float = 2.0  # messages of a mini-batch that follow each other and wait for a link's delay; 2: pull, push
     sample_bytes: float = 0.0  # size of one training sample; moves when data blocks change workers
     data_blocks: int = 0  # number of blocks in which training data moves; 0: as many as there are mini-batches
     touched_fraction: float = 1.0  # share of the parameters that one mini-batch pulls and pushes (sparse models: less)

@@ -14,7 +14,7 @@ from harness.cli import main
 from reports import fidelity
 from simulators.calibration.fit import Constants, Fit
 from simulators.calibration.output import Provenance
-from simulators.calibration.validation import COMPLETION, LARGER, OTHER, Check, Prediction
+from simulators.calibration.validation import COMPLETION, LARGER, OTHER, Ablation, Check, Prediction
 
 FOLDER = os.environ.get("HARNESS_RECORDINGS", "")
 
@@ -115,6 +115,84 @@ def test_each_split_has_a_group_of_its_own():
     other = replace(MADE, predictions=tuple(replace(p, split=OTHER) for p in MADE.predictions), fitted_to="equal hosts")
     assert "predicted by a fit to: equal hosts" in fidelity.tables([other])[0]
     assert "Predicted by a fit to: equal hosts." in fidelity.page([other])
+
+
+CYCLES = tuple(
+    Prediction(
+        f"job, {policy}",
+        "r",
+        f"{workers} workers",
+        recorded,
+        recorded * 1.01,
+        recorded * off,
+        recorded,
+        recorded * (1.5 - 0.2 * workers),
+        low=recorded * off * 0.95,
+        high=recorded * off * 1.05,
+        workers=workers,
+        servers=1,
+        batch_size=16,
+    )
+    for policy, workers, recorded, off in (
+        ("asp", 1, 1.0, 1.02),
+        ("asp", 2, 1.5, 1.03),
+        ("asp", 3, 2.0, 1.04),
+        ("bsp", 2, 1.6, 0.98),
+        ("bsp", 3, 2.6, 1.2),
+    )
+)
+
+
+def test_the_verdict_comes_first_and_says_what_is_missed():
+    """Of five cycles, one is 20 % off, outside its interval: that is chance for the coverage, not for the percentile."""
+    text = fidelity.page([replace(MADE, predictions=CYCLES)], "Why.")
+    assert "within reach in 0 of 1 comparisons" in text
+    assert "Over all 5 cycles that were not fitted, it is off by 3.0% in the median and 16.8% at the 95th percentile" in text
+    assert "80% of 5 recorded cycles are within their 90 % intervals, within chance of 90 %." in text
+    assert "not: 95th percentile<" in text
+    missed = tuple(replace(p, low=p.recorded * 2, high=p.recorded * 3) for p in CYCLES)
+    assert "not: 95th percentile, coverage<" in fidelity.page([replace(MADE, predictions=missed)])
+    assert text.index(">Verdict<") < text.index("Where prediction and recording differ")
+    near = fidelity.page([replace(MADE, predictions=CYCLES[:4])])
+    assert "within reach in 1 of 1 comparisons" in near
+    assert ">Verdict<" not in fidelity.page([MADE])
+
+
+def test_completions_and_switches_take_no_part_in_the_verdict():
+    others = tuple(replace(p, group=p.group + COMPLETION, held_out=9.0) for p in CYCLES)
+    assert "Over all 4 cycles" in fidelity.page([replace(MADE, predictions=(*CYCLES[:4], *others, *MADE.predictions))])
+
+
+def test_tau_has_an_interval_over_settings():
+    """All in order: it is 1 to 1. One pair of ten exchanged: tau is 0.8 and inside. Two settings: there is none."""
+
+    def exchanged(p):
+        return {1.5: 1.6, 1.6: 1.5}.get(p.recorded, p.recorded)
+
+    assert fidelity.tau_interval(CYCLES, lambda p: p.held_out) == pytest.approx((1.0, 1.0))
+    tau, (low, high) = fidelity.errors(CYCLES, exchanged).tau, fidelity.tau_interval(CYCLES, exchanged)
+    assert tau == pytest.approx(0.8)
+    assert low < tau < high
+    assert all(math.isnan(x) for x in fidelity.tau_interval(CYCLES[:2], lambda p: p.held_out))
+
+
+def test_a_part_of_the_physics_has_a_row_with_and_without_it():
+    worse = tuple(replace(p, held_out=p.recorded * 0.8) for p in CYCLES)
+    made = replace(MADE, predictions=CYCLES, ablations=(Ablation("uneven shares of <links>", worse),))
+    text = fidelity.page([made])
+    assert "What each part of the simulator is worth" in text
+    (row,) = [part for part in text.split("<tr>") if "uneven shares of &lt;links&gt;" in part]
+    assert "20.0%" in row
+    (table,) = fidelity.tables([made])
+    assert "without uneven shares of <links>" in table
+    assert "What each part" not in fidelity.page([replace(made, ablations=())])
+
+
+def test_cycles_are_drawn_with_their_intervals_and_over_what_the_setting_is():
+    text = fidelity.page([replace(MADE, predictions=(*CYCLES, *(replace(p, split=LARGER) for p in CYCLES)))])
+    assert text.count("<figure>") == 2
+    for label in ("workers per server", "batch size of a worker", "plain closed form"):
+        assert label in text
 
 
 def test_the_command_wants_a_recording(tmp_path, capsys):

@@ -12,6 +12,9 @@ from reports.rendering import fill
 VALUES = {
     "title": "a page",
     "lead": "",
+    "verdict": [],
+    "verdict_rows": [],
+    "parts": [],
     "findings": [],
     "recordings": [],
     "kinds": [],

@@ -10,7 +10,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-WAIT, PULL, COMPUTE, PUSH, APPLY = "wait", "pull", "compute", "push", "apply"
+WAIT, REQUEST, PULL, COMPUTE, PUSH, APPLY = "wait", "request", "pull", "compute", "push", "apply"
 
 
 # -------------------------------------------------------------------------------------------------------------- network
@@ -134,6 +134,7 @@ class Oracle:
         self.factors = factors or {}
         self.kinds, self.names = dict(cluster.nodes), [n for n, _ in cluster.nodes]
         self.discipline, self.workload, self.setting, self.conditions = cluster.discipline, workload, setting, conditions
+        self.control_queue = cluster.control_queue
         self.policy, self.model = policy, model
         self.key = int(np.random.default_rng([seed, 0]).integers(2**63))
         self.share = dict(zip(setting.servers, setting.model_shares or [1 / len(setting.servers)] * 99, strict=False))
@@ -224,7 +225,7 @@ class Oracle:
         for w, state in self.workers.items():
             if state.phase == COMPUTE:
                 rates[w] = 1 / self.slow[w]
-            elif state.phase == APPLY:
+            elif state.phase in (REQUEST, APPLY):
                 rates[w] = 1.0
         moving = sorted(
             (w for w, s in self.workers.items() if s.phase in (PULL, PUSH)), key=lambda w: self.workers[w].arrival
@@ -293,6 +294,9 @@ class Oracle:
         worker, d = self.workers[name], self.workload.demand
         if worker.phase == APPLY:
             return self._pushed(name)
+        if worker.phase == REQUEST:
+            worker.phase, worker.left = PULL, d.model_bytes * self.setting.transfer_bits / 32
+            return None
         if worker.phase != PUSH:
             worker.took[worker.phase] = self.now - worker.began
             worker.began = self.now
@@ -317,12 +321,26 @@ class Oracle:
         waited = self.now - worker.began if worker.phase == WAIT else 0.0  # one released in a cycle has not waited
         worker.took = {WAIT: waited, "drawn": self._draw(name, worker.begun) + extra}
         worker.phase, worker.left = PULL, self.workload.demand.model_bytes * self.setting.transfer_bits / 32
+        if behind := self.control_queue * self._queued():
+            worker.phase, worker.left = REQUEST, behind
         worker.arrival, self.arrivals = self.arrivals, self.arrivals + 1
         worker.began, worker.version = self.now, self.version
         worker.begun += 1
         if self.model:
             worker.pulled = {k: v.copy() for k, v in self.parameters.items()}
             worker.total = dict(self.total)
+
+    def _queued(self):
+        """Seconds until the servers' links have carried what workers have sent so far of their pushes."""
+        d = self.workload.demand
+        size = (d.model_bytes if d.push_bytes is None else d.push_bytes) * self.setting.transfer_bits / 32
+        waiting = 0.0
+        for name, worker in self.workers.items():
+            if worker.phase == PUSH:
+                sent = min(size, self.kinds[name].nic_bytes_per_second * (self.now - worker.began))
+                waiting += max(sent - (size - worker.left), 0.0)
+        limits = {n: min(self.kinds[n].nic_bytes_per_second, self.kinds[n].service_bytes_per_second) for n in self.share}
+        return max((waiting * part / limits[n] for n, part in self.share.items()), default=0.0)
 
     # ---- learning
 

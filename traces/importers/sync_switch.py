@@ -55,6 +55,7 @@ _RUNS = TableRules(
         "straggler": _WORD,
         "n_stragglers": Column(_WHOLE, required=False, low=0),
         "straggler_delay_ms": Column(_FLOAT, required=False, low=0),
+        "straggler_freq": _WORD,
         "series": _WORD,
         "variant": _WORD,
         "start_epoch_s": Column(_FLOAT, low=1.2e9, high=4.1e9),

@@ -67,12 +67,12 @@ Recorded by `tests/live/support/record_clusters.py` of this project (Apache-2.0,
 processes. Its hosts are network namespaces of one machine; `tc tbf` shapes their links, control groups limit their CPUs. The
 origin of each trace names the load of the machine; the extras of each run name the link and the CPUs of each host. The model
 is the perceptron of `digits-mlp`, 76,840 bytes, trained by SGD. `harness trace check`, `harness calibrate` and
-`harness fidelity` read these traces. `reports/published/live-fidelity.html` compares the simulator with them. That page was
-made when each half of the settings was predicted from the other half, which had seen the same policies, workers and servers
-with other batch sizes. Today whole combinations of these are held out by
+`harness fidelity` read these traces. `reports/published/live-fidelity.html` compares the simulator with them: constants are
+fitted to `homogeneous` alone, and the three others, which the fit has not seen, are predicted by
 
-    harness fidelity traces/data/{homogeneous,heterogeneous,stragglers,reconfigurations} \\
-        --folds 2 --discipline uneven --findings traces/data/findings.txt --out fidelity
+    harness fidelity --fit shipped:homogeneous \\
+        --predict shipped:heterogeneous shipped:stragglers shipped:reconfigurations --discipline uneven --control-queue 1 \\
+        --findings traces/data/findings.txt --out fidelity
 
 """
 

@@ -48,7 +48,7 @@ def row(workers, servers, batch=16, threads=1, policy="asp", **more):
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """Simulate fewer pushes and search for a shorter time: a little less exact, and much faster."""
-    for name, value in (("_PUSHES", 120), ("_CYCLES", 10), ("_WARM_UP", 5), ("_SEEDS", (2, 2))):
+    for name, value in (("_PUSHES", 120), ("_CYCLES", 10), ("_WARM_UP", 5), ("_LEAST_SEEDS", 2), ("_PRECISE", 1.0)):
         monkeypatch.setattr(model, name, value)
     monkeypatch.setattr(calibrate, "_ROUNDS", 1)
     monkeypatch.setattr(closed_form, "_ROUNDS", 20)
@@ -237,6 +237,38 @@ def test_rows_of_progress_leave_out_pauses_and_intervals_between_settings():
     assert [(r.policy, r.cycle_seconds) for r in found.rows] == [("bsp", pytest.approx(1.0)), ("asp", pytest.approx(1.0))]
     assert found.switch_seconds == (180.0,)
     assert "stragglers" in found.caveats[0]
+
+
+def test_runs_with_delayed_links_are_rows_with_their_delays():
+    """Of the first stragglers, or by node; a run whose stragglers come and go, or are of unknown size, is left out."""
+    known = {"s": '{"n_stragglers": 2, "straggler_delay_ms": 30}'}
+    left = {"t": '{"n_stragglers": 1}', "u": '{"n_stragglers": 1, "straggler_delay_ms": 9, "straggler_freq": "4"}'}
+    nodes = json.dumps({"nodes": {"n1": {"link_delay_seconds": 0.01}}})
+    runs = [
+        {"run": run, "workload": "x", "seconds": 10.0, "steps": 30, "extras": extras}
+        for run, extras in (known | left | {"v": nodes}).items()
+    ]
+    named = setting_text(Setting(workers=("n0", "n1", "n2"), servers=("n3",)))
+    set_to = [{"run": r["run"], "seconds": 0.0, "workers": 3, "servers": 1, "policy": "asp", "batch_size": 8} for r in runs]
+    set_to[-1]["setting"] = named
+    found = read_tables(tables(runs, set_to))
+    assert {row.run: row.delays for row in found.rows} == {"s": (0.03, 0.03, 0.0), "v": (0.0, 0.01, 0.0, 0.0)}
+    assert found.rows[0].unlike_hosts
+    assert "2 runs with stragglers are left out" in found.caveats[0]
+
+
+def test_a_delayed_link_makes_the_mini_batches_of_its_worker_longer():
+    """Alone, a worker waits for so many messages; the closed form and the engine agree. The fit finds their number."""
+    constants = replace(TRUE, jitter=0.0, delay_messages=5.0)
+    plain, delayed = row(1, 1), row(1, 1, delays=(0.1, 0.2))
+    longer = predicted(constants, [delayed]) - predicted(constants, [plain])
+    assert longer == pytest.approx([5 * 0.3])
+    spans = closed_form.spans([plant(constants, r) for r in (plain, delayed)], [False, False])
+    assert np.diff(spans.cycle) == pytest.approx([5 * 0.3])
+    rows = [row(w, 2, batch, delays=d) for w in (2, 6) for batch in (8, 32) for d in ((), (0.2,), (0.1, 0.1))]
+    found = fit(timed(rows, constants), Constants(cores=8, model_bytes=1.0, jitter=0.0), resamples=0)
+    assert found.constants.delay_messages == pytest.approx(5, rel=0.1)
+    assert "delay_messages" in fit(timed([row(w, 2) for w in (2, 4)]), Constants(model_bytes=1.0), resamples=0).refused
 
 
 def iterations(workers=3, cycles=60, sleepy=False):

@@ -13,7 +13,7 @@ from simulators.calibration.fit import Constants, Fit, Residual, Row
 from simulators.calibration.output import Provenance
 from simulators.calibration.recordings import Noise, Recording, joined, with_links_of
 from simulators.calibration.spread import log_half_widths
-from simulators.calibration.validation import LARGER, UNLIKE, check_other
+from simulators.calibration.validation import LARGER, UNLIKE, check_other, lacking
 
 ORIGIN = Provenance("made up", "tests", "ours", "0" * 64, "harness calibrate TRACE", "harness")
 
@@ -173,3 +173,12 @@ def test_without_a_degree_of_freedom_there_is_no_interval():
     assert log_half_widths(sure, [row(1, 1)], np.zeros(1))[0] > 0
     unsure = replace(sure, intervals={"sample_seconds": None}, covariance=np.zeros((1, 1)))
     assert math.isnan(log_half_widths(unsure, [row(1, 1)], np.zeros(1))[0])
+
+
+def test_only_parts_of_the_physics_that_are_on_can_be_left_out():
+    made = lacking({"toy": Constants(control_queue=1.0, discipline="uneven")})
+    assert {part: (c["toy"].control_queue, c["toy"].discipline) for part, c in made.items()} == {
+        "requests behind queued pushes": (0.0, "uneven"),
+        "uneven shares of links": (1.0, "maxmin"),
+    }
+    assert lacking({"toy": Constants()}) == {}

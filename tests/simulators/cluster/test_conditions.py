@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulators.cluster.cluster import Cluster
-from simulators.cluster.conditions import Conditions, Episode, Sleeps, Stragglers, check, straggling
+from simulators.cluster.conditions import (
+    Conditions,
+    Episode,
+    LinkDelay,
+    Sleeps,
+    Stragglers,
+    check,
+    link_delays,
+    straggling,
+)
 from simulators.reconfiguration.costs import Costs
 from simulators.workloads.workload import Demand
 from tests.support.oracle import Bounded, Oracle
@@ -28,7 +37,7 @@ from tests.support.small_jobs import (
     system,
     together,
 )
-from tuners.actions import Evaluate, Fork, Reconfigure, Rejected, Run, Target
+from tuners.actions import Evaluate, Fork, Reconfigure, Rejected, Run, Setting, Target
 
 NODES = ("a", "b", "c", "d")
 TEXT = """
@@ -42,7 +51,48 @@ node = "c"
 start_seconds = 10.0
 seconds = 60.0
 factor = 4.0
+[[delays]]
+nodes = ["a"]
+delay_seconds = 0.01
 """
+
+
+def test_a_delay_of_a_link_is_that_of_the_longest_path():
+    """a and b work, b and c serve, d is idle. b's own server is no path of b; servers are asked side by side."""
+    names, setting = ("a", "b", "c", "d"), Setting(workers=("a", "b"), servers=("b", "c"))
+    delays = np.array([0.1, 0.02, 0.003, 9.0])
+    np.testing.assert_allclose(link_delays(names, setting, delays, 3.0), [3 * 0.12, 3 * 0.023, 0.0, 0.0])
+    alone = Setting(workers=("b",), servers=("b",))
+    np.testing.assert_array_equal(link_delays(names, alone, delays, 3.0), np.zeros(4))
+
+
+def test_delays_come_and_go_as_scheduled():
+    """A mini-batch of 5 s takes 2 x 1 s more while one delay lasts, 2 x 5 s while both ends of the path have one, too."""
+    delays = (LinkDelay(("a",), 1.0, 18.0, 22.0), LinkDelay(("a", "b"), 2.0, 26.0, 14.0), LinkDelay(("c",), 7.0))
+    cluster = Cluster(tuple((n, machine()) for n in "abc"))
+    setting = Setting(workers=("a",), servers=("b",), batch_size=20)
+    around = Conditions(jitter=0.0, stagger=False, delays=delays)
+    workload = job(Demand(model_bytes=0.0, sample_seconds=0.25))
+    seconds = system(cluster, workload, setting, around).perform(Run(clocks=8)).pushes.seconds
+    # Begun at 20, the fifth has the first delay; begun at 27, the sixth has both; begun at 42, the seventh has none.
+    np.testing.assert_allclose(seconds, [5, 10, 15, 20, 27, 42, 47, 52])
+    again = system(cluster, workload, setting, around)
+    one_by_one = [again.perform(Run(clocks=1)).pushes.seconds[0] for _ in range(8)]
+    np.testing.assert_array_equal(one_by_one, seconds)
+
+
+@pytest.mark.parametrize(
+    ("delay", "why"),
+    [
+        (LinkDelay(("z",), 1.0), "node 'z'"),
+        (LinkDelay(("a",), -1.0), "delays.delay_seconds = -1"),
+        (LinkDelay(("a",), 1.0, 0.0, 5.0, 4.0), "give a longer period"),
+        (LinkDelay(("a",), 1.0, 0.0, 0.0, 4.0), "give a longer period"),
+    ],
+)
+def test_impossible_delays_are_refused(delay, why):
+    with pytest.raises(ValueError, match=why):
+        check(Conditions(delays=(delay,)), NODES)
 
 
 def test_conditions_are_read_from_toml():
@@ -53,6 +103,7 @@ def test_conditions_are_read_from_toml():
         sleeps=Sleeps(0.1, 2.0),
         stragglers=Stragglers(5.0, 1.0, nodes=("b",)),
         episodes=(Episode("c", 10.0, 60.0, 4.0),),
+        delays=(LinkDelay(("a",), 0.01),),
     )
 
 

@@ -100,7 +100,8 @@ def jobs(draw, overlap=False, queue=True, **fixed):
         learning_rate=draw(st.floats(0.01, 0.3)),
         momentum=0.5,
     )
-    cluster = Cluster(draw(machines(overlap)), fixed.pop("discipline", "maxmin"), draw(st.sampled_from([0.0, 0.05])))
+    discipline, control = fixed.pop("discipline", "maxmin"), fixed.pop("control_queue", 0.0)
+    cluster = Cluster(draw(machines(overlap)), discipline, draw(st.sampled_from([0.0, 0.05])), control)
     return cluster, (draw(demands(queue)), fixed), setting, draw(conditions()), draw(st.integers(0, 2**31))
 
 
@@ -156,6 +157,12 @@ def test_max_min_sharing_with_every_push_applied(made, policy):
 @slow_to_compile
 @given(jobs(discipline="fifo", aggregation="sum"), BOUNDED)
 def test_first_come_first_served_with_sums(made, policy):
+    compared(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(control_queue=0.8), BOUNDED)
+def test_requests_that_wait_behind_the_pushes_of_others(made, policy):
     compared(made, *policy)
 
 

@@ -219,12 +219,13 @@ def test_sync_switch_reads_the_total_batch_in_the_note_on_a_run(note, batches, t
     steps = [*range(1, 800, 100), *range(801, 1200, 100)]
     loss = pl.DataFrame({"run_id": "r", "wall_s": [float(s) for s in steps], "step": steps, "loss": 1.0})
     loss = loss.with_columns(phase=pl.when(pl.col("step") < 800).then(pl.lit("BSP")).otherwise(pl.lit("ASP")))
-    head = "run_id,dataset,model,n_workers,schedule,straggler,n_stragglers,straggler_delay_ms,series,variant,start_epoch_s"
-    head += ",best_acc,switch_cost_est_s,switch_gap_joblog_s,n_holes_over_1000s,hole_flag,total_less_holes_s,note"
+    head = "run_id,dataset,model,n_workers,schedule,straggler,n_stragglers,straggler_delay_ms,straggler_freq"
+    head += ",series,variant,start_epoch_s,best_acc"
+    head += ",switch_cost_est_s,switch_gap_joblog_s,n_holes_over_1000s,hole_flag,total_less_holes_s,note"
     files = {
         "loss.parquet": parquet(loss),
         "accuracy.parquet": parquet(loss.select("run_id", "wall_s", "step", accuracy=pl.lit(0.5)).head(1)),
-        "runs.csv": f'{head}\nr,cifar10,,8,BSP10-ASP90,none,0,0,s,"{note}",1600000000,,,,0,,,\n'.encode(),
+        "runs.csv": f'{head}\nr,cifar10,,8,BSP10-ASP90,none,0,0,,s,"{note}",1600000000,,,,0,,,\n'.encode(),
         "job_phases.csv": b"run_id,phase_index,mode,end_wall_s,gap_to_next_s\n",
     }
     settings = read(SOURCES["sync-switch"], lay(tmp_path, files)).tables["settings"]
