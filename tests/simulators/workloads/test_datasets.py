@@ -92,7 +92,7 @@ def test_mnist1d_is_centred_balanced_and_the_same_everywhere():
 
 
 def test_mnist1d_is_as_hard_for_a_linear_model_as_published():
-    """32 % in the paper's Table 1, of another draw; perceptrons reach twice that."""
+    """32 % is published, of another draw; perceptrons reach twice that."""
     from sklearn.linear_model import LogisticRegression
 
     (x, y), valid = (found := datasets.mnist1d()).train, found.valid

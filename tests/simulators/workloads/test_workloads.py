@@ -177,7 +177,7 @@ class Functions(NamedTuple):
 def test_learns(name):
     made = workload(name)
     proxy, rate = made.proxy, np.float32(made.learning_rate)
-    slow = {"ratings-mf": 2_000, "digits-mlp": 2_000, "tfonline-svm": 20_000, "digits-lstm": 10_000}
+    slow = {"ratings-mf": 2_000, "digits-mlp": 2_000, "tfonline-svm": 20_000, "digits-lstm": 10_000, "mnist1d-mlp": 3_000}
     steps = slow.get(name, 6_000 if name.startswith("tfonline") else 300)
     rows = np.random.default_rng(1).integers(made.samples, size=(steps, made.batch_size))
     functions = Functions(proxy.losses, proxy.correct)
@@ -185,7 +185,9 @@ def test_learns(name):
     assert np.isfinite(losses).all()
     assert after < 0.7 * before
     # digits-mlp ends at 95.5 to 96.5 %; one standard error of 360 samples is 1 %.
-    assert np.isnan(accuracy) if name == "ratings-mf" else accuracy > {"digits-mlp": 0.935}.get(name, 0.8)
+    # A linear model of MNIST-1D ends at 34 %.
+    least = {"digits-mlp": 0.935, "mnist1d-mlp": 0.5}.get(name, 0.8)
+    assert np.isnan(accuracy) if name == "ratings-mf" else accuracy > least
 
 
 @pytest.mark.parametrize("name", PARAMETERS)  # one of each model
