@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,13 @@ class EngineJob:
     def advance(self, pushes: int) -> tuple[loop.State, jax.Array, jax.Array]:
         many = jnp.asarray(pushes, jnp.int32)
         return loop.advance(self.program, self.data, self.inputs, self.state, many, jnp.asarray(jnp.inf), rows=pushes)
+
+
+def underway(job: EngineJob) -> EngineJob:
+    """The job after two pushes of every worker. At its beginning all workers pull first, and a push is many events."""
+    state, _, used = job.advance(2 * job.inputs.active.shape[0])
+    assert int(used) == int(state.clock.pushes)
+    return replace(job, state=state)
 
 
 def dataset(features: int) -> Dataset:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import jax
 
-from tests.bench.jobs import EngineJob, engine_job, timing_job
+from tests.bench.jobs import EngineJob, engine_job, timing_job, underway
 from tests.bench.rounds import timed
 from tuners import policies
 
@@ -32,7 +32,7 @@ def main() -> None:
     for workers in WORKERS:
         pushes = 2000 if workers < 1024 else 400
         row = []
-        for job in (timing_job(workers), engine_job(64, (), workers, policies.asp())):
+        for job in map(underway, (timing_job(workers), engine_job(64, (), workers, policies.asp()))):
             row += [f"{microseconds(job, pushes):.3g}", f"{mebibytes(job):.2g}"]
         print(f"| {workers:,} | {' | '.join(row)} |", flush=True)  # noqa: T201
 
