@@ -22,7 +22,7 @@ import numpy as np
 from simulators import jobs
 from simulators.branch import Branch, JobContext, first_branch
 from simulators.cluster.cluster import Cluster
-from simulators.cluster.conditions import Conditions, Stragglers, straggling
+from simulators.cluster.conditions import Conditions, Disturbance, Stragglers, straggling
 from simulators.cluster.profiles import profile
 from simulators.engine.inputs import EngineInputs
 from simulators.engine.learning import TrainingData
@@ -68,8 +68,9 @@ class Instance:
 
     def begin(self, policy: SyncPolicy) -> Branch:
         """The instance at time 0: `loop.advance` takes its `.program`, `.inputs` and `.state`, with `context.data`."""
-        nobody_slowed = np.ones(len(self.context.cluster.nodes))
-        return first_branch(self.context, self.context.job.start, policy, nobody_slowed, self.parameters)
+        nodes = len(self.context.cluster.nodes)
+        undisturbed = Disturbance(np.ones(nodes), np.zeros(nodes))
+        return first_branch(self.context, self.context.job.start, policy, undisturbed, self.parameters)
 
 
 def draw(kind: InstanceKind, seed: int, *, depth: int | None = None) -> Instance:

@@ -347,7 +347,8 @@ class _Problem:
         """Of the residuals by the constants `free`, [m, k]: forward differences, in one evaluation of the closed form."""
         moved = [_with(self.given, free, at + step) for step in (np.zeros(len(at)), *(_STEP * np.eye(len(at))))]
         here, *ahead = self.residuals(*moved)
-        return (np.stack(ahead, axis=1) - here[:, None]) / _STEP
+        slopes: NDArray[np.float64] = (np.stack(ahead, axis=1) - here[:, None]) / _STEP
+        return slopes
 
     def cost(self, constants: Constants, without: str) -> float:
         """The cost of least squares (soft L1), with one constant as it was given."""

@@ -52,7 +52,7 @@ class EmulatedNodes:
     @property
     def slowdown(self) -> dict[str, float]:
         """How many times as long each node takes to compute just now."""
-        return dict(zip(self._names, map(float, self._plane.slowdown), strict=True))
+        return dict(zip(self._names, map(float, self._plane.disturbance.slowdown), strict=True))
 
     # ------------------------------------------------------------------------------------------------------- as Processes
 
