@@ -113,6 +113,7 @@ def _inputs(workers: int, samples: int) -> EngineInputs:
         target_samples=jnp.asarray(2**62, jnp.int64),
         assigned=jnp.zeros(0),
         push_work=jnp.zeros(0),
+        control_queue=jnp.zeros(0),
     )
 
 
