@@ -202,7 +202,7 @@ class NodeWorker:
         self._started = True
 
     def make(self, task: Task) -> Progress | Died | _FinishedRun:
-        self._folder = Path(tempfile.mkdtemp(prefix="harness-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="harness-on-ray-"))
         self._process.send(replace(task, folder=str(self._folder)))
         return self.listen()
 

@@ -45,7 +45,7 @@ def nobody_at_work(cluster: Cluster) -> bool:
 
 
 def left_behind() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("harness-*"))
+    return set(Path(tempfile.gettempdir()).glob("harness-on-ray-*"))
 
 
 @pytest.mark.timeout(300)
