@@ -368,7 +368,9 @@ def test_a_job_on_ray_is_changed_and_comes_to_its_target(here, ray_alone):
 def test_a_job_on_ray_is_interrupted_and_resumed_to_its_target(here, ray_alone, number, status):
     job = Job(*COMMAND)
     job.read("migrate (")  # the model has moved while it trained
-    while clocks_of(job.said) < clocks_of(job.said.partition("migrate (")[0]) + 100:  # and a window has ended since
+    job.read("clocks (")  # counted after that
+    counted = clocks_of(job.said)
+    while clocks_of(job.said) < counted + 100:  # and five windows have ended since
         job.read("clocks (")
     if number == signal.SIGINT:
         os.killpg(job.process.pid, number)  # as a terminal does it
