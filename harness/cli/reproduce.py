@@ -14,8 +14,8 @@ NAMES = ("cruise", "bo_online", "mltuner", "rlp", "bespoke_bo")
 _DESCRIPTION = """\
 Measure what a paper prints, and write a page and a table: each figure beside ours, with a verdict
 found by rule. PAPER is the name of the paper's tuner: cruise, bo_online, mltuner, rlp, bespoke_bo.
-Five seeds take minutes (cruise, bespoke_bo) to most of an hour (mltuner). Runs of MLtuner and RLP
-are kept in the folder, so an interrupted measurement goes on where it was."""
+Five seeds take from seconds (cruise) to some minutes of one core (bo_online). Runs of MLtuner and
+RLP are kept in the folder, so an interrupted measurement goes on where it was."""
 
 
 def add_reproduce(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:

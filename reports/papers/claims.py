@@ -26,7 +26,8 @@ RULES = {
     "value": f"reproduced: within {CLOSE:.0%}, or the published value is in our interval; in part: within a factor of "
     f"{_NEAR:g}; refuted: otherwise",
     "gain": "a ratio that the paper says is above 1. Cannot be told where our interval holds 1; refuted where it is below "
-    f"1; reproduced where it reaches the published ratio less {CLOSE:.0%}; in part: a smaller gain",
+    f"1; reproduced where its upper end reaches the published ratio less {CLOSE:.0%} (ours itself, where the interval is "
+    "open or there is one run); in part: a smaller gain",
     "limit": f"a bound from above. Reproduced where ours exceeds it by at most {CLOSE:.0%}; in part: by at most a factor of "
     f"{_NEAR:g}; refuted: otherwise",
     "fitted": "a constant of the simulator was fitted to this figure, so it shows how well the model describes it, and is "
@@ -41,7 +42,7 @@ COLUMNS: dict[str, pl.DataType] = {
     "kind": pl.String(),  # key of RULES
     "published": pl.Float64(),
     "measured": pl.Float64(),
-    "low": pl.Float64(),  # 95 % interval; nan where there is none
+    "low": pl.Float64(),  # of the interval; nan where there is none
     "high": pl.Float64(),
     "verdict": pl.String(),
     "why": pl.String(),

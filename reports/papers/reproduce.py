@@ -15,14 +15,14 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 
 from reports.figures.drawing import BLUE, MUTED, ORANGE, Drawing, canvas, drawn, label_inches
-from reports.papers import bespoke_bo, grid, mltuner, mltuner_runs, rlp_runs
+from reports.papers import bespoke_bo, grid, mltuner, mltuner_runs, rlp, rlp_runs
 from reports.papers import cruise_and_bo_online as online
-from reports.papers.claims import COLUMNS, RULES, VERDICTS, Claim, frame, headline, shown
+from reports.papers.claims import RULES, Claim, frame, headline, shown
+from reports.papers.cruise_reach import MODELS
 from reports.rendering import fill
-from reports.statistics import Bounds, median_interval, ratios
+from reports.statistics import Bounds, coverage_limit, median_interval, ratios
 from traces.store import write_bytes
 from tuners import policies
 from tuners.actions import Method
@@ -53,9 +53,9 @@ class Paper:
 # ---------------------------------------------------------------------------------------------------------------- Cruise
 
 
-def _cruise(effort: Scale) -> Iterator[Claim]:
+def _cruise(scale: Scale) -> Iterator[Claim]:
     """Tables Ia to Ic and III, Figs. 7 and 8, Sec. V-F. Timing only and without noise between seeds: one seed says it."""
-    del effort
+    del scale
     tables = {"nmf-32": "Table Ia", "mlr-32": "Table Ia", "lda-32": "Tables Ia, Ib", "lda-4k-32": "Table Ib"}
     for name, cells in grid.CRUISE.items():
         found = grid.grid(name)
@@ -72,7 +72,7 @@ def _cruise(effort: Scale) -> Iterator[Claim]:
             )
     for name, start, choice, _, performance, drop in grid.TABLE_III:
         found, begin = grid.grid(name), grid.loaded(name)[1].space.setting({"worker_count": start[0]})
-        for label, made in (("", cruise), (", the paper's Eq. 4", partial(cruise, server_term="paper", overlap=False))):
+        for label, made in (("", MODELS["default"]), (", the paper's Eq. 4", MODELS["paper"])):
             end = online.last_setting(online.tuned(name, made, start=begin))
             chosen = (len(end.workers), len(end.servers))
             what, why = f"{name.removeprefix('cruise-')} from {start}{label}", f"chose {chosen}, published {choice}"
@@ -84,7 +84,7 @@ def _cruise(effort: Scale) -> Iterator[Claim]:
                 where="Sec. V-C", what=what, unit="fall of the epoch time", published=drop,
                 measured=1 - found[chosen] / found[start], why=why,
             )  # fmt: skip
-    for before, after, seconds in (((18, 14), (22, 10), 31.3), ((14, 2), (25, 7), 87.3), ((25, 7), (12, 4), 98.4)):
+    for (before, after), seconds in online.MIGRATIONS.items():
         yield Claim(
             where="Secs. V-D, V-F", what=f"NMF, {before} to {after}", unit="seconds of the reconfiguration",
             published=seconds,
@@ -95,7 +95,7 @@ def _cruise(effort: Scale) -> Iterator[Claim]:
             where="Fig. 8", what=f"NMF on two kinds of machines, {label}", unit="seconds per epoch", published=seconds,
             measured=grid.mixed_epoch_seconds(roles, even=even), kind="fitted", why="two constants, three values",
         )  # fmt: skip
-    for name, drop in (("nmf", 0.352), ("mlr", 0.583), ("lda", 0.413)):
+    for name, drop in online.MIXED_DROPS.items():
         run = online.tuned(f"cruise-{name}-mixed", cruise)
         rates = [
             online.seconds_per_push(grid.played(f"cruise-{name}-mixed", s, learns=False))
@@ -120,8 +120,8 @@ _FITTED_CONSTANTS = {
 """To Table III's seconds per iteration, see `simulators/workloads/workloads.toml`."""
 
 
-def _bo_online(effort: Scale) -> Iterator[Claim]:
-    """Tables III, V and VI and Fig. 5."""
+def _bo_online(scale: Scale) -> Iterator[Claim]:
+    """Tables III and V, and Fig. 5. Table VI takes hours: `reports.papers.cruise_and_bo_online`."""
     for name, rows in grid.TENSORFLOWONLINE.items():
         for label, row in rows.items():
             alone = (name, label) == ("tf36-svm", "worst")
@@ -133,10 +133,10 @@ def _bo_online(effort: Scale) -> Iterator[Claim]:
     for name, (times, checkpoint, relocation) in online.TABLE_V.items():
         job_seconds = {label: row[5] * row[6] for label, row in grid.TENSORFLOWONLINE[name].items()}
         short = name.removeprefix("tf36-")
-        start = [grid.run_to_target(name, grid.loaded(name)[1].start, seed)[1] for seed in range(effort.seeds)]
+        start = [grid.run_to_target(name, grid.loaded(name)[1].start, seed)[1] for seed in range(scale.seeds)]
         methods: tuple[tuple[Method, int], ...] = (("relocate", relocation), ("checkpoint", checkpoint))
         for method, published in methods:
-            runs = [online.tuned(name, partial(bo_online, method=method), seed) for seed in range(effort.seeds)]
+            runs = [online.tuned(name, partial(bo_online, method=method), seed) for seed in range(scale.seeds)]
             costs = [cost.seconds for run in runs for _, _, cost in online.reconfigurations(run)]
             yield Claim(
                 where="Table V", what=f"{short}, by {method}", unit="seconds of one reconfiguration",
@@ -163,15 +163,15 @@ def _bo_online(effort: Scale) -> Iterator[Claim]:
 _PRINTED = "mltuner[as_printed=true]"
 
 
-def _mltuner(effort: Scale) -> Iterator[Claim]:
-    """Secs. 5.2, 5.4, 5.5 and 5.6: rivals, spread, bad starts and twice the tunables; MLtuner as printed."""
-    lab = mltuner_runs.Lab(effort.kept / "mltuner.jsonl")
+def _mltuner(scale: Scale) -> Iterator[Claim]:
+    """Sec. 5.2 and Figs. 9 and 11: rivals, spread over seeds, and twice the tunables; MLtuner as printed."""
+    lab = mltuner_runs.Lab(scale.kept / "mltuner.jsonl")
     name, request = "mltuner-digits", mltuner_runs.RunRequest
     target = grid.loaded(name)[0].target.value
-    printed = lab.each(mltuner.whole_run(name), effort.seeds)
+    printed = lab.each(mltuner.whole_run(name), scale.seeds)
     ours = mltuner_runs.times(printed, target)
     for rival, published in mltuner.PUBLISHED.items():
-        theirs = mltuner_runs.times(lab.each(request(scenario=name, tuner=rival), effort.seeds), target)
+        theirs = mltuner_runs.times(lab.each(request(scenario=name, tuner=rival), scale.seeds), target)
         found = median_interval(ratios(theirs, ours))
         yield Claim(
             where="Sec. 5.2", what=f"small CNN, {rival} over MLtuner", unit="time to the target", published=float(published),
@@ -188,7 +188,7 @@ def _mltuner(effort: Scale) -> Iterator[Claim]:
         where="Fig. 9", what="accuracy over seeds", unit="coefficient of variation", published=0.01,
         measured=mltuner_runs.variation([run.peak for run in printed]) if len(printed) > 2 else math.nan, kind="limit",
     )  # fmt: skip
-    twice = lab.each(mltuner.whole_run(name, "mltuner[as_printed=true,copies=2]"), effort.seeds)
+    twice = lab.each(mltuner.whole_run(name, "mltuner[as_printed=true,copies=2]"), scale.seeds)
     four, eight = (np.array([run.spent("search") for run in runs]) for runs in (printed, twice))
     found = median_interval(_exact(eight / four))
     yield Claim(
@@ -200,9 +200,9 @@ def _mltuner(effort: Scale) -> Iterator[Claim]:
 # ------------------------------------------------------------------------------------------------------------------- RLP
 
 
-def _rlp(effort: Scale) -> Iterator[Claim]:
+def _rlp(scale: Scale) -> Iterator[Claim]:
     """Figs. 2(a) to 2(c): speed-ups of the paper's form and of ours, on its class of instances and at the edge."""
-    kept = effort.kept / "rlp.jsonl"
+    kept = scale.kept / "rlp.jsonl"
     learned = {
         "rlp[as_printed=true]": tuner.policy_of(policy_file.shipped_as_printed()),
         "rlp": tuner.policy_of(policy_file.shipped()),
@@ -210,10 +210,10 @@ def _rlp(effort: Scale) -> Iterator[Claim]:
     bounds = {policies.ssp(b).name: policies.ssp(b) for b in rlp_runs.BOUNDS}
     fixed = {"bsp": policies.bsp(), "asp": policies.asp()} | bounds
     for kind in ("paper", "edge"):
-        instances = rlp_runs.drawn(kind, range(200, 200 + 4 * effort.seeds))
+        instances = rlp_runs.drawn(kind, range(200, 200 + 4 * scale.seeds))
         found = rlp_runs.runs(kind, instances, fixed | learned, kept)
         best = rlp_runs.best_of(found, tuple(bounds))
-        for name, (base, published) in product(learned, (("bsp", 1.56), ("asp", 1.86), ("best ssp", 1.44))):
+        for name, (base, published) in product(learned, rlp.FIG_2.items()):
             ratio = rlp_runs.speed_up(found, rlp_runs.by_seed(found, best if base == "best ssp" else base), name)
             yield Claim(
                 where="Fig. 2(a)", what=f"class {kind}, {name} over {base}", unit="speed-up", published=published,
@@ -221,9 +221,8 @@ def _rlp(effort: Scale) -> Iterator[Claim]:
                 why=f"{ratio.both} pairs" + (f", {ratio.failed} runs of RLP did not end" if ratio.failed else "")
                 + (f", {ratio.base_failed} of {base}" if ratio.base_failed else ""),
             )  # fmt: skip
-        by_stragglers = (("no", (0,), 1.02), ("one", (1,), 1.22), ("several", range(2, 99), 1.51))
-        for name, (label, wanted, published) in product(learned, by_stragglers):
-            part = [run for run in found if run.stragglers in wanted]
+        for name, (label, published) in product(learned, rlp.BY_STRAGGLERS.items()):
+            part = [run for run in found if run.stragglers in rlp.STRAGGLERS[label]]
             if len({run.seed for run in part}) < 3:
                 continue
             base = rlp_runs.best_of(part, list(fixed))
@@ -238,14 +237,15 @@ def _rlp(effort: Scale) -> Iterator[Claim]:
 # ------------------------------------------------------------------------------------------------------------ Bespoke BO
 
 
-def _bespoke_bo(effort: Scale) -> Iterator[Claim]:
+def _bespoke_bo(scale: Scale) -> Iterator[Claim]:
     """Fig. 2 under three assumptions about network interfaces; both models of communication."""
+    best, uniform, generic = (bespoke_bo.FIG_2[name] for name in ("best", "uniform GPUs", "generic"))
     for nics in bespoke_bo.ASSUMPTIONS:
         case = bespoke_bo.Experiment("c", "speechnet", 16, nics)
         least, gpus = case.seconds(bespoke_bo.best(case)), bespoke_bo.uniform(case, "gpu")
         for what, published, seconds in (
-            ("best schedule", 4.31, least),
-            ("uniform GPUs", 9.82, case.seconds(gpus) if gpus else math.nan),
+            ("best schedule", best, least),
+            ("uniform GPUs", uniform, case.seconds(gpus) if gpus else math.nan),
         ):
             yield Claim(
                 where="Fig. 2", what=f"{what}, {nics} speeds of NICs", unit="seconds per iteration", published=published,
@@ -257,18 +257,18 @@ def _bespoke_bo(effort: Scale) -> Iterator[Claim]:
             ("as printed", "bespoke_bo[communication=as_printed,stop_early=false]", 10),
             ("OpenTuner's bandit", "schedule_search[kind=bandit,evaluations=30]", 30),
         ):
-            runs = [bespoke_bo.evaluated(case, spec, count, seed) for seed in range(min(effort.seeds, 3))]
+            runs = [bespoke_bo.evaluated(case, spec, count, seed) for seed in range(min(scale.seeds, 3))]
             ends[label] = [bespoke_bo.chosen(run).seconds for run in runs if run]
         for label in ("ours", "as printed"):
             found = median_interval(_exact(ends[label]))
             yield Claim(
                 where="Fig. 2", what=f"bespoke, {label}, ten evaluations, {nics} speeds of NICs",
-                unit="seconds per iteration", published=4.31, measured=found.estimate, low=found.low, high=found.high,
+                unit="seconds per iteration", published=best, measured=found.estimate, low=found.low, high=found.high,
             )  # fmt: skip
             gain = median_interval(_exact(np.median(ends["OpenTuner's bandit"]) / np.array(ends[label])))
             yield Claim(
                 where="Fig. 2", what=f"generic search after thirty over bespoke, {label}, {nics} speeds of NICs",
-                unit="seconds per iteration", published=8.71 / 4.31, measured=gain.estimate, low=gain.low, high=gain.high,
+                unit="seconds per iteration", published=generic / best, measured=gain.estimate, low=gain.low, high=gain.high,
                 kind="gain",
             )  # fmt: skip
 
@@ -281,10 +281,10 @@ def _exact(values: Sequence[float] | np.ndarray) -> Bounds:
 
 PAPERS = {
     "cruise": Paper("Cruise (Lee et al., ICDCS 2019)", _cruise, 1),
-    "bo_online": Paper("TensorFlowOnline (Liu et al., 2020)", _bo_online, 20),
-    "mltuner": Paper("MLtuner (Cui, Ganger and Gibbons, 2018)", _mltuner, 40),
-    "rlp": Paper("RLP (Zhu et al., 2020)", _rlp, 15),
-    "bespoke_bo": Paper("Bespoke BO (Dalibard et al., 2017)", _bespoke_bo, 3),
+    "bo_online": Paper("TensorFlowOnline (Liu et al., 2020)", _bo_online, 7),
+    "mltuner": Paper("MLtuner (Cui, Ganger and Gibbons, 2018)", _mltuner, 2),
+    "rlp": Paper("RLP (Zhu et al., 2020)", _rlp, 1),
+    "bespoke_bo": Paper("Bespoke BO (Dalibard et al., 2017)", _bespoke_bo, 2),
 }
 """The papers by the name of their tuner."""
 
@@ -313,8 +313,8 @@ def page(name: str, claims: Sequence[Claim], seeds: int) -> str:
         title=PAPERS[name].title,
         headline=headline(claims),
         command=f"harness reproduce {name} --seeds {seeds}",
-        counts=[(v, sum(c.verdict == v for c in claims)) for v in VERDICTS],
         sections=sections,
+        limits=[(runs, coverage_limit(runs)) for runs in (3, 5)],
         rules=list(RULES.items()),
     )
 
@@ -340,5 +340,5 @@ def _beside(claims: Sequence[Claim], name: str) -> Drawing | None:
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="x", color=MUTED, alpha=0.25, linewidth=0.6)
         axes.set_xlabel(claims[0].unit)
-        caption = "Orange diamonds: the paper. Blue: measured here, with its 95 % interval where there are several runs."
-        return drawn(figure, name, caption, frame(claims).select(pl.col(list(COLUMNS))))
+        caption = "Orange diamonds: the paper. Blue: measured here, with its interval where there are several runs."
+        return drawn(figure, name, caption, frame(claims))

@@ -16,7 +16,7 @@ below 200.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -53,12 +53,15 @@ from tuners import policies
 from tuners.actions import Pushes, SyncPolicy
 from tuners.rlp import policy_file, tuner
 
-__all__ = ["main"]
+__all__ = ["BY_STRAGGLERS", "FIG_2", "STRAGGLERS", "main"]
+
+STRAGGLERS: dict[str, Container[int]] = {"no": (0,), "one": (1,), "several": range(2, 99)}
+"""The instances that Fig. 2(c) tells apart, by their number of stragglers."""
 
 # Published speed-ups.
-_FIG_2 = {"bsp": 1.56, "asp": 1.86, "best ssp": 1.44}
+FIG_2 = {"bsp": 1.56, "asp": 1.86, "best ssp": 1.44}
 _BY_DEPTH = {0: 1.48, 3: 1.43}
-_BY_STRAGGLERS = {"0": 1.02, "1": 1.22, "2+": 1.51}
+BY_STRAGGLERS = {"no": 1.02, "one": 1.22, "several": 1.51}
 _FIG_3 = {"depth 6": 1.33, "other data": 1.22, "all, 2 workers": 1.69, "all, 5 workers": 1.19, "all, 8 workers": 1.20}
 _SSPS = tuple(policies.ssp(bound).name for bound in BOUNDS)
 _FIXED = ("bsp", "asp", *_SSPS)  # the policies that the paper compares RLP with
@@ -130,7 +133,7 @@ def _ranking(found: Sequence[InstanceRun]) -> Iterator[str]:
         yield f"| {policy} | {middle[0]:.0f} | {middle[1]:.0f} | {lost} | {idle:.0%} | {faster} |"
 
 
-def _comparisons(found: Sequence[InstanceRun], policy: str, published: Mapping[str, float] = _FIG_2) -> Iterator[str]:
+def _comparisons(found: Sequence[InstanceRun], policy: str, published: Mapping[str, float] = FIG_2) -> Iterator[str]:
     """Speed-ups of `policy` over the paper's baselines; the best SSP and the best fixed policy are one for all instances."""
     bound, best = best_of(found, _SSPS), best_of(found, _FIXED)
     bases = {"bsp": by_seed(found, "bsp"), "asp": by_seed(found, "asp"), "best ssp": by_seed(found, bound)}
@@ -147,10 +150,10 @@ def _by_part(found: Sequence[InstanceRun], policy: str) -> Iterator[str]:
     """Speed-ups by depth and by stragglers, over the best of BSP, ASP and SSP in each part."""
     for depth in sorted({r.depth for r in found}):
         yield f"- depth {depth}: " + _over_best([r for r in found if r.depth == depth], policy, _BY_DEPTH.get(depth))
-    for label, wanted in (("0", (0,)), ("1", (1,)), ("2+", range(2, 99))):
+    for label, wanted in STRAGGLERS.items():
         part = [r for r in found if r.stragglers in wanted]
         if part:
-            yield f"- {label} stragglers: " + _over_best(part, policy, _BY_STRAGGLERS[label])
+            yield f"- {label} stragglers: " + _over_best(part, policy, BY_STRAGGLERS[label])
 
 
 def _over_best(found: Sequence[InstanceRun], policy: str, published: float | None = None) -> str:
