@@ -116,7 +116,7 @@ def _played(
         with launch.launch(placement, spec, insecure=wanted.insecure, emulates=emulates, rates=rates) as processes:
             with LiveSystem(spec, processes, begun, keep, installed, wanted.limits, say, emulates=emulates) as live:
                 if begun is not None:
-                    say(f"Resuming after {live.now:.1f} s: {setting_words(live.job_status().setting)}.")
+                    say(f"Resuming after {begun.seconds:.1f} s: {setting_words(live.job_status().setting)}.")
                 played = _drive(wanted, live, factory, kept, log, console, say)
             say("Ending the job's processes.")
         if ray is not None:
@@ -143,7 +143,7 @@ class _Steps:
 def _beginning(spec: Spec, begun: Checkpoint | None) -> str:
     if begun is None:
         return f"Starting {setting_words(spec.job.start)}."
-    return f"Starting from the checkpoint of {float(begun.state['seconds']):.1f} s, {begun.state['exchanges']} exchanges."
+    return f"Starting from the checkpoint of {begun.seconds:.1f} s, {begun.state['exchanges']} exchanges."
 
 
 def described(wanted: Deployment) -> list[str]:

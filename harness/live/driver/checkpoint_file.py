@@ -28,6 +28,11 @@ class Checkpoint:
     tensors: Mapping[str, NDArray[Any]]
     state: Mapping[str, Any]  # what JSON can hold
 
+    @property
+    def seconds(self) -> float:
+        """Seconds from the beginning of the job to this checkpoint."""
+        return float(self.state["seconds"])
+
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint to `path`, completely or not at all."""

@@ -101,7 +101,7 @@ class Control:
         self._over = threading.Event()
         if begun is not None:
             self.performed = begun.state["exchanges"]
-            self._standstill.excuse(float(begun.state["seconds"]))
+            self._standstill.excuse(begun.seconds)
             self.branches, self.running, self.runtime.rows_taken = driver_state(begun, installed)
             reduced = (branch.setting_before_loss is not None for branch in self.branches.values())
             self.losses.any_returned = any(reduced)  # all nodes are present again
@@ -119,7 +119,7 @@ class Control:
             # Rows from between the last report and the checkpoint: their times are of another coordinator's clock.
             for branch, report in seen.reports.items():
                 rows = np.array(report.rows, np.float64)
-                rows[:, 0] = float(begun.state["seconds"])
+                rows[:, 0] = begun.seconds
                 self.branches[branch].add(rows)
         names = [*peers(setting), EVALUATOR]
         runtime.start(names)
@@ -133,7 +133,7 @@ class Control:
             if late and time.monotonic() > said_seconds + SAY_SECONDS:
                 said_seconds = time.monotonic()
                 say(f"{len(names) - len(late)} of {len(names)} processes are ready; {runtime.starting_words(late)}")
-        runtime.begin_at(0.0 if begun is None else float(begun.state["seconds"]))
+        runtime.begin_at(0.0 if begun is None else begun.seconds)
         runtime.coordinator.run(number)
 
     def _first_processes(self, setting: Setting) -> Procedure:

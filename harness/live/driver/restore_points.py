@@ -31,7 +31,7 @@ class RestorePoints:
         `keep` is called with every new checkpoint."""
         self._runtime, self._spec, self._keep, self._last = runtime, spec, keep, begun
         self._policies: dict[int, SyncPolicy] = {}  # by branch, at the last checkpoint
-        self.seconds = 0.0 if begun is None else float(begun.state["seconds"])  # of the last checkpoint
+        self.seconds = 0.0 if begun is None else begun.seconds  # of the last checkpoint
 
     def begin(self, branches: Mapping[int, DriverBranch]) -> None:
         """Bring the coordinator to where the job begins; it then needs `recover` and `run`."""

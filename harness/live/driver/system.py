@@ -91,7 +91,7 @@ class LiveSystem:
             policy = policies.named(start.policy, start.staleness)
             emulated = EmulatedNodes(processes, spec) if emulates else None
             if emulated is not None:
-                emulated.act(0.0 if begun is None else float(begun.state["seconds"]))
+                emulated.act(0.0 if begun is None else begun.seconds)
                 check_nodes(start, spec.job, emulated.nodes if begun is None else processes.nodes)
         except Rejected as error:
             raise ValueError(f"Cannot deploy {spec.name}: {error}") from error
