@@ -13,6 +13,8 @@ from pathlib import Path
 
 from harness.comparison.results import candidate_name, read_score, run_folder
 from harness.scenario import Scenario, job
+from simulators.cluster.conditions import absent_at_start
+from simulators.cluster.trace_driven import expand_replay
 from traces.schema import minimised, setting_from, setting_text
 from tuners.actions import Setting
 from tuners.baselines.best_fixed import candidates, search
@@ -27,7 +29,7 @@ def name_of(oracle: str, setting: Setting) -> str:
 
 def first(scenario: Scenario, oracle: str, seeds: int) -> list[tuple[str, Setting, int]]:
     """The runs (name, setting, seed) that the search wants whatever the contestants end with."""
-    start, *drawn = candidates(job(scenario))
+    start, *drawn = candidates(job(scenario), absent=_absent(scenario, seeds))
     runs = [(start, seed) for seed in range(seeds)] + [(setting, 0) for setting in drawn]
     return [(name_of(oracle, setting), setting, seed) for setting, seed in runs]
 
@@ -40,7 +42,8 @@ def wanted(
     def taken(setting: Setting, seed: int) -> float:
         return minimised(read_score(run_folder(out, scenario.name, name_of(oracle, setting), seed)))
 
-    for batch in search(job(scenario), ended(out, scenario.name, contestants, seeds), seeds, taken):
+    contested = ended(out, scenario.name, contestants, seeds)
+    for batch in search(job(scenario), contested, seeds, taken, absent=_absent(scenario, seeds)):
         named = [(name_of(oracle, setting), setting, seed) for setting, seed in batch]
         missing = [run for run in named if not run_folder(out, scenario.name, run[0], run[2]).is_dir()]
         if missing:
@@ -51,6 +54,12 @@ def wanted(
 def ended(out: Path, scenario: str, contestants: Sequence[str], seeds: int) -> list[Setting]:
     """The different settings that the contestants ended with, in order of tuners and seeds."""
     return list(dict.fromkeys(_final_settings(out, scenario, contestants, seeds)))
+
+
+def _absent(scenario: Scenario, seeds: int) -> frozenset[str]:
+    """The nodes that join after the start, under any seed."""
+    given = (scenario.cluster.nodes, scenario.budget.seconds)
+    return frozenset().union(*(absent_at_start(expand_replay(scenario.conditions, *given, s)[0]) for s in range(seeds)))
 
 
 def _final_settings(out: Path, scenario: str, contestants: Sequence[str], seeds: int) -> Iterator[Setting]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from statistics import fmean
 
@@ -42,8 +42,8 @@ _WORTH = 1.1  # a setting that takes longer than this on the first seed, relativ
 _DRAWS_PER_CANDIDATE = 100
 
 
-def candidates(job: Job, *, count: int = 20, seed: int | None = None) -> list[Setting]:
-    """At most `count` different settings that the job admits: its start, then random ones.
+def candidates(job: Job, *, count: int = 20, seed: int | None = None, absent: Collection[str] = ()) -> list[Setting]:
+    """At most `count` different settings that the job admits: its start, then random ones without the nodes in `absent`.
 
     Without `seed` the draws depend on the job's name alone. There are fewer where the space has fewer settings, or where
     nearly all of them are refused. Raises ValueError unless `count` is positive.
@@ -56,10 +56,8 @@ def candidates(job: Job, *, count: int = 20, seed: int | None = None) -> list[Se
         if len(found) == count or not job.space.knobs:
             break
         setting = job.space.setting(job.space.sample(rng))
-        with suppress(Rejected):
-            job.space.check(setting)
-            if setting not in found:
-                found.append(setting)
+        if setting not in found and _possible(job.space, setting, absent):
+            found.append(setting)
     return found
 
 
@@ -76,11 +74,18 @@ def choose(completions: Mapping[int, Sequence[float]]) -> int:
 
 
 def search(
-    job: Job, ended: Sequence[Setting], seeds: int, seconds: Callable[[Setting, int], float], *, count: int = 20
+    job: Job,
+    ended: Sequence[Setting],
+    seeds: int,
+    seconds: Callable[[Setting, int], float],
+    *,
+    count: int = 20,
+    absent: Collection[str] = (),
 ) -> Iterator[list[tuple[Setting, int]]]:
     """Yields what to run next: settings with seeds. It goes on when `seconds` knows the completion of all of these.
 
-    `ended` are the settings that contestants ended with. Equal answers give equal searches, so a search that was interrupted
+    `ended` are the settings that contestants ended with, and `absent` the nodes that join later: a job cannot start with
+    them. Equal answers give equal searches, so a search that was interrupted
     is continued by making it again. It ends without a word: the best is that of least mean over the settings that were run
     on every seed (`choose`).
     """
@@ -91,7 +96,7 @@ def search(
         return fmean(seconds(setting, seed) for seed in range(seeds))
 
     def stage(settings: Sequence[Setting]) -> Iterator[list[tuple[Setting, int]]]:
-        new = [s for s in dict.fromkeys(settings) if s not in seen]
+        new = [s for s in dict.fromkeys(settings) if s not in seen and _possible(job.space, s, absent)]
         seen.extend(new)
         yield [(s, 0) for s in new]
         limit = _WORTH * seconds(min(whole, key=mean), 0)
@@ -99,12 +104,12 @@ def search(
         yield [(s, seed) for s in short for seed in range(1, seeds)]
         whole.extend(short)
 
-    start, *drawn = candidates(job, count=count)
+    start, *drawn = candidates(job, count=count, absent=absent)
     yield [(start, seed) for seed in range(seeds)]
     seen.append(start)
     whole.append(start)
     yield from stage(drawn)
-    yield from stage([s for s in ended if _admitted(job.space, s)])
+    yield from stage(ended)
     for _ in range(_ROUNDS):
         best = min(whole, key=mean)
         yield from stage(neighbours(job.space, best))
@@ -123,7 +128,7 @@ def neighbours(space: Space, setting: Setting, *, most: int = _MOST_NEIGHBOURS) 
         for value in _steps(knob, values[knob.name]):
             with suppress(ValueError):
                 near = space.setting(values | {knob.name: value})
-                if near != setting and near not in found and _admitted(space, near):
+                if near != setting and near not in found and _possible(space, near):
                     found.append(near)
     return [found[i * len(found) // most] for i in range(most)] if len(found) > most else found
 
@@ -145,7 +150,10 @@ def _steps(knob: Knob, value: Scalar) -> Iterator[Scalar]:
             yield moved
 
 
-def _admitted(space: Space, setting: Setting) -> bool:
+def _possible(space: Space, setting: Setting, absent: Collection[str] = ()) -> bool:
+    """Whether a job of that space can start under the setting while some nodes are absent."""
+    if not set(absent).isdisjoint(setting.workers + setting.servers):
+        return False
     try:
         space.check(setting)
     except Rejected:

@@ -9,6 +9,7 @@ from harness.comparison.compare import Planned, compare
 from harness.comparison.merge import merge
 from harness.comparison.run_process import Done, Task
 from harness.scenario import job, load
+from simulators.cluster.conditions import absent_at_start
 from tests.support import arena
 from traces import store
 from tuners.baselines.best_fixed import candidates, search
@@ -71,6 +72,19 @@ def test_what_runs_beside_the_contestants_is_what_the_search_begins_with(tiny):
     assert len(begun) == 3 + 19
 
 
+def test_no_setting_of_the_search_begins_with_nodes_that_join_later():
+    scenario = load("drawn:elastic[1]")
+    late = absent_at_start(scenario.conditions)
+    begun = [setting for _, setting, _ in oracle.first(scenario, "best_fixed", 1)]
+    assert late
+    assert len(begun) == 20
+    assert not any(late.intersection(setting.workers + setting.servers) for setting in begun)
+    given = job(scenario)
+    contested = [next(s for s in candidates(given)[1:] if late.intersection(s.workers + s.servers))]
+    asked = [s for batch in search(given, contested, 1, lambda s, seed: 1.0, absent=late) for s, _ in batch]
+    assert not any(late.intersection(setting.workers + setting.servers) for setting in asked)
+
+
 def task(folder, path, **more):
     start = candidates(arena.system(load(path), 0, None).job)[1]
     given = {"scenario": "s", "origin": "", "text": Path(path).read_text(), "tuner": "best_fixed+x", "plays": "fixed"}
@@ -108,17 +122,17 @@ def test_what_may_depend_on_more_is_not_kept(tiny, tmp_path, monkeypatch, more):
 def test_a_comparison_has_the_same_bytes_with_and_without_the_cache(tmp_path, monkeypatch):
     text = Path(load("digits-logistic").origin).read_text().replace("value = 0.92", "value = 0.6")
     (tmp_path / "small.toml").write_text(text)
-    monkeypatch.setattr(oracle, "candidates", lambda job: candidates(job, count=2))
+    monkeypatch.setattr(oracle, "candidates", lambda job, **more: candidates(job, count=2, **more))
     monkeypatch.setattr(
-        oracle, "search", lambda *_: iter(())
+        oracle, "search", lambda *_, **__: iter(())
     )  # the random settings alone: the rest is the same to the cache
     kept = []
     put, get = oracle_cache.put, oracle_cache.get
     monkeypatch.setattr(oracle_cache, "_store", lambda: None)
     compare([tmp_path / "small.toml"], ["fixed", "best_fixed"], out=tmp_path / "without", seeds=1)
     monkeypatch.undo()
-    monkeypatch.setattr(oracle, "candidates", lambda job: candidates(job, count=2))
-    monkeypatch.setattr(oracle, "search", lambda *_: iter(()))
+    monkeypatch.setattr(oracle, "candidates", lambda job, **more: candidates(job, count=2, **more))
+    monkeypatch.setattr(oracle, "search", lambda *_, **__: iter(()))
     monkeypatch.setattr(oracle_cache, "_store", lambda: oracle_cache.ProgramFolder(tmp_path / "cache"))
     monkeypatch.setattr(oracle_cache, "put", lambda *a: kept.append("put") or put(*a))
     monkeypatch.setattr(oracle_cache, "get", lambda t: (found := get(t)) and (kept.append("get") or found))
