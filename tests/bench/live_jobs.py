@@ -142,7 +142,8 @@ def _work(told: Connection, places: list[str], floats: int, keys: KeyPair | None
     dealers = [context.socket(zmq.DEALER) for _ in places]
     for dealer, place in zip(dealers, places, strict=True):
         if keys is not None:
-            dealer.curve_publickey, dealer.curve_secretkey, dealer.curve_serverkey = *keys, keys.public
+            dealer.curve_publickey, dealer.curve_secretkey = keys.public, keys.secret
+            dealer.curve_serverkey = keys.public
         dealer.connect(place)
     gradient = np.zeros(floats, np.float32)
     while True:
