@@ -327,7 +327,7 @@ class _Course:
         setting, bad, fallen, halved = training.setting, 0, max(-best, 0.0), False
         while bad < 2 and not training.diverged:
             idle = best > -max(_IDLE, 3 * noise)
-            little = (idle or fallen < _LITTLE) and not (bad or halved or heat.steps)
+            little = (idle or (best > -2 * _LITTLE and fallen < _LITTLE)) and not (bad or halved or heat.steps)
             hotter = heat.scaled(training.setting, _STEP**2 if little else _STEP)
             if not heat.of(training.setting) < heat.of(hotter) <= self.hurting / 1.5:
                 break

@@ -175,6 +175,15 @@ def test_while_windows_bring_little_the_rate_is_quadrupled():
     assert begun.training.setting.learning_rate == pytest.approx(0.4)
 
 
+def test_a_rate_at_which_the_model_learns_is_doubled_only():
+    """A window that brought little, after much had been learned, asked for four times the rate, and that was far too hot."""
+    made = of(space=(RATE,), start=replace(job().start, learning_rate=0.1, momentum=0.0))
+    glances = iter([0.6, 0.57, 0.55])
+    begun, answers = course(made), Answers(made, lambda setting, clocks: [next(glances, 0.9)] * clocks)
+    answers.run(begun.find_heat(begun.heat))
+    assert [s.learning_rate for s in answers.changes()][:2] == pytest.approx([0.2, 0.4])
+
+
 def test_a_step_by_four_that_blows_up_is_halved():
     """The rate stayed a quarter of the one that had blown up, and the best one lay between."""
     made = of(space=(RATE,), start=replace(job().start, learning_rate=0.05, momentum=0.0))
