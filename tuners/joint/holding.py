@@ -19,7 +19,10 @@ __all__ = ["Holding", "RuleParts"]
 
 _LEAST = 4  # windows from which a drift is measured
 _LOST = 10  # windows without progress or drift after which a model is lost
+_LITTLE = 0.1  # of the way from the untrained model to the goal: less is no progress
 _TRIAL = 4  # windows in which a hotter setting is tried, at least
+_CHANCE = 0.5  # that twice the heat serves, as far as is known
+_CHANCE_AGAIN = 0.25  # the same, after each trial that has failed, times so much
 _TRIAL_SHARE = 0.05  # of the seconds left that a trial takes
 _STEP = 2.0  # factor of the heat, upwards
 _FAR = 4.0  # times as long as the job has lasted: what is left then asks for two steps at once
@@ -52,9 +55,11 @@ class Holding:
         self._settling = False  # after a return to a snapshot
         self._stops = self._failed_trials = 0
         self._levels, self._times = list[float](), list[float]()  # since the heat was last changed or tried
-        self._course, self._losses = list[float](), list[float]()  # all levels, and losses on validation data
+        # All levels that the model came by, and losses on validation data.
+        self._course, self._losses = list[float](), list[float]()
         self._steady_since = 0  # length of the course when the heat was last changed
         self._steady = self._held
+        self.hurting = math.inf  # the coolest heat that has made the model clearly worse
         self.lost = False  # nothing was learned
         self.ended = ""  # why, in words
 
@@ -99,9 +104,13 @@ class Holding:
             self._held, self._top, self._steady = map(self._training.placed, (self._held, self._top, self._steady))
 
     def _is_lost(self) -> bool:
-        """Not better than untrained after many windows, and no drift that could make it so."""
-        untrained = self._training.gauge.untrained_level
-        if len(self._course) < _LOST or not min(self._course) > untrained - HELPED_NATS:
+        """Hardly better than untrained after many windows, and no drift that could make it so.
+
+        A dead model that gives every class its frequency is a little better than the untrained one, and stays so for good.
+        """
+        gauge = self._training.gauge
+        untrained, little = gauge.untrained_level, _LITTLE * (gauge.untrained_level - gauge.goal(self._training.loss))
+        if len(self._course) < _LOST or not min(self._course) > untrained - max(HELPED_NATS, little):
             return False
         return math.isfinite(untrained) and not (falls(self._course) or falls(self._course[-_LOST:]))
 
@@ -135,6 +144,8 @@ class Holding:
     def _step_back(self) -> Steps[None]:
         """Return to the snapshot, at half the heat."""
         training, before = self._training, self._held
+        if training.diverged:
+            self.hurting = min(self.hurting, self._heat.of(before))
         self._held = self._heat.scaled(self._held, 0.5)
         seen = "diverged" if training.diverged else f"level {self._levels[-1]:.2f} above {self._low:.2f} + {self._hurt:.2f}"
         why = f"{self._words(before)} -> {self._words(self._held)}: too hot, {seen}"
@@ -183,14 +194,16 @@ class Holding:
         left = seconds_left(self._times, self._levels, goal, training.job.budget_seconds)
         far = left.mean - 2 * left.deviation > _FAR * self._times[-1] and not heat.steps
         hotter = heat.scaled(self._held, _STEP**2 if far else _STEP)
-        if heat.of(hotter) <= heat.of(self._held):
+        if heat.of(hotter) >= self.hurting:
+            hotter = heat.scaled(self._held, _STEP)
+        if not heat.of(self._held) < heat.of(hotter) < self.hurting:
             return
         window_seconds = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
         # Nothing is known of a job's length but that it has lasted so long.
         sure = min(left.mean, 2 * self._times[-1])
         windows = min(max(_TRIAL, math.ceil(_TRIAL_SHARE * sure / window_seconds)), 4 * _TRIAL)
         cost = windows * window_seconds + (2 * training.change_seconds if heat.limits_workers else 0.0)
-        chance = 0.5 ** (self._failed_trials + 1)
+        chance = _CHANCE * _CHANCE_AGAIN**self._failed_trials
         saved = sure * (1 - 1 / _STEP) * chance
         if saved <= cost and self._parts.cost_rule:
             return
@@ -210,16 +223,21 @@ class Holding:
             levels.append(training.level)
             if training.diverged or training.level > level + 3 * hurt:
                 break
+            if len(levels) >= 3 and min(levels[-3:]) > level + 1.5 * hurt:
+                break
         newest = levels[windows // 2 :]
         whole = len(levels) == windows and not training.diverged
         found = sum(newest) / max(len(newest), 1)
         if whole and found <= level + 0.5 * hurt and not self._is_unlearned(found, level):
             yield from training.drop(before)
             self._held, self._failed_trials = training.setting, 0
+            self._course += levels
             if training.level <= self._low or not math.isfinite(self._low):
                 self._low = training.level
                 yield from self._renew()
         else:
+            if not whole or found > level + 1.5 * hurt:
+                self.hurting = min(self.hurting, heat.of(hotter))
             why = f"{self._words(hotter)} -> {self._words(self._held)}: the trial has failed, "
             why += "diverged" if training.diverged else f"level {levels[-1]:.2f} after {level:.2f}"
             if before is not None:

@@ -36,7 +36,7 @@ class Gauge:
         on_loss = target.metric == "loss"
         self.untrained, self.untrained_level = math.inf, math.inf  # loss and level of the untrained model
         self.hurt = 0.1 if on_loss else 0.3  # a rise above the best level so far that is no noise
-        self.noise = 0.15 if on_loss else 0.5  # what cooling is expected to shed, until that was measured
+        self.noise = 0.15 if on_loss else 0.4  # what cooling is expected to shed, until that was measured
 
     def begin(self, loss: float, accuracy: float | None = None) -> None:
         """Take in the loss of the untrained model, and its accuracy if that was measured.

@@ -74,7 +74,7 @@ class Training:
         self.change_seconds = 0.0  # the dearest change of the system so far
         self._system = system
         self.training_loss = math.inf  # mean of the last window
-        self.highest_loss = 0.0  # mean of a window, since the last return to a snapshot
+        self.highest_loss = 0.0  # mean of half a window, since the last return to a snapshot
         self._pushes = 0  # of the branch, since the job began
         self._check_clocks = 0  # the job validates by itself after every so many pushes; 0: not known
 
@@ -93,7 +93,8 @@ class Training:
             self.gauge.begin(float(np.mean(untrained)))
         if len(window.pushes.loss):
             self.training_loss = float(np.mean(window.pushes.loss))
-            self.highest_loss = max(self.highest_loss, self.training_loss)
+            halves = np.array_split(window.pushes.loss, 2)
+            self.highest_loss = max(self.highest_loss, *(float(np.mean(h)) for h in halves if len(h)))
         available = frozenset(n.name for n in window.nodes or self.job.nodes)
         if window.setting is not None and window.setting != self.setting:
             self.setting, self.cluster_changed = window.setting, True
@@ -219,5 +220,7 @@ class Training:
         # Always, because the system may have moved the branch off machines that were lost. It is not known to where.
         if not (yield from self._change_in_steps(setting, why)):
             yield from self.run(1)
+            if again is None:
+                again = yield from self.snapshot()
             yield from self.change(self._learning_of(setting), why)
         return again

@@ -12,7 +12,7 @@ made only where it is expected to save more than it costs. In the order in which
    The setting with the most progress per second is chosen by the cheapest method, verified, and taken back if it is worse.
    The same again whenever machines come or go.
 4. *Heat* (`_Course.find_heat`): the setting (`tuners.joint.heat`) comes down by decades while it hurts, then doubles window
-   by window until it hurts twice. The job continues from the best model seen, at the heat that made it; where none has
+   by window until it hurts. The job continues from the best model seen, at the heat that made it; where none has
    learned anything yet, at the hottest that does no harm. Races of short forks would not do: they always prefer the cooler
    setting, because it sheds noise at once.
 5. *Hold and cool* (`_Course.learn`, `tuners.joint.holding`): hold the heat while the level drifts down, and double it where
@@ -57,10 +57,11 @@ _LEFT_SHARE = 0.2  # of the budget: how long the job is expected to last, until 
 _DECADE = 10.0  # factor of the heat, downwards, while it hurts
 _LOST_DECADES = 2  # below the start that are tried if nothing has helped
 _DECADES = (0.1, 10.0, 0.01, 100.0, 1e-3, 1e3, 1e-4)  # factors of a heat at which nothing was learned: outwards from it
-_IDLE = 0.02  # the same, that are none
+_IDLE = 0.02  # nats of training loss in a window that are no progress
+_LITTLE = 0.1  # the same, that are little: a heat four times as high may still be far from too hot
 _HURT = 0.2  # nats of training loss above the best that are no noise
 _STEP = 2.0  # factor of the heat, upwards
-_THROWN_OFF = 2.0  # a training loss so many times that of the untrained model may have lost it
+_THROWN_OFF = 1.3  # a training loss so many times that of the untrained model may have lost it
 _RESTARTS = (0.5, 2.0, 0.7, 1.4, 0.35, 2.8)  # factors of the heat, from one restart to the next; 1 would repeat itself
 
 
@@ -251,7 +252,7 @@ class _Course:
     # -------------------------------------------------------------------------------------------------------- 4. heat
 
     def find_heat(self, heat: Heat) -> Steps[None]:
-        """Down by decades while the setting hurts, then up until it hurts twice; go on from the best model.
+        """Down by decades while the setting hurts, then up until it hurts; go on from the best model.
 
         Judged by training loss, which every push tells for nothing, so that a step takes no more than two pushes per worker.
         Where no heat from there upwards has helped, decades below are tried, too.
@@ -314,17 +315,20 @@ class _Course:
         return None
 
     def _rise(self, heat: Heat, seen: Glance) -> Steps[tuple[bool, Setting, Snapshot | None]]:
-        """Raise the heat until it hurts twice; whether anything was learned, the best setting, and a snapshot of its model.
+        """Raise the heat until it hurts, or has brought nothing more twice; whether anything was learned, the best setting,
+        and a snapshot of its model.
 
-        By four while nothing happens at all, else by two. While nothing happens, the hottest that does no harm is the best:
-        short windows do not tell small progress from noise, and a lucky window would choose a heat that learns nothing.
+        By four while a window brings little, else by two; a step by four that does not serve is taken back, and halved.
+        While nothing happens, the hottest that does no harm is the best: short windows do not tell small progress from
+        noise, and a lucky window would choose a heat that learns nothing.
         """
         training = self.training
         best, noise, validated, kept = seen.level, seen.noise, seen.validated, (yield from training.snapshot())
-        setting, bad, hot = training.setting, 0, math.inf
+        setting, bad, fallen, halved = training.setting, 0, max(-best, 0.0), False
         while bad < 2 and not training.diverged:
             idle = best > -max(_IDLE, 3 * noise)
-            hotter = heat.scaled(training.setting, _STEP**2 if idle and not heat.steps else _STEP)
+            little = (idle or (best > -2 * _LITTLE and fallen < _LITTLE)) and not (bad or halved or heat.steps)
+            hotter = heat.scaled(training.setting, _STEP**2 if little else _STEP)
             if not heat.of(training.setting) < heat.of(hotter) <= self.hurting / 1.5:
                 break
             why = (
@@ -338,15 +342,19 @@ class _Course:
             better = seen.validated < validated - HELPED_NATS or (seen.level < best and not worse)
             harmless = idle and not worse and seen.level < 2 * seen.noise  # no worse than untrained
             if (better or harmless) and not training.diverged:
+                fallen = best - seen.level
                 best, noise, setting, bad = min(best, seen.level), seen.noise, training.setting, 0
                 yield from training.drop(kept)
                 kept = yield from training.snapshot()
-            elif training.diverged or seen.level > best + max(_HURT, 3 * seen.noise):
-                bad += 1
-                hot = heat.of(training.setting)
+            else:
+                hurts = training.diverged or seen.level > best + max(_HURT, 3 * seen.noise)
+                bad = 2 if hurts else bad + 1
+                if hurts:
+                    self.hurting = min(self.hurting, heat.of(training.setting))
+                if little and kept is not None and (hurts or best < -HELPED_NATS):
+                    why = f"{heat.words(training.setting)} -> {heat.words(setting)}: too large a step"
+                    kept, bad, halved = (yield from training.return_to(kept, setting, why)), 0, True
             validated = min(validated, seen.validated)
-        if bad == 2 or training.diverged:  # once may be noise
-            self.hurting = min(self.hurting, hot)
         return min(best + 2 * noise, validated) < -HELPED_NATS, setting, kept
 
     # ----------------------------------------------------------------------------------------------- 5. hold and cool
@@ -358,12 +366,15 @@ class _Course:
         from the untrained model, outwards by decades.
         """
         training, top = self.training, self.training.setting
+        origin = top  # the heat at which nothing was learned for the first time
         seedling, decades, factors = (yield from training.snapshot()), iter(_DECADES), cycle(_RESTARTS)
         while True:
             holding = Holding(training, heat, self.parts, self._place_anew)
             yield from holding.run()
-            top = top if heat.limits_workers else training.placed(top)
-            elsewhere = self._elsewhere(heat, top, decades) if holding.lost and self.first is not None else None
+            self.hurting = min(self.hurting, holding.hurting)
+            if not heat.limits_workers:
+                origin, top = training.placed(origin), training.placed(top)
+            elsewhere = self._elsewhere(heat, origin, decades) if holding.lost and self.first is not None else None
             if elsewhere is not None and self.first is not None:
                 why = f"{heat.words(training.setting)} -> {heat.words(elsewhere)}: nothing was learned; again from the start"
                 self.first = yield from training.return_to(self.first, elsewhere, why)

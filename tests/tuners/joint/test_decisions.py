@@ -1,5 +1,6 @@
 """Decisions of joint on measurements made by hand: each of them was wrong once, and cost an arena its target or its time."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from tuners.joint.heat import PolicyHeat
 from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.learning_model import falls, seconds_left, stopped
 from tuners.joint.system_model import SystemModel
-from tuners.joint.training import Training
+from tuners.joint.training import HELPED_NATS, JobOver, Training
 from tuners.joint.tuner import _Course
 from tuners.settings import Choice, Real
 
@@ -106,6 +107,26 @@ def test_a_snapshot_on_lost_machines_gets_its_rate_where_the_system_has_put_it()
     assert training.setting == replace(moved, learning_rate=0.05) == answers.settings[kept.branch]
 
 
+def test_a_model_that_cannot_be_kept_at_once_is_kept_after_the_system_has_moved_it():
+    """The job went on without any snapshot, at a hotter rate. That diverged, and the job was over."""
+    made = of()
+    training, moved = Training(made, SystemModel(made)), replace(made.start, workers=made.start.workers[:-1])
+    answers, ran = Answers(made, flat), []
+    kept = answers.run(training.snapshot())
+    lost = made.start.workers[-1]
+    answers.refuse = lambda a: not ran if isinstance(a, Fork) else isinstance(a, Reconfigure) and lost in a.setting.workers
+    answer = answers.answer
+
+    def survivors(action):
+        if isinstance(action, Run):
+            ran.append(action)
+            return replace(answer(action), setting=moved)
+        return answer(action)
+
+    answers.answer = survivors
+    assert answers.run(training.return_to(kept, replace(made.start, learning_rate=0.05), "again")) is not None
+
+
 # -------------------------------------------------------------------------------------------------------------- the heat
 
 
@@ -121,6 +142,69 @@ def test_while_nothing_is_learned_the_hottest_harmless_rate_is_the_best():
     answers.run(begun.find_heat(begun.heat))
     assert 1.0 < begun.heat.of(begun.training.setting) < 20
     assert begun.hurting > 20
+
+
+def losses_by_rate(best, dead=math.inf):
+    """Mini-batch losses that fall the faster, the nearer the rate is to `best`; from the rate `dead` on, they blow up."""
+    seen = {"loss": 1.0}
+
+    def losses(setting, clocks):
+        rate = setting.learning_rate
+        if rate >= dead:
+            return [5.0] * clocks
+        seen["loss"] *= math.exp(-0.2 * min(rate / best, 1.0)) if rate <= best else 1.0
+        return [seen["loss"]] * clocks
+
+    return losses
+
+
+def test_the_rise_ends_where_hotter_rates_bring_nothing_more():
+    """Rates that brought nothing but did not blow up, either, were doubled on and on, up to seven windows for nothing."""
+    made = of(space=(RATE,), start=replace(job().start, learning_rate=0.05, momentum=0.0))
+    begun, answers = course(made), Answers(made, losses_by_rate(0.2))
+    answers.run(begun.find_heat(begun.heat))
+    assert max(s.learning_rate for s in answers.changes()) <= 0.81
+    assert begun.training.setting.learning_rate == pytest.approx(0.2)
+
+
+def test_while_windows_bring_little_the_rate_is_quadrupled():
+    made = of(space=(RATE,), start=replace(job().start, learning_rate=0.0125, momentum=0.0))
+    begun, answers = course(made), Answers(made, losses_by_rate(0.4))
+    answers.run(begun.find_heat(begun.heat))
+    assert [s.learning_rate for s in answers.changes()][:2] == pytest.approx([0.05, 0.2])
+    assert begun.training.setting.learning_rate == pytest.approx(0.4)
+
+
+def test_a_rate_at_which_the_model_learns_is_doubled_only():
+    """A window that brought little, after much had been learned, asked for four times the rate, and that was far too hot."""
+    made = of(space=(RATE,), start=replace(job().start, learning_rate=0.1, momentum=0.0))
+    glances = iter([0.6, 0.57, 0.55])
+    begun, answers = course(made), Answers(made, lambda setting, clocks: [next(glances, 0.9)] * clocks)
+    answers.run(begun.find_heat(begun.heat))
+    assert [s.learning_rate for s in answers.changes()][:2] == pytest.approx([0.2, 0.4])
+
+
+def test_a_step_by_four_that_blows_up_is_halved():
+    """The rate stayed a quarter of the one that had blown up, and the best one lay between."""
+    made = of(space=(RATE,), start=replace(job().start, learning_rate=0.05, momentum=0.0))
+    begun, answers = course(made), Answers(made, losses_by_rate(0.4, dead=0.7))
+    answers.run(begun.find_heat(begun.heat))
+    tried = [s.learning_rate for s in answers.changes()]
+    assert 0.8 in [pytest.approx(r) for r in tried]
+    assert begun.training.setting.learning_rate == pytest.approx(0.4)
+    assert begun.hurting == pytest.approx(0.8)
+
+
+def test_a_spike_above_the_untrained_loss_asks_for_a_cooler_rate():
+    """The first windows of a start that was too hot killed the model, with a mean of only 1.2 times the untrained loss."""
+    made = of(space=(RATE,), start=replace(job().start, learning_rate=5.0, momentum=0.0))
+    first = iter([[0.8] * 10 + [1.5] * 10])
+    begun = course(made)
+    answers = Answers(made, lambda setting, clocks: next(first, [0.95] * clocks))
+    begun.first = answers.run(begun.training.snapshot())
+    answers.run(begun.training.run(20))
+    answers.run(begun.find_heat(begun.heat))
+    assert answers.changes()[0].learning_rate == pytest.approx(0.5)
 
 
 def test_mini_batches_do_not_choose_a_heat_that_validation_calls_worse():
@@ -197,6 +281,36 @@ def test_a_model_with_little_progress_is_lost_only_without_drift(drift, lost):
     assert holding._is_lost() is lost
 
 
+def test_a_dead_model_that_gives_every_class_its_frequency_is_lost():
+    """It was a little better than the untrained one, so the job held it until the end of its budget."""
+    made = of(space=(RATE,))
+    begun = course(made)
+    begun.gauge.begin(2.67)
+    holding = Holding(begun.training, begun.heat, RuleParts(), begun._place_anew)
+    chance = begun.gauge.level(math.log(10), float("nan"))
+    assert chance < begun.gauge.untrained_level - HELPED_NATS
+    holding._course = [chance + 0.001 * (-1) ** i for i in range(10)]
+    assert holding._is_lost()
+
+
+def test_a_model_that_is_lost_again_is_not_sent_back_to_the_heat_that_has_lost_it():
+    """The decades counted from the newest attempt, so every second one was the first heat again."""
+    made = of(space=(RATE,), start=replace(job().start, learning_rate=1.0, momentum=0.0))
+    begun, answers = course(made), Answers(made, lambda setting, clocks: [1.0] * clocks)
+    begun.first = answers.run(begun.training.snapshot())
+    answer = answers.answer
+
+    def ending(action):
+        found = answer(action)
+        return replace(found, status="budget") if isinstance(action, Run) and answers.now > 20_000 else found
+
+    answers.answer = ending
+    with pytest.raises(JobOver):
+        answers.run(begun.learn(begun.heat))
+    again = [a for a in answers.asked if isinstance(a, Reconfigure) and "again from the start" in a.reason]
+    assert [a.setting.learning_rate for a in again[:4]] == pytest.approx([0.1, 10.0, 0.01, 100.0])
+
+
 # ------------------------------------------------------------------------------------------------------------ the system
 
 
@@ -232,6 +346,26 @@ def test_the_heat_that_is_held_follows_the_job_to_other_machines():
 
 def test_levels_that_cannot_be_measured_tell_no_time():
     assert seconds_left([1.0, 2.0, 3.0], [float("nan")] * 3, 0.0, 10.0).mean == 7.0
+
+
+def test_a_trial_that_fails_clearly_is_not_made_again():
+    """The same rate was tried three times, and each trial cost a twentieth of the run."""
+    made = of(space=(RATE,), start=replace(job().start, learning_rate=0.1, momentum=0.0))
+    begun, answers = course(made), Answers(made, lambda setting, clocks: [0.5] * clocks)
+    answer = answers.answer
+
+    def measured(action):
+        hot = answers.settings[action.branch].learning_rate > 0.15 if isinstance(action, Evaluate) else False
+        return Evaluation(0.0, 0, 3.0 if hot else 0.5, float("nan")) if isinstance(action, Evaluate) else answer(action)
+
+    answers.answer = measured
+    holding = Holding(begun.training, begun.heat, RuleParts(cost_rule=False), begun._place_anew)
+    level = begun.gauge.level(0.5, float("nan"))
+    for _ in range(3):
+        holding._levels, holding._times, holding._low = [level] * 4, [1.0, 2.0, 3.0, 4.0], level
+        answers.run(holding._try_hotter(level, -9.0))
+    assert [s.learning_rate for s in answers.changes()] == pytest.approx([0.2, 0.1])
+    assert holding.hurting == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(("after", "held"), [(0.8, 0.2), (1.0, 0.1)])
