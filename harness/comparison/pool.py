@@ -6,6 +6,7 @@ lost and the cause cannot be told. Here each process has one run and one pipe, s
 
 from __future__ import annotations
 
+import resource
 import signal
 import subprocess
 import sys
@@ -20,7 +21,10 @@ from typing import IO, TypeAlias
 from harness.comparison.run_process import Done, Progress, Task
 from harness.worker_environment import single_threaded
 
-__all__ = ["Died", "ProgramKey", "WorkerPool", "WorkerProcess", "next_task"]
+__all__ = ["MOST_BYTES", "Died", "ProgramKey", "WorkerPool", "WorkerProcess", "next_task"]
+
+MOST_BYTES = 2 << 30
+"""Memory of a worker process after which it makes no further run."""
 
 ProgramKey: TypeAlias = tuple[str, str, str, int]
 """Scenario, tuner, and the start's policy and batch size where the run has a start of its own."""
@@ -37,7 +41,8 @@ class WorkerPool:
     """At most `jobs` worker processes. They start when there are runs for them, and live until the pool is closed.
 
     An oracle's search makes runs in several batches. Processes that stay have the libraries and the programs in memory,
-    which a new process needs seconds for.
+    which a new process needs seconds for. But programs stay in memory for good, a fifth of a gigabyte per scenario: a
+    process that uses more than `MOST_BYTES` after a run is replaced by a new one.
     """
 
     def __init__(self, jobs: int, device: str = "cpu") -> None:
@@ -66,7 +71,7 @@ class WorkerPool:
                         yield task, message
                         continue
                     # The worker gets its next run before the caller writes the results of this one, so it does not wait.
-                    if isinstance(message, Died):
+                    if isinstance(message, Died) or worker.resident_bytes > MOST_BYTES:
                         busy.remove(worker)
                         worker.stop()
                     elif waiting:
@@ -161,6 +166,15 @@ class WorkerProcess:
     def alive(self) -> bool:
         """Whether the process runs."""
         return self._process.poll() is None
+
+    @property
+    def resident_bytes(self) -> int:
+        """The memory that the process uses; 0 where the system does not tell, or the process has died."""
+        try:
+            pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
+        except (OSError, IndexError):
+            return 0
+        return int(pages) * resource.getpagesize()
 
     def send(self, task: Task) -> None:
         """Start a run. If the process has died since its last run, `receive` reports it."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.comparison import pool
 from harness.comparison.pool import ProgramKey, WorkerPool, next_task
 from harness.comparison.run_process import Done, Progress, Task
 from tests.support import arena
@@ -114,6 +115,17 @@ def test_processes_stay_from_batch_to_batch_until_the_pool_is_closed(tmp_path: P
         assert after[0] != before[0]
     with pytest.raises(ProcessLookupError):
         os.kill(after[0], 0)
+
+
+def test_a_process_that_uses_much_memory_makes_no_further_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(WorkerPool(1)) as limited:
+        (first,) = pids(tmp_path / "a", 1, limited)
+        monkeypatch.setattr(pool, "MOST_BYTES", 1 << 20)  # less than Python itself takes
+        second, third = pids(tmp_path / "b", 2, limited)
+        assert len({first, second, third}) == 2
+        assert first == second
+        monkeypatch.setattr(pool, "MOST_BYTES", 1 << 40)
+        assert len(set(pids(tmp_path / "c", 2, limited))) == 1
 
 
 def test_no_run_goes_on_when_the_caller_stops_listening(tmp_path: Path) -> None:
