@@ -101,10 +101,11 @@ def workers_over_time(pushes: Pushes | None, name: str, end_seconds: float | Non
     last = float(end[-1]) if end_seconds is None or not whole else max(end_seconds, float(end[-1]))
     since_push, since_compute = end - shown.push_seconds, end - shown.push_seconds - shown.compute_seconds
     since_pull = since_compute - shown.pull_seconds
+    held = held_at(pushes, last, end_seconds)
     with canvas(0.75 + _ROW * len(nodes), left=0.6, top=0.1) as figure:
         axes = figure.add_subplot()
         _bars(axes, rows, since_pull - shown.wait_seconds, since_pull, MUTED, 3)
-        _bars(axes, np.arange(len(nodes)), *held_at(pushes, last, end_seconds).T, MUTED, 3)
+        _bars(axes, np.arange(len(nodes)), held[:, 0], held[:, 1], MUTED, 3)
         _bars(axes, rows, since_pull, since_compute, ORANGE, 5)
         _bars(axes, rows, since_push, end, ORANGE, 5)
         # A gap behind every bar, so that a reader can count the steps.
