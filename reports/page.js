@@ -98,7 +98,7 @@ function draw(place, run, numbers) {
   run.nodes.forEach((node, i) => { pen.fillStyle = color("--muted"); pen.fillText(node, left - 6, top + row * i + 10); });
   const rows = new Uint8Array(numbers, 0, n), values = new Uint16Array(numbers.slice(n));
   const scale = span / PARTS;
-  run.silent.forEach((s, i) => bar(color("--muted"), part(run.seconds - s), top + row * i + 5, part(run.seconds) - part(run.seconds - s), 3));
+  run.held.forEach(([from, to], i) => { if (to > from) bar(color("--muted"), part(from), top + row * i + 5, part(to) - part(from), 3); });
   let end = 0;
   for (let i = 0; i < n; i++) {
     end += values[i];

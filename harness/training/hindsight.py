@@ -3,7 +3,8 @@
 1. Each instance (`harness.training.varied`) is played to its end in each mode (`tuners.rlp.broad.MODES`). That gives what
    the mode costs, log(its seconds / those of the best mode on the same instance), and what the policy sees on the way.
 2. A network is fitted to choose well: it minimises the cost that its choice has on average, where it chooses mode m with
-   probability softmax(values)_m. All costs are known, so no mode has to be explored.
+   probability softmax(values)_m. All costs are known, so no mode has to be explored. What a mode costs more than ASP counts
+   one and a half times: on jobs that look like none of the training, a policy should not be slower than without it.
 3. The policy is played itself, what it then sees is added, and it is fitted again (Ross et al. 2011, "A Reduction of
    Imitation Learning and Structured Prediction to No-Regret Online Learning"): under a policy that changes modes, the same
    job looks different than under one mode.
@@ -44,6 +45,7 @@ RULE = partial(rule_network, round_from=1.7, mode=3, undone=4.0)  # found by a s
 _FIRST_SEED = 10**6  # as for `harness.training.train`: lower seeds are for evaluation
 _MOST_PUSHES = 1200  # of a run
 _CAP = 3.0  # times the best seconds, at which a run is stopped
+_CAUTION = 0.5  # weight of what a mode costs more than ASP, on top of what it costs
 _ENDS = np.array([0.5, 1, 2, 3, 4, 6, 9, 13, 18, 25])  # in rounds, of the spans of a run of which the last push is kept
 _NODES = max(shape.workers for shape in SHAPES) + 1
 
@@ -237,7 +239,7 @@ def _fitted(
     usable = [(number, spans) for number, spans in rows if np.isfinite(costs[number]).any()]
     job, each, active = (np.concatenate([getattr(spans, name) for _, spans in usable]) for name in _Spans._fields[:3])
     weight = np.concatenate([spans.pushes / max(spans.pushes.sum(), 1.0) for _, spans in usable]) / len(usable)
-    cost = np.repeat([_log_ratios(costs[number]) for number, _ in usable], len(_ENDS) + 1, axis=0)
+    cost = np.repeat([_goal(costs[number]) for number, _ in usable], len(_ENDS) + 1, axis=0)
     used = weight > 0
     table = tuple(jnp.asarray(part[used], part.dtype) for part in (job, each, active))
     goal = jnp.asarray(cost[used], jnp.float32), jnp.asarray(weight[used], jnp.float32)
@@ -245,8 +247,10 @@ def _fitted(
     return PooledNetwork(*(np.asarray(part) for part in _descended(plan.steps, first, table, goal)))
 
 
-def _log_ratios(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.asarray(np.log(np.minimum(seconds / seconds.min(), _CAP)), np.float64)
+def _goal(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What every mode costs, from its seconds, ASP's first."""
+    cost = np.log(np.minimum(seconds / seconds.min(), _CAP))
+    return np.asarray(cost + _CAUTION * np.maximum(cost - cost[0], 0.0), np.float64)
 
 
 @partial(jax.jit, static_argnames="steps")

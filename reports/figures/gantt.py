@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.comparison.results import run_folder
-from reports.figures.workers import pushes_of, silent_seconds
+from reports.figures.workers import held_at, pushes_of
 from traces.exchanges import Exchange, read_log
 from tuners.actions import Cost, Fork, Rejected, Window
 
@@ -47,10 +47,11 @@ def pack(exchanges: list[Exchange], seed: int, most: int) -> PackedRun | None:
         return None
     order = np.argsort(made.seconds, kind="stable")[:most]
     end = made.seconds[order]
-    nodes, rows = np.unique(made.worker[order], return_inverse=True)
-    whole = len(order) == len(made.seconds)
-    last = max(float(end[-1]), _same_workers_until(exchanges)) if whole else float(end[-1])
-    silent = silent_seconds(made, last) if whole and last > end[-1] else np.zeros(0)
+    nodes = np.unique(made.worker)
+    rows = np.searchsorted(nodes, made.worker[order])
+    until = _same_workers_until(exchanges)
+    last = max(float(end[-1]), until or 0.0) if len(order) == len(made.seconds) else float(end[-1])
+    held = held_at(made, last, until)
     unit = last / _PARTS if last > 0 else 1.0
     moments = np.round(end / unit).astype(np.int64)
     columns = [np.diff(moments, prepend=0)]
@@ -63,16 +64,16 @@ def pack(exchanges: list[Exchange], seed: int, most: int) -> PackedRun | None:
         "pushes": len(order),
         "all": len(made.seconds),
         "nodes": [int(n) for n in nodes],
-        "silent": [round(float(s), 3) for s in silent],  # how long each node was held back at the end of the run
+        "held": [[round(float(a), 3), round(float(b), 3)] for a, b in held],  # each node, across the end of what is drawn
         "changes": [[round(a, 2), round(b, 2)] for a, b in changes_of(exchanges)],
     }
     return PackedRun(seed, header, base64.b64encode(zlib.compress(raw, 9)).decode(), tuple(reasons_of(exchanges)))
 
 
-def _same_workers_until(exchanges: Iterable[Exchange]) -> float:
-    """The end of the last window if all windows have the same workers, else 0: a node that left has not waited."""
+def _same_workers_until(exchanges: Iterable[Exchange]) -> float | None:
+    """The end of the last window if all windows have the same workers, else None: a node that left has not waited."""
     windows = [e.answer for e in exchanges if isinstance(e.answer, Window)]
-    return windows[-1].end_seconds if len({frozenset(w.node for w in x.workers) for x in windows}) == 1 else 0.0
+    return windows[-1].end_seconds if len({frozenset(w.node for w in x.workers) for x in windows}) == 1 else None
 
 
 def changes_of(exchanges: Iterable[Exchange]) -> Iterator[tuple[float, float]]:

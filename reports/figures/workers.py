@@ -18,7 +18,7 @@ from reports.figures.drawing import BLUE, MUTED, ORANGE, Drawing, canvas, drawn
 from traces.exchanges import Exchange, read_log
 from tuners.actions import Pushes, Window
 
-__all__ = ["WORKERS_NOTE", "pushes_of", "silent_seconds", "workers_of_run", "workers_over_time"]
+__all__ = ["WORKERS_NOTE", "held_at", "pushes_of", "silent_seconds", "workers_of_run", "workers_over_time"]
 
 _MOST = 1500  # pushes in one drawing, at the most: later ones would be too narrow to see
 _ROW = 0.17  # inches per worker
@@ -66,6 +66,25 @@ def silent_seconds(pushes: Pushes, end_seconds: float) -> NDArray[np.float64]:
     return silent
 
 
+def held_at(pushes: Pushes, moment_seconds: float, end_seconds: float | None) -> NDArray[np.float64]:
+    """From when to when each worker was held back up to a moment, [workers, 2]; empty, at the moment, for one that was not.
+
+    A drawing that ends at the moment would miss these waits: the push that tells of a wait comes after it, or never. With
+    `end_seconds`, the end of a run with the same workers throughout, a wait may last until then.
+    """
+    nodes, rows = np.unique(pushes.worker, return_inverse=True)
+    found = np.full((len(nodes), 2), moment_seconds)
+    released = pushes.seconds - pushes.push_seconds - pushes.compute_seconds - pushes.pull_seconds
+    since = released - pushes.wait_seconds
+    some = (since < moment_seconds) & (pushes.seconds > moment_seconds) & (pushes.wait_seconds > 0)
+    found[rows[some]] = np.stack([since[some], np.minimum(released[some], moment_seconds)], axis=1)
+    if end_seconds is not None:
+        end = max(end_seconds, float(pushes.seconds.max()))
+        silent_since = end - silent_seconds(pushes, end)
+        found[silent_since < moment_seconds, 0] = silent_since[silent_since < moment_seconds]
+    return found
+
+
 def workers_over_time(pushes: Pushes | None, name: str, end_seconds: float | None = None) -> Drawing | None:
     """Every worker's completed cycles; of a long run, only the beginning. None without pushes.
 
@@ -75,18 +94,18 @@ def workers_over_time(pushes: Pushes | None, name: str, end_seconds: float | Non
         return None
     columns: Any = [column[:_MOST] for column in pushes]
     shown = Pushes(*columns)
-    nodes = np.unique(shown.worker)
+    nodes = np.unique(pushes.worker)
     rows = np.searchsorted(nodes, shown.worker)
     end = shown.seconds
     whole = len(shown.seconds) == len(pushes.seconds)
     last = float(end[-1]) if end_seconds is None or not whole else max(end_seconds, float(end[-1]))
-    silent = silent_seconds(shown, last) if end_seconds is not None and whole else np.zeros(len(nodes))
     since_push, since_compute = end - shown.push_seconds, end - shown.push_seconds - shown.compute_seconds
     since_pull = since_compute - shown.pull_seconds
+    held = held_at(pushes, last, end_seconds)
     with canvas(0.75 + _ROW * len(nodes), left=0.6, top=0.1) as figure:
         axes = figure.add_subplot()
         _bars(axes, rows, since_pull - shown.wait_seconds, since_pull, MUTED, 3)
-        _bars(axes, np.arange(len(nodes)), last - silent, np.full(len(nodes), last), MUTED, 3)
+        _bars(axes, np.arange(len(nodes)), held[:, 0], held[:, 1], MUTED, 3)
         _bars(axes, rows, since_pull, since_compute, ORANGE, 5)
         _bars(axes, rows, since_push, end, ORANGE, 5)
         # A gap behind every bar, so that a reader can count the steps.
@@ -98,16 +117,20 @@ def workers_over_time(pushes: Pushes | None, name: str, end_seconds: float | Non
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("simulated seconds")
         axes.set_ylabel("node")
-        caption = _caption(pushes, shown, nodes, last, silent)
-        return drawn(figure, name, caption, _data(shown))
+        return drawn(figure, name, _caption(pushes, shown, nodes, end_seconds), _data(shown))
 
 
-def _caption(pushes: Pushes, shown: Pushes, nodes: NDArray[Any], end: float, silent: NDArray[np.float64]) -> str:
+def _caption(pushes: Pushes, shown: Pushes, nodes: NDArray[Any], end_seconds: float | None) -> str:
     steps = ", ".join(str(int((shown.worker == node).sum())) for node in nodes)
-    idle = (shown.wait_seconds.sum() + silent.sum()) / (len(nodes) * end)
+    end = float(pushes.seconds.max())
+    silent = 0.0
+    if end_seconds is not None:
+        end = max(end, end_seconds)
+        silent = float(silent_seconds(pushes, end).sum())
+    idle = (pushes.wait_seconds.sum() + silent) / (len(nodes) * end)
     few, many = len(shown.seconds), len(pushes.seconds)
-    what = f"{many} pushes" if few == many else f"The first {few} of {many} pushes"
-    return f"{what}; by node: {steps}. Held back by the policy: {idle:.1%} of the workers' time."
+    what, when = (f"{many} pushes", "") if few == many else (f"The first {few} of {many} pushes", " in the whole run")
+    return f"{what}; by node: {steps}. Held back by the policy: {idle:.1%} of the workers' time{when}."
 
 
 def _bars(axes: Axes, rows: NDArray[Any], start: NDArray[Any], end: NDArray[Any], color: str, width: float) -> None:

@@ -93,6 +93,43 @@ def test_of_a_long_run_the_beginning_is_drawn():
     assert len(drawn.svg) < 120_000
 
 
+def parked(count, *, released=None):
+    """The third of three nodes pushes once, at 2.2 s, and is then held back: for good, or until `released` seconds."""
+    made = rounds(count)
+    kept = (made.worker != 2) | (made.seconds < 3)
+    if released is not None:
+        once = (made.worker == 2) & (made.seconds > released)
+        once &= made.seconds == made.seconds[once].min()
+        made = made._replace(wait_seconds=np.where(once, made.seconds - 2.2 - 2.2, made.wait_seconds))
+        kept |= once
+    return Pushes(*(column[kept] for column in made))
+
+
+@pytest.mark.parametrize("released", [None, 2000.0])
+def test_of_a_long_run_waits_count_that_end_after_what_is_drawn(released):
+    """The push that tells of the wait comes after the beginning that is drawn, or never."""
+    pushes = parked(1000, released=released)
+    drawn = workers_over_time(pushes, "a", 2200.0)
+    assert drawn.caption.startswith(f"The first 1500 of {len(pushes.seconds)} pushes; by node: 750, 749, 1.")
+    after = 2200.0 - pushes.seconds[pushes.worker == 2].max()
+    share = (pushes.wait_seconds.sum() + after) / (3 * 2200.0)
+    assert share > 0.55
+    assert drawn.caption.endswith(f"Held back by the policy: {share:.1%} of the workers' time in the whole run.")
+    last = pushes.seconds[1499]
+    np.testing.assert_allclose(workers.held_at(pushes, last, 2200.0), [[last, last], [last, last], [2.2, last]])
+    waiting = bars(drawn, workers.MUTED)
+    assert waiting.max() == pytest.approx((last - 2.2) * np.median(waiting), rel=0.02)
+    held = pack([Exchange(2200.0, Run(clocks=1), replace(window(pushes), end_seconds=2200.0))], 0, 1500).header["held"]
+    assert held == [[pytest.approx(a, abs=0.001), pytest.approx(last, abs=0.001)] for a in (last, last, 2.2)]
+
+
+def test_a_node_that_pushes_only_after_what_is_drawn_has_a_row():
+    made = rounds(1000)
+    pushes = Pushes(*(column[(made.worker != 2) | (made.seconds > 1800)] for column in made))
+    assert "by node: 750, 750, 0." in workers_over_time(pushes, "a").caption
+    assert pack([Exchange(1.0, Run(clocks=1), window(pushes))], 0, 500).header["nodes"] == [0, 1, 2]
+
+
 def test_a_log_tells_of_the_same_pushes():
     found = pushes_of(log(rounds(4)))
     for a, b in zip(found, rounds(4), strict=True):
@@ -126,7 +163,8 @@ def test_a_packed_run_holds_the_pushes_to_a_part_in_4000():
 
 def test_of_a_long_run_the_first_pushes_are_packed():
     run = pack(log(rounds(600)), 0, 500)
-    assert (run.header["pushes"], run.header["all"], run.header["silent"]) == (500, 1800, [])
+    assert (run.header["pushes"], run.header["all"]) == (500, 1800)
+    assert all(a <= b == pytest.approx(run.header["seconds"], abs=0.001) for a, b in run.header["held"])
     assert run.header["seconds"] < run.header["whole"] / 3
     assert len(run.text) < 4000
     assert pack([], 0, 500) is None

@@ -34,6 +34,9 @@ JOB = (
     "uneven",  # how far the workers' mean losses lie apart: deviation / mean
     "spread",  # how far their step times lie apart: deviation of the logs
     "fallen",  # log of the first loss / the loss now
+    "moved",  # log of the absolute drift that a round of others' pushes brings
+    "together",  # drift / its absolute value, both averaged: -1 where every worker's pushes help all others
+    "falling",  # log of the loss over the last rounds / the loss over more of them: below 0 while the job learns
 )
 WORKER = (
     "busy",  # 1 while it computes, 0 while it waits
@@ -45,6 +48,7 @@ WORKER = (
     "loss",  # log of its own mean loss / the mean of all workers'
 )
 _ROUNDS = 2.0  # in which averages over pushes forget
+_MORE_ROUNDS = 6.0  # likewise, of the slower average of losses
 _OWN = 0.3  # weight of a worker's newest loss or step in its averages
 _TINY = 1e-9
 
@@ -62,6 +66,7 @@ class Sight(NamedTuple):
     weight: Array  # of all pushes so far in the averages below, 0 to 1
     means: Array  # [5]: progress, absolute progress, drift, absolute drift, staleness in rounds
     fresh: Array  # [2]: sum of absolute progress / (1 + staleness), and the sum of these weights; both forget
+    course: Array  # [2, 2]: sums of losses, and of their weights; the second of each forgets more slowly
 
     def after(self, push: Push, release: Array, restart: Array) -> Sight:
         """What it remembers once the workers in `release` [k] have pulled, of which those in `restart` began anew."""
@@ -78,7 +83,8 @@ def first_sight(active: Array) -> Sight:
     none = jnp.zeros(active.shape, jnp.float32)
     zero = jnp.zeros((), jnp.float32)
     never = -jnp.ones(active.shape)  # float64 where JAX is set to it, as the simulator does
-    return Sight(never, never, none, none, none, none, zero, zero, jnp.zeros(5, jnp.float32), jnp.zeros(2, jnp.float32))
+    means, pair = jnp.zeros(5, jnp.float32), jnp.zeros(2, jnp.float32)
+    return Sight(never, never, none, none, none, none, zero, zero, means, pair, jnp.zeros((2, 2), jnp.float32))
 
 
 def seen(sight: Sight, push: Push) -> Sight:
@@ -88,6 +94,7 @@ def seen(sight: Sight, push: Push) -> Sight:
     took = (now - sight.pulled).astype(jnp.float32)
     workers = _workers(push)
     rate = 1.0 / (_ROUNDS * workers)
+    keeps = 1.0 - 1.0 / (jnp.asarray([_ROUNDS, _MORE_ROUNDS], jnp.float32) * workers)
     progress, drift = _ratio(push.loss_before, push.loss_after), _ratio(push.loss_before, push.loss)
     told = jnp.stack([progress, jnp.abs(progress), drift, jnp.abs(drift), push.staleness / workers]).astype(jnp.float32)
     loss = jnp.nan_to_num(jnp.asarray(push.loss_before, jnp.float32), posinf=0.0, neginf=0.0)
@@ -101,6 +108,7 @@ def seen(sight: Sight, push: Push) -> Sight:
         weight=sight.weight + rate * (1.0 - sight.weight),
         means=sight.means + rate * (told - sight.means),
         fresh=(1.0 - rate / 2.0) * sight.fresh + _freshness(push) * jnp.stack([jnp.abs(progress), jnp.float32(1.0)]),
+        course=keeps * sight.course + jnp.stack([loss, jnp.float32(1.0)])[:, None],
     )
 
 
@@ -115,6 +123,8 @@ def features(sight: Sight, push: Push) -> tuple[Array, Array]:
     step = jnp.where(known, sight.step, usual)
     progress, size, drift, rough, stale = sight.means / jnp.maximum(sight.weight, _TINY)
     loss = _mean(sight.loss, heard)
+    now_and_before = sight.course[0] / jnp.maximum(sight.course[1], _TINY)
+    lately, longer = jnp.maximum(now_and_before, _TINY)
     job = [
         jnp.log(jnp.maximum(size * workers, 0.01)),
         jnp.log(jnp.maximum(sight.fresh[0] / jnp.maximum(sight.fresh[1], _TINY) * workers, 0.01)),
@@ -125,6 +135,9 @@ def features(sight: Sight, push: Push) -> tuple[Array, Array]:
         _deviation(sight.loss, heard) / jnp.maximum(jnp.abs(loss), _TINY),
         _deviation(jnp.log(jnp.maximum(step, _TINY)), known),
         jnp.log(jnp.maximum(sight.first, _TINY) / jnp.maximum(loss, _TINY)),
+        jnp.log(jnp.maximum(rough / jnp.maximum(stale, 0.5 / workers), 0.01)),
+        drift / jnp.maximum(rough, 0.001),
+        jnp.log(lately / longer),
     ]
     clocks = jnp.asarray(push.clocks, jnp.float32)
     each = [

@@ -11,6 +11,7 @@ from harness.cli.main import main
 from harness.training import hindsight
 from harness.training.hindsight import HindsightPlan, InstancePlayed, judged, learn, log_ratio
 from harness.training.varied import SHAPES, Shape, drawn_instance, simple_rules
+from reports.papers.rlp_broad import HELD_OUT
 from tuners.rlp import policy_file
 from tuners.rlp.broad import MODES, TrainedBroad, broad_policy, rule_network
 
@@ -85,6 +86,26 @@ def test_training_instances_differ_in_what_matters() -> None:
 def test_the_shapes_of_training_span_what_the_policy_is_for() -> None:
     assert {shape.workers for shape in SHAPES} >= {4, 10, 16}
     assert {shape.depth for shape in SHAPES} >= {0, 1, 3, 6}
+    assert len({shape.data for shape in SHAPES}) > 1
+    assert {shape.batch for shape in SHAPES} >= {4, 16, 64}
+
+
+def test_a_mini_batch_takes_as_long_in_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the stragglers make a difference, so that shapes differ in what they learn."""
+    for shape in SHAPES:
+        monkeypatch.setattr("harness.training.varied.SHAPES", (shape,))
+        made = drawn_instance(7).context
+        demand = made.workload.demand
+        assert demand.sample_seconds * made.workload.batch_size == pytest.approx(16 * 0.2996)
+        assert demand.fixed_seconds == demand.apply_seconds == demand.message_seconds == 0.0
+        assert made.job.target.value == shape.accuracy
+
+
+def test_nothing_that_is_held_out_is_trained_on() -> None:
+    networks = {(shape.depth, shape.units, shape.data) for shape in SHAPES}
+    for held in HELD_OUT.values():
+        other = (held.depth, held.units, held.data) not in networks
+        assert other or held.workers not in {shape.workers for shape in SHAPES}
 
 
 def test_the_shipped_policy_says_how_it_was_made() -> None:

@@ -121,6 +121,34 @@ def test_it_sees_the_same_whatever_the_units_of_losses_and_times() -> None:
     assert np.ptp(each, axis=0).max() > 0.1
 
 
+@pytest.mark.parametrize("staleness", [1, 8])
+def test_what_a_round_of_others_changes_is_seen_alike_under_any_rule(staleness) -> None:
+    """Each push of another worker lowers the loss of a mini-batch by 2 %, however many of them came between pull and push.
+
+    Otherwise waiting would hide the harm that it is meant to prevent, and the policy would stop waiting.
+    """
+
+    def pushed(n: int) -> Push:
+        one = told(n % K, n, ALONE[n % K])
+        return one._replace(staleness=np.int32(staleness), loss=1.0, loss_before=0.98**staleness, loss_after=0.9)
+
+    job, _ = looked([pushed(n) for n in range(6 * K)])
+    found = dict(zip(JOB, job, strict=True))
+    assert found["moved"] == pytest.approx(np.log(0.02 * K), abs=0.02)
+    assert found["together"] == pytest.approx(-1.0)
+
+
+def test_it_sees_whether_the_loss_falls() -> None:
+    def course(factor: float) -> float:
+        losses = factor ** np.arange(20 * K)
+        pushes = [told(n % K, n, ALONE[n % K])._replace(loss_before=x) for n, x in enumerate(losses)]
+        return float(looked(pushes)[0][JOB.index("falling")])
+
+    assert course(1.0) == pytest.approx(0.0, abs=1e-4)
+    assert course(0.99) < -0.05
+    assert course(1.01) > 0.05
+
+
 @given(st.permutations(range(K)))
 @settings(max_examples=10)
 def test_workers_can_be_renamed_and_nodes_that_are_no_workers_make_no_difference(names) -> None:
