@@ -6,6 +6,7 @@ lost and the cause cannot be told. Here each process has one run and one pipe, s
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import subprocess
@@ -21,10 +22,10 @@ from typing import IO, TypeAlias
 from harness.comparison.run_process import Done, Progress, Task
 from harness.worker_environment import single_threaded
 
-__all__ = ["MOST_BYTES", "Died", "ProgramKey", "WorkerPool", "WorkerProcess", "next_task"]
+__all__ = ["Died", "ProgramKey", "WorkerPool", "WorkerProcess", "next_task"]
 
-MOST_BYTES = 2 << 30
-"""Memory of a worker process after which it makes no further run."""
+_LEAST_BYTES = 2 << 30  # that a process may use for its runs, however little memory the machine has
+_SHARE = 0.5  # of the machine's memory, for all processes
 
 ProgramKey: TypeAlias = tuple[str, str, str, int]
 """Scenario, tuner, and the start's policy and batch size where the run has a start of its own."""
@@ -42,12 +43,14 @@ class WorkerPool:
 
     An oracle's search makes runs in several batches. Processes that stay have the libraries and the programs in memory,
     which a new process needs seconds for. But programs stay in memory for good, a fifth of a gigabyte per scenario: a
-    process that uses more than `MOST_BYTES` after a run is replaced by a new one.
+    process that uses more than `most_bytes` after a run is replaced by a new one.
     """
 
     def __init__(self, jobs: int, device: str = "cpu") -> None:
         self._jobs = jobs
         self._device = device
+        memory = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
+        self.most_bytes = max(_LEAST_BYTES, _SHARE * memory / jobs)
         self._idle: list[WorkerProcess] = []
         self._begun: set[ProgramKey] = set()
 
@@ -71,7 +74,7 @@ class WorkerPool:
                         yield task, message
                         continue
                     # The worker gets its next run before the caller writes the results of this one, so it does not wait.
-                    if isinstance(message, Died) or worker.resident_bytes > MOST_BYTES:
+                    if isinstance(message, Died) or worker.resident_bytes > self.most_bytes:
                         busy.remove(worker)
                         worker.stop()
                     elif waiting:

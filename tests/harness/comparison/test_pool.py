@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.comparison import pool
 from harness.comparison.pool import ProgramKey, WorkerPool, next_task
 from harness.comparison.run_process import Done, Progress, Task
 from tests.support import arena
@@ -117,14 +116,14 @@ def test_processes_stay_from_batch_to_batch_until_the_pool_is_closed(tmp_path: P
         os.kill(after[0], 0)
 
 
-def test_a_process_that_uses_much_memory_makes_no_further_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_uses_much_memory_makes_no_further_run(tmp_path: Path) -> None:
     with closing(WorkerPool(1)) as limited:
         (first,) = pids(tmp_path / "a", 1, limited)
-        monkeypatch.setattr(pool, "MOST_BYTES", 1 << 20)  # less than Python itself takes
+        limited.most_bytes = 1 << 20  # less than Python itself takes
         second, third = pids(tmp_path / "b", 2, limited)
         assert len({first, second, third}) == 2
         assert first == second
-        monkeypatch.setattr(pool, "MOST_BYTES", 1 << 40)
+        limited.most_bytes = 1 << 40
         assert len(set(pids(tmp_path / "c", 2, limited))) == 1
 
 
