@@ -35,7 +35,8 @@ choose:
   proposed by the acquisition; beside them the best observed one is, so that the job goes back. The gate asks for the cost,
   for that of a change back with the probability that the setting is worse, and for what its trial is expected to lose.
   Gains are scaled by what earlier trials, or changes back, have kept of their promises. Trials take at most 20 % of the
-  job's time by now, beside those that save as much as they took. Decisions without a change make the search rarer: the 1st, 2nd, 4th, 8th.
+  job's time by now, beside those that save as much as they took. Decisions without a change make the search rarer: the 1st,
+  2nd, 4th, 8th.
 * With ``pooled``, seconds per remaining clock do not depend on the loss, which is then no input of the model: its noise
   would make decisions. A setting that was observed is judged by its own estimate, another one by the model.
 * The incumbent is the best setting so far *at the current loss* ("current": the current setting, at that loss; "last":
