@@ -33,6 +33,7 @@ from tuners.actions import (
     System,
     Tuner,
     TunerFactory,
+    Window,
 )
 
 __all__ = ["Ending", "Outcome", "Played", "drive", "play", "replay"]
@@ -84,7 +85,8 @@ def drive(
     A `Run` is clipped to the rest of the budget. The job ends at its target, at the end of its budget, when it diverges or
     deadlocks, and by a fault of the tuner: it spends no simulated time for `idle_exchanges` exchanges, thinks about one
     action for longer than `thinking_limit_seconds` (checked only in the main thread), raises, or yields something that is
-    no action. If the tuner returns, or does not catch that a `Run` was refused, the job continues under its last setting.
+    no action. Where it ends during another action than a `Run`, a last `Run`, that no tuner asked, tells what was trained
+    meanwhile. If the tuner returns, or does not catch that a `Run` was refused, the job continues under its last setting.
     """
     timed = _TimedTuner(tuner, thinking_limit_seconds)
     try:
@@ -135,6 +137,8 @@ def replay(
     """
     action = _next_or_none(tuner, None, first=True)
     for number, exchange in enumerate(exchanges):
+        if _is_untold(exchange):
+            continue
         recorded = action_text(exchange.action) if exchange.asked else "nothing"
         asked = "nothing" if action is None else action_text(action)
         if asked != recorded:
@@ -144,6 +148,11 @@ def replay(
                 watch(number, action)
             action = _next_or_none(tuner, exchange.answer)
     return action
+
+
+def _is_untold(exchange: Exchange) -> bool:
+    """Whether it is what `_untold` yields: the tuner may not have returned by then."""
+    return not exchange.asked and isinstance(exchange.action, Run) and exchange.action.clocks is not None
 
 
 # ------------------------------------------------------------------------------------------------------------ exchanges
@@ -213,6 +222,7 @@ def _until_over(timed: _TimedTuner, system: System, idle_exchanges: int) -> Gene
         yield exchange
         ended = _ended(system)
         if ended is not None:
+            yield from _untold(system, action)
             return ended
         if system.now - spent_at > _LEAST_PROGRESS * system.job.budget_seconds:
             idle, spent_at = 0, system.now
@@ -227,6 +237,17 @@ def _until_over(timed: _TimedTuner, system: System, idle_exchanges: int) -> Gene
                 raise _RunFailedError(f"The tuner did not catch that an action was refused: {error}") from error
             break  # a tuner cannot know every reason why a branch cannot run now, and the job does not depend on the tuner
     return (yield from _run_to_end(system, branches))
+
+
+def _untold(system: System, action: Action[Any]) -> Iterator[Exchange]:
+    """What the job trained during the action that ended it, where only a `Run` tells of that: its last pushes, and the
+    evaluation that reached the target. No time passes."""
+    if isinstance(action, Run) or system.now > system.job.budget_seconds:
+        return
+    with suppress(_RunFailedError):  # the job is over, whatever happens now
+        rest = _exchange(system, Run(clocks=1, branch=getattr(action, "branch", 0)), asked=False)
+        if isinstance(rest.answer, Window) and rest.answer.clocks:
+            yield rest
 
 
 def _run_to_end(system: System, branches: list[int]) -> Generator[Exchange, None, Ending]:

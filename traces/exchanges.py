@@ -57,7 +57,7 @@ class Exchange:
     seconds: float  # time of the job after the answer
     action: Action[Any]
     answer: Any
-    asked: bool = True  # False: the tuner had returned, and the harness continued the job
+    asked: bool = True  # False: the tuner had returned, or the job had ended, and the harness asked for the rest
 
 
 class _Installed(msgspec.Struct):

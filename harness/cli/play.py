@@ -95,7 +95,9 @@ class ExchangePrinter:
     def __call__(self, exchange: Exchange) -> None:
         branch = getattr(exchange.action, "branch", 0)
         before = self._settings.get(branch, self._job.start)
-        who = "" if exchange.asked else " (the tuner has returned; the job goes on)"
+        goes_on = getattr(exchange.action, "clocks", None) is None
+        rest = " (the tuner has returned; the job goes on)" if goes_on else " (the job has ended; its last pushes)"
+        who = "" if exchange.asked else rest
         self._say(f"{self._seconds:10.1f} s  {_action_words(exchange.action, before)}{who}")
         if reason := getattr(exchange.action, "reason", ""):
             self._say(f"{'':12}  # {reason}")

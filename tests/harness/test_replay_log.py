@@ -50,3 +50,11 @@ def test_a_tuner_that_has_returned_asks_nothing() -> None:
     played = play(brief, toys()["one knob"](0))
     assert len(played.exchanges) > 1
     assert replay(brief(toys()["one knob"](0).job), played.exchanges) is None
+
+
+def test_what_a_tuner_has_not_asked_is_not_expected_of_it(recorded: tuple[Toy, list[Exchange]]) -> None:
+    """The log of a job that ended during a change has one more Run than its tuner asked for."""
+    system, exchanges = recorded
+    cut = len(exchanges) // 2
+    rest = replace(exchanges[cut], action=Run(clocks=1), asked=False)
+    assert replay(random_search(system.job, clocks=20), [*exchanges[:cut], rest]) == exchanges[cut].action

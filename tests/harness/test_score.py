@@ -12,6 +12,7 @@ import polars as pl
 
 from harness.drive import Outcome, Played, play
 from harness.score import Scored, failed, not_applicable, score
+from tests.support.small_jobs import learning
 from traces import schema, store
 from traces.exchanges import Exchange
 from tuners.actions import (
@@ -56,6 +57,24 @@ def test_a_run_that_reached_its_target_counts_with_its_seconds() -> None:
     assert (row.status, row.reached, row.completion_seconds, row.budget_seconds) == ("target", True, 3.0, 20.0)
     assert (row.final_loss, row.final_accuracy, row.clocks) == (0.01, 0.9, 30)
     assert row.reason == ""
+
+
+def test_a_target_that_is_reached_during_a_change_is_in_the_row() -> None:
+    """Training goes on while parameters are relocated. Only a Run tells of it, so that a last one is asked for."""
+    untrained = Target("loss", -1.0)
+    seen = learning(target=untrained).perform(Run(clocks=100)).evaluations  # one after every ten pushes
+    best = min(seen, key=lambda e: e.loss)
+
+    def changes(job: Job) -> Tuner:
+        yield from Run(clocks=best.clocks - 1)
+        yield from Reconfigure(replace(job.start, servers=("e",)), method="relocate")
+        raise AssertionError("the target is reached")
+
+    played = play(changes, learning(target=Target("loss", best.loss)))
+    row = score(played, scenario="s", tuner="t", seed=0).score
+    assert (row.status, row.final_loss, row.clocks) == ("target", best.loss, best.clocks)
+    assert [e.asked for e in played.exchanges] == [True, True, False]
+    assert played.exchanges[-1].seconds == played.outcome.seconds == row.completion_seconds
 
 
 def test_a_run_that_missed_its_target_counts_with_its_budget_and_a_reason() -> None:

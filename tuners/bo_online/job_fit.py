@@ -7,20 +7,23 @@ iterations, such a fit says nothing. So all stretches of a job are fitted togeth
 
 Eq. 3 says that phi rises by 1 / H per clock. Here it rises by
 
-    1 / H + trend x clocks + own rate of the setting in force,
+    pace of the setting in force x (1 / H + trend x clocks) + own rate of the setting,
 
-where trend and own rates are random effects with mean 0, and count by what is left of them after one standard error: without
-evidence of the opposite, all settings progress equally per clock, and seconds per clock alone decide between them.
+where trend and own rates are random effects with mean 0. Own rates count by what is left of them after two standard errors:
+without evidence of the opposite, seconds per clock and the pace alone decide between settings.
 
-* Beside its rate, a setting may have a level of the loss of its own: with many workers the steps of stale gradients scatter,
-  and the loss stands at several times what it falls to, within a round or two, under fewer. The job has to come so much
-  further down before it ends under that setting. Where the setting changes, half a stretch is left out for the transition.
+* The pace is told by the level of the loss: with many workers the steps of stale gradients scatter, and the loss stands at
+  several times what it falls to, within a round or two, under fewer. By Eq. 2, a curve that stands f times as high needs f
+  times as many clocks to epsilon: a pace of 1 / f. Levels are random effects, too, and count by what is left after one
+  standard error. Where the setting changes, half a stretch is left out for the transition.
+* A level is told within a stretch or two. An own rate takes long, and by then the job has slowed down or not for reasons of
+  its own, which Eq. 3 does not know; so own rates are kept small.
 * Only what changes the statistics of learning can change a rate: the number of workers (by staleness), the policy, 16-bit
   transfer, the learning tunables. Threads and graph options cannot. Settings with like numbers of workers have like rates.
 * The evidence is the level of the loss from block to block. Over a long stay under one setting it grows with the third power
   of the clocks, while the slope within each stretch stays as uncertain as it was.
 * Remaining clocks are phi(epsilon) - phi(l) over the present rate of the job. As the fit begins at the first clock, it
-  agrees with what has been seen of the job by now.
+  agrees with what has been seen of the job by now. A job is never expected to take more than 30 times as long again.
 """
 
 from __future__ import annotations
@@ -40,12 +43,13 @@ __all__ = ["JobFit", "Levels", "fitted_job", "likeness", "measured_levels", "nev
 
 _Floats = NDArray[np.float64]
 
-_OWN = 0.5  # standard deviation of own rates, relative to the job's: Table III has up to 1.5 times as many iterations (LogR)
+_OWN = 0.1  # standard deviation of own rates, relative to the pace
 _OFFSET = 0.5  # standard deviation of the factors by which settings raise the loss, in the logarithm
 _WALK = 0.2  # the same of the course of the loss since the job began, beside its line
 _TREND = 0.3  # the same of the change of the rate since the job began
 _OTHER = 0.5  # correlation of the rates of two settings with equal workers that differ in policy or the like
 _SLOWEST = 0.1  # least progress per clock of a setting, relative to the job's, and least part of its clocks still to come
+_LONGEST = 30.0  # times the clocks by now, at most to come: a slope that can hardly be told from zero gives any number
 _FASTEST = (
     2.0  # most progress of a setting, as few workers do not learn much more from a gradient than more do (Fig. 2: 2.5)
 )
@@ -150,22 +154,25 @@ def fitted_job(levels: Levels, alike: _Floats, clocks: float, epsilon: float) ->
     steep = (1 + np.log(d / np.minimum(losses, d))) / losses  # |l phi'|, where the loss has fallen
     variance = (steep * levels.error / levels.loss) ** 2
     variance = np.maximum(variance, 1e-6 * float(progress.max() - progress.min()) ** 2 + 1e-300)
-    shape = np.column_stack([np.ones_like(progress), levels.clocks])
+    pace = np.clip(np.exp(-offsets), _SLOWEST, _FASTEST)
+    spent = levels.under.sum(axis=1)
+    effective = levels.clocks * np.divide(levels.under @ pace, spent, out=np.ones_like(spent), where=spent > 0)
+    by_now = clocks * effective[-1] / levels.clocks[-1]
+    shape = np.column_stack([np.ones_like(progress), effective])
     alone = _LeastSquares(shape, np.diag(variance), progress)
     rate = max(float(alone.found[1]), alone.error)  # one that is not significant is at least its error
-    bend = levels.clocks * (levels.clocks / clocks - 1)  # changes the rate by -1 at the beginning to +1 at the end
-    faster = (_OWN * rate) ** 2 * alike
+    bend = effective * (effective / by_now - 1)  # changes the rate by -1 at the beginning to +1 at the end
+    faster = (_OWN * rate) ** 2 * alike * np.outer(pace, pace)
     own = levels.under @ faster
     noise = np.diag(variance) + own @ levels.under.T + (_TREND * rate) ** 2 * np.outer(bend, bend)
     fit = _LeastSquares(shape, noise, progress)
     trend = (_TREND * rate) ** 2 * float(bend @ fit.weighted)
     job = max(float(fit.found[1]) + trend, fit.error, _SLOWEST * rate)
-    now = float(fit.found[0] + fit.found[1] * clocks + (own.T @ fit.weighted) @ levels.under[-1])
-    ends = epsilon / np.exp(np.append(offsets, 0.0))  # the base has to fall to these
-    least = _SLOWEST * max(job * clocks, float(_shape(ends, d)[-1]))
-    ways = np.maximum(_shape(ends, d) - now, least)
-    rates = np.maximum(1 + fit.significant(own, np.diag(faster)) / job, _SLOWEST)
-    return JobFit(float(ways[-1]) / job, np.clip(rates * ways[-1] / ways[:-1], _SLOWEST**2, _FASTEST))
+    now = float(fit.found[0] + fit.found[1] * by_now + (own.T @ fit.weighted) @ levels.under[-1])
+    whole = float(_shape(np.array([epsilon]), d)[0])
+    left = max(whole - now, _SLOWEST * max(job * by_now, whole)) / job
+    rates = pace + fit.significant(own, np.diag(faster), errors=2.0) / max(job, rate)
+    return JobFit(min(left, _LONGEST * clocks), np.clip(rates, _SLOWEST, _FASTEST))
 
 
 def _offsets(levels: Levels, alike: _Floats) -> _Floats:
@@ -212,12 +219,13 @@ class _LeastSquares:
         self.error = float(np.sqrt(self._covariance[1, 1]))  # of the second coefficient
         self.weighted: _Floats = self._solve(seen - shape @ self.found)  # residuals over the covariance of the noise
 
-    def significant(self, shared: _Floats, variance: _Floats) -> _Floats:
-        """Predicted random effects [m], each nearer to zero by its standard error.
+    def significant(self, shared: _Floats, variance: _Floats, errors: float = 1.0) -> _Floats:
+        """Predicted random effects [m], each nearer to zero by so many of its standard errors.
 
         `shared` [n, m] are their covariances with the data, `variance` [m] their own before the data.
         """
         told = np.sum(shared * self._solve(shared), axis=0)
         found = shared.T @ self.weighted
-        nearer: _Floats = np.sign(found) * np.maximum(np.abs(found) - np.sqrt(np.maximum(variance - told, 0.0)), 0.0)
+        error = np.sqrt(np.maximum(variance - told, 0.0))
+        nearer: _Floats = np.sign(found) * np.maximum(np.abs(found) - errors * error, 0.0)
         return nearer

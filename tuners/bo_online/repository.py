@@ -55,6 +55,7 @@ class Observations(NamedTuple):
 
     triples: list[Triple]
     clocks: float = 1.0
+    stateless: bool = False  # the seconds per remaining clock do not depend on the state, which only adds its noise
 
 
 def triples(
@@ -105,7 +106,7 @@ def _counted(
         mine = s.samples / count if target.metric == "samples" and s.samples > 0 else 1.0
         at = left if state == "before" else left - mine * count
         made.append(Triple(s.row, at, s.seconds / count * left / mine, clocks=left / each))
-    return Observations(made, max((target.value - done) / each, 1.0))
+    return Observations(made, max((target.value - done) / each, 1.0), stateless=True)
 
 
 def _pooled(
@@ -132,7 +133,7 @@ def _pooled(
         per_clock = recent[s.row.tobytes()] / efficiency[number[s.segment.workers, s.kind]]
         loss = s.segment.loss_before if state == "before" else s.loss_after
         made.append(Triple(s.row, loss, per_clock * left, clocks=left))
-    return Observations([t for t in made if np.isfinite(t.state)], fit.clocks_left)
+    return Observations([t for t in made if np.isfinite(t.state)], fit.clocks_left, stateless=True)
 
 
 def _recent(stretches: Sequence[Stretch]) -> dict[bytes, float]:

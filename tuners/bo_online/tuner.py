@@ -29,12 +29,16 @@ choose:
   significantly other (`tuners.bo_online.job_fit`). The model learns seconds per remaining clock, in the logarithm, and
   multiplies them by the clocks that remain. With ``pooled=False`` each stretch is estimated by itself, as in paper and code;
   one without progress then counts as the worst stretch with progress, or as the budget where there is none.
-* ``careful`` is ours. A setting is observed for no longer than twice the time that the fastest one takes for a clocks, but
-  for the paper's three pushes per worker. The initial phase ends early where it would take more time than is left, and after
-  it the job takes the best setting that it knows, not the last. Only settings that were not observed yet are proposed by the
-  acquisition; beside them the best observed one is, so that the job goes back. The gate asks for the cost, for that of a
-  change back with the probability that the setting is worse, and for what its trial is expected to lose. Gains are scaled by
-  what earlier trials have kept of their promises. Decisions without a change make the search rarer: the 1st, 2nd, 4th, 8th.
+* ``careful`` is ours. A setting is observed for no longer than twice the time that the fastest one takes for a clocks, in
+  ever longer windows from one push of each worker on. The initial phase ends early where it would take more time than is
+  left, and after it the job takes the best setting that it knows, not the last. Only settings that were not observed yet are
+  proposed by the acquisition; beside them the best observed one is, so that the job goes back. The gate asks for the cost,
+  for that of a change back with the probability that the setting is worse, and for what its trial is expected to lose.
+  Gains are scaled by what earlier trials, or changes back, have kept of their promises. Trials take at most 20 % of the
+  job's time by now, beside those that save as much as they took. Decisions without a change make the search rarer: the 1st,
+  2nd, 4th, 8th.
+* With ``pooled``, seconds per remaining clock do not depend on the loss, which is then no input of the model: its noise
+  would make decisions. A setting that was observed is judged by its own estimate, another one by the model.
 * The incumbent is the best setting so far *at the current loss* ("current": the current setting, at that loss; "last":
   the seconds of the last triple unchanged, as in the code). The gate compares seconds with seconds; the code measures costs
   and never uses them (``gate=False``). PI and LCB are not in seconds: they choose the setting, and the gate uses the
@@ -99,6 +103,7 @@ _SHARE = (
     1.0,
     0.25,
 )  # of the seconds left, what the initial phase may take: an early estimate of them is low; a count is not
+_SEARCH = 0.2  # of the job's seconds by now, that trials may have taken without saving them
 _FAITH = 0.1  # share of the time left that trials may promise in vain before their promises count half
 _REFUSALS = 3  # by the system, before an initial setting is given up
 _LOOKED_AT = 500  # of the best candidates, for one that the job admits
@@ -179,8 +184,8 @@ def bo_online(
         return
 
     def observed() -> Generator[Action[Any], Any, None]:
-        whole, least = (stretch_clocks(at.setting, len(at.available), clocks_per_worker, p) for p in (per, "workers"))
-        return _observe(at, clocks or whole, clocks or (least if careful else whole))
+        whole = clocks or stretch_clocks(at.setting, len(at.available), clocks_per_worker, per)
+        return _observe(at, whole, min(len(at.setting.workers), whole) if careful and not clocks else whole)
 
     def known() -> Observations:
         at.end = threshold(job.target, at.evaluations, at.first_loss, epsilon)
@@ -200,11 +205,12 @@ def bo_online(
             yield from observed()
 
     # The online tuning phase, III-C.
-    quiet = 0  # decisions since the last change
+    quiet, due = 0, False  # decisions since the last change; whether to search for a new setting
     while True:
         # Where nothing pays, hardly anything is learnt: search for new settings less and less often.
-        search = not careful or (quiet > 0 and quiet & (quiet - 1) == 0)
-        quiet += 1
+        due = due or (quiet > 0 and quiet & (quiet - 1) == 0)
+        search = not careful or (due and at.tried_seconds <= _SEARCH * at.since)
+        begun, due, quiet = at.since, due and not search, quiet + 1
         for wanted in proposals(at, known(), surrogate, acquisition, incumbent, search=search, careful=careful):
             cost = change_seconds(at.changes, techniques(at.setting, wanted.setting), costs)
             if not gate or wanted.gain_seconds > cost * (1 + wanted.back) + wanted.risk_seconds:
@@ -212,6 +218,9 @@ def bo_online(
                     at.trial, quiet = wanted.trial, 1
                 break
         yield from observed()
+        if at.trial is not None and not at.trial.known:
+            at.trial = at.trial._replace(seconds=at.since - begun)
+            at.tried_seconds += at.since - begun
 
 
 def stretch_clocks(
@@ -240,7 +249,8 @@ class JobHistory:
         self.loss = self.first_loss = np.nan  # present and first level
         self.fitted: tuple[int, GaussianPosterior] | None = None  # number of stretches at the last fit, and its posterior
         self.trial: Trial | None = None  # that is being made
-        self.promised, self.kept = _FAITH, _FAITH  # by trials so far: shares of the time left
+        self.promised, self.kept = [_FAITH] * 2, [_FAITH] * 2  # by trials and by changes back: shares of the time left
+        self.tried_seconds = 0.0  # that trials took after the initial phase, less what they save
         self.rng = np.random.default_rng(job.seed)
         self.setting = job.start
         self.available = tuple(n.name for n in job.nodes)
@@ -273,17 +283,19 @@ class JobHistory:
         losses = [s.segment.losses for s in self.stretches]
         return not self.job.target.counts and bool(losses) and all(np.isnan(one).all() for one in losses)
 
-    @property
-    def trust(self) -> float:
-        """What trials have saved so far over what the model had promised: the gains of further ones are scaled by it."""
-        return self.kept / self.promised
+    def trust(self, *, known: bool) -> float:
+        """What changes to known settings, or trials of others, have saved so far over what the model had promised: the gains
+        of further ones are scaled by it."""
+        return self.kept[known] / self.promised[known]
 
     def judge(self, seconds: Callable[[_Floats], float]) -> None:
         """Compare the trial that was made with its promise, by the remaining `seconds` under a row."""
         if self.trial is not None:
-            before = seconds(self.trial.instead_of)
-            self.promised += self.trial.promised
-            self.kept += min(max(0.0, 1 - seconds(self.trial.row) / before), self.trial.promised) if before > 0 else 0.0
+            before, known = seconds(self.trial.instead_of), self.trial.known
+            saved = max(0.0, 1 - seconds(self.trial.row) / before) if before > 0 else 0.0
+            self.promised[known] += self.trial.promised
+            self.kept[known] += min(saved, self.trial.promised)
+            self.tried_seconds -= min(self.trial.seconds, saved * before)
             self.trial = None
 
     def take(self, seen: Window) -> None:
@@ -356,19 +368,24 @@ def _change(at: JobHistory, setting: Setting, how: Method | None) -> Generator[A
 def _observe(at: JobHistory, clocks: int, least: int) -> Generator[Action[Any], Any, None]:
     """Run the job under its setting for that many clocks; fewer, but at least so many, where it is slow beside others."""
     fastest = min((s.seconds / len(s.segment.losses) for s in at.stretches), default=np.inf)
-    row, first = at.row(at.setting), clocks
+    row, before = at.row(at.setting), len(at.stretches)
     own = [s.seconds / len(s.segment.losses) for s in at.stretches if np.array_equal(s.row, row)]
+    piece = clocks
     if at.stretches and least < clocks:
-        first = _worthwhile(clocks, least, fastest, own[-1]) if own else least
-    before = len(at.stretches)
-    at.take((yield from Run(clocks=first)))
-    if own or first == clocks or len(at.stretches) == before:
-        return
-    seen = at.stretches[-1]
-    rest = _worthwhile(clocks, least, fastest, seen.seconds / len(seen.segment.losses)) - first
-    if rest > 0:
-        at.take((yield from Run(clocks=rest)))
-        at.stretches[before:] = contiguous(at.stretches[before:])
+        piece = _worthwhile(clocks, least, fastest, own[-1]) if own else least
+    done = 0
+    while piece > 0:
+        count = len(at.stretches)
+        at.take((yield from Run(clocks=piece)))
+        done += piece
+        if own or done >= clocks or len(at.stretches) == count:
+            break
+        # The first pushes after a change were begun before it, and come sooner than later ones: look again and again.
+        seconds = at.stretches[-1].seconds / len(at.stretches[-1].segment.losses)
+        spent = sum(s.seconds for s in at.stretches[before:])
+        worth = int((_SLOW * clocks * fastest - spent) / seconds + 1e-9) if seconds > 0 else clocks
+        piece = min(done, clocks - done, worth)
+    at.stretches[before:] = contiguous(at.stretches[before:])
 
 
 def _worthwhile(clocks: int, least: int, fastest: float, own: float) -> int:
@@ -430,15 +447,17 @@ class Proposal(NamedTuple):
     gain_seconds: float
     back: float = 0.0  # probability that it proves to be worse, and the job has to change again
     risk_seconds: float = 0.0  # that a trial of it is expected to lose, as it may be slower
-    trial: Trial | None = None  # None where the setting was known before
+    trial: Trial | None = None
 
 
 class Trial(NamedTuple):
-    """A setting that was never tried before: what the model promises."""
+    """A change that is being made: what the model promises."""
 
     row: _Floats
-    instead_of: _Floats  # row of the best setting known before
+    instead_of: _Floats  # row of the best setting known before; of a change back, of the setting before
     promised: float  # expected gain, as a share of the time left
+    known: bool = False  # the setting was observed before
+    seconds: float = 0.0  # that a new setting took, with the change to it
 
 
 def proposals(
@@ -461,10 +480,16 @@ def proposals(
     posterior = _posterior(at, seen, surrogate)
     known = np.array([t.row for t in seen.triples])
     best = _reference(at, seen, posterior, incumbent)
-    means = posterior(_at_state(known, at.state))[0]
-    leader = known[int(np.argmin(means))]
+    estimates = {t.row.tobytes(): seen.clocks * t.seconds / t.clocks for t in seen.triples} if seen.stateless else {}
+
+    def seconds(row: _Floats) -> float:
+        """As estimated where the setting was observed and the state does not matter, else by the model."""
+        found = estimates.get(row.tobytes())
+        return float(posterior(_at_state(row[None], at.state))[0][0]) if found is None else found
+
+    leaders = known[np.argsort([seconds(row) for row in known], kind="stable")]
     if careful:
-        at.judge(lambda row: float(posterior(_at_state(row[None], at.state))[0][0]))
+        at.judge(seconds)
     gain = partial(expected_improvement, log=surrogate.scale == "log")
     if search:
         scores: dict[_Acquisition, Callable[..., _Floats]] = {"ei": gain, "pi": probability, "lcb": lower_bound}
@@ -480,14 +505,17 @@ def proposals(
             if careful:
                 risk = _trial_share(at, seen) * max(0.0, promised + float(mean[0]) - best)
                 back = 1.0 - float(probability(mean, deviation, best)[0])
-                yield Proposal(setting, promised * at.trust, back, risk, Trial(row, leader, promised / best))
+                trial = Trial(row, leaders[0], promised / best)
+                yield Proposal(setting, promised * at.trust(known=False), back, risk, trial)
             else:
                 yield Proposal(setting, promised)
     if careful:
-        chosen = _first_admitted(at, known[np.argsort(means, kind="stable")])
+        chosen = _first_admitted(at, leaders)
         if chosen is not None:
-            now, then = (float(posterior(_at_state(r[None], at.state))[0][0]) for r in (at.row(at.setting), chosen[0]))
-            yield Proposal(chosen[1], now - then)
+            here = at.row(at.setting)
+            now, then = seconds(here), seconds(chosen[0])
+            promise = Trial(chosen[0], here, max(0.0, 1 - then / now), known=True)
+            yield Proposal(chosen[1], (now - then) * at.trust(known=True), trial=promise)
 
 
 def _first_admitted(at: JobHistory, rows: _Floats) -> tuple[_Floats, Setting] | None:
@@ -513,7 +541,7 @@ def _posterior(at: JobHistory, seen: Observations, surrogate: Surrogate) -> _Pre
     It learns seconds per remaining clock, where these are estimated for the whole job: they do not fall as the job goes on.
     Hyper-parameters are fitted only now and then, because the fit takes most of the time.
     """
-    rows = np.array([np.append(t.row, t.state) for t in seen.triples])
+    rows = np.array([np.append(t.row, 0.0 if seen.stateless else t.state) for t in seen.triples])
     seconds = np.array([t.seconds / t.clocks for t in seen.triples])
     count = len(seen.triples)
     like = at.fitted[1] if at.fitted is not None and at.fitted[0] <= count < _REFIT * at.fitted[0] else None
@@ -522,7 +550,7 @@ def _posterior(at: JobHistory, seen: Observations, surrogate: Surrogate) -> _Pre
         at.fitted = count, posterior
 
     def predict(rows: _Floats) -> tuple[_Floats, _Floats]:
-        mean, deviation = posterior(rows)
+        mean, deviation = posterior(np.column_stack([rows[:, :-1], 0.0 * rows[:, -1]]) if seen.stateless else rows)
         return seen.clocks * mean, seen.clocks * deviation
 
     return predict

@@ -58,17 +58,26 @@ def test_noise_alone_does_not_tell_settings_apart():
     assert np.median([np.max(r) / np.min(r) for r in alone]) > 5
 
 
-@pytest.mark.parametrize("noise", [0.05, 0.2])
-def test_a_setting_that_progresses_less_is_found_out_while_it_stays(noise):
-    """A sixth of the progress with 32 workers; by then the job has been as long under 8."""
-    found = [fit(job([8] * 20 + [32] * 20, noise, seed, {32: 1 / 6}))[1] for seed in range(10)]
+@pytest.mark.parametrize(("noise", "stay"), [(0.05, 20), (0.2, 60)])
+def test_a_setting_that_progresses_less_is_found_out_while_it_stays(noise, stay):
+    """A sixth of the progress with 32 workers, after 20 stretches under 8; the noisier, the longer it takes."""
+    found = [fit(job([8] * 20 + [32] * stay, noise, seed, {32: 1 / 6}))[1] for seed in range(10)]
     assert np.median([e[32] / e[8] for e in found]) < 0.6
 
 
-def test_a_setting_that_raises_the_loss_has_a_longer_way():
+def test_a_setting_that_raises_the_loss_learns_less_from_each_clock():
     """Steps of stale gradients scatter: with 32 workers the loss stands three times as high, at once."""
     _, found = fit(job([8, 12, 32, 6, 16, 32, 8], 0.2, 3, raised={32: 3.0}))
-    assert found[32] < 0.3 * min(found[w] for w in (6, 8, 12, 16))
+    assert found[32] < 0.6 * min(found[w] for w in (6, 8, 12, 16))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_job_that_slows_down_does_not_blame_the_setting_that_it_is_under(seed):
+    """The loss falls ever more slowly than Eq. 3 says, while the job is under 8 workers; with 24 it stands twice as high."""
+    segments = job([8, 24, 16, 24, *[8] * 60], 0.2, seed, raised={24: 2.0})
+    late = [s._replace(losses=np.maximum(s.losses, 0.45 + 0.3 * s.losses)) for s in segments]
+    _, found = fit(late)
+    assert found[24] < found[8]
 
 
 @given(st.lists(st.tuples(st.integers(1, 64), st.floats(0.01, 10.0)), min_size=1, max_size=20, unique_by=lambda x: x[0]))
