@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from optuna.distributions import BaseDistribution
 
-__all__ = ["Choice", "Integer", "Knob", "Node", "Real", "Rejected", "Scalar", "Setting", "Space", "shared_out"]
+__all__ = ["BOUNDED", "Choice", "Integer", "Knob", "Node", "Real", "Rejected", "Scalar", "Setting", "Space", "shared_out"]
 
 
 class Rejected(Exception):
@@ -56,6 +56,10 @@ _KINDS: tuple[tuple[str, type, str], ...] = (
 """Fields of a setting, their types, and what to give."""
 
 
+BOUNDED = ("ssp", "discard", "admit")
+"""The names of policies that have `Setting.staleness` as their one bound; see `tuners.policies`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """The values of all knobs of a job. `Space.check` says whether a job admits a setting."""
@@ -67,7 +71,7 @@ class Setting:
     data_shares: tuple[float, ...] = ()  # of the training data, per worker, sum 1; () is equal shares
     model_shares: tuple[float, ...] = ()  # of the model, per server, sum 1; () is equal shares
     policy: str = "asp"  # a name in `tuners.policies`
-    staleness: int = 0  # SSP's bound s in Ho et al.'s sense: 0 is BSP
+    staleness: int = 0  # the policy's bound: SSP's s in Ho et al.'s sense (0 is BSP); of `discard` and `admit`, an age
     intra_threads: int = 0  # threads inside one operation; 0 is one per core
     inter_threads: int = 0  # operations at once; 0 is the framework's default
     transfer_bits: int = 32  # 16 halves the bytes of pull and push
