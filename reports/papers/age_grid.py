@@ -36,7 +36,7 @@ from tuners.ages import Ages, ages
 from tuners.baselines.fixed import fixed
 from tuners.settings import BOUNDED, Choice
 
-__all__ = ["AgeRun", "main", "pairs_told_apart", "played", "unpaired_pairs"]
+__all__ = ["AgeRun", "main", "pairs_told_apart", "played", "settings", "unpaired_pairs"]
 
 _DRAWS = 200
 _FEW = 3  # seeds of a setting, in the grids that users run
