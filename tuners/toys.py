@@ -244,6 +244,7 @@ class Toy:
         setting, node = branch.setting, self.job.nodes[worker]
         jitter = float(self._jitter[worker, branch.done[worker] % _DRAWS])
         compute = _SECONDS_PER_SAMPLE * self._samples(setting, worker) * self.slowness.get(node.name, 1.0) * jitter
+        compute *= setting.local_steps
         crowd = max(1.0, len(setting.workers) / len(setting.servers))
         pull = self.job.model_bytes * setting.transfer_bits / 32 / node.nic_bytes_per_second * crowd
         return compute, pull, pull / 2
@@ -267,7 +268,11 @@ class Toy:
         branch.due[worker] = np.inf
         branch.idle_since[worker] = branch.seconds
         released, accepted = self._decide(branch, worker, staleness, loss)
-        if accepted and not branch.testing:
+        if accepted and not branch.testing and branch.setting.local_steps > 1:
+            # So many steps on a quadratic, in closed form; a toy has no outer momentum.
+            kept = (1.0 - branch.setting.learning_rate * _CURVATURE) ** branch.setting.local_steps
+            branch.weights = branch.weights - branch.setting.outer_rate * (1.0 - kept) * at
+        elif accepted and not branch.testing:
             branch.velocity = branch.setting.momentum * branch.velocity + _CURVATURE * at
             branch.weights = branch.weights - branch.setting.learning_rate * branch.velocity
         branch.updates += 1
@@ -353,6 +358,7 @@ def toys() -> dict[str, Callable[[int], Toy]]:
     )
     policy: tuple[Knob, ...] = (Choice("policy", ("bsp", "asp", "ssp", "dssp")), Integer("staleness", 0, 6))
     age: tuple[Knob, ...] = (Choice("policy", ("discard", "admit")), Choice("staleness", (0, 1, 2, 4)))
+    local: tuple[Knob, ...] = (Integer("local_steps", 1, 16, log=True), Real("outer_rate", 0.1, 1.5))
     roles = tuple(Choice(f"role/n{i}", ("worker", "server", "both", "idle")) for i in range(5))
     every: tuple[Knob, ...] = (Integer("worker_count", 1, 4), *policy, *training)
     return {
@@ -361,6 +367,7 @@ def toys() -> dict[str, Callable[[int], Toy]]:
         "no forks": lambda seed: Toy(_job("no forks", seed, every), forks=False),
         "no knobs": lambda seed: Toy(_job("no knobs", seed, ())),
         "ages": lambda seed: Toy(_job("ages", seed, (*age, *training[:1]), policy="admit"), slowness={"n0": 3.0}),
+        "local steps": lambda seed: Toy(_job("local steps", seed, (*local, *training[:1]))),
         "roles by node": lambda seed: Toy(_job("roles by node", seed, roles)),
         "a node leaves": lambda seed: Toy(_job("a node leaves", seed, every), leaving={"n1": 4.0}),
         "timing only": lambda seed: Toy(_job("timing only", seed, every, Target("clocks", 600))),

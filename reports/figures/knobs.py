@@ -24,11 +24,17 @@ _LABELS = {
     "intra_threads": "threads in\none operation",
     "inter_threads": "operations\nat once",
     "transfer_bits": "transfer\n(bits)",
+    "local_steps": "local steps\nper push",
+    "outer_rate": "outer rate",
+    "outer_momentum": "outer momentum",
     "samples_per_round": "samples, all\nworkers once",
     "data_share": "largest share\nof the data",
     "model_share": "largest share\nof the model",
 }
-_PLAIN = ("learning_rate", "momentum", "batch_size", "intra_threads", "inter_threads", "transfer_bits")
+_PLAIN = (
+    *("learning_rate", "momentum", "batch_size", "intra_threads", "inter_threads", "transfer_bits"),
+    *("local_steps", "outer_rate", "outer_momentum"),
+)
 
 
 @dataclass(frozen=True, slots=True)
