@@ -75,6 +75,7 @@ class JobContext:
             effects=effects,
             factors=self.factors,
             control_queue=self.cluster.control_queue,
+            local_steps=self.job.space.takes_local_steps,
         )
         return PreparedSetting(
             setting, policy, program, inputs, served(self.cluster.nodes, self.workload.demand, setting, effects)

@@ -16,7 +16,7 @@ from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
 from simulators.cluster.profiles import node_rate
 from simulators.engine.learning import TrainingData
-from simulators.engine.optimizers import slots
+from simulators.engine.optimizers import OUTER, slots
 from simulators.reconfiguration.costs import METHODS, Costs
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Space, Target
@@ -67,7 +67,7 @@ def job(spec: JobSpec) -> Job:
         samples=workload.samples,
         seed=spec.seed,
         methods=METHODS,
-        branch_bytes=workload.demand.model_bytes * (1 + slots(workload.optimizer)),
+        branch_bytes=workload.demand.model_bytes * (1 + slots(OUTER if space.takes_local_steps else workload.optimizer)),
         installs_policies=spec.installs_policies or space.frees("policy"),
         evaluate_seconds=evaluate_seconds(spec),
         prices=Prices({n: kind.usd_per_hour for n, kind in spec.cluster.nodes if kind.usd_per_hour is not None}),

@@ -18,6 +18,7 @@ from typing import Any, NoReturn, get_args
 import msgspec
 import numpy as np
 
+from traces.schema import plain_setting
 from traces.store import write_bytes
 from tuners.actions import (
     Action,
@@ -219,6 +220,8 @@ def _without_floats(value: Any) -> Any:
     if isinstance(value, float):  # `math`, because NumPy takes ten times as long for one number
         return value if math.isfinite(value) else {"float": repr(value)}
     if isinstance(value, dict):
+        if "local_steps" in value:
+            value = plain_setting(value)
         return {k: _without_floats(v) for k, v in value.items()}
     if isinstance(value, tuple):
         return [_without_floats(v) for v in value]

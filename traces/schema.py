@@ -15,6 +15,7 @@ import polars as pl
 
 from traces.plausible import Column, TableRules
 from tuners.actions import Setting
+from tuners.settings import OF_LOCAL_STEPS
 
 __all__ = [
     "EVALUATIONS",
@@ -29,6 +30,7 @@ __all__ = [
     "UNPRICED",
     "VERSION",
     "minimised",
+    "plain_setting",
     "setting_from",
     "setting_text",
     "worker_count",
@@ -263,7 +265,15 @@ def minimised(score: Mapping[str, Any]) -> float:
 
 def setting_text(setting: Setting) -> str:
     """A setting as one line of JSON."""
-    return msgspec.json.encode(setting, enc_hook=lambda value: value.item()).decode()
+    return msgspec.json.encode(plain_setting(msgspec.to_builtins(setting, enc_hook=lambda value: value.item()))).decode()
+
+
+def plain_setting(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a setting without those of local steps, where there are none: most jobs have none, and their lines stay
+    as they are."""
+    if any(fields[name] != plain for name, plain in OF_LOCAL_STEPS.items()):
+        return fields
+    return {name: value for name, value in fields.items() if name not in OF_LOCAL_STEPS}
 
 
 def setting_from(text: str) -> Setting:

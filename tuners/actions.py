@@ -135,13 +135,13 @@ class Pushes(NamedTuple):
 
     seconds: NDArray[np.float64]  # completion of the push, since the job began
     worker: NDArray[np.int32]  # index into `Job.nodes`
-    clock: NDArray[np.int32]  # number of pushes that this worker had completed before
+    clock: NDArray[np.int32]  # number of pushes that this worker had completed before; with local steps, of mini-batches
     compute_seconds: NDArray[np.float64]  # forward and backward pass, with per-message work and sleeps
     pull_seconds: NDArray[np.float64]
     push_seconds: NDArray[np.float64]  # transfer, waiting for the server, and applying the update
     wait_seconds: NDArray[np.float64]  # that the synchronisation policy made the worker wait before this mini-batch
     staleness: NDArray[np.int32]  # number of updates that were applied between this worker's pull and its push
-    loss: NDArray[np.float64]  # mean training loss of the mini-batch, at the pulled parameters
+    loss: NDArray[np.float64]  # mean training loss of the mini-batch, at the pulled parameters; of all local steps
 
 
 class WorkerWindow(NamedTuple):

@@ -5,6 +5,11 @@ continue while it is at most `bound` clocks ahead of the slowest one. The bound 
 infinity is ASP. RLP's paper writes s + 1 for the same bound (Zhu et al. 2020, Section 3; see `ssp_as_printed`). K-sync and
 its relatives (Dutta et al. 2018) are one rule, too: a group ends after K pushes; a policy says which workers continue before
 that, and which workers abandon their mini-batch then.
+
+`discard` and `admit` bound the age of a gradient: the updates between its pull and its push, `Push.staleness`. Asynchronous
+reinforcement learning tunes such a bound over 0, 1, 2, 4, 8, 16 ("off-policyness", "maximum staleness"). A job discards what
+is older when it comes; or it limits how many gradients are in progress, as AReaL does, and admits what is older all the
+same. SSP's bound is another one: it counts mini-batches of the slowest worker.
 """
 
 from __future__ import annotations
@@ -17,9 +22,11 @@ from jax import Array
 from tuners.actions import Decision, Push, Rejected, SyncPolicy
 
 __all__ = [
+    "admit",
     "asp",
     "backup_workers",
     "bsp",
+    "discard",
     "dssp",
     "k_async",
     "k_batch_sync",
@@ -143,6 +150,66 @@ def _extra_clocks(state: _Dynamic, last: Array, interval: Array, p: Array, slowe
     return state.offers[jnp.argmin(gap)]
 
 
+class _Ages(NamedTuple):
+    bound: Array  # int32 scalar: updates between the pull and the push of a gradient that is applied
+    stops: Array  # bool scalar: a mini-batch is abandoned as soon as its gradient would be older
+    updates: Array  # int32 scalar: gradients applied since the policy was installed
+    pulled: Array  # int32 [k]: `updates` when each worker pulled
+
+
+def discard(age: int, *, stops: bool = False) -> SyncPolicy:
+    """No worker waits; a gradient that is more than `age` updates old when it comes is dropped.
+
+    With `stops`, a worker abandons its mini-batch, and begins another, as soon as its gradient would be dropped. Raises
+    ValueError for a negative age.
+    """
+    _check_age("Cannot discard gradients", age)
+
+    def init(active: Array) -> _Ages:
+        none = jnp.asarray(0, jnp.int32)
+        return _Ages(jnp.asarray(age, jnp.int32), jnp.asarray(stops), none, jnp.zeros(active.shape, jnp.int32))
+
+    return SyncPolicy(f"discard({age}{',stops' if stops else ''})", init, _without_old)
+
+
+def _without_old(state: _Ages, push: Push) -> tuple[_Ages, Decision]:
+    mine = jnp.arange(push.active.shape[0]) == push.worker
+    fresh = push.staleness <= state.bound
+    updates = state.updates + fresh
+    late = push.active & (updates - state.pulled > state.bound)
+    release = mine | (late & state.stops)
+    pulled = jnp.where(release, updates, state.pulled)
+    return state._replace(updates=updates, pulled=pulled), Decision(release=release, accept=fresh)
+
+
+def admit(age: int) -> SyncPolicy:
+    """At most `age` + 1 gradients are in progress; workers beyond these wait, and every gradient is applied.
+
+    So the age of gradients is `age` on average; that of a slow worker is older, and is admitted. The worker with the fewest
+    pushes goes on first, so that all parts of the training data count the same. All workers begin at once when the policy is
+    installed; those too many wait after their first push. Raises ValueError for a negative age.
+    """
+    _check_age("Cannot bound gradients in progress", age)
+
+    def init(active: Array) -> _Bound:
+        del active
+        return _Bound(jnp.asarray(age, jnp.int32))
+
+    return SyncPolicy(f"admit({age})", init, _few_in_progress)
+
+
+def _few_in_progress(state: _Bound, push: Push) -> tuple[_Bound, Decision]:
+    busy = jnp.sum(push.active & ~push.waiting)
+    order = jnp.argsort(jnp.where(push.waiting, push.clocks, _UNBOUNDED))  # of equals the first
+    place = jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=order.dtype))
+    return state, Decision(release=push.waiting & (place <= state.bound - busy))
+
+
+def _check_age(what: str, age: int) -> None:
+    if age < 0:
+        raise ValueError(f"{what} by an age of {age} updates: 0 is the least; larger lets gradients be older.")
+
+
 class _Group(NamedTuple):
     size: Array  # int32 scalar: pushes that end a group, or the number of active workers where that is smaller
     repeats: Array  # bool scalar: a worker that has pushed continues at once
@@ -256,7 +323,7 @@ def _check_size(name: str, size: int) -> None:
 
 def names() -> tuple[str, ...]:
     """The names that `Setting.policy` can have."""
-    return ("bsp", "asp", "ssp", "dssp")
+    return ("bsp", "asp", "ssp", "dssp", "discard", "admit")
 
 
 def named(policy: str, staleness: int) -> SyncPolicy:
@@ -266,6 +333,8 @@ def named(policy: str, staleness: int) -> SyncPolicy:
         "asp": asp,
         "ssp": lambda: ssp(staleness),
         "dssp": lambda: dssp(staleness, staleness + _DSSP_RANGE),
+        "discard": lambda: discard(staleness),
+        "admit": lambda: admit(staleness),
     }
     if policy not in made:
         raise Rejected(f"Cannot install policy {policy!r}: choose one of {', '.join(names())}.")

@@ -20,7 +20,20 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from optuna.distributions import BaseDistribution
 
-__all__ = ["Choice", "Integer", "Knob", "Node", "Real", "Rejected", "Scalar", "Setting", "Space", "shared_out"]
+__all__ = [
+    "BOUNDED",
+    "OF_LOCAL_STEPS",
+    "Choice",
+    "Integer",
+    "Knob",
+    "Node",
+    "Real",
+    "Rejected",
+    "Scalar",
+    "Setting",
+    "Space",
+    "shared_out",
+]
 
 
 class Rejected(Exception):
@@ -52,8 +65,15 @@ _KINDS: tuple[tuple[str, type, str], ...] = (
     ("transfer_bits", numbers.Integral, _WHOLE),
     ("learning_rate", numbers.Real, _NUMBER),
     ("momentum", numbers.Real, _NUMBER),
+    ("local_steps", numbers.Integral, _WHOLE),
+    ("outer_rate", numbers.Real, _NUMBER),
+    ("outer_momentum", numbers.Real, _NUMBER),
 )
 """Fields of a setting, their types, and what to give."""
+
+
+BOUNDED = ("ssp", "discard", "admit")
+"""The names of policies that have `Setting.staleness` as their one bound; see `tuners.policies`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +87,16 @@ class Setting:
     data_shares: tuple[float, ...] = ()  # of the training data, per worker, sum 1; () is equal shares
     model_shares: tuple[float, ...] = ()  # of the model, per server, sum 1; () is equal shares
     policy: str = "asp"  # a name in `tuners.policies`
-    staleness: int = 0  # SSP's bound s in Ho et al.'s sense: 0 is BSP
+    staleness: int = 0  # the policy's bound: SSP's s in Ho et al.'s sense (0 is BSP); of `discard` and `admit`, an age
     intra_threads: int = 0  # threads inside one operation; 0 is one per core
     inter_threads: int = 0  # operations at once; 0 is the framework's default
     transfer_bits: int = 32  # 16 halves the bytes of pull and push
     options: tuple[tuple[str, Scalar], ...] = ()  # graph options, by name
     learning_rate: float = 0.01
     momentum: float = 0.0  # heavy ball: v <- momentum v + g, w <- w - learning_rate v
+    local_steps: int = 1  # mini-batches of a worker between its pull and its push, each applied to its own copy
+    outer_rate: float = 1.0  # of the servers, for what a worker's local steps have changed
+    outer_momentum: float = 0.0  # Nesterov's, with that rate
 
     def __post_init__(self) -> None:
         """Raise TypeError, with what to write, for a value of another type; `Space.check` judges what has the right type."""
@@ -89,6 +112,9 @@ class Setting:
         model = self.model_shares or (1.0 / len(self.servers),) * len(self.servers)
         return data, model
 
+
+OF_LOCAL_STEPS = {"local_steps": 1, "outer_rate": 1.0, "outer_momentum": 0.0}
+"""The fields of a setting that say how workers take local steps, and their values where a push is one gradient."""
 
 # ---------------------------------------------------------------------------------------------------------------- space
 
@@ -124,7 +150,7 @@ class Space:
             head, _, rest = name.partition("/")
             by_node = head in ("role", "load", "data_share", "model_share") and rest.partition("/")[0] in known
             if not (name in _FIELDS[2:] or name == "worker_count" or (head == "option" and rest) or by_node):
-                near = get_close_matches(name, [*_FIELDS[2:], "worker_count"], n=2)
+                near = get_close_matches(name, [*_FIELDS[2:], "worker_count"], n=2, cutoff=0.7)
                 hint = f" Did you mean {' or '.join(near)}?" if near else ""
                 raise ValueError(
                     f"Knob {name!r} sets nothing: it is no field of Setting and names no node of this job.{hint}"
@@ -143,6 +169,12 @@ class Space:
     def frees(self, name: str) -> bool:
         """Whether a knob sets `name`; "role", "load", ... mean all knobs of that family."""
         return any(k.name == name or k.name.startswith(name + "/") for k in self.knobs)
+
+    @property
+    def takes_local_steps(self) -> bool:
+        """Whether a push may be what some local steps have changed, and not one gradient: some of this is free, or held at
+        another value."""
+        return any(self.frees(n) or getattr(self.base, n) != plain for n, plain in OF_LOCAL_STEPS.items())
 
     @property
     def whole_batch(self) -> int:
@@ -365,7 +397,8 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
             raise Rejected(
                 f"Cannot use loads {setting.loads}: give each worker a row, one count per device, at least one sample."
             )
-    for name, least in (("batch_size", 1), ("staleness", 0), ("intra_threads", 0), ("inter_threads", 0)):
+    least_of = {"batch_size": 1, "staleness": 0, "intra_threads": 0, "inter_threads": 0, "local_steps": 1}
+    for name, least in least_of.items():
         if getattr(setting, name) < least:
             raise Rejected(f"Cannot set {name} to {getattr(setting, name)}: it must be at least {least}.")
     if setting.transfer_bits not in (16, 32):
@@ -374,4 +407,9 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
         raise Rejected(
             f"Cannot train with learning_rate {setting.learning_rate}, momentum {setting.momentum}: "
             "the rate must not be negative and momentum lies in [0, 1]."
+        )
+    if not (setting.outer_rate > 0 and 0 <= setting.outer_momentum < 1):
+        raise Rejected(
+            f"Cannot apply local steps with outer_rate {setting.outer_rate}, outer_momentum {setting.outer_momentum}: "
+            "the rate must be positive and the momentum lies in [0, 1)."
         )

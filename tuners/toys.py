@@ -80,7 +80,8 @@ class _Branch:
     clocks: NDArray[np.int32]  # [k], pushes since the last reconfiguration, as the policy counts them
     policy: SyncPolicy | None = None  # installed by the tuner
     policy_state: Any = None
-    updates: int = 0
+    updates: int = 0  # pushes
+    applied: int = 0  # gradients that the policy has accepted
     seconds: float = 0.0
     diverged: bool = False
     testing: bool = False  # drops every gradient
@@ -226,15 +227,15 @@ class Toy:
         branch.due[:] = np.inf
         branch.clocks[:] = 0
         branch.idle_since[:] = branch.seconds
-        if branch.policy is None and branch.setting.policy == "dssp":
-            branch.policy = policies.named("dssp", branch.setting.staleness)
+        if branch.policy is None and branch.setting.policy not in ("bsp", "asp", "ssp"):
+            branch.policy = policies.named(branch.setting.policy, branch.setting.staleness)
         branch.policy_state = branch.policy.init(active) if branch.policy else None
         for worker in np.flatnonzero(active):
             self._begin(branch, int(worker))
 
     def _begin(self, branch: _Branch, worker: int) -> None:
         branch.pulled[worker] = branch.weights
-        branch.version[worker] = branch.updates
+        branch.version[worker] = branch.applied
         branch.waited[worker] = branch.seconds - branch.idle_since[worker]
         branch.due[worker] = branch.seconds + sum(self._cycle_seconds(branch, worker))
 
@@ -243,6 +244,7 @@ class Toy:
         setting, node = branch.setting, self.job.nodes[worker]
         jitter = float(self._jitter[worker, branch.done[worker] % _DRAWS])
         compute = _SECONDS_PER_SAMPLE * self._samples(setting, worker) * self.slowness.get(node.name, 1.0) * jitter
+        compute *= setting.local_steps
         crowd = max(1.0, len(setting.workers) / len(setting.servers))
         pull = self.job.model_bytes * setting.transfer_bits / 32 / node.nic_bytes_per_second * crowd
         return compute, pull, pull / 2
@@ -257,7 +259,7 @@ class Toy:
         compute, pull, push = self._cycle_seconds(branch, worker)
         at = branch.pulled[worker] + self._noise[worker, draw] / np.sqrt(self._samples(branch.setting, worker))
         loss = _loss(at)
-        staleness = branch.updates - int(branch.version[worker])
+        staleness = branch.applied - int(branch.version[worker])
         branch.seconds = float(branch.due[worker])
         self.now = branch.seconds + ahead
         row = (self.now, worker, int(branch.done[worker]), compute, pull, push, float(branch.waited[worker]), staleness)
@@ -266,10 +268,15 @@ class Toy:
         branch.due[worker] = np.inf
         branch.idle_since[worker] = branch.seconds
         released, accepted = self._decide(branch, worker, staleness, loss)
-        if accepted and not branch.testing:
+        if accepted and not branch.testing and branch.setting.local_steps > 1:
+            # So many steps on a quadratic, in closed form; a toy has no outer momentum.
+            kept = (1.0 - branch.setting.learning_rate * _CURVATURE) ** branch.setting.local_steps
+            branch.weights = branch.weights - branch.setting.outer_rate * (1.0 - kept) * at
+        elif accepted and not branch.testing:
             branch.velocity = branch.setting.momentum * branch.velocity + _CURVATURE * at
             branch.weights = branch.weights - branch.setting.learning_rate * branch.velocity
         branch.updates += 1
+        branch.applied += int(accepted)
         branch.diverged = not loss < _DIVERGED_LOSS
         for other in np.flatnonzero(released):
             self._begin(branch, int(other))
@@ -349,7 +356,9 @@ def toys() -> dict[str, Callable[[int], Toy]]:
         Real("momentum", 0.0, 0.9),
         Integer("batch_size", 2, 16, log=True),
     )
-    policy: tuple[Knob, ...] = (Choice("policy", policies.names()), Integer("staleness", 0, 6))
+    policy: tuple[Knob, ...] = (Choice("policy", ("bsp", "asp", "ssp", "dssp")), Integer("staleness", 0, 6))
+    age: tuple[Knob, ...] = (Choice("policy", ("discard", "admit")), Choice("staleness", (0, 1, 2, 4)))
+    local: tuple[Knob, ...] = (Integer("local_steps", 1, 16, log=True), Real("outer_rate", 0.1, 1.5))
     roles = tuple(Choice(f"role/n{i}", ("worker", "server", "both", "idle")) for i in range(5))
     every: tuple[Knob, ...] = (Integer("worker_count", 1, 4), *policy, *training)
     return {
@@ -357,15 +366,17 @@ def toys() -> dict[str, Callable[[int], Toy]]:
         "every knob": lambda seed: Toy(_job("every knob", seed, every), slowness={"n0": 3.0}),
         "no forks": lambda seed: Toy(_job("no forks", seed, every), forks=False),
         "no knobs": lambda seed: Toy(_job("no knobs", seed, ())),
+        "ages": lambda seed: Toy(_job("ages", seed, (*age, *training[:1]), policy="admit"), slowness={"n0": 3.0}),
+        "local steps": lambda seed: Toy(_job("local steps", seed, (*local, *training[:1]))),
         "roles by node": lambda seed: Toy(_job("roles by node", seed, roles)),
         "a node leaves": lambda seed: Toy(_job("a node leaves", seed, every), leaving={"n1": 4.0}),
         "timing only": lambda seed: Toy(_job("timing only", seed, every, Target("clocks", 600))),
     }
 
 
-def _job(name: str, seed: int, knobs: tuple[Knob, ...], target: Target | None = None) -> Job:
+def _job(name: str, seed: int, knobs: tuple[Knob, ...], target: Target | None = None, policy: str = "asp") -> Job:
     nodes = tuple(Node(f"n{i}", "toy", 2, ("cpu",), 1e6, 1e9) for i in range(5))
-    start = Setting(workers=("n0", "n1", "n2"), servers=("n3", "n4"), batch_size=4, learning_rate=0.01)
+    start = Setting(workers=("n0", "n1", "n2"), servers=("n3", "n4"), batch_size=4, learning_rate=0.01, policy=policy)
     space = Space(start, nodes, knobs)
     return Job(
         name=name,

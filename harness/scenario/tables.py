@@ -99,6 +99,9 @@ class StartTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     options: dict[str, Scalar] = {}
     learning_rate: float | None = None
     momentum: float = 0.0
+    local_steps: int = 1
+    outer_rate: float = 1.0
+    outer_momentum: float = 0.0
 
 
 class KnobTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from traces.schema import setting_from
-from tuners.settings import Setting
+from tuners.settings import BOUNDED, Setting
 
 __all__ = ["Lane", "knob_values", "lanes"]
 
@@ -24,11 +24,17 @@ _LABELS = {
     "intra_threads": "threads in\none operation",
     "inter_threads": "operations\nat once",
     "transfer_bits": "transfer\n(bits)",
+    "local_steps": "local steps\nper push",
+    "outer_rate": "outer rate",
+    "outer_momentum": "outer momentum",
     "samples_per_round": "samples, all\nworkers once",
     "data_share": "largest share\nof the data",
     "model_share": "largest share\nof the model",
 }
-_PLAIN = ("learning_rate", "momentum", "batch_size", "intra_threads", "inter_threads", "transfer_bits")
+_PLAIN = (
+    *("learning_rate", "momentum", "batch_size", "intra_threads", "inter_threads", "transfer_bits"),
+    *("local_steps", "outer_rate", "outer_momentum"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ def knob_values(setting: Setting) -> dict[str, float | str]:
     data, model = setting.shares()
     found: dict[str, float | str] = {name: float(getattr(setting, name)) for name in _PLAIN}
     found["policy"] = setting.policy
-    found["staleness"] = float(setting.staleness) if setting.policy == "ssp" else math.nan
+    found["staleness"] = float(setting.staleness) if setting.policy in BOUNDED else math.nan
     found["worker_count"], found["server_count"] = float(len(setting.workers)), float(len(setting.servers))
     found["placement"] = f"{' '.join(setting.workers)} | {' '.join(setting.servers)}"
     loads = sum(map(sum, setting.loads)) if setting.loads else setting.batch_size * len(setting.workers)
@@ -82,7 +88,7 @@ def lanes(settings: pl.DataFrame, until: Mapping[int, float]) -> list[Lane]:
 def _changed(name: str, values: Sequence[Mapping[str, float | str]]) -> bool:
     seen = {str(v.get(name, math.nan)) for v in values}  # as text, where NaN equals itself
     if name == "staleness":
-        seen.discard("nan")  # that SSP starts or ends is in the lane of the policy
+        seen.discard("nan")  # that a bounded policy starts or ends is in the lane of the policy
     return len(seen) > 1
 
 

@@ -34,6 +34,9 @@ __all__ = [
 ]
 
 
+_NOTHING: Any = np.zeros(0)
+
+
 class EngineInputs(NamedTuple):
     """The cluster under one setting. Arrays have one entry per node, [k]; units are seconds, bytes, bytes per second."""
 
@@ -74,6 +77,9 @@ class EngineInputs(NamedTuple):
     target_samples: Array  # or when these have used so many samples
     assigned: Array  # [k] the part of a target by share that each node has by its data share; [0] for any other target
     push_work: Array  # [k] of that, what a push of each node completes; [0] likewise
+    local_steps: Array = _NOTHING  # int32 [1]: mini-batches between a pull and the push; [0]: a push is one gradient
+    outer_rate: Array = _NOTHING  # float32 [1]: of the servers, for what local steps have changed; [0] likewise
+    outer_momentum: Array = _NOTHING  # float32 [1]; [0] likewise
 
 
 class Effects(NamedTuple):
@@ -168,8 +174,12 @@ def build(
     effects: Effects = NO_EFFECTS,
     factors: Factors = NO_FACTORS,
     control_queue: float = 0.0,
+    local_steps: bool = False,
 ) -> EngineInputs:
-    """The numbers of a cluster under `setting`. Raises Rejected where the setting cannot run on it."""
+    """The numbers of a cluster under `setting`, which may say that workers take `local_steps`.
+
+    Raises Rejected where the setting cannot run on the cluster.
+    """
     names = tuple(name for name, _ in nodes)
     k, demand = len(nodes), workload.demand
     active = np.array([n in setting.workers for n in names])
@@ -229,6 +239,9 @@ def build(
         target_clocks=np.int32(target.value if target.metric == "clocks" and not target.by_share else 2**31 - 1),
         target_samples=np.int64(target.value if target.metric == "samples" and not target.by_share else 2**63 - 1),
         **_by_share(target, names, setting, parts),
+        local_steps=np.full(int(local_steps), setting.local_steps, np.int32),
+        outer_rate=np.full(int(local_steps), setting.outer_rate, np.float32),
+        outer_momentum=np.full(int(local_steps), setting.outer_momentum, np.float32),
     )
     # Plain numpy: passing it to compiled code is faster than making JAX arrays first, one by one.
     arrays: dict[str, Any] = {n: v if isinstance(v, Array) else np.asarray(v) for n, v in numbers.items()}

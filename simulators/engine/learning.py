@@ -18,7 +18,7 @@ from jax import Array
 
 from simulators.engine.inputs import EngineInputs
 from simulators.engine.lanes import anywhere
-from simulators.engine.optimizers import REVISING, optimizer
+from simulators.engine.optimizers import OUTER, REVISING, optimizer
 from simulators.workloads.workload import Workload
 from tuners.actions import Rejected, Space
 from tuners.settings import Choice
@@ -65,6 +65,7 @@ class Learned(NamedTuple):
     gradients: Any  # pytree with a leading worker axis [k, ...]
     group: Any  # sum of the gradients pushed since the last step (aggregation sum | mean)
     pulled: Any  # leading worker axis [k, ...]: sum of all gradients at the time of each pull, for optimizers that revise
+    inner: Any  # the state of each worker's own optimizer, leading worker axis; () where a push is one gradient
 
 
 def learning_program(workload: Workload, space: Space, samples: int) -> LearningProgram | None:
@@ -81,6 +82,8 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
             f"Cannot apply the {workload.aggregation} of gradients by {workload.optimizer!r}: each has a delay of its own; "
             'use aggregation = "each".'
         )
+    if workload.optimizer in REVISING and space.takes_local_steps:
+        raise Rejected(f"Cannot take local steps with {workload.optimizer!r}, which revises at the servers: use another.")
     knob = space.knob("batch_size")
     choices = (space.whole_batch,) if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
     rows = max(samples, *(min(int(c), _LEAST_ROWS) for c in choices), 1)
@@ -98,6 +101,7 @@ def untrained(model: LearningProgram, inputs: EngineInputs, parameters: Any) -> 
         gradients=nothing,
         group=jax.tree.map(jnp.zeros_like, parameters) if model.aggregation != "each" else (),
         pulled=nothing if model.optimizer in REVISING else (),
+        inner=jax.vmap(_inner(model, inputs).init)(nothing) if inputs.local_steps.shape[0] else (),
     )
 
 
@@ -122,12 +126,10 @@ def apply_push(
     updates, slots = _optimizer(model, inputs).update(total, learned.slots, learned.parameters, **more)
     parameters = optax.apply_updates(learned.parameters, updates)
     choose = partial(jax.tree.map, lambda new, old: jnp.where(take, new, old))
-    return Learned(
+    return learned._replace(
         parameters=choose(parameters, learned.parameters),
         slots=choose(slots, learned.slots),
-        gradients=learned.gradients,
         group=jax.tree.map(lambda g: jnp.where(take, 0.0, g), group),
-        pulled=learned.pulled,
     )
 
 
@@ -142,10 +144,15 @@ def pull(
     *,
     lanes: bool,
 ) -> tuple[Learned, Array]:
-    """The workers in `release` [k] pull: their gradients, and losses [k], for mini-batches `clocks` [k] are made now."""
-    parameters = learned.parameters
+    """The workers in `release` [k] pull: their gradients, and losses [k], for mini-batches `clocks` [k] are made now.
+
+    Where workers take local steps, the gradient is what these have changed, and the loss is their mean.
+    """
+    parameters, local = learned.parameters, inputs.local_steps.shape[0] > 0
 
     def gradient(worker: Array) -> tuple[Array, Any]:
+        if local:
+            return _local_change(model, data, inputs, learned, worker, clocks[worker])
         rows, count = minibatch(model, data, inputs, worker, clocks[worker])
         made: tuple[Array, Any] = jax.value_and_grad(partial(mean_loss, model))(parameters, rows, count)
         return made
@@ -173,13 +180,38 @@ def pull(
     # These loops run once or never. A `cond` would say so more plainly, but XLA copies every kept gradient through a
     # conditional, and updates a loop's arrays in place.
     all_pull = ~anywhere(jnp.any(release != inputs.active) | (jnp.sum(release) < 2), lanes)
-    carry = (release, loss, learned.gradients)
+    kept = (learned.gradients, learned.inner) if local else learned.gradients
+    carry = (release, loss, kept)
     carry = jax.lax.while_loop(lambda c: all_pull & anywhere(jnp.any(c[0]), lanes), together, carry)
-    _, loss, gradients = jax.lax.while_loop(lambda c: anywhere(jnp.any(c[0]), lanes), one, carry)
+    _, loss, kept = jax.lax.while_loop(lambda c: anywhere(jnp.any(c[0]), lanes), one, carry)
+    gradients, inner = kept if local else (kept, learned.inner)
     pulled = learned.pulled
     if model.optimizer in REVISING:
         pulled = jax.tree.map(lambda rows, now: jnp.where(_columns(release, rows), now, rows), pulled, learned.slots.total)
-    return learned._replace(gradients=gradients, pulled=pulled), loss
+    return learned._replace(gradients=gradients, pulled=pulled, inner=inner), loss
+
+
+def _local_change(
+    model: LearningProgram, data: TrainingData, inputs: EngineInputs, learned: Learned, worker: Array, clock: Array
+) -> tuple[Array, Any]:
+    """What `worker` changes in its local steps, from mini-batch `clock` on, which the servers take as a gradient (DiLoCo:
+    Douillard et al. 2023, Algorithm 1).
+
+    Returns their mean loss, and (first parameters minus last, the state of the worker's optimizer).
+    """
+    optimizer, steps = _inner(model, inputs), inputs.local_steps[0]
+
+    def step(number: Array, carry: tuple[Any, Any, Array]) -> tuple[Any, Any, Array]:
+        own, state, losses = carry
+        rows, count = minibatch(model, data, inputs, worker, clock + number)
+        loss, made = jax.value_and_grad(partial(mean_loss, model))(own, rows, count)
+        updates, state = optimizer.update(made, state, own)
+        return optax.apply_updates(own, updates), state, losses + loss
+
+    state = jax.tree.map(partial(_row, worker), learned.inner)
+    start = (learned.parameters, state, jnp.zeros((), jnp.float32))
+    own, state, losses = jax.lax.fori_loop(0, steps, step, start)
+    return losses / steps, (jax.tree.map(jnp.subtract, learned.parameters, own), state)
 
 
 def _weight(inputs: EngineInputs, worker: Array) -> Array:
@@ -222,4 +254,11 @@ def evaluate(model: LearningProgram, data: TrainingData, parameters: Any) -> tup
 
 
 def _optimizer(model: LearningProgram, inputs: EngineInputs) -> optax.GradientTransformationExtraArgs:
+    """Of the servers: for a gradient, or for what local steps have changed."""
+    if inputs.local_steps.shape[0]:
+        return optimizer(OUTER, inputs.outer_rate[0], inputs.outer_momentum[0])
+    return _inner(model, inputs)
+
+
+def _inner(model: LearningProgram, inputs: EngineInputs) -> optax.GradientTransformationExtraArgs:
     return optimizer(model.optimizer, inputs.learning_rate, inputs.momentum)

@@ -84,6 +84,7 @@ class Clock(NamedTuple):
     loss: Array  # float64 [k]: of each worker's mini-batch in progress
     policy: Any  # the synchronisation policy's state
     left: Array  # [k] work that each worker has yet to do for a target by share; [0] for any other target
+    steps: Array  # int32 [k]: local steps of each worker's cycle; [0] where a push is one gradient
     testing: Array  # bool: every gradient is dropped, as in a branch forked for testing
     status: Array  # int32 index into STATUSES
 
@@ -206,7 +207,7 @@ def _step(
         # First apply, then pull: a worker that is released pulls parameters that include its own push.
         learned = learning.apply_push(program.model, inputs, learned, done.worker, done.accept, done.take, done.grouped)
         learned, loss = learning.pull(
-            program.model, data, inputs, learned, clock.loss, done.release, clock.drawn - 1, lanes=program.lanes
+            program.model, data, inputs, learned, clock.loss, done.release, _first_drawn(clock), lanes=program.lanes
         )
         clock = clock._replace(loss=loss)
         due = done.yes & (clock.pushes % inputs.evaluate_clocks == 0)
@@ -288,7 +289,7 @@ def _settle(
     mine = (jnp.arange(inputs.active.shape[0]) == worker) & pushed
     clocks, left = clock.clocks + mine, clock.left
     if left.shape[0]:
-        left = left - jnp.where(mine, inputs.push_work, 0.0)
+        left = left - jnp.where(mine, inputs.push_work * clock.steps if clock.steps.shape[0] else inputs.push_work, 0.0)
     # A worker that has done its part leaves the group: others must not wait for it.
     active = with_work(inputs, left)
     push = Push(
@@ -316,7 +317,7 @@ def _settle(
     row = Records(
         clock.seconds,
         worker,
-        clock.drawn[worker] - 1,
+        _first_drawn(clock)[worker] if clock.steps.shape[0] else clock.drawn[worker] - 1,
         *timing.spans(flight, worker),
         push.staleness,
         push.loss,
@@ -332,12 +333,13 @@ def _settle(
         release=release,
         row=jnp.stack([jnp.asarray(value, jnp.float64) for value in row]),
     )
+    samples = inputs.samples[worker] * clock.steps[worker] if clock.steps.shape[0] else inputs.samples[worker]
     clock = clock._replace(
         flight=timing.begin_cycles(inputs, flight, release, clock.drawn, clock.seconds, lanes=program.lanes),
         clocks=clocks,
-        drawn=clock.drawn + release,
+        **_begun(inputs, clock, release),
         pushes=clock.pushes + pushed,
-        samples=clock.samples + jnp.where(pushed, inputs.samples[worker], 0),
+        samples=clock.samples + jnp.where(pushed, samples, 0),
         left=left,
         version=version,
         pulled=jnp.where(release, version, clock.pulled),
@@ -347,6 +349,19 @@ def _settle(
         status=jnp.where(pushed & ~finite, _DIVERGED, clock.status),
     )
     return clock, done
+
+
+def _begun(inputs: EngineInputs, clock: Clock, release: Array) -> dict[str, Array]:
+    """What the workers in `release` [k] have begun, after they begin a cycle: `Clock.drawn` and `Clock.steps`."""
+    if not clock.steps.shape[0]:
+        return {"drawn": clock.drawn + release}
+    steps = jnp.where(release, inputs.local_steps[0], clock.steps)
+    return {"drawn": clock.drawn + jnp.where(release, steps, 0), "steps": steps}
+
+
+def _first_drawn(clock: Clock) -> Array:
+    """The number of the first mini-batch in each worker's cycle, [k]."""
+    return clock.drawn - (clock.steps if clock.steps.shape[0] else 1)
 
 
 def _probe(
@@ -388,6 +403,7 @@ def blank(program: Program, inputs: EngineInputs, parameters: Any) -> State:
         loss=jnp.full(nodes, jnp.nan if program.model is None else 0.0, jnp.float64),
         policy=(),
         left=jnp.asarray(inputs.assigned),
+        steps=jnp.ones(nodes if inputs.local_steps.shape[0] else 0, jnp.int32),
         testing=jnp.asarray(False),
         status=zero,
     )
@@ -425,12 +441,12 @@ def _launch(
     clock = clock._replace(
         flight=flight._replace(drawn=flight.drawn + jnp.where(release, offsets, 0.0)),
         clocks=jnp.zeros_like(clock.clocks),
-        drawn=clock.drawn + release,
+        **_begun(inputs, clock, release),
         pulled=jnp.where(release, clock.version, clock.pulled),
     )
     if model is None or learned is None:
         return State(clock, learned)
-    learned, loss = learning.pull(model, data, inputs, learned, clock.loss, release, clock.drawn - 1, lanes=lanes)
+    learned, loss = learning.pull(model, data, inputs, learned, clock.loss, release, _first_drawn(clock), lanes=lanes)
     return State(clock._replace(loss=loss), learned)
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-__all__ = ["OPTIMIZERS", "REVISING", "optimizer", "slots"]
+__all__ = ["OPTIMIZERS", "OUTER", "REVISING", "optimizer", "slots"]
 
 
 class _Revised(NamedTuple):
@@ -58,6 +58,9 @@ OPTIMIZERS: dict[str, Callable[[Any, Any], optax.GradientTransformation]] = {
 }
 REVISING = ("adarevision",)
 """Optimizers that need the sum of the gradients applied since a pull, `missed`, and keep a `total`."""
+
+OUTER = "nesterov"
+"""The servers' optimizer for what workers change in local steps, as in DiLoCo (Douillard et al. 2023)."""
 
 
 def optimizer(name: str, learning_rate: Any, momentum: Any) -> optax.GradientTransformationExtraArgs:

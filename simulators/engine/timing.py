@@ -277,17 +277,18 @@ def _draw(inputs: EngineInputs, release: Array, clocks: Array, *, lanes: bool) -
 
     One worker is the usual case, and the only one under ASP; only where there are more, it draws for all.
     """
+    drawn = _local_seconds if len(inputs.local_steps) else _compute_seconds
     workers = jnp.arange(release.shape[0], dtype=jnp.int32)
     if lanes:  # under `vmap`, looking up one worker per lane is slower than drawing for all
-        return _compute_seconds(inputs, workers, clocks)
+        return drawn(inputs, workers, clocks)
     first = jnp.argmax(release)
-    alone = _compute_seconds(inputs._replace(**{f: getattr(inputs, f)[first] for f in _NOISE}), first, clocks[first])
+    alone = drawn(inputs._replace(**{f: getattr(inputs, f)[first] for f in _NOISE}), first, clocks[first])
 
     def all_workers(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         many, _ = carry
         # The indices depend on the carry: otherwise XLA would draw before the loop, even if the loop does not run.
         names = workers + jnp.where(many, 0, 1).astype(jnp.int32)
-        return jnp.zeros_like(many), _compute_seconds(inputs, names, clocks)
+        return jnp.zeros_like(many), drawn(inputs, names, clocks)
 
     start = (jnp.sum(release) > 1, jnp.full(release.shape, alone))
     return jax.lax.while_loop(lambda carry: carry[0], all_workers, start)[1]
@@ -312,6 +313,18 @@ def _compute_seconds(inputs: EngineInputs, workers: Array, clocks: Array) -> Arr
     compute = inputs.compute_seconds * factor
     sleep = jnp.maximum(inputs.sleep_mean_seconds + inputs.sleep_sd_seconds * noise[..., 1], 0.0)
     return compute + inputs.overhead_seconds + jnp.where(uniform[..., 1] < inputs.sleep_probability, sleep, 0.0)
+
+
+def _local_seconds(inputs: EngineInputs, workers: Array, clocks: Array) -> Array:
+    """The same for the local steps of a cycle, mini-batches `clocks` and those after it; messages take their time once."""
+    silent = inputs._replace(overhead_seconds=jnp.zeros_like(inputs.overhead_seconds))
+
+    def with_step(number: Array, seconds: Array) -> Array:
+        return seconds + _compute_seconds(silent, workers, clocks + number)
+
+    start = jnp.zeros_like(inputs.compute_seconds) + inputs.overhead_seconds
+    whole: Array = jax.lax.fori_loop(0, inputs.local_steps[0], with_step, start)
+    return whole
 
 
 @jax.jit

@@ -57,6 +57,7 @@ class Bounded:
     """BSP (0), SSP, ASP (infinity): go on while at most `bound` clocks ahead of the slowest."""
 
     bound: float
+    oldest: float = math.inf  # gradients that are older are dropped
 
     def decide(self, worker, clocks, waiting, seconds):
         slowest = min(clocks.values())
@@ -65,11 +66,21 @@ class Bounded:
 
 
 @dataclass
+class Few(Bounded):
+    """At most `bound` + 1 gradients are in progress; the workers with the fewest pushes go on."""
+
+    def decide(self, worker, clocks, waiting, seconds):
+        free = self.bound + 1 - (len(clocks) - len(waiting))
+        return sorted(waiting, key=lambda w: (clocks[w], list(clocks).index(w)))[: max(free, 0)], True
+
+
+@dataclass
 class Dynamic:
     """DSSP: the fastest gets the extra clocks after which it is predicted to wait least for the slowest."""
 
     low: int
     high: int
+    oldest: float = math.inf
     last: dict = field(default_factory=dict)
     interval: dict = field(default_factory=dict)
     credit: dict = field(default_factory=dict)
@@ -363,10 +374,11 @@ class Oracle:
         counts = {w: sum(r["worker"] == self.names.index(w) for r in self.rows) for w in self.workers}
         waiting = [w for w, s in self.workers.items() if s.phase == WAIT]
         release, step = self.policy.decide(name, counts, waiting, self.now)
-        self.group.append(gradient)
+        if row["staleness"] <= self.policy.oldest:
+            self.group.append(gradient)
         if self.workload.optimizer == "adarevision":
             self._revise(worker)
-        elif step or self.workload.aggregation == "each":
+        elif self.group and (step or self.workload.aggregation == "each"):
             self._step()
         for w in self.names:
             if w in release:

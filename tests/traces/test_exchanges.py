@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from traces.exchanges import Exchange, LogStream, action_text, decode, encode, lines_of, read_log, write_log
+from traces.schema import setting_from, setting_text
 from tuners import policies
 from tuners.actions import (
     Action,
@@ -48,6 +49,9 @@ SETTINGS = st.builds(
     data_shares=st.lists(st.floats(0, 1), max_size=3).map(tuple),
     options=st.lists(st.tuples(NAMES, SCALARS), max_size=3).map(tuple),
     learning_rate=st.floats(0, 10),
+    local_steps=st.sampled_from([1, 7]),
+    outer_rate=st.sampled_from([1.0, 0.7]),
+    outer_momentum=st.sampled_from([0.0, 0.9]),
 )
 
 
@@ -252,3 +256,12 @@ def write(path: Path, made: bytes) -> Path:
     with path.open("ab") as log:
         log.write(made)
     return path
+
+
+@given(SETTINGS)
+def test_a_setting_without_local_steps_does_not_name_them(setting: Setting) -> None:
+    """Logs and results of such jobs are the same bytes as before there were local steps."""
+    local = (setting.local_steps, setting.outer_rate, setting.outer_momentum) != (1, 1.0, 0.0)
+    assert ("local_steps" in action_text(Reconfigure(setting))) == local
+    assert ("local_steps" in setting_text(setting)) == local
+    assert setting_from(setting_text(setting)) == setting

@@ -19,6 +19,7 @@ POLICIES |= {"ringmaster", "dbw", "adasync"}
 TUNABLES = {"mltuner", "spearmint", "hyperband", "asha"}
 SCHEDULES = {"bespoke_bo", "uniform_devices", "uniform_gpus", "schedule_search", "lb_bsp"}
 ROLES = {"cruise"}
+LOCAL_STEPS = {"local_sgd", "diloco", "adacomm"}
 ANY = {"joint", "random_search", "tpe"}
 
 
@@ -36,9 +37,9 @@ def test_without_a_free_knob_only_the_references_are_left():
     assert set(embedded()) - idle(job("no knobs")) == {"fixed", "best_fixed"}
 
 
-def test_where_every_knob_is_free_only_schedules_and_the_policy_of_the_start_are_left_out():
+def test_where_the_other_knobs_are_free_schedules_local_steps_and_the_policy_of_the_start_are_left_out():
     assert job().start.policy == "asp"
-    assert idle(job()) == {"asp"} | SCHEDULES
+    assert idle(job()) == {"asp"} | SCHEDULES | LOCAL_STEPS
 
 
 @pytest.mark.parametrize(
@@ -49,8 +50,9 @@ def test_where_every_knob_is_free_only_schedules_and_the_policy_of_the_start_are
         ((Choice("role/n0", ("worker", "server")),), ROLES | ANY | {"bo_online"}),
         ((Choice("policy", ("asp", "bsp")),), {"bsp", "bo_online", "mltuner"} | ANY),
         ((Integer("intra_threads", 1, 2),), {"bo_online"} | ANY),
+        ((Integer("local_steps", 1, 8),), LOCAL_STEPS | ANY),
     ],
-    ids=["rate", "count", "role", "policy", "threads"],
+    ids=["rate", "count", "role", "policy", "threads", "local steps"],
 )
 def test_tuners_need_a_knob_of_their_own(knobs, able):
     assert set(embedded()) - idle(with_knobs(*knobs)) - {"fixed", "best_fixed"} == able
@@ -92,7 +94,7 @@ def test_options_of_the_tuner_count():
 
 def test_on_the_arenas_of_the_bespoke_optimiser_policies_and_tunables_are_held():
     found = idle(job_of(load("boat-c-speechnet")))
-    assert found == POLICIES | TUNABLES | {"uniform_devices"}  # the start is uniform already
+    assert found == POLICIES | TUNABLES | LOCAL_STEPS | {"uniform_devices"}  # the start is uniform already
     assert "uniform_gpus" in idle(job_of(load("boat-a-speechnet")))  # which has no GPU
 
 

@@ -28,12 +28,14 @@ class Moment:
     step: bool
     waiting: np.ndarray
     accept: bool
+    age: int  # of the gradient: updates between its pull and its push
 
 
 def run(policy, order, active=None, seconds_per_cycle=None):
     """Let busy workers push: the one that `order` selects, or, where mini-batches take time, the next to finish."""
     active = np.ones(K, bool) if active is None else np.array(active)
     clocks, busy, state = np.zeros(K, np.int32), active.copy(), policy.init(active)
+    updates, pulled = 0, np.zeros(K, np.int32)
     due = np.where(active, 0.0 if seconds_per_cycle is None else np.array(seconds_per_cycle), np.inf)
     decide = jax.jit(policy.decide)
     for number, pick in enumerate(order):
@@ -44,13 +46,18 @@ def run(policy, order, active=None, seconds_per_cycle=None):
         clocks[worker] += 1
         busy[worker], due[worker] = False, np.inf
         waiting = active & ~busy
-        push = Push(np.int32(worker), clocks.copy(), waiting, active, seconds, np.int32(0), np.float32(1.0))
+        age = np.int32(updates - pulled[worker])
+        push = Push(np.int32(worker), clocks.copy(), waiting, active, seconds, age, np.float32(1.0))
         state, decision = decide(state, push)
         release = np.asarray(decision.release)
         busy |= release
+        updates += bool(decision.accept)
+        pulled[release] = updates
         if seconds_per_cycle is not None:
             due[release] = seconds + np.array(seconds_per_cycle)[release]
-        yield Moment(worker, clocks.copy(), busy.copy(), release, bool(decision.step), waiting, bool(decision.accept))
+        yield Moment(
+            worker, clocks.copy(), busy.copy(), release, bool(decision.step), waiting, bool(decision.accept), int(age)
+        )
     assert busy.any()
 
 
@@ -139,6 +146,55 @@ def test_dssp_lets_the_fast_run_ahead_to_wait_less():
     dynamic, furthest = waited(policies.dssp(1, 9))
     assert dynamic <= static
     assert 2 < furthest <= 10
+
+
+# --------------------------------------------------------------------------------------------------- bounds on the age
+
+AGES = st.integers(0, K + 1)
+
+
+@given(ORDERS, MASKS, AGES)
+def test_discard_drops_what_is_older_and_lets_nobody_wait(order, active, bound):
+    for m in run(policies.discard(bound), order, active):
+        assert m.accept == (m.age <= bound)
+        assert np.flatnonzero(m.release).tolist() == [m.worker]
+        assert m.step
+
+
+@given(ORDERS, MASKS, AGES)
+def test_discard_that_stops_drops_nothing_because_nothing_gets_too_old(order, active, bound):
+    for m in run(policies.discard(bound, stops=True), order, active):
+        assert m.accept
+        assert m.busy.tolist() == list(active)
+
+
+@given(ORDERS, MASKS, AGES)
+def test_admit_limits_the_gradients_in_progress_and_loses_none(order, active, bound):
+    """All begin at once, so that the bound holds after as many pushes as there were too many."""
+    too_many = max(sum(active) - (bound + 1), 0)
+    for number, m in enumerate(run(policies.admit(bound), order, active), start=1):
+        assert m.busy.sum() == max(min(bound + 1, sum(active)), sum(active) - number)
+        assert not (m.release & ~m.waiting).any()
+        assert m.accept
+        assert m.step
+        if number > too_many and m.release.any():
+            begun = m.clocks[m.release].max()
+            assert (begun <= m.clocks[m.waiting & ~m.release]).all()  # the fewest pushes go first
+
+
+@given(RATES, st.integers(0, K - 1))
+def test_under_admit_gradients_are_as_old_as_the_bound_on_average(cycle_seconds, bound):
+    """Whatever the speeds: every update ages the other gradients in progress by one, and these are `bound`."""
+    ages = [m.age for m in run(policies.admit(bound), [0] * 300, seconds_per_cycle=cycle_seconds)]
+    assert abs(np.mean(ages[K:]) - bound) < 0.1
+
+
+@given(ORDERS, MASKS, AGES)
+def test_a_bound_that_nothing_reaches_is_asp(order, active, extra):
+    for a, b in zip(run(policies.admit(K + extra), order, active), run(policies.asp(), order, active), strict=True):
+        assert (a.release.tolist(), a.accept, a.step) == (b.release.tolist(), b.accept, b.step)
+    for a, b in zip(run(policies.discard(80), order, active), run(policies.asp(), order, active), strict=True):
+        assert (a.release.tolist(), a.accept, a.step) == (b.release.tolist(), b.accept, b.step)
 
 
 # --------------------------------------------------------------------------------------------------- groups of K pushes
@@ -234,6 +290,8 @@ def test_every_name_makes_a_policy(name):
         (lambda: policies.k_sync(0), ValueError, r"wait for 0 workers \(k_sync\(0\)\)"),
         (lambda: policies.backup_workers(-1), ValueError, "wait for -1 workers"),
         (lambda: policies.sync_switch(-1), ValueError, "after -1 pushes"),
+        (lambda: policies.discard(-1), ValueError, "discard gradients by an age of -1 updates"),
+        (lambda: policies.admit(-1), ValueError, "gradients in progress by an age of -1 updates"),
         (lambda: policies.named("gossip", 0), Rejected, "choose one of bsp, asp, ssp, dssp"),
     ],
 )
@@ -245,5 +303,7 @@ def test_policies_that_make_no_sense_are_refused(make, error, reason):
 def test_relatives_share_one_decision():
     """Then a comparison of many bounds compiles one engine."""
     assert policies.bsp().decide is policies.asp().decide is policies.ssp(7).decide
+    assert policies.discard(0).decide is policies.discard(9, stops=True).decide
+    assert policies.admit(0).decide is policies.admit(9).decide
     assert policies.dssp(0, 3).decide is policies.dssp(2, 9).decide
     assert policies.k_sync(2).decide is policies.k_batch_sync(9).decide is policies.k_async(1).decide

@@ -15,12 +15,9 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from typing import NamedTuple
 
-import jax.numpy as jnp
-from jax import Array
-
-from tuners.actions import Decision, Install, Job, Push, Rejected, SyncPolicy, Tuner
+from tuners import policies
+from tuners.actions import Install, Job, Rejected, SyncPolicy, Tuner
 from tuners.applicability import nothing_to_tune_if, policy_cannot_be_installed
 from tuners.factory_options import NonNegative
 
@@ -54,33 +51,13 @@ def threshold(noise_ratio: float) -> int:
     return max(1, math.ceil(noise_ratio))
 
 
-class _Delays(NamedTuple):
-    threshold: Array  # int32 scalar: R
-    stops: Array  # bool scalar: Algorithm 5
-    updates: Array  # int32 scalar: applied gradients, the paper's k
-    pulled: Array  # int32 [k]: `updates` when each worker pulled
-
-
 def ringmaster_policy(threshold: int, *, stops: bool = False) -> SyncPolicy:
     """Ignore a gradient whose delay is `threshold` updates or more (Algorithm 4, with `stops` Algorithm 5).
 
-    The delay is the number of gradients that were applied since the worker pulled. Raises ValueError for less than 1.
+    The delay is the number of gradients that were applied since the worker pulled: this is `policies.discard` with the
+    largest delay that is not ignored. Raises ValueError for less than 1.
     """
     if threshold < 1:
         raise ValueError(f"Cannot ignore gradients with a delay of {threshold} updates or more: give at least 1.")
-
-    def init(active: Array) -> _Delays:
-        none = jnp.asarray(0, jnp.int32)
-        return _Delays(jnp.asarray(threshold, jnp.int32), jnp.asarray(stops), none, jnp.zeros(active.shape, jnp.int32))
-
-    return SyncPolicy(f"ringmaster({threshold}{',stops' if stops else ''})", init, _ignore_late)
-
-
-def _ignore_late(state: _Delays, push: Push) -> tuple[_Delays, Decision]:
-    mine = jnp.arange(push.active.shape[0]) == push.worker
-    fresh = state.updates - state.pulled[push.worker] < state.threshold
-    updates = state.updates + fresh
-    late = push.active & (updates - state.pulled >= state.threshold)
-    release = mine | (late & state.stops)
-    pulled = jnp.where(release, updates, state.pulled)
-    return state._replace(updates=updates, pulled=pulled), Decision(release=release, accept=fresh)
+    name = f"ringmaster({threshold}{',stops' if stops else ''})"
+    return policies.discard(threshold - 1, stops=stops)._replace(name=name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tuners.actions import Job, Setting
-from tuners.settings import Choice, Integer, Real
+from tuners.settings import BOUNDED, Choice, Integer, Real
 
 __all__ = ["Heat", "PolicyHeat", "RateHeat", "WorkerHeat", "heat"]
 
@@ -77,16 +77,16 @@ class PolicyHeat:
     limits_workers: bool = False
 
     def of(self, setting: Setting) -> float:
-        here = (setting.policy, setting.staleness if setting.policy == "ssp" else 0)
+        here = (setting.policy, setting.staleness if setting.policy in BOUNDED else 0)
         return float(self.ladder.index(here)) if here in self.ladder else 0.0
 
     def scaled(self, setting: Setting, factor: float) -> Setting:
         at = int(self.of(setting)) + (factor > 1) - (factor < 1)
         policy, staleness = self.ladder[min(max(at, 0), len(self.ladder) - 1)]
-        return replace(setting, policy=policy, staleness=staleness if policy == "ssp" else setting.staleness)
+        return replace(setting, policy=policy, staleness=staleness if policy in BOUNDED else setting.staleness)
 
     def words(self, setting: Setting) -> str:
-        return f"policy {setting.policy}{f' {setting.staleness}' if setting.policy == 'ssp' else ''}"
+        return f"policy {setting.policy}{f' {setting.staleness}' if setting.policy in BOUNDED else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +127,8 @@ def heat(job: Job, best: Callable[[int], Setting]) -> Heat | None:
     elif isinstance(staleness, Integer):
         bounds = [s for s in (0, 1, 3, 7, 15) if staleness.low <= s <= staleness.high] or [staleness.low]
     ladder = [("bsp", 0)] if "bsp" in names else []
-    if "ssp" in names:
-        ladder += [("ssp", s) for s in bounds if s > 0 or "bsp" not in names]
+    strict = ("ssp", 0) if "bsp" in names else None  # the same as BSP
+    ladder += [(name, s) for s in bounds for name in BOUNDED if name in names and (name, s) != strict]
     if "asp" in names:
         ladder.append(("asp", 0))
     if len(ladder) > 1:

@@ -174,13 +174,12 @@ class SystemModel:
         if setting.policy == "ssp" and setting.staleness < 4:
             compute = [0.5 * c + 0.5 * max(compute) for c in compute]  # the slowest holds the others back in part
         think = workers / sum(1 / max(c, 1e-12) for c in compute)
+        busy = min(workers, setting.staleness + 1) if setting.policy == "admit" else workers
         queue, seconds = [0.0, 0.0], [alone, alone]
         rate = 0.0
         for _ in range(_ROUNDS):
-            seconds = [
-                max(f * alone, f * server * (1 + q * (workers - 1) / workers)) for f, q in zip(factors, queue, strict=True)
-            ]
-            rate = workers / (think + sum(seconds))
+            seconds = [max(f * alone, f * server * (1 + q * (busy - 1) / busy)) for f, q in zip(factors, queue, strict=True)]
+            rate = busy / (think + sum(seconds))
             queue = [0.5 * q + 0.5 * rate * s for q, s in zip(queue, seconds, strict=True)]
         return 1 / rate, seconds[0], seconds[1]
 

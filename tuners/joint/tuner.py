@@ -42,7 +42,7 @@ from tuners.joint.heat import Heat, heat
 from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.system_model import SystemModel
 from tuners.joint.training import HELPED_NATS, Glance, JobOver, Snapshot, Steps, Training
-from tuners.settings import Choice
+from tuners.settings import BOUNDED, Choice
 
 __all__ = ["joint"]
 
@@ -138,9 +138,9 @@ class _Course:
         staleness = space.knob("staleness")
         if "asp" in policies:
             setting = replace(setting, policy="asp")
-        elif "ssp" in policies and staleness is not None:
-            setting = replace(setting, policy="ssp")
-        if staleness is not None and setting.policy == "ssp":
+        elif staleness is not None:
+            setting = replace(setting, policy=next((p for p in BOUNDED if p in policies), setting.policy))
+        if staleness is not None and setting.policy in BOUNDED:
             setting = replace(setting, staleness=int(_highest(staleness)))
         yield from self.training.change(setting, "nobody waits: the heat is searched next, and makes up for staleness")
         # The first mini-batches tell the loss of the untrained model, too, but with more noise.

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from tuners.actions import Job, Setting
 from tuners.search.tunables import Which, no_tunable_is_free
-from tuners.settings import Choice, Integer, Knob, Real
+from tuners.settings import BOUNDED, Choice, Integer, Knob, Real
 
 __all__ = ["Move", "Step", "calmer", "moves", "no_move_is_free"]
 
@@ -132,7 +132,8 @@ def _ladder(job: Job) -> tuple[tuple[str, int], ...]:
     names = policy.options if isinstance(policy, Choice) else (job.start.policy,)
     strict = [("bsp", job.start.staleness)] if "bsp" in names else []
     bounds = sorted(_bounds(bound)) if bound is not None else [job.start.staleness]
-    middle = [("ssp", b) for b in bounds if b > 0 or not strict] if "ssp" in names else []
+    same = ("ssp", 0) if strict else None  # as BSP
+    middle = [(name, b) for b in bounds for name in BOUNDED if name in names and (name, b) != same]
     loose = [("asp", job.start.staleness)] if "asp" in names else []
     return (*strict, *middle, *loose)
 
@@ -159,6 +160,6 @@ def _climb(ladder: tuple[tuple[str, int], ...], *, up: bool) -> Step:
 
 def _rung(ladder: tuple[tuple[str, int], ...], setting: Setting) -> int | None:
     for i, (policy, bound) in enumerate(ladder):
-        if policy == setting.policy and (policy != "ssp" or bound == setting.staleness):
+        if policy == setting.policy and (policy not in BOUNDED or bound == setting.staleness):
             return i
     return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tuners.actions import Job, Scalar, Setting, Space
-from tuners.settings import Choice, Knob
+from tuners.settings import BOUNDED, Choice, Knob
 
 __all__ = ["Convention", "Tunables", "Which", "heavy_ball", "moving_average", "no_tunable_is_free", "tunables"]
 
@@ -28,7 +28,7 @@ class Tunables:
 
     space: Space  # the tunables alone, with duplicates
     convention: Convention  # of the searched pairs of rate and momentum
-    bounded: bool  # the staleness is tuned, so the policy must be "ssp"
+    bounded: str  # the policy that the tuned staleness bounds; "": the staleness is not tuned
 
     def setting(self, values: dict[str, Scalar], base: Setting) -> Setting:
         """`base` with these values of the tunables; duplicates change nothing."""
@@ -39,7 +39,7 @@ class Tunables:
             converted, _ = heavy_ball(float(plain["learning_rate"]), momentum)
             plain["learning_rate"] = min(max(converted, rate.low), rate.high)
         if self.bounded:
-            plain["policy"] = "ssp"
+            plain["policy"] = self.bounded
         return replace(base, **plain)
 
 
@@ -47,15 +47,17 @@ def tunables(job: Job, which: Which = "all", *, copies: int = 1, convention: Con
     """The free tunables of `job`, or its learning rate alone.
 
     With `copies` above 1 each exists so many times, and only the first has an effect: the paper's "4x2 tunables". The
-    staleness is tuned where the policy is "ssp", or where the job lets a tuner choose "ssp".
+    staleness is tuned where it bounds the job's own policy, or else one that a tuner may choose: the first of `BOUNDED`.
     """
     names = _TUNABLES if which == "all" else _TUNABLES[:1]
     policy = job.space.knob("policy")
-    bounded = job.start.policy == "ssp" or (isinstance(policy, Choice) and "ssp" in policy.options)
+    choices = policy.options if isinstance(policy, Choice) else ()
+    own = job.start.policy
+    bounded = own if own in BOUNDED else next((name for name in BOUNDED if name in choices), "")
     tuned = [k for k in job.space.knobs if k.name in names and (k.name != "staleness" or bounded)]
     again = [_twin(k, number) for number in range(2, copies + 1) for k in tuned]
     space = replace(job.space, knobs=(*tuned, *again))
-    return Tunables(space, convention, any(k.name == "staleness" for k in tuned))
+    return Tunables(space, convention, bounded if any(k.name == "staleness" for k in tuned) else "")
 
 
 def no_tunable_is_free(job: Job, tuned: Which = "all") -> str:

@@ -69,6 +69,11 @@ class Spec:
             raise ValueError(f"Cannot deploy {self.name}: its workload {made.name!r} is timing-only and learns nothing.")
         if self.job.target.by_share:
             raise ValueError(f"Cannot deploy {self.name}: live jobs do not count work by share; leave out by_share.")
+        if self.job.space.takes_local_steps:
+            raise ValueError(
+                f"Cannot deploy {self.name}: a live worker pushes the gradient of one mini-batch, and takes no local steps; "
+                "hold local_steps at 1, outer_rate at 1 and outer_momentum at 0."
+            )
         if made.optimizer in REVISING:
             raise ValueError(
                 f"Cannot deploy {self.name}: {made.optimizer!r} revises what it did before, which live servers cannot; "

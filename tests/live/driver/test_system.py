@@ -414,6 +414,7 @@ REVISING = load("live-digits").text.replace(DEMAND, f'[workload.overrides]\nopti
     ("text", "why"),
     [
         (load("cruise-lda-32").text, "is timing-only and learns nothing"),
+        (load("slow-link").text, "takes no local steps; hold local_steps at 1"),
         (REVISING, "'adarevision' revises what it did before"),
         (BY_SHARE, "live jobs do not count work by share"),
     ],

@@ -18,7 +18,7 @@ ACTIONS = (
 
 POLICIES = (
     *(lambda n: policies.asp(), lambda n: policies.bsp(), lambda n: policies.bsp(), policies.ssp, policies.k_sync),
-    *(policies.k_batch_sync, policies.k_async, policies.backup_workers),
+    *(policies.k_batch_sync, policies.k_async, policies.backup_workers, policies.discard, policies.admit),
 )
 
 

@@ -15,7 +15,7 @@ from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, Episode, Sleeps, Stragglers
 from simulators.engine import loop
 from simulators.workloads.workload import Demand
-from tests.support.oracle import Backup, Bounded, Dynamic, Oracle
+from tests.support.oracle import Backup, Bounded, Dynamic, Few, Oracle
 from tests.support.small_jobs import MODEL, NAMES, branch, job, machine, plain_job, system, together
 from tuners.actions import Decision, Install, Pushes, Rejected, Run, Setting, SyncPolicy, Target
 
@@ -117,6 +117,8 @@ def named(setting, policy, staleness):
         "asp": Bounded(math.inf),
         "ssp": Bounded(staleness),
         "dssp": Dynamic(staleness, staleness + 12),
+        "discard": Bounded(math.inf, oldest=staleness),
+        "admit": Few(staleness),
     }
     changes = {f: getattr(setting, f) for f in Setting.__slots__} | {"policy": policy, "staleness": staleness}
     return Setting(**changes), plain[policy]
@@ -177,6 +179,12 @@ def test_workers_that_serve_with_means_and_momentum(made, policy):
 def test_dynamic_bounds_with_revised_rates(made, low):
     """Without an apply queue: where it is full, pushes come at equal distances, and predictions tie up to rounding."""
     compared(made, "dssp", low)
+
+
+@slow_to_compile
+@given(jobs(), st.sampled_from([("discard", 0), ("discard", 1), ("discard", 2), ("admit", 0), ("admit", 1), ("admit", 2)]))
+def test_bounds_on_the_age_of_gradients(made, policy):
+    compared(made, *policy)
 
 
 def _all_but_one(state, push):
