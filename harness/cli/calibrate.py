@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness import program_cache
 from harness.cli.trace import TRACE_HELP, trace_folder
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     if (options.trace is None) == (options.source is None):
         raise ValueError("Cannot calibrate: name a trace's folder, or a recording with --from SOURCE PATH.")
     recording, origin = read(options.trace, options.source)
+    program_cache.use()
     with stages("calibrating") as watch:
         fits = fit_all(recording.rows, initial_constants(recording, options), watch=watch)
     write_bytes(options.out, to_toml(fits, recording, origin).encode())
@@ -156,6 +158,7 @@ def _fidelity(options: argparse.Namespace) -> int:
     if not whole and not options.fit:
         raise ValueError("Cannot check: name traces, or recordings with --from SOURCE PATH.")
     findings = options.findings.read_text(encoding="utf-8") if options.findings else ""
+    program_cache.use()
     named = [(*selected, None) for selected in options.traces] + [(None, EVERYTHING, s) for s in options.sources]
     checks: list[Check] = _of_others(options) if options.fit else []
     for path, wanted, source in named:

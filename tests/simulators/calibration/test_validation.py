@@ -142,7 +142,9 @@ def test_joined_recordings_keep_their_runs_apart():
 def test_means_are_taken_over_seeds_until_they_are_precise():
     """Noise needs more seeds, up to a limit; what is told is the error of the mean."""
     rng = np.random.default_rng(0)
-    quiet, noisy, wild = (model._over_seeds(lambda _, s=s: (1 + s * rng.standard_normal(),)) for s in (0.001, 0.02, 0.5))
+    quiet, noisy, wild = (
+        model._over_seeds(lambda seeds, s=s: 1 + s * rng.standard_normal((len(seeds), 1))) for s in (0.001, 0.02, 0.5)
+    )
     assert len(quiet) == 4
     assert 8 <= len(noisy) <= 32
     assert model.relative_error(noisy[:, 0]) <= 0.005
