@@ -130,13 +130,14 @@ def fit_all(
     given: Mapping[str, Constants],
     *,
     resamples: int = _RESAMPLES,
+    without: Sequence[str] = (),
     watch: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Fit]:
     """Fit every workload of a recording. A constant of the machines that one workload cannot determine is taken from others.
 
     `given` are the initial constants, by workload. Transfers determine only the ratio of the model's size to the NIC's rate:
-    where `model_bytes` is 0 in `given`, the size is fitted, otherwise the NIC's rate. `watch` is told what is fitted next.
-    Raises ValueError for no rows.
+    where `model_bytes` is 0 in `given`, the size is fitted, otherwise the NIC's rate. Constants in `without` stay as given.
+    `watch` is told what is fitted next. Raises ValueError for no rows.
     """
     if not rows:
         raise ValueError("Cannot calibrate: no run has both a setting and times; record seconds and steps, or iterations.")
@@ -146,7 +147,7 @@ def fit_all(
     fits: dict[str, Fit] = {}
     for number, (name, mine) in enumerate(by_workload.items(), 1):
         watch(f"{name}, {len(mine)} rows, workload {number} of {len(by_workload)}")
-        fits[name] = fit(mine, given[name], resamples=resamples)
+        fits[name] = fit(mine, given[name], resamples=resamples, without=without)
     for name, mine in by_workload.items():
         borrowed: dict[str, Any] = {}
         for constant in _MACHINE:
@@ -156,7 +157,7 @@ def fit_all(
             if found and constant in fits[name].refused:
                 borrowed[constant] = math.exp(float(np.mean(np.log(found))))
         if borrowed:
-            made = fit(mine, replace(given[name], **borrowed), resamples=resamples, without=tuple(borrowed))
+            made = fit(mine, replace(given[name], **borrowed), resamples=resamples, without=(*without, *borrowed))
             fits[name] = replace(made, borrowed=borrowed)
     return fits
 
