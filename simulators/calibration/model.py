@@ -87,9 +87,15 @@ class Row:
         return self.setting_only(), self.run, self.cycle_seconds, self.pushes
 
     @property
-    def unlike_hosts(self) -> bool:
-        """Whether the machines differ in the speed of their processors, or in the rate or the delay of their links."""
-        return any(len({*each}) > 1 for each in (self.speeds, self.nics, self.delays))
+    def unlike(self) -> frozenset[str]:
+        """In what the machines differ: "nics" or "delays" of their links, or "speeds" of their processors.
+
+        Speeds count where the difference takes 5 % of a cycle or more: those of short mini-batches differ by chance.
+        """
+        found = {name for name in ("nics", "delays") if len({*getattr(self, name)}) > 1}
+        if self.speeds and self.compute_seconds * (max(self.speeds) / min(self.speeds) - 1) >= _ALIKE * self.cycle_seconds:
+            found.add("speeds")
+        return frozenset(found)
 
     @property
     def barrier(self) -> bool:

@@ -216,11 +216,8 @@ def _split_of_others(known: Sequence[Row], rows: Sequence[Row]) -> str:
     largest = max(r.workers for r in known)
     if 2 * sum(r.workers > largest for r in rows) > len(rows):
         return LARGER
-    for kind in ("speeds", "nics", "delays"):
-        ours, theirs = (sum(len({*getattr(r, kind)}) > 1 for r in some) for some in (known, rows))
-        if not ours and 2 * theirs > len(rows):
-            return UNLIKE
-    return OTHER
+    seen = frozenset[str]().union(*(r.unlike for r in known))
+    return UNLIKE if 2 * sum(bool(r.unlike - seen) for r in rows) > len(rows) else OTHER
 
 
 def lacking(given: Mapping[str, Constants]) -> dict[str, Lack]:
@@ -344,7 +341,7 @@ def _extrapolations(rows: Sequence[Row]) -> list[tuple[str, list[int], list[int]
         sizes = sorted({r.workers for r in rows if r.workload == name})
         middle[name] = sizes[(len(sizes) - 1) // 2]
     large = [r.workers > middle[r.workload] for r in rows]
-    unlike = [r.unlike_hosts for r in rows]
+    unlike = [bool(r.unlike) for r in rows]
     found = []
     for split, far in ((LARGER, large), (UNLIKE, unlike)):
         kept = [i for i, f in enumerate(far) if not f]

@@ -262,7 +262,7 @@ def test_runs_with_delayed_links_are_rows_with_their_delays():
     set_to[-1]["setting"] = named
     found = read_tables(tables(runs, set_to))
     assert {row.run: row.delays for row in found.rows} == {"s": (0.03, 0.03, 0.0), "v": (0.0, 0.01, 0.0, 0.0)}
-    assert found.rows[0].unlike_hosts
+    assert found.rows[0].unlike == {"delays"}
     assert "2 runs with stragglers are left out" in found.caveats[0]
 
 

@@ -68,6 +68,13 @@ def test_larger_clusters_and_unlike_hosts_are_extrapolated_to():
     assert validation._extrapolations([row(2, 1, b) for b in (8, 16)]) == []
 
 
+def test_speeds_that_hardly_change_a_cycle_make_no_unlike_hosts():
+    """Mini-batches of 2 ms in a cycle of a second: whether one worker took 3 ms is chance."""
+    assert row(2, 1, speeds=(1.0, 1.5), compute_seconds=0.002).unlike == set()
+    assert row(2, 1, speeds=(1.0, 1.5), compute_seconds=0.2).unlike == {"speeds"}
+    assert row(2, 1, speeds=(1.0, 1.5), compute_seconds=0.002, nics=(1.0, 2.0, 1.0)).unlike == {"nics"}
+
+
 def test_the_plain_form_is_fitted_to_all_other_combinations():
     """It finds a linear law again, and does not see the combination that it predicts."""
     law = [
@@ -215,5 +222,5 @@ def test_larger_clusters_and_unlike_hosts_of_another_recording_are_extrapolation
     assert validation._split_of_others(known, [row(3, 1), row(4, 1), row(1, 1)]) == LARGER
     assert validation._split_of_others(known, [unlike, unlike, row(1, 1)]) == UNLIKE
     assert validation._split_of_others([*known, unlike], [unlike, unlike]) == OTHER
-    faster = row(2, 1, speeds=(1.0, 1.2))  # which says nothing of links
+    faster = row(2, 1, speeds=(1.0, 1.2), compute_seconds=0.5)  # which says nothing of links
     assert validation._split_of_others([*known, faster], [unlike, unlike]) == UNLIKE
