@@ -48,6 +48,7 @@ def compare(
     out: str | Path | None = None,
     resume: bool = False,
     record: bool = False,
+    calibration_draws: int = 0,
     progress: bool = True,
 ) -> Comparison:
     """Score tuners on scenarios over paired seeds, in parallel processes, and return the results.
@@ -61,6 +62,7 @@ def compare(
         out: folder for the results; by default they exist as long as the returned object.
         resume: continue the comparison in `out`, if there is one. Functions are then taken to be what they were.
         record: write a trace for every run, too.
+        calibration_draws: play scenarios of calibrated constants under so many draws of these, too, to see which ranks hold.
         progress: show bars on a terminal, one line in a notebook.
 
     Raises ValueError, before anything is run, for names, options, functions and scenarios that cannot be used; OSError if
@@ -79,6 +81,7 @@ def compare(
             address=address,
             resume=resume,
             record=record,
+            calibration_draws=calibration_draws,
             watch=watch or (lambda _: None),
         )
     return comparison_in(folder, temporary=out is None)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import polars as pl
 
-from reports import arenas
+from reports import arenas, calibration_ranks
 from reports.conclusions import answer
 from reports.figures.drawing import Drawing, pdf
 from reports.figures.settings_over_time import typical_seed
@@ -33,7 +33,9 @@ def write_csv(folder: Path) -> Path:
     results, out = load_results(folder), folder / "csv"
     table = summary(results)
     _write(out / "summary.csv", table.write_csv().encode())
-    for name, frame in (("scores", results.scores), ("not-applicable", results.not_applicable)):
+    frames = {"scores": results.scores, "not-applicable": results.not_applicable}
+    frames |= {"draws": results.draws} if results.draws.height else {}
+    for name, frame in frames.items():
         _write(out / f"{name}.csv", frame.write_csv().encode())
     over = [found.rows for found in _families(results, table)]
     if over:
@@ -84,6 +86,8 @@ def markdown(results: Results) -> str:
         shown = rows.filter(pl.col("role") != "same")
         parts.append(_grid(columns, [_cells(row, usd) for row in shown.iter_rows(named=True)]))
         parts += map(_plain, identical(rows))
+        if (under := calibration_ranks.ranks(results, rows)) is not None:
+            parts += map(_plain, calibration_ranks.sentences(under))
     parts += map(_plain, not_applicable(results))
     return "\n\n".join(parts) + "\n"
 

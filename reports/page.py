@@ -23,7 +23,7 @@ from urllib.parse import quote
 import polars as pl
 
 from harness.comparison.results import run_folder
-from reports import arenas, live
+from reports import arenas, calibration_ranks, live
 from reports.conclusions import Answer, against_reference, answer, limits, tally
 from reports.facts import facts, target_of
 from reports.figures.across import heat_map, mean_ratios, performance
@@ -307,6 +307,13 @@ class _RunRow:
     folder: str  # of its files, relative to the page; "" where the page stands without them
 
 
+class _DrawLine(NamedTuple):
+    """A tuner's row in the table of ranks under draws of the calibrated constants."""
+
+    tuner: str
+    cells: list[_Cell]
+
+
 class _BesideLine(NamedTuple):
     """A tuner's row in the table that puts live runs beside simulated ones."""
 
@@ -346,6 +353,8 @@ class _ScenarioSection:
     oracle_settings: int  # that the oracle has run; 0 where it is not known
     beside: list[_BesideLine]  # live runs beside simulated ones; [] where it is no live contest
     agreement: str
+    draws: list[_DrawLine]  # tuners under draws of the calibrated constants; [] without draws
+    undecided: str  # the words for a rank that the calibration does not decide
 
 
 def _section(
@@ -368,6 +377,7 @@ def _section(
     host = results.host.filter(here)
     machines = sorted({machine for machine in host["machine"] if machine})
     workers = _workers(name, distinct, scores, runs)
+    under = calibration_ranks.ranks(results, rows)
     both = live.beside_rows(results, simulated, name) if simulated is not None else []
     return _ScenarioSection(
         name=name,
@@ -375,7 +385,7 @@ def _section(
         text=text,
         summary=known[0][1],
         facts=known[1:],
-        findings=[*against_reference(rows), tally(rows)],
+        findings=[*(calibration_ranks.sentences(under) if under else []), *against_reference(rows), tally(rows)],
         limits=limits(rows),
         scores=[_score_row(row, accuracy, usd) for row in rows.filter(pl.col("role") != "same").iter_rows(named=True)],
         identical=[*identical(rows), *_absent(absent)],
@@ -397,6 +407,8 @@ def _section(
         oracle_settings=_oracle_settings(results, name),
         beside=[_beside_line(row) for row in both],
         agreement=live.agreement(both),
+        draws=[_draw_line(row) for row in under.rows] if under else [],
+        undecided=calibration_ranks.NOT_DECIDED,
         runs=[
             (
                 str(tuner),
@@ -414,6 +426,22 @@ def _beside_line(row: live.BesideRow) -> _BesideLine:
     times = (row.live_seconds, row.live_done), (row.simulated_seconds, row.simulated_done)
     cells = [_Cell(quantity(seconds), done, seconds) for seconds, done in times]
     return _BesideLine(row.tuner, [*cells, _Cell(live.ratio_text(row), "", row.ratio)])
+
+
+def _draw_line(row: calibration_ranks.CalibrationRank) -> _DrawLine:
+    def rank(what: str, agree: float, verdict: str) -> _Cell:
+        return _Cell(f"{what}: {verdict}" if verdict else what or "-", _share(agree), agree)
+
+    def _share(agree: float) -> str:
+        return "" if math.isnan(agree) else calibration_ranks.share_text(agree, row.draws)
+
+    cells = [
+        _Cell(*calibration_ranks.ratio_text(row), row.ratio),
+        _Cell("-" if math.isnan(row.first) else f"{row.first:.0%}", "", row.first),
+        rank(row.standing, row.agree, row.verdict),
+        rank(row.side, row.side_agree, row.side_verdict),
+    ]
+    return _DrawLine(row.tuner, cells)
 
 
 def _best(results: Results, scenario: str, tuner: str) -> str:

@@ -48,7 +48,7 @@ def publish(folder: Path, out: Path, *, only_overview: bool = False) -> Path:
         ).items():
             _write(partly / name, text.encode())
         (partly / "tables").mkdir(parents=True)
-        store.write(results.scores, partly / "tables" / "scores.parquet", SCORES)
+        store.write(pl.concat([results.scores, results.draws]), partly / "tables" / "scores.parquet", SCORES)
         if only_overview:
             _write(partly / "tables" / "host.csv", _host_by_tuner(folder / "host.csv").write_csv().encode())
         else:
@@ -82,12 +82,14 @@ def _missing(results: Results) -> str | None:
     manifest = results.manifest
     played = {
         (scenario, tuner, seed)
-        for frame in (results.scores, results.not_applicable)
+        for frame in (results.scores, results.not_applicable, results.draws)
         for scenario, tuner, seed in frame.select("scenario", "tuner", "seed").iter_rows()
     }
+    drawn = {name for names in manifest.get("draws", {}).values() for name in names}
     for scenario in manifest.get("scenarios", []):
         seeds = manifest.get("seeds_of", {}).get(scenario, manifest.get("seeds", 1))
-        for tuner in manifest.get("tuners", []):
+        oracles = manifest.get("oracles", []) if scenario in drawn else []  # these are not run under draws
+        for tuner in (t for t in manifest.get("tuners", []) if t not in oracles):
             for seed in range(int(seeds)):
                 if (scenario, tuner, seed) not in played:
                     return f"{tuner} on {scenario} with seed {seed}"

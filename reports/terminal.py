@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from reports import arenas
+from reports import arenas, calibration_ranks
 from reports.conclusions import Answer, answer
 from reports.tables import not_applicable, render, summary
 
@@ -39,6 +39,9 @@ def show(results: Results, console: Console) -> None:
         rows = table.filter(pl.col("scenario") == name)
         said = _text(answer(rows))
         console.print(said if len(names) == 1 else Text.assemble(f"{name}: ", said), soft_wrap=True)
+        if (under := calibration_ranks.ranks(results, rows)) is not None:
+            for sentence in calibration_ranks.sentences(under):
+                console.print(escape(sentence), highlight=False, soft_wrap=True)
         if len(names) <= _TABLES:
             for one in render(rows, columns=max(80, console.width)):
                 console.print(one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -28,7 +29,7 @@ from simulators.engine.learning import TrainingData
 from simulators.workloads.workload import Workload
 from tuners.actions import Cost, Evaluation, Job, Rejected, Setting, Status, SyncPolicy
 
-__all__ = ["NO_RECORDS", "Branch", "JobContext", "PreparedSetting", "first_branch"]
+__all__ = ["NO_RECORDS", "Branch", "JobContext", "PreparedSetting", "first_branch", "stacked"]
 
 NO_RECORDS = np.zeros((0, len(loop.Records._fields)))
 _evaluate = jax.jit(learning.evaluate, static_argnames=("model",))
@@ -286,3 +287,13 @@ def first_branch(
     spread = np.random.default_rng([context.seed, 2]).random(len(first_cycle)) * first_cycle
     branch.launch(inputs.active, spread if context.conditions.stagger else None)
     return branch
+
+
+def stacked(branches: Sequence[Branch]) -> tuple[TrainingData, EngineInputs, loop.State]:
+    """Stack branches of equal shapes as lanes of one engine: arrays get a leading lane axis; validation data is shared."""
+    data = [b.context.data for b in branches]
+    train, inputs, states = (
+        jax.tree.map(lambda *leaves: np.stack(leaves), *rows)  # NumPy, because JAX would compile each stack
+        for rows in ([d.train for d in data], [b.inputs for b in branches], [b.state for b in branches])
+    )
+    return TrainingData(train, data[0].valid), inputs, states

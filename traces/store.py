@@ -46,6 +46,9 @@ class Results:
         default_factory=lambda: pl.DataFrame(schema=SCORES)
     )
     oracles: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # by scenario and oracle: settings, best
+    # traces.schema.SCORES, also of what did not apply: under draws of calibrated constants, which are in no other scores.
+    # The manifest's "draws" names them by the scenario that was drawn.
+    draws: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=SCORES))
 
 
 def write(frame: pl.DataFrame, path: Path, schema: Mapping[str, pl.DataType]) -> None:
@@ -124,8 +127,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def load_results(folder: Path) -> Results:
     """The tables of a comparison. Raises ValueError where a table is missing, damaged, or of another version."""
     manifest = read_manifest(folder)
-    scores = read(folder / "scores.parquet", SCORES)
-    played = pl.col("status") != NOT_APPLICABLE
+    every = read(folder / "scores.parquet", SCORES)
+    drawn = pl.col("scenario").is_in([name for names in manifest.get("draws", {}).values() for name in names])
+    scores, played = every.filter(~drawn), pl.col("status") != NOT_APPLICABLE
     return Results(
         manifest,
         scores.filter(played),
@@ -134,6 +138,7 @@ def load_results(folder: Path) -> Results:
         read_host(folder / "host.csv"),
         scores.filter(~played),
         _oracles(folder / "oracles.json"),
+        every.filter(drawn),
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness import program_cache
 from harness.cli.trace import TRACE_HELP, trace_folder
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ would determine it. The same recording gives the same bytes."""
 _FIDELITY = """\
 Compare the simulator's predictions with recordings, by cross-validation: constants are fitted
 to four fifths of the combinations of policy, workers and servers, and the rest is predicted;
-also the larger clusters from the smaller ones, and unlike hosts from equal ones. Or, with --fit
-and --predict, fit to some recordings and predict others. Prints a table and writes a page."""
+also the larger clusters from the smaller ones, and unlike hosts from equal ones. With --fit and
+--predict, also or instead: fit to some recordings and predict others. Prints a table and writes
+a page."""
 
 _SELECTED = (
     TRACE_HELP + "; or some of it: 'TRACE[runs=a*, workload=NAME, policy=asp, workers=1..2, servers=1, batch_size=16]'"
@@ -124,6 +126,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     if (options.trace is None) == (options.source is None):
         raise ValueError("Cannot calibrate: name a trace's folder, or a recording with --from SOURCE PATH.")
     recording, origin = read(options.trace, options.source)
+    program_cache.use()
     with stages("calibrating") as watch:
         fits = fit_all(recording.rows, initial_constants(recording, options), watch=watch)
     write_bytes(options.out, to_toml(fits, recording, origin).encode())
@@ -146,26 +149,26 @@ def _fidelity(options: argparse.Namespace) -> int:
     from harness.cli.display import stages
     from reports import fidelity
     from simulators.calibration.selection import EVERYTHING
-    from simulators.calibration.validation import Ablation, check, lacking
+    from simulators.calibration.validation import Ablation, ablated, check, lacking
 
     whole = bool(options.traces or options.sources)
     if bool(options.fit) != bool(options.predict):
         raise ValueError("Cannot check: --fit and --predict need each other.")
-    if whole and options.fit:
-        raise ValueError("Cannot check: give either traces to divide, or --fit and --predict.")
     if not whole and not options.fit:
         raise ValueError("Cannot check: name traces, or recordings with --from SOURCE PATH.")
     findings = options.findings.read_text(encoding="utf-8") if options.findings else ""
+    program_cache.use()
     named = [(*selected, None) for selected in options.traces] + [(None, EVERYTHING, s) for s in options.sources]
-    checks: list[Check] = _of_others(options) if options.fit else []
+    checks: list[Check] = []
     for path, wanted, source in named:
         recording, origin = read(path, source, wanted)
         with stages(f"recording {len(checks) + 1} of {len(named)}") as watch:
             given = initial_constants(recording, options)
             made = check(recording, given, origin, options.folds, watch)
             less = lacking(given) if options.ablate else {}
-            without = {part: check(recording, g, origin, options.folds, watch) for part, g in less.items()}
-            checks.append(replace(made, ablations=tuple(Ablation(p, c.predictions) for p, c in without.items())))
+            without = tuple(Ablation(p, ablated(recording, lack, options.folds, watch)) for p, lack in less.items())
+            checks.append(replace(made, ablations=without))
+    checks += _of_others(options) if options.fit else []
     for table in fidelity.tables(checks):
         _say(table)
     _say(f"The page: {fidelity.write(options.out, checks, findings)}")
@@ -186,18 +189,17 @@ def _of_others(options: argparse.Namespace) -> list[Check]:
     origins = list(dict.fromkeys(origin.of for _, origin in fitted))
     named = [(joined([(origin.digest[:12], recording)]), origin) for recording, origin in others]
     given = initial_constants(known, options)
-
-    def checked(start: dict[str, Constants]) -> list[Check]:
-        with stages("fitting") as watch:
-            fits = fit_all(known.rows, start, watch=watch)
-        return [check_other(fits, known, other, origin, "; ".join(origins)) for other, origin in named]
-
-    found = checked(given)
-    less = {part: checked(start) for part, start in (lacking(given) if options.ablate else {}).items()}
-    return [
-        replace(made, ablations=tuple(Ablation(part, every[i].predictions) for part, every in less.items()))
-        for i, made in enumerate(found)
-    ]
+    with stages("fitting") as watch:
+        fits = fit_all(known.rows, given, watch=watch)
+        found = [check_other(fits, known, other, origin, "; ".join(origins)) for other, origin in named]
+        for part, lack in (lacking(given) if options.ablate else {}).items():
+            watch(f"without {part}")
+            less = fit_all(known.rows, lack.given, without=lack.without)
+            told = [
+                Ablation(part, check_other(less, known, other, origin, whole=False).predictions) for other, origin in named
+            ]
+            found = [replace(made, ablations=(*made.ablations, one)) for made, one in zip(found, told, strict=True)]
+    return found
 
 
 def _selected(text: str) -> tuple[Path, Selection]:

@@ -146,6 +146,13 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--out", type=Path, metavar="DIR", help="results folder (default: results/SCENARIO)")
     compare.add_argument("--resume", action="store_true", help="continue the comparison in DIR, if there is one")
     compare.add_argument("--record", action="store_true", help="write a trace for every run")
+    compare.add_argument(
+        "--calibration-draws",
+        type=int,
+        default=0,
+        metavar="K",
+        help="play scenarios of calibrated constants under K draws of these, too, and say which ranks hold (default: 0)",
+    )
     compare.set_defaults(run=_compare)
 
     add_list(commands.add_parser)
@@ -210,6 +217,7 @@ def _compare(options: argparse.Namespace) -> int:
                 device=options.device,
                 resume=options.resume,
                 record=options.record,
+                calibration_draws=options.calibration_draws,
                 watch=watch,
             )
     except KeyboardInterrupt:

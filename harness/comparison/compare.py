@@ -21,7 +21,7 @@ from urllib.parse import quote
 from harness.comparison import oracle, oracle_cache, pool, results
 from harness.comparison.run_process import Done, Progress, Task, save
 from harness.families import members, single
-from harness.scenario import Scenario, load
+from harness.scenario import Scenario, building, load
 from harness.score import failed
 from harness.version import HARNESS_VERSION
 from traces import store
@@ -84,6 +84,7 @@ def compare(
     device: str = "cpu",
     resume: bool = False,
     record: bool = False,
+    calibration_draws: int = 0,
     watch: Callable[[Event], None] = lambda _: None,
     system: str = "harness.scenario:system",
     work: Work | None = None,
@@ -93,12 +94,13 @@ def compare(
     A tuner is a name or an `Entry`, which can hold a function of the caller's; cloudpickle sends it to the processes.
     `jobs` runs are made at a time on this machine, or, if `address` names a Ray cluster, one on each of its cores. JAX
     computes on `device` (cpu, cuda, rocm, tpu); results on another device may differ in a gradient's last digit. With
-    `record`, every run also writes a trace. `watch` is called with every event. `system` names a function of (scenario,
+    `record`, every run also writes a trace. Each scenario is also played under so many `calibration_draws`, draws of its
+    calibrated constants, on the same seeds. `watch` is called with every event. `system` names a function of (scenario,
     seed, start) that makes the system. `work` makes the runs in another way: live ones, for example. Raises ValueError,
     before anything is run or written, if a scenario, tuner or cluster does not exist or does not fit, or if the folder
     contains something else; OSError if the disk is full. Runs that are finished by then are kept.
     """
-    plan = _planned(scenarios, tuners, seeds, system, record=record)
+    plan = _planned(scenarios, tuners, seeds, system, calibration_draws, record=record)
     if jobs < 1:
         raise ValueError(f"Cannot use {jobs} jobs: give at least 1.")
     if device != _CPU:
@@ -188,6 +190,7 @@ class _Plan:
     scenarios: tuple[Scenario, ...]
     entries: tuple[Entry, ...]
     counts: dict[str, int]  # seeds of each scenario
+    draws: dict[str, list[str]]  # by scenario: those that differ from it in a draw of its calibrated constants
     tasks: tuple[Task, ...]
 
 
@@ -196,6 +199,7 @@ def _planned(
     tuners: Sequence[str | Entry],
     seeds: int | None,
     system: str,
+    calibration_draws: int,
     *,
     record: bool,
 ) -> _Plan:
@@ -203,7 +207,11 @@ def _planned(
         raise ValueError("Cannot compare nothing: name at least one scenario and one tuner.")
     if seeds is not None and seeds < 1:
         raise ValueError(f"Cannot compare on {seeds} seeds: give at least 1.")
-    loaded = tuple(s if isinstance(s, Scenario) else load(s) for given in scenarios for s in _each(given))
+    if calibration_draws < 0:
+        raise ValueError(f"Cannot draw constants {calibration_draws} times: give at least 1, or 0 for none.")
+    given = [s if isinstance(s, Scenario) else load(s) for many in scenarios for s in _each(many)]
+    drawn = {s.name: list(_drawn(s, calibration_draws)) for s in given} if calibration_draws else {}
+    loaded = tuple(each for s in given for each in (s, *drawn.get(s.name, ())))
     entries = tuple(t if isinstance(t, Entry) else resolve(t) for t in tuners)
     for what, names in (("scenario", [s.name for s in loaded]), ("tuner", [e.name for e in entries])):
         twice = sorted({n for n in names if names.count(n) > 1})
@@ -212,9 +220,24 @@ def _planned(
                 f"Cannot compare {what} {twice[0]!r} with itself: name each once, and files by different names."
             )
     counts = {s.name: seeds or s.seeds.count for s in loaded}
-    tasks = [t for s in loaded for t in _tasks(s, entries, counts[s.name], system, record=record)]
+    contestants = tuple(e for e in entries if e.contestant)
+    tasks = [
+        t
+        for s in loaded
+        # Draws are there to compare contestants; the oracle of each would be a search of its own.
+        for t in _tasks(s, contestants if s.draw else entries, counts[s.name], system, record=record)
+    ]
     # First seed 0 of all scenarios and tuners, then seed 1: an interrupted comparison can be compared, too.
-    return _Plan(loaded, entries, counts, tuple(sorted(tasks, key=lambda t: t.seed)))
+    draws = {name: [s.name for s in each] for name, each in drawn.items()}
+    return _Plan(loaded, entries, counts, draws, tuple(sorted(tasks, key=lambda t: t.seed)))
+
+
+def _drawn(scenario: Scenario, count: int) -> Iterator[Scenario]:
+    """The scenario under each of so many draws of its calibrated constants. Raises ValueError where it has none."""
+    if scenario.draw:
+        raise ValueError(f"Cannot draw constants of {scenario.name!r}: it is a draw itself. Name the scenario without one.")
+    for number in range(1, count + 1):
+        yield building.scenario(scenario, name=f"{scenario.name}+draw{number}", calibration={"draw": number})
 
 
 def _each(scenario: str | Path | Scenario) -> Sequence[str | Path | Scenario]:
@@ -241,7 +264,7 @@ def _oracle_tasks(plan: _Plan, out: Path, *, record: bool, system: str) -> Itera
     contestants = [e.name for e in plan.entries if e.contestant]
     for scenario in plan.scenarios:
         for entry in plan.entries:
-            if not entry.contestant:
+            if not entry.contestant and not scenario.draw:
                 wanted = oracle.wanted(out, scenario, entry.name, contestants, plan.counts[scenario.name])
                 for name, start, seed in wanted:
                     given = _given(scenario, system, record=record)
@@ -279,7 +302,7 @@ def _manifest(plan: _Plan, seeds: int | None) -> dict[str, Any]:
         "oracles": [e.name for e in plan.entries if not e.contestant],
         "seeds": seeds or max(plan.counts.values()),
         "seeds_of": plan.counts,
-    }
+    } | ({"draws": plan.draws} if plan.draws else {})
 
 
 # --------------------------------------------------------------------------------------------------------------- folder

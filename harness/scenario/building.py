@@ -35,6 +35,7 @@ def scenario(
     rules: Table | None = None,
     seeds: Table | int | None = None,
     recorded: Table | None = None,
+    calibration: Table | None = None,
 ) -> Scenario:
     """Make a scenario from the tables of its file; with a `base`, from its tables with these keys changed::
 
@@ -56,6 +57,7 @@ def scenario(
         rules: what else a tuner may do.
         seeds: a table, or the number of seeds.
         recorded: recorded runs that answer in place of the simulator.
+        calibration: which draw of calibrated constants is used.
 
     Raises ValueError, which names table and key, for a scenario that is not valid. Relative paths are relative to the
     folder of the base's file, or to the working folder.
@@ -72,6 +74,7 @@ def scenario(
         "rules": rules,
         "seeds": {"count": seeds} if isinstance(seeds, Integral) else seeds,
         "recorded": recorded,
+        "calibration": calibration,
     }
     changes = {table: keys for table, keys in given.items() if keys is not None}
     if base is None and not changes:

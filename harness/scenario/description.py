@@ -35,4 +35,5 @@ class Scenario:
     seeds: SeedsTable
     rules: RulesTable = field(default_factory=RulesTable)
     recorded: RecordedTable | None = None  # recorded runs, which answer in place of a simulator of all the above
+    draw: int = 0  # of the calibrated constants, from 1 on; 0: as they were fitted
     restart_seconds: float | None = None  # with `recorded` only: of a change; None is as recorded

@@ -25,16 +25,17 @@ from harness.scenario import recorded as scenario_recorded
 from harness.scenario.description import Scenario
 from harness.scenario.tables import (
     BudgetTable,
-    ClusterTable,
     KnobTable,
     NodeGroup,
     RecordedTables,
     StartTable,
+    Tables,
     TargetTable,
     WorkloadTable,
     near,
     read,
 )
+from simulators.calibration.draws import draw_of
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, locate_traces
 from simulators.cluster.conditions import check as check_conditions
@@ -126,14 +127,17 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
         raise ValueError(f"{origin}: {error}") from None
     if isinstance(found, RecordedTables):
         return _parsed(found, name=name, origin=origin, text=text)
-    cluster = _at(origin, "cluster", lambda: _cluster(found.cluster, origin))
+    draw = found.calibration.draw if found.calibration else 0
+    if draw:
+        _at(origin, "calibration", lambda: _check_calibrated(found, origin, draw))
+    cluster = _at(origin, "cluster", lambda: _cluster(found, origin, draw))
     made = Scenario(
         name=name,
         origin=origin,
         text=text,
         summary=" ".join(found.summary.split()),
         cluster=cluster,
-        workload=_at(origin, "workload", lambda: _known(found.workload, origin)),
+        workload=_at(origin, "workload", lambda: _known(found.workload, origin, draw)),
         start=found.start,
         knobs=_at(origin, "free", lambda: tuple(_knobs(found.free, cluster))),
         target=_at(origin, "target", lambda: _target(found.target)),
@@ -143,6 +147,7 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
         costs=found.costs,
         rules=found.rules,
         seeds=found.seeds,
+        draw=draw,
     )
     names = tuple(n for n, _ in made.cluster.nodes)
     unpriced = ", ".join(dict.fromkeys(kind.name for _, kind in cluster.nodes if kind.usd_per_hour is None))
@@ -258,7 +263,7 @@ def show(scenario: Scenario) -> str:
         where = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
         rate = f"{kind.nic_bytes_per_second * 8 / 1e6:g} Mbit/s"
         said.append(f"{len(names)} x {kind.name}: {kind.cores} cores, {rate} ({where})")
-    own = {name: table["summary"] for name, table in _own_workloads(scenario.workload, scenario.origin).items()}
+    own = {name: table["summary"] for name, table in _own_workloads(scenario.workload, scenario.origin, 0).items()}
     said.append(f"{scenario.workload.name}: {(workloads() | own)[scenario.workload.name]}")
     if made is not None:
         start = _start(scenario, made)
@@ -273,13 +278,28 @@ def show(scenario: Scenario) -> str:
 # ----------------------------------------------------------------------------------------------- from tables to objects
 
 
-def _cluster(table: ClusterTable, origin: Path) -> Cluster:
-    known = profiles()
+def _check_calibrated(tables: Tables, origin: Path, draw: int) -> None:
+    """Raise ValueError where no file of the scenario has this draw of its constants."""
+    named = [origin.parent / Path(f).expanduser() for f in (tables.cluster.profiles, tables.workload.file) if f is not None]
+    if not any(draw_of(path, draw) for path in named if path.is_file()):
+        raise ValueError(
+            "draw: nothing here is calibrated; name a file of harness calibrate in cluster.profiles or workload.file."
+        )
+
+
+def _cluster(tables: Tables, origin: Path, draw: int) -> Cluster:
+    table, known = tables.cluster, profiles()
+    latency_seconds = table.latency_seconds
     if table.profiles is not None:
+        path = origin.parent / table.profiles
         try:
-            known |= load_profiles(origin.parent / table.profiles)
+            own = load_profiles(path)
         except OSError as error:
             raise ValueError(str(error)) from None
+        if draw and (drawn := draw_of(path, draw)):
+            own = drawn.node_types(own)
+            latency_seconds *= drawn.latency_ratio(tables.workload.name)
+        known |= own
     if not table.nodes:
         raise ValueError("nodes: there are none; give at least one worker and one server.")
     nodes: list[tuple[str, NodeType]] = []
@@ -291,7 +311,7 @@ def _cluster(table: ClusterTable, origin: Path) -> Cluster:
         counts[group.prefix] = first + group.count
         kind = _priced(known[group.type], group)
         nodes += [(f"{group.prefix}{i}", kind) for i in range(first, first + group.count)]
-    return Cluster(tuple(nodes), table.discipline, table.latency_seconds, table.control_queue)
+    return Cluster(tuple(nodes), table.discipline, latency_seconds, table.control_queue)
 
 
 def _priced(kind: NodeType, group: NodeGroup) -> NodeType:
@@ -316,19 +336,24 @@ def _check_prices(scenario: Scenario, unpriced: str) -> None:
         raise ValueError(f"{key}: money cannot be counted, because no price is known of {unpriced}.{advice}")
 
 
-def _known(table: WorkloadTable, origin: Path) -> WorkloadTable:
-    names = (*_own_workloads(table, origin), *workloads())
+def _known(table: WorkloadTable, origin: Path, draw: int) -> WorkloadTable:
+    names = (*_own_workloads(table, origin, draw), *workloads())
     if table.name not in names:
         raise ValueError(f"name: no workload {table.name!r}; {near(table.name, names)}")
     return table
 
 
-def _own_workloads(table: WorkloadTable, origin: Path) -> dict[str, Any]:
-    """The user's own workloads, from the `file` that [workload] names; none if it names no file."""
+def _own_workloads(table: WorkloadTable, origin: Path, draw: int) -> dict[str, Any]:
+    """The user's own workloads, from the `file` that [workload] names, with drawn constants; none if it names no file."""
+    if table.file is None:
+        return {}
+    path = origin.parent / Path(table.file).expanduser()
     try:
-        return {} if table.file is None else load_workloads(origin.parent / Path(table.file).expanduser())
+        own = load_workloads(path)
     except OSError as error:
         raise ValueError(f"file: {error}") from None
+    drawn = draw_of(path, draw) if draw else None
+    return drawn.workloads(own) if drawn else own
 
 
 def workload_of(scenario: Scenario) -> Workload:
@@ -336,7 +361,7 @@ def workload_of(scenario: Scenario) -> Workload:
     table = scenario.workload
     data = None if table.data is None else scenario.origin.parent / Path(table.data).expanduser()
     try:
-        return workload(table.name, table.overrides, data, _own_workloads(table, scenario.origin))
+        return workload(table.name, table.overrides, data, _own_workloads(table, scenario.origin, scenario.draw))
     except (ValueError, OSError) as error:
         raise ValueError(f"{scenario.origin}: [workload]: {error}") from None
 

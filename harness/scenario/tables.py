@@ -30,6 +30,7 @@ from tuners.actions import Scalar
 __all__ = [
     "TABLES",
     "BudgetTable",
+    "CalibrationTable",
     "ClusterTable",
     "KnobTable",
     "NodeGroup",
@@ -136,6 +137,12 @@ class SeedsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count: _Count = 5
 
 
+class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[calibration]: other values of the constants in the files of `harness calibrate` that the scenario names."""
+
+    draw: _Count  # number of the draw from their bootstrap, from 1 on; without this table, the fitted values count
+
+
 class RulesTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[rules]: what else a tuner may do."""
 
@@ -186,6 +193,7 @@ class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     costs: Costs = Costs()
     rules: RulesTable = RulesTable()
     seeds: SeedsTable = SeedsTable()
+    calibration: CalibrationTable | None = None
 
 
 TABLES: dict[str, Any] = {
@@ -210,6 +218,7 @@ TABLES: dict[str, Any] = {
     **{f"conditions.replay.{role}": ReplayedTrace for role in Replay.__struct_fields__},
     "costs": Costs,
     "rules": RulesTable,
+    "calibration": CalibrationTable,
 }
 """The struct of every table, by the table's name in messages; "" is the whole file."""
 

@@ -10,13 +10,12 @@ Instances of equal depth and equally many workers have equal shapes: they share 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import jax
 import numpy as np
 
 from simulators import jobs
@@ -24,14 +23,11 @@ from simulators.branch import Branch, JobContext, first_branch
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, Disturbance, Stragglers, straggling
 from simulators.cluster.profiles import profile
-from simulators.engine.inputs import EngineInputs
-from simulators.engine.learning import TrainingData
-from simulators.engine.loop import State
 from simulators.workloads.catalogue import workload
 from simulators.workloads.workload import Workload
 from tuners.actions import Setting, SyncPolicy, Target
 
-__all__ = ["STRAGGLERS", "Instance", "InstanceKind", "draw", "stacked"]
+__all__ = ["STRAGGLERS", "Instance", "InstanceKind", "draw"]
 
 STRAGGLERS = Stragglers(mean_seconds=9.4, spread_seconds=6.0, sd_seconds=1.0, probability=0.3)
 _CONDITIONS = Conditions(jitter=0.1, stragglers=STRAGGLERS)
@@ -105,16 +101,6 @@ def draw(kind: InstanceKind, seed: int, *, depth: int | None = None) -> Instance
     context = JobContext(cluster, made, kind.conditions, jobs.job(spec), data, kind.evaluate_clocks, seed)
     slow = straggling(kind.conditions, (*workers, "server"), np.random.default_rng([seed, 1]))[:-1]
     return Instance(seed, -1 if depth is None else depth, tuple(bool(s) for s in slow), context, parameters)
-
-
-def stacked(branches: Sequence[Branch]) -> tuple[TrainingData, EngineInputs, State]:
-    """Stack branches of equal shapes as lanes of one engine: arrays get a leading lane axis; validation data is shared."""
-    data = [b.context.data for b in branches]
-    train, inputs, states = (
-        jax.tree.map(lambda *leaves: np.stack(leaves), *rows)  # NumPy, because JAX would compile each stack
-        for rows in ([d.train for d in data], [b.inputs for b in branches], [b.state for b in branches])
-    )
-    return TrainingData(train, data[0].valid), inputs, states
 
 
 def _workload(kind: InstanceKind, depth: int | None) -> Workload:

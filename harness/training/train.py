@@ -26,7 +26,8 @@ import msgspec
 import numpy as np
 
 from harness import program_cache
-from harness.training.instances import STRAGGLERS, Instance, InstanceKind, draw, stacked
+from harness.training.instances import STRAGGLERS, Instance, InstanceKind, draw
+from simulators.branch import stacked
 from simulators.engine import loop
 from tuners import policies
 from tuners.actions import Scalar, SyncPolicy, Target

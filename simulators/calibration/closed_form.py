@@ -18,12 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from simulators.engine.inputs import EngineInputs
+from simulators.engine.inputs import CycleCosts
 
-__all__ = ["Spans", "spans"]
+__all__ = ["Plant", "Spans", "spans"]
 
 _ROUNDS = 60
 _GRID = np.linspace(-5.0, 9.0, 141)  # grid for the distribution of a maximum, in standard deviations of the logarithm
+
+
+class Plant(NamedTuple):
+    """A cluster under one setting, as far as its mean times depend on it."""
+
+    costs: CycleCosts
+    jitter: float  # coefficient of variation of compute times
+    sleep_seconds: float  # mean per mini-batch
 
 
 class Spans(NamedTuple):
@@ -35,20 +43,23 @@ class Spans(NamedTuple):
     cycle: NDArray[np.float64]
 
 
-def spans(plants: Sequence[EngineInputs], barrier: Sequence[bool]) -> Spans:
+def spans(plants: Sequence[Plant], barrier: Sequence[bool]) -> Spans:
     """The parts of a cycle under each of n `plants`; `barrier` says where all workers wait for each other."""
-    size = max(len(p.active) for p in plants)
+    size = max(len(p.costs.active) for p in plants)
 
     def stacked(name: str) -> NDArray[np.float64]:
-        rows = [np.pad(np.asarray(getattr(p, name), float), (0, size - len(p.active))) for p in plants]
-        return np.stack(rows)
+        made = np.zeros((len(plants), size))
+        for row, p in zip(made, plants, strict=True):
+            values = getattr(p.costs, name)
+            row[: len(values)] = values
+        return made
 
     def each(name: str) -> NDArray[np.float64]:
-        return np.array([[float(getattr(p, name))] for p in plants])
+        return np.array([[float(getattr(p.costs, name))] for p in plants])
 
     active = stacked("active") > 0
-    sleeping = stacked("sleep_probability") * stacked("sleep_mean_seconds")
-    compute = np.where(active, stacked("compute_seconds") * np.maximum(stacked("slowdown"), 0) + sleeping, 0.0)
+    sleeping, jitter = (np.array([[getattr(p, name)] for p in plants]) for name in ("sleep_seconds", "jitter"))
+    compute = np.where(active, stacked("compute_seconds") + sleeping, 0.0)
     overhead = np.where(active, stacked("overhead_seconds"), 0.0)
     nic = np.where(active, stacked("nic"), 1.0)
     pull, push, apply = each("pull_bytes"), each("push_bytes"), each("apply_seconds")
@@ -56,7 +67,7 @@ def spans(plants: Sequence[EngineInputs], barrier: Sequence[bool]) -> Spans:
     shared = (pull / each("serve_out"), push / each("serve_in"))
     held = np.array(barrier)[:, None]
     free = _network(active, compute + overhead, alone, shared, apply)
-    together = _barrier(active, compute, overhead, each("jitter"), alone, shared, apply)
+    together = _barrier(active, compute, overhead, jitter, alone, shared, apply)
     return Spans(*(np.where(held, a, b)[:, 0] for a, b in zip(together, free, strict=True)))
 
 

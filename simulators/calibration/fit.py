@@ -54,6 +54,7 @@ _FEW_SEEDS = 4  # of a row while the constants are searched for; the same ones e
 _ROUNDS = 3  # of correcting the closed form to the engine
 _MACHINE = ("apply_exponent", "nic_bytes_per_second", "service_bytes_per_second", "latency_seconds")
 _RESAMPLES = 400
+_DRAWS = 100  # of the resamples, the first ones, which are kept for scenarios
 _WIDE = math.log(10.0) / 1.96  # standard error of a logarithm at which the interval is an order of magnitude either way
 _STEP = 1e-6  # of a logarithm, for derivatives
 _REACH = 7.0  # half-width of the search interval, in logarithms
@@ -101,6 +102,7 @@ class Fit:
         default_factory=lambda: np.zeros((0, 0)), compare=False
     )  # of logs of `intervals`
     residuals: tuple[Residual, ...] = ()  # of the rows; those that took up a degree of freedom are left out
+    draws: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # of `intervals`: values of the first resamples
 
     @property
     def unsure(self) -> tuple[str, ...]:
@@ -128,13 +130,14 @@ def fit_all(
     given: Mapping[str, Constants],
     *,
     resamples: int = _RESAMPLES,
+    without: Sequence[str] = (),
     watch: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Fit]:
     """Fit every workload of a recording. A constant of the machines that one workload cannot determine is taken from others.
 
     `given` are the initial constants, by workload. Transfers determine only the ratio of the model's size to the NIC's rate:
-    where `model_bytes` is 0 in `given`, the size is fitted, otherwise the NIC's rate. `watch` is told what is fitted next.
-    Raises ValueError for no rows.
+    where `model_bytes` is 0 in `given`, the size is fitted, otherwise the NIC's rate. Constants in `without` stay as given.
+    `watch` is told what is fitted next. Raises ValueError for no rows.
     """
     if not rows:
         raise ValueError("Cannot calibrate: no run has both a setting and times; record seconds and steps, or iterations.")
@@ -144,7 +147,7 @@ def fit_all(
     fits: dict[str, Fit] = {}
     for number, (name, mine) in enumerate(by_workload.items(), 1):
         watch(f"{name}, {len(mine)} rows, workload {number} of {len(by_workload)}")
-        fits[name] = fit(mine, given[name], resamples=resamples)
+        fits[name] = fit(mine, given[name], resamples=resamples, without=without)
     for name, mine in by_workload.items():
         borrowed: dict[str, Any] = {}
         for constant in _MACHINE:
@@ -154,7 +157,7 @@ def fit_all(
             if found and constant in fits[name].refused:
                 borrowed[constant] = math.exp(float(np.mean(np.log(found))))
         if borrowed:
-            made = fit(mine, replace(given[name], **borrowed), resamples=resamples, without=tuple(borrowed))
+            made = fit(mine, replace(given[name], **borrowed), resamples=resamples, without=(*without, *borrowed))
             fits[name] = replace(made, borrowed=borrowed)
     return fits
 
@@ -182,9 +185,18 @@ def fit(rows: Sequence[Row], given: Constants, *, resamples: int = _RESAMPLES, w
         solved, refusals = _fit_determined(_Problem(rows, solved.problem.given), free, refused)
     constants = _with_jitter(solved.constants, rows)
     errors = np.abs(predicted(constants, rows) / np.array([r.cycle_seconds for r in rows]) - 1)
-    ends, covariance = solved.intervals(resamples)
+    drawn = solved.resampled(resamples)
     return Fit(
-        constants, ends, refusals, {}, len(rows), float(np.median(errors)), common, covariance, solved.adjusted_residuals()
+        constants,
+        solved.intervals(drawn),
+        refusals,
+        {},
+        len(rows),
+        float(np.median(errors)),
+        common,
+        np.atleast_2d(np.cov(drawn.T)) if resamples else np.zeros((len(solved.free), len(solved.free))),
+        solved.adjusted_residuals(),
+        {n: tuple(_decoded(n, float(x)) for x in codes) for n, codes in zip(solved.free, drawn[:_DRAWS].T, strict=True)},
     )
 
 
@@ -428,14 +440,12 @@ class _Solved:
         errors = noise * np.sqrt(np.maximum(np.diag(np.linalg.inv(information)), 0.0))
         return dict(zip(self.free, map(float, errors), strict=True))
 
-    def intervals(self, resamples: int) -> tuple[dict[str, tuple[float, float] | None], NDArray[np.float64]]:
-        """95 % percentile intervals from a wild bootstrap, and the covariance of the logarithms, [k, k].
+    def resampled(self, resamples: int) -> NDArray[np.float64]:
+        """The logarithms of the constants under each resample of a wild bootstrap, [resamples, k].
 
         The residuals of each setting keep or change their sign at random, noise of the recorded median is added, and one
-        Gauss-Newton step fits the result. None for constants without a degree of freedom, and for no resamples.
+        Gauss-Newton step fits the result.
         """
-        if not resamples:
-            return dict.fromkeys(self.free), np.zeros((len(self.free), len(self.free)))
         # Signs are drawn instead of settings: a setting that alone determines a constant must never be left out.
         rng = np.random.default_rng(0)
         spare = math.sqrt(len(self.residuals) / max(len(self.residuals) - len(self.free), 1))
@@ -443,14 +453,18 @@ class _Solved:
         noise = rng.standard_normal(signs.shape) * np.maximum(self.problem.spread, _LEAST_NOISE)
         owner = self._owner
         steps = (signs[:, owner] * self.residuals * spare + noise[:, owner]) @ np.linalg.pinv(self.jacobian, rcond=1e-9).T
-        steps = np.clip(steps, -9, 9)
-        ends = np.percentile(self.at + steps, [2.5, 97.5], axis=0)
+        return np.asarray(self.at + np.clip(steps, -9, 9))
+
+    def intervals(self, drawn: NDArray[np.float64]) -> dict[str, tuple[float, float] | None]:
+        """95 % percentile intervals of `resampled` constants; None without a degree of freedom, and for no resamples."""
+        if not len(drawn):
+            return dict.fromkeys(self.free)
         unsure = self._without_freedom()
-        found = {
+        ends = np.percentile(drawn, [2.5, 97.5], axis=0)
+        return {
             n: None if n in unsure else (_decoded(n, float(a)), _decoded(n, float(b)))
             for n, a, b in zip(self.free, *ends, strict=True)
         }
-        return found, np.atleast_2d(np.cov(steps.T))
 
     @property
     def _owner(self) -> NDArray[np.int64]:

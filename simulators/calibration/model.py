@@ -11,11 +11,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.calibration.closed_form import Spans
+from simulators.branch import stacked
+from simulators.calibration.closed_form import Plant, Spans
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, LinkDelay, Sleeps, link_delays
 from simulators.cluster.profiles import Device, NodeType
-from simulators.engine.inputs import EngineInputs, build
+from simulators.engine.inputs import cycle_costs
+from simulators.engine.loop import Records, advance_lanes
 from simulators.jobs import JobSpec
 from simulators.system import SimulatedSystem
 from simulators.workloads.workload import Demand, Workload
@@ -42,6 +44,7 @@ _ALIKE = 0.05  # relative difference below which workers count as equally fast
 _WARM_UP, _CYCLES, _PUSHES = 20, 40, 1600  # of one seed: cycles per worker before and while measuring, and the least pushes
 _LEAST_SEEDS = 4  # that a simulated mean is taken over
 SEEDS = 64  # at most
+_FEWEST_ROWS = 64  # of the engine's table
 _PRECISE = 0.005  # relative standard error at which no further seed is simulated
 
 
@@ -84,9 +87,15 @@ class Row:
         return self.setting_only(), self.run, self.cycle_seconds, self.pushes
 
     @property
-    def unlike_hosts(self) -> bool:
-        """Whether the machines differ in the speed of their processors, or in the rate or the delay of their links."""
-        return any(len({*each}) > 1 for each in (self.speeds, self.nics, self.delays))
+    def unlike(self) -> frozenset[str]:
+        """In what the machines differ: "nics" or "delays" of their links, or "speeds" of their processors.
+
+        Speeds count where the difference takes 5 % of a cycle or more: those of short mini-batches differ by chance.
+        """
+        found = {name for name in ("nics", "delays") if len({*getattr(self, name)}) > 1}
+        if self.speeds and self.compute_seconds * (max(self.speeds) / min(self.speeds) - 1) >= _ALIKE * self.cycle_seconds:
+            found.add("speeds")
+        return frozenset(found)
 
     @property
     def barrier(self) -> bool:
@@ -181,6 +190,7 @@ def node_type(constants: Constants, name: str = "calibrated", speed: float = 1.0
     )
 
 
+@cache
 def demand(constants: Constants) -> Demand:
     """The demand of the constants."""
     names = [n for n in Demand.__struct_fields__ if hasattr(constants, n)]
@@ -215,28 +225,23 @@ def setting(row: Row) -> Setting:
     )
 
 
-def plant(constants: Constants, row: Row) -> EngineInputs:
-    """The numbers that the simulator runs a row on."""
-    made, policy = cluster(constants, row), policies.named(row.policy, row.staleness)
-    inputs = build(
+def plant(constants: Constants, row: Row) -> Plant:
+    """What the closed form needs of a row."""
+    made, kept = cluster(constants, row), setting(row.setting_only())
+    costs = cycle_costs(
         made.nodes,
         made.latency_seconds,
-        Workload(name=row.workload, demand=demand(constants), proxy=None),
-        setting(row.setting_only()),
-        Conditions(jitter=constants.jitter, sleeps=constants.sleeps),
-        Target("clocks", 2**30),
-        evaluate_clocks=2**30,
-        policy_seconds=policy.seconds,
-        slowdown=np.ones(len(made.nodes)),
-        seed=0,
-        control_queue=made.control_queue,
+        demand(constants),
+        kept,
+        policy_seconds=policies.named(row.policy, row.staleness).seconds,
     )
-    if not row.delays:
-        return inputs
-    names = tuple(name for name, _ in made.nodes)
-    delay_seconds = np.array([*row.delays, *(0.0,) * (len(names) - len(row.delays))])
-    delays = link_delays(names, setting(row.setting_only()), delay_seconds, constants.delay_messages)
-    return inputs._replace(overhead_seconds=np.asarray(inputs.overhead_seconds) + delays)  # type: ignore[arg-type]
+    if row.delays:
+        names = tuple(name for name, _ in made.nodes)
+        delay_seconds = np.array([*row.delays, *(0.0,) * (len(names) - len(row.delays))])
+        delays = link_delays(names, kept, delay_seconds, constants.delay_messages)
+        costs = costs._replace(overhead_seconds=costs.overhead_seconds + delays)
+    sleeps = constants.sleeps
+    return Plant(costs, constants.jitter, sleeps.probability * sleeps.mean_seconds if sleeps else 0.0)
 
 
 class Estimate(NamedTuple):
@@ -253,18 +258,15 @@ def simulated(constants: Constants, row: Row, seeds: int = SEEDS) -> Estimate:
     to bring its standard error to `_PRECISE`, at most `seeds`. nan if the engine completes no push.
     """
 
-    def once(seed: int) -> tuple[float, ...]:
-        system = _system(constants, row, seed)
-        system.perform(Run(clocks=_WARM_UP * row.workers))
-        cycles = max(_CYCLES, -(-_PUSHES // row.workers))
-        window = system.perform(Run(clocks=cycles * row.workers))
-        pushes = window.pushes
-        if not len(pushes.seconds):
-            return (math.nan,) * 4
-        parts = (float(p.mean()) for p in (pushes.compute_seconds, pushes.pull_seconds, pushes.push_seconds))
-        return (*parts, window.seconds * row.workers / len(pushes.seconds))
+    warm_up = _WARM_UP * row.workers
+    clocks = max(_CYCLES, -(-_PUSHES // row.workers)) * row.workers
 
-    found = _over_seeds(once, seeds)
+    def several(seeds: Sequence[int]) -> NDArray[np.float64]:
+        pushes = _pushes(constants, row, seeds, warm_up + clocks)
+        cycle = (pushes[:, -1, 0] - pushes[:, warm_up - 1, 0]) * row.workers / clocks
+        return np.column_stack([pushes[:, warm_up:, 1:].mean(axis=1), cycle])
+
+    found = _over_seeds(several, seeds)
     return Estimate(Spans(*found.mean(axis=0)), relative_error(found[:, 3]))
 
 
@@ -274,11 +276,11 @@ def simulated_seconds(constants: Constants, row: Row, pushes: int) -> tuple[floa
     A mean over seeds as in `simulated`, and its relative standard error.
     """
 
-    def once(seed: int) -> tuple[float, ...]:
-        seconds = _system(constants, row, seed).perform(Run(clocks=pushes)).pushes.seconds
-        return (float(seconds[-1] - seconds[0]) if len(seconds) == pushes else math.nan,)
+    def several(seeds: Sequence[int]) -> NDArray[np.float64]:
+        seconds = _pushes(constants, row, seeds, pushes)[:, :, 0]
+        return seconds[:, -1:] - seconds[:, :1]
 
-    found = _over_seeds(once)[:, 0]
+    found = _over_seeds(several)[:, 0]
     return float(found.mean()), relative_error(found)
 
 
@@ -287,13 +289,38 @@ def relative_error(values: NDArray[np.float64]) -> float:
     return float(values.std(ddof=1) / math.sqrt(len(values)) / max(abs(values.mean()), 1e-300))
 
 
-def _over_seeds(once: Callable[[int], tuple[float, ...]], most: int = SEEDS) -> NDArray[np.float64]:
-    """The results of `once` for seeds 0, 1, ... until the mean of the last column is precise, [seeds, k]."""
-    found = [once(seed) for seed in range(_LEAST_SEEDS)]
-    while len(found) < most and relative_error(np.array(found)[:, -1]) > _PRECISE:
+def _over_seeds(several: Callable[[Sequence[int]], NDArray[np.float64]], most: int = SEEDS) -> NDArray[np.float64]:
+    """The results of `several` seeds, 0, 1, ... until the mean of the last column is precise, [seeds, k]."""
+    found = several(range(_LEAST_SEEDS))
+    while len(found) < most and relative_error(found[:, -1]) > _PRECISE:
         # Twice as many: a stop after every seed would favour means whose error is small by chance.
-        found += [once(seed) for seed in range(len(found), min(2 * len(found), most))]
-    return np.array(found)
+        upcoming = range(len(found), min(2 * len(found), most))
+        # So many at a time, always: the engine is compiled once for a number of lanes.
+        parts = [upcoming[at : at + _LEAST_SEEDS] for at in range(0, len(upcoming), _LEAST_SEEDS)]
+        found = np.concatenate([found, *map(several, parts)])
+    return found
+
+
+def _pushes(constants: Constants, row: Row, seeds: Sequence[int], clocks: int) -> NDArray[np.float64]:
+    """Of the first `clocks` pushes with each seed: when, and seconds of compute, pull and push, [seeds, clocks, 4].
+
+    nan where fewer are completed. Seeds are lanes of one engine: alone, each would cost more in calls than in computing.
+    """
+    systems = [_system(constants, row, seed) for seed in seeds]
+    # The systems make the first push themselves, which puts conditions in force that hold from the beginning.
+    first = [system.perform(Run(clocks=1)).pushes for system in systems]
+    begun = [(p.seconds, p.compute_seconds, p.pull_seconds, p.push_seconds) for p in first]
+    found = np.full((len(seeds), clocks, 4), np.nan)
+    found[:, :1] = np.array(begun).swapaxes(1, 2) if all(len(p.seconds) for p in first) else np.nan
+    branches = [system.branches[0] for system in systems]
+    rows = 1 << max(clocks - 1, _FEWEST_ROWS - 1).bit_length()  # a static size: few of them, for few programs
+    _, table, used = advance_lanes(
+        branches[0].program, *stacked(branches), np.int32(clocks - 1), np.float64(np.inf), rows=rows, own_data=True
+    )
+    columns = [Records._fields.index(name) for name in ("seconds", "compute_seconds", "pull_seconds", "push_seconds")]
+    for made, rest, count in zip(found, np.asarray(table)[:, :, columns], np.asarray(used), strict=True):
+        made[1 : 1 + count] = rest[:count]
+    return found
 
 
 def _system(constants: Constants, row: Row, seed: int) -> SimulatedSystem:

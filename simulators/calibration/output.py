@@ -110,7 +110,7 @@ def _workload(name: str, fit: Fit, rows: Sequence[Row], origin: Provenance) -> l
         if math.isfinite(constants.service_bytes_per_second):
             machine["service_bytes_per_second"] = constants.service_bytes_per_second
         machine |= {"devices": [{"kind": "cpu", "speed": speed}], "source": f"{source}; memory is an assumption"}
-        lines += _table(f"profiles.{_key(name if speed == 1.0 else f'{name}-{speed:g}')}", machine)
+        lines += _table(f"profiles.{_key(_node_type_name(name, speed))}", machine)
     summary = f"{name}, as recorded: {min(r.workers for r in rows)} to {max(r.workers for r in rows)} workers"
     job = {"summary": summary, "source": source, "batch_size": batches[len(batches) // 2]}
     lines += _table(f"workloads.{_key(name)}", job)
@@ -121,12 +121,19 @@ def _workload(name: str, fit: Fit, rows: Sequence[Row], origin: Provenance) -> l
     lines += _table(f"conditions.{_key(name)}", conditions | {"latency_seconds": constants.latency_seconds})
     at = f"calibration.workloads.{_key(name)}"
     lines += _table(
-        at, {"rows": fit.rows, "median_relative_error": fit.error, "messages_in_transfers": constants.in_transfers}
+        at,
+        {"rows": fit.rows, "median_relative_error": fit.error, "messages_in_transfers": constants.in_transfers}
+        | {"node_types": [_node_type_name(name, speed) for speed in speeds]},
     )
     lines += _table(f"{at}.intervals", {n: list(ends) for n, ends in fit.intervals.items() if ends is not None})
     lines += _table(f"{at}.without_interval", dict.fromkeys(fit.unsure, NO_FREEDOM))
+    lines += _table(f"{at}.draws", {n: list(values) for n, values in fit.draws.items() if values})
     lines += _table(f"{at}.from_other_workloads", dict(fit.borrowed))
     return lines + _table(f"{at}.refused", dict(fit.refused))
+
+
+def _node_type_name(workload: str, speed: float) -> str:
+    return workload if speed == 1.0 else f"{workload}-{speed:g}"
 
 
 def _table(name: str, values: Mapping[str, Any]) -> list[str]:

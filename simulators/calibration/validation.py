@@ -6,7 +6,9 @@ and all runs, so that nothing is predicted from a setting that differs in its ba
 * cross-validation: the combinations of each workload are shuffled once, and combination i is in fold i mod N;
 * small to large: fitted to the lower half of the numbers of workers, the rows with more workers are predicted;
 * equal to unlike hosts: fitted to rows whose machines are all alike, the other rows are predicted;
-* other recordings (`check_other`): fitted to some recordings, another one is predicted.
+* other recordings (`check_other`): fitted to some recordings, another one is predicted. Where most of its rows are of larger
+  clusters, or of hosts unlike in their speeds, links or delays while those of the fit are alike, this is one of the
+  extrapolations above.
 
 The baseline, a plain linear model, is fitted to the same rows, but in cross-validation to all rows without the combination
 that it predicts (leave one out): on a fold of few combinations its terms would become collinear.
@@ -15,7 +17,7 @@ that it predicts (leave one out): on a fold of few combinations its terms would 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
@@ -44,7 +46,9 @@ __all__ = [
     "UNLIKE",
     "Ablation",
     "Check",
+    "Lack",
     "Prediction",
+    "ablated",
     "check",
     "check_other",
     "lacking",
@@ -77,8 +81,15 @@ class Prediction:
     batch_size: int = 0  # of one worker
 
 
+class Lack(NamedTuple):
+    """What a fit begins with where one part of the physics is left out."""
+
+    given: Mapping[str, Constants]  # by workload
+    without: tuple[str, ...] = ()  # constants that stay as given
+
+
 class Ablation(NamedTuple):
-    """The same predictions by a simulator that lacks one part of its physics; all constants were fitted again."""
+    """The same predictions of cycles by a simulator that lacks one part of its physics; the constants were fitted again."""
 
     lacks: str
     predictions: tuple[Prediction, ...]
@@ -112,35 +123,64 @@ def check(
     if folds < 2:
         raise ValueError(f"Cannot hold out with {folds} folds: give at least 2, which are halves.")
     fits = fit_all(recording.rows, given, watch=watch)
-    rows = sorted(recording.rows, key=lambda r: (r.workload, _order(r), r.run))
-    fold_of, undivided = _folds(rows, folds)
-    fitted = _simulated(fits, rows, range(len(rows)))
-    plain_fitted = _plain(rows, rows)
-    held, plain = _Values.empty(len(rows)), _left_out(rows)
+    rows = _in_order(recording)
+    _, undivided = _folds(rows, folds)
+    fitted, plain_fitted = _simulated(fits, rows, range(len(rows))), _plain(rows, rows)
+    made: list[Prediction] = []
+    for split, out, held, plain in _held_out(rows, Lack(given), folds, watch):
+        made += _predictions(rows, out, split, (fitted.at(out), plain_fitted[out], held, plain))
+    others = (*_switches(recording.switch_seconds, folds), *_stale(recording.efforts))
+    return Check(origin, (*made, *others), fits, undivided, folds, recording.caveats)
+
+
+def ablated(
+    recording: Recording, lack: Lack, folds: int = FOLDS, watch: Callable[[str], None] = lambda _: None
+) -> tuple[Prediction, ...]:
+    """What `check` predicts of cycles that are not fitted, where a part of the physics is left out."""
+    rows, made = _in_order(recording), list[Prediction]()
+    for split, out, held, plain in _held_out(rows, lack, folds, watch, whole=False):
+        unknown = _Values.empty(len(out))
+        made += _predictions(rows, out, split, (unknown, unknown.both(), held, plain), whole=False)
+    return tuple(made)
+
+
+def _in_order(recording: Recording) -> list[Row]:
+    return sorted(recording.rows, key=lambda r: (r.workload, _order(r), r.run))
+
+
+def _held_out(
+    rows: Sequence[Row], lack: Lack, folds: int, watch: Callable[[str], None], *, whole: bool = True
+) -> Iterator[tuple[str, list[int], _Values, NDArray[np.float64]]]:
+    """Of every split: its name, the rows that it holds out, and their predictions by the simulator and by the baseline."""
+    held, (fold_of, _) = _Values.empty(len(rows)), _folds(rows, folds)
     for fold in range(folds):
         out = [i for i, f in enumerate(fold_of) if f == fold]
         kept = [r for r, f in zip(rows, fold_of, strict=True) if f != fold]
         if out and kept:
             watch(f"fold {fold + 1} of {folds}: fitting {len(kept)} rows, predicting {len(out)}")
-            held.put(out, _simulated(fit_all(kept, given), rows, out))
-    made = _predictions(rows, range(len(rows)), HELD_OUT, (fitted, plain_fitted, held, plain))
+            found = fit_all(kept, lack.given, without=lack.without)
+            held.put(out, _simulated(found, rows, out, whole=whole))
+    yield HELD_OUT, list(range(len(rows))), held, _left_out(rows)
     for split, kept_at, out in _extrapolations(rows):
         kept = [rows[i] for i in kept_at]
         watch(f"{split}: fitting {len(kept)} rows, predicting {len(out)}")
-        far = _simulated(fit_all(kept, given), rows, out)
-        plain_far = _plain(kept, [rows[i] for i in out])
-        made += _predictions(rows, out, split, (fitted.at(out), plain_fitted[out], far, plain_far))
-    others = (*_switches(recording.switch_seconds, folds), *_stale(recording.efforts))
-    return Check(origin, (*made, *others), fits, undivided, folds, recording.caveats)
+        found = fit_all(kept, lack.given, without=lack.without)
+        yield split, out, _simulated(found, rows, out, whole=whole), _plain(kept, [rows[i] for i in out])
 
 
 def check_other(
-    fits: Mapping[str, Fit], known: Recording, other: Recording, origin: Provenance, fitted_to: str = ""
+    fits: Mapping[str, Fit],
+    known: Recording,
+    other: Recording,
+    origin: Provenance,
+    fitted_to: str = "",
+    *,
+    whole: bool = True,
 ) -> Check:
     """Predict every row of another recording with `fits`, which were made of `known`; `origin` is that of the other one.
 
-    One workload on each side counts as the same job, whatever its names. Raises ValueError if otherwise no workload is
-    common to both, or if a row is in both.
+    One workload on each side counts as the same job, whatever its names. Without `whole`, only cycles are predicted. Raises
+    ValueError if otherwise no workload is common to both, or if a row is in both.
     """
     jobs, caveats = {row.workload for row in other.rows}, []
     same_job = len(jobs) == len(fits) == 1
@@ -163,22 +203,36 @@ def check_other(
     rows = sorted(linked.rows, key=lambda r: (r.workload, _order(r), r.run))
     everything = range(len(rows))
     unknown = _Values.empty(len(rows))
-    values = (unknown, unknown.both(), _simulated(fits, rows, everything), _plain(known_rows, rows))
+    values = (unknown, unknown.both(), _simulated(fits, rows, everything, whole=whole), _plain(known_rows, rows))
     caveats += linked.caveats
     if missing := sorted(jobs - fits.keys()):
         caveats.append(f"not predicted, as no fitted recording has them: {', '.join(missing)}")
-    return Check(origin, tuple(_predictions(rows, everything, OTHER, values)), fits, (), 0, tuple(caveats), fitted_to)
+    made = _predictions(rows, everything, _split_of_others(known_rows, rows), values, whole=whole)
+    return Check(origin, tuple(made), fits, (), 0, tuple(caveats), fitted_to)
 
 
-def lacking(given: Mapping[str, Constants]) -> dict[str, dict[str, Constants]]:
-    """Initial constants without one part of the physics that they have, by the name of the part."""
+def _split_of_others(known: Sequence[Row], rows: Sequence[Row]) -> str:
+    """What it is to predict `rows` from `known` ones: most of them may be of a kind that no known row is of."""
+    largest = max(r.workers for r in known)
+    if 2 * sum(r.workers > largest for r in rows) > len(rows):
+        return LARGER
+    seen = frozenset[str]().union(*(r.unlike for r in known))
+    return UNLIKE if 2 * sum(bool(r.unlike - seen) for r in rows) > len(rows) else OTHER
+
+
+def lacking(given: Mapping[str, Constants]) -> dict[str, Lack]:
+    """What to fit without one part of the physics, by the name of the part: of those that the initial constants have."""
     parts: dict[str, Callable[[Constants], Constants]] = {
         "requests behind queued pushes": lambda c: replace(c, control_queue=0.0),
         "uneven shares of links": lambda c: replace(c, discipline="maxmin"),
         "pauses of computing": lambda c: replace(c, sleeps=None),
     }
-    made = {part: {job: without(c) for job, c in given.items()} for part, without in parts.items()}
-    return {part: less for part, less in made.items() if less != dict(given)}
+    made = {part: Lack({job: without(c) for job, c in given.items()}) for part, without in parts.items()}
+    found = {part: less for part, less in made.items() if less.given != dict(given)}
+    return found | {
+        "updates at the servers": Lack(given, ("apply_seconds", "apply_exponent")),
+        "the cost of a synchronous step": Lack(given, ("master_seconds", "master_sample_seconds")),
+    }
 
 
 class _Values(NamedTuple):
@@ -219,8 +273,10 @@ def _predictions(
     wanted: Sequence[int],
     split: str,
     values: tuple[_Values, NDArray[np.float64], _Values, NDArray[np.float64]],
+    *,
+    whole: bool = True,
 ) -> list[Prediction]:
-    """Of the cycle of each `wanted` row, then of the completion of those that have it.
+    """Of the cycle of each `wanted` row, then, if `whole`, of the completion of those that have it.
 
     `values`, of the wanted rows: fitted, by the baseline fitted, held out, by the baseline held out.
     """
@@ -250,7 +306,7 @@ def _predictions(
 
     all_ = [(k, rows[i], groups[i]) for k, i in enumerate(wanted)]
     found = [made(group, k, r, 0, r.cycle_seconds) for k, r, group in all_]
-    return found + [made(group + COMPLETION, k, r, 1, r.all_seconds) for k, r, group in all_ if _completes(r)]
+    return found + [made(group + COMPLETION, k, r, 1, r.all_seconds) for k, r, group in all_ if whole and _completes(r)]
 
 
 def _completes(row: Row) -> bool:
@@ -285,7 +341,7 @@ def _extrapolations(rows: Sequence[Row]) -> list[tuple[str, list[int], list[int]
         sizes = sorted({r.workers for r in rows if r.workload == name})
         middle[name] = sizes[(len(sizes) - 1) // 2]
     large = [r.workers > middle[r.workload] for r in rows]
-    unlike = [r.unlike_hosts for r in rows]
+    unlike = [bool(r.unlike) for r in rows]
     found = []
     for split, far in ((LARGER, large), (UNLIKE, unlike)):
         kept = [i for i, f in enumerate(far) if not f]
@@ -307,8 +363,8 @@ def _groups(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def _simulated(fits: Mapping[str, Fit], rows: Sequence[Row], wanted: Sequence[int]) -> _Values:
-    """The predictions of the `wanted` rows by the engine."""
+def _simulated(fits: Mapping[str, Fit], rows: Sequence[Row], wanted: Sequence[int], *, whole: bool = True) -> _Values:
+    """The predictions of the `wanted` rows by the engine; without `whole`, of cycles only."""
     found = _Values.empty(len(wanted))
     for name, fit in fits.items():
         ours = [i for i, r in enumerate(rows) if r.workload == name]
@@ -318,13 +374,13 @@ def _simulated(fits: Mapping[str, Fit], rows: Sequence[Row], wanted: Sequence[in
         if not mine:
             continue
         theirs = [speedy[wanted[k]] for k in mine]
-        cycle, whole = cycles(fit.constants, theirs), _Values.empty(len(mine)).whole
-        complete = [k for k, row in enumerate(theirs) if _completes(row)]
+        cycle, completion = cycles(fit.constants, theirs), _Values.empty(len(mine)).whole
+        complete = [k for k, row in enumerate(theirs) if whole and _completes(row)]
         if complete:
             told = completed(fit.constants, [theirs[k] for k in complete])
-            whole.seconds[complete], whole.errors[complete] = told
-        widths = [log_half_widths(fit, theirs, errors) for errors in (cycle.errors, whole.errors)]
-        found.put(mine, _Values(cycle, whole, np.stack(widths, axis=1)))
+            completion.seconds[complete], completion.errors[complete] = told
+        widths = [log_half_widths(fit, theirs, errors) for errors in (cycle.errors, completion.errors)]
+        found.put(mine, _Values(cycle, completion, np.stack(widths, axis=1)))
     return found
 
 

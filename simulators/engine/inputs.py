@@ -21,11 +21,13 @@ from tuners.actions import Rejected, Setting, Target
 
 __all__ = [
     "NO_EFFECTS",
+    "CycleCosts",
     "Effects",
     "EngineInputs",
     "Shards",
     "build",
     "compute_times",
+    "cycle_costs",
     "each_nic_counts",
     "loads",
     "overlapping",
@@ -80,6 +82,20 @@ class EngineInputs(NamedTuple):
     local_steps: Array = _NOTHING  # int32 [1]: mini-batches between a pull and the push; [0]: a push is one gradient
     outer_rate: Array = _NOTHING  # float32 [1]: of the servers, for what local steps have changed; [0] likewise
     outer_momentum: Array = _NOTHING  # float32 [1]; [0] likewise
+
+
+class CycleCosts(NamedTuple):
+    """Fields of `EngineInputs`: what machines, job and setting cost in a cycle, without noise, data and conditions."""
+
+    active: NDArray[np.bool_]  # [k]
+    compute_seconds: NDArray[np.float64]  # [k]
+    overhead_seconds: NDArray[np.float64]  # [k]
+    pull_bytes: float
+    push_bytes: float
+    nic: NDArray[np.float64]  # [k]
+    serve_out: float
+    serve_in: float
+    apply_seconds: float
 
 
 class Effects(NamedTuple):
@@ -159,6 +175,39 @@ def compute_times(
         raise Rejected(str(error)) from error
 
 
+def cycle_costs(
+    nodes: tuple[tuple[str, NodeType], ...],
+    latency_seconds: float,
+    demand: Demand,
+    setting: Setting,
+    *,
+    policy_seconds: float,
+    effects: Effects = NO_EFFECTS,
+) -> CycleCosts:
+    """What a cycle under `setting` costs; all workers of the setting are active. Raises Rejected as `compute_times` does."""
+    timed = compute_times(nodes, demand, setting)
+    out, into = _left(nodes, effects.out), _left(nodes, effects.into)
+    messages = 2 * demand.message_seconds * (len(setting.servers) + effects.redirects)
+    hops = 2 * latency_seconds * (1 + (effects.redirects > 0))
+    # At a barrier no worker begins before the master has handled all of them, so its time adds to every cycle.
+    samples = sum(sum(row) for row in loads(nodes, setting).values())
+    step = demand.master_seconds + demand.master_sample_seconds * samples if setting.policy == "bsp" else 0.0
+    transfer = setting.transfer_bits / 32
+    share = dict(zip(setting.servers, setting.shares()[1], strict=True))
+    pulled = share if effects.pull_shares is None else effects.pull_shares
+    return CycleCosts(
+        active=np.array([n in timed for n, _ in nodes]),
+        compute_seconds=np.array([timed[n][0] if n in timed else 0.0 for n, _ in nodes]),
+        overhead_seconds=np.full(len(nodes), messages + hops + step + policy_seconds),
+        pull_bytes=demand.model_bytes * transfer,
+        push_bytes=demand.whole_push_bytes * transfer * effects.push_factor,
+        nic=np.array([min(out[n], into[n]) for n, _ in nodes]),
+        serve_out=_serve(nodes, pulled, out),
+        serve_in=_serve(nodes, share, into),
+        apply_seconds=demand.apply_seconds * max(share.values()) ** demand.apply_exponent,
+    )
+
+
 def build(
     nodes: tuple[tuple[str, NodeType], ...],
     latency_seconds: float,
@@ -181,52 +230,37 @@ def build(
     Raises Rejected where the setting cannot run on the cluster.
     """
     names = tuple(name for name, _ in nodes)
-    k, demand = len(nodes), workload.demand
-    active = np.array([n in setting.workers for n in names])
-    seconds, timed = np.zeros(k), compute_times(nodes, demand, setting)
-    for i, name in enumerate(names):
-        if active[i]:
-            seconds[i] = timed[name][0]
+    costs = cycle_costs(nodes, latency_seconds, workload.demand, setting, policy_seconds=policy_seconds, effects=effects)
     parts = shards(nodes, workload, setting, reconfiguring=effects.workers is not None)
     out, into = _left(nodes, effects.out), _left(nodes, effects.into)
-    nic = np.array([min(out[n], into[n]) for n in names])
-    messages = 2 * demand.message_seconds * (len(setting.servers) + effects.redirects)
-    hops = 2 * latency_seconds * (1 + (effects.redirects > 0))
-    # At a barrier no worker begins before the master has handled all of them, so its time adds to every cycle.
-    step = (
-        demand.master_seconds + demand.master_sample_seconds * parts.samples[active].sum()
-        if setting.policy == "bsp"
-        else 0.0
-    )
-    transfer = setting.transfer_bits / 32
     share = dict(zip(setting.servers, setting.shares()[1], strict=True))
     pulled = share if effects.pull_shares is None else effects.pull_shares
     single = each_nic_counts(setting, conditions)
-    usage, capacity = _usage(nodes, pulled, share, out, into) if single else (np.zeros((2 * k, 0)), np.zeros(0))
+    usage, capacity = _usage(nodes, pulled, share, out, into) if single else (np.zeros((2 * len(nodes), 0)), np.zeros(0))
     rng = np.random.default_rng([seed, 1])
     numbers: dict[str, Any] = dict(
         key=np.uint64(np.random.default_rng([seed, 0]).integers(2**63)),
-        active=active if effects.workers is None else active & np.array([n in effects.workers for n in names]),
-        compute_seconds=seconds,
-        overhead_seconds=np.full(k, messages + hops + step + policy_seconds),
+        active=costs.active if effects.workers is None else costs.active & np.array([n in effects.workers for n in names]),
+        compute_seconds=costs.compute_seconds,
+        overhead_seconds=costs.overhead_seconds,
         slowdown=slowdown,
         jitter=np.float64(conditions.jitter),
         factors=factors.values,
         factor_counts=factors.counts,
         **_sleeps(conditions, straggling(conditions, names, rng), rng),
-        pull_bytes=np.float64(demand.model_bytes * transfer),
-        push_bytes=np.float64(demand.whole_push_bytes * transfer * effects.push_factor),
-        nic=nic,
+        pull_bytes=np.float64(costs.pull_bytes),
+        push_bytes=np.float64(costs.push_bytes),
+        nic=costs.nic,
         # Fewer levels make water-filling cheaper, but their number is a compiled shape. During a reconfiguration every NIC
         # may be left with another rate, and the shape must not change with each transfer: then there are k levels.
-        nic_levels=nic if effects.out or effects.into else np.unique(nic),
-        serve_out=np.float64(_serve(nodes, pulled, out)),
-        serve_in=np.float64(_serve(nodes, share, into)),
+        nic_levels=costs.nic if effects.out or effects.into else np.unique(costs.nic),
+        serve_out=np.float64(costs.serve_out),
+        serve_in=np.float64(costs.serve_in),
         usage=usage,
         capacity=capacity,
         **_buckets(conditions, names, effects.out),
         control_queue=np.full(int(control_queue > 0), control_queue),
-        apply_seconds=np.float64(demand.apply_seconds * max(share.values()) ** demand.apply_exponent),
+        apply_seconds=np.float64(costs.apply_seconds),
         blocked_until_seconds=np.float64(effects.blocked_until_seconds),
         samples=parts.samples,
         shard_start=parts.start,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -73,6 +74,7 @@ def optimizer(name: str, learning_rate: Any, momentum: Any) -> optax.GradientTra
     return optax.with_extra_args_support(OPTIMIZERS[name](learning_rate, momentum))
 
 
+@cache
 def slots(name: str) -> int:
     """How many numbers servers keep for every parameter beside itself."""
     kept = jax.eval_shape(optimizer(name, 0.0, 0.0).init, jnp.zeros(1))

@@ -145,3 +145,37 @@ def _curve(key, until, seconds, rng):
     loss = 2.3 * np.exp(-2.2 * at / seconds) * rng.lognormal(sigma=0.03, size=at.size)
     rows = zip(at.tolist(), accuracy.tolist(), loss.tolist(), strict=True)
     return [key | {"seconds": t, "clocks": int(20 * t), "loss": x, "accuracy": min(a, 1.0)} for t, a, x in rows]
+
+
+def calibrated_toml(**draws):
+    """A file as `harness calibrate` writes it, of the workload and node type "toy", with `draws` of constants by name."""
+    noted = "".join(f"{name} = {list(values)}\n" for name, values in draws.items())
+    return f"""[calibration]
+source = "made up"
+
+[profiles.toy]
+cores = 4
+memory_bytes = 64e9
+nic_bytes_per_second = 1e6
+devices = [{{ kind = "cpu", speed = 1.0 }}]
+source = "made up"
+
+[workloads.toy]
+summary = "a toy"
+source = "made up"
+batch_size = 16
+
+[workloads.toy.demand]
+model_bytes = 1e4
+sample_seconds = 0.02
+
+[conditions.toy]
+jitter = 0.1
+latency_seconds = 0.002
+
+[calibration.workloads.toy]
+rows = 12
+node_types = ["toy"]
+
+[calibration.workloads.toy.draws]
+{noted}"""

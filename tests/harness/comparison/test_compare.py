@@ -16,10 +16,13 @@ import pytest
 
 from harness.comparison import results
 from harness.comparison.compare import Event, Finished, Planned, Underway, compare
+from harness.comparison.merge import merge
 from harness.drive import replay
-from harness.scenario import load
+from harness.scenario import load, parse
 from reports import tables
+from reports.site import publish
 from tests.support import arena
+from tests.support.made_up import calibrated_toml
 from traces import schema, store
 from traces.exchanges import read_log
 from traces.schema import HOST
@@ -72,6 +75,67 @@ def test_the_same_bytes_with_one_job_and_with_two(tiny: Path, tmp_path: Path) ->
     assert one.host.select("tuner", "seed").rows() == one.scores.select("tuner", "seed").rows()
     assert one.manifest["seeds"] == 2
     assert (tmp_path / "one" / "scenarios" / "tiny.toml").read_text() == arena.TINY
+
+
+CALIBRATED = arena.TINY.replace(
+    'nodes = [{ type = "edge-4core", count = 5 }]', 'nodes = [{ type = "toy", count = 5 }]\nprofiles = "made.toml"'
+)
+
+
+@pytest.fixture
+def calibrated(tmp_path: Path) -> Path:
+    """The tiny scenario on machines of a calibration with two draws."""
+    path = tmp_path / "tiny.toml"
+    path.write_text(CALIBRATED)
+    (tmp_path / "made.toml").write_text(calibrated_toml(nic_bytes_per_second=(5e5, 2e6)))
+    return path
+
+
+def test_draws_of_a_calibration_are_played_beside_it_on_the_same_seeds(calibrated: Path, tmp_path: Path) -> None:
+    tuners = ("fixed", "random_search", "best_fixed")
+    run(calibrated, tmp_path / "plain", *tuners)
+    found = run(calibrated, tmp_path / "drawn", *tuners, calibration_draws=2)
+    assert found.manifest["draws"] == {"tiny": ["tiny+draw1", "tiny+draw2"]}
+    assert set(found.scores["scenario"]) == {"tiny"}
+    assert sorted(found.draws.select("scenario", "tuner", "seed").rows()) == [
+        (f"tiny+draw{draw}", tuner, seed) for draw in (1, 2) for tuner in ("fixed", "random_search") for seed in (0, 1)
+    ]
+    plain, drawn = without_host(tmp_path / "plain"), without_host(tmp_path / "drawn")
+    assert {name: data for name, data in drawn.items() if name.startswith("runs/tiny/")} == {
+        name: data for name, data in plain.items() if name.startswith("runs/")
+    }
+    text = (tmp_path / "drawn" / "scenarios" / "tiny+draw2.toml").read_text()
+    again = parse(text, name="again", origin=calibrated)
+    assert {kind.nic_bytes_per_second for _, kind in again.cluster.nodes} == {2e6}
+    assert "draws" not in store.read_manifest(tmp_path / "plain")
+
+
+def test_drawn_comparisons_are_resumed_merged_and_published_with_their_draws(calibrated: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    run(calibrated, one, "fixed", "best_fixed", calibration_draws=1)
+    before = without_host(one)
+    run(calibrated, one, "fixed", "best_fixed", calibration_draws=1, resume=True)
+    assert without_host(one) == before
+    with pytest.raises(ValueError, match="it was made with scenarios"):
+        run(calibrated, one, "fixed", "best_fixed", calibration_draws=2, resume=True)
+    run(calibrated, two, "fixed", calibration_draws=2)
+    both = store.load_results(merge([one, two], tmp_path / "both"))
+    assert both.manifest["draws"] == {"tiny": ["tiny+draw1", "tiny+draw2"]}
+    assert set(both.draws["scenario"]) == {"tiny+draw1", "tiny+draw2"}
+    publish(one, tmp_path / "site")
+    kept = store.read(tmp_path / "site" / "tables" / "scores.parquet", schema.SCORES)
+    assert "tiny+draw1" in set(kept["scenario"])
+
+
+def test_what_is_not_calibrated_cannot_be_drawn(tiny: Path, calibrated: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tiny.*has 2 draws of its constants, not 3"):
+        run(calibrated, tmp_path / "out", "fixed", calibration_draws=3)
+    tiny.write_text(arena.TINY)
+    with pytest.raises(ValueError, match=r"\[calibration\] draw: nothing here is calibrated"):
+        run(tiny, tmp_path / "out", "fixed", calibration_draws=1)
+    with pytest.raises(ValueError, match="Cannot draw constants -1 times"):
+        run(tiny, tmp_path / "out", "fixed", calibration_draws=-1)
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_real_simulator_gives_the_same_bytes_with_one_job_and_with_two(tmp_path: Path) -> None:

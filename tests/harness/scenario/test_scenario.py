@@ -12,6 +12,7 @@ import pytest
 from harness import scenario
 from harness.scenario.tables import TABLES, RecordedTables, Tables
 from tests.support import arena
+from tests.support.made_up import calibrated_toml
 from tuners.actions import Setting, Target
 from tuners.settings import Choice, Integer, Real
 
@@ -89,6 +90,26 @@ def test_own_profiles_are_found_beside_the_scenario(tmp_path: Path) -> None:
     assert made.cluster.nodes[0][1].name == "pi"
     with pytest.raises(ValueError, match=r"my\.toml: \[cluster\] Cannot read node types from .*mine\.toml"):
         parsed(text)
+
+
+def test_a_draw_changes_the_machines_the_job_and_the_latency_that_were_calibrated(tmp_path: Path) -> None:
+    draws = {"nic_bytes_per_second": (2e6, 3e6), "sample_seconds": (0.01, 0.03), "latency_seconds": (1e-3, 4e-3)}
+    (tmp_path / "made.toml").write_text(calibrated_toml(**draws))
+    text = """summary = "As calibrated"
+cluster = { profiles = "made.toml", nodes = [{ type = "toy", count = 3 }], latency_seconds = 0.01 }
+workload = { name = "toy", file = "made.toml" }
+start = { worker_count = 2 }
+target = { metric = "clocks", value = 10 }
+budget = { seconds = 100 }
+"""
+    fitted, drawn = (
+        scenario.parse(text + more, name="my", origin=tmp_path / "my.toml") for more in ("", "calibration = { draw = 2 }\n")
+    )
+    assert [made.cluster.nodes[0][1].nic_bytes_per_second for made in (fitted, drawn)] == [1e6, 3e6]
+    assert [made.cluster.latency_seconds for made in (fitted, drawn)] == pytest.approx([0.01, 0.02])
+    assert [scenario.workload_of(made).demand.sample_seconds for made in (fitted, drawn)] == [0.02, 0.03]
+    assert [scenario.workload_of(made).demand.model_bytes for made in (fitted, drawn)] == [1e4, 1e4]
+    assert [made.draw for made in (fitted, drawn)] == [0, 2]
 
 
 def test_a_simulated_system_begins_as_the_scenario_says() -> None:

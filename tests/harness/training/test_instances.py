@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from harness.training.instances import InstanceKind, draw, stacked
+from harness.training.instances import InstanceKind, draw
 from simulators import jobs
+from simulators.branch import stacked
 from simulators.cluster.conditions import Conditions, Stragglers
 from simulators.workloads.catalogue import workload
 from tests.simulators.workloads.test_datasets import mnist_folder  # noqa: F401

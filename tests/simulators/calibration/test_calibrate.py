@@ -27,7 +27,7 @@ from simulators.reconfiguration.reconfiguration import Load, plan_of
 from simulators.workloads.catalogue import load_workloads, workload
 from traces.importers.source import table
 from traces.schema import setting_text
-from tuners.actions import Setting
+from tuners.actions import Run, Setting
 
 TRUE = Constants(
     cores=8,
@@ -79,6 +79,15 @@ def test_the_closed_form_is_close_to_the_engine():
     assert closed.compute == pytest.approx([e.compute for e in engine], rel=0.03)
 
 
+def test_seeds_side_by_side_are_what_each_is_alone():
+    """Also where a link is delayed from the beginning, which the control plane puts in force."""
+    delayed = row(4, 2, delays=(0.3, 0.0, 0.0, 0.0, 0.1))
+    for one in (row(3, 2), row(4, 1, policy="bsp"), delayed):
+        each = [model._system(TRUE, one, seed).perform(Run(clocks=50)).pushes for seed in (0, 1, 2, 3)]
+        alone = np.array([(p.seconds, p.compute_seconds, p.pull_seconds, p.push_seconds) for p in each])
+        assert model._pushes(TRUE, one, range(4), 50) == pytest.approx(alone.swapaxes(1, 2), rel=1e-12)
+
+
 def test_with_uneven_shares_some_push_while_others_pull():
     """Four workers at a barrier, and only transfers: fair shares end together, and a step takes eight transfers."""
     alone = Constants(cores=1, model_bytes=1e6, nic_bytes_per_second=1e6, jitter=0.0)
@@ -98,8 +107,8 @@ def test_a_master_drives_synchronous_steps_only():
 
 
 def test_the_apply_exponent_is_for_uneven_shares_of_servers():
-    assert float(plant(replace(TRUE, apply_exponent=0.5), row(2, 4)).apply_seconds) == pytest.approx(0.04 / 2)
-    assert float(plant(TRUE, row(2, 4)).apply_seconds) == pytest.approx(0.04 / 4)
+    assert float(plant(replace(TRUE, apply_exponent=0.5), row(2, 4)).costs.apply_seconds) == pytest.approx(0.04 / 2)
+    assert float(plant(TRUE, row(2, 4)).costs.apply_seconds) == pytest.approx(0.04 / 4)
 
 
 def test_a_change_of_policy_takes_a_restart_where_costs_say_so():
@@ -253,7 +262,7 @@ def test_runs_with_delayed_links_are_rows_with_their_delays():
     set_to[-1]["setting"] = named
     found = read_tables(tables(runs, set_to))
     assert {row.run: row.delays for row in found.rows} == {"s": (0.03, 0.03, 0.0), "v": (0.0, 0.01, 0.0, 0.0)}
-    assert found.rows[0].unlike_hosts
+    assert found.rows[0].unlike == {"delays"}
     assert "2 runs with stragglers are left out" in found.caveats[0]
 
 

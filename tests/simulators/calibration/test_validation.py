@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from simulators.calibration import model, validation
-from simulators.calibration.fit import Constants, Fit, Residual, Row
+from simulators.calibration.fit import Constants, Fit, Residual, Row, predicted
 from simulators.calibration.output import Provenance
 from simulators.calibration.recordings import Noise, Recording, joined, with_links_of
 from simulators.calibration.spread import log_half_widths
-from simulators.calibration.validation import LARGER, UNLIKE, check_other, lacking
+from simulators.calibration.validation import LARGER, OTHER, UNLIKE, ablated, check, check_other, lacking
 
 ORIGIN = Provenance("made up", "tests", "ours", "0" * 64, "harness calibrate TRACE", "harness")
 
@@ -66,6 +66,13 @@ def test_larger_clusters_and_unlike_hosts_are_extrapolated_to():
     assert [r.nics for r in out] == [(1.0, 0.5, 1.0)]
     assert rows[-1] in kept  # slower than the usual, but alike
     assert validation._extrapolations([row(2, 1, b) for b in (8, 16)]) == []
+
+
+def test_speeds_that_hardly_change_a_cycle_make_no_unlike_hosts():
+    """Mini-batches of 2 ms in a cycle of a second: whether one worker took 3 ms is chance."""
+    assert row(2, 1, speeds=(1.0, 1.5), compute_seconds=0.002).unlike == set()
+    assert row(2, 1, speeds=(1.0, 1.5), compute_seconds=0.2).unlike == {"speeds"}
+    assert row(2, 1, speeds=(1.0, 1.5), compute_seconds=0.002, nics=(1.0, 2.0, 1.0)).unlike == {"nics"}
 
 
 def test_the_plain_form_is_fitted_to_all_other_combinations():
@@ -142,7 +149,9 @@ def test_joined_recordings_keep_their_runs_apart():
 def test_means_are_taken_over_seeds_until_they_are_precise():
     """Noise needs more seeds, up to a limit; what is told is the error of the mean."""
     rng = np.random.default_rng(0)
-    quiet, noisy, wild = (model._over_seeds(lambda _, s=s: (1 + s * rng.standard_normal(),)) for s in (0.001, 0.02, 0.5))
+    quiet, noisy, wild = (
+        model._over_seeds(lambda seeds, s=s: 1 + s * rng.standard_normal((len(seeds), 1))) for s in (0.001, 0.02, 0.5)
+    )
     assert len(quiet) == 4
     assert 8 <= len(noisy) <= 32
     assert model.relative_error(noisy[:, 0]) <= 0.005
@@ -176,9 +185,42 @@ def test_without_a_degree_of_freedom_there_is_no_interval():
 
 
 def test_only_parts_of_the_physics_that_are_on_can_be_left_out():
-    made = lacking({"toy": Constants(control_queue=1.0, discipline="uneven")})
-    assert {part: (c["toy"].control_queue, c["toy"].discipline) for part, c in made.items()} == {
+    given = {"toy": Constants(control_queue=1.0, discipline="uneven")}
+    made = lacking(given)
+    assert {part: (less.given["toy"].control_queue, less.given["toy"].discipline) for part, less in made.items()} == {
         "requests behind queued pushes": (0.0, "uneven"),
         "uneven shares of links": (1.0, "maxmin"),
+        "updates at the servers": (1.0, "uneven"),
+        "the cost of a synchronous step": (1.0, "uneven"),
     }
-    assert lacking({"toy": Constants()}) == {}
+    assert made["updates at the servers"].without == ("apply_seconds", "apply_exponent")
+    assert list(lacking({"toy": Constants()})) == ["updates at the servers", "the cost of a synchronous step"]
+
+
+def test_without_a_part_the_same_cycles_are_predicted_by_a_fit_that_lacks_it(monkeypatch):
+    """Servers that take .3 s per push: without their updates, the fit has no constant for what more workers wait."""
+    for name, value in (("_PUSHES", 120), ("_CYCLES", 10), ("_WARM_UP", 5), ("_LEAST_SEEDS", 2), ("_PRECISE", 1.0)):
+        monkeypatch.setattr(model, name, value)
+    true = Constants(cores=1, sample_seconds=0.02, apply_seconds=0.3, jitter=0.05)
+    bare = [row(w, s, b) for w in (1, 2, 4) for s in (1, 2) for b in (8, 32)]
+    rows = [replace(r, cycle_seconds=float(c)) for r, c in zip(bare, predicted(true, bare), strict=True)]
+    given = {"toy": Constants(cores=1, jitter=0.05, model_bytes=1.0)}
+    whole = check(recording(rows), given, ORIGIN, folds=2)
+    less = ablated(recording(rows), lacking(given)["updates at the servers"], folds=2)
+    keys = [(p.split, p.label, p.recorded) for p in whole.predictions]
+    assert [(p.split, p.label, p.recorded) for p in less] == keys
+    assert {p.split for p in less} == {"held out", LARGER}
+    off = [np.median([abs(p.held_out / p.recorded - 1) for p in made]) for made in (whole.predictions, less)]
+    assert off[0] < 0.05
+    assert off[1] > 0.1
+
+
+def test_larger_clusters_and_unlike_hosts_of_another_recording_are_extrapolations():
+    known = [row(w, 1) for w in (1, 2)]
+    unlike = row(2, 1, nics=(1.0, 0.5, 1.0))
+    assert validation._split_of_others(known, [row(2, 2), row(1, 1)]) == OTHER
+    assert validation._split_of_others(known, [row(3, 1), row(4, 1), row(1, 1)]) == LARGER
+    assert validation._split_of_others(known, [unlike, unlike, row(1, 1)]) == UNLIKE
+    assert validation._split_of_others([*known, unlike], [unlike, unlike]) == OTHER
+    faster = row(2, 1, speeds=(1.0, 1.2), compute_seconds=0.5)  # which says nothing of links
+    assert validation._split_of_others([*known, faster], [unlike, unlike]) == UNLIKE

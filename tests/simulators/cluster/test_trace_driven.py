@@ -12,7 +12,7 @@ from scipy.stats import ks_2samp
 
 from harness.record import play_recorded
 from harness.scenario import load, parse
-from harness.training.instances import stacked
+from simulators.branch import stacked
 from simulators.cluster.conditions import Bucket, Conditions, NodeChange, Replay, ReplayedTrace, check
 from simulators.cluster.trace_driven import check_replay, expand_replay
 from simulators.cluster.trace_driven_nodes import places

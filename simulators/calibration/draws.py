@@ -1,0 +1,84 @@
+"""Draws of calibrated constants: what a scenario would be if the recording had come out a little differently.
+
+`harness calibrate` keeps the first resamples of its bootstrap in its file. A draw is one of them: all constants together, so
+that constants that depend on each other stay together. Constants without a bootstrap (refused ones, those of other
+workloads, noise) stay as they are. In all draws, a constant that was fitted without an interval moves too little.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from simulators.cluster.profiles import NodeType
+
+__all__ = ["Draw", "draw_of"]
+
+_OF_MACHINES = ("nic_bytes_per_second", "service_bytes_per_second")
+_LATENCY = "latency_seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One draw of the constants of the workloads in a file."""
+
+    constants: Mapping[str, Mapping[str, float]]  # by workload
+    latency_ratios: Mapping[str, float]  # latency_seconds over its fitted value, by workload
+    workload_of: Mapping[str, str]  # by node type
+
+    def node_types(self, kinds: Mapping[str, NodeType]) -> dict[str, NodeType]:
+        """The file's node types with the drawn rates."""
+        return {name: self._node_type(name, kind) for name, kind in kinds.items()}
+
+    def _node_type(self, name: str, kind: NodeType) -> NodeType:
+        mine = self.constants.get(self.workload_of.get(name, ""), {})
+        return msgspec.structs.replace(kind, **{n: mine[n] for n in _OF_MACHINES if n in mine})
+
+    def workloads(self, tables: Mapping[str, Any]) -> dict[str, Any]:
+        """The tables of the file's workloads with the drawn demands."""
+        made = {}
+        for name, table in tables.items():
+            drawn = {n: v for n, v in self.constants.get(name, {}).items() if n not in (*_OF_MACHINES, _LATENCY)}
+            made[name] = {**table, "demand": {**table["demand"], **drawn}}
+        return made
+
+    def latency_ratio(self, workload: str) -> float:
+        """The drawn over the fitted latency of a workload's cluster; 1 where none was fitted."""
+        return self.latency_ratios.get(workload, 1.0)
+
+
+def draw_of(path: Path, number: int) -> Draw | None:
+    """Draw `number`, from 1 on, of the constants in a file; None for a file that `harness calibrate` has not written.
+
+    Raises ValueError where the file has no such draw; OSError where it cannot be read.
+    """
+    tables = _read(path, path.stat().st_mtime_ns)
+    if tables is None:
+        return None
+    fitted = tables["calibration"].get("workloads", {})
+    counts = [len(values) for one in fitted.values() for values in one.get("draws", {}).values()]
+    if not counts:
+        raise ValueError(f"draw: {path} has no draws of its constants; write it again with harness calibrate.")
+    if number > min(counts):
+        raise ValueError(f"draw: {path} has {min(counts)} draws of its constants, not {number}.")
+    constants = {name: {n: v[number - 1] for n, v in one.get("draws", {}).items()} for name, one in fitted.items()}
+    conditions = tables.get("conditions", {})
+    ratios = {
+        name: drawn[_LATENCY] / fitted_seconds
+        for name, drawn in constants.items()
+        if _LATENCY in drawn and (fitted_seconds := conditions.get(name, {}).get(_LATENCY, 0.0)) > 0
+    }
+    return Draw(constants, ratios, {kind: name for name, one in fitted.items() for kind in one.get("node_types", ())})
+
+
+@cache
+def _read(path: Path, _changed: int) -> dict[str, Any] | None:
+    """The tables of a file; kept, because all draws are read one after the other."""
+    tables = tomllib.loads(path.read_text("utf-8"))
+    return tables if "calibration" in tables else None
