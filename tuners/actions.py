@@ -117,7 +117,7 @@ class Job:
     budget_seconds: float  # the job ends after so many simulated seconds, with or without its target
     model_bytes: float  # of one pull of the whole model, at 32 bits
     push_bytes: float = 0.0  # of one push of a whole gradient, at 32 bits; 0: unknown, or hidden behind computing
-    samples: int  # training samples
+    samples: int  # training samples; 0: unknown
     seed: int  # for the tuner's own random numbers
     methods: tuple[Method, ...] = ("checkpoint",)  # that `Reconfigure` can use
     branch_bytes: float = 0.0  # of parameters and optimizer slots of one branch, on all servers together; 0: unknown
@@ -125,6 +125,11 @@ class Job:
     evaluate_seconds: float = 0.0  # that one `Evaluate` takes, in which no branch trains; an estimate where the job is live
     prices: Prices = field(default_factory=Prices)  # of the machines, by the hour
     budget_usd: float = math.inf  # a target that cost more does not count as reached
+
+    @property
+    def epoch_samples(self) -> int:
+        """The training samples; where they are unknown, those of a thousand mini-batches of the start."""
+        return self.samples or 1000 * self.start.batch_size
 
 
 # ------------------------------------------------------------------------------------------------------- measurements

@@ -158,7 +158,7 @@ class CostModel:
     ) -> Problem:
         return Problem(
             kinds=tuple(g.kind(share) for g in found),
-            samples=self.job.samples,
+            samples=self.job.epoch_samples,
             batch_size=float(np.mean([r.samples for r in readings.values()])),
             model_bytes=self.job.model_bytes * current.transfer_bits / 32,
             # Where all workers wait for each other, all pull at once: there is nothing that a queue would say better.

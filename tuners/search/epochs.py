@@ -65,7 +65,7 @@ def epoch_clocks(job: Job, setting: Setting) -> int:
     """Pushes in one pass over the training data."""
     rows = setting.loads
     samples = sum(map(sum, rows)) / len(rows) if rows else setting.batch_size
-    return max(1, math.ceil(job.samples / samples))
+    return max(1, math.ceil(job.epoch_samples / samples))
 
 
 def quality(job: Job, seen: Evaluation) -> float:

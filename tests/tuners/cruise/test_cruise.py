@@ -153,6 +153,13 @@ def test_cruise_watches_then_moves_to_the_predicted_optimum_and_stays():
     assert tuner.send(seen_with(0.5, setting=with_workers(4), start=80)) == Reconfigure(with_workers(3), method="migrate")
 
 
+def test_an_unknown_number_of_samples_changes_no_choice():
+    unknown = replace(GOAL, samples=0)
+    tuner = by_eq_5(unknown)
+    next(tuner)
+    assert tuner.send(seen_with(20, of=unknown)) == Reconfigure(with_workers(4), method="migrate")
+
+
 def test_a_gain_below_the_threshold_is_not_worth_a_change():
     # z = 6: (3, 2) takes 2.5, (4, 1) takes 2.5; z = 6.5: 2.667 against 2.625, a gain of 1.6 %.
     tuner = by_eq_5(GOAL)
