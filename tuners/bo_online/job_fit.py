@@ -54,6 +54,7 @@ _FASTEST = (
     2.0  # most progress of a setting, as few workers do not learn much more from a gradient than more do (Fig. 2: 2.5)
 )
 _BLOCKS = 8  # at most, of one stay under a setting
+_MOST_LEVELS = 200  # of a fit
 _PRIOR = 10.0  # losses that the scatter of the whole job counts for in the scatter of a block
 
 
@@ -145,6 +146,7 @@ def fitted_job(levels: Levels, alike: _Floats, clocks: float, epsilon: float) ->
         raise ValueError(f"Cannot estimate the way to epsilon = {epsilon}: give a positive loss.")
     if len(levels.loss) < 2 or not levels.loss[0] > 0 or not clocks > 0:
         return None
+    levels = _thinned(levels)
     levels = levels._replace(loss=np.maximum(levels.loss, 1e-3 * epsilon))  # a hinge loss can be zero
     offsets = _offsets(levels, alike)
     base = levels.loss / np.exp(offsets[levels.kind])
@@ -173,6 +175,17 @@ def fitted_job(levels: Levels, alike: _Floats, clocks: float, epsilon: float) ->
     left = max(whole - now, _SLOWEST * max(job * by_now, whole)) / job
     rates = pace + fit.significant(own, np.diag(faster), errors=2.0) / max(job, rate)
     return JobFit(min(left, _LONGEST * clocks), np.clip(rates, _SLOWEST, _FASTEST))
+
+
+def _thinned(levels: Levels) -> Levels:
+    """The first and the latest levels, and an even choice of those between: a fit takes the cube of their number."""
+    count = len(levels.loss)
+    if count <= _MOST_LEVELS:
+        return levels
+    latest = count - _MOST_LEVELS // 2
+    older = np.linspace(0, latest - 1, _MOST_LEVELS - _MOST_LEVELS // 2).round().astype(np.intp)
+    kept = np.concatenate([older, np.arange(latest, count)])
+    return Levels(*(part[kept] for part in levels))
 
 
 def _offsets(levels: Levels, alike: _Floats) -> _Floats:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.tuners.bo_online.test_convergence import hidden_for, hogwild_losses, left
 from tuners.actions import Target
+from tuners.bo_online import job_fit
 from tuners.bo_online.convergence import Estimator, Segment
 from tuners.bo_online.job_fit import fitted_job, likeness, measured_levels, never_rising
 from tuners.bo_online.repository import Stretch, triples
@@ -47,6 +48,21 @@ def test_the_remaining_clocks_agree_with_the_curve(noise, within):
     remains = CLOCKS - 15 * LENGTH
     assert fit(segments)[0].clocks_left == pytest.approx(remains, rel=within)
     assert left(hidden_for(CLOCKS), 1.0, EPSILON) == pytest.approx(CLOCKS)
+
+
+def test_a_long_job_is_fitted_to_a_bounded_number_of_levels(monkeypatch):
+    sizes = []
+    solved = job_fit._LeastSquares.__init__
+
+    def counted(self, shape, noise, seen):
+        sizes.append(len(seen))
+        solved(self, shape, noise, seen)
+
+    monkeypatch.setattr(job_fit._LeastSquares, "__init__", counted)
+    found, efficiency = fit(job([8, 16] * 150, 0.02, clocks=40 * 300 * LENGTH))
+    assert max(sizes) <= 200
+    assert efficiency[16] == pytest.approx(1.0, abs=0.1)
+    assert found.clocks_left > 0
 
 
 def test_noise_alone_does_not_tell_settings_apart():
