@@ -27,10 +27,6 @@ class Ages(NamedTuple):
     generation: NDArray[np.float64]  # while it computed the gradient
     queueing: NDArray[np.float64]  # while the gradient was sent, and waited for the servers
 
-    @property
-    def total(self) -> NDArray[np.float64]:
-        return self.publishing + self.generation + self.queueing
-
 
 def ages(pushes: Pushes) -> Ages:
     """Divide the staleness of every push among the phases in which it arose.

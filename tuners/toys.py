@@ -333,7 +333,7 @@ class Toy:
         return WorkerWindow(
             node=name,
             pushes=count,
-            samples=count * self._samples(branch.setting, worker),
+            samples=count * branch.setting.local_steps * self._samples(branch.setting, worker),
             compute_seconds=compute,
             pull_seconds=float(pushes.pull_seconds[mine].sum()),
             push_seconds=float(pushes.push_seconds[mine].sum()),

@@ -200,7 +200,7 @@ def check_other(
         (ours,), (theirs,) = fits, jobs
         caveats.append(f"{theirs} is predicted as the same job as {ours}")
         fits, known_rows = {theirs: fits[ours]}, tuple(replace(row, workload=theirs) for row in known.rows)
-    rows = sorted(linked.rows, key=lambda r: (r.workload, _order(r), r.run))
+    rows = _in_order(linked)
     everything = range(len(rows))
     unknown = _Values.empty(len(rows))
     values = (unknown, unknown.both(), _simulated(fits, rows, everything, whole=whole), _plain(known_rows, rows))

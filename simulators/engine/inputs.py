@@ -193,8 +193,7 @@ def cycle_costs(
     samples = sum(sum(row) for row in loads(nodes, setting).values())
     step = demand.master_seconds + demand.master_sample_seconds * samples if setting.policy == "bsp" else 0.0
     transfer = setting.transfer_bits / 32
-    share = dict(zip(setting.servers, setting.shares()[1], strict=True))
-    pulled = share if effects.pull_shares is None else effects.pull_shares
+    pulled, pushed = _shares_of_servers(setting, effects)
     return CycleCosts(
         active=np.array([n in timed for n, _ in nodes]),
         compute_seconds=np.array([timed[n][0] if n in timed else 0.0 for n, _ in nodes]),
@@ -203,8 +202,8 @@ def cycle_costs(
         push_bytes=demand.whole_push_bytes * transfer * effects.push_factor,
         nic=np.array([min(out[n], into[n]) for n, _ in nodes]),
         serve_out=_serve(nodes, pulled, out),
-        serve_in=_serve(nodes, share, into),
-        apply_seconds=demand.apply_seconds * max(share.values()) ** demand.apply_exponent,
+        serve_in=_serve(nodes, pushed, into),
+        apply_seconds=demand.apply_seconds * max(pushed.values()) ** demand.apply_exponent,
     )
 
 
@@ -225,18 +224,15 @@ def build(
     control_queue: float = 0.0,
     local_steps: bool = False,
 ) -> EngineInputs:
-    """The numbers of a cluster under `setting`, which may say that workers take `local_steps`.
+    """The numbers of a cluster under `setting`; `local_steps` says whether the job takes them (`Space.takes_local_steps`).
 
     Raises Rejected where the setting cannot run on the cluster.
     """
     names = tuple(name for name, _ in nodes)
     costs = cycle_costs(nodes, latency_seconds, workload.demand, setting, policy_seconds=policy_seconds, effects=effects)
     parts = shards(nodes, workload, setting, reconfiguring=effects.workers is not None)
-    out, into = _left(nodes, effects.out), _left(nodes, effects.into)
-    share = dict(zip(setting.servers, setting.shares()[1], strict=True))
-    pulled = share if effects.pull_shares is None else effects.pull_shares
     single = each_nic_counts(setting, conditions)
-    usage, capacity = _usage(nodes, pulled, share, out, into) if single else (np.zeros((2 * len(nodes), 0)), np.zeros(0))
+    usage, capacity = _usage(nodes, setting, effects) if single else (np.zeros((2 * len(nodes), 0)), np.zeros(0))
     rng = np.random.default_rng([seed, 1])
     numbers: dict[str, Any] = dict(
         key=np.uint64(np.random.default_rng([seed, 0]).integers(2**63)),
@@ -311,8 +307,7 @@ def served(
 ) -> NDArray[np.float64]:
     """What a push and the pull before it cost every server, [k, 4]: pull bytes and seconds, push bytes and seconds."""
     out, into = _left(nodes, effects.out), _left(nodes, effects.into)
-    pushed = dict(zip(setting.servers, setting.shares()[1], strict=True))
-    pulled = pushed if effects.pull_shares is None else effects.pull_shares
+    pulled, pushed = _shares_of_servers(setting, effects)
     transfer, rows = setting.transfer_bits / 32, []
     for name, kind in nodes:
         pull = pulled.get(name, 0.0) * demand.model_bytes * transfer
@@ -334,6 +329,12 @@ def _by_share(target: Target, names: tuple[str, ...], setting: Setting, parts: S
     }
 
 
+def _shares_of_servers(setting: Setting, effects: Effects) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """The part of the model that each server sends in a pull, and the part that it receives in a push."""
+    pushed = dict(zip(setting.servers, setting.shares()[1], strict=True))
+    return pushed if effects.pull_shares is None else effects.pull_shares, pushed
+
+
 def _left(nodes: tuple[tuple[str, NodeType], ...], taken: Mapping[str, float]) -> dict[str, float]:
     """What is left of every NIC, one direction, bytes per second; at least 1, because rates divide."""
     return {n: max(kind.nic_bytes_per_second - taken.get(n, 0.0), 1.0) for n, kind in nodes}
@@ -345,11 +346,7 @@ def _serve(nodes: tuple[tuple[str, NodeType], ...], share: Mapping[str, float], 
 
 
 def _usage(
-    nodes: tuple[tuple[str, NodeType], ...],
-    pulled: Mapping[str, float],
-    share: Mapping[str, float],
-    nic_out: Mapping[str, float],
-    nic_into: Mapping[str, float],
+    nodes: tuple[tuple[str, NodeType], ...], setting: Setting, effects: Effects
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """What a byte of each node's pull (rows 0..k-1) and push (k..2k-1) puts on every NIC and server process.
 
@@ -357,10 +354,12 @@ def _usage(
     itself crosses no NIC.
     """
     k = len(nodes)
+    pulled, pushed = _shares_of_servers(setting, effects)
+    nic_out, nic_into = _left(nodes, effects.out), _left(nodes, effects.into)
     usage = np.zeros((2 * k, 4 * k))
     out, into, pulls, pushes = (np.arange(k) + part * k for part in range(4))
     for j, (server, _) in enumerate(nodes):
-        pull, push = pulled.get(server, 0.0), share.get(server, 0.0)
+        pull, push = pulled.get(server, 0.0), pushed.get(server, 0.0)
         for i in range(k):
             usage[i, pulls[j]] += pull
             usage[k + i, pushes[j]] += push

@@ -84,6 +84,13 @@ def test_a_toy_runs_the_same_however_it_is_cut():
     assert cut.perform(Run(clocks=9)).pushes.loss.tolist() == whole.perform(Run(clocks=9)).pushes.loss.tolist()
 
 
+def test_samples_of_a_toy_count_every_local_step():
+    toy = toys()["local steps"](0)
+    toy.perform(Reconfigure(toy.job.space.setting({"local_steps": 4})))
+    seen = toy.perform(Run(clocks=30))
+    assert [w.samples for w in seen.workers] == [w.pushes * 4 * toy.job.start.batch_size for w in seen.workers]
+
+
 def test_a_diverged_fork_does_not_end_the_job():
     toy = toys()["one knob"](1)
     branch = toy.perform(Fork(0, toy.job.space.setting({"learning_rate": 30.0})))

@@ -85,9 +85,8 @@ def search(
     """Yields what to run next: settings with seeds. It goes on when `seconds` knows the completion of all of these.
 
     `ended` are the settings that contestants ended with, and `absent` the nodes that join later: a job cannot start with
-    them. Equal answers give equal searches, so a search that was interrupted
-    is continued by making it again. It ends without a word: the best is that of least mean over the settings that were run
-    on every seed (`choose`).
+    them. Equal answers give equal searches, so a search that was interrupted is continued by making it again. It ends
+    without a word: the best is that of least mean over the settings that were run on every seed (`choose`).
     """
     seen: list[Setting] = []
     whole: list[Setting] = []  # run on every seed

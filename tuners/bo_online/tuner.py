@@ -550,7 +550,7 @@ def _posterior(at: JobHistory, seen: Observations, surrogate: Surrogate) -> _Pre
         at.fitted = count, posterior
 
     def predict(rows: _Floats) -> tuple[_Floats, _Floats]:
-        mean, deviation = posterior(np.column_stack([rows[:, :-1], 0.0 * rows[:, -1]]) if seen.stateless else rows)
+        mean, deviation = posterior(_at_state(rows[:, :-1], 0.0) if seen.stateless else rows)
         return seen.clocks * mean, seen.clocks * deviation
 
     return predict
