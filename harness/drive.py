@@ -85,8 +85,9 @@ def drive(
     A `Run` is clipped to the rest of the budget. The job ends at its target, at the end of its budget, when it diverges or
     deadlocks, and by a fault of the tuner: it spends no simulated time for `idle_exchanges` exchanges, thinks about one
     action for longer than `thinking_limit_seconds` (checked only in the main thread), raises, or yields something that is
-    no action. Where it ends during another action than a `Run`, a last `Run`, that no tuner asked, tells what was trained
-    meanwhile. If the tuner returns, or does not catch that a `Run` was refused, the job continues under its last setting.
+    no action. Where it ends during another action than a `Run`, the harness asks for a last `Run` itself, which tells what
+    was trained meanwhile. If the tuner returns, or does not catch that a `Run` was refused, the job continues under its
+    last setting.
     """
     timed = _TimedTuner(tuner, thinking_limit_seconds)
     try:

@@ -58,7 +58,7 @@ def ranks(results: Results, rows: pl.DataFrame) -> CalibrationRanks | None:
     """The ranks of one scenario, from its `rows` of `tables.summary`; None without draws, or without a leader."""
     scenario = str(rows["scenario"][0])
     names = results.manifest.get("draws", {}).get(scenario, [])
-    played = results.draws.filter(pl.col("status") != NOT_APPLICABLE)
+    played = results.draws.filter(pl.col("scenario").is_in(names), pl.col("status") != NOT_APPLICABLE)
     by_name = {str(name): runs for (name,), runs in played.group_by(["scenario"])}
     found = [by_name[name] for name in names if name in by_name]
     table = rows.filter(pl.col("standing") != "")

@@ -307,15 +307,8 @@ class _RunRow:
     folder: str  # of its files, relative to the page; "" where the page stands without them
 
 
-class _DrawLine(NamedTuple):
-    """A tuner's row in the table of ranks under draws of the calibrated constants."""
-
-    tuner: str
-    cells: list[_Cell]
-
-
-class _BesideLine(NamedTuple):
-    """A tuner's row in the table that puts live runs beside simulated ones."""
+class _TunerLine(NamedTuple):
+    """A tuner's row in a table: that of ranks under draws of the calibrated constants, or of live beside simulated runs."""
 
     tuner: str
     cells: list[_Cell]
@@ -351,9 +344,9 @@ class _ScenarioSection:
     runs: list[tuple[str, list[_RunRow]]]  # by tuner
     machines: list[str]  # that the runs were made on
     oracle_settings: int  # that the oracle has run; 0 where it is not known
-    beside: list[_BesideLine]  # live runs beside simulated ones; [] where it is no live contest
+    beside: list[_TunerLine]  # live runs beside simulated ones; [] where it is no live contest
     agreement: str
-    draws: list[_DrawLine]  # tuners under draws of the calibrated constants; [] without draws
+    draws: list[_TunerLine]  # tuners under draws of the calibrated constants; [] without draws
     undecided: str  # the words for a rank that the calibration does not decide
 
 
@@ -422,13 +415,13 @@ def _section(
     )
 
 
-def _beside_line(row: live.BesideRow) -> _BesideLine:
+def _beside_line(row: live.BesideRow) -> _TunerLine:
     times = (row.live_seconds, row.live_done), (row.simulated_seconds, row.simulated_done)
     cells = [_Cell(quantity(seconds), done, seconds) for seconds, done in times]
-    return _BesideLine(row.tuner, [*cells, _Cell(live.ratio_text(row), "", row.ratio)])
+    return _TunerLine(row.tuner, [*cells, _Cell(live.ratio_text(row), "", row.ratio)])
 
 
-def _draw_line(row: calibration_ranks.CalibrationRank) -> _DrawLine:
+def _draw_line(row: calibration_ranks.CalibrationRank) -> _TunerLine:
     def rank(what: str, agree: float, verdict: str) -> _Cell:
         return _Cell(f"{what}: {verdict}" if verdict else what or "-", _share(agree), agree)
 
@@ -441,7 +434,7 @@ def _draw_line(row: calibration_ranks.CalibrationRank) -> _DrawLine:
         rank(row.standing, row.agree, row.verdict),
         rank(row.side, row.side_agree, row.side_verdict),
     ]
-    return _DrawLine(row.tuner, cells)
+    return _TunerLine(row.tuner, cells)
 
 
 def _best(results: Results, scenario: str, tuner: str) -> str:

@@ -85,7 +85,7 @@ def _missing(results: Results) -> str | None:
         for frame in (results.scores, results.not_applicable, results.draws)
         for scenario, tuner, seed in frame.select("scenario", "tuner", "seed").iter_rows()
     }
-    drawn = {name for names in manifest.get("draws", {}).values() for name in names}
+    drawn = set(store.drawn_scenarios(manifest))
     for scenario in manifest.get("scenarios", []):
         seeds = manifest.get("seeds_of", {}).get(scenario, manifest.get("seeds", 1))
         oracles = manifest.get("oracles", []) if scenario in drawn else []  # these are not run under draws

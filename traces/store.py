@@ -27,7 +27,17 @@ from traces.schema import (
     worker_count,
 )
 
-__all__ = ["Results", "load_results", "read", "read_host", "read_manifest", "write", "write_bytes", "write_host"]
+__all__ = [
+    "Results",
+    "drawn_scenarios",
+    "load_results",
+    "read",
+    "read_host",
+    "read_manifest",
+    "write",
+    "write_bytes",
+    "write_host",
+]
 
 _VERSION_KEY = "harness_schema"
 _AGAIN = "Delete it and run `harness compare --resume` on the folder that it belongs to."
@@ -124,11 +134,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
+def drawn_scenarios(manifest: Mapping[str, Any]) -> list[str]:
+    """The scenarios of a comparison that are draws of another one's calibrated constants."""
+    return [name for names in manifest.get("draws", {}).values() for name in names]
+
+
 def load_results(folder: Path) -> Results:
     """The tables of a comparison. Raises ValueError where a table is missing, damaged, or of another version."""
     manifest = read_manifest(folder)
     every = read(folder / "scores.parquet", SCORES)
-    drawn = pl.col("scenario").is_in([name for names in manifest.get("draws", {}).values() for name in names])
+    drawn = pl.col("scenario").is_in(drawn_scenarios(manifest))
     scores, played = every.filter(~drawn), pl.col("status") != NOT_APPLICABLE
     return Results(
         manifest,

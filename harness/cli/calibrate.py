@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import program_cache
 from harness.cli.trace import TRACE_HELP, trace_folder
 
 if TYPE_CHECKING:
@@ -118,6 +117,7 @@ def _add_given(command: argparse.ArgumentParser) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
+    from harness import program_cache
     from harness.cli.display import stages
     from simulators.calibration.fit import NO_FREEDOM, fit_all
     from simulators.calibration.output import to_toml
@@ -146,6 +146,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 
 def _fidelity(options: argparse.Namespace) -> int:
+    from harness import program_cache
     from harness.cli.display import stages
     from reports import fidelity
     from simulators.calibration.selection import EVERYTHING

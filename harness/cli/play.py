@@ -95,10 +95,7 @@ class ExchangePrinter:
     def __call__(self, exchange: Exchange) -> None:
         branch = getattr(exchange.action, "branch", 0)
         before = self._settings.get(branch, self._job.start)
-        goes_on = getattr(exchange.action, "clocks", None) is None
-        rest = " (the tuner has returned; the job goes on)" if goes_on else " (the job has ended; its last pushes)"
-        who = "" if exchange.asked else rest
-        self._say(f"{self._seconds:10.1f} s  {_action_words(exchange.action, before)}{who}")
+        self._say(f"{self._seconds:10.1f} s  {_action_words(exchange.action, before)}{_unasked_words(exchange)}")
         if reason := getattr(exchange.action, "reason", ""):
             self._say(f"{'':12}  # {reason}")
         self._say(f"{'':12}  -> {_answer_words(exchange.answer, before)}")
@@ -116,6 +113,15 @@ class ExchangePrinter:
             self._settings[branch] = exchange.action.setting
         elif isinstance(exchange.answer, Window) and exchange.answer.setting is not None:
             self._settings[branch] = exchange.answer.setting
+
+
+def _unasked_words(exchange: Exchange) -> str:
+    """Why the harness asked, and not the tuner; "" where the tuner did."""
+    if exchange.asked:
+        return ""
+    if getattr(exchange.action, "clocks", None) is None:
+        return " (the tuner has returned; the job goes on)"
+    return " (the job has ended; its last pushes)"
 
 
 def _action_words(action: Any, before: Setting) -> str:

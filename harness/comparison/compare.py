@@ -191,6 +191,7 @@ class _Plan:
     entries: tuple[Entry, ...]
     counts: dict[str, int]  # seeds of each scenario
     draws: dict[str, list[str]]  # by scenario: those that differ from it in a draw of its calibrated constants
+    entries_of: dict[str, tuple[Entry, ...]]  # by scenario: those that are played there
     tasks: tuple[Task, ...]
 
 
@@ -220,16 +221,13 @@ def _planned(
                 f"Cannot compare {what} {twice[0]!r} with itself: name each once, and files by different names."
             )
     counts = {s.name: seeds or s.seeds.count for s in loaded}
-    contestants = tuple(e for e in entries if e.contestant)
-    tasks = [
-        t
-        for s in loaded
-        # Draws are there to compare contestants; the oracle of each would be a search of its own.
-        for t in _tasks(s, contestants if s.draw else entries, counts[s.name], system, record=record)
-    ]
-    # First seed 0 of all scenarios and tuners, then seed 1: an interrupted comparison can be compared, too.
     draws = {name: [s.name for s in each] for name, each in drawn.items()}
-    return _Plan(loaded, entries, counts, draws, tuple(sorted(tasks, key=lambda t: t.seed)))
+    # Draws are there to compare contestants; the oracle of each would be a search of its own.
+    contestants = tuple(e for e in entries if e.contestant)
+    entries_of = {s.name: entries for s in loaded} | {name: contestants for each in draws.values() for name in each}
+    tasks = [t for s in loaded for t in _tasks(s, entries_of[s.name], counts[s.name], system, record=record)]
+    # First seed 0 of all scenarios and tuners, then seed 1: an interrupted comparison can be compared, too.
+    return _Plan(loaded, entries, counts, draws, entries_of, tuple(sorted(tasks, key=lambda t: t.seed)))
 
 
 def _drawn(scenario: Scenario, count: int) -> Iterator[Scenario]:
@@ -263,8 +261,8 @@ def _oracle_tasks(plan: _Plan, out: Path, *, record: bool, system: str) -> Itera
     """The runs that the oracles want next, when all others are in place."""
     contestants = [e.name for e in plan.entries if e.contestant]
     for scenario in plan.scenarios:
-        for entry in plan.entries:
-            if not entry.contestant and not scenario.draw:
+        for entry in plan.entries_of[scenario.name]:
+            if not entry.contestant:
                 wanted = oracle.wanted(out, scenario, entry.name, contestants, plan.counts[scenario.name])
                 for name, start, seed in wanted:
                     given = _given(scenario, system, record=record)

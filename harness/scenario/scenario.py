@@ -280,18 +280,23 @@ def show(scenario: Scenario) -> str:
 
 def _check_calibrated(tables: Tables, origin: Path, draw: int) -> None:
     """Raise ValueError where no file of the scenario has this draw of its constants."""
-    named = [origin.parent / Path(f).expanduser() for f in (tables.cluster.profiles, tables.workload.file) if f is not None]
+    named = [_beside(origin, file) for file in (tables.cluster.profiles, tables.workload.file) if file is not None]
     if not any(draw_of(path, draw) for path in named if path.is_file()):
         raise ValueError(
             "draw: nothing here is calibrated; name a file of harness calibrate in cluster.profiles or workload.file."
         )
 
 
+def _beside(origin: Path, file: str) -> Path:
+    """The place of a file that a scenario names: relative to the scenario's own file, or to the home folder after "~"."""
+    return origin.parent / Path(file).expanduser()
+
+
 def _cluster(tables: Tables, origin: Path, draw: int) -> Cluster:
     table, known = tables.cluster, profiles()
     latency_seconds = table.latency_seconds
     if table.profiles is not None:
-        path = origin.parent / table.profiles
+        path = _beside(origin, table.profiles)
         try:
             own = load_profiles(path)
         except OSError as error:
@@ -347,7 +352,7 @@ def _own_workloads(table: WorkloadTable, origin: Path, draw: int) -> dict[str, A
     """The user's own workloads, from the `file` that [workload] names, with drawn constants; none if it names no file."""
     if table.file is None:
         return {}
-    path = origin.parent / Path(table.file).expanduser()
+    path = _beside(origin, table.file)
     try:
         own = load_workloads(path)
     except OSError as error:
@@ -359,7 +364,7 @@ def _own_workloads(table: WorkloadTable, origin: Path, draw: int) -> dict[str, A
 def workload_of(scenario: Scenario) -> Workload:
     """The scenario's workload, with its data. Raises ValueError if it cannot be made."""
     table = scenario.workload
-    data = None if table.data is None else scenario.origin.parent / Path(table.data).expanduser()
+    data = None if table.data is None else _beside(scenario.origin, table.data)
     try:
         return workload(table.name, table.overrides, data, _own_workloads(table, scenario.origin, scenario.draw))
     except (ValueError, OSError) as error:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.comparison.results import run_folder
-from reports.figures.workers import held_at, pushes_of
+from reports.figures.workers import held_at, pushes_of, same_workers_until
 from traces.exchanges import Exchange, read_log
 from tuners.actions import Cost, Fork, Rejected, Window
 
@@ -49,7 +49,7 @@ def pack(exchanges: list[Exchange], seed: int, most: int) -> PackedRun | None:
     end = made.seconds[order]
     nodes = np.unique(made.worker)
     rows = np.searchsorted(nodes, made.worker[order])
-    until = _same_workers_until(exchanges)
+    until = same_workers_until(exchanges)
     last = max(float(end[-1]), until or 0.0) if len(order) == len(made.seconds) else float(end[-1])
     held = held_at(made, last, until)
     unit = last / _PARTS if last > 0 else 1.0
@@ -68,12 +68,6 @@ def pack(exchanges: list[Exchange], seed: int, most: int) -> PackedRun | None:
         "changes": [[round(a, 2), round(b, 2)] for a, b in changes_of(exchanges)],
     }
     return PackedRun(seed, header, base64.b64encode(zlib.compress(raw, 9)).decode(), tuple(reasons_of(exchanges)))
-
-
-def _same_workers_until(exchanges: Iterable[Exchange]) -> float | None:
-    """The end of the last window if all windows have the same workers, else None: a node that left has not waited."""
-    windows = [e.answer for e in exchanges if isinstance(e.answer, Window)]
-    return windows[-1].end_seconds if len({frozenset(w.node for w in x.workers) for x in windows}) == 1 else None
 
 
 def changes_of(exchanges: Iterable[Exchange]) -> Iterator[tuple[float, float]]:

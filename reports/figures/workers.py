@@ -18,7 +18,15 @@ from reports.figures.drawing import BLUE, MUTED, ORANGE, Drawing, canvas, drawn
 from traces.exchanges import Exchange, read_log
 from tuners.actions import Pushes, Window
 
-__all__ = ["WORKERS_NOTE", "held_at", "pushes_of", "silent_seconds", "workers_of_run", "workers_over_time"]
+__all__ = [
+    "WORKERS_NOTE",
+    "held_at",
+    "pushes_of",
+    "same_workers_until",
+    "silent_seconds",
+    "workers_of_run",
+    "workers_over_time",
+]
 
 _MOST = 1500  # pushes in one drawing, at the most: later ones would be too narrow to see
 _ROW = 0.17  # inches per worker
@@ -39,10 +47,13 @@ def workers_of_run(folder: Path, scenario: str, tuner: str, seed: int, name: str
     if not path.is_file():
         return None
     exchanges = list(read_log(path))
+    return workers_over_time(pushes_of(exchanges), name, same_workers_until(exchanges))
+
+
+def same_workers_until(exchanges: Iterable[Exchange]) -> float | None:
+    """The end of the last window if all windows have the same workers, else None: a node that left has not waited."""
     windows = [e.answer for e in exchanges if isinstance(e.answer, Window)]
-    # A node that is no worker at the end has not waited for its release.
-    same = len({frozenset(w.node for w in window.workers) for window in windows}) == 1
-    return workers_over_time(pushes_of(exchanges), name, windows[-1].end_seconds if same else None)
+    return windows[-1].end_seconds if len({frozenset(w.node for w in x.workers) for x in windows}) == 1 else None
 
 
 def pushes_of(exchanges: Iterable[Exchange]) -> Pushes | None:

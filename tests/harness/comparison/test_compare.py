@@ -127,6 +127,13 @@ def test_drawn_comparisons_are_resumed_merged_and_published_with_their_draws(cal
     assert "tiny+draw1" in set(kept["scenario"])
 
 
+def test_a_scenario_that_names_a_draw_itself_is_compared_with_its_oracle(calibrated: Path, tmp_path: Path) -> None:
+    calibrated.write_text(CALIBRATED + "\n[calibration]\ndraw = 1\n")
+    found = run(calibrated, tmp_path / "out", "fixed", "best_fixed")
+    assert set(found.scores["tuner"]) == {"fixed", "best_fixed"}
+    assert found.draws.height == 0
+
+
 def test_what_is_not_calibrated_cannot_be_drawn(tiny: Path, calibrated: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"tiny.*has 2 draws of its constants, not 3"):
         run(calibrated, tmp_path / "out", "fixed", calibration_draws=3)
