@@ -25,6 +25,7 @@ setup: $(READY) ## make .venv with the pinned packages and this project in it
 $(READY): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Cannot set up with $(PYTHON): it is older than Python 3.11. Name a newer one: make setup PYTHON=...' >&2; exit 1; }
+	@echo 'Setting up $(VENV): about a hundred packages, 1.5 GB with JAX and Ray. This takes some minutes, once.'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.txt
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
@@ -32,6 +33,7 @@ $(READY): requirements.txt pyproject.toml
 
 try: setup ## a first answer: five tuners, three seeds, a few seconds of computing
 	$(BIN)/harness compare --quick --resume $(ARGS)
+	@echo 'So that your shell finds harness, pytest and `import harness`: source $(VENV)/bin/activate'
 
 compare: setup ## score every tuner on the default scenario; ARGS goes to `harness compare`
 	$(BIN)/harness compare --tuners all $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,7 +43,8 @@ def _reproduce(options: argparse.Namespace) -> int:
         raise ValueError(f"Cannot measure with {options.seeds} seeds: --seeds is 1 or more.")
     paper, console = reproduce.PAPERS[options.paper], terminal()
     options.out.mkdir(parents=True, exist_ok=True)
-    console.print(f"{paper.title}: about {paper.minutes * options.seeds / 5:.0f} minutes of one core.", highlight=False)
+    minutes = math.ceil(paper.minutes * options.seeds / 5)
+    console.print(f"{paper.title}: about {minutes} minute{'s' * (minutes > 1)} of one core.", highlight=False)
     claims = []
     for claim in paper.claims(reproduce.Scale(options.seeds, options.out)):
         claims.append(claim)
