@@ -117,12 +117,13 @@ def label_inches(labels: Sequence[str]) -> float:
     return 0.25 + 0.082 * max((len(line) for label in labels for line in label.split("\n")), default=0)
 
 
-def logarithmic(axes: Axes) -> None:
-    """A logarithmic vertical axis with few, plain numbers."""
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(numticks=5))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+def logarithmic(axes: Axes, *, horizontal: bool = False) -> None:
+    """A logarithmic axis, vertical or horizontal, with few, plain numbers."""
+    (axes.set_xscale if horizontal else axes.set_yscale)("log")
+    axis = axes.xaxis if horizontal else axes.yaxis
+    axis.set_major_locator(LogLocator(numticks=5))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def svg(figure: Figure, name: str, alternative: str) -> str:

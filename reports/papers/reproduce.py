@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reports.figures.drawing import BLUE, MUTED, ORANGE, Drawing, canvas, drawn, label_inches
+from reports.figures.drawing import BLUE, MUTED, ORANGE, Drawing, canvas, drawn, label_inches, logarithmic
 from reports.papers import bespoke_bo, grid, mltuner, mltuner_runs, rlp, rlp_runs
 from reports.papers import cruise_and_bo_online as online
 from reports.papers.claims import RULES, Claim, frame, headline, shown
@@ -328,7 +328,7 @@ def _beside(claims: Sequence[Claim], name: str) -> Drawing | None:
         axes = figure.add_subplot()
         values = [v for c in claims for v in (c.published, c.measured) if not math.isnan(v)]
         if min(values) > 0 and max(values) > 8 * min(values):
-            axes.set_xscale("log")
+            logarithmic(axes, horizontal=True)
         for y, claim in enumerate(claims):
             if not math.isnan(claim.low) and math.isfinite(claim.high):
                 axes.plot([claim.low, claim.high], [y, y], color=BLUE, linewidth=3, alpha=0.4)

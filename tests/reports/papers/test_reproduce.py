@@ -68,6 +68,12 @@ def test_the_page_shows_each_figure_once_and_is_repeatable():
     assert "harness reproduce cruise --seeds 5" in text
 
 
+def test_values_far_apart_are_drawn_with_plain_numbers():
+    text = page("cruise", [claim(0.01, 0.02, what="a"), claim(10.0, 30.0, what="b")], 5)
+    assert "mathdefault" not in text
+    assert ">0.1<" in text
+
+
 def test_the_command_writes_what_it_measured(tmp_path, monkeypatch, capsys):
     asked = []
 
