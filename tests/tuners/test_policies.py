@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tuners import policies
@@ -182,10 +182,15 @@ def test_admit_limits_the_gradients_in_progress_and_loses_none(order, active, bo
             assert (begun <= m.clocks[m.waiting & ~m.release]).all()  # the fewest pushes go first
 
 
-@given(RATES, st.integers(0, K - 1))
+@settings(max_examples=30)
+@example([1.0, 1.0, 3.0, 6.0, 0.25], 4)
+@given(st.lists(st.floats(0.5, 2.0), min_size=K, max_size=K), st.integers(0, K - 1))
 def test_under_admit_gradients_are_as_old_as_the_bound_on_average(cycle_seconds, bound):
-    """Whatever the speeds: every update ages the other gradients in progress by one, and these are `bound`."""
-    ages = [m.age for m in run(policies.admit(bound), [0] * 300, seconds_per_cycle=cycle_seconds)]
+    """Whatever the speeds: every update ages the other gradients in progress by one, and these are `bound`.
+
+    The ages of gradients that are in progress at the end are not seen: with 1,000 pushes, these are few enough.
+    """
+    ages = [m.age for m in run(policies.admit(bound), [0] * 1000, seconds_per_cycle=cycle_seconds)]
     assert abs(np.mean(ages[K:]) - bound) < 0.1
 
 
