@@ -138,7 +138,7 @@ def replay(
     """
     action = _next_or_none(tuner, None, first=True)
     for number, exchange in enumerate(exchanges):
-        if _is_untold(exchange):
+        if exchange.after_end:  # the tuner may not have returned by then
             continue
         recorded = action_text(exchange.action) if exchange.asked else "nothing"
         asked = "nothing" if action is None else action_text(action)
@@ -149,11 +149,6 @@ def replay(
                 watch(number, action)
             action = _next_or_none(tuner, exchange.answer)
     return action
-
-
-def _is_untold(exchange: Exchange) -> bool:
-    """Whether it is what `_untold` yields: the tuner may not have returned by then."""
-    return not exchange.asked and isinstance(exchange.action, Run) and exchange.action.clocks is not None
 
 
 # ------------------------------------------------------------------------------------------------------------ exchanges

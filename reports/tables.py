@@ -455,10 +455,11 @@ def notes(rows: pl.DataFrame) -> list[str]:
     if runs == 1:
         sentences = ["One seed: no intervals; a difference may be due to random draws alone. Run more seeds."]
     else:
-        sentences = [f"Times, ratios: medians over {runs} paired seeds (95 % intervals); else means. Done: target reached."]
-    if runs > 1 and coverage_limit(runs) < LEVEL:
-        best = 100 * coverage_limit(runs)
-        sentences.append(f"{runs} seeds: an interval covers the true median {best:.3g} % of the time at best, not 95 %.")
+        best = coverage_limit(runs)
+        cover = (
+            "95 % intervals" if best >= LEVEL else f"intervals cover the true median {100 * best:.3g} % of the time at best"
+        )
+        sentences = [f"Times, ratios: medians over {runs} paired seeds ({cover}); else means. Done: target reached."]
     if ">" in rows["completion_bound"]:
         sentences.append("> means: most runs did not reach the target within the budget.")
     what, better = ("cost", "cheaper") if "usd" in rows["minimise"] else ("time", "faster")

@@ -60,6 +60,11 @@ class Exchange:
     answer: Any
     asked: bool = True  # False: the tuner had returned, or the job had ended, and the harness asked for the rest
 
+    @property
+    def after_end(self) -> bool:
+        """Whether the harness asked for it when the job had ended: its last pushes, in no time."""
+        return not self.asked and isinstance(self.action, Run) and self.action.clocks is not None
+
 
 class _Installed(msgspec.Struct):
     """An `Install` without its functions."""

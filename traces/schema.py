@@ -264,7 +264,7 @@ def minimised(score: Mapping[str, Any]) -> float:
 
 
 def setting_text(setting: Setting) -> str:
-    """A setting as one line of JSON."""
+    """A setting that a job can have as one line of JSON: its numbers are finite."""
     return msgspec.json.encode(plain_setting(msgspec.to_builtins(setting, enc_hook=lambda value: value.item()))).decode()
 
 

@@ -246,11 +246,14 @@ def _what(scenarios: Sequence[str], tuners: Sequence[str], seeds: int | None, wh
 
 
 def _scenarios(names: Sequence[str]) -> list[str]:
-    """Expand patterns such as cruise-* to the names of embedded scenarios."""
-    from harness.scenario import embedded
+    """Expand patterns such as cruise-* to the names of embedded scenarios. A mistake in a file is told here, before
+    anything else is said."""
+    from harness.scenario import embedded, load
 
     found: list[str] = []
     for name in names:
+        if name.endswith(".toml"):
+            load(name)
         if not set(name) & set("*?[") or "=" in name or name.startswith("drawn:"):
             found.append(name)
         elif matching := fnmatch.filter(embedded(), name):

@@ -112,6 +112,9 @@ dependencies = ["ps-harness"]
 [project.entry-points."harness.tuners"]
 NAME = "NAME:NAME"
 
+[tool.pytest.ini_options]
+addopts = "--benchmark-columns=min,median,max,rounds"  # simulated seconds, a round per seed
+
 [tool.setuptools]
 py-modules = ["NAME"]
 """

@@ -119,9 +119,9 @@ def _unasked_words(exchange: Exchange) -> str:
     """Why the harness asked, and not the tuner; "" where the tuner did."""
     if exchange.asked:
         return ""
-    if getattr(exchange.action, "clocks", None) is None:
-        return " (the tuner has returned; the job goes on)"
-    return " (the job has ended; its last pushes)"
+    if exchange.after_end:
+        return " (the job has ended; its last pushes)"
+    return " (the tuner has returned; the job goes on)"
 
 
 def _action_words(action: Any, before: Setting) -> str:

@@ -35,7 +35,7 @@ def add_reproduce(add_parser: Callable[..., argparse.ArgumentParser], plain: typ
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from harness.cli.display import terminal
+    from harness.cli.display import stages, terminal
     from reports.papers import reproduce
     from reports.papers.claims import headline, shown
 
@@ -46,15 +46,17 @@ def _reproduce(options: argparse.Namespace) -> int:
     minutes = math.ceil(paper.minutes * options.seeds / 5)
     console.print(f"{paper.title}: about {minutes} minute{'s' * (minutes > 1)} of one core.", highlight=False)
     claims = []
-    for claim in paper.claims(reproduce.Scale(options.seeds, options.out)):
-        claims.append(claim)
-        console.print(
-            f"{claim.where}, {claim.what}, {claim.unit}: {shown(claim.measured, claim.low, claim.high)} "
-            f"[{shown(claim.published)}] {claim.verdict}",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+    with stages("measuring") as stage:
+        for claim in paper.claims(reproduce.Scale(options.seeds, options.out)):
+            claims.append(claim)
+            stage(f"{len(claims)} figures done")
+            console.print(
+                f"{claim.where}, {claim.what}, {claim.unit}: {shown(claim.measured, claim.low, claim.high)} "
+                f"[{shown(claim.published)}] {claim.verdict}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
     console.print(headline(claims), highlight=False)
     console.print(
         f"The page: {reproduce.write(options.paper, claims, options.seeds, options.out)}", highlight=False, soft_wrap=True

@@ -18,13 +18,25 @@ so `harness show digits > my.toml` makes a template for your own. Of a tuner you
 tunes, its paper, and its options with type, default and meaning. What `compare` would refuse,
 `show` refuses, too."""
 
-_LISTS = ("tuners", "scenarios", "families", "workloads", "profiles", "sources")
+_LISTS = {
+    "tuners": "what can be compared",
+    "scenarios": "jobs on clusters that ship",
+    "families": "distributions that scenarios are drawn from",
+    "workloads": "models and data that a scenario can train",
+    "profiles": "types of nodes",
+    "sources": "public recordings of clusters",
+}
+"""What `harness list` can list, and what each list has."""
 
 
 def add_show(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
     """Add `harness show` to a parser's commands."""
     show = add_parser("show", help="explain a scenario or a tuner", description=_SHOW, formatter_class=plain)
-    show.add_argument("name", metavar="NAME", help="scenario, TOML file, or tuner (also package.module:factory)")
+    show.add_argument(
+        "name",
+        metavar="NAME",
+        help="scenario, TOML file, one member as 'drawn:learning[3]', or tuner (also package.module:factory)",
+    )
     show.set_defaults(run=_show)
 
 
@@ -34,7 +46,10 @@ def add_list(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         "list", help="list tuners, scenarios and more", description="List the names that commands know, one per line."
     )
     listing.add_argument(
-        "what", choices=_LISTS, help=f"{', '.join(_LISTS)}: profiles are node types, sources are public recordings"
+        "what",
+        choices=_LISTS,
+        nargs="?",
+        help=f"{', '.join(_LISTS)}: profiles are node types, sources are public recordings",
     )
     listing.set_defaults(run=_list)
 
@@ -45,7 +60,7 @@ def add_list(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
 def _list(options: argparse.Namespace) -> int:
     rows = {"tuners": _list_tuners, "scenarios": _list_scenarios, "workloads": _list_workloads}
     rows |= {"profiles": _list_profiles, "sources": _list_sources, "families": _list_families}
-    found = rows[options.what]()
+    found = rows[options.what]() if options.what else {f"harness list {what}": has for what, has in _LISTS.items()}
     width = max(map(len, found), default=0)
     for name, text in found.items():
         for number, line in enumerate(text.split("\n")):
@@ -115,11 +130,12 @@ def _show(options: argparse.Namespace) -> int:
     from tuners import registry
 
     name, plain = options.name, options.name.partition("[")[0]
-    if plain in registry() or ":" in plain:
+    drawn = name.startswith("drawn:")
+    if plain in registry() or (":" in plain and not drawn):
         for line in _tuner_lines(name):
             _say(line)
         return 0
-    if plain not in embedded() and not plain.endswith(".toml"):
+    if plain not in embedded() and not plain.endswith(".toml") and not drawn:
         raise ValueError(
             f"No scenario or tuner {plain!r}: {near(plain, [*embedded(), *registry()])} A file of your own is named with "
             "its .toml, a tuner of your own as package.module:factory."

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "ComparisonPlots", "comparison_in"]
 
-_COLUMNS = 110  # characters per line of the answer as text
+_COLUMNS = 110  # characters per line of the answer in a notebook, and as text where no terminal says otherwise
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,8 @@ class Comparison:
         from reports import terminal
 
         out = io.StringIO()
-        console = Console(file=out, width=_COLUMNS, record=as_html, force_jupyter=False, color_system=None)
+        columns = _COLUMNS if as_html else max(80, shutil.get_terminal_size((_COLUMNS, 24)).columns)
+        console = Console(file=out, width=columns, record=as_html, force_jupyter=False, color_system=None)
         terminal.show(store.load_results(self.folder), console)
         if not as_html:
             return out.getvalue().rstrip()

@@ -38,7 +38,8 @@ def text(which: str) -> tuple[str, str]:
     names = members(which)
     if len(names) != 1:
         raise ValueError(
-            f"Cannot load {which!r}: it means {len(names)} scenarios; name one, as in {which.partition('[')[0]}[0]."
+            f"Cannot load 'drawn:{which}': it means {len(names)} scenarios; name one, as in "
+            f"'drawn:{names[0].partition('-')[0]}[{int(names[0].rpartition('-')[2])}]'."
         )
     return names[0], next(texts(names))
 

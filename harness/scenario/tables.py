@@ -223,12 +223,18 @@ TABLES: dict[str, Any] = {
 """The struct of every table, by the table's name in messages; "" is the whole file."""
 
 
+def _line_at(text: str, error: str) -> str:
+    """The line that a message of `tomllib` is about, as a sentence; "" if it names none."""
+    found = re.search(r"at line (\d+)", error)
+    return f" The line is: {text.splitlines()[int(found[1]) - 1].strip()}" if found else ""
+
+
 def read(text: str) -> Tables | RecordedTables:
     """Parse a scenario's `text`. Raises ValueError, which names table and key, if it does not fit the format."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"it is no TOML: {error}.") from None
+        raise ValueError(f"it is no TOML: {error}.{_line_at(text, str(error))}") from None
     free = table.get("free", {})
     for name, knob in free.items() if isinstance(free, dict) else ():
         # One by one, because msgspec's message about a dictionary does not name the key.

@@ -113,6 +113,25 @@ def test_lists_have_a_line_for_each(what: str, names: list[str], capsys: pytest.
     assert all(len(summary) > 5 for summary in found.values())
 
 
+def test_list_alone_names_the_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[2] for line in lines] == ["tuners", "scenarios", "families", "workloads", "profiles", "sources"]
+
+
+def test_a_drawn_member_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "drawn:placement[2]"]) == 0
+    assert "placement-v1-0002" in capsys.readouterr().out
+
+
+def test_a_mistake_in_a_file_is_the_first_thing_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "bad.toml").write_text("[cluster\n")
+    assert main(["compare", "bad.toml"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.endswith("The line is: [cluster\n")
+
+
 def test_what_show_prints_is_a_scenario(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "digits"]) == 0
     shown = capsys.readouterr().out

@@ -234,11 +234,11 @@ MISTAKES = [
     ),
     ("list tunes", "harness list: error: there is no 'tunes': did you mean tuners?"),
     (
-        "list",
-        "harness list: error: missing: what (tuners, scenarios, families, workloads, profiles, sources: profiles ...",
+        "show drawn:mixed[4:7]",
+        "harness: Cannot load 'drawn:mixed[4:7]': it means 3 scenarios; name one, as in 'drawn:mixed[4]'.",
     ),
     ("list tuners now", "harness list: error: cannot use 'now' here: it is one word too many"),
-    ("show", "harness show: error: missing: NAME (scenario, TOML file, or tuner (also package.module:factory))"),
+    ("show", "harness show: error: missing: NAME (scenario, TOML file, one member as 'drawn:learning[3]', or tuner ..."),
     (
         "show digitz",
         "harness: No scenario or tuner 'digitz': did you mean digits or rlp-digits or digits-svm? A file of your own ...",
