@@ -235,6 +235,12 @@ def test_a_folder_is_small_enough_to_see_at_once(folder):
     assert len(files) <= 15, f"{folder} has {len(files)} Python files: make rooms"
 
 
+@pytest.mark.parametrize("folder", sorted({relative(f.parent) for f in tracked(".py")} - {"."}))
+def test_a_folder_has_its_page(folder):
+    if folder.partition("/")[0] != "tests":  # CONTRIBUTING explains these
+        assert (ROOT / folder / "README.md").is_file(), f"{folder} has no README.md: say what is where in it"
+
+
 def test_one_name_means_one_class():
     names = [
         (node.name, name)

@@ -39,7 +39,7 @@ from tuners.rlp import policy_file
 from tuners.rlp.broad import MODES, PooledNetwork, TrainedBroad, decided, mode_values, rule_network
 from tuners.rlp.sight import JOB, WORKER, Sight, features, first_sight, seen
 
-__all__ = ["RULE", "HindsightPlan", "InstancePlayed", "Judged", "judged", "learn", "log_ratio"]
+__all__ = ["RULE", "HindsightPlan", "InstancePlayed", "Judged", "RunSpans", "fitted", "judged", "learn", "log_ratio"]
 
 RULE = partial(rule_network, round_from=1.7, mode=3, undone=4.0)  # found by a search over 60, rounded
 _FIRST_SEED = 10**6  # as for `harness.training.train`: lower seeds are for evaluation
@@ -77,7 +77,7 @@ class InstancePlayed(NamedTuple):
     by: str
 
 
-class _Spans(NamedTuple):
+class RunSpans(NamedTuple):
     """What was seen at the end of each span of a run, [spans, ...]; `pushes` is 0 for a span that was not begun."""
 
     job: Any  # float32 [spans, J]
@@ -90,7 +90,7 @@ class _Recorder(NamedTuple):
     network: PooledNetwork
     mode: Array  # index into `MODES`; -1: the network chooses
     sight: Sight
-    spans: _Spans
+    spans: RunSpans
     number: Array  # int32: pushes so far
 
 
@@ -105,25 +105,25 @@ def learn(plan: HindsightPlan, out: Path, *, watch: Callable[[InstancePlayed], N
     instances = [drawn_instance(_FIRST_SEED * (plan.seed + 1) + number) for number in range(plan.instances)]
     ready = [_ready(instance, _MOST_PUSHES, _CAP) for instance in instances]
     network = RULE(seed=plan.seed)
-    costs, rows = list[NDArray[np.float64]](), list[tuple[int, _Spans]]()
+    costs, rows = list[NDArray[np.float64]](), list[tuple[int, RunSpans]]()
     for number, one in enumerate(ready):
         found = _in_all_modes(one, network)
         costs.append(np.array([seconds for seconds, _ in found]))
         rows += [(number, spans) for _, spans in found]
         watch(InstancePlayed(number + 1, len(ready), "every mode"))
-    network = _fitted(plan, network, costs, rows)
+    network = fitted(plan, network, costs, rows)
     for again in range(plan.rounds):
         for number, one in enumerate(ready):
             rows.append((number, _recorded(one, network, -1, _CAP * float(costs[number].min()))[1]))
             watch(InstancePlayed(number + 1, len(ready), f"the policy, round {again + 1}"))
-        network = _fitted(plan, network, costs, rows)
+        network = fitted(plan, network, costs, rows)
     made = TrainedBroad(network, {"command": plan.command(), "seed": plan.seed, "plan": asdict(plan), "rule": RULE.keywords})
     out.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(out, policy_file.dumps(made))
     return made
 
 
-def _in_all_modes(one: Judged, network: PooledNetwork) -> list[tuple[float, _Spans]]:
+def _in_all_modes(one: Judged, network: PooledNetwork) -> list[tuple[float, RunSpans]]:
     """Seconds to the target and what was seen, in each mode; ASP first, later runs are stopped at a multiple of the best."""
     best, found = float("inf"), []
     for mode in range(len(MODES)):
@@ -188,13 +188,13 @@ def _seconds(end: loop.Clock) -> float:
     return float(end.seconds) if loop.STATUSES[int(end.status)] == "target" else float("inf")
 
 
-def _recorded(one: Judged, network: PooledNetwork, mode: int, limit: float) -> tuple[float, _Spans]:
+def _recorded(one: Judged, network: PooledNetwork, mode: int, limit: float) -> tuple[float, RunSpans]:
     """Seconds to the target in a mode, or as the network chooses (-1), and what was seen."""
     spans, held = len(_ENDS) + 1, PooledNetwork(*(jnp.asarray(part, jnp.float32) for part in network))
 
     def init(active: Array) -> _Recorder:
         nodes = active.shape[0]
-        blank = _Spans(
+        blank = RunSpans(
             jnp.zeros((spans, len(JOB)), jnp.float32),
             jnp.zeros((spans, nodes, len(WORKER)), jnp.float32),
             jnp.zeros((spans, nodes), bool),
@@ -218,7 +218,7 @@ def _decide_and_record(recorder: _Recorder, push: Push) -> tuple[_Recorder, Deci
     chosen = jnp.argmax(mode_values(network, job, each, push.active)).astype(jnp.int32)
     release, restart = decided(sight, push, jnp.where(fixed < 0, chosen, fixed))
     at = jnp.sum(number >= jnp.asarray(_ENDS, jnp.float32) * jnp.sum(push.active))
-    spans = _Spans(
+    spans = RunSpans(
         spans.job.at[at].set(job),
         spans.each.at[at].set(each),
         spans.active.at[at].set(push.active),
@@ -230,14 +230,14 @@ def _decide_and_record(recorder: _Recorder, push: Push) -> tuple[_Recorder, Deci
 # -------------------------------------------------------------------------------------------------------------- fitting
 
 
-def _fitted(
-    plan: HindsightPlan, network: PooledNetwork, costs: Sequence[NDArray[np.float64]], rows: Sequence[tuple[int, _Spans]]
+def fitted(
+    plan: HindsightPlan, network: PooledNetwork, costs: Sequence[NDArray[np.float64]], rows: Sequence[tuple[int, RunSpans]]
 ) -> PooledNetwork:
     """The network that chooses best on all rows: Adam on the mean cost of its choice. A span weighs as its part of a run."""
     if not any(np.isfinite(seconds).any() for seconds in costs):
         raise ValueError(f"Cannot learn from {plan.instances} instances: none reaches its target in any mode; give more.")
     usable = [(number, spans) for number, spans in rows if np.isfinite(costs[number]).any()]
-    job, each, active = (np.concatenate([getattr(spans, name) for _, spans in usable]) for name in _Spans._fields[:3])
+    job, each, active = (np.concatenate([getattr(spans, name) for _, spans in usable]) for name in RunSpans._fields[:3])
     weight = np.concatenate([spans.pushes / max(spans.pushes.sum(), 1.0) for _, spans in usable]) / len(usable)
     cost = np.repeat([_goal(costs[number]) for number, _ in usable], len(_ENDS) + 1, axis=0)
     used = weight > 0

@@ -32,11 +32,14 @@ __all__ = [
     "cluster",
     "demand",
     "node_type",
+    "over_seeds",
     "plant",
+    "pushes_of",
     "relative_error",
     "setting",
     "simulated",
     "simulated_seconds",
+    "system_of",
     "with_speeds",
 ]
 
@@ -262,11 +265,11 @@ def simulated(constants: Constants, row: Row, seeds: int = SEEDS) -> Estimate:
     clocks = max(_CYCLES, -(-_PUSHES // row.workers)) * row.workers
 
     def several(seeds: Sequence[int]) -> NDArray[np.float64]:
-        pushes = _pushes(constants, row, seeds, warm_up + clocks)
+        pushes = pushes_of(constants, row, seeds, warm_up + clocks)
         cycle = (pushes[:, -1, 0] - pushes[:, warm_up - 1, 0]) * row.workers / clocks
         return np.column_stack([pushes[:, warm_up:, 1:].mean(axis=1), cycle])
 
-    found = _over_seeds(several, seeds)
+    found = over_seeds(several, seeds)
     return Estimate(Spans(*found.mean(axis=0)), relative_error(found[:, 3]))
 
 
@@ -277,10 +280,10 @@ def simulated_seconds(constants: Constants, row: Row, pushes: int) -> tuple[floa
     """
 
     def several(seeds: Sequence[int]) -> NDArray[np.float64]:
-        seconds = _pushes(constants, row, seeds, pushes)[:, :, 0]
+        seconds = pushes_of(constants, row, seeds, pushes)[:, :, 0]
         return seconds[:, -1:] - seconds[:, :1]
 
-    found = _over_seeds(several)[:, 0]
+    found = over_seeds(several)[:, 0]
     return float(found.mean()), relative_error(found)
 
 
@@ -289,7 +292,7 @@ def relative_error(values: NDArray[np.float64]) -> float:
     return float(values.std(ddof=1) / math.sqrt(len(values)) / max(abs(values.mean()), 1e-300))
 
 
-def _over_seeds(several: Callable[[Sequence[int]], NDArray[np.float64]], most: int = SEEDS) -> NDArray[np.float64]:
+def over_seeds(several: Callable[[Sequence[int]], NDArray[np.float64]], most: int = SEEDS) -> NDArray[np.float64]:
     """The results of `several` seeds, 0, 1, ... until the mean of the last column is precise, [seeds, k]."""
     found = several(range(_LEAST_SEEDS))
     while len(found) < most and relative_error(found[:, -1]) > _PRECISE:
@@ -301,12 +304,12 @@ def _over_seeds(several: Callable[[Sequence[int]], NDArray[np.float64]], most: i
     return found
 
 
-def _pushes(constants: Constants, row: Row, seeds: Sequence[int], clocks: int) -> NDArray[np.float64]:
+def pushes_of(constants: Constants, row: Row, seeds: Sequence[int], clocks: int) -> NDArray[np.float64]:
     """Of the first `clocks` pushes with each seed: when, and seconds of compute, pull and push, [seeds, clocks, 4].
 
     nan where fewer are completed. Seeds are lanes of one engine: alone, each would cost more in calls than in computing.
     """
-    systems = [_system(constants, row, seed) for seed in seeds]
+    systems = [system_of(constants, row, seed) for seed in seeds]
     # The systems make the first push themselves, which puts conditions in force that hold from the beginning.
     first = [system.perform(Run(clocks=1)).pushes for system in systems]
     begun = [(p.seconds, p.compute_seconds, p.pull_seconds, p.push_seconds) for p in first]
@@ -323,7 +326,8 @@ def _pushes(constants: Constants, row: Row, seeds: Sequence[int], clocks: int) -
     return found
 
 
-def _system(constants: Constants, row: Row, seed: int) -> SimulatedSystem:
+def system_of(constants: Constants, row: Row, seed: int) -> SimulatedSystem:
+    """A job of these constants under the row's setting, on nodes as the row has them."""
     job = Workload(name=row.workload, demand=demand(constants), proxy=None)
     delays = tuple(LinkDelay((f"n{i}",), seconds) for i, seconds in enumerate(row.delays) if seconds)
     conditions = Conditions(jitter=constants.jitter, sleeps=constants.sleeps, delays=delays)

@@ -51,7 +51,11 @@ __all__ = [
     "ablated",
     "check",
     "check_other",
+    "extrapolations",
+    "in_folds",
     "lacking",
+    "left_out",
+    "split_of_others",
 ]
 
 FOLDS = 5
@@ -124,7 +128,7 @@ def check(
         raise ValueError(f"Cannot hold out with {folds} folds: give at least 2, which are halves.")
     fits = fit_all(recording.rows, given, watch=watch)
     rows = _in_order(recording)
-    _, undivided = _folds(rows, folds)
+    _, undivided = in_folds(rows, folds)
     fitted, plain_fitted = _simulated(fits, rows, range(len(rows))), _plain(rows, rows)
     made: list[Prediction] = []
     for split, out, held, plain in _held_out(rows, Lack(given), folds, watch):
@@ -152,7 +156,7 @@ def _held_out(
     rows: Sequence[Row], lack: Lack, folds: int, watch: Callable[[str], None], *, whole: bool = True
 ) -> Iterator[tuple[str, list[int], _Values, NDArray[np.float64]]]:
     """Of every split: its name, the rows that it holds out, and their predictions by the simulator and by the baseline."""
-    held, (fold_of, _) = _Values.empty(len(rows)), _folds(rows, folds)
+    held, (fold_of, _) = _Values.empty(len(rows)), in_folds(rows, folds)
     for fold in range(folds):
         out = [i for i, f in enumerate(fold_of) if f == fold]
         kept = [r for r, f in zip(rows, fold_of, strict=True) if f != fold]
@@ -160,8 +164,8 @@ def _held_out(
             watch(f"fold {fold + 1} of {folds}: fitting {len(kept)} rows, predicting {len(out)}")
             found = fit_all(kept, lack.given, without=lack.without)
             held.put(out, _simulated(found, rows, out, whole=whole))
-    yield HELD_OUT, list(range(len(rows))), held, _left_out(rows)
-    for split, kept_at, out in _extrapolations(rows):
+    yield HELD_OUT, list(range(len(rows))), held, left_out(rows)
+    for split, kept_at, out in extrapolations(rows):
         kept = [rows[i] for i in kept_at]
         watch(f"{split}: fitting {len(kept)} rows, predicting {len(out)}")
         found = fit_all(kept, lack.given, without=lack.without)
@@ -207,11 +211,11 @@ def check_other(
     caveats += linked.caveats
     if missing := sorted(jobs - fits.keys()):
         caveats.append(f"not predicted, as no fitted recording has them: {', '.join(missing)}")
-    made = _predictions(rows, everything, _split_of_others(known_rows, rows), values, whole=whole)
+    made = _predictions(rows, everything, split_of_others(known_rows, rows), values, whole=whole)
     return Check(origin, tuple(made), fits, (), 0, tuple(caveats), fitted_to)
 
 
-def _split_of_others(known: Sequence[Row], rows: Sequence[Row]) -> str:
+def split_of_others(known: Sequence[Row], rows: Sequence[Row]) -> str:
     """What it is to predict `rows` from `known` ones: most of them may be of a kind that no known row is of."""
     largest = max(r.workers for r in known)
     if 2 * sum(r.workers > largest for r in rows) > len(rows):
@@ -318,7 +322,7 @@ def _order(row: Row) -> tuple[str, int, int, int, int, int, int]:
     return (*row.combination, row.staleness, row.batch_size, row.intra_threads, row.transfer_bits)
 
 
-def _folds(rows: Sequence[Row], count: int) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def in_folds(rows: Sequence[Row], count: int) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """The fold of each row, -1 for none, and the workloads with one combination only."""
     folds, undivided = np.full(len(rows), -1), []
     for name in dict.fromkeys(r.workload for r in rows):
@@ -334,7 +338,7 @@ def _folds(rows: Sequence[Row], count: int) -> tuple[NDArray[np.int64], tuple[st
     return folds, tuple(undivided)
 
 
-def _extrapolations(rows: Sequence[Row]) -> list[tuple[str, list[int], list[int]]]:
+def extrapolations(rows: Sequence[Row]) -> list[tuple[str, list[int], list[int]]]:
     """The name, the rows to fit and the rows to predict of each extrapolation that the rows allow."""
     middle: dict[str, int] = {}  # most workers of the lower half, where a workload has several numbers of workers
     for name in {r.workload for r in rows}:
@@ -406,7 +410,7 @@ def _plain(known: Sequence[Row], wanted: Sequence[Row]) -> NDArray[np.float64]:
     return np.stack([found, found * counts], axis=1)
 
 
-def _left_out(rows: Sequence[Row]) -> NDArray[np.float64]:
+def left_out(rows: Sequence[Row]) -> NDArray[np.float64]:
     """The baseline's predictions of each row, [n, 2], fitted to all rows without the row's combination."""
     found = np.full((len(rows), 2), np.nan)
     for kind in dict.fromkeys((r.workload, r.combination) for r in rows):

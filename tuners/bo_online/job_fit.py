@@ -39,7 +39,7 @@ from scipy.optimize import isotonic_regression
 
 from tuners.bo_online.convergence import Segment, inliers
 
-__all__ = ["JobFit", "Levels", "fitted_job", "likeness", "measured_levels", "never_rising"]
+__all__ = ["JobFit", "LeastSquares", "Levels", "fitted_job", "likeness", "measured_levels", "never_rising"]
 
 _Floats = NDArray[np.float64]
 
@@ -161,13 +161,13 @@ def fitted_job(levels: Levels, alike: _Floats, clocks: float, epsilon: float) ->
     effective = levels.clocks * np.divide(levels.under @ pace, spent, out=np.ones_like(spent), where=spent > 0)
     by_now = clocks * effective[-1] / levels.clocks[-1]
     shape = np.column_stack([np.ones_like(progress), effective])
-    alone = _LeastSquares(shape, np.diag(variance), progress)
+    alone = LeastSquares(shape, np.diag(variance), progress)
     rate = max(float(alone.found[1]), alone.error)  # one that is not significant is at least its error
     bend = effective * (effective / by_now - 1)  # changes the rate by -1 at the beginning to +1 at the end
     faster = (_OWN * rate) ** 2 * alike * np.outer(pace, pace)
     own = levels.under @ faster
     noise = np.diag(variance) + own @ levels.under.T + (_TREND * rate) ** 2 * np.outer(bend, bend)
-    fit = _LeastSquares(shape, noise, progress)
+    fit = LeastSquares(shape, noise, progress)
     trend = (_TREND * rate) ** 2 * float(bend @ fit.weighted)
     job = max(float(fit.found[1]) + trend, fit.error, _SLOWEST * rate)
     now = float(fit.found[0] + fit.found[1] * by_now + (own.T @ fit.weighted) @ levels.under[-1])
@@ -199,7 +199,7 @@ def _offsets(levels: Levels, alike: _Floats) -> _Floats:
     own = raised[levels.kind]
     walk = _WALK**2 * np.minimum.outer(levels.clocks, levels.clocks) / levels.clocks[-1]
     noise = np.diag((levels.error / levels.loss) ** 2 + 1e-6) + own[:, levels.kind] + walk
-    return _LeastSquares(shape, noise, np.log(levels.loss)).significant(own, np.diag(raised))
+    return LeastSquares(shape, noise, np.log(levels.loss)).significant(own, np.diag(raised))
 
 
 def never_rising(kinds: Sequence[tuple[int, object]], efficiency: _Floats, clocks: _Floats) -> _Floats:
@@ -220,7 +220,7 @@ def _shape(losses: _Floats, d: float) -> _Floats:
     return found
 
 
-class _LeastSquares:
+class LeastSquares:
     """Generalised least squares of what was `seen` [n] on the columns of `shape` [n, k]."""
 
     def __init__(self, shape: _Floats, noise: _Floats, seen: _Floats) -> None:

@@ -51,7 +51,7 @@ def test_the_network_learns_to_choose_what_was_faster() -> None:
     rows = [
         (
             job,
-            hindsight._Spans(
+            hindsight.RunSpans(
                 np.float32(rng.normal(size=(spans, first.job_weights.shape[0] - first.worker_biases.shape[0])) + 2 * job),
                 np.zeros((spans, nodes, first.worker_weights.shape[0]), np.float32),
                 np.ones((spans, nodes), bool),
@@ -61,7 +61,7 @@ def test_the_network_learns_to_choose_what_was_faster() -> None:
         for job in (0, 1)
     ]
     costs = [np.where(np.arange(len(MODES)) == mode, 10.0, 25.0) for mode in fastest]
-    network = hindsight._fitted(plan, first, costs, rows)
+    network = hindsight.fitted(plan, first, costs, rows)
     for (_, seen), mode in zip(rows, fastest, strict=True):
         values = [hindsight.mode_values(network, *told) for told in zip(*seen[:3], strict=True)]
         assert np.mean(np.argmax(values, axis=1) == mode) > 0.8

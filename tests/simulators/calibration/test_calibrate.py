@@ -83,9 +83,9 @@ def test_seeds_side_by_side_are_what_each_is_alone():
     """Also where a link is delayed from the beginning, which the control plane puts in force."""
     delayed = row(4, 2, delays=(0.3, 0.0, 0.0, 0.0, 0.1))
     for one in (row(3, 2), row(4, 1, policy="bsp"), delayed):
-        each = [model._system(TRUE, one, seed).perform(Run(clocks=50)).pushes for seed in (0, 1, 2, 3)]
+        each = [model.system_of(TRUE, one, seed).perform(Run(clocks=50)).pushes for seed in (0, 1, 2, 3)]
         alone = np.array([(p.seconds, p.compute_seconds, p.pull_seconds, p.push_seconds) for p in each])
-        assert model._pushes(TRUE, one, range(4), 50) == pytest.approx(alone.swapaxes(1, 2), rel=1e-12)
+        assert model.pushes_of(TRUE, one, range(4), 50) == pytest.approx(alone.swapaxes(1, 2), rel=1e-12)
 
 
 def test_with_uneven_shares_some_push_while_others_pull():

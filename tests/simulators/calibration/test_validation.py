@@ -31,7 +31,7 @@ GRID = [row(w, s, b, p) for p in ("asp", "bsp") for w in (1, 2, 3, 4) for s in (
 
 @pytest.mark.parametrize("folds", [2, 3, 5])
 def test_no_fold_has_a_combination_of_another(folds):
-    fold_of, undivided = validation._folds(GRID, folds)
+    fold_of, undivided = validation.in_folds(GRID, folds)
     seen = [{r.combination for r, f in zip(GRID, fold_of, strict=True) if f == fold} for fold in range(folds)]
     assert sum(map(len, seen)) == len({r.combination for r in GRID}) == 16
     assert undivided == ()
@@ -39,7 +39,7 @@ def test_no_fold_has_a_combination_of_another(folds):
 
 def test_each_half_has_all_policies_and_numbers_of_servers():
     """In the order of the settings, one half would have all combinations with one server, and the other those with two."""
-    fold_of, _ = validation._folds(GRID, 2)
+    fold_of, _ = validation.in_folds(GRID, 2)
     for fold in (0, 1):
         half = [r for r, f in zip(GRID, fold_of, strict=True) if f == fold]
         assert {r.policy for r in half} == {"asp", "bsp"}
@@ -48,7 +48,7 @@ def test_each_half_has_all_policies_and_numbers_of_servers():
 
 def test_nothing_is_held_out_of_a_workload_with_one_combination():
     rows = [*GRID, *(row(2, 1, b, workload="other") for b in (8, 16, 32))]
-    fold_of, undivided = validation._folds(rows, 5)
+    fold_of, undivided = validation.in_folds(rows, 5)
     assert undivided == ("other",)
     assert set(fold_of[-3:]) == {-1}
     assert min(fold_of[:-3]) == 0
@@ -57,7 +57,7 @@ def test_nothing_is_held_out_of_a_workload_with_one_combination():
 def test_larger_clusters_and_unlike_hosts_are_extrapolated_to():
     rows = [*GRID[:4], row(3, 1), row(4, 1), row(2, 1, nics=(1.0, 0.5, 1.0)), row(2, 2, nics=(0.5,) * 4)]
     found = {
-        split: ([rows[i] for i in kept], [rows[i] for i in out]) for split, kept, out in validation._extrapolations(rows)
+        split: ([rows[i] for i in kept], [rows[i] for i in out]) for split, kept, out in validation.extrapolations(rows)
     }
     kept, out = found[LARGER]
     assert {r.workers for r in kept} == {1, 2}
@@ -65,7 +65,7 @@ def test_larger_clusters_and_unlike_hosts_are_extrapolated_to():
     kept, out = found[UNLIKE]
     assert [r.nics for r in out] == [(1.0, 0.5, 1.0)]
     assert rows[-1] in kept  # slower than the usual, but alike
-    assert validation._extrapolations([row(2, 1, b) for b in (8, 16)]) == []
+    assert validation.extrapolations([row(2, 1, b) for b in (8, 16)]) == []
 
 
 def test_speeds_that_hardly_change_a_cycle_make_no_unlike_hosts():
@@ -80,11 +80,11 @@ def test_the_plain_form_is_fitted_to_all_other_combinations():
     law = [
         replace(r, cycle_seconds=0.1 + 0.01 * r.batch_size + 0.05 * r.servers + 0.2 * r.workers / r.servers) for r in GRID
     ]
-    told = validation._left_out(law)[:, 0]
+    told = validation.left_out(law)[:, 0]
     assert told == pytest.approx([r.cycle_seconds for r in law], rel=1e-6)
     changed = [replace(r, cycle_seconds=99.0) if r.combination == ("asp", 4, 1) else r for r in law]
     mine = [r.combination == ("asp", 4, 1) for r in law]
-    assert validation._left_out(changed)[mine, 0] == pytest.approx(told[mine])
+    assert validation.left_out(changed)[mine, 0] == pytest.approx(told[mine])
 
 
 # ------------------------------------------------------------------------------------------------------ other recordings
@@ -150,7 +150,7 @@ def test_means_are_taken_over_seeds_until_they_are_precise():
     """Noise needs more seeds, up to a limit; what is told is the error of the mean."""
     rng = np.random.default_rng(0)
     quiet, noisy, wild = (
-        model._over_seeds(lambda seeds, s=s: 1 + s * rng.standard_normal((len(seeds), 1))) for s in (0.001, 0.02, 0.5)
+        model.over_seeds(lambda seeds, s=s: 1 + s * rng.standard_normal((len(seeds), 1))) for s in (0.001, 0.02, 0.5)
     )
     assert len(quiet) == 4
     assert 8 <= len(noisy) <= 32
@@ -218,9 +218,9 @@ def test_without_a_part_the_same_cycles_are_predicted_by_a_fit_that_lacks_it(mon
 def test_larger_clusters_and_unlike_hosts_of_another_recording_are_extrapolations():
     known = [row(w, 1) for w in (1, 2)]
     unlike = row(2, 1, nics=(1.0, 0.5, 1.0))
-    assert validation._split_of_others(known, [row(2, 2), row(1, 1)]) == OTHER
-    assert validation._split_of_others(known, [row(3, 1), row(4, 1), row(1, 1)]) == LARGER
-    assert validation._split_of_others(known, [unlike, unlike, row(1, 1)]) == UNLIKE
-    assert validation._split_of_others([*known, unlike], [unlike, unlike]) == OTHER
+    assert validation.split_of_others(known, [row(2, 2), row(1, 1)]) == OTHER
+    assert validation.split_of_others(known, [row(3, 1), row(4, 1), row(1, 1)]) == LARGER
+    assert validation.split_of_others(known, [unlike, unlike, row(1, 1)]) == UNLIKE
+    assert validation.split_of_others([*known, unlike], [unlike, unlike]) == OTHER
     faster = row(2, 1, speeds=(1.0, 1.2), compute_seconds=0.5)  # which says nothing of links
-    assert validation._split_of_others([*known, faster], [unlike, unlike]) == UNLIKE
+    assert validation.split_of_others([*known, faster], [unlike, unlike]) == UNLIKE

@@ -52,13 +52,13 @@ def test_the_remaining_clocks_agree_with_the_curve(noise, within):
 
 def test_a_long_job_is_fitted_to_a_bounded_number_of_levels(monkeypatch):
     sizes = []
-    solved = job_fit._LeastSquares.__init__
+    solved = job_fit.LeastSquares.__init__
 
     def counted(self, shape, noise, seen):
         sizes.append(len(seen))
         solved(self, shape, noise, seen)
 
-    monkeypatch.setattr(job_fit._LeastSquares, "__init__", counted)
+    monkeypatch.setattr(job_fit.LeastSquares, "__init__", counted)
     found, efficiency = fit(job([8, 16] * 150, 0.02, clocks=40 * 300 * LENGTH))
     assert max(sizes) <= 200
     assert efficiency[16] == pytest.approx(1.0, abs=0.1)
