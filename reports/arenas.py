@@ -22,6 +22,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from harness.scenario import embedded
 from reports.conclusions import Answer
 from reports.statistics import (
     Interval,
@@ -76,9 +77,12 @@ class Arenas:
 
 
 def family_of(scenario: str) -> str:
-    """The family of a drawn arena by its name ("learning-v1-0007"); "" for any other scenario."""
-    found = re.fullmatch(r"(.+)-v\d+-\d+", scenario)
-    return found[1] if found else ""
+    """The family of an arena: of a drawn one by its name ("learning-v1-0007"); of one that ships the first word of its name,
+    which those of one paper or one source share ("boat-a-alexnet"); "" for any other scenario."""
+    if found := re.fullmatch(r"(.+)-v\d+-\d+", scenario):
+        return found[1]
+    name = scenario.partition("[")[0]
+    return name.partition("-")[0] if name in embedded() else ""
 
 
 def families(scenarios: Sequence[str]) -> dict[str, list[str]]:

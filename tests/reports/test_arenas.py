@@ -38,9 +38,10 @@ def test_every_public_name_exists():
     assert all(hasattr(arenas, name) for name in arenas.__all__)
 
 
-def test_families_are_in_the_names_of_drawn_arenas():
+def test_the_name_of_an_arena_says_its_family():
     assert family_of("learning-v1-0007") == "learning"
-    assert family_of("digits") == family_of("boat-c-speechnet[global_batch_size=8192]") == ""
+    assert family_of("boat-c-speechnet[global_batch_size=8192]") == family_of("boat-digits") == "boat"
+    assert family_of("my-own") == ""
     names = ["placement-v1-0001", "learning-v1-0001", "learning-v1-0000", "digits"]
     assert families(names) == {"": names, "learning": ["learning-v1-0001", "learning-v1-0000"]}
     assert families(list(NAMES)) == {"": list(NAMES)}
