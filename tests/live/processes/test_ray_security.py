@@ -53,7 +53,7 @@ def private_cluster(**settings):
     assert process.returncode == 0
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_private_cluster_is_reached_from_this_machine_only():
     with alone(), private_cluster() as (process, host, _):
         ours = set(_descendants(process))
