@@ -122,6 +122,8 @@ def _played(
         if ray is not None:
             say("Ending Ray.")
             ray.close()
+        if isinstance(played, Interrupted):
+            raise played
         say("Writing the results.")
         log.close()
         save(wanted.out, score(played, **wanted.run), None, played.outcome.trace)
@@ -238,7 +240,7 @@ def _drive(
     log: job_folder.ExchangeLog,
     console: Console,
     say: Callable[[str], None],
-) -> Played:
+) -> Played | Interrupted:
     history = History()
     title = f"{wanted.scenario.name}, tuned by {wanted.entry.name}"
     with _recording(wanted, live.job) as recorder:
@@ -258,20 +260,30 @@ def _drive(
             except KeyboardInterrupt:
                 stopped = True
         say("Saving a checkpoint.")
+        saved = True
         try:
             live.checkpoint()
         except (RuntimeError, OSError) as error:
+            saved = False
             say(f"It could not be saved. {error}")
         if stopped:
             log.close()
-            raise Interrupted(
-                f"Stopped after {live.now:.1f} s; {wanted.out} has a checkpoint. The same command with --resume goes on."
-            )
+            return Interrupted(f"Stopped after {live.now:.1f} s; {_how_to_go_on(wanted.out, saved=saved)}")
         ended = played.outcome
         recorder.end(
             status=ended.status, seconds=ended.seconds, workload=live.job.name, seed=wanted.seed, reason=ended.reason
         )
     return replace(played, exchanges=history.exchanges)
+
+
+def _how_to_go_on(out: Path, *, saved: bool) -> str:
+    """What the folder of a job that was stopped has. `saved`: whether a last checkpoint could be made."""
+    if saved:
+        return f"{out} has a checkpoint. The same command with --resume goes on."
+    if not (out / job_folder.CHECKPOINT).exists():
+        return f"{out} has no checkpoint yet, so the job cannot be resumed."
+    seconds = checkpoint_file.load(out / job_folder.CHECKPOINT).seconds
+    return f"{out} has the checkpoint of {seconds:.1f} s. The same command with --resume goes on from there."
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +75,32 @@ def cluster(address: str | None, *, insecure: bool = False) -> Iterator[tuple[Cl
     several machines and neither a token nor TLS.
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
-    handler = signal.getsignal(signal.SIGTERM)
-    with joined(address) if address else _private_cluster():
-        # Ray has put its own in place, which ends this process at once and leaves no checkpoint.
-        if callable(handler) and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)
+    with ExitStack() as left:
+        with _own_sigterm():
+            left.enter_context(joined(address) if address else _private_cluster())
         home = ray.get_runtime_context().get_node_id()
         found = [node for node in _nodes() if node["Alive"]]
         if address and not insecure:
             _check_protected(address, {node["NodeManagerAddress"] for node in found})
         yield tuple(_cluster_node(node, home, counted=address is not None) for node in found)
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep SIGTERM to this process while Ray starts, so that it can make a last checkpoint.
+
+    `timeout`, systemd and Slurm send it to all processes of a group, and Ray's would end at once. Those that start here have
+    it blocked, as their children have. One that is sent to us meanwhile waits.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+        # Ray has put its own in place, which ends this process at once.
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _check_protected(address: str, machines: Collection[str]) -> None:
@@ -125,6 +141,7 @@ def _ray_in(folder: Path) -> Iterator[None]:
     AuthenticationTokenLoader.instance().reset_cache()  # it may have read the token of another cluster
     try:
         _start(folder)
+        _kill_services_at_the_end()
         if not protected():
             raise RuntimeError("Cannot start Ray for this job: this version of it does not ask for its token by default.")
         yield
@@ -135,6 +152,14 @@ def _ray_in(folder: Path) -> Iterator[None]:
             del os.environ[name]
         os.environ.update(before)
         AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _kill_services_at_the_end() -> None:
+    """Otherwise Ray would send each of its services SIGTERM, which they have blocked, and wait for a second. What the killed
+    ones leave behind ends with the private folder."""
+    node = ray._private.worker._global_node
+    kill = node.kill_all_processes
+    node.kill_all_processes = lambda **_: kill(check_alive=False, wait=True)
 
 
 def _start(folder: Path) -> None:
