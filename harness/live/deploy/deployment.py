@@ -106,11 +106,14 @@ def _played(
         kept = job_folder.KeptExchanges(wanted.out, 0 if begun is None else begun.state["exchanges"])
         installed: dict[int, SyncPolicy] = {}
         factory = _resumed(wanted.entry.factory, spec.job, kept, installed) if kept else wanted.entry.factory
-        placement = launch.place_nodes(spec.job.nodes, joined())
         for line in _not_applied(wanted):
             console.print(line, highlight=False, soft_wrap=True)
+        say = _Steps(console)
+        if ray is not None:
+            say("Joining Ray." if _address(wanted) else "Starting Ray.")
+        placement = launch.place_nodes(spec.job.nodes, joined())
         log = job_folder.ExchangeLog(kept, wanted.out)
-        keep, say = partial(_keep, wanted, spec, log), _Steps(console)
+        keep = partial(_keep, wanted, spec, log)
         say(_beginning(spec, begun))
         emulates, rates = bool(wanted.emulate), _rates(wanted)
         with launch.launch(placement, spec, insecure=wanted.insecure, emulates=emulates, rates=rates) as processes:
@@ -152,7 +155,7 @@ def described(wanted: Deployment) -> list[str]:
     """Lines that say what would run where; nothing is started. Raises as `deploy` does."""
     spec = check(wanted)
     start = spec.job.start
-    address = wanted.address or os.environ.get("RAY_ADDRESS")
+    address = _address(wanted)
     here = nullcontext((launch.ClusterNode("here", "this machine", math.inf),))
     with launch.cluster(address, insecure=wanted.insecure) if address else here as offers:
         placement = launch.place_nodes(spec.job.nodes, offers)
@@ -170,6 +173,11 @@ def described(wanted: Deployment) -> list[str]:
         *where,
         "Nothing was started.",
     ]
+
+
+def _address(wanted: Deployment) -> str | None:
+    """Of the Ray cluster to join; None: start one on this machine."""
+    return wanted.address or os.environ.get("RAY_ADDRESS") or None
 
 
 def _not_applied(wanted: Deployment) -> list[str]:
@@ -214,7 +222,7 @@ def _simulated(name: str, origin: str, text: str, tuner: str, seed: int, path: l
 def check(wanted: Deployment) -> Spec:
     """The job that this deploys. Raises ValueError for one that cannot be deployed."""
     if wanted.emulate == "all":
-        if wanted.address or os.environ.get("RAY_ADDRESS"):
+        if _address(wanted):
             raise ValueError(
                 "Cannot emulate links on a Ray cluster that is there already: its machines have their own. Leave them out "
                 "with --emulate=nodes, or leave out --address."
