@@ -117,6 +117,7 @@ def _played(
         say(_beginning(spec, begun))
         emulates, rates = bool(wanted.emulate), _rates(wanted)
         with launch.launch(placement, spec, insecure=wanted.insecure, emulates=emulates, rates=rates) as processes:
+            say("The coordinator is ready; the other processes are starting.")
             with LiveSystem(spec, processes, begun, keep, installed, wanted.limits, say, emulates=emulates) as live:
                 if begun is not None:
                     say(f"Resuming after {begun.seconds:.1f} s: {setting_words(live.job_status().setting)}.")

@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 import ray
 from ray import exceptions
 from ray._private import ray_constants
+from ray._private.node import Node
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -140,7 +141,8 @@ def _ray_in(folder: Path) -> Iterator[None]:
     clusters, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False  # this process has read it already
     AuthenticationTokenLoader.instance().reset_cache()  # it may have read the token of another cluster
     try:
-        _start(folder)
+        with _few_services():
+            _start(folder)
         _kill_services_at_the_end()
         if not protected():
             raise RuntimeError("Cannot start Ray for this job: this version of it does not ask for its token by default.")
@@ -152,6 +154,25 @@ def _ray_in(folder: Path) -> Iterator[None]:
             del os.environ[name]
         os.environ.update(before)
         AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def _few_services() -> Iterator[None]:
+    """Start Ray without its autoscaler, its log monitor and the server of its dashboard, for which it has no option. Nobody
+    asks them here, and each is a Python process that imports Ray while the job's processes do."""
+    instead: dict[str, Callable[..., None]] = {
+        "start_monitor": lambda _: None,
+        "start_log_monitor": lambda _: None,
+        "start_api_server": lambda node, **_: setattr(node, "_webui_url", ""),
+    }
+    before = {name: getattr(Node, name) for name in instead}
+    for name, nothing in instead.items():
+        setattr(Node, name, nothing)
+    try:
+        yield
+    finally:
+        for name, start in before.items():
+            setattr(Node, name, start)
 
 
 def _kill_services_at_the_end() -> None:
