@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 import sys
 import warnings
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from harness.scenario import Scenario
 
 __all__ = ["add_deploy"]
+
+_JOIN_SECONDS, _STILL_SECONDS = 300.0, 30.0
 
 _ABOUT = """\
 Run a scenario's job on a real parameter server: Ray places, starts and watches its
@@ -67,10 +70,18 @@ def add_deploy(add_parser: Callable[..., argparse.ArgumentParser], plain: type[a
         "its [conditions] say; links need root, and --emulate=nodes leaves them out",
     )
     deploy.add_argument(
-        "--join-limit", type=float, default=300.0, metavar="S", help="seconds for processes to start (default: 300)"
+        "--join-limit",
+        type=float,
+        default=_JOIN_SECONDS,
+        metavar="S",
+        help="seconds for processes to start (default: %(default)g)",
     )
     deploy.add_argument(
-        "--still-limit", type=float, default=30.0, metavar="S", help="seconds without a push that are too long (default: 30)"
+        "--still-limit",
+        type=float,
+        default=_STILL_SECONDS,
+        metavar="S",
+        help="seconds without a push that are too long (default: %(default)g)",
     )
     deploy.set_defaults(run=_deploy)
 
@@ -111,8 +122,7 @@ def _deploy(options: argparse.Namespace) -> int:
     console = terminal()
     if options.dry_run or not options.live:
         console.print("\n".join(described(wanted)), markup=False, highlight=False, soft_wrap=True)
-        if not options.live:
-            console.print("Give --live to start it.", highlight=False)
+        console.print(f"Start it with:  {_that_starts(options)}", markup=False, highlight=False, soft_wrap=True)
         return 0
     with _stoppable() as stop:
         try:
@@ -132,6 +142,26 @@ def _deploy(options: argparse.Namespace) -> int:
         console.print(beside(measured(played, exchanges_of(wanted.out)), simulated(wanted)))
     console.print(f"Model, checkpoint, log and trace: {wanted.out}", highlight=False, soft_wrap=True)
     return 1 if outcome.status == "error" else 0
+
+
+def _that_starts(options: argparse.Namespace) -> str:
+    """The command that starts what a dry run has shown."""
+    named = {
+        "--tuner": options.tuner,
+        "--tuners": options.tuners,
+        "--from": options.source,
+        "--address": options.address,
+        "--seed": options.seed or None,
+        "--seeds": options.seeds,
+        "--out": options.out,
+        "--emulate": options.emulate or None,
+        "--join-limit": None if options.join_limit == _JOIN_SECONDS else f"{options.join_limit:g}",
+        "--still-limit": None if options.still_limit == _STILL_SECONDS else f"{options.still_limit:g}",
+    }
+    words = [f"{word}" for name, value in named.items() if value is not None for word in (name, value)]
+    switches = {"--resume": options.resume, "--insecure": options.insecure, "--beside": options.beside}
+    words += [name for name, given in switches.items() if given]
+    return shlex.join(["harness", "deploy", "--live", options.scenario, *words])
 
 
 def _contest(options: argparse.Namespace) -> int:

@@ -106,14 +106,18 @@ def _played(
         kept = job_folder.KeptExchanges(wanted.out, 0 if begun is None else begun.state["exchanges"])
         installed: dict[int, SyncPolicy] = {}
         factory = _resumed(wanted.entry.factory, spec.job, kept, installed) if kept else wanted.entry.factory
-        placement = launch.place_nodes(spec.job.nodes, joined())
         for line in _not_applied(wanted):
             console.print(line, highlight=False, soft_wrap=True)
+        say = _Steps(console)
+        if ray is not None:
+            say("Joining Ray." if _address(wanted) else "Starting Ray.")
+        placement = launch.place_nodes(spec.job.nodes, joined())
         log = job_folder.ExchangeLog(kept, wanted.out)
-        keep, say = partial(_keep, wanted, spec, log), _Steps(console)
+        keep = partial(_keep, wanted, spec, log)
         say(_beginning(spec, begun))
         emulates, rates = bool(wanted.emulate), _rates(wanted)
         with launch.launch(placement, spec, insecure=wanted.insecure, emulates=emulates, rates=rates) as processes:
+            say("The coordinator is ready; the other processes are starting.")
             with LiveSystem(spec, processes, begun, keep, installed, wanted.limits, say, emulates=emulates) as live:
                 if begun is not None:
                     say(f"Resuming after {begun.seconds:.1f} s: {setting_words(live.job_status().setting)}.")
@@ -122,6 +126,8 @@ def _played(
         if ray is not None:
             say("Ending Ray.")
             ray.close()
+        if isinstance(played, Interrupted):
+            raise played
         say("Writing the results.")
         log.close()
         save(wanted.out, score(played, **wanted.run), None, played.outcome.trace)
@@ -150,7 +156,7 @@ def described(wanted: Deployment) -> list[str]:
     """Lines that say what would run where; nothing is started. Raises as `deploy` does."""
     spec = check(wanted)
     start = spec.job.start
-    address = wanted.address or os.environ.get("RAY_ADDRESS")
+    address = _address(wanted)
     here = nullcontext((launch.ClusterNode("here", "this machine", math.inf),))
     with launch.cluster(address, insecure=wanted.insecure) if address else here as offers:
         placement = launch.place_nodes(spec.job.nodes, offers)
@@ -168,6 +174,11 @@ def described(wanted: Deployment) -> list[str]:
         *where,
         "Nothing was started.",
     ]
+
+
+def _address(wanted: Deployment) -> str | None:
+    """Of the Ray cluster to join; None: start one on this machine."""
+    return wanted.address or os.environ.get("RAY_ADDRESS") or None
 
 
 def _not_applied(wanted: Deployment) -> list[str]:
@@ -212,7 +223,7 @@ def _simulated(name: str, origin: str, text: str, tuner: str, seed: int, path: l
 def check(wanted: Deployment) -> Spec:
     """The job that this deploys. Raises ValueError for one that cannot be deployed."""
     if wanted.emulate == "all":
-        if wanted.address or os.environ.get("RAY_ADDRESS"):
+        if _address(wanted):
             raise ValueError(
                 "Cannot emulate links on a Ray cluster that is there already: its machines have their own. Leave them out "
                 "with --emulate=nodes, or leave out --address."
@@ -238,7 +249,7 @@ def _drive(
     log: job_folder.ExchangeLog,
     console: Console,
     say: Callable[[str], None],
-) -> Played:
+) -> Played | Interrupted:
     history = History()
     title = f"{wanted.scenario.name}, tuned by {wanted.entry.name}"
     with _recording(wanted, live.job) as recorder:
@@ -258,20 +269,30 @@ def _drive(
             except KeyboardInterrupt:
                 stopped = True
         say("Saving a checkpoint.")
+        saved = True
         try:
             live.checkpoint()
         except (RuntimeError, OSError) as error:
+            saved = False
             say(f"It could not be saved. {error}")
         if stopped:
             log.close()
-            raise Interrupted(
-                f"Stopped after {live.now:.1f} s; {wanted.out} has a checkpoint. The same command with --resume goes on."
-            )
+            return Interrupted(f"Stopped after {live.now:.1f} s; {_how_to_go_on(wanted.out, saved=saved)}")
         ended = played.outcome
         recorder.end(
             status=ended.status, seconds=ended.seconds, workload=live.job.name, seed=wanted.seed, reason=ended.reason
         )
     return replace(played, exchanges=history.exchanges)
+
+
+def _how_to_go_on(out: Path, *, saved: bool) -> str:
+    """What the folder of a job that was stopped has. `saved`: whether a last checkpoint could be made."""
+    if saved:
+        return f"{out} has a checkpoint. The same command with --resume goes on."
+    if not (out / job_folder.CHECKPOINT).exists():
+        return f"{out} has no checkpoint yet, so the job cannot be resumed."
+    seconds = checkpoint_file.load(out / job_folder.CHECKPOINT).seconds
+    return f"{out} has the checkpoint of {seconds:.1f} s. The same command with --resume goes on from there."
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from harness.live.driver.restore_points import RestorePoints
 from harness.live.driver.standstill import Limits, Standstill
 from harness.live.driver.status import JobStatus, setting_words
 from harness.live.processes.names import EVALUATOR, node_of, peers
-from harness.live.processes.runtime import Procedure, Processes, Runtime
+from harness.live.processes.runtime import Procedure, Processes, Runtime, starting_words
 from harness.live.worker.spec import Spec
 from simulators.engine.loop import Records
 from tuners.actions import Evaluation, Setting, Status, SyncPolicy
@@ -123,16 +123,20 @@ class Control:
                 self.branches[branch].add(rows)
         names = [*peers(setting), EVALUATOR]
         runtime.start(names)
-        said_seconds = time.monotonic()
+        looked_seconds, said = time.monotonic(), (len(names), frozenset[str]())
         for _ in self._first_processes(setting):
             for name, why in runtime.processes.lost().items():
                 raise RuntimeError(f"Cannot start {name}: {why}")
             time.sleep(_LOOK_SECONDS)
             runtime.poll()
             late = set(names) - runtime.latest.members.keys()
-            if late and time.monotonic() > said_seconds + SAY_SECONDS:
-                said_seconds = time.monotonic()
-                say(f"{len(names) - len(late)} of {len(names)} processes are ready; {runtime.starting_words(late)}")
+            if late and time.monotonic() > looked_seconds + SAY_SECONDS:
+                looked_seconds, up = time.monotonic(), runtime.coordinator.starting()
+                news = len(late), frozenset(late & up.keys())
+                if news != said:  # each step once
+                    said = news
+                    say(f"{len(names) - len(late)} of {len(names)} processes are ready; {starting_words(late, up)}")
+        say(f"{len(names)} of {len(names)} processes are ready; training begins.")
         runtime.begin_at(0.0 if begun is None else begun.seconds)
         runtime.coordinator.run(number)
 

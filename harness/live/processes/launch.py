@@ -15,14 +15,15 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import exceptions
 from ray._private import ray_constants
+from ray._private.node import Node
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -75,16 +76,32 @@ def cluster(address: str | None, *, insecure: bool = False) -> Iterator[tuple[Cl
     several machines and neither a token nor TLS.
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
-    handler = signal.getsignal(signal.SIGTERM)
-    with joined(address) if address else _private_cluster():
-        # Ray has put its own in place, which ends this process at once and leaves no checkpoint.
-        if callable(handler) and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)
+    with ExitStack() as left:
+        with _own_sigterm():
+            left.enter_context(joined(address) if address else _private_cluster())
         home = ray.get_runtime_context().get_node_id()
         found = [node for node in _nodes() if node["Alive"]]
         if address and not insecure:
             _check_protected(address, {node["NodeManagerAddress"] for node in found})
         yield tuple(_cluster_node(node, home, counted=address is not None) for node in found)
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep SIGTERM to this process while Ray starts, so that it can make a last checkpoint.
+
+    `timeout`, systemd and Slurm send it to all processes of a group, and Ray's would end at once. Those that start here have
+    it blocked, as their children have. One that is sent to us meanwhile waits.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+        # Ray has put its own in place, which ends this process at once.
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _check_protected(address: str, machines: Collection[str]) -> None:
@@ -124,7 +141,9 @@ def _ray_in(folder: Path) -> Iterator[None]:
     clusters, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False  # this process has read it already
     AuthenticationTokenLoader.instance().reset_cache()  # it may have read the token of another cluster
     try:
-        _start(folder)
+        with _few_services():
+            _start(folder)
+        _kill_services_at_the_end()
         if not protected():
             raise RuntimeError("Cannot start Ray for this job: this version of it does not ask for its token by default.")
         yield
@@ -135,6 +154,33 @@ def _ray_in(folder: Path) -> Iterator[None]:
             del os.environ[name]
         os.environ.update(before)
         AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def _few_services() -> Iterator[None]:
+    """Start Ray without its autoscaler, its log monitor and the server of its dashboard, for which it has no option. Nobody
+    asks them here, and each is a Python process that imports Ray while the job's processes do."""
+    instead: dict[str, Callable[..., None]] = {
+        "start_monitor": lambda _: None,
+        "start_log_monitor": lambda _: None,
+        "start_api_server": lambda node, **_: setattr(node, "_webui_url", ""),
+    }
+    before = {name: getattr(Node, name) for name in instead}
+    for name, nothing in instead.items():
+        setattr(Node, name, nothing)
+    try:
+        yield
+    finally:
+        for name, start in before.items():
+            setattr(Node, name, start)
+
+
+def _kill_services_at_the_end() -> None:
+    """Otherwise Ray would send each of its services SIGTERM, which they have blocked, and wait for a second. What the killed
+    ones leave behind ends with the private folder."""
+    node = ray._private.worker._global_node
+    kill = node.kill_all_processes
+    node.kill_all_processes = lambda **_: kill(check_alive=False, wait=True)
 
 
 def _start(folder: Path) -> None:

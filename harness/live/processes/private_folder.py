@@ -19,12 +19,14 @@ _PREFIX = ".harness-live-"  # short: paths of Ray's sockets, which are below, ma
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """A folder that only this user can read, until the context ends; it is locked for as long as this process lives."""
+    """A folder that only this user can read, until the context ends; it is locked for as long as this process lives. Other
+    processes that still use it then are killed."""
     remove_left_behind()
     path, lock = _locked()
     try:
         yield path
     finally:
+        _end_users(path)
         os.close(lock)
         shutil.rmtree(path, ignore_errors=True)
 

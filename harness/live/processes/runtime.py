@@ -16,7 +16,7 @@ from harness.live.protocol import messages
 from harness.live.protocol.driver_reports import Poll
 from tuners.actions import Setting
 
-__all__ = ["Procedure", "Processes", "Runtime"]
+__all__ = ["Procedure", "Processes", "Runtime", "starting_words"]
 
 Procedure: TypeAlias = Generator[None, None, None]
 
@@ -118,19 +118,11 @@ class Runtime:
             if time.monotonic() > until:
                 late = awaited - self.latest.members.keys()
                 raise RuntimeError(
-                    f"Cannot start {', '.join(sorted(late))} within {self._join_seconds:g} s ({self.starting_words(late)}). "
+                    f"Cannot start {', '.join(sorted(late))} within {self._join_seconds:g} s "
+                    f"({starting_words(late, self.coordinator.starting())}). "
                     "Allow more with --join-limit."
                 )
             yield
-
-    def starting_words(self, names: Iterable[str]) -> str:
-        """What these processes, which have not joined yet, are at."""
-        names, up = sorted(names), self.coordinator.starting()
-        compile_ = [n for n in names if n in up]
-        words = [f"compiling, {max(up[n] for n in compile_):.0f} s: {', '.join(compile_)}"] if compile_ else []
-        if waiting := [n for n in names if n not in up]:
-            words.append(f"not up yet: {', '.join(waiting)}")
-        return "; ".join(words)
 
     def place(self, setting: Setting, *, on_demand: bool = False, at_once: int = 4) -> Procedure:
         """Begin to move the model's blocks to where `setting` has them."""
@@ -173,3 +165,13 @@ class Runtime:
             while any(self.coordinator.needed(name) for name in spare):
                 yield
             self.processes.stop(spare)
+
+
+def starting_words(names: Iterable[str], up: Mapping[str, float]) -> str:
+    """What these processes, which have not joined yet, are at. `up`: those that have started, and for how many seconds."""
+    names = sorted(names)
+    compile_ = [n for n in names if n in up]
+    words = [f"compiling, {max(up[n] for n in compile_):.0f} s: {', '.join(compile_)}"] if compile_ else []
+    if waiting := [n for n in names if n not in up]:
+        words.append(f"not up yet: {', '.join(waiting)}")
+    return "; ".join(words)

@@ -20,7 +20,7 @@ import safetensors.numpy
 
 from harness.cli.main import main
 from harness.live.deploy import job_folder
-from harness.live.deploy.deployment import Deployment, described
+from harness.live.deploy.deployment import Deployment, _how_to_go_on, described
 from harness.live.driver import checkpoint_file
 from harness.live.driver.checkpoint_file import Checkpoint
 from harness.live.worker.spec import Spec
@@ -111,7 +111,11 @@ def test_without_live_it_is_a_dry_run(here, capsys):
     assert main(["deploy", "small.toml"]) == 0
     said = capsys.readouterr().out
     assert "2 workers, 2 servers, bsp" in said
-    assert said.endswith("Nothing was started.\nGive --live to start it.\n")
+    assert said.endswith("Nothing was started.\nStart it with:  harness deploy --live small.toml\n")
+    named = ["--tuner", "movers:mover", "--seed", "3", "--out", "a b", "--emulate=nodes", "--still-limit", "9", "--beside"]
+    assert main(["deploy", "small.toml", *named]) == 0
+    shown = "--tuner movers:mover --seed 3 --out 'a b' --emulate nodes --still-limit 9 --beside"
+    assert capsys.readouterr().out.endswith(f"\nStart it with:  harness deploy --live small.toml {shown}\n")
     assert not (here / "deployed").exists()
 
 
@@ -121,7 +125,7 @@ def test_a_dry_run_says_what_would_run_where_and_starts_nothing(here, capsys):
     for words in ("tuner      movers:mover, seed 0", "650 parameters", "2 workers, 2 servers, bsp", "loss 1.2, within"):
         assert words in said
     assert [line.split()[0] for line in said.splitlines() if " on this machine" in line] == ["n0", "n1", "n2", "n3"]
-    assert said.endswith("Nothing was started.\n")
+    assert said.endswith("\nStart it with:  harness deploy --live small.toml --tuner movers:mover\n")
     assert not (here / "deployed").exists()
     wanted = Deployment(load("small.toml"), resolve("fixed"), 0, here / "out")
     assert described(wanted)[-1] == "Nothing was started."
@@ -285,13 +289,14 @@ def test_a_corrupt_checkpoint_is_not_resumed(here, capsys, harm):
 class Job:
     """The command in a process of its own, in a session of its own, as in a terminal of its own."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, under=()):
+        """`under`: a command that runs this one."""
         self.mark = uuid.uuid4().hex
         paths = os.pathsep.join([str(ROOT), str(Path.cwd())])
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         environment |= {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", "OF_TEST": self.mark}
         self.process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "harness", "deploy", "--live", *arguments],
+            [*under, sys.executable, "-m", "harness", "deploy", "--live", *arguments],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -314,12 +319,12 @@ class Job:
         return self.process.wait()
 
     def left(self):
-        """Processes that it started and that still run."""
-        found = []
+        """Processes that it started and that still run: identifiers and command lines."""
+        found = {}
         for place in Path("/proc").glob("[0-9]*"):
             try:
                 if self.mark.encode() in (place / "environ").read_bytes():
-                    found.append((place / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:100])
+                    found[int(place.name)] = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:100]
             except OSError:
                 continue
         return found
@@ -328,7 +333,7 @@ class Job:
         until = time.monotonic() + 10
         while self.left() and time.monotonic() < until:
             time.sleep(0.1)
-        return self.left() == []
+        return self.left() == {}
 
 
 COMMAND = ("small.toml", "--tuner", "movers:mover", "--out", "out")
@@ -338,6 +343,14 @@ COMMAND = ("small.toml", "--tuner", "movers:mover", "--out", "out")
 def ray_alone():
     with alone():
         yield
+
+
+@pytest.fixture
+def temporary(monkeypatch):
+    """The folder for temporary files of what is started. Its name is short, as names of sockets have to be."""
+    with tempfile.TemporaryDirectory(prefix="t-") as made:
+        monkeypatch.setenv("TMPDIR", made)
+        yield Path(made)
 
 
 @pytest.mark.timeout(300)
@@ -394,31 +407,64 @@ def test_a_job_on_ray_is_interrupted_and_resumed_to_its_target(here, ray_alone, 
     assert len(exchanges) > kept.state["exchanges"]
 
 
+@pytest.mark.live
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("to", ["group", "timeout", "every process"])
+def test_sigterm_leaves_a_checkpoint_whoever_else_receives_it(here, ray_alone, to):
+    """As a shell, `timeout`, and systemd or Slurm send it: Ray's services and the job's processes get it, too."""
+    job = Job(*COMMAND, under=["timeout", "--preserve-status", "1000"] if to == "timeout" else ())
+    job.read("clocks (")
+    if to == "group":
+        os.killpg(job.process.pid, signal.SIGTERM)
+    elif to == "timeout":
+        job.process.send_signal(signal.SIGALRM)  # its time is over
+    else:
+        for process in job.left():
+            os.kill(process, signal.SIGTERM)
+    assert job.ended() == 143, job.said
+    assert "out has a checkpoint. The same command with --resume goes on." in job.said
+    steps = ("Saving a checkpoint.", "Ending the job's processes.", "Ending Ray.", "harness: Stopped after")
+    assert sorted(steps, key=job.said.index) == list(steps)
+    assert job.nothing_left()
+    assert checkpoint_file.load(here / "out" / job_folder.CHECKPOINT).seconds > 0
+
+
+def test_a_job_that_was_stopped_promises_no_checkpoint_that_it_does_not_have(here):
+    assert _how_to_go_on(here / "out", saved=False) == f"{here / 'out'} has no checkpoint yet, so the job cannot be resumed."
+    begun(here / "out")
+    said = _how_to_go_on(here / "out", saved=False)
+    assert said == f"{here / 'out'} has the checkpoint of 1.0 s. The same command with --resume goes on from there."
+
+
 def clocks_of(said):
     """The clocks that the last line of a job's output shows."""
     return max([0, *(int(n) for n in re.findall(r"(\d+) clocks \(", said))])
 
 
 @pytest.mark.live
-@pytest.mark.timeout(300)
-def test_a_driver_that_is_killed_leaves_nothing_that_the_next_start_does_not_remove(here, ray_alone):
-    before = left_behind()
+@pytest.mark.timeout(500)
+def test_a_driver_that_is_killed_leaves_what_the_next_start_removes_and_resumes(here, ray_alone, temporary):
+    checkpoint = here / "out" / job_folder.CHECKPOINT
     job = Job(*COMMAND)
-    job.read("clocks (")
+    while not checkpoint.exists():  # the first one that is due
+        job.read("clocks (")
     job.process.kill()
     job.process.wait()
     job.process.stdout.close()
-    assert left_behind() - before
-    (here / "go").write_text("1")
-    following = Job(*COMMAND)  # there was no checkpoint yet, so it begins anew
+    assert list(temporary.iterdir())
+    until = time.monotonic() + 20
+    while any("gcs_server" in line or "raylet" in line for line in job.left().values()):
+        assert time.monotonic() < until, job.left()
+        time.sleep(0.1)
+    seconds, state = checkpoint_file.load(checkpoint).seconds, checkpoint_file.load(checkpoint).state
+    (here / "go").write_text(str(state["exchanges"] - 3))
+    following = Job(*COMMAND, "--resume")
     assert following.ended() == 0, following.said
-    assert left_behind() <= before
+    assert f"Resuming after {seconds:.1f} s: 2 workers, 2 servers" in following.said
+    check_reached(following, here / "out")
+    assert not list(temporary.iterdir())
     assert job.nothing_left()
     assert following.nothing_left()
-
-
-def left_behind():
-    return set(Path(tempfile.gettempdir()).glob(".harness-live-*"))
 
 
 def check_reached(job, out):

@@ -1,0 +1,208 @@
+"""The guide to machines of one's own, followed literally: its commands, as they are written, on four hosts.
+
+A host is a namespace of networks, of processes and of mounts; it has a home and a folder for temporary files of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import pytest
+
+from tests.live.support.clusters import alone
+from tests.live.support.namespaces import NamespaceCluster, why_not
+
+ROOT = Path(__file__).parents[3]
+GUIDE = (ROOT / "harness" / "live" / "clusters" / "README.md").read_text()
+
+_ATTEMPTS = 3
+
+SCENARIO = """
+summary = "Digits on three machines."
+[cluster]
+nodes = [{ type = "process", count = 3 }]
+[workload]
+name = "digits-logistic"
+[start]
+worker_count = 2
+policy = "bsp"
+learning_rate = 0.2
+[target]
+metric = "loss"
+value = 1.2
+check_clocks = 25
+[budget]
+seconds = 100
+"""
+
+
+class Command(NamedTuple):
+    """A script that runs on a host."""
+
+    process: subprocess.Popen[bytes]
+    said: IO[str]
+
+    def ended(self, seconds: float = 150.0) -> tuple[int, str]:
+        """Wait for its end; returns its status and what it has said."""
+        try:
+            status = self.process.wait(seconds)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.said.seek(0)
+            words = self.said.read()
+            self.said.close()
+            print(words)  # noqa: T201
+        return status, words
+
+
+class Host:
+    """A machine on which commands are run as a user types them."""
+
+    def __init__(self, network: int, address: str, folder: Path) -> None:
+        """`network`: a process that has its network."""
+        self.address, self.folder = address, folder
+        folder.mkdir()
+        named = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        tools = os.pathsep.join([str(Path(sys.executable).parent), named["PATH"]])
+        # Of the same name on every host, as /tmp is: Ray's nodes take the name from the head.
+        temporary = folder.parent / "tmp"
+        temporary.mkdir(exist_ok=True)
+        self._environment = named | {
+            "HOME": str(folder),
+            "PATH": tools,
+            "PYTHONPATH": str(ROOT),
+            "RAY_TMPDIR": str(temporary),
+            "TMPDIR": str(temporary),
+        }
+        # The first process of the host adopts and reaps what `ray start` leaves. With it, everything on the host ends.
+        first = f"mount -t tmpfs tmpfs {temporary} && echo up && while true; do sleep infinity & wait; done"
+        apart = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c", first]
+        self._first = subprocess.Popen(  # noqa: S603
+            ["nsenter", f"--net=/proc/{network}/ns/net", *apart],  # noqa: S607
+            stdout=subprocess.PIPE,
+        )
+        assert self._first.stdout is not None
+        assert self._first.stdout.read(1), "the host did not start"
+        (self._inside,) = Path(f"/proc/{self._first.pid}/task/{self._first.pid}/children").read_text().split()
+
+    def begin(self, script: str, **environment: str) -> Command:
+        """Run a script of a shell that ends with its first command that fails."""
+        enter = ["nsenter", f"--target={self._inside}", "--net", "--mount", "--pid"]
+        # Not a pipe: what `ray start` leaves behind would keep it open.
+        said = tempfile.TemporaryFile("w+", dir=self.folder)  # noqa: SIM115
+        process = subprocess.Popen(  # noqa: S603
+            [*enter, "bash", "-euc", f"cd\n{script}"],
+            env=self._environment | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
+        return Command(process, said)
+
+    def run(self, script: str, **environment: str) -> str:
+        """Run a script to its end and return what it says; it must not fail."""
+        status, said = self.begin(script, **environment).ended()
+        assert status == 0, said
+        return said
+
+    def start_ray(self, script: str) -> None:
+        """Run a script that starts Ray. It is run again where Ray gives up after 30 s, as it does on a very busy machine."""
+        for _ in range(_ATTEMPTS):
+            status, said = self.begin(script).ended()
+            if status == 0:
+                return
+            self.run("ray stop --force --grace-period 5")  # of this host only: it sees no other processes
+        raise AssertionError(said)
+
+    def close(self) -> None:
+        self._first.kill()
+        self._first.wait()
+        assert self._first.stdout is not None
+        self._first.stdout.close()
+
+
+@contextmanager
+def hosts(count: int) -> Iterator[list[Host]]:
+    """Hosts that are connected by a switch. The first is 10.77.0.10. Nothing is left of them afterwards."""
+    with ExitStack() as ended:
+        ended.enter_context(alone())
+        cluster = NamespaceCluster()
+        ended.callback(cluster.end)
+        folder = Path(tempfile.mkdtemp(prefix="hosts-"))
+        ended.callback(shutil.rmtree, folder)
+        found = []
+        for index in range(count):
+            cluster.hosts[index] = cluster.ask("host", name=f"p{index}", address=cluster.ip(index))
+            found.append(Host(cluster.hosts[index], cluster.ip(index), folder / str(index)))
+            ended.callback(found[-1].close)
+        yield found
+
+
+def blocks() -> list[str]:
+    """The commands of the section on machines of one's own, as they are written."""
+    section = GUIDE.partition("## Machines of your own")[2].partition("\n## ")[0]
+    return re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+
+
+def filled(block: str, words: Mapping[str, str]) -> str:
+    """A block with what the reader has to fill in."""
+    for name, value in words.items():
+        assert name in block, (name, block)
+        block = block.replace(name, value)
+    return block
+
+
+def test_the_guide_has_the_steps_that_are_followed_below() -> None:
+    token, head, other, job = blocks()
+    assert "ray get-auth-token --generate" in token
+    assert "ray start --head " in head
+    assert "ray start --address=HEAD:6379 " in other
+    assert [shlex.split(line, comments=True)[1] for line in job.strip().splitlines()] == ["harness", "harness"]
+
+
+@pytest.mark.live
+@pytest.mark.timeout(900)
+def test_the_guide_is_followed_literally_on_four_hosts() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    token, on_head, on_others, job = blocks()
+    with hosts(4) as (head, *others):
+        head.run(token)
+        for host in others:  # "copy it to ~/.ray/auth_token on all others (mode 0600)"
+            shutil.copytree(head.folder / ".ray", host.folder / ".ray")
+            assert (host.folder / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
+        head.start_ray(filled(on_head, {"HEAD": head.address}))
+        for index, host in enumerate(others):
+            host.start_ray(filled(on_others, {"HEAD": head.address, '"n0"': f'"n{index}"'}))
+
+        (head.folder / "three.toml").write_text(SCENARIO)
+        dry, live = filled(job, {"HEAD": head.address, "SCENARIO": "three.toml"}).strip().splitlines()
+        said = head.run(dry)
+        for index, host in enumerate(others):
+            assert f"n{index}  on {host.address}, 1 CPU" in said
+        said = head.run(live)
+        assert "target after" in said, said
+        score = json.loads((head.folder / "deployed" / "three" / "score.json").read_text())
+        assert score["status"] == "target"
+
+        # Who has no token is refused, and the cluster's own processes have the ports that the guide says.
+        (others[0].folder / ".ray" / "auth_token").write_text("0" * 64)
+        deploy = f"RAY_AUTH_MODE=token harness deploy {head.folder}/three.toml --address {head.address}:6379"
+        status, said = others[0].begin(deploy).ended()
+        assert status == 2, said
+        listening = {int(port) for port in re.findall(r":(\d+) ", head.run("ss -Hltn"))}
+        assert {6379, 6380, 6381} <= listening
+        system = range(*map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()))
+        assert not [port for port in listening if not (6379 <= port <= 6385 or 10000 <= port <= 10199 or port in system)]
