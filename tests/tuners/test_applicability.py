@@ -15,10 +15,10 @@ from tuners.settings import Choice, Integer, Real
 from tuners.testing import check_tuner, exchanges
 
 POLICIES = {"bsp", "asp", "ssp", "dssp", "k_sync", "k_batch_sync", "k_async", "backup_workers", "sync_switch", "rlp"}
-POLICIES |= {"ringmaster", "dbw", "adasync"}
+POLICIES |= {"ringmaster", "dbw", "adasync", "ata"}
 TUNABLES = {"mltuner", "spearmint", "hyperband", "asha"}
-SCHEDULES = {"bespoke_bo", "uniform_devices", "uniform_gpus", "schedule_search", "lb_bsp"}
-ROLES = {"cruise"}
+SCHEDULES = {"bespoke_bo", "uniform_devices", "uniform_gpus", "schedule_search", "lb_bsp", "omnilearn"}
+ROLES = {"cruise", "optimus", "dlrover_rm"}
 LOCAL_STEPS = {"local_sgd", "diloco", "adacomm"}
 ANY = {"joint", "random_search", "tpe"}
 
