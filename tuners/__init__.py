@@ -234,6 +234,14 @@ _EMBEDDED = {
             paper="Wang et al., DLRover-RM: Resource Optimization for Deep Recommendation Models Training, VLDB 2024",
         ),
         Entry(
+            "pollux",
+            "tuners.baselines.rivals.pollux:pollux",
+            "Pollux: batch and rate of the highest goodput, by the gradient noise scale",
+            tunes="batch and learning rate",
+            needs="both free, and a target of accuracy or loss; simulated jobs",
+            paper="Qiao et al., Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning, OSDI 2021",
+        ),
+        Entry(
             "local_sgd",
             "tuners.baselines.local_steps.local_sgd:local_sgd",
             "local SGD: the servers average the workers' copies after every 8 local steps",
