@@ -26,6 +26,7 @@ from tuners.actions import (
     Free,
     Install,
     Job,
+    MeasureNoise,
     Reconfigure,
     Rejected,
     Run,
@@ -41,7 +42,7 @@ __all__ = ["Ending", "Outcome", "Played", "drive", "play", "replay"]
 Ending: TypeAlias = Literal["target", "budget", "diverged", "deadlock", "error"]
 """How a job can end: a final `tuners.actions.Status`, the end of its budget, or a fault of its tuner."""
 
-_ACTIONS = (Run, Reconfigure, Fork, Free, Install, Evaluate)
+_ACTIONS = (Run, Reconfigure, Fork, Free, Install, Evaluate, MeasureNoise)
 _LEAST_PROGRESS = 1e-9
 """Share of the budget. An exchange that takes less counts as taking no time: a tuner cannot run for ever in tiny steps."""
 
@@ -191,7 +192,7 @@ class _TimedTuner:
         if not isinstance(action, _ACTIONS):
             raise _RunFailedError(
                 f"The tuner yielded {_short(repr(action))}, which is no action: `yield from` a Run, Reconfigure, Fork, "
-                "Free, Install or Evaluate."
+                "Free, Install, Evaluate or MeasureNoise."
             )
         return action
 

@@ -21,6 +21,7 @@ from tuners.actions import (
     Evaluation,
     Fork,
     Free,
+    GradientNoise,
     Job,
     Reconfigure,
     Rejected,
@@ -217,7 +218,7 @@ def _branching(exchanges: Sequence[Exchange]) -> Iterator[float]:
     """Stall seconds of evaluations, forks and switches between branches: passes over data, copying, refilling caches."""
     before = 0.0
     for exchange in exchanges:
-        if isinstance(exchange.answer, Evaluation):  # its seconds are those at which the pass over the data began
+        if isinstance(exchange.answer, Evaluation | GradientNoise):  # its seconds are those at which the pass began
             yield exchange.seconds - exchange.answer.seconds
         elif isinstance(exchange.action, Fork):
             yield exchange.seconds - before

@@ -27,12 +27,13 @@ from simulators.engine.inputs import (
 )
 from simulators.engine.learning import TrainingData
 from simulators.workloads.workload import Workload
-from tuners.actions import Cost, Evaluation, Job, Rejected, Setting, Status, SyncPolicy
+from tuners.actions import Cost, Evaluation, GradientNoise, Job, Rejected, Setting, Status, SyncPolicy
 
 __all__ = ["NO_RECORDS", "Branch", "JobContext", "PreparedSetting", "first_branch", "stacked"]
 
 NO_RECORDS = np.zeros((0, len(loop.Records._fields)))
 _evaluate = jax.jit(learning.evaluate, static_argnames=("model",))
+_squares = jax.jit(learning.gradient_squares, static_argnames=("model", "batches"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,29 @@ class Branch:
         loss, accuracy = _evaluate(self.program.model, self.context.data, learned.parameters)
         return Evaluation(now, clocks, float(loss), float(accuracy))
 
+    def gradient_noise(self, now: float, batches: int) -> GradientNoise:
+        """How much gradients of the next mini-batches of all workers differ, at the model as it is."""
+        learned, active = self.state.learned, np.asarray(self.inputs.active)
+        count = batches * int(active.sum())
+        if self.program.model is None or learned is None or count < 2:
+            return GradientNoise(now, float("nan"), float("nan"))
+        clocks = self.state.clock.drawn
+        mean, single = map(
+            float, _squares(self.program.model, self.context.data, self.inputs, learned.parameters, clocks, batches)
+        )
+        # single = |G|^2 + tr(Sigma) / b and mean = |G|^2 + tr(Sigma) / (b count), where 1 / b is the mean over workers.
+        inverse_batch = float(np.mean(1 / np.asarray(self.inputs.samples)[active]))
+        square = (count * mean - single) / (count - 1)
+        return GradientNoise(now, square, (single - square) / inverse_batch)
+
+    def noise_seconds(self, batches: int) -> float:
+        """Seconds in which all workers pull, compute so many gradients and push once, without noise."""
+        inputs, active = self.inputs, np.asarray(self.inputs.active)
+        computing = np.asarray(inputs.compute_seconds) * np.asarray(inputs.slowdown) * batches
+        computing = computing + np.asarray(inputs.overhead_seconds)
+        pushing = self._transfer_seconds(float(inputs.push_bytes), float(inputs.serve_in), pushes=True)
+        return self.refill_seconds() + float(np.max(computing[active], initial=0.0)) + pushing
+
     # --------------------------------------------------------------------------------------------------------------- time
 
     def catch_up(self, now: float) -> None:
@@ -257,14 +281,19 @@ class Branch:
 
     def refill_seconds(self) -> float:
         """Seconds until all workers have pulled the whole model at the same time, through the busiest link."""
-        inputs, pulls = self.inputs, np.flatnonzero(self.inputs.active)
-        if not len(pulls):
+        return self._transfer_seconds(float(self.inputs.pull_bytes), float(self.inputs.serve_out), pushes=False)
+
+    def _transfer_seconds(self, each_bytes: float, served: float, *, pushes: bool) -> float:
+        """Seconds in which all workers transfer `each_bytes` at the same time; servers take `served` bytes per second."""
+        inputs, workers = self.inputs, np.flatnonzero(self.inputs.active)
+        if not len(workers):
             return 0.0
         if overlapping(self.setting):
-            used = np.sum(np.asarray(inputs.usage)[pulls], axis=0) / np.asarray(inputs.capacity)
-            return float(inputs.pull_bytes * np.max(used, initial=0.0))
-        slowest = min(float(np.min(np.asarray(inputs.nic)[pulls])), float(inputs.serve_out) / len(pulls))
-        return float(inputs.pull_bytes) / slowest
+            rows = workers + len(inputs.active) if pushes else workers
+            used = np.sum(np.asarray(inputs.usage)[rows], axis=0) / np.asarray(inputs.capacity)
+            return float(each_bytes * np.max(used, initial=0.0))
+        slowest = min(float(np.min(np.asarray(inputs.nic)[workers])), served / len(workers))
+        return each_bytes / slowest
 
     @property
     def _with_work(self) -> jax.Array:

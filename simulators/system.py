@@ -29,7 +29,9 @@ from tuners.actions import (
     Evaluation,
     Fork,
     Free,
+    GradientNoise,
     Install,
+    MeasureNoise,
     Method,
     Reconfigure,
     Rejected,
@@ -118,6 +120,7 @@ class SimulatedSystem:
             Fork: self._fork,
             Free: self._free,
             Evaluate: self._evaluate,
+            MeasureNoise: self._measure_noise,
         }
         handler = handler_of(action, handlers)
         if self._conditions.thinking_seconds > 0:
@@ -374,4 +377,11 @@ class SimulatedSystem:
         check_no_reconfiguration(f"evaluate branch {action.branch}", self._reconfiguration)
         found = branch.evaluation(self._now)
         self._pass_seconds(self.job.evaluate_seconds)
+        return found
+
+    def _measure_noise(self, action: MeasureNoise) -> GradientNoise:
+        branch = branch_of(self._branches, action.branch)
+        check_no_reconfiguration(f"measure the noise of branch {action.branch}", self._reconfiguration)
+        found = branch.gradient_noise(self._now, action.batches)
+        self._pass_seconds(branch.noise_seconds(action.batches))
         return found

@@ -27,7 +27,9 @@ from tuners.actions import (
     Evaluation,
     Fork,
     Free,
+    GradientNoise,
     Install,
+    MeasureNoise,
     Reconfigure,
     Rejected,
     Run,
@@ -44,6 +46,7 @@ _ANSWERS: dict[type[Action[Any]], Any] = {
     Free: None,
     Install: None,
     Evaluate: Evaluation,
+    MeasureNoise: GradientNoise,
 }
 _ACTIONS = {kind.__name__: kind for kind in _ANSWERS}
 _HEADER = b'{"exchanges": 1}'

@@ -38,8 +38,10 @@ __all__ = [
     "Evaluation",
     "Fork",
     "Free",
+    "GradientNoise",
     "Install",
     "Job",
+    "MeasureNoise",
     "Method",
     "NodeEvent",
     "Push",
@@ -186,6 +188,23 @@ class Evaluation(NamedTuple):
     clocks: int
     loss: float
     accuracy: float  # nan for a workload without accuracy
+
+
+class GradientNoise(NamedTuple):
+    """How much the gradients of mini-batches differ at one model: the answer to `MeasureNoise`.
+
+    Both parts are estimated without bias from the squared norms of single gradients and of their mean (McCandlish et al.,
+    "An Empirical Model of Large-Batch Training", 2018, Appendix A.1), so that `square` may be negative by chance.
+    """
+
+    seconds: float  # at which the job had this model; the answer comes later
+    square: float  # |G|^2: squared norm of the gradient of all data; nan for a workload that does not learn
+    variance: float  # tr(Sigma): variance of one sample's gradient, summed over the parameters
+
+    @property
+    def samples(self) -> float:
+        """The gradient noise scale, tr(Sigma) / |G|^2: a batch of so many samples has as much noise as gradient."""
+        return self.variance / self.square if self.square > 0 else math.inf
 
 
 class NodeEvent(NamedTuple):
@@ -391,6 +410,23 @@ class Evaluate(Action[Evaluation]):
     """
 
     branch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureNoise(Action[GradientNoise]):
+    """Measure the gradient noise of `branch` now, from `batches` mini-batches of every worker.
+
+    All workers pull, compute these gradients at one model, and push what their norms need; nobody trains meanwhile, and
+    nothing is applied. Simulated only: other systems refuse (`Rejected`), and the simulator does during a reconfiguration.
+    Raises ValueError for less than two mini-batches.
+    """
+
+    branch: int = 0
+    batches: int = 4
+
+    def __post_init__(self) -> None:
+        if self.batches < 2:
+            raise ValueError(f"Cannot measure noise from {self.batches} mini-batches of a worker: give at least 2.")
 
 
 def _check_setting(what: str, given: Any) -> None:

@@ -30,6 +30,10 @@ class Real:
     def contains(self, value: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
 
+    def nearest(self, value: float) -> float:
+        """The value of this knob that is nearest to `value`."""
+        return float(min(max(value, self.low), self.high))
+
     def sample(self, rng: np.random.Generator) -> float:
         if self.log:
             # Rounding of exp(log(x)) may step over the ends by one unit in the last place.
@@ -52,6 +56,10 @@ class Integer:
     def contains(self, value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
 
+    def nearest(self, value: float) -> int:
+        """The whole number of this knob that is nearest to `value`."""
+        return int(min(max(round(value), self.low), self.high))
+
     def sample(self, rng: np.random.Generator) -> int:
         if self.log:
             # Half a unit on both sides, so that the ends are as likely as their neighbours.
@@ -73,6 +81,13 @@ class Choice:
 
     def contains(self, value: Any) -> bool:
         return any(type(value) is type(o) and value == o for o in self.options)
+
+    def nearest(self, value: float) -> float | int:
+        """The option that is nearest to `value`, of equals the first. Raises ValueError where no option is a number."""
+        numbers = [o for o in self.options if isinstance(o, int | float) and not isinstance(o, bool)]
+        if not numbers:
+            raise ValueError(f"Cannot set knob {self.name!r} near {value:g}: its options are {self.options}, no numbers.")
+        return min(numbers, key=lambda o: abs(o - value))
 
     def sample(self, rng: np.random.Generator) -> Scalar:
         return self.options[int(rng.integers(len(self.options)))]

@@ -23,8 +23,10 @@ from tuners.actions import (
     Evaluation,
     Fork,
     Free,
+    GradientNoise,
     Install,
     Job,
+    MeasureNoise,
     NodeEvent,
     Push,
     Pushes,
@@ -59,6 +61,7 @@ _CURVATURE = np.array([0.1, 0.3, 1.0])
 _START = np.array([3.0, 3.0, 3.0])
 _SECONDS_PER_SAMPLE = 0.01
 _CHANGE_SECONDS = 0.5
+_NOISE = 0.3
 _EVALUATE_CLOCKS = 10
 _DRAWS = 4096
 _DIVERGED_LOSS = 1e9
@@ -102,7 +105,7 @@ class Toy:
         rng = np.random.default_rng(self.job.seed)
         k, size = len(self.job.nodes), len(_START)
         self._jitter = rng.lognormal(0.0, 0.2, (k, _DRAWS))
-        self._noise = rng.normal(0.0, 0.3, (k, _DRAWS, size))
+        self._noise = rng.normal(0.0, _NOISE, (k, _DRAWS, size))
         self._names = [n.name for n in self.job.nodes]
         self._left: set[str] = set()
         self._ids = 0
@@ -133,6 +136,7 @@ class Toy:
             Fork: self._fork,
             Free: self._free,
             Evaluate: lambda a: self._evaluation(branch_of(self._branches, a.branch)),
+            MeasureNoise: lambda a: self._noise_of(branch_of(self._branches, a.branch)),
         }
         return handler_of(action, handlers)(action)
 
@@ -301,6 +305,12 @@ class Toy:
         if self.status == "running" and self.job.target.reached(loss, np.nan, branch.updates):
             self.status = "target"
         return Evaluation(self.now, branch.updates, loss, np.nan)
+
+    def _noise_of(self, branch: _Branch) -> GradientNoise:
+        if self.job.target.counts:
+            return GradientNoise(self.now, np.nan, np.nan)
+        gradient, spread = _CURVATURE * branch.weights, _CURVATURE * np.full(len(_START), _NOISE)
+        return GradientNoise(self.now, float(gradient @ gradient), float(spread @ spread))
 
     def _settle(self) -> None:
         """The job has diverged when all branches have."""

@@ -125,7 +125,7 @@ def _unasked_words(exchange: Exchange) -> str:
 
 
 def _action_words(action: Any, before: Setting) -> str:
-    from tuners.actions import Evaluate, Fork, Free, Install, Reconfigure, Run
+    from tuners.actions import Evaluate, Fork, Free, Install, MeasureNoise, Reconfigure, Run
 
     on = f"branch {action.branch}" if getattr(action, "branch", 0) else ""
     if isinstance(action, Run):
@@ -138,6 +138,8 @@ def _action_words(action: Any, before: Setting) -> str:
         return f"Fork({', '.join(w for w in (on, _changes(before, action.setting or before)) if w)})"
     if isinstance(action, Install):
         return f"Install({action.policy.name}{', ' + on if on else ''})"
+    if isinstance(action, MeasureNoise):
+        return f"MeasureNoise({on or 'branch 0'}, {action.batches} mini-batches per worker)"
     if isinstance(action, Free | Evaluate):
         return f"{type(action).__name__}({on or 'branch 0'})"
     return repr(action)
@@ -160,7 +162,7 @@ def _short(value: Any) -> str:
 
 
 def _answer_words(answer: Any, before: Setting) -> str:
-    from tuners.actions import Cost, Evaluation, Rejected, Window
+    from tuners.actions import Cost, Evaluation, GradientNoise, Rejected, Window
 
     if isinstance(answer, Rejected):
         return f"Rejected: {answer}"
@@ -169,6 +171,9 @@ def _answer_words(answer: Any, before: Setting) -> str:
         return f"{what} in {answer.seconds:.1f} s, stall {answer.stall_seconds:.1f} s, {moved:.1f} MB moved"
     if isinstance(answer, Evaluation):
         return f"loss {answer.loss:.4g}, accuracy {answer.accuracy:.3f}"
+    if isinstance(answer, GradientNoise):
+        parts = f"squared gradient {answer.square:.4g}, variance {answer.variance:.4g}"
+        return f"{parts}, noise scale {answer.samples:.4g}"
     if isinstance(answer, int):
         return f"branch {answer}"
     if not isinstance(answer, Window):

@@ -30,6 +30,7 @@ __all__ = [
     "anywhere",
     "apply_push",
     "evaluate",
+    "gradient_squares",
     "learning_program",
     "mean_loss",
     "minibatch",
@@ -251,6 +252,32 @@ def evaluate(model: LearningProgram, data: TrainingData, parameters: Any) -> tup
     """Mean loss and accuracy on the whole validation set."""
     loss = jnp.mean(model.losses(parameters, data.valid).astype(jnp.float64))
     return loss, jnp.mean(model.correct(parameters, data.valid).astype(jnp.float64))
+
+
+def gradient_squares(
+    model: LearningProgram, data: TrainingData, inputs: EngineInputs, parameters: Any, clocks: Array, batches: int
+) -> tuple[Array, Array]:
+    """Squared norms of the gradients at `parameters` of `batches` mini-batches of every worker, from `clocks` [k] on: of the
+    mean gradient, and the mean of those of the single ones."""
+    workers = jnp.arange(inputs.active.shape[0], dtype=jnp.int32)
+    weights = inputs.active / (batches * jnp.sum(inputs.active))
+
+    def squared(gradient: Any) -> Array:
+        return sum((jnp.sum(jnp.square(g.astype(jnp.float64))) for g in jax.tree.leaves(gradient)), jnp.zeros(()))
+
+    def one(worker: Array, number: Array) -> Any:
+        rows, count = minibatch(model, data, inputs, worker, clocks[worker] + number)
+        return jax.grad(partial(mean_loss, model))(parameters, rows, count)
+
+    def step(number: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
+        mean, single = carry
+        made = jax.vmap(one, in_axes=(0, None))(workers, number)
+        mean = jax.tree.map(lambda m, rows: m + jnp.tensordot(weights, rows.astype(jnp.float64), 1), mean, made)
+        return mean, single + jnp.dot(weights, jax.vmap(squared)(made))
+
+    nothing = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float64), parameters)
+    mean, single = jax.lax.fori_loop(0, batches, step, (nothing, jnp.zeros(())))
+    return squared(mean), single
 
 
 def _optimizer(model: LearningProgram, inputs: EngineInputs) -> optax.GradientTransformationExtraArgs:

@@ -23,7 +23,9 @@ from tuners.actions import (
     Evaluation,
     Fork,
     Free,
+    GradientNoise,
     Install,
+    MeasureNoise,
     NodeEvent,
     Pushes,
     Reconfigure,
@@ -109,6 +111,7 @@ PAIRS = st.one_of(
     st.tuples(st.builds(Fork, st.integers(0, 9), st.none() | SETTINGS, st.booleans()), st.integers(0, 99) | REFUSED),
     st.tuples(st.builds(Free, st.integers(0, 9)), st.none() | REFUSED),
     st.tuples(st.builds(Evaluate, st.integers(0, 9)), st.builds(Evaluation, FLOATS, COUNTS, FLOATS, FLOATS) | REFUSED),
+    st.tuples(st.builds(MeasureNoise, st.integers(0, 9)), st.builds(GradientNoise, FLOATS, FLOATS, FLOATS) | REFUSED),
 )
 EXCHANGES = st.builds(lambda seconds, pair, asked: Exchange(seconds, *pair, asked), FLOATS, PAIRS, st.booleans())
 

@@ -15,11 +15,12 @@ from tuners.settings import Choice, Integer, Real
 from tuners.testing import check_tuner, exchanges
 
 POLICIES = {"bsp", "asp", "ssp", "dssp", "k_sync", "k_batch_sync", "k_async", "backup_workers", "sync_switch", "rlp"}
-POLICIES |= {"ringmaster", "dbw", "adasync"}
+POLICIES |= {"ringmaster", "dbw", "adasync", "ata"}
 TUNABLES = {"mltuner", "spearmint", "hyperband", "asha"}
-SCHEDULES = {"bespoke_bo", "uniform_devices", "uniform_gpus", "schedule_search", "lb_bsp"}
-ROLES = {"cruise"}
+SCHEDULES = {"bespoke_bo", "uniform_devices", "uniform_gpus", "schedule_search", "lb_bsp", "omnilearn"}
+ROLES = {"cruise", "optimus", "dlrover_rm"}
 LOCAL_STEPS = {"local_sgd", "diloco", "adacomm"}
+GOODPUT = {"pollux"}
 ANY = {"joint", "random_search", "tpe"}
 
 
@@ -46,13 +47,14 @@ def test_where_the_other_knobs_are_free_schedules_local_steps_and_the_policy_of_
     ("knobs", "able"),
     [
         ((Real("learning_rate", 0.001, 1.0),), TUNABLES | ANY),
+        ((Real("learning_rate", 0.001, 1.0), Integer("batch_size", 1, 8)), TUNABLES | GOODPUT | ANY),
         ((Integer("worker_count", 1, 4),), ROLES | ANY | {"bo_online"}),
         ((Choice("role/n0", ("worker", "server")),), ROLES | ANY | {"bo_online"}),
         ((Choice("policy", ("asp", "bsp")),), {"bsp", "bo_online", "mltuner"} | ANY),
         ((Integer("intra_threads", 1, 2),), {"bo_online"} | ANY),
         ((Integer("local_steps", 1, 8),), LOCAL_STEPS | ANY),
     ],
-    ids=["rate", "count", "role", "policy", "threads", "local steps"],
+    ids=["rate", "rate and batch", "count", "role", "policy", "threads", "local steps"],
 )
 def test_tuners_need_a_knob_of_their_own(knobs, able):
     assert set(embedded()) - idle(with_knobs(*knobs)) - {"fixed", "best_fixed"} == able
@@ -94,7 +96,7 @@ def test_options_of_the_tuner_count():
 
 def test_on_the_arenas_of_the_bespoke_optimiser_policies_and_tunables_are_held():
     found = idle(job_of(load("boat-c-speechnet")))
-    assert found == POLICIES | TUNABLES | LOCAL_STEPS | {"uniform_devices"}  # the start is uniform already
+    assert found == POLICIES | TUNABLES | GOODPUT | LOCAL_STEPS | {"uniform_devices"}  # the start is uniform already
     assert "uniform_gpus" in idle(job_of(load("boat-a-speechnet")))  # which has no GPU
 
 

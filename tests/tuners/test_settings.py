@@ -32,6 +32,26 @@ def test_reals_stay_in_their_range(seed, low, factor, log):
     assert knob.contains(knob.sample(np.random.default_rng(seed)))
 
 
+@pytest.mark.parametrize(
+    ("knob", "near"),
+    [
+        (Real("momentum", 0, 1), [0.0, 0.26, 1.0]),
+        (Integer("batch_size", 1, 3), [1, 1, 3]),
+        (Choice("staleness", (0, 4, 16)), [0, 0, 4]),
+    ],
+    ids=["real", "integer", "choice"],
+)
+def test_a_knob_knows_its_nearest_value(knob, near):
+    found = [knob.nearest(value) for value in (-2.0, 0.26, 7.5)]
+    assert found == near
+    assert all(knob.contains(value) for value in found)
+
+
+def test_a_knob_of_names_has_no_nearest_value():
+    with pytest.raises(ValueError, match="'policy' near 3: its options are"):
+        Choice("policy", ("asp", "bsp")).nearest(3.0)
+
+
 @given(SEEDS, st.integers(1, 100), st.integers(0, 10_000), st.booleans())
 def test_integers_stay_in_their_range(seed, low, width, log):
     knob = Integer("batch_size", low, low + width, log)

@@ -21,7 +21,7 @@ from tuners.applicability import nothing_to_tune_if
 from tuners.factory_options import Count, Share
 from tuners.settings import shared_out
 
-__all__ = ["balanced", "lb_bsp"]
+__all__ = ["balanced", "lb_bsp", "measured_speeds"]
 
 
 def _loads_are_held(job: Job) -> str:
@@ -55,7 +55,7 @@ def lb_bsp(job: Job, *, iterations: Count = 5, weight: Share = 0.5, gain: Share 
         current = seen.setting or current
         if seen.changes or not current.loads:
             continue
-        for device, speed in _speeds(current, seen.workers).items():
+        for device, speed in measured_speeds(current, seen.workers).items():
             speeds[device] = speed if device not in speeds else (1 - weight) * speeds[device] + weight * speed
         wanted = balanced(current, speeds)
         before, after = (_slowest(setting, speeds) for setting in (current, wanted))
@@ -87,7 +87,7 @@ def balanced(setting: Setting, speeds: Mapping[tuple[str, int], float]) -> Setti
     return replace(setting, loads=tuple(tuple(rows[w]) for w in setting.workers))
 
 
-def _speeds(setting: Setting, measured: Sequence[WorkerWindow]) -> dict[tuple[str, int], float]:
+def measured_speeds(setting: Setting, measured: Sequence[WorkerWindow]) -> dict[tuple[str, int], float]:
     """Samples per second by (worker, device), of the devices that computed."""
     rows = dict(zip(setting.workers, setting.loads, strict=True))
     return {

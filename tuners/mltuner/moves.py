@@ -92,12 +92,11 @@ def _nearest(knob: Knob, now: Any, wanted: float) -> Any:
     """The value of the knob nearest to `wanted`, but at least one away from `now` where there is one on that side."""
     higher = wanted > now
     if isinstance(knob, Real):
-        return min(max(wanted, knob.low), knob.high)
+        return knob.nearest(wanted)
     if isinstance(knob, Integer):
-        value = max(round(wanted), now + 1) if higher else min(round(wanted), now - 1)
-        return min(max(value, knob.low), knob.high)
-    numbers = [o for o in knob.options if isinstance(o, int | float) and (o > now if higher else o < now)]
-    return min(numbers, key=lambda o: abs(o - wanted), default=now)
+        return knob.nearest(max(round(wanted), now + 1) if higher else min(round(wanted), now - 1))
+    beyond = tuple(o for o in knob.options if isinstance(o, int | float) and (o > now if higher else o < now))
+    return Choice(knob.name, beyond).nearest(wanted) if beyond else now
 
 
 def _rate(knob: Knob, now: float, size: float) -> float:

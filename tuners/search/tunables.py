@@ -37,7 +37,7 @@ class Tunables:
         if self.convention == "moving_average" and rate is not None and not isinstance(rate, Choice):
             momentum = float(plain.get("momentum", base.momentum))
             converted, _ = heavy_ball(float(plain["learning_rate"]), momentum)
-            plain["learning_rate"] = min(max(converted, rate.low), rate.high)
+            plain["learning_rate"] = rate.nearest(converted)
         if self.bounded:
             plain["policy"] = self.bounded
         return replace(base, **plain)

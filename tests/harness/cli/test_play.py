@@ -15,7 +15,20 @@ from harness.cli.main import main
 from harness.cli.play import ExchangePrinter
 from tests.support import arena, toy
 from traces.exchanges import Exchange
-from tuners.actions import Cost, Evaluate, Evaluation, Fork, Free, Install, NodeEvent, Reconfigure, Rejected, Run
+from tuners.actions import (
+    Cost,
+    Evaluate,
+    Evaluation,
+    Fork,
+    Free,
+    GradientNoise,
+    Install,
+    MeasureNoise,
+    NodeEvent,
+    Reconfigure,
+    Rejected,
+    Run,
+)
 from tuners.policies import asp
 
 ROOT = Path(__file__).parents[3]
@@ -101,6 +114,7 @@ def test_each_action_and_answer_has_its_words() -> None:
         Exchange(1.0, Fork(setting=faster, reason="41 s left instead of 80"), 4),
         Exchange(2.0, Run(seconds=1.5, branch=4), window),
         Exchange(3.0, Evaluate(branch=4), Evaluation(3.0, 2, 0.5, 0.75)),
+        Exchange(3.0, MeasureNoise(branch=4), GradientNoise(3.0, 0.5, 20.0)),
         Exchange(3.0, Free(branch=4), None),
         Exchange(4.0, Reconfigure(faster, method="migrate", wait=False), Rejected("Cannot do it: not now.")),
         Exchange(5.0, Reconfigure(faster), Cost(seconds=2.0, stall_seconds=1.0, bytes_moved=3e6, done=False)),
@@ -117,6 +131,8 @@ def test_each_action_and_answer_has_its_words() -> None:
         "-> 2 pushes in 2.0 s; training loss 3 to 1",
         "Evaluate(branch 4)",
         "-> loss 0.5, accuracy 0.750",
+        "MeasureNoise(branch 4, 4 mini-batches per worker)",
+        "-> squared gradient 0.5, variance 20, noise scale 40",
         "Free(branch 4)",
         "-> done",
         f"Reconfigure({rate}, migrate, wait=False)",

@@ -10,11 +10,9 @@ here has some hundreds to thousands of pushes in all.
 
 from __future__ import annotations
 
-from contextlib import suppress
-
-from tuners.actions import Job, Reconfigure, Rejected, Tuner
+from tuners.actions import Job, Tuner
 from tuners.applicability import nothing_to_tune_if
-from tuners.baselines.local_steps.synchronous import steps_are_held, synchronous
+from tuners.baselines.local_steps.synchronous import once, steps_are_held
 from tuners.factory_options import AboveZero, Count, NonNegative
 
 __all__ = ["diloco"]
@@ -30,9 +28,6 @@ def diloco(job: Job, *, steps: Count = 16, outer_rate: AboveZero = 0.7, outer_mo
         outer_rate: of the outer optimizer.
         outer_momentum: of the outer optimizer, Nesterov's.
     """
-    if steps_are_held(job):
-        return
-    wanted = synchronous(job, {"local_steps": steps, "outer_rate": outer_rate, "outer_momentum": outer_momentum})
-    if wanted != job.start:
-        with suppress(Rejected):
-            yield from Reconfigure(wanted, reason=f"an outer step after every {wanted.local_steps} local ones")
+    if not steps_are_held(job):
+        wanted = {"local_steps": steps, "outer_rate": outer_rate, "outer_momentum": outer_momentum}
+        yield from once(job, wanted, "an outer step after every {steps} local ones")

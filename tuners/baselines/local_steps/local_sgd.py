@@ -7,11 +7,9 @@ the copies the new model.
 
 from __future__ import annotations
 
-from contextlib import suppress
-
-from tuners.actions import Job, Reconfigure, Rejected, Tuner
+from tuners.actions import Job, Tuner
 from tuners.applicability import nothing_to_tune_if
-from tuners.baselines.local_steps.synchronous import steps_are_held, synchronous
+from tuners.baselines.local_steps.synchronous import once, steps_are_held
 from tuners.factory_options import Count
 
 __all__ = ["local_sgd"]
@@ -25,9 +23,6 @@ def local_sgd(job: Job, *, steps: Count = 8) -> Tuner:
         job: what is tuned.
         steps: mini-batches between two averages, H.
     """
-    if steps_are_held(job):
-        return
-    wanted = synchronous(job, {"local_steps": steps, "outer_rate": 1.0, "outer_momentum": 0.0})
-    if wanted != job.start:
-        with suppress(Rejected):
-            yield from Reconfigure(wanted, reason=f"copies are averaged after every {wanted.local_steps} local steps")
+    if not steps_are_held(job):
+        wanted = {"local_steps": steps, "outer_rate": 1.0, "outer_momentum": 0.0}
+        yield from once(job, wanted, "copies are averaged after every {steps} local steps")

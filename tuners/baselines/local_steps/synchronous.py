@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from tuners.actions import Job, Scalar, Setting
+from tuners.actions import Job, Reconfigure, Rejected, Setting, Tuner
 from tuners.settings import Choice
 
-__all__ = ["steps_are_held", "synchronous"]
+__all__ = ["once", "steps_are_held", "synchronous"]
 
 
 def steps_are_held(job: Job) -> str:
@@ -19,18 +20,20 @@ def steps_are_held(job: Job) -> str:
 
 def synchronous(job: Job, wanted: Mapping[str, float]) -> Setting:
     """The start with the `wanted` values of free knobs, each the nearest that its knob has; under BSP where that is free."""
-    made: dict[str, Any] = {name: near for name, value in wanted.items() if (near := _nearest(job, name, value)) is not None}
+    knobs = {name: job.space.knob(name) for name in wanted}
+    made: dict[str, Any] = {name: knob.nearest(wanted[name]) for name, knob in knobs.items() if knob is not None}
     policy = job.space.knob("policy")
     if isinstance(policy, Choice) and "bsp" in policy.options:
         made["policy"] = "bsp"
     return replace(job.start, **made)
 
 
-def _nearest(job: Job, name: str, value: float) -> Scalar | None:
-    knob = job.space.knob(name)
-    if knob is None:
-        return None
-    if isinstance(knob, Choice):
-        return min(knob.options, key=lambda o: abs(float(o) - value))
-    near = min(max(value, knob.low), knob.high)
-    return round(near) if isinstance(knob.low, int) else float(near)
+def once(job: Job, wanted: Mapping[str, float], reason: str) -> Tuner:
+    """Train in synchronous rounds with these values from now on, where that is a change and the system carries it out.
+
+    In `reason`, "{steps}" stands for the number of local steps.
+    """
+    setting = synchronous(job, wanted)
+    if setting != job.start:
+        with suppress(Rejected):
+            yield from Reconfigure(setting, reason=reason.format(steps=setting.local_steps))

@@ -1,0 +1,145 @@
+"""The speed of a job as a function of its numbers of workers and servers, fitted to a few measured pairs.
+
+What Optimus and DLRover-RM share: they measure the job under a few pairs (w, p), fit the seconds of a worker's mini-batch as
+a sum of terms with coefficients that are not negative, and move to the pair that the fit makes out as best. The terms and
+the choice are each paper's own. Machines count the same, as in both papers: the first w in the scenario's order are workers,
+the last p servers. Our own: which pairs are samples (`_SHARES`), and that a fit is not trusted far from them
+(`within_reach`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from tuners.actions import Job, Method, Reconfigure, Rejected, Run, Setting, Tuner, Window
+from tuners.settings import Node
+
+__all__ = ["Choose", "Pair", "Seconds", "Terms", "fitted", "pairs", "roles_are_held", "tuned", "with_roles", "within_reach"]
+
+Pair: TypeAlias = tuple[int, int]
+"""Numbers of workers and servers, (w, p)."""
+
+Terms: TypeAlias = Callable[[int, int], Sequence[float]]
+"""The terms of the seconds of a mini-batch with w workers and p servers."""
+
+Seconds: TypeAlias = Callable[[Pair], float]
+"""The seconds of a worker's mini-batch, fitted; w / seconds is the job's speed in pushes per second."""
+
+_SHARES = ((0.75, 0.25), (0.5, 0.5), (0.25, 0.25), (0.85, 0.15), (0.5, 0.2), (0.35, 0.65), (0.2, 0.4))
+"""Workers and servers of the samples, of all machines."""
+
+Choose: TypeAlias = Callable[[Seconds, frozenset[Pair]], Pair]
+"""The pair to move to, of those that the job can have."""
+
+
+def roles_are_held(job: Job) -> str:
+    """Why a tuner of numbers of workers and servers has nothing to tune in `job`, or ""."""
+    free = job.space.frees("worker_count") or job.space.frees("role")
+    return "" if free else "Neither the number of workers nor the roles of machines are free here."
+
+
+def tuned(
+    job: Job, terms: Terms, choose: Choose, *, samples: int, clocks: int, gain: float, method: Method | None = None
+) -> Tuner:
+    """Measure `samples` pairs for `clocks` pushes per worker each; then fit, move where that gains, measure, fit again."""
+    current, measured, refused, nodes = job.start, dict[Pair, float](), set[Pair](), job.nodes
+    plan = [(pair, "a sample") for pair in _spread(pairs(job, nodes), samples, _pair(current))]
+    while True:
+        if plan:
+            pair, why = plan.pop(0)
+            wanted = with_roles(job, current, pair, nodes)
+            if wanted is None:
+                refused.add(pair)
+            elif pair != _pair(current):
+                try:
+                    cost = yield from Reconfigure(wanted, method, reason=f"{pair[0]} workers, {pair[1]} servers: {why}")
+                    current = wanted if cost.done else current
+                except Rejected:
+                    refused.add(pair)
+        try:
+            seen = yield from Run(clocks=(clocks + 1) * len(current.workers))
+        except Rejected:
+            return
+        if seen.status != "running":
+            return
+        if seen.nodes and seen.nodes != nodes:
+            nodes, refused = seen.nodes, set()
+        if seen.setting is not None and seen.setting != current:
+            current = seen.setting  # the system has lost a machine: this window mixes two settings
+            continue
+        seconds = seconds_of_a_push(seen)
+        if np.isfinite(seconds):
+            measured[_pair(current)] = seconds
+        able = frozenset(p for p in pairs(job, nodes) if p not in refused and measured and within_reach(p, measured))
+        if plan or not able or _pair(current) not in measured:
+            continue
+        model, now = fitted(measured, terms), _pair(current)
+        best = choose(model, able)
+        faster = (best[0] / model(best)) / (now[0] / measured[now])
+        if best != now and faster > 1 + gain:
+            plan = [(best, f"{faster:.2f} times as fast by the fit")]
+
+
+def seconds_of_a_push(seen: Window) -> float:
+    """Seconds of a worker's mini-batch: workers over pushes per second, without each worker's first; nan if unknown."""
+    times, count = seen.pushes.seconds, len(seen.workers)
+    later = times[count - 1 :] if count else times
+    return count * float(later[-1] - later[0]) / (len(later) - 1) if len(later) > 1 else np.nan
+
+
+def fitted(measured: Mapping[Pair, float], terms: Terms) -> Seconds:
+    """The seconds of a mini-batch as a sum of `terms`, by least squares of relative errors; no coefficient is negative."""
+    rows: NDArray[np.float64] = np.array([terms(*pair) for pair in measured], float)
+    seconds = np.array(list(measured.values()))
+    factors, _ = nnls(rows / seconds[:, None], np.ones(len(seconds)))
+    return lambda pair: float(np.dot(terms(*pair), factors))
+
+
+def pairs(job: Job, nodes: Sequence[Node]) -> Iterator[Pair]:
+    """The pairs that `job` can have on `nodes`: all machines in use where `worker_count` is free, and else up to all."""
+    count, knob = len(nodes), job.space.knob("worker_count")
+    for workers in range(1, count):
+        for servers in (count - workers,) if knob is not None else range(1, count - workers + 1):
+            if knob is None or knob.contains(workers):
+                yield workers, servers
+
+
+def _spread(able: Iterable[Pair], count: int, first: Pair) -> Iterator[Pair]:
+    """Up to `count` pairs of `able`: `first`, then those nearest to shares of all machines, none near one before it."""
+    left, taken = sorted(set(able) - {first}), [first]
+    most = max((w + p for w, p in left), default=0)
+    yield first
+    for share in _SHARES:
+        near = min(left, key=lambda pair: math.dist(pair, [s * most for s in share]), default=first)
+        if len(taken) < count and all(math.dist(near, other) >= most / 8 for other in taken):
+            taken.append(near)
+            yield near
+
+
+def within_reach(pair: Pair, measured: Iterable[Pair]) -> bool:
+    """Whether workers per server are within twice what was measured, both ways: a fit does not know a bottleneck beyond."""
+    ratios = [w / p for w, p in measured]
+    return min(ratios) / 2 <= pair[0] / pair[1] <= 2 * max(ratios)
+
+
+def with_roles(job: Job, setting: Setting, pair: Pair, nodes: Sequence[Node]) -> Setting | None:
+    """`setting` with the first w of `nodes` as workers and the last p as servers; None where the job does not admit that."""
+    workers, servers = pair
+    names = [n.name for n in nodes]
+    values = job.space.values(setting)
+    if job.space.knob("worker_count") is not None:
+        values["worker_count"] = workers
+    role = dict.fromkeys(names[:workers], "worker") | dict.fromkeys(names[-servers:], "server")
+    values |= {name: role.get(name.partition("/")[2], "idle") for name in values if name.startswith("role/")}
+    made = job.space.setting(values)
+    return made if _pair(made) == pair and job.space.admits(made) else None
+
+
+def _pair(setting: Setting) -> Pair:
+    return len(setting.workers), len(setting.servers)
