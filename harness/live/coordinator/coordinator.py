@@ -479,6 +479,7 @@ class Coordinator:
             members=dict(self.members),
             lost_pushes=self._membership.lost_pushes,
             cancelled_requests=self._evaluations.cancelled_requests,
+            held_seconds=self._cycles.held_seconds(),
         )
 
     def held_up_by(self) -> dict[str, str]:
