@@ -477,9 +477,9 @@ class Coordinator:
             durable=self.durable,
             recovering=self.recovering,
             members=dict(self.members),
+            held_seconds=self._cycles.held_seconds(),
             lost_pushes=self._membership.lost_pushes,
             cancelled_requests=self._evaluations.cancelled_requests,
-            held_seconds=self._cycles.held_seconds(),
         )
 
     def held_up_by(self) -> dict[str, str]:

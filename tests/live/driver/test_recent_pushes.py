@@ -15,8 +15,6 @@ def test_a_node_that_is_held_back_for_good_waits_all_the_time():
     row = Records(*np.zeros(len(Records._fields)))._replace(seconds=end - 60, compute_seconds=1.0)
     recent.add(np.array([row]))
     recent.drop_old(end)
-    shares = {
-        held: {n.name: n.wait_share for n in recent.nodes(job.start, (), {name: held})} for held in (0.0, 1.5, 60.0)
-    }
+    shares = {held: {n.name: n.wait_share for n in recent.nodes(job.start, (), {name: held})} for held in (0.0, 1.5, 60.0)}
     assert [shares[held][name] for held in shares] == pytest.approx([0.0, 1.5 / RECENT_SECONDS, 1.0])
     assert all(share == 0 for held in shares for other, share in shares[held].items() if other != name)
