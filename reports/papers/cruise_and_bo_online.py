@@ -8,7 +8,8 @@ cluster (Fig. 8), and when machines join and leave (Fig. 7). Of TensorFlowOnline
 by checkpoint (Tables III and V), and the rank of the estimated optimum (Table VI). Fig. 4 of either paper has no figures.
 
 The last two parts take from minutes to hours: `--seeds 0 1` names the seeds of Table V, `--settings` is the number of random
-settings of Table VI, and `--arenas tf36-svm` and `--forms ours` leave the other scenarios and forms out.
+settings of Table VI, `--every 10` looks at every tenth of its segments, and `--arenas tf36-svm` and `--forms ours` leave the
+other scenarios and forms out.
 """
 
 from __future__ import annotations
@@ -269,8 +270,8 @@ def _completion(name: str, options: Mapping[str, Any], method: Method, seeds: Se
     return f"{took:.0f} s{missed}; {len(costs) / len(seeds):.0f} changes of {statistics.fmean(costs or [0.0]):.1f} s"
 
 
-def _table_vi(arenas: Sequence[str], forms: Sequence[str], count: int) -> Iterator[str]:
-    """The mean true rank of the setting that is estimated best, over segments."""
+def _table_vi(arenas: Sequence[str], forms: Sequence[str], count: int, every: int) -> Iterator[str]:
+    """The mean true rank of the setting that is estimated best, over segments, or every so many of them."""
     yield from _head("Table VI", "published, of 100", *(f"{form}, of {count}" for form in forms))
     for name in arenas:
         job, runs = loaded(name)[1], _random_settings(name, count)
@@ -278,7 +279,7 @@ def _table_vi(arenas: Sequence[str], forms: Sequence[str], count: int) -> Iterat
         seen = [(setting, pushes) for setting, pushes, _ in runs]
         cells = []
         for form in forms:
-            table = estimates(seen, job, **_ESTIMATES[form])
+            table = estimates(seen, job, every=every, **_ESTIMATES[form])
             most = (~np.isnan(table)).sum(axis=1) >= len(runs) / 2
             half = rank_of_estimate(table[most], actual)
             cells.append(f"{rank_of_estimate(table, actual):.1f} ({half:.1f} while half of them run)")
@@ -292,8 +293,11 @@ def estimates(
     per: Literal["nodes", "workers"] = "nodes",
     estimator: Estimator = _ESTIMATOR,
     pooled: bool = True,
+    every: int = 1,
 ) -> NDArray[np.float64]:
     """The remaining seconds that the tuner would estimate, [segments, runs]; nan after the end of a run.
+
+    After every so many segments only, where `every` is more than 1: each takes the time of all before it.
 
     The defaults are the tuner's, and so is the length of segments. If `pooled`, all settings are estimated together from
     what has been seen of them by then, as the tuner does from its stretches; else each from one segment.
@@ -304,7 +308,8 @@ def estimates(
     ]
     table = np.full((max(map(len, cut)), len(runs)), np.nan)
     end = threshold(job.target, [], np.nan)
-    for at, row in enumerate(table):
+    for at in range(every - 1, len(table), every):
+        row = table[at]
         present = [stretches[: at + 1] for stretches in cut if len(stretches) > at]
         efficiency, left = _together(present, end, estimator) if pooled else (None, 0.0)
         for i, stretches in enumerate(present):
@@ -314,7 +319,7 @@ def estimates(
                 row[int(now.row[0])] = alone.seconds
             else:
                 row[int(now.row[0])] = now.seconds / len(now.segment.losses) * left / efficiency[i]
-    return table
+    return table[every - 1 :: every]
 
 
 def _together(
@@ -375,12 +380,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
     parser.add_argument("--arenas", nargs="+", default=list(TABLE_V), choices=list(TABLE_V))
     parser.add_argument("--settings", type=int, default=100)
+    parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=list(FORMS))
     options = parser.parse_args()
     made: dict[str, Callable[[], Iterator[str]]] = {
         **cruises,
         "table_v": partial(_table_v, options.arenas, options.forms, options.seeds),
-        "table_vi": partial(_table_vi, options.arenas, options.forms, options.settings),
+        "table_vi": partial(_table_vi, options.arenas, options.forms, options.settings, options.every),
     }
     for part in options.parts:
         for line in made[part]():

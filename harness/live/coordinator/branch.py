@@ -199,6 +199,10 @@ class CoordinatorBranch:
             [] if self.halted else [int(w) for w in np.flatnonzero(self.active) if w not in self.busy and w not in self.due]
         )
 
+    def held_seconds(self, seconds: float) -> dict[int, float]:
+        """How long each worker that waits for the policy has waited by now."""
+        return {w: seconds - float(self.waiting_since_seconds[w]) for w in self._waiting()}
+
     # ----------------------------------------------------------------------------------------------------------- pushes
 
     def settle(self, facts: PushFacts, worker: str, index: int) -> tuple[CommitEntry, list[int]]:

@@ -477,6 +477,7 @@ class Coordinator:
             durable=self.durable,
             recovering=self.recovering,
             members=dict(self.members),
+            held_seconds=self._cycles.held_seconds(),
             lost_pushes=self._membership.lost_pushes,
             cancelled_requests=self._evaluations.cancelled_requests,
         )

@@ -77,6 +77,11 @@ class Cycles:
         branch = self.current
         return frozenset() if branch is None else frozenset(worker_name(self._job.nodes[w]) for w in branch.busy)
 
+    def held_seconds(self) -> dict[str, float]:
+        """How long the running branch's policy has held back each worker that waits now, by node."""
+        branch = self.current
+        return {} if branch is None else {self._job.nodes[w]: s for w, s in branch.held_seconds(self._now()).items()}
+
     # -------------------------------------------------------------------------------------------------- messages of workers
 
     def _worker_in(self, name: str, cycle: int) -> int | None:

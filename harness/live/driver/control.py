@@ -463,6 +463,6 @@ class Control:
                 loss=self.recent.loss,
                 accuracy=math.nan if latest is None else latest.accuracy,
                 setting=branch.setting,
-                nodes=self.recent.nodes(branch.setting, self.losses.away),
+                nodes=self.recent.nodes(branch.setting, self.losses.away, self.runtime.latest.held_seconds),
                 events=tuple(self.events),
             )

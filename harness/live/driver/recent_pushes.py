@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,12 +55,17 @@ class RecentPushes:
         """The mean; nan without pushes."""
         return float(np.mean(self._rows.loss)) if self._tables else math.nan
 
-    def nodes(self, setting: Setting, away: Collection[str]) -> tuple[NodeStatus, ...]:
-        """The status of each node."""
-        rows = self._rows
-        return tuple(self._node(i, setting, rows, away) for i in range(len(self._job.nodes)))
+    def nodes(self, setting: Setting, away: Collection[str], held: Mapping[str, float]) -> tuple[NodeStatus, ...]:
+        """The status of each node; `held` says for how many seconds the policy has held back those that wait now.
 
-    def _node(self, index: int, setting: Setting, rows: Records, away: Collection[str]) -> NodeStatus:
+        A push tells only of the wait before it, and a worker that waits makes none.
+        """
+        rows = self._rows
+        return tuple(self._node(i, setting, rows, away, held) for i in range(len(self._job.nodes)))
+
+    def _node(
+        self, index: int, setting: Setting, rows: Records, away: Collection[str], held: Mapping[str, float]
+    ) -> NodeStatus:
         name = self._job.nodes[index].name
         works, serves = name in setting.workers, name in setting.servers
         role = "both" if works and serves else "worker" if works else "server" if serves else "idle"
@@ -71,5 +76,5 @@ class RecentPushes:
             float(mine.sum()) / seconds,
             min(float(rows.compute_seconds[mine].sum()) / seconds, 1.0),
             min(float((rows.pull_seconds + rows.push_seconds)[mine].sum()) / seconds, 1.0),
-            min(float(rows.wait_seconds[mine].sum()) / seconds, 1.0),
+            min((float(rows.wait_seconds[mine].sum()) + held.get(name, 0.0)) / seconds, 1.0),
         )

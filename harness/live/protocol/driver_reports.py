@@ -30,5 +30,6 @@ class Poll(NamedTuple):
     durable: int
     recovering: bool
     members: dict[str, int]
+    held_seconds: dict[str, float]  # by node: how long the running branch's policy has held back its worker by now
     lost_pushes: int  # so far: gradients lost because a worker and a server died at once; they no longer count
     cancelled_requests: int = 0  # evaluation requests up to this one are cancelled unless answered here: ask again

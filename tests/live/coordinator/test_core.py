@@ -29,6 +29,21 @@ def test_every_push_is_in_the_model_once(policy):
     np.testing.assert_array_equal(memory.model(), np.full(12, memory.pushes[0], np.float32))
 
 
+def test_the_coordinator_says_how_long_the_policy_holds_back_who_waits():
+    """A worker that is never released pushes never again, so that no push tells how long it has waited."""
+
+    def all_but_the_first(state, push):
+        return state, Decision(push.waiting & (jnp.arange(len(NODES)) > 0))
+
+    memory = start(policy=SyncPolicy("parked", lambda active: jnp.zeros(()), all_but_the_first))
+    memory.steps(400)
+    earlier, later = (memory.coordinator.poll().held_seconds for _ in range(2))
+    assert earlier.keys() == later.keys() == {NODES[0]}
+    assert 0 < earlier[NODES[0]] < later[NODES[0]] < memory.seconds
+    memory.coordinator.rest()
+    assert memory.coordinator.poll().held_seconds == {}
+
+
 # ---------------------------------------------------------------------------------------------------------- arithmetic
 
 

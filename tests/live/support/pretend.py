@@ -165,6 +165,7 @@ class PretendCoordinator:
             durable=of.index,
             recovering=bool(of.dead_owners),
             members=dict(of.members),
+            held_seconds={},
             lost_pushes=0,
         )
 

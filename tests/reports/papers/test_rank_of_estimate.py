@@ -59,6 +59,11 @@ def test_the_check_looks_at_segments_that_the_tuner_makes():
     assert all(checked[name].default == defaults[name].default for name in ("per", "estimator", "pooled"))
 
 
+def test_every_third_segment_is_estimated_as_if_all_were():
+    runs = noisy_runs([2, 4])
+    np.testing.assert_array_equal(estimates(runs, GOAL, every=3), estimates(runs, GOAL)[2::3])
+
+
 def test_the_estimate_prefers_the_setting_with_the_most_clocks_per_second():
     """Under such noise the best of five segments, each by itself, is nearly a blind choice, whose mean rank is 3."""
     runs, seconds = noisy_runs(range(1, 6), noise=0.4), [1 / w for w in range(1, 6)]

@@ -9,8 +9,10 @@ import pytest
 
 from harness.cli.main import main
 from harness.cli.reproduce import NAMES
+from reports.papers import mltuner_runs
 from reports.papers.claims import COLUMNS, Claim, frame, headline, shown
-from reports.papers.reproduce import PAPERS, Paper, page
+from reports.papers.mltuner_runs import RunResult
+from reports.papers.reproduce import PAPERS, Paper, Scale, page
 
 
 def claim(published, measured, low=math.nan, high=math.nan, kind="value", **more):
@@ -87,6 +89,40 @@ def test_the_command_writes_what_it_measured(tmp_path, monkeypatch, capsys):
     assert "1 figure: 1 reproduced." in capsys.readouterr().out
     assert pl.read_csv(tmp_path / "rlp.csv")["verdict"].to_list() == ["reproduced"]
     assert "A paper" in (tmp_path / "rlp.html").read_text("utf-8")
+
+
+def test_mltuner_plays_in_both_forms(tmp_path, monkeypatch):
+    """Seconds to the target: 100 as printed, 40 in our form. Of trials: 60 and 10; with twice the tunables 90 and 20."""
+    asked = []
+
+    class PretendLab:
+        def __init__(self, kept):
+            assert kept.parent == tmp_path
+
+        def each(self, case, seeds):
+            asked.append(case)
+            options = case.tuner.partition("[")[2]
+            of_four, of_eight, ended = (60.0, 90.0, 100.0) if "as_printed" in options else (10.0, 20.0, 40.0)
+            search = of_eight if "copies=2" in options else of_four
+            ended = {"hyperband": 300.0, "spearmint": 200.0}.get(case.tuner, ended)
+            curve, phases = [(ended, 0.99)], [("search 1", search, 5), ("training", ended, 0)]
+            made = {"curve": curve, "epochs": curve, "phases": phases, "trial_seconds": search, "trials": 5}
+            run = RunResult(budget=1e4, ended=ended, finished=ended, **made)
+            return [run] * seeds
+
+    monkeypatch.setattr(mltuner_runs, "Lab", PretendLab)
+    found = {c.what: c for c in PAPERS["mltuner"].claims(Scale(3, tmp_path))}
+    assert {c.tuner for c in asked} >= {"mltuner", "mltuner[copies=2]", "mltuner[as_printed=true]"}
+    rivals = {what.partition(" over MLtuner, ")[::2]: c.measured for what, c in found.items() if c.where == "Sec. 5.2"}
+    assert rivals == {
+        ("small CNN, hyperband", "as printed"): 3.0,
+        ("small CNN, hyperband", "our form"): 7.5,
+        ("small CNN, spearmint", "as printed"): 2.0,
+        ("small CNN, spearmint", "our form"): 5.0,
+    }
+    assert found["8 tunables over 4, as printed"].measured == pytest.approx(1.5)
+    assert found["8 tunables over 4, our form"].measured == pytest.approx(2.0)
+    assert sum(c.where == "Fig. 9" for c in found.values()) == 3
 
 
 def test_an_unknown_paper_and_no_seeds_are_refused(tmp_path, capsys):
