@@ -6,30 +6,153 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
+import ray
 import yaml
 
 HERE = Path(__file__).parents[3] / "harness" / "live" / "clusters"
-SLURM, GUIDE = (HERE / "live.sbatch").read_text(), (HERE / "README.md").read_text()
+SLURM, GUIDE, MANIFEST = ((HERE / name).read_text() for name in ("live.sbatch", "README.md", "rayjob.yaml"))
 
 
 def test_the_batch_file_is_a_script():
     assert subprocess.run(["bash", "-n", HERE / "live.sbatch"], check=False).returncode == 0  # noqa: S603, S607
 
 
+def _fields(*required, **properties):
+    """The schema of an object that has no other fields."""
+    kinds = {name: {"type": kind} if isinstance(kind, str) else kind for name, kind in properties.items()}
+    return {"type": "object", "properties": kinds, "required": list(required), "additionalProperties": False}
+
+
+def _many(schema):
+    return {"type": "array", "items": schema, "minItems": 1}
+
+
+_WORDS = {"type": "object", "additionalProperties": {"type": "string"}}
+_AMOUNTS = {"type": "object", "additionalProperties": {"type": "string", "pattern": r"^[0-9.]+(m|Ki|Mi|Gi)?$"}}
+_RESOURCES = _fields(limits=_AMOUNTS, requests=_AMOUNTS)
+_MATCHING = _fields(matchLabels=_WORDS)
+_CONTAINER = _fields(
+    "name",
+    "image",
+    name="string",
+    image="string",
+    env=_many(_fields("name", "value", name="string", value="string")),
+    resources=_RESOURCES,
+    volumeMounts=_many(_fields("name", "mountPath", name="string", mountPath="string")),
+)
+_POD = _fields(
+    "spec",
+    metadata=_fields(labels=_WORDS),
+    spec=_fields(
+        "containers",
+        containers=_many(_CONTAINER),
+        securityContext=_fields(fsGroup="integer"),
+        volumes=_many(_fields("name", name="string", persistentVolumeClaim=_fields("claimName", claimName="string"))),
+    ),
+)
+
+
+def _object(version, kind, spec):
+    named = {"apiVersion": {"const": version}, "kind": {"const": kind}, "metadata": _fields("name", name="string")}
+    return _fields("apiVersion", "kind", "metadata", "spec", **named, spec=spec)
+
+
+SCHEMAS = (
+    _object(
+        "ray.io/v1",
+        "RayJob",
+        _fields(
+            "entrypoint",
+            "rayClusterSpec",
+            entrypoint="string",
+            shutdownAfterJobFinishes="boolean",
+            submissionMode={"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode"]},
+            rayClusterSpec=_fields(
+                "headGroupSpec",
+                rayVersion="string",
+                authOptions=_fields("mode", mode={"enum": ["token", "disabled"]}),
+                headGroupSpec=_fields("template", rayStartParams=_WORDS, template=_POD),
+                workerGroupSpecs=_many(
+                    _fields(
+                        "groupName",
+                        "template",
+                        groupName="string",
+                        replicas="integer",
+                        minReplicas="integer",
+                        maxReplicas="integer",
+                        rayStartParams=_WORDS,
+                        template=_POD,
+                    )
+                ),
+            ),
+        ),
+    ),
+    _object(
+        "v1",
+        "PersistentVolumeClaim",
+        _fields("accessModes", "resources", accessModes=_many({"enum": ["ReadWriteOnce"]}), resources=_RESOURCES),
+    ),
+    _object(
+        "networking.k8s.io/v1",
+        "NetworkPolicy",
+        _fields(
+            "podSelector",
+            podSelector=_MATCHING,
+            policyTypes=_many({"enum": ["Ingress", "Egress"]}),
+            ingress=_many(
+                {
+                    **_fields(
+                        "from",
+                        ports=_many(_fields(protocol={"enum": ["TCP", "UDP"]}, port="integer")),
+                        **{"from": _many(_fields(podSelector=_MATCHING, namespaceSelector=_MATCHING))},
+                    )
+                }
+            ),
+        ),
+    ),
+)
+"""The fields of KubeRay and of Kubernetes that the manifest may use, with their types, from the reference of both. A field
+that is misspelt, misplaced or of another type is refused."""
+
+
+def test_the_manifest_has_only_fields_that_there_are():
+    documents = list(yaml.safe_load_all(MANIFEST))
+    for document, schema in zip(documents, SCHEMAS, strict=True):
+        jsonschema.validate(document, schema)
+    job = yaml.safe_load(MANIFEST.partition("---")[0].replace("minReplicas", "minReplica"))
+    with pytest.raises(jsonschema.ValidationError, match="'minReplica' was unexpected"):
+        jsonschema.validate(job, SCHEMAS[0])
+
+
 def test_the_manifest_names_what_it_uses():
-    job, volume, policy = yaml.safe_load_all((HERE / "rayjob.yaml").read_text())
+    job, volume, policy = yaml.safe_load_all(MANIFEST)
     cluster = job["spec"]["rayClusterSpec"]
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert cluster["rayVersion"] == ray.__version__
     pods = [cluster["headGroupSpec"]["template"], *(g["template"] for g in cluster["workerGroupSpecs"])]
     for pod in pods:
-        container = pod["spec"]["containers"][0]
-        settings = {e["name"]: e.get("value") for e in container["env"]}
-        assert settings["RAY_AUTH_MODE"] == "token"
-        assert "RAY_AUTH_TOKEN" in settings
         assert pod["metadata"]["labels"] == policy["spec"]["podSelector"]["matchLabels"]
-    assert pods[0]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == volume["metadata"]["name"]
+    head = pods[0]["spec"]
+    settings = {e["name"]: e["value"] for e in head["containers"][0]["env"]}
+    assert settings == dict(re.findall(r"(RAY_health\w+)=(\d+)", GUIDE))
+    assert head["volumes"][0]["persistentVolumeClaim"]["claimName"] == volume["metadata"]["name"]
     command = shlex.split(job["spec"]["entrypoint"])
     assert command[:3] == ["harness", "deploy", "--live"]
+    folder = head["containers"][0]["volumeMounts"][0]["mountPath"]
+    assert command[command.index("--out") + 1].startswith(f"{folder}/")
+    submitter = {
+        "podSelector": {"matchLabels": {"job-name": job["metadata"]["name"]}}
+    }  # the label that a Job gives its pods
+    assert submitter in policy["spec"]["ingress"][0]["from"]
+
+
+def test_the_image_has_what_kuberay_asks_for():
+    """Its submitter talks to Ray's dashboard, and its probes call wget."""
+    image = (HERE / "Dockerfile").read_text()
+    assert "ray[default]==" in image
+    assert re.search(r"apt-get install .*\bwget\b", image)
 
 
 @pytest.mark.timeout(120)
