@@ -266,6 +266,22 @@ _EMBEDDED = {
             paper="Wang and Joshi, Adaptive Communication Strategies ... in Local-Update SGD, SysML 2019",
         ),
         Entry(
+            "dylu",
+            "tuners.baselines.local_steps.dylu:dylu",
+            "DyLU: local SGD in which every worker takes local steps in proportion to its speed",
+            tunes="local steps of every worker",
+            needs="local_steps free",
+            paper="Liu et al., Asynchronous Local-SGD Training for Language Modeling, 2024",
+        ),
+        Entry(
+            "fedbuff",
+            "tuners.baselines.local_steps.fedbuff:fedbuff",
+            "FedBuff: local steps without waiting; the servers average half as many pushes as workers",
+            tunes="local steps and the policy, once",
+            needs="local_steps free",
+            paper="Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022",
+        ),
+        Entry(
             "rlp",
             "tuners.rlp:rlp",
             "RLP: a policy trained by deep Q-learning decides at every push which workers continue",

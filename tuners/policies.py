@@ -26,6 +26,7 @@ __all__ = [
     "asp",
     "backup_workers",
     "bsp",
+    "buffered",
     "discard",
     "dssp",
     "k_async",
@@ -237,6 +238,14 @@ def k_batch_sync(size: int) -> SyncPolicy:
 def k_async(size: int) -> SyncPolicy:
     """A worker that has pushed waits until `size` have; they continue together, none starts over (Dutta et al. 2018)."""
     return _grouped(f"k_async({size})", size, repeats=False, cancels=False)
+
+
+def buffered(size: int) -> SyncPolicy:
+    """No worker waits; the servers step when `size` pushes have come (FedBuff: Nguyen et al. 2022).
+
+    Where the servers apply every push at once, this is ASP.
+    """
+    return _grouped(f"buffered({size})", size, repeats=True, cancels=False)
 
 
 def _grouped(name: str, size: int, *, repeats: bool, cancels: bool) -> SyncPolicy:

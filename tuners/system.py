@@ -97,7 +97,7 @@ def method_of(action: Reconfigure, job: Job) -> Method:
     return method
 
 
-CHANGED_IN_PLACE = ("learning_rate", "momentum", "policy", "staleness", "batch_size", "loads", *OF_LOCAL_STEPS)
+CHANGED_IN_PLACE = ("learning_rate", "momentum", "policy", "staleness", "batch_size", "loads", "node_steps", *OF_LOCAL_STEPS)
 """Fields of a setting that servers read at every push or pull: they change at once, without a step."""
 
 

@@ -355,7 +355,7 @@ def _begun(inputs: EngineInputs, clock: Clock, release: Array) -> dict[str, Arra
     """What the workers in `release` [k] have begun, after they begin a cycle: `Clock.drawn` and `Clock.steps`."""
     if not clock.steps.shape[0]:
         return {"drawn": clock.drawn + release}
-    steps = jnp.where(release, inputs.local_steps[0], clock.steps)
+    steps = jnp.where(release, inputs.local_steps, clock.steps)
     return {"drawn": clock.drawn + jnp.where(release, steps, 0), "steps": steps}
 
 
