@@ -282,6 +282,14 @@ _EMBEDDED = {
             paper="Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022",
         ),
         Entry(
+            "quorum",
+            "tuners.baselines.local_steps.quorum:quorum",
+            "local SGD in rounds that end some grace after three quarters of the workers have pushed",
+            tunes="local steps and the policy, once",
+            needs="local_steps free",
+            paper="Bonawitz et al., Towards Federated Learning at Scale: System Design, MLSys 2019",
+        ),
+        Entry(
             "rlp",
             "tuners.rlp:rlp",
             "RLP: a policy trained by deep Q-learning decides at every push which workers continue",

@@ -19,6 +19,7 @@ __all__ = [
     "branch_of",
     "check_installs",
     "check_no_reconfiguration",
+    "check_no_timers",
     "check_nodes",
     "check_not_last",
     "check_other_branch",
@@ -114,6 +115,12 @@ def check_installs(policy: SyncPolicy, job: Job) -> None:
             f"Cannot install policy {policy.name!r}: this scenario holds the policy at {job.start.policy!r}. "
             "Free `policy` under [free], or set install_policies = true under [rules]."
         )
+
+
+def check_no_timers(policy: SyncPolicy) -> None:
+    """Refuse to install a policy that sets timers, where policies decide at pushes only."""
+    if policy.timers:
+        raise Rejected(f"Cannot install policy {policy.name!r}: it sets a timer, and policies decide at pushes only here.")
 
 
 def policy_of(setting: Setting, before: Setting, policy: SyncPolicy) -> SyncPolicy:

@@ -46,6 +46,7 @@ from tuners.system import (
     Handlers,
     branch_of,
     check_installs,
+    check_no_timers,
     check_nodes,
     check_not_last,
     check_running,
@@ -179,6 +180,7 @@ class Toy:
     def _install(self, action: Install) -> None:
         branch = branch_of(self._branches, action.branch)
         check_installs(action.policy, self.job)
+        check_no_timers(action.policy)
         branch.policy = action.policy
         self._restart(branch)
 

@@ -20,7 +20,7 @@ TUNABLES = {"mltuner", "spearmint", "hyperband", "asha"}
 SCHEDULES = {"bespoke_bo", "uniform_devices", "uniform_gpus", "schedule_search", "lb_bsp", "omnilearn"}
 ROLES = {"cruise", "optimus", "dlrover_rm"}
 LOCAL_STEPS = {"local_sgd", "diloco", "adacomm", "dylu"}
-WITHOUT_WAITING = {"fedbuff"}  # local steps, and a policy of its own
+WITHOUT_WAITING = {"fedbuff", "quorum"}  # local steps, and a policy of its own
 GOODPUT = {"pollux"}
 ANY = {"joint", "random_search", "tpe"}
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import harness
-from tests.support.toy import job, toys
+from tests.support.toy import job, toys, window
 from tests.tuners.test_policies import MASKS, ORDERS, K, groups, run
 from tuners import policies
 from tuners.actions import Install, Reconfigure, Rejected, Run
@@ -18,10 +18,11 @@ from tuners.baselines.local_steps.diloco import diloco
 from tuners.baselines.local_steps.dylu import dylu, steps_by_speed
 from tuners.baselines.local_steps.fedbuff import fedbuff
 from tuners.baselines.local_steps.local_sgd import local_sgd
+from tuners.baselines.local_steps.quorum import quorum
 from tuners.settings import Choice, Integer, Real, Space
 
 RIVALS = (local_sgd, diloco, adacomm)
-UNEQUAL = (dylu, fedbuff)
+UNEQUAL = (dylu, fedbuff, quorum)
 
 
 def local_job(*knobs):
@@ -140,6 +141,16 @@ def test_fedbuff_installs_a_buffer_that_nobody_waits_for():
         tuner.throw(Rejected("Cannot do that: the test refuses it."))
 
 
+def test_a_quorums_grace_is_a_share_of_a_round():
+    of = replace(local_job(*ALL), installs_policies=True)
+    tuner = quorum(of, share=0.5, grace=0.25)
+    setting = next(tuner).setting
+    assert (setting.local_steps, setting.policy) == (8, "bsp")
+    assert tuner.send(None) == Run(clocks=2 * len(of.start.workers))
+    seen = window(of, [1.0] * 12, compute=0.5, pull=0.29)  # and .01 s for each push
+    assert tuner.send(seen).policy.name == f"quorum({round(len(of.start.workers) / 2)},0.2)"
+
+
 @given(ORDERS, MASKS, st.integers(1, K))
 def test_a_buffer_holds_so_many_pushes_and_nobody_waits(order, active, size):
     for group in groups(run(policies.buffered(size), order, active)):
@@ -173,6 +184,14 @@ def _unequal_speeds():
     )
 
 
+def _sleepers():
+    """The same eight workers, none slow, each of which falls asleep for a minute in 3 % of its mini-batches."""
+    sleeps = {"probability": 0.03, "mean_seconds": 60.0, "sd_seconds": 20.0}
+    return harness.scenario(
+        _unequal_speeds(), name="sleepers", conditions={"stragglers": None, "jitter": 0.3, "sleeps": sleeps}
+    )
+
+
 @cache
 def unequal_seconds(tuner, seed=0):
     return harness.play(_unequal_speeds(), tuner, seed=seed).score.completion_seconds
@@ -182,3 +201,11 @@ def unequal_seconds(tuner, seed=0):
 def test_workers_of_unequal_speed_need_no_equal_rounds(tuner):
     """Nguyen et al.: 3.3 times as fast as synchronous rounds; Liu et al.: sooner with local steps by speed."""
     assert unequal_seconds(tuner) < 0.6 * unequal_seconds("local_sgd")
+
+
+def test_a_quorum_is_faster_than_waiting_for_workers_that_sleep():
+    took = {
+        t: sum(harness.play(_sleepers(), t, seed=s).score.completion_seconds for s in range(2))
+        for t in ("local_sgd", "quorum")
+    }
+    assert took["quorum"] < 0.85 * took["local_sgd"]
