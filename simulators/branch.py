@@ -51,6 +51,8 @@ class JobContext:
 
     def prepare(self, setting: Setting, policy: SyncPolicy, effects: Effects = NO_EFFECTS) -> PreparedSetting:
         """What the engine needs for a setting and a policy. Raises Rejected for what it, or the cluster, cannot run."""
+        if policy.probes and policy.timers:
+            raise Rejected(f"Cannot install policy {policy.name!r}: it probes and sets timers; leave one of them out.")
         fifo, single = self.cluster.discipline == "fifo", each_nic_counts(setting, self.conditions)
         if fifo and single:
             where = "a node is worker and server" if overlapping(setting) else "a node has a token bucket"
@@ -62,6 +64,7 @@ class JobContext:
             probes=policy.probes,
             discipline=self.cluster.discipline,
             overlapping=single,
+            timers=policy.timers,
         )
         inputs = build(
             self.cluster.nodes,

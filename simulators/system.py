@@ -155,7 +155,7 @@ class SimulatedSystem:
             pushes_before=int(branch.state.clock.pushes) - len(table),
             status=branch.status,
             devices=compute_times(nodes, self._context.workload.demand, branch.setting),
-            samples={w: branch.setting.local_steps * sum(row) for w, row in loads(nodes, branch.setting).items()},
+            samples={w: branch.setting.steps_of(w) * sum(row) for w, row in loads(nodes, branch.setting).items()},
             available=self._control.available,
             events=events,
             changes=changes,

@@ -270,7 +270,9 @@ def setting_text(setting: Setting) -> str:
 
 def plain_setting(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields of a setting without those of local steps, where there are none: most jobs have none, and their lines stay
-    as they are."""
+    as they are. Those of single workers are left out by themselves."""
+    if not fields["node_steps"]:
+        fields = {name: value for name, value in fields.items() if name != "node_steps"}
     if any(fields[name] != plain for name, plain in OF_LOCAL_STEPS.items()):
         return fields
     return {name: value for name, value in fields.items() if name not in OF_LOCAL_STEPS}

@@ -267,6 +267,7 @@ class Push(NamedTuple):
     loss: Any  # float scalar: of the mini-batch, at the pulled parameters
     loss_before: Any = 0.0  # float scalar: of the mini-batch, at the server's parameters before the update (with `probes`)
     loss_after: Any = 0.0  # float scalar: the same after the update
+    timer: Any = False  # bool scalar: nobody has pushed, the policy's timer has run down (with `timers`)
 
 
 class Decision(NamedTuple):
@@ -275,6 +276,7 @@ class Decision(NamedTuple):
     release: Any  # bool [k]: workers that start a new mini-batch now; a busy one abandons its current mini-batch
     accept: Any = True  # bool scalar: False drops this gradient (backup workers)
     step: Any = True  # bool scalar: ends the group, where gradients are summed or averaged before they are applied
+    timer: Any = math.nan  # float scalar, with `timers`: decide again in so many seconds; inf: stop the timer; nan: leave it
 
 
 class SyncPolicy(NamedTuple):
@@ -291,6 +293,7 @@ class SyncPolicy(NamedTuple):
     decide: Callable[[Any, Push], tuple[Any, Decision]]
     probes: bool = False  # needs `loss_before` and `loss_after`, which take two more forward passes per push
     seconds: float = 0.0  # simulated time that one decision takes
+    timers: bool = False  # sets `Decision.timer`; simulated only, and not together with `probes`
 
 
 # -------------------------------------------------------------------------------------------------------------- actions

@@ -26,6 +26,7 @@ __all__ = [
     "asp",
     "backup_workers",
     "bsp",
+    "buffered",
     "discard",
     "dssp",
     "k_async",
@@ -33,6 +34,7 @@ __all__ = [
     "k_sync",
     "named",
     "names",
+    "quorum",
     "ssp",
     "ssp_as_printed",
     "sync_switch",
@@ -239,6 +241,14 @@ def k_async(size: int) -> SyncPolicy:
     return _grouped(f"k_async({size})", size, repeats=False, cancels=False)
 
 
+def buffered(size: int) -> SyncPolicy:
+    """No worker waits; the servers step when `size` pushes have come (FedBuff: Nguyen et al. 2022).
+
+    Where the servers apply every push at once, this is ASP.
+    """
+    return _grouped(f"buffered({size})", size, repeats=True, cancels=False)
+
+
 def _grouped(name: str, size: int, *, repeats: bool, cancels: bool) -> SyncPolicy:
     _check_size(name, size)
 
@@ -292,6 +302,44 @@ def _with_backups(state: _Backup, push: Push) -> tuple[_Backup, Decision]:
     begun = jnp.where(release, now, state.begun)
     state = state._replace(round=now, begun=begun, pushed=jnp.where(full, 0, pushed))
     return state, Decision(release=release, accept=fresh, step=full)
+
+
+class _Quorum(NamedTuple):
+    late: _Backup  # rounds and their gradients, as with backup workers
+    grace_seconds: Array  # float scalar
+
+
+def quorum(size: int, grace_seconds: float) -> SyncPolicy:
+    """Rounds that end `grace_seconds` after their first `size` gradients, or when all workers have pushed.
+
+    What comes within the grace counts; what comes later is dropped, and its worker joins the current round. Without grace
+    these are `backup_workers`. Raises ValueError for a size below 1, and a grace that is negative or not finite.
+    """
+    _check_size("quorum", size)
+    if not 0 <= grace_seconds < float("inf"):
+        raise ValueError(f"Cannot wait {grace_seconds:g} s after a quorum: give 0 or more, and a number.")
+    rounds = backup_workers(size)
+
+    def init(active: Array) -> _Quorum:
+        return _Quorum(rounds.init(active), jnp.asarray(grace_seconds, float))
+
+    return SyncPolicy(f"quorum({size},{grace_seconds:g})", init, _with_grace, timers=True)
+
+
+def _with_grace(state: _Quorum, push: Push) -> tuple[_Quorum, Decision]:
+    rounds, workers = state.late, jnp.sum(push.active)
+    fresh = ~push.timer & (rounds.begun[push.worker] == rounds.round)
+    pushed = rounds.pushed + fresh
+    enough = pushed >= jnp.minimum(rounds.size, workers)
+    full = push.timer | (pushed >= workers) | (enough & (state.grace_seconds <= 0))
+    mine = (jnp.arange(push.active.shape[0]) == push.worker) & ~push.timer
+    release = jnp.where(full, push.waiting, mine & ~fresh)
+    now = rounds.round + full
+    begun = jnp.where(release, now, rounds.begun)
+    first = enough & (rounds.pushed < jnp.minimum(rounds.size, workers))  # this push completes the quorum
+    timer = jnp.where(full, jnp.inf, jnp.where(first, state.grace_seconds, jnp.nan))
+    late = _Backup(rounds.size, now, begun, jnp.where(full, 0, pushed))
+    return _Quorum(late, state.grace_seconds), Decision(release=release, accept=fresh, step=full, timer=timer)
 
 
 class _Switch(NamedTuple):

@@ -66,6 +66,7 @@ _KINDS: tuple[tuple[str, type, str], ...] = (
     ("learning_rate", numbers.Real, _NUMBER),
     ("momentum", numbers.Real, _NUMBER),
     ("local_steps", numbers.Integral, _WHOLE),
+    ("node_steps", tuple, "a tuple of pairs, a worker's name and its local steps"),
     ("outer_rate", numbers.Real, _NUMBER),
     ("outer_momentum", numbers.Real, _NUMBER),
 )
@@ -95,6 +96,7 @@ class Setting:
     learning_rate: float = 0.01
     momentum: float = 0.0  # heavy ball: v <- momentum v + g, w <- w - learning_rate v
     local_steps: int = 1  # mini-batches of a worker between its pull and its push, each applied to its own copy
+    node_steps: tuple[tuple[str, int], ...] = ()  # local steps of single workers, by name; the others take `local_steps`
     outer_rate: float = 1.0  # of the servers, for what a worker's local steps have changed
     outer_momentum: float = 0.0  # Nesterov's, with that rate
 
@@ -111,6 +113,10 @@ class Setting:
         data = self.data_shares or (1.0 / len(self.workers),) * len(self.workers)
         model = self.model_shares or (1.0 / len(self.servers),) * len(self.servers)
         return data, model
+
+    def steps_of(self, worker: str) -> int:
+        """Mini-batches of `worker` between its pull and its push."""
+        return dict(self.node_steps).get(worker, self.local_steps)
 
 
 OF_LOCAL_STEPS = {"local_steps": 1, "outer_rate": 1.0, "outer_momentum": 0.0}
@@ -174,7 +180,8 @@ class Space:
     def takes_local_steps(self) -> bool:
         """Whether a push may be what some local steps have changed, and not one gradient: some of this is free, or held at
         another value."""
-        return any(self.frees(n) or getattr(self.base, n) != plain for n, plain in OF_LOCAL_STEPS.items())
+        taken = any(self.frees(n) or getattr(self.base, n) != plain for n, plain in OF_LOCAL_STEPS.items())
+        return taken or bool(self.base.node_steps)
 
     @property
     def whole_batch(self) -> int:
@@ -277,6 +284,7 @@ class Space:
             "data_shares": self.frees("data_share") or roles_free,
             "model_shares": self.frees("model_share") or roles_free,
             "options": self.frees("option"),
+            "node_steps": self.frees("local_steps"),
         }
         for name in _FIELDS:
             value, base = getattr(setting, name), getattr(self.base, name)
@@ -292,6 +300,11 @@ class Space:
             if not knob.contains(value):
                 allowed = knob.options if isinstance(knob, Choice) else f"{knob.low} to {knob.high}"
                 raise Rejected(f"Cannot set {knob.name} to {value!r}: this scenario allows {allowed}.")
+            if knob.name == "local_steps" and (outside := [p for p in setting.node_steps if not knob.contains(p[1])]):
+                allowed = knob.options if isinstance(knob, Choice) else f"{knob.low} to {knob.high}"
+                raise Rejected(
+                    f"Cannot take {outside[0][1]} local steps on {outside[0][0]!r}: this scenario allows {allowed}."
+                )
         if self.recorded and setting not in self.recorded:
             wanted = ", ".join(f"{name} {value}" for name, value in self.values(setting).items())
             raise Rejected(f"Cannot run {wanted}: no such run was recorded, and {len(self.recorded)} settings were.")
@@ -401,6 +414,11 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
     for name, least in least_of.items():
         if getattr(setting, name) < least:
             raise Rejected(f"Cannot set {name} to {getattr(setting, name)}: it must be at least {least}.")
+    for name, steps in setting.node_steps:
+        if name not in devices or steps < 1:
+            raise Rejected(
+                f"Cannot take {steps} local steps on {name!r}: give at least 1, on a node of {', '.join(devices)}."
+            )
     if setting.transfer_bits not in (16, 32):
         raise Rejected(f"Cannot transfer {setting.transfer_bits} bits: choose 16 or 32.")
     if not (setting.learning_rate >= 0 and 0 <= setting.momentum <= 1):

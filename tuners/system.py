@@ -19,6 +19,7 @@ __all__ = [
     "branch_of",
     "check_installs",
     "check_no_reconfiguration",
+    "check_no_timers",
     "check_nodes",
     "check_not_last",
     "check_other_branch",
@@ -97,7 +98,7 @@ def method_of(action: Reconfigure, job: Job) -> Method:
     return method
 
 
-CHANGED_IN_PLACE = ("learning_rate", "momentum", "policy", "staleness", "batch_size", "loads", *OF_LOCAL_STEPS)
+CHANGED_IN_PLACE = ("learning_rate", "momentum", "policy", "staleness", "batch_size", "loads", "node_steps", *OF_LOCAL_STEPS)
 """Fields of a setting that servers read at every push or pull: they change at once, without a step."""
 
 
@@ -114,6 +115,12 @@ def check_installs(policy: SyncPolicy, job: Job) -> None:
             f"Cannot install policy {policy.name!r}: this scenario holds the policy at {job.start.policy!r}. "
             "Free `policy` under [free], or set install_policies = true under [rules]."
         )
+
+
+def check_no_timers(policy: SyncPolicy) -> None:
+    """Refuse to install a policy that sets timers, where policies decide at pushes only."""
+    if policy.timers:
+        raise Rejected(f"Cannot install policy {policy.name!r}: it sets a timer, and policies decide at pushes only here.")
 
 
 def policy_of(setting: Setting, before: Setting, policy: SyncPolicy) -> SyncPolicy:

@@ -46,6 +46,7 @@ from tuners.system import (
     Handlers,
     branch_of,
     check_installs,
+    check_no_timers,
     check_nodes,
     check_not_last,
     check_running,
@@ -179,6 +180,7 @@ class Toy:
     def _install(self, action: Install) -> None:
         branch = branch_of(self._branches, action.branch)
         check_installs(action.policy, self.job)
+        check_no_timers(action.policy)
         branch.policy = action.policy
         self._restart(branch)
 
@@ -248,7 +250,7 @@ class Toy:
         setting, node = branch.setting, self.job.nodes[worker]
         jitter = float(self._jitter[worker, branch.done[worker] % _DRAWS])
         compute = _SECONDS_PER_SAMPLE * self._samples(setting, worker) * self.slowness.get(node.name, 1.0) * jitter
-        compute *= setting.local_steps
+        compute *= setting.steps_of(node.name)
         crowd = max(1.0, len(setting.workers) / len(setting.servers))
         pull = self.job.model_bytes * setting.transfer_bits / 32 / node.nic_bytes_per_second * crowd
         return compute, pull, pull / 2
@@ -272,9 +274,10 @@ class Toy:
         branch.due[worker] = np.inf
         branch.idle_since[worker] = branch.seconds
         released, accepted = self._decide(branch, worker, staleness, loss)
-        if accepted and not branch.testing and branch.setting.local_steps > 1:
+        steps = branch.setting.steps_of(self._names[worker])
+        if accepted and not branch.testing and steps > 1:
             # So many steps on a quadratic, in closed form; a toy has no outer momentum.
-            kept = (1.0 - branch.setting.learning_rate * _CURVATURE) ** branch.setting.local_steps
+            kept = (1.0 - branch.setting.learning_rate * _CURVATURE) ** steps
             branch.weights = branch.weights - branch.setting.outer_rate * (1.0 - kept) * at
         elif accepted and not branch.testing:
             branch.velocity = branch.setting.momentum * branch.velocity + _CURVATURE * at
@@ -343,7 +346,7 @@ class Toy:
         return WorkerWindow(
             node=name,
             pushes=count,
-            samples=count * branch.setting.local_steps * self._samples(branch.setting, worker),
+            samples=count * branch.setting.steps_of(self._names[worker]) * self._samples(branch.setting, worker),
             compute_seconds=compute,
             pull_seconds=float(pushes.pull_seconds[mine].sum()),
             push_seconds=float(pushes.push_seconds[mine].sum()),

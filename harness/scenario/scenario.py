@@ -386,6 +386,7 @@ def _start(scenario: Scenario, made: Workload | None) -> Setting:
     plain = {f.name: getattr(table, f.name) for f in fields(Setting)}
     default = Setting(workers=workers, servers=servers)
     plain |= {"workers": workers, "servers": servers, "options": tuple(sorted(table.options.items()))}
+    plain["node_steps"] = tuple(sorted(table.node_steps.items()))
     for name in ("batch_size", "learning_rate"):
         if plain[name] is None:
             plain[name] = getattr(made or default, name)

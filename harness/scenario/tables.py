@@ -101,6 +101,7 @@ class StartTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     learning_rate: float | None = None
     momentum: float = 0.0
     local_steps: int = 1
+    node_steps: dict[str, int] = {}  # local steps of single workers, by name; the others take `local_steps`
     outer_rate: float = 1.0
     outer_momentum: float = 0.0
 

@@ -79,7 +79,7 @@ class EngineInputs(NamedTuple):
     target_samples: Array  # or when these have used so many samples
     assigned: Array  # [k] the part of a target by share that each node has by its data share; [0] for any other target
     push_work: Array  # [k] of that, what a push of each node completes; [0] likewise
-    local_steps: Array = _NOTHING  # int32 [1]: mini-batches between a pull and the push; [0]: a push is one gradient
+    local_steps: Array = _NOTHING  # int32 [k]: mini-batches between a pull and the push; [0]: a push is one gradient
     outer_rate: Array = _NOTHING  # float32 [1]: of the servers, for what local steps have changed; [0] likewise
     outer_momentum: Array = _NOTHING  # float32 [1]; [0] likewise
 
@@ -269,7 +269,7 @@ def build(
         target_clocks=np.int32(target.value if target.metric == "clocks" and not target.by_share else 2**31 - 1),
         target_samples=np.int64(target.value if target.metric == "samples" and not target.by_share else 2**63 - 1),
         **_by_share(target, names, setting, parts),
-        local_steps=np.full(int(local_steps), setting.local_steps, np.int32),
+        local_steps=np.array([setting.steps_of(n) for n in names] if local_steps else [], np.int32),
         outer_rate=np.full(int(local_steps), setting.outer_rate, np.float32),
         outer_momentum=np.full(int(local_steps), setting.outer_momentum, np.float32),
     )

@@ -200,7 +200,7 @@ def _local_change(
 
     Returns their mean loss, and (first parameters minus last, the state of the worker's optimizer).
     """
-    optimizer, steps = _inner(model, inputs), inputs.local_steps[0]
+    optimizer, steps = _inner(model, inputs), inputs.local_steps[worker]
 
     def step(number: Array, carry: tuple[Any, Any, Array]) -> tuple[Any, Any, Array]:
         own, state, losses = carry
@@ -216,10 +216,12 @@ def _local_change(
 
 
 def _weight(inputs: EngineInputs, worker: Array) -> Array:
-    """Weight of one worker's gradient in a mean over workers: all samples count the same. 1 where loads are equal."""
+    """Weight of one worker's push in a mean over workers: all samples count the same, those of local steps too. 1 where all
+    have as many. A number of local steps that has just changed counts at once."""
     workers = inputs.active | (jnp.arange(inputs.active.shape[0]) == worker)  # a worker that is about to stop still counts
-    whole = jnp.sum(jnp.where(workers, inputs.samples, 0))
-    return (inputs.samples[worker] * jnp.sum(workers) / whole).astype(jnp.float32)
+    samples = inputs.samples * inputs.local_steps if inputs.local_steps.shape[0] else inputs.samples
+    whole = jnp.sum(jnp.where(workers, samples, 0))
+    return (samples[worker] * jnp.sum(workers) / whole).astype(jnp.float32)
 
 
 def _row(worker: Array, rows: Array) -> Array:

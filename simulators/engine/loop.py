@@ -67,6 +67,7 @@ class Program(NamedTuple):
     discipline: str  # maxmin | fifo | uneven
     overlapping: bool  # some node is worker and server at once, or has a token bucket: every NIC counts
     lanes: bool = False  # traced under `vmap` by `advance_lanes`
+    timers: bool = False  # the policy sets a timer, and decides when it has run down
 
 
 class Clock(NamedTuple):
@@ -85,6 +86,7 @@ class Clock(NamedTuple):
     policy: Any  # the synchronisation policy's state
     left: Array  # [k] work that each worker has yet to do for a target by share; [0] for any other target
     steps: Array  # int32 [k]: local steps of each worker's cycle; [0] where a push is one gradient
+    timer: Array  # float64 [1]: when the policy decides without a push, inf: at none; [0] for a policy without timers
     testing: Array  # bool: every gradient is dropped, as in a branch forked for testing
     status: Array  # int32 index into STATUSES
 
@@ -116,6 +118,7 @@ class _Pushed(NamedTuple):
     """What the timing part of a step tells the learning part."""
 
     yes: Array  # bool: a push was completed
+    acted: Array  # bool: that, or the policy's timer has run down
     worker: Array  # int32: by this worker
     accept: Array  # bool: the policy accepts its gradient
     take: Array  # bool: the servers update the parameters now
@@ -149,10 +152,10 @@ def advance(
         state, table, n, _ = carry
         # A lane that is done waits for the others: with this limit, no event of it is due.
         limit = jnp.where(goes_on(carry), until_seconds, -jnp.inf) if program.lanes else until_seconds
-        state, row, pushed = _step(program, data, inputs, state, limit)
+        state, row, pushed, acted = _step(program, data, inputs, state, limit)
         # Always write: a row without a push is overwritten by the next one, or lies beyond the rows used.
         table = jax.lax.dynamic_update_slice(table, row[None, :], (n, jnp.zeros_like(n)))
-        return state, table, n + pushed, pushed
+        return state, table, n + pushed, acted
 
     none = jnp.asarray(0, jnp.int32)
     table = jnp.zeros((rows + 1, len(Records._fields)))  # one more, in which lanes that are done write
@@ -191,8 +194,8 @@ def advance_lanes(
 
 def _step(
     program: Program, data: TrainingData, inputs: EngineInputs, state: State, until_seconds: Array
-) -> tuple[State, Array, Array]:
-    """To the next completed push, or to the last event before `until_seconds`. Returns (state, its row, pushed)."""
+) -> tuple[State, Array, Array, Array]:
+    """To the next completed push, or to the last event before `until_seconds`. Returns (state, its row, pushed, acted)."""
     clock, learned = state
     # A policy that probes needs losses between the push and its decision, so the small arrays take two parts.
     if program.probes:
@@ -226,6 +229,7 @@ def _step(
         State(clock._replace(status=status), learned),
         done.row.at[-2:].set(jnp.stack([valid_loss, valid_accuracy])),
         done.yes,
+        done.acted,
     )
 
 
@@ -255,12 +259,22 @@ def _no_push() -> tuple[Array, Array]:
 
 def _nothing(inputs: EngineInputs) -> tuple[_Pushed]:
     no, zero = jnp.asarray(False), jnp.asarray(0, jnp.int32)
-    return (_Pushed(no, zero, no, no, zero, jnp.zeros_like(inputs.active), jnp.zeros(len(Records._fields))),)
+    return (_Pushed(no, no, zero, no, no, zero, jnp.zeros_like(inputs.active), jnp.zeros(len(Records._fields))),)
 
 
 def _travel_and_settle(program: Program, inputs: EngineInputs, until_seconds: Array, clock: Clock) -> tuple[Clock, _Pushed]:
-    clock, worker, pushed = _travel(program, inputs, until_seconds, clock)
-    return _settle(program, inputs, worker, pushed, (), clock)
+    if not program.timers:
+        clock, worker, pushed = _travel(program, inputs, until_seconds, clock)
+        return _settle(program, inputs, worker, pushed, (), clock)
+    timer = clock.timer[0]
+    clock, worker, pushed = _travel(program, inputs, jnp.minimum(until_seconds, timer), clock)
+    rings = ~pushed & (clock.status == _RUNNING) & (timer <= until_seconds)
+    now = jnp.where(rings, timer, clock.seconds)
+    flight = timing.catch_up(
+        inputs, clock.seconds, clock.flight, now, discipline=program.discipline, overlapping=program.overlapping
+    )
+    flight = jax.tree.map(partial(jnp.where, rings), flight, clock.flight)
+    return _settle(program, inputs, worker, pushed, (), clock._replace(seconds=now, flight=flight), rings)
 
 
 def _travel(program: Program, inputs: EngineInputs, until_seconds: Array, clock: Clock) -> tuple[Clock, Array, Array]:
@@ -278,14 +292,26 @@ def _travel(program: Program, inputs: EngineInputs, until_seconds: Array, clock:
     if clock.left.shape[0]:
         # Unless the work that is left is on its way, with its data, to workers that have not begun.
         stuck = stuck & jnp.any(with_work(inputs, clock.left))
+    if program.timers:
+        stuck = stuck & ~jnp.isfinite(clock.timer[0])
     status = jnp.where(stuck, _DEADLOCK, clock.status)
     return clock._replace(seconds=seconds, flight=flight, status=status), worker, pushed
 
 
 def _settle(
-    program: Program, inputs: EngineInputs, worker: Array, pushed: Array, losses: tuple[Array, ...], clock: Clock
+    program: Program,
+    inputs: EngineInputs,
+    worker: Array,
+    pushed: Array,
+    losses: tuple[Array, ...],
+    clock: Clock,
+    rings: Array | None = None,
 ) -> tuple[Clock, _Pushed]:
-    """Count the push, let the policy decide, and let the workers that it releases begin a cycle."""
+    """Count the push, let the policy decide, and let the workers that it releases begin a cycle.
+
+    `rings`: the policy's timer has run down, and there is no push.
+    """
+    acted = pushed if rings is None else pushed | rings
     mine = (jnp.arange(inputs.active.shape[0]) == worker) & pushed
     clocks, left = clock.clocks + mine, clock.left
     if left.shape[0]:
@@ -303,13 +329,15 @@ def _settle(
     )
     if losses:
         push = push._replace(loss_before=losses[0], loss_after=losses[1])
+    if rings is not None:
+        push = push._replace(timer=rings)
     policy, decision = program.decide(clock.policy, push)
     accept = jnp.asarray(decision.accept) & ~clock.testing
     grouped = clock.grouped + (pushed & accept)
     # Gradients that are summed or averaged wait until the policy closes their group; others are applied at once.
     groups = program.model is not None and program.model.aggregation != "each"
-    take = pushed & (decision.step if groups else True) & (grouped > 0)
-    release = decision.release & pushed & active
+    take = acted & (decision.step if groups else True) & (grouped > 0)
+    release = decision.release & acted & active
     version = clock.version + jnp.where(take, grouped, 0)
     finite = jnp.isfinite(push.loss) if program.model is not None else jnp.asarray(True)
     flight = clock.flight
@@ -326,6 +354,7 @@ def _settle(
     )
     done = _Pushed(
         yes=pushed,
+        acted=acted,
         worker=worker,
         accept=pushed & accept,
         take=take,
@@ -345,17 +374,24 @@ def _settle(
         pulled=jnp.where(release, version, clock.pulled),
         grouped=jnp.where(take, 0, grouped),
         # This code runs also where the limit came before a push: then nothing may change.
-        policy=jax.tree.map(partial(jnp.where, pushed), policy, clock.policy),
+        policy=jax.tree.map(partial(jnp.where, acted), policy, clock.policy),
+        timer=clock.timer if rings is None else _timer(clock, decision, rings, acted),
         status=jnp.where(pushed & ~finite, _DIVERGED, clock.status),
     )
     return clock, done
+
+
+def _timer(clock: Clock, decision: Decision, rings: Array, acted: Array) -> Array:
+    """When the policy decides without a push, [1], after this decision. A timer that has run down is off."""
+    old, wanted = jnp.where(rings, jnp.inf, clock.timer), jnp.asarray(decision.timer, jnp.float64)
+    return jnp.where(acted & ~jnp.isnan(wanted), clock.seconds + wanted, old)
 
 
 def _begun(inputs: EngineInputs, clock: Clock, release: Array) -> dict[str, Array]:
     """What the workers in `release` [k] have begun, after they begin a cycle: `Clock.drawn` and `Clock.steps`."""
     if not clock.steps.shape[0]:
         return {"drawn": clock.drawn + release}
-    steps = jnp.where(release, inputs.local_steps[0], clock.steps)
+    steps = jnp.where(release, inputs.local_steps, clock.steps)
     return {"drawn": clock.drawn + jnp.where(release, steps, 0), "steps": steps}
 
 
@@ -403,6 +439,7 @@ def blank(program: Program, inputs: EngineInputs, parameters: Any) -> State:
         loss=jnp.full(nodes, jnp.nan if program.model is None else 0.0, jnp.float64),
         policy=(),
         left=jnp.asarray(inputs.assigned),
+        timer=jnp.zeros(0),
         steps=jnp.ones(nodes if inputs.local_steps.shape[0] else 0, jnp.int32),
         testing=jnp.asarray(False),
         status=zero,
@@ -420,9 +457,10 @@ def launch(
     # Launching does not depend on how the network is shared nor on the old policy's state. Their shapes differ from setting
     # to setting, though, so that leaving them in would compile `_launch` again after every reconfiguration.
     alike = inputs._replace(nic_levels=inputs.nic, usage=_NONE, capacity=_NONE)
-    freed = state._replace(clock=state.clock._replace(policy=()))
+    freed = state._replace(clock=state.clock._replace(policy=(), timer=jnp.zeros(0)))
     launched: State = _launch(program.model, data, alike, freed, release, offsets, lanes=program.lanes)
-    return launched._replace(clock=launched.clock._replace(policy=policy))
+    timer = jnp.full(int(program.timers), jnp.inf)
+    return launched._replace(clock=launched.clock._replace(policy=policy, timer=timer))
 
 
 @partial(jax.jit, static_argnames=("model", "lanes"))
@@ -517,4 +555,6 @@ def resumed(inputs: EngineInputs, state: State, pause_seconds: float) -> State:
     clock = state.clock
     tokens = timing.refilled(inputs, clock.flight.tokens, pause_seconds)
     flight = timing.shifted(clock.flight, pause_seconds)._replace(tokens=tokens)
-    return state._replace(clock=clock._replace(seconds=clock.seconds + pause_seconds, flight=flight))
+    return state._replace(
+        clock=clock._replace(seconds=clock.seconds + pause_seconds, flight=flight, timer=clock.timer + pause_seconds)
+    )

@@ -319,11 +319,13 @@ def _local_seconds(inputs: EngineInputs, workers: Array, clocks: Array) -> Array
     """The same for the local steps of a cycle, mini-batches `clocks` and those after it; messages take their time once."""
     silent = inputs._replace(overhead_seconds=jnp.zeros_like(inputs.overhead_seconds))
 
+    steps = inputs.local_steps[workers]
+
     def with_step(number: Array, seconds: Array) -> Array:
-        return seconds + _compute_seconds(silent, workers, clocks + number)
+        return seconds + jnp.where(number < steps, _compute_seconds(silent, workers, clocks + number), 0.0)
 
     start = jnp.zeros_like(inputs.compute_seconds) + inputs.overhead_seconds
-    whole: Array = jax.lax.fori_loop(0, inputs.local_steps[0], with_step, start)
+    whole: Array = jax.lax.fori_loop(0, jnp.max(steps), with_step, start)
     return whole
 
 

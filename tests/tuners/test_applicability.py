@@ -19,7 +19,8 @@ POLICIES |= {"ringmaster", "dbw", "adasync", "ata"}
 TUNABLES = {"mltuner", "spearmint", "hyperband", "asha"}
 SCHEDULES = {"bespoke_bo", "uniform_devices", "uniform_gpus", "schedule_search", "lb_bsp", "omnilearn"}
 ROLES = {"cruise", "optimus", "dlrover_rm"}
-LOCAL_STEPS = {"local_sgd", "diloco", "adacomm"}
+LOCAL_STEPS = {"local_sgd", "diloco", "adacomm", "dylu"}
+WITHOUT_WAITING = {"fedbuff", "quorum"}  # local steps, and a policy of its own
 GOODPUT = {"pollux"}
 ANY = {"joint", "random_search", "tpe"}
 
@@ -40,7 +41,7 @@ def test_without_a_free_knob_only_the_references_are_left():
 
 def test_where_the_other_knobs_are_free_schedules_local_steps_and_the_policy_of_the_start_are_left_out():
     assert job().start.policy == "asp"
-    assert idle(job()) == {"asp"} | SCHEDULES | LOCAL_STEPS
+    assert idle(job()) == {"asp"} | SCHEDULES | LOCAL_STEPS | WITHOUT_WAITING
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,9 @@ def test_options_of_the_tuner_count():
 
 def test_on_the_arenas_of_the_bespoke_optimiser_policies_and_tunables_are_held():
     found = idle(job_of(load("boat-c-speechnet")))
-    assert found == POLICIES | TUNABLES | GOODPUT | LOCAL_STEPS | {"uniform_devices"}  # the start is uniform already
+    assert found == POLICIES | TUNABLES | GOODPUT | LOCAL_STEPS | WITHOUT_WAITING | {
+        "uniform_devices"
+    }  # the start is uniform already
     assert "uniform_gpus" in idle(job_of(load("boat-a-speechnet")))  # which has no GPU
 
 

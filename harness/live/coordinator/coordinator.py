@@ -45,6 +45,7 @@ from harness.live.protocol.messages import (
 )
 from harness.live.protocol.messages import worker as worker_name
 from tuners.actions import Rejected, Setting, SyncPolicy
+from tuners.system import check_no_timers
 
 __all__ = ["Coordinator", "LiveJob", "Poll", "Report", "Shards"]
 
@@ -257,7 +258,7 @@ class Coordinator:
     def put(self, branch: int, setting: Setting, policy: SyncPolicy | None = None) -> None:
         """Change the setting of a branch, except where blocks are (see `place`). Mini-batches in progress go on. A new
         policy, or other workers, start the policy anew and release the workers that wait. None: the policy stays. Raises
-        Rejected for a policy that probes, where gradients are grouped."""
+        Rejected for a policy that probes, where gradients are grouped, and for one that sets timers."""
         of = self._cycles.branches[branch]
         self._check(policy or of.policy)
         of.setting, of.shards = setting, self.job.shards(setting)
@@ -269,6 +270,7 @@ class Coordinator:
         self._record()
 
     def _check(self, policy: SyncPolicy) -> None:
+        check_no_timers(policy)
         if policy.probes and self.job.aggregation != "each":
             raise Rejected(
                 f"Cannot install {policy.name}, which asks for losses before and after every push: here the servers apply "

@@ -95,6 +95,50 @@ def test_samples_count_once_each_also_where_the_number_of_steps_changes():
     assert int(clock.samples) == 8 * int(np.sum(np.asarray(clock.drawn)[:3]) - np.sum(np.asarray(clock.steps)[:3]))
 
 
+def test_workers_take_local_steps_of_their_own_and_count_by_their_samples():
+    """One round by hand: worker n takes 1 + n steps; the mean of what they change counts every mini-batch the same."""
+    of = made().job.start
+    own = tuple((w, 1 + n) for n, w in enumerate(of.workers))
+    simulated = made(local_steps=4)
+    simulated.perform(Reconfigure(replace(simulated.job.start, node_steps=own)))
+    simulated.perform(Run(clocks=3))  # the round that had begun, of 4 steps each
+    before = {k: np.asarray(v, np.float64) for k, v in branch(simulated).learned.parameters.items()}
+    window = simulated.perform(Run(clocks=3))
+    assert [w.samples for w in window.workers] == [8 * n for _, n in own]
+    data, _ = drawn(job(model=MODEL), 5)
+    columns = [np.asarray(c) for c in data.train]
+    ends = np.round(np.arange(4) / 3 * len(columns[0])).astype(int)
+    mean = {k: np.zeros_like(v) for k, v in before.items()}
+    for w, (_, steps) in enumerate(own):
+        mine = {k: v.copy() for k, v in before.items()}
+        for step in range(steps):
+            at = (4 + step) * 8 + np.arange(8)
+            gradient = MODEL.gradient(mine, [c[ends[w] + at % (ends[w + 1] - ends[w])] for c in columns])[1]
+            mine = {k: v - 0.1 * gradient[k] for k, v in mine.items()}
+        mean = {k: mean[k] + steps / 6 * (before[k] - mine[k]) for k in mean}
+    for k, value in branch(simulated).learned.parameters.items():
+        np.testing.assert_allclose(np.asarray(value), before[k] - mean[k], rtol=2e-4, atol=2e-5)
+
+
+def test_own_numbers_of_steps_that_are_all_the_same_change_nothing():
+    plain, own = made(**DILOCO), made(**DILOCO)
+    same = replace(own.job.start, local_steps=1, node_steps=tuple((w, 4) for w in own.job.start.workers))
+    own.perform(Reconfigure(same))
+    pushes = [s.perform(Run(clocks=18)).pushes for s in (plain, own)]
+    assert_same_bytes(*pushes)
+    for a, b in zip(*(branch(s).learned.parameters.values() for s in (plain, own)), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_a_worker_of_its_own_number_of_steps_computes_as_long_as_its_mini_batches():
+    simulated = made(aggregation="each", policy="asp", local_steps=1)
+    simulated.perform(Reconfigure(replace(simulated.job.start, node_steps=((simulated.job.start.workers[1], 5),))))
+    seen = simulated.perform(Run(clocks=60)).pushes
+    for worker, steps in ((0, 1), (1, 5), (2, 1)):
+        clocks = seen.clock[seen.worker == worker]
+        assert set(np.diff(clocks[1:])) == {steps}
+
+
 def test_an_inner_optimizer_keeps_its_state_from_push_to_push():
     cluster, _, plain, conditions = plain_job(policy="bsp", momentum=0.9, local_steps=2)
     workload = job(model=MODEL, aggregation="mean", optimizer="momentum")
@@ -112,6 +156,9 @@ def test_numbers_of_steps_that_make_no_sense_are_refused():
     for changes, reason in (
         ({"local_steps": 0}, "Cannot set local_steps to 0: it must be at least 1"),
         ({"outer_rate": 0.0}, "with outer_rate 0.0"),
+        ({"node_steps": ((simulated.job.start.workers[0], 0),)}, "Cannot take 0 local steps on"),
+        ({"node_steps": (("nobody", 2),)}, "Cannot take 2 local steps on 'nobody'"),
+        ({"node_steps": ((simulated.job.start.workers[0], 9),)}, "this scenario allows 1 to 8"),
         ({"outer_momentum": 1.0}, "outer_momentum 1.0: the rate must be positive and the momentum lies in"),
     ):
         with pytest.raises(Rejected, match=reason):

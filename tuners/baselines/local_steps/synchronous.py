@@ -10,7 +10,7 @@ from typing import Any
 from tuners.actions import Job, Reconfigure, Rejected, Setting, Tuner
 from tuners.settings import Choice
 
-__all__ = ["once", "steps_are_held", "synchronous"]
+__all__ = ["once", "steps_are_held", "synchronous", "with_nearest"]
 
 
 def steps_are_held(job: Job) -> str:
@@ -19,12 +19,16 @@ def steps_are_held(job: Job) -> str:
 
 
 def synchronous(job: Job, wanted: Mapping[str, float]) -> Setting:
-    """The start with the `wanted` values of free knobs, each the nearest that its knob has; under BSP where that is free."""
+    """`with_nearest` of `wanted`, under BSP where that is free."""
+    policy = job.space.knob("policy")
+    made = with_nearest(job, wanted)
+    return replace(made, policy="bsp") if isinstance(policy, Choice) and "bsp" in policy.options else made
+
+
+def with_nearest(job: Job, wanted: Mapping[str, float]) -> Setting:
+    """The start with the `wanted` values of free knobs, each the nearest that its knob has."""
     knobs = {name: job.space.knob(name) for name in wanted}
     made: dict[str, Any] = {name: knob.nearest(wanted[name]) for name, knob in knobs.items() if knob is not None}
-    policy = job.space.knob("policy")
-    if isinstance(policy, Choice) and "bsp" in policy.options:
-        made["policy"] = "bsp"
     return replace(job.start, **made)
 
 

@@ -20,7 +20,19 @@ from scipy.optimize import nnls
 from tuners.actions import Job, Method, Reconfigure, Rejected, Run, Setting, Tuner, Window
 from tuners.settings import Node
 
-__all__ = ["Choose", "Pair", "Seconds", "Terms", "fitted", "pairs", "roles_are_held", "tuned", "with_roles", "within_reach"]
+__all__ = [
+    "Choose",
+    "Pair",
+    "Seconds",
+    "Terms",
+    "fitted",
+    "pairs",
+    "roles_are_held",
+    "seconds_of_a_push",
+    "tuned",
+    "with_roles",
+    "within_reach",
+]
 
 Pair: TypeAlias = tuple[int, int]
 """Numbers of workers and servers, (w, p)."""
