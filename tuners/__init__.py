@@ -278,7 +278,7 @@ _EMBEDDED = {
             "tuners.baselines.local_steps.fedbuff:fedbuff",
             "FedBuff: local steps without waiting; the servers average half as many pushes as workers",
             tunes="local steps and the policy, once",
-            needs="local_steps free",
+            needs="local_steps free, and the policy not held",
             paper="Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022",
         ),
         Entry(
@@ -286,7 +286,7 @@ _EMBEDDED = {
             "tuners.baselines.local_steps.quorum:quorum",
             "local SGD in rounds that end some grace after three quarters of the workers have pushed",
             tunes="local steps and the policy, once",
-            needs="local_steps free",
+            needs="local_steps free, and the policy not held",
             paper="Bonawitz et al., Towards Federated Learning at Scale: System Design, MLSys 2019",
         ),
         Entry(

@@ -195,6 +195,12 @@ def test_probes_are_refused_where_gradients_are_grouped():
         memory.coordinator.put(0, memory.setting, never("probing", probes=True))
 
 
+def test_timers_are_refused():
+    memory = start()
+    with pytest.raises(Rejected, match=r"'quorum\(2,1\)': it sets a timer, and policies decide at pushes only here"):
+        memory.coordinator.put(0, memory.setting, policies.quorum(2, 1.0))
+
+
 def test_a_busy_worker_that_is_released_drops_its_mini_batch():
     memory = start(policy=policies.k_sync(1), workers=3)
     memory.push(messages.worker(NODES[0]))
