@@ -21,9 +21,11 @@ from simulators.engine.inputs import (
     EngineInputs,
     build,
     each_nic_counts,
+    has_tables,
     loads,
     overlapping,
     served,
+    served_rows,
 )
 from simulators.engine.learning import TrainingData
 from simulators.workloads.workload import Workload
@@ -50,10 +52,15 @@ class JobContext:
 
     def prepare(self, setting: Setting, policy: SyncPolicy, effects: Effects = NO_EFFECTS) -> PreparedSetting:
         """What the engine needs for a setting and a policy. Raises Rejected for what it, or the cluster, cannot run."""
-        fifo, single = self.cluster.discipline == "fifo", each_nic_counts(setting, self.conditions)
-        if fifo and single:
+        single = each_nic_counts(setting, self.conditions, self.workload)
+        if self.cluster.discipline == "fifo" and single:
             where = "a node is worker and server" if overlapping(setting) else "a node has a token bucket"
+            where = "mini-batches touch rows of embedding tables" if has_tables(self.workload) else where
             raise Rejected(f"Cannot queue transfers first come first served where {where}: use maxmin.")
+        if self.cluster.control_queue and has_tables(self.workload):
+            raise Rejected(
+                "Cannot queue requests where mini-batches touch rows of embedding tables: set control_queue to 0."
+            )
         largest = max(sum(row) for row in loads(self.cluster.nodes, setting).values())
         program = loop.Program(
             model=learning.learning_program(self.workload, self.job.space, largest),
@@ -77,10 +84,10 @@ class JobContext:
             factors=self.factors,
             control_queue=self.cluster.control_queue,
             local_steps=self.job.space.takes_local_steps,
+            blocks=self.job.blocks,
         )
-        return PreparedSetting(
-            setting, policy, program, inputs, served(self.cluster.nodes, self.workload.demand, setting, effects)
-        )
+        per_push = served(self.cluster.nodes, self.workload.demand, setting, effects)
+        return PreparedSetting(setting, policy, program, inputs, per_push, effects)
 
 
 class PreparedSetting(NamedTuple):
@@ -91,6 +98,7 @@ class PreparedSetting(NamedTuple):
     program: loop.Program
     inputs: EngineInputs  # without disturbances, which a branch sets for itself
     served: NDArray[np.float64]  # [k, 4] per push, see `simulators.engine.inputs.served`
+    effects: Effects = NO_EFFECTS
 
 
 class Branch:
@@ -98,11 +106,12 @@ class Branch:
 
     def __init__(self, context: JobContext, prepared: PreparedSetting, state: loop.State) -> None:
         self.context, self.state = context, state
-        self.setting, self.policy, self.program, self.inputs, self._served_per_push = prepared
+        self.setting, self.policy, self.program, self.inputs, self._served_per_push = prepared[:5]
         self._placed = prepared  # what the engine runs on, as it is without disturbances
         self.until_seconds = 0.0  # how far it has been trained
         self.unreported = NO_RECORDS  # of pushes that no window has told of, [n, 11]
         self.served = np.zeros_like(prepared.served)  # [k, 4] by every server since the last window
+        self.touched = np.zeros(context.job.blocks)  # rows of each block in the pushes since the last window
         self.unreported_seconds = 0.0  # how long these took; the next window begins so much earlier
         self.changes: list[Cost] = []  # of reconfigurations that the next window tells of
 
@@ -127,6 +136,7 @@ class Branch:
 
     def advance(self, clocks: int, until_seconds: float, rows: int) -> NDArray[np.float64]:
         """Train to so many more pushes, at most `rows`, or to the last event before `until_seconds`; records, [n, 11]."""
+        touched = self._touched()
         self.state, table, used = loop.advance(
             self.program,
             self.context.data,
@@ -136,8 +146,20 @@ class Branch:
             np.float64(until_seconds),
             rows=rows,
         )
-        self.served = self.served + int(used) * self._served_per_push
+        if self.inputs.placement:
+            rows = self._touched() - touched
+            self.touched = self.touched + rows
+            self.served = self.served + served_rows(
+                self.context.cluster.nodes, self.inputs.placement, rows, self._placed.effects
+            )
+        else:
+            self.served = self.served + int(used) * self._served_per_push
         return np.asarray(table)[: int(used)]
+
+    def _touched(self) -> NDArray[np.float64]:
+        """Distinct rows of each block in all pushes so far, [b]; [0] where the model has no embedding tables."""
+        learned = self.state.learned
+        return np.asarray(learned.touched.pushed) if learned is not None and learned.touched else np.zeros(0)
 
     def evaluation(self, now: float) -> Evaluation:
         """The model as it is, on the validation set."""
@@ -201,7 +223,7 @@ class Branch:
         """
         before, had_work = np.asarray(self.inputs.assigned), np.asarray(self._with_work)
         self.program, self.inputs, self._served_per_push = prepared.program, prepared.inputs, prepared.served
-        self._placed = prepared
+        self._placed, self.state = prepared, loop.rows_placed(self.inputs, self.state)
         if np.array_equal(before, self.inputs.assigned):
             return False
         self.state = loop.with_data_moved(self.state, before, np.asarray(self.inputs.assigned))
@@ -258,7 +280,7 @@ class Branch:
     def refill_seconds(self) -> float:
         """Seconds until all workers have pulled the whole model at the same time, through the busiest link."""
         inputs, pulls = self.inputs, np.flatnonzero(self.inputs.active)
-        if not len(pulls):
+        if not len(pulls) or inputs.placement:  # workers have no copy of embedding tables that they would have to pull again
             return 0.0
         if overlapping(self.setting):
             used = np.sum(np.asarray(inputs.usage)[pulls], axis=0) / np.asarray(inputs.capacity)

@@ -142,6 +142,7 @@ class SimulatedSystem:
         events, self._reported_events = tuple(self._control.events[self._reported_events :]), len(self._control.events)
         changes, branch.changes = tuple(branch.changes), []
         served, branch.served = branch.served, np.zeros_like(branch.served)
+        touched, branch.touched = tuple(map(float, branch.touched)), np.zeros_like(branch.touched)
         nodes = self._context.cluster.nodes
         return windows.window(
             self.job,
@@ -157,6 +158,7 @@ class SimulatedSystem:
             events=events,
             changes=changes,
             served=served,
+            blocks=touched,
         )
 
     def _think(self, action: Action[Any]) -> None:

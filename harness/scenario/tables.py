@@ -103,6 +103,8 @@ class StartTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     local_steps: int = 1
     outer_rate: float = 1.0
     outer_momentum: float = 0.0
+    placement: str = "range"
+    block_owners: tuple[str, ...] = ()
 
 
 class KnobTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -37,11 +37,12 @@ from simulators.reconfiguration.costs import Costs
 from simulators.reconfiguration.shares import block_counts, moves, survivors
 from simulators.reconfiguration.transfers import Transfers
 from tuners.actions import Cost, Method, Setting, SyncPolicy
+from tuners.settings import OF_TABLES
 from tuners.system import CHANGED_IN_PLACE, in_place
 
 __all__ = ["Load", "Reconfiguration", "ReconfigurationPlan", "Step", "plan_of"]
 
-_ROLES = ("workers", "servers", "model_shares", "data_shares")
+_ROLES = ("workers", "servers", "model_shares", "data_shares", *OF_TABLES)
 
 
 class Load(NamedTuple):
