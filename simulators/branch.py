@@ -21,9 +21,11 @@ from simulators.engine.inputs import (
     EngineInputs,
     build,
     each_nic_counts,
+    has_tables,
     loads,
     overlapping,
     served,
+    served_rows,
 )
 from simulators.engine.learning import TrainingData
 from simulators.workloads.workload import Workload
@@ -53,10 +55,15 @@ class JobContext:
         """What the engine needs for a setting and a policy. Raises Rejected for what it, or the cluster, cannot run."""
         if policy.probes and policy.timers:
             raise Rejected(f"Cannot install policy {policy.name!r}: it probes and sets timers; leave one of them out.")
-        fifo, single = self.cluster.discipline == "fifo", each_nic_counts(setting, self.conditions)
-        if fifo and single:
+        single = each_nic_counts(setting, self.conditions, self.workload)
+        if self.cluster.discipline == "fifo" and single:
             where = "a node is worker and server" if overlapping(setting) else "a node has a token bucket"
+            where = "mini-batches touch rows of embedding tables" if has_tables(self.workload) else where
             raise Rejected(f"Cannot queue transfers first come first served where {where}: use maxmin.")
+        if self.cluster.control_queue and has_tables(self.workload):
+            raise Rejected(
+                "Cannot queue requests where mini-batches touch rows of embedding tables: set control_queue to 0."
+            )
         largest = max(sum(row) for row in loads(self.cluster.nodes, setting).values())
         program = loop.Program(
             model=learning.learning_program(self.workload, self.job.space, largest),
@@ -81,10 +88,10 @@ class JobContext:
             factors=self.factors,
             control_queue=self.cluster.control_queue,
             local_steps=self.job.space.takes_local_steps,
+            blocks=self.job.blocks,
         )
-        return PreparedSetting(
-            setting, policy, program, inputs, served(self.cluster.nodes, self.workload.demand, setting, effects)
-        )
+        per_push = served(self.cluster.nodes, self.workload.demand, setting, effects)
+        return PreparedSetting(setting, policy, program, inputs, per_push, effects)
 
 
 class PreparedSetting(NamedTuple):
@@ -95,6 +102,7 @@ class PreparedSetting(NamedTuple):
     program: loop.Program
     inputs: EngineInputs  # without disturbances, which a branch sets for itself
     served: NDArray[np.float64]  # [k, 4] per push, see `simulators.engine.inputs.served`
+    effects: Effects = NO_EFFECTS
 
 
 class Branch:
@@ -102,11 +110,12 @@ class Branch:
 
     def __init__(self, context: JobContext, prepared: PreparedSetting, state: loop.State) -> None:
         self.context, self.state = context, state
-        self.setting, self.policy, self.program, self.inputs, self._served_per_push = prepared
+        self.setting, self.policy, self.program, self.inputs, self._served_per_push = prepared[:5]
         self._placed = prepared  # what the engine runs on, as it is without disturbances
         self.until_seconds = 0.0  # how far it has been trained
         self.unreported = NO_RECORDS  # of pushes that no window has told of, [n, 11]
         self.served = np.zeros_like(prepared.served)  # [k, 4] by every server since the last window
+        self.touched = np.zeros(context.job.blocks)  # rows of each block in the pushes since the last window
         self.unreported_seconds = 0.0  # how long these took; the next window begins so much earlier
         self.changes: list[Cost] = []  # of reconfigurations that the next window tells of
 
@@ -131,6 +140,7 @@ class Branch:
 
     def advance(self, clocks: int, until_seconds: float, rows: int) -> NDArray[np.float64]:
         """Train to so many more pushes, at most `rows`, or to the last event before `until_seconds`; records, [n, 11]."""
+        before = self._touched()
         self.state, table, used = loop.advance(
             self.program,
             self.context.data,
@@ -140,8 +150,21 @@ class Branch:
             np.float64(until_seconds),
             rows=rows,
         )
-        self.served = self.served + int(used) * self._served_per_push
+        if self.inputs.placement:
+            pulled, pushed = self._touched() - before
+            self.touched = self.touched + pushed
+            place, effects = self.inputs.placement, self._placed.effects
+            self.served = self.served + served_rows(self.context.cluster.nodes, place, pulled, pushed, effects)
+        else:
+            self.served = self.served + int(used) * self._served_per_push
         return np.asarray(table)[: int(used)]
+
+    def _touched(self) -> NDArray[np.float64]:
+        """Distinct rows of each block in the pulls and in the pushes so far, [2, b]; [2, 0] without embedding tables."""
+        learned = self.state.learned
+        if learned is None or not learned.touched:
+            return np.zeros((2, 0))
+        return np.stack([np.asarray(learned.touched.pulled), np.asarray(learned.touched.pushed)])
 
     def evaluation(self, now: float) -> Evaluation:
         """The model as it is, on the validation set."""
@@ -187,6 +210,8 @@ class Branch:
         if pause > 0:
             self.state = loop.resumed(self.inputs, self.state, pause)
             self.until_seconds = until
+        if latest is not self:  # branches share the workers' caches
+            self.state = loop.caches_cleared(self.state)
         if len(self.inputs.bucket_bytes) and latest is not self:
             self.state = loop.with_tokens(self.state, latest.tokens(until))
 
@@ -228,7 +253,7 @@ class Branch:
         """
         before, had_work = np.asarray(self.inputs.assigned), np.asarray(self._with_work)
         self.program, self.inputs, self._served_per_push = prepared.program, prepared.inputs, prepared.served
-        self._placed = prepared
+        self._placed, self.state = prepared, loop.rows_placed(self.inputs, self.state)
         if np.array_equal(before, self.inputs.assigned):
             return False
         self.state = loop.with_data_moved(self.state, before, np.asarray(self.inputs.assigned))
@@ -284,6 +309,8 @@ class Branch:
 
     def refill_seconds(self) -> float:
         """Seconds until all workers have pulled the whole model at the same time, through the busiest link."""
+        if self.inputs.placement:  # workers have no copy of embedding tables that they would have to pull again
+            return 0.0
         return self._transfer_seconds(float(self.inputs.pull_bytes), float(self.inputs.serve_out), pushes=False)
 
     def _transfer_seconds(self, each_bytes: float, served: float, *, pushes: bool) -> float:

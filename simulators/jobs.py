@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
 from simulators.cluster.profiles import node_rate
+from simulators.engine.embedding import popularity, seen_before
+from simulators.engine.inputs import has_tables
 from simulators.engine.learning import TrainingData
 from simulators.engine.optimizers import OUTER, slots
-from simulators.reconfiguration.costs import METHODS, Costs
+from simulators.reconfiguration.costs import METHODS, METHODS_OF_TABLES, Costs
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Space, Target
 from tuners.prices import Prices
@@ -54,7 +56,8 @@ def job(spec: JobSpec) -> Job:
         Node(n, kind.name, kind.cores, tuple(d.kind for d in kind.devices), kind.nic_bytes_per_second, kind.memory_bytes)
         for n, kind in spec.cluster.nodes
     )
-    space = Space(spec.start, nodes, spec.knobs)
+    blocks = spec.costs.model_blocks if has_tables(workload) else 0
+    space = Space(spec.start, nodes, spec.knobs, blocks=blocks)
     return Job(
         name=spec.name,
         nodes=nodes,
@@ -66,7 +69,8 @@ def job(spec: JobSpec) -> Job:
         push_bytes=workload.demand.whole_push_bytes,
         samples=workload.samples,
         seed=spec.seed,
-        methods=METHODS,
+        methods=METHODS_OF_TABLES if has_tables(workload) else METHODS,
+        blocks=blocks,
         branch_bytes=workload.demand.model_bytes * (1 + slots(OUTER if space.takes_local_steps else workload.optimizer)),
         installs_policies=spec.installs_policies or space.frees("policy"),
         evaluate_seconds=evaluate_seconds(spec),
@@ -124,6 +128,10 @@ def drawn(workload: Workload, seed: int, parts: int = 1) -> tuple[TrainingData, 
     if workload.skew:
         order = _by_class(order, np.asarray(train[-1]), workload.skew, parts, rng)
     shuffled = tuple(jnp.asarray(np.asarray(column)[order]) for column in train)
+    if workload.proxy.embedding is not None:
+        rows = np.asarray(shuffled[0])
+        known = (seen_before(rows), popularity(rows, workload.proxy.embedding.rows))
+        shuffled = (*shuffled, *map(jnp.asarray, known))
     valid = tuple(jnp.asarray(column) for column in workload.proxy.valid)
     return TrainingData(shuffled, valid), workload.proxy.init(jax.random.key(seed))
 

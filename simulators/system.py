@@ -77,7 +77,8 @@ class SimulatedSystem:
         self._waited_cost = Cost(seconds=0.0, stall_seconds=0.0)  # of the last one that was waited for
         self.job = jobs.job(spec)
         blocks = workload.demand.data_blocks or max(len(nodes), workload.samples // workload.batch_size)
-        self._load = Load(self.job.model_bytes, blocks, workload.demand.sample_bytes * workload.samples / blocks)
+        block_bytes = workload.demand.sample_bytes * workload.samples / blocks
+        self._load = Load(self.job.model_bytes, blocks, block_bytes, has_tables=self.job.blocks > 0)
         try:
             self.job.space.check(start)
             check_nodes(start, self.job, self._control.available)
@@ -145,6 +146,7 @@ class SimulatedSystem:
         events, self._reported_events = tuple(self._control.events[self._reported_events :]), len(self._control.events)
         changes, branch.changes = tuple(branch.changes), []
         served, branch.served = branch.served, np.zeros_like(branch.served)
+        touched, branch.touched = tuple(map(float, branch.touched)), np.zeros_like(branch.touched)
         nodes = self._context.cluster.nodes
         return windows.window(
             self.job,
@@ -160,6 +162,7 @@ class SimulatedSystem:
             events=events,
             changes=changes,
             served=served,
+            blocks=touched,
         )
 
     def _think(self, action: Action[Any]) -> None:
@@ -382,6 +385,8 @@ class SimulatedSystem:
     def _measure_noise(self, action: MeasureNoise) -> GradientNoise:
         branch = branch_of(self._branches, action.branch)
         check_no_reconfiguration(f"measure the noise of branch {action.branch}", self._reconfiguration)
+        if branch.inputs.placement:
+            raise Rejected("Cannot measure the noise of sparse gradients: mini-batches touch different rows of the tables.")
         found = branch.gradient_noise(self._now, action.batches)
         self._pass_seconds(branch.noise_seconds(action.batches))
         return found

@@ -60,10 +60,11 @@ def window(
     events: tuple[NodeEvent, ...],
     changes: tuple[Cost, ...],
     served: NDArray[np.float64] | None = None,
+    blocks: tuple[float, ...] = (),
 ) -> Window:
     """One window; `devices` are each worker's nominal seconds, in all and per device, `samples` those of its mini-batch.
 
-    `served` [k, 4] has the columns of `ServerWindow`; None: the servers are not measured.
+    `served` [k, 4] has the columns of `ServerWindow`; None: the servers are not measured. `blocks`: see `Window`.
     """
     made = pushes(table)
     at = {n.name: i for i, n in enumerate(job.nodes)}
@@ -80,6 +81,7 @@ def window(
         changes=changes,
         status=status,
         servers=() if served is None else tuple(ServerWindow(s, *map(float, served[at[s]])) for s in setting.servers),
+        blocks=blocks,
     )
 
 

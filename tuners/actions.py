@@ -127,6 +127,7 @@ class Job:
     evaluate_seconds: float = 0.0  # that one `Evaluate` takes, in which no branch trains; an estimate where the job is live
     prices: Prices = field(default_factory=Prices)  # of the machines, by the hour
     budget_usd: float = math.inf  # a target that cost more does not count as reached
+    blocks: int = 0  # of consecutive rows of embedding tables, which `Setting.block_owners` places; 0: no such tables
 
     @property
     def epoch_samples(self) -> int:
@@ -233,6 +234,7 @@ class Window:
     setting: Setting | None = None  # at the end of the window; the system itself changes it when a node is lost
     changes: tuple[Cost, ...] = ()  # of reconfigurations with `wait=False` that ended in this window
     servers: tuple[ServerWindow, ...] = ()  # one entry per server of the current setting; () where they are not measured
+    blocks: tuple[float, ...] = ()  # rows of each of `Job.blocks` that the pushes carried; () without embedding tables
     status: Status = "running"
 
     @property
@@ -420,7 +422,8 @@ class MeasureNoise(Action[GradientNoise]):
     """Measure the gradient noise of `branch` now, from `batches` mini-batches of every worker.
 
     All workers pull, compute these gradients at one model, and push what their norms need; nobody trains meanwhile, and
-    nothing is applied. Simulated only: other systems refuse (`Rejected`), and the simulator does during a reconfiguration.
+    nothing is applied. Simulated only: other systems refuse (`Rejected`), and the simulator does during a reconfiguration and
+    where a model has embedding tables.
     Raises ValueError for less than two mini-batches.
     """
 

@@ -7,6 +7,7 @@ data, without time.
 from __future__ import annotations
 
 import numbers
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BOUNDED",
+    "OF_CACHES",
     "OF_LOCAL_STEPS",
+    "OF_TABLES",
+    "PLACEMENTS",
     "Choice",
     "Integer",
     "Knob",
@@ -69,9 +73,16 @@ _KINDS: tuple[tuple[str, type, str], ...] = (
     ("node_steps", tuple, "a tuple of pairs, a worker's name and its local steps"),
     ("outer_rate", numbers.Real, _NUMBER),
     ("outer_momentum", numbers.Real, _NUMBER),
+    ("placement", str, 'a name, as in placement="hash"'),
+    ("block_owners", tuple, "a tuple of node names"),
+    ("cache_rows", numbers.Integral, _WHOLE),
+    ("cache_clocks", numbers.Integral, _WHOLE),
 )
 """Fields of a setting, their types, and what to give."""
 
+
+PLACEMENTS = ("range", "hash")
+"""How blocks of embedding tables are placed where a setting does not name their servers; see `Setting.owners`."""
 
 BOUNDED = ("ssp", "discard", "admit")
 """The names of policies that have `Setting.staleness` as their one bound; see `tuners.policies`."""
@@ -99,6 +110,10 @@ class Setting:
     node_steps: tuple[tuple[str, int], ...] = ()  # local steps of single workers, by name; the others take `local_steps`
     outer_rate: float = 1.0  # of the servers, for what a worker's local steps have changed
     outer_momentum: float = 0.0  # Nesterov's, with that rate
+    placement: str = "range"  # of blocks of embedding tables: consecutive ones together ("range"), or scattered ("hash")
+    block_owners: tuple[str, ...] = ()  # the server of each block; () as `placement` and `model_shares` say
+    cache_rows: int = 0  # of embedding tables: each worker keeps copies of so many rows, the most popular ones
+    cache_clocks: int = 0  # and uses a copy for so many mini-batches after the one that pulled it
 
     def __post_init__(self) -> None:
         """Raise TypeError, with what to write, for a value of another type; `Space.check` judges what has the right type."""
@@ -111,6 +126,8 @@ class Setting:
     def shares(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Data share per worker and model share per server; equal shares are written out."""
         data = self.data_shares or (1.0 / len(self.workers),) * len(self.workers)
+        if self.block_owners:
+            return data, tuple(self.block_owners.count(s) / len(self.block_owners) for s in self.servers)
         model = self.model_shares or (1.0 / len(self.servers),) * len(self.servers)
         return data, model
 
@@ -118,13 +135,36 @@ class Setting:
         """Mini-batches of `worker` between its pull and its push."""
         return dict(self.node_steps).get(worker, self.local_steps)
 
+    def owners(self, blocks: int) -> tuple[str, ...]:
+        """The server of each of `blocks` blocks of embedding tables.
+
+        Without `block_owners`, every server has a part of [0, 1), as long as its model share. Block i is there at
+        (i + 1/2) / blocks ("range"), or where a hash of i is ("hash").
+        """
+        if self.block_owners:
+            return self.block_owners
+        ends = np.cumsum(self.shares()[1])
+        if self.placement == "hash":
+            at = np.array([zlib.crc32(f"block {i}".encode()) / 2**32 for i in range(blocks)])
+        else:
+            at = (np.arange(blocks) + 0.5) / blocks
+        found = np.minimum(np.searchsorted(ends, at, side="right"), len(ends) - 1)
+        return tuple(self.servers[j] for j in found)
+
 
 OF_LOCAL_STEPS = {"local_steps": 1, "outer_rate": 1.0, "outer_momentum": 0.0}
 """The fields of a setting that say how workers take local steps, and their values where a push is one gradient."""
 
+OF_TABLES: dict[str, Any] = {"placement": "range", "block_owners": ()}
+"""The fields of a setting that place blocks of embedding tables, and their values where there are none."""
+
+OF_CACHES = {"cache_rows": 0, "cache_clocks": 0}
+"""The fields of a setting that say which rows of embedding tables workers keep, and their values where they keep none."""
+
 # ---------------------------------------------------------------------------------------------------------------- space
 
 _FIELDS = tuple(f.name for f in fields(Setting))
+_PLAIN = tuple(f for f in _FIELDS[2:] if f != "block_owners")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +178,7 @@ class Space:
     * ``load/NODE/DEVICE``: samples on that device (an index) of the node, used where the node is a worker. `Real` knobs are
       weights: the batch of the base is shared out in proportion to them, and a node without a sample is not a worker;
     * ``data_share/NODE``, ``model_share/NODE``: weights, divided by their sum;
+    * ``block/NUMBER``: the server of that block of the embedding tables;
     * ``option/NAME``: a graph option.
 
     In a job of recorded runs only the settings that were `recorded` exist, as in tabular benchmarks. Raises ValueError for a
@@ -148,6 +189,7 @@ class Space:
     nodes: tuple[Node, ...]
     knobs: tuple[Knob, ...] = ()
     recorded: Mapping[Setting, None] = field(default_factory=dict)  # as keys, in a fixed order; empty: every setting exists
+    blocks: int = 0  # of embedding tables; 0: the model has none
 
     def __post_init__(self) -> None:
         names = [k.name for k in self.knobs]
@@ -155,7 +197,12 @@ class Space:
         for name in names:
             head, _, rest = name.partition("/")
             by_node = head in ("role", "load", "data_share", "model_share") and rest.partition("/")[0] in known
-            if not (name in _FIELDS[2:] or name == "worker_count" or (head == "option" and rest) or by_node):
+            by_block = head == "block" and rest.isdecimal() and int(rest) < self.blocks
+            if (head == "block" and not by_block) or (name in ("placement", *OF_CACHES) and not self.blocks):
+                raise ValueError(
+                    f"Knob {name!r} sets nothing: this job has {self.blocks or 'no'} blocks of embedding tables."
+                )
+            if not (name in _PLAIN or name == "worker_count" or (head == "option" and rest) or by_node or by_block):
                 near = get_close_matches(name, [*_FIELDS[2:], "worker_count"], n=2, cutoff=0.7)
                 hint = f" Did you mean {' or '.join(near)}?" if near else ""
                 raise ValueError(
@@ -182,6 +229,13 @@ class Space:
         another value."""
         taken = any(self.frees(n) or getattr(self.base, n) != plain for n, plain in OF_LOCAL_STEPS.items())
         return taken or bool(self.base.node_steps)
+
+    @property
+    def most_cached_rows(self) -> int:
+        """The most rows of embedding tables of which a worker can keep copies; 0 where no worker keeps any."""
+        knob = self.knob("cache_rows")
+        free = () if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
+        return max(self.base.cache_rows, *map(int, free), 0)
 
     @property
     def whole_batch(self) -> int:
@@ -221,7 +275,7 @@ class Space:
             )
         if (setting.workers, setting.servers) != (self.base.workers, self.base.servers):
             # Loads and shares of the base belong to its own workers and servers; other ones get equal shares.
-            setting = replace(setting, loads=(), data_shares=(), model_shares=())
+            setting = replace(setting, loads=(), data_shares=(), model_shares=(), block_owners=())
         return setting
 
     def _with_shares(self, setting: Setting, values: Mapping[str, Scalar]) -> Setting:
@@ -230,6 +284,12 @@ class Space:
         data = _normalised("data_share", setting.workers, values)
         model = _normalised("model_share", setting.servers, values)
         setting = replace(setting, data_shares=data or setting.data_shares, model_shares=model or setting.model_shares)
+        owners = {int(k.partition("/")[2]): str(v) for k, v in values.items() if k.startswith("block/")}
+        if owners:
+            # A node that is no server under these roles owns no block; that block stays where it is without knobs.
+            wanted = {i: owner for i, owner in owners.items() if owner in setting.servers}
+            named = tuple(wanted.get(i, owner) for i, owner in enumerate(setting.owners(self.blocks)))
+            setting = replace(setting, model_shares=(), block_owners=named)
         options = {k.partition("/")[2]: v for k, v in values.items() if k.startswith("option/")}
         if options:
             setting = replace(setting, options=tuple(sorted((dict(setting.options) | options).items())))
@@ -259,6 +319,8 @@ class Space:
         node, _, device = rest.partition("/")
         if head == "role":
             return _role(setting, node)
+        if head == "block":
+            return setting.owners(self.blocks)[int(rest)]
         if head == "option":
             return dict(setting.options).get(rest, "unset")
         if head == "load":
@@ -285,12 +347,17 @@ class Space:
             "model_shares": self.frees("model_share") or roles_free,
             "options": self.frees("option"),
             "node_steps": self.frees("local_steps"),
+            "block_owners": self.frees("block"),
         }
         for name in _FIELDS:
             value, base = getattr(setting, name), getattr(self.base, name)
             if value != base and not free.get(name, self.knob(name) is not None):
                 raise Rejected(f"Cannot set {name} to {value!r}: this scenario holds it at {base!r}.")
         self._check_families(setting)
+        if setting.block_owners and len(setting.block_owners) != self.blocks:
+            raise Rejected(
+                f"Cannot place {len(setting.block_owners)} blocks: this job has {self.blocks} of embedding tables."
+            )
         if self.whole_batch and (given := sum(map(sum, setting.loads))) != self.whole_batch:
             raise Rejected(f"Cannot use loads of {given} samples in all: they have to sum to the batch, {self.whole_batch}.")
         for knob in self.knobs:
@@ -410,7 +477,7 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
             raise Rejected(
                 f"Cannot use loads {setting.loads}: give each worker a row, one count per device, at least one sample."
             )
-    least_of = {"batch_size": 1, "staleness": 0, "intra_threads": 0, "inter_threads": 0, "local_steps": 1}
+    least_of = {"batch_size": 1, "staleness": 0, "intra_threads": 0, "inter_threads": 0, "local_steps": 1, **OF_CACHES}
     for name, least in least_of.items():
         if getattr(setting, name) < least:
             raise Rejected(f"Cannot set {name} to {getattr(setting, name)}: it must be at least {least}.")
@@ -418,6 +485,16 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
         if name not in devices or steps < 1:
             raise Rejected(
                 f"Cannot take {steps} local steps on {name!r}: give at least 1, on a node of {', '.join(devices)}."
+            )
+    if setting.placement not in PLACEMENTS:
+        raise Rejected(f"Cannot place blocks by {setting.placement!r}: choose {' or '.join(PLACEMENTS)}.")
+    if setting.block_owners:
+        if setting.model_shares:
+            raise Rejected("Cannot use model_shares and block_owners at once: the blocks of a server are its share.")
+        strangers = [n for n in setting.block_owners if n not in setting.servers]
+        if strangers:
+            raise Rejected(
+                f"Cannot place a block on {strangers[0]!r}: it is no server; there are {', '.join(setting.servers)}."
             )
     if setting.transfer_bits not in (16, 32):
         raise Rejected(f"Cannot transfer {setting.transfer_bits} bits: choose 16 or 32.")

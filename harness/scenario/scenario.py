@@ -139,7 +139,7 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
         cluster=cluster,
         workload=_at(origin, "workload", lambda: _known(found.workload, origin, draw)),
         start=found.start,
-        knobs=_at(origin, "free", lambda: tuple(_knobs(found.free, cluster))),
+        knobs=_at(origin, "free", lambda: tuple(_knobs(found.free, cluster, found.costs.model_blocks))),
         target=_at(origin, "target", lambda: _target(found.target)),
         check_clocks=found.target.check_clocks,
         budget=_at(origin, "budget", lambda: _finite(found.budget)),
@@ -200,7 +200,7 @@ def job(scenario: Scenario, seed: int = 0) -> Job:
     if scenario.recorded is not None:
         return scenario_recorded.job(scenario, scenario.recorded, seed)
     made = workload_of(scenario)
-    space = _space(scenario, made)
+    space = _at(scenario.origin, "free", lambda: _space(scenario, made))
     # Imported here, because they import JAX, which takes seconds and which reading a scenario does not need.
     from simulators import jobs
     from tuners import policies
@@ -419,11 +419,13 @@ def _space(scenario: Scenario, made: Workload | None) -> Space:
             raise ValueError(
                 f"worker_count: give integer = [low, high] within [1, {len(nodes) - 1}], so that one node serves."
             )
-    return Space(_start(scenario, made), nodes, scenario.knobs)
+    # A file is checked before its workload is made; only then it is known whether there are tables.
+    tables = made is None or (made.proxy is not None and made.proxy.embedding is not None)
+    return Space(_start(scenario, made), nodes, scenario.knobs, blocks=scenario.costs.model_blocks if tables else 0)
 
 
-def _knobs(free: Mapping[str, KnobTable], cluster: Cluster) -> Iterator[Knob]:
-    """The knobs of [free]. A name that ends in "/*" means one knob per node, or per device that can compute."""
+def _knobs(free: Mapping[str, KnobTable], cluster: Cluster, blocks: int) -> Iterator[Knob]:
+    """The knobs of [free]. A name that ends in "/*" means one knob per node, per device that can compute, or per block."""
     for name, table in free.items():
         family, _, star = name.rpartition("/")
         members = [node for node, _ in cluster.nodes]
@@ -431,6 +433,8 @@ def _knobs(free: Mapping[str, KnobTable], cluster: Cluster) -> Iterator[Knob]:
             members = [
                 f"{node}/{d}" for node, kind in cluster.nodes for d, device in enumerate(kind.devices) if device.speed
             ]
+        if family == "block":
+            members = [str(number) for number in range(blocks)]
         for each in (f"{family}/{member}" for member in members) if star == "*" else (name,):
             yield _knob(each, table)
 

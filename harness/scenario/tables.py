@@ -104,6 +104,10 @@ class StartTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node_steps: dict[str, int] = {}  # local steps of single workers, by name; the others take `local_steps`
     outer_rate: float = 1.0
     outer_momentum: float = 0.0
+    placement: str = "range"
+    block_owners: tuple[str, ...] = ()
+    cache_rows: int = 0
+    cache_clocks: int = 0
 
 
 class KnobTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -24,19 +24,35 @@ __all__ = [
     "CycleCosts",
     "Effects",
     "EngineInputs",
+    "RowPlacement",
     "Shards",
     "build",
     "compute_times",
     "cycle_costs",
     "each_nic_counts",
+    "has_tables",
     "loads",
     "overlapping",
     "served",
+    "served_rows",
     "shards",
 ]
 
 
 _NOTHING: Any = np.zeros(0)
+_UNLIMITED = 1e30  # bytes/s; finite, because 0 * inf is nan
+
+
+class RowPlacement(NamedTuple):
+    """Where the rows of embedding tables are, by block of consecutive rows, [b], and what each of them costs."""
+
+    pulled: Array  # [b, k]: the part of each block's pulled rows that each node sends
+    pushed: Array  # [b, k]: the part of each block's pushed rows that each node receives
+    pull_row_bytes: Array  # scalar, as transferred
+    push_row_bytes: Array  # scalar
+    apply_row_seconds: Array  # scalar: a server's time to apply the gradient of one row
+    cache_rows: Any = 0  # int32: the most popular rows, of which each worker keeps copies
+    cache_clocks: Any = 0  # int32: mini-batches for which a copy is used after the one that pulled it
 
 
 class EngineInputs(NamedTuple):
@@ -82,6 +98,7 @@ class EngineInputs(NamedTuple):
     local_steps: Array = _NOTHING  # int32 [k]: mini-batches between a pull and the push; [0]: a push is one gradient
     outer_rate: Array = _NOTHING  # float32 [1]: of the servers, for what local steps have changed; [0] likewise
     outer_momentum: Array = _NOTHING  # float32 [1]; [0] likewise
+    placement: Any = ()  # `RowPlacement` of embedding tables; (): every mini-batch pulls and pushes the whole model
 
 
 class CycleCosts(NamedTuple):
@@ -158,9 +175,15 @@ def overlapping(setting: Setting) -> bool:
     return bool(set(setting.workers) & set(setting.servers))
 
 
-def each_nic_counts(setting: Setting, conditions: Conditions) -> bool:
-    """Whether each NIC is a resource of its own (roles overlap, or there are token buckets), or all servers are one."""
-    return overlapping(setting) or bool(conditions.buckets)
+def each_nic_counts(setting: Setting, conditions: Conditions, workload: Workload) -> bool:
+    """Whether each NIC is a resource of its own (roles overlap, there are token buckets, or each mini-batch touches other
+    rows of embedding tables), or all servers are one."""
+    return overlapping(setting) or bool(conditions.buckets) or has_tables(workload)
+
+
+def has_tables(workload: Workload) -> bool:
+    """Whether mini-batches pull and push rows of embedding tables, and not the whole model."""
+    return workload.proxy is not None and workload.proxy.embedding is not None
 
 
 def compute_times(
@@ -223,16 +246,21 @@ def build(
     factors: Factors = NO_FACTORS,
     control_queue: float = 0.0,
     local_steps: bool = False,
+    blocks: int = 1,
 ) -> EngineInputs:
-    """The numbers of a cluster under `setting`; `local_steps` says whether the job takes them (`Space.takes_local_steps`).
+    """The numbers of a cluster under `setting`; `local_steps` says whether the job takes them (`Space.takes_local_steps`),
+    and `blocks` into how many embedding tables are divided.
 
     Raises Rejected where the setting cannot run on the cluster.
     """
     names = tuple(name for name, _ in nodes)
     costs = cycle_costs(nodes, latency_seconds, workload.demand, setting, policy_seconds=policy_seconds, effects=effects)
     parts = shards(nodes, workload, setting, reconfiguring=effects.workers is not None)
-    single = each_nic_counts(setting, conditions)
-    usage, capacity = _usage(nodes, setting, effects) if single else (np.zeros((2 * len(nodes), 0)), np.zeros(0))
+    tables = has_tables(workload)
+    single = each_nic_counts(setting, conditions, workload)
+    usage, capacity = (
+        _usage(nodes, setting, effects, whole=tables) if single else (np.zeros((2 * len(nodes), 0)), np.zeros(0))
+    )
     rng = np.random.default_rng([seed, 1])
     numbers: dict[str, Any] = dict(
         key=np.uint64(np.random.default_rng([seed, 0]).integers(2**63)),
@@ -275,7 +303,7 @@ def build(
     )
     # Plain numpy: passing it to compiled code is faster than making JAX arrays first, one by one.
     arrays: dict[str, Any] = {n: v if isinstance(v, Array) else np.asarray(v) for n, v in numbers.items()}
-    return EngineInputs(**arrays)
+    return EngineInputs(**arrays, placement=_placement(names, workload, setting, effects, blocks) if tables else ())
 
 
 def _sleeps(conditions: Conditions, straggles: NDArray[np.bool_], rng: np.random.Generator) -> dict[str, Any]:
@@ -318,6 +346,48 @@ def served(
     return np.array(rows)
 
 
+def _placement(names: tuple[str, ...], workload: Workload, setting: Setting, effects: Effects, blocks: int) -> RowPlacement:
+    """Where the blocks of embedding tables are under `setting`. Raises Rejected for a demand that knows no rows."""
+    demand, proxy = workload.demand, workload.proxy
+    if proxy is None or proxy.embedding is None:
+        raise ValueError(f"Cannot place rows of {workload.name!r}: it has no embedding tables.")
+    if demand.apply_exponent != 1:
+        raise Rejected(
+            f"Cannot apply rows with apply_exponent {demand.apply_exponent:g}: each row takes its time; set it to 1."
+        )
+    rows, transfer = proxy.embedding.rows, setting.transfer_bits / 32
+    held = np.zeros((blocks, len(names)))
+    for block, owner in enumerate(setting.owners(blocks)):
+        held[block, names.index(owner)] = 1.0
+    return RowPlacement(
+        pulled=held,  # type: ignore[arg-type]  # numpy, as all of `EngineInputs`
+        pushed=held,  # type: ignore[arg-type]
+        pull_row_bytes=np.asarray(demand.model_bytes * transfer / rows),  # type: ignore[arg-type]
+        push_row_bytes=np.asarray(demand.whole_push_bytes * transfer / rows * effects.push_factor),  # type: ignore[arg-type]
+        apply_row_seconds=np.asarray(demand.apply_seconds / rows),  # type: ignore[arg-type]
+        cache_rows=np.int32(setting.cache_rows),
+        cache_clocks=np.int32(setting.cache_clocks),
+    )
+
+
+def served_rows(
+    nodes: tuple[tuple[str, NodeType], ...],
+    place: RowPlacement,
+    pulls: NDArray[np.float64],
+    pushes: NDArray[np.float64],
+    effects: Effects = NO_EFFECTS,
+) -> NDArray[np.float64]:
+    """What completed pushes of so many rows of each block, [b], and the pulls before them cost every server, [k, 4]: the
+    columns of `served`."""
+    out, into = _left(nodes, effects.out), _left(nodes, effects.into)
+    pulled, pushed = pulls @ np.asarray(place.pulled), pushes @ np.asarray(place.pushed)
+    sending, receiving = (
+        np.array([min(left[name], kind.service_bytes_per_second) for name, kind in nodes]) for left in (out, into)
+    )
+    pull, push = pulled * float(place.pull_row_bytes), pushed * float(place.push_row_bytes)
+    return np.stack([pull, pull / sending, push, push / receiving + pushed * float(place.apply_row_seconds)], axis=1)
+
+
 def _by_share(target: Target, names: tuple[str, ...], setting: Setting, parts: Shards) -> dict[str, Any]:
     """What each worker has to do for a target by share, and what a push of it completes."""
     if not target.by_share:
@@ -346,7 +416,7 @@ def _serve(nodes: tuple[tuple[str, NodeType], ...], share: Mapping[str, float], 
 
 
 def _usage(
-    nodes: tuple[tuple[str, NodeType], ...], setting: Setting, effects: Effects
+    nodes: tuple[tuple[str, NodeType], ...], setting: Setting, effects: Effects, *, whole: bool = False
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """What a byte of each node's pull (rows 0..k-1) and push (k..2k-1) puts on every NIC and server process.
 
@@ -370,6 +440,9 @@ def _usage(
                 usage[k + i, into[j]] += push
     service = [kind.service_bytes_per_second for _, kind in nodes]
     capacity = np.array([*(nic_out[n] for n, _ in nodes), *(nic_into[n] for n, _ in nodes), *service, *service])
-    # A server process without a limit of its own is no resource.
+    # A server process without a limit of its own is no resource. With `whole`, all of them are, or none.
     kept = np.isfinite(capacity)
+    if whole:
+        kept[2 * k :] = kept[2 * k :].any()
+        capacity = np.minimum(capacity, _UNLIMITED)
     return usage[:, kept], capacity[kept]

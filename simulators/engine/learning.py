@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from simulators.engine import embedding as sparse
 from simulators.engine.inputs import EngineInputs
 from simulators.engine.lanes import anywhere
 from simulators.engine.optimizers import OUTER, REVISING, optimizer
-from simulators.workloads.workload import Workload
+from simulators.workloads.workload import Embedding, Workload
 from tuners.actions import Rejected, Space
 from tuners.settings import Choice
 
@@ -49,10 +50,13 @@ class LearningProgram(NamedTuple):
     optimizer: str
     aggregation: str  # each | sum | mean
     batch: int  # rows drawn per mini-batch, at least every worker's own number of samples
+    embedding: Embedding | None = None  # None: gradients are dense
+    cached: int = 0  # rows of embedding tables of which a worker can keep copies
 
 
 class TrainingData(NamedTuple):
-    """Training and validation sets; tuples of arrays, sample axis first."""
+    """Training and validation sets; tuples of arrays, sample axis first. Where a model has embedding tables, the last
+    two of the training set are what `seen_before` and `popularity` of `simulators.engine.embedding` say of its look-ups."""
 
     train: tuple[Array, ...]
     valid: tuple[Array, ...]
@@ -67,6 +71,7 @@ class Learned(NamedTuple):
     group: Any  # sum of the gradients pushed since the last step (aggregation sum | mean)
     pulled: Any  # leading worker axis [k, ...]: sum of all gradients at the time of each pull, for optimizers that revise
     inner: Any  # the state of each worker's own optimizer, leading worker axis; () where a push is one gradient
+    touched: Any = ()  # `simulators.engine.embedding.Touched`; () where gradients are dense
 
 
 def learning_program(workload: Workload, space: Space, samples: int) -> LearningProgram | None:
@@ -88,13 +93,58 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
     knob = space.knob("batch_size")
     choices = (space.whole_batch,) if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
     rows = max(samples, *(min(int(c), _LEAST_ROWS) for c in choices), 1)
+    if workload.proxy.embedding is not None:
+        # Kept gradients have an entry per look-up, so that their shape must be the same for all settings of the job.
+        rows = _most_samples(workload, space, samples)
     batch = 1 << (rows - 1).bit_length()
-    return LearningProgram(workload.proxy.losses, workload.proxy.correct, workload.optimizer, workload.aggregation, batch)
+    proxy = workload.proxy
+    return LearningProgram(
+        proxy.losses,
+        proxy.correct,
+        workload.optimizer,
+        workload.aggregation,
+        batch,
+        proxy.embedding,
+        0 if proxy.embedding is None else min(space.most_cached_rows, proxy.embedding.rows),
+    )
+
+
+def _most_samples(workload: Workload, space: Space, samples: int) -> int:
+    """The largest mini-batch of a worker that a job with embedding tables can have. Raises Rejected for what its sparse
+    gradients do not go with."""
+    if workload.optimizer != "sgd":
+        raise Rejected(
+            f"Cannot apply the sparse gradients of embedding tables by {workload.optimizer!r}, whose slots are dense: "
+            'use optimizer = "sgd".'
+        )
+    if workload.aggregation != "each":
+        raise Rejected(
+            f"Cannot apply the {workload.aggregation} of the sparse gradients of embedding tables, which touch different "
+            'rows: use aggregation = "each".'
+        )
+    if space.takes_local_steps:
+        raise Rejected(
+            "Cannot take local steps on embedding tables, of which a worker has no copy: hold local_steps and outer_rate at "
+            "1 and outer_momentum at 0."
+        )
+    knob = space.knob("batch_size")
+    free = () if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
+    loads = [k for k in space.knobs if k.name.startswith("load/")]
+    loaded = sum(int(max(k.options) if isinstance(k, Choice) else k.high) for k in loads) if not space.whole_batch else 0
+    start = max([space.base.batch_size, *map(sum, space.base.loads)])
+    most = max(start, *map(int, free), loaded, space.whole_batch)
+    if samples > most:
+        raise Rejected(f"Cannot compute mini-batches of {samples} samples: with embedding tables, {most} are most here.")
+    return most
 
 
 def untrained(model: LearningProgram, inputs: EngineInputs, parameters: Any) -> Learned:
     """First parameters, fresh optimizer slots and no gradient in progress."""
     nodes = inputs.active.shape[0]
+    if model.embedding is not None:
+        kept = sparse.zeros(model.embedding, parameters, nodes, model.batch)
+        touched = sparse.nothing_touched(parameters, nodes, inputs.placement.pulled.shape[0], model.cached)
+        return Learned(parameters, slots=(), gradients=kept, group=(), pulled=(), inner=(), touched=touched)
     nothing = jax.tree.map(lambda p: jnp.zeros((nodes, *p.shape), p.dtype), parameters)
     return Learned(
         parameters=parameters,
@@ -114,6 +164,8 @@ def apply_push(
     `grouped` is the size of the group, this push counted.
     """
     gradient = jax.tree.map(partial(_row, worker), learned.gradients)
+    if model.embedding is not None:
+        return learned._replace(parameters=sparse.stepped(learned.parameters, gradient, inputs.learning_rate, take))
     if model.aggregation == "each":
         group, total = (), gradient
     else:
@@ -149,6 +201,8 @@ def pull(
 
     Where workers take local steps, the gradient is what these have changed, and the loss is their mean.
     """
+    if model.embedding is not None:
+        return _pull_rows(model, model.embedding, data, inputs, learned, loss, release, clocks, lanes=lanes)
     parameters, local = learned.parameters, inputs.local_steps.shape[0] > 0
 
     def gradient(worker: Array) -> tuple[Array, Any]:
@@ -190,6 +244,53 @@ def pull(
     if model.optimizer in REVISING:
         pulled = jax.tree.map(lambda rows, now: jnp.where(_columns(release, rows), now, rows), pulled, learned.slots.total)
     return learned._replace(gradients=gradients, pulled=pulled, inner=inner), loss
+
+
+def _pull_rows(
+    model: LearningProgram,
+    embedding: Embedding,
+    data: TrainingData,
+    inputs: EngineInputs,
+    learned: Learned,
+    loss: Array,
+    release: Array,
+    clocks: Array,
+    *,
+    lanes: bool,
+) -> tuple[Learned, Array]:
+    """`pull` of the rows that the mini-batches look up, worker by worker: each touches other rows."""
+
+    def one(carry: tuple[Array, Array, sparse.SparseGradient, sparse.Touched]) -> Any:
+        left, losses, kept, touched = carry
+        worker = jnp.argmax(left).astype(jnp.int32)
+        batch, count = minibatch(model, data, inputs, worker, clocks[worker])
+        clock = clocks[worker].astype(jnp.int32)
+        # A lane without workers left keeps its copies: what it would write is out of range.
+        owner = jnp.where(left[worker], worker, left.shape[0]) if lanes else worker
+        looked_up, is_copy, caches = sparse.look_up(
+            inputs, touched.caches, learned.parameters, batch[0], batch[-1], owner, clock
+        )
+        touched = touched._replace(caches=caches)
+        value, made = sparse.gradient_of(
+            embedding, looked_up, learned.parameters, batch, count, lambda each: _mean_of_first(model, each, count)
+        )
+        begins = left[worker]
+        # A lane without workers left waits for the others: its row is out of range, so its write is dropped.
+        at = jnp.where(begins, worker, left.shape[0]) if lanes else worker
+        if lanes:
+            kept = jax.tree.map(lambda rows, new: rows.at[at].set(new, mode="drop"), kept, made)
+        else:
+            kept = jax.tree.map(lambda rows, new: jax.lax.dynamic_update_index_in_dim(rows, new, worker, 0), kept, made)
+        done = (jnp.arange(left.shape[0]) == worker) & begins
+        numbers = _numbers(model, inputs, worker, clocks[worker])
+        # Over the end of its data a worker goes on from its beginning, where nothing comes before.
+        since = jnp.where(numbers >= numbers[0], numbers[0], inputs.shard_start[worker])
+        touched = sparse.touch(inputs, embedding, touched, made.keys, batch[-2] < since[:, None], is_copy, at)
+        return left & ~done, jnp.where(done, value.astype(jnp.float64), losses), kept, touched
+
+    carry = (release, loss, learned.gradients, learned.touched)
+    found = jax.lax.while_loop(lambda c: anywhere(jnp.any(c[0]), lanes), one, carry)
+    return learned._replace(gradients=found[2], touched=found[3]), found[1]
 
 
 def _local_change(
@@ -238,14 +339,22 @@ def minibatch(
     model: LearningProgram, data: TrainingData, inputs: EngineInputs, worker: Array, clock: Array
 ) -> tuple[Any, Array]:
     """The rows of one mini-batch and how many of them count: the worker's part of the data, in order, again and again."""
-    at = (clock * inputs.samples[worker] + jnp.arange(model.batch, dtype=jnp.int32)) % inputs.shard_length[worker]
-    at = at + inputs.shard_start[worker]
+    at = _numbers(model, inputs, worker, clock)
     return jax.tree.map(lambda column: jnp.take(column, at, axis=0, mode="clip"), data.train), inputs.samples[worker]
+
+
+def _numbers(model: LearningProgram, inputs: EngineInputs, worker: Array, clock: Array) -> Array:
+    """The samples of a mini-batch, by their place in the training data, [batch]."""
+    at = (clock * inputs.samples[worker] + jnp.arange(model.batch, dtype=jnp.int32)) % inputs.shard_length[worker]
+    return at + inputs.shard_start[worker]
 
 
 def mean_loss(model: LearningProgram, parameters: Any, rows: Any, count: Array) -> Array:
     """Mean loss over the first `count` rows."""
-    losses = model.losses(parameters, rows)
+    return _mean_of_first(model, model.losses(parameters, rows), count)
+
+
+def _mean_of_first(model: LearningProgram, losses: Array, count: Array) -> Array:
     weights = (jnp.arange(model.batch) < count).astype(losses.dtype)
     return jnp.sum(losses * weights) / jnp.maximum(count, 1).astype(losses.dtype)
 

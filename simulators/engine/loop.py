@@ -23,7 +23,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from simulators.engine import learning, timing
+from simulators.engine import embedding, learning, timing
 from simulators.engine.inputs import EngineInputs
 from simulators.engine.lanes import anywhere
 from simulators.engine.learning import Learned, LearningProgram, TrainingData
@@ -42,9 +42,11 @@ __all__ = [
     "advance_lanes",
     "all_stopped",
     "blank",
+    "caches_cleared",
     "catch_up",
     "launch",
     "resumed",
+    "rows_placed",
     "waiting",
     "with_data_moved",
     "with_tokens",
@@ -197,6 +199,8 @@ def _step(
 ) -> tuple[State, Array, Array, Array]:
     """To the next completed push, or to the last event before `until_seconds`. Returns (state, its row, pushed, acted)."""
     clock, learned = state
+    if learned is not None and learned.touched:
+        inputs = embedding.in_flight(inputs, learned.touched)
     # A policy that probes needs losses between the push and its decision, so the small arrays take two parts.
     if program.probes:
         clock, worker, pushed = _as_one(program, partial(_travel, program, inputs, until_seconds), clock, _no_push())
@@ -209,10 +213,12 @@ def _step(
     if program.model is not None and learned is not None:
         # First apply, then pull: a worker that is released pulls parameters that include its own push.
         learned = learning.apply_push(program.model, inputs, learned, done.worker, done.accept, done.take, done.grouped)
+        if learned.touched:
+            learned = learned._replace(touched=embedding.count_push(learned.touched, done.worker, done.yes))
         learned, loss = learning.pull(
             program.model, data, inputs, learned, clock.loss, done.release, _first_drawn(clock), lanes=program.lanes
         )
-        clock = clock._replace(loss=loss)
+        clock = _with_bytes(inputs, clock._replace(loss=loss), learned, done.release)
         due = done.yes & (clock.pushes % inputs.evaluate_clocks == 0)
         measure = partial(learning.evaluate, program.model, data)
         some_due = anywhere(due, program.lanes)
@@ -400,6 +406,17 @@ def _first_drawn(clock: Clock) -> Array:
     return clock.drawn - (clock.steps if clock.steps.shape[0] else 1)
 
 
+def _with_bytes(inputs: EngineInputs, clock: Clock, learned: Learned, release: Array) -> Clock:
+    """The workers in `release` [k] have just begun to pull: where they pull rows, these are known only now."""
+    if not learned.touched:
+        return clock
+    flight = clock.flight
+    pulls = release & (flight.phase == timing.PULL)
+    return clock._replace(
+        flight=flight._replace(remaining=embedding.begin_pulls(inputs, learned.touched, pulls, flight.remaining))
+    )
+
+
 def _probe(
     program: Program, data: TrainingData, inputs: EngineInputs, clock: Clock, learned: Learned | None, worker: Array
 ) -> tuple[Array, Array]:
@@ -485,14 +502,16 @@ def _launch(
     if model is None or learned is None:
         return State(clock, learned)
     learned, loss = learning.pull(model, data, inputs, learned, clock.loss, release, _first_drawn(clock), lanes=lanes)
-    return State(clock._replace(loss=loss), learned)
+    return State(_with_bytes(inputs, clock._replace(loss=loss), learned, release), learned)
 
 
 @partial(jax.jit, static_argnames=("program",))
 def catch_up(program: Program, inputs: EngineInputs, state: State, now: Array) -> State:
     """The job at `now`, before its next event: what a change of inputs begins from."""
     # Without this, the part of a transfer that is done already would be done again at the new rates.
-    clock = state.clock
+    clock, learned = state
+    if learned is not None and learned.touched:
+        inputs = embedding.in_flight(inputs, learned.touched)
     flight = timing.catch_up(
         inputs,
         clock.seconds,
@@ -502,6 +521,26 @@ def catch_up(program: Program, inputs: EngineInputs, state: State, now: Array) -
         overlapping=program.overlapping,
     )
     return state._replace(clock=clock._replace(seconds=now, flight=flight))
+
+
+def rows_placed(inputs: EngineInputs, state: State) -> State:
+    """The job after its inputs have changed: mini-batches in progress pull and push rows where these are now."""
+    learned = state.learned
+    if learned is None or not learned.touched:
+        return state
+    return State(state.clock, learned._replace(touched=_rows_placed(inputs, learned.touched)))
+
+
+def caches_cleared(state: State, workers: Array | None = None) -> State:
+    """The job after `workers` [k] (None: all) have lost their copies of rows of embedding tables."""
+    learned = state.learned
+    if learned is None or not learned.touched:
+        return state
+    gone = jnp.ones(state.clock.clocks.shape[0], bool) if workers is None else workers
+    return State(state.clock, learned._replace(touched=embedding.forgotten(learned.touched, gone)))
+
+
+_rows_placed = jax.jit(embedding.placed)
 
 
 def waiting(state: State) -> NDArray[np.bool_]:
@@ -515,7 +554,7 @@ def all_stopped(inputs: EngineInputs, state: State, now: float) -> State:
     clock = state.clock
     tokens = timing.refilled(inputs, clock.flight.tokens, now - float(clock.seconds))
     flight = timing.all_waiting(clock.clocks.shape[0], tokens, now)
-    return state._replace(clock=clock._replace(seconds=jnp.asarray(now, jnp.float64), flight=flight))
+    return caches_cleared(state)._replace(clock=clock._replace(seconds=jnp.asarray(now, jnp.float64), flight=flight))
 
 
 def workers_stopped(state: State, nodes: Array, now: float) -> State:
@@ -524,7 +563,7 @@ def workers_stopped(state: State, nodes: Array, now: float) -> State:
     # They wait from now on, so that the next cycle counts only this pause as waiting.
     since = flight.since.at[timing.WAIT].set(jnp.where(nodes, now, flight.since[timing.WAIT]))
     rests = flight._replace(phase=jnp.where(nodes, timing.WAIT, flight.phase), since=since)
-    return state._replace(clock=state.clock._replace(flight=rests))
+    return caches_cleared(state, nodes)._replace(clock=state.clock._replace(flight=rests))
 
 
 def with_tokens(state: State, tokens: Array) -> State:

@@ -202,9 +202,12 @@ def _next_phase(inputs: EngineInputs, flight: Flight, worker: Array, now: Array,
     """`worker` ends its phase at `now`, if it `ends`: the flight after that, and whether a push is complete."""
     phase = flight.phase[worker]
     is_worker = (jnp.arange(flight.phase.shape[0]) == worker) & ends
-    queued = jnp.maximum(flight.server_free_seconds - now, 0.0) + inputs.apply_seconds
+    pull_bytes, push_bytes, apply_seconds = (
+        _of(worker, cost) for cost in (inputs.pull_bytes, inputs.push_bytes, inputs.apply_seconds)
+    )
+    queued = jnp.maximum(flight.server_free_seconds - now, 0.0) + apply_seconds
     held = jnp.maximum(inputs.blocked_until_seconds - now, 0.0)
-    applying = queued + jnp.where(inputs.push_bytes > 0, held, 0.0)  # a push without bytes waits for no block
+    applying = queued + jnp.where(push_bytes > 0, held, 0.0)  # a push without bytes waits for no block
     # Applying that takes no time needs no event of its own: the phase is skipped.
     pushed = (phase == APPLY) | ((phase == PUSH) & (applying <= 0))
     after, entered = jnp.where(pushed, WAIT, phase + 1), jnp.asarray(True)
@@ -212,7 +215,7 @@ def _next_phase(inputs: EngineInputs, flight: Flight, worker: Array, now: Array,
         after, entered = jnp.where(phase == REQUEST, PULL, after), phase != REQUEST
     # What the next phase has to do, in the order of the phases: nothing, a pull, computing, a push, applying. Waiting for
     # blocks that move is counted with the phase after the transfer.
-    left = jnp.stack([jnp.zeros(()), inputs.pull_bytes, flight.drawn[worker] + held, inputs.push_bytes, applying])[after]
+    left = jnp.stack([jnp.zeros(()), pull_bytes, flight.drawn[worker] + held, push_bytes, applying])[after]
     return flight._replace(
         phase=jnp.where(is_worker, after, flight.phase),
         remaining=jnp.where(is_worker, left, flight.remaining),
@@ -221,6 +224,11 @@ def _next_phase(inputs: EngineInputs, flight: Flight, worker: Array, now: Array,
         arrivals=flight.arrivals + (ends & (after == PUSH)),
         server_free_seconds=jnp.where(ends & (phase == PUSH), now + queued, flight.server_free_seconds),
     ), pushed & ends
+
+
+def _of(worker: Array, cost: Array) -> Array:
+    """One worker's `cost`, which is one for all workers (scalar), or of the rows that each touches, [k]."""
+    return cost[worker] if cost.ndim else cost
 
 
 def begin_cycles(inputs: EngineInputs, flight: Flight, release: Array, clocks: Array, now: Array, *, lanes: bool) -> Flight:

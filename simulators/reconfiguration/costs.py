@@ -10,9 +10,10 @@ import msgspec
 
 from tuners.actions import Method
 
-__all__ = ["METHODS", "Costs", "check_costs"]
+__all__ = ["METHODS", "METHODS_OF_TABLES", "Costs", "check_costs"]
 
 METHODS: tuple[Method, ...] = ("checkpoint", "migrate", "relocate")  # that a simulated system can reconfigure by
+METHODS_OF_TABLES: tuple[Method, ...] = ("checkpoint", "migrate")  # the same where rows of embedding tables are placed
 _FITTED = tomllib.loads((files("simulators.reconfiguration") / "costs.toml").read_text("utf-8"))
 
 

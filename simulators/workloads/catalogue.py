@@ -25,6 +25,7 @@ __all__ = [
     "Classification",
     "Clicks",
     "Digits",
+    "EmbeddedClicks",
     "Libsvm",
     "Mnist",
     "Mnist1d",
@@ -104,6 +105,19 @@ class Clicks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     seed: int = 0
 
 
+class EmbeddedClicks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="embedded-clicks"):
+    """`data.embedded_clicks`."""
+
+    samples: int = 36_000
+    tables: int = 8
+    largest: int = 131_072
+    popularity: float = 0.94  # `data.LOCALITY`
+    signal: float = 3.0
+    pairs: float = 1.0
+    valid_samples: int = 4_000
+    seed: int = 0
+
+
 class Mnist1d(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="mnist-1d"):
     """`data.mnist1d`."""
 
@@ -125,7 +139,9 @@ class Ratings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     seed: int = 0
 
 
-Source: TypeAlias = Digits | BreastCancer | Mnist | Cifar10 | Libsvm | Classification | Clicks | Mnist1d | Ratings
+Source: TypeAlias = (
+    Digits | BreastCancer | Mnist | Cifar10 | Libsvm | Classification | Clicks | EmbeddedClicks | Mnist1d | Ratings
+)
 
 
 class _WorkloadTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -312,6 +328,7 @@ def _dataset(source: Source, path: str) -> Any:
         Libsvm: lambda: files.libsvm(path, **fields),
         Classification: lambda: datasets.classification(**fields),
         Clicks: lambda: datasets.clicks(**fields),
+        EmbeddedClicks: lambda: datasets.embedded_clicks(**fields),
         Mnist1d: lambda: datasets.mnist1d(**fields),
         Ratings: lambda: datasets.ratings(**fields),
     }

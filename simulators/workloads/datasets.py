@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "LOCALITY",
     "Arrays",
     "Dataset",
     "breast_cancer",
     "classification",
     "clicks",
     "digits",
+    "embedded_clicks",
     "mnist1d",
     "ratings",
     "split",
@@ -35,6 +37,7 @@ class Dataset(NamedTuple):
     valid: Arrays
     classes: int  # 0 where there are no classes
     shape: tuple[int, ...]  # of one sample: (height, width, channels) of images, (d,) of vectors, (users, items) of ratings
+    tables: tuple[int, ...] = ()  # rows of each embedding table, where samples are `(rows [n, tables], labels [n])`
 
 
 # ------------------------------------------------------------------------------------------------------------- real data
@@ -180,6 +183,53 @@ def clicks(
     x = np.zeros((n, fields * values), np.float32)
     np.put_along_axis(x, shown + values * np.arange(fields), np.float32(1 / np.sqrt(fields)), axis=1)
     return Dataset((x[:samples], y[:samples]), (x[samples:], y[samples:]), 2, (fields * values,))
+
+
+LOCALITY = 0.94
+"""Exponent of the popularity of rows with which `embedded_clicks` agrees with the recorded look-ups of `dlrm-locality`, in
+which 0.8 % of the rows that are looked up take 42 % of the look-ups."""
+
+
+def embedded_clicks(
+    samples: int = 36_000,
+    tables: int = 8,
+    largest: int = 131_072,
+    popularity: float = LOCALITY,
+    signal: float = 3.0,
+    pairs: float = 1.0,
+    valid_samples: int = 4_000,
+    seed: int = 0,
+) -> Dataset:
+    """Clicks on rows of embedding tables: `(rows [n, tables] int32, clicked [n] int32)`.
+
+    The first table has `largest` rows, every other one half as many as the one before it. A sample looks up one row of each;
+    the k-th row of a table is the k-th most popular, with a probability proportional to k^-popularity, as in vocabularies
+    that are sorted by frequency. Rows are counted over all tables. Each row has a score and a vector of two numbers, drawn
+    once; the log odds of a click are `signal` times the standardised sum of the scores plus `pairs` times the standardised
+    sum of the products of all pairs of vectors.
+    """
+    _check(samples=(samples, 1), tables=(tables, 1), valid_samples=(valid_samples, 1), largest=(largest, 2**tables))
+    if not (popularity >= 0 and signal >= 0 and pairs >= 0):
+        raise ValueError(
+            f"Cannot make clicks with popularity {popularity}, signal {signal}, pairs {pairs}: none may be negative."
+        )
+    rng = np.random.default_rng(seed)
+    sizes = tuple(largest >> i for i in range(tables))
+    first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    n = samples + valid_samples
+    rows = np.stack([_power_law(rng, size, popularity, n) for size in sizes], axis=1) + first
+    scores, vectors = rng.normal(size=sum(sizes)), rng.normal(size=(sum(sizes), 2))
+    drawn = vectors[rows]
+    of_pairs = (drawn.sum(1) ** 2 - (drawn**2).sum(1)).sum(1) / 2
+    odds = signal * _standard(scores[rows].sum(1)) + pairs * _standard(of_pairs)
+    y = (rng.random(n) < 1 / (1 + np.exp(-odds))).astype(np.int32)
+    x = rows.astype(np.int32)
+    return Dataset((x[:samples], y[:samples]), (x[samples:], y[samples:]), 2, (tables,), sizes)
+
+
+def _standard(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    made: NDArray[np.float64] = (values - values.mean()) / values.std()
+    return made
 
 
 def ratings(

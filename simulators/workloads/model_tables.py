@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-__all__ = ["Cnn", "Factorisation", "Logistic", "Lstm", "Mlp", "Model", "Svm"]
+__all__ = ["Cnn", "Factorisation", "FactorisationMachine", "Logistic", "Lstm", "Mlp", "Model", "Svm"]
 
 _Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 _Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
@@ -51,4 +51,12 @@ class Factorisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     offset: float = 3.6  # added to every prediction
 
 
-Model: TypeAlias = Logistic | Svm | Mlp | Cnn | Lstm | Factorisation
+class FactorisationMachine(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="factorisation-machine"
+):
+    """Factorisation machine on rows of embedding tables: a weight and a vector per row."""
+
+    rank: _Whole = 4  # of the vectors
+
+
+Model: TypeAlias = Logistic | Svm | Mlp | Cnn | Lstm | Factorisation | FactorisationMachine

@@ -1,4 +1,5 @@
-"""The models that workloads train, as pure JAX functions: linear, perceptron, convolutional, recurrent, factorisation.
+"""The models that workloads train, as pure JAX functions: linear, perceptron, convolutional, recurrent, factorisation, and
+factorisation machines on embedding tables.
 
 Parameters are float32 pytrees, although simulated time is float64. `_functions` is cached by model and shape, because the
 engine compiles once per function object.
@@ -17,8 +18,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from simulators.workloads.datasets import Dataset
-from simulators.workloads.model_tables import Cnn, Factorisation, Logistic, Lstm, Mlp, Model, Svm
-from simulators.workloads.workload import Proxy
+from simulators.workloads.model_tables import Cnn, Factorisation, FactorisationMachine, Logistic, Lstm, Mlp, Model, Svm
+from simulators.workloads.workload import Embedding, Proxy
 
 __all__ = ["make_proxy"]
 
@@ -29,13 +30,21 @@ _PerSample: TypeAlias = Callable[[Any, _Batch], Array]
 
 def make_proxy(model: Model, dataset: Dataset) -> Proxy:
     """The model together with its data. Raises ValueError where the two do not fit."""
-    init, losses, correct = _functions(model, dataset.shape, dataset.classes)
     train, valid = tuple(map(jnp.asarray, dataset.train)), tuple(map(jnp.asarray, dataset.valid))
-    return Proxy(init, losses, correct, train, valid)
+    if dataset.tables:
+        if not isinstance(model, FactorisationMachine):
+            raise ValueError(
+                f"Cannot train {type(model).__name__} on rows of embedding tables: give a factorisation machine."
+            )
+        functions, embedding = _factorisation_machine(model, dataset.tables)
+        return Proxy(*functions, train, valid, embedding)
+    return Proxy(*_functions(model, dataset.shape, dataset.classes), train, valid)
 
 
 @cache
 def _functions(model: Model, shape: tuple[int, ...], classes: int) -> tuple[_Init, _PerSample, _PerSample]:
+    if isinstance(model, FactorisationMachine):
+        raise ValueError("Cannot train a factorisation machine on data without embedding tables.")  # noqa: TRY004
     if isinstance(model, Factorisation):
         if classes:
             raise ValueError(f"Cannot factorise data of {classes} classes: give ratings, or another model.")
@@ -229,3 +238,36 @@ def _factorisation(model: Factorisation, users: int, items: int) -> tuple[_Init,
         return jnp.full(batch[0].shape[0], jnp.nan, jnp.float32)
 
     return init, losses, correct
+
+
+@cache
+def _factorisation_machine(
+    model: FactorisationMachine, tables: tuple[int, ...]
+) -> tuple[tuple[_Init, _PerSample, _PerSample], Embedding]:
+    """Log odds of a click: bias + sum_i w_i + sum_{i<j} v_i . v_j over the rows of a sample (Rendle 2010, Eq. 1, with the
+    sum over pairs as in its Lemma 3.1). A row of the tables is (w, v); weights start at 0, vectors at N(0, 0.1)."""
+    rows = sum(tables)
+
+    def init(key: Array) -> Any:
+        drawn = jnp.float32(0.1) * jax.random.normal(key, (rows, 1 + model.rank), jnp.float32)
+        return {"rows": drawn.at[:, 0].set(0.0), "bias": jnp.zeros((), jnp.float32)}
+
+    def scores(dense: Any, looked_up: Array) -> Array:
+        weights, vectors = looked_up[:, :, 0], looked_up[:, :, 1:]
+        together = jnp.sum(vectors, axis=1)
+        pairs = jnp.float32(0.5) * (jnp.sum(together**2, axis=1) - jnp.sum(vectors**2, axis=(1, 2)))
+        made: Array = dense["bias"] + jnp.sum(weights, axis=1) + pairs
+        return made
+
+    def losses_of(dense: Any, looked_up: Array, batch: _Batch) -> Array:
+        sign = (2 * batch[1] - 1).astype(jnp.float32)
+        return jax.nn.softplus(-sign * scores(dense, looked_up))
+
+    def losses(parameters: Any, batch: _Batch) -> Array:
+        return losses_of(parameters, parameters["rows"][batch[0]], batch)
+
+    def correct(parameters: Any, batch: _Batch) -> Array:
+        clicked = scores(parameters, parameters["rows"][batch[0]]) > 0
+        return (clicked == (batch[1] == 1)).astype(jnp.float32)
+
+    return (init, losses, correct), Embedding(rows, len(tables), losses_of)

@@ -17,7 +17,7 @@ from tuners.settings import Scalar
 if TYPE_CHECKING:
     from jax import Array
 
-__all__ = ["Demand", "OptionEffect", "Proxy", "Workload"]
+__all__ = ["Demand", "Embedding", "OptionEffect", "Proxy", "Workload"]
 
 
 class OptionEffect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,6 +72,18 @@ class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"A job cannot ask {name} {getattr(self, name)}: it lies in [0, 1].")
 
 
+class Embedding(NamedTuple):
+    """The embedding tables of a proxy: all rows in one array, of which a mini-batch touches few.
+
+    Parameters are then a dictionary in which "rows" has the tables, [rows, width], one after another; the rest is dense. The
+    first array of a batch has the rows that its samples look up, [n, lookups] int32, counted from 0 over all tables.
+    """
+
+    rows: int  # of all tables together
+    lookups: int  # rows that one sample looks up
+    losses: Callable[[Any, Array, tuple[Array, ...]], Array]  # (dense, looked up [n, lookups, width], batch) -> losses [n]
+
+
 class Proxy(NamedTuple):
     """A model that JAX trains. All functions are pure and traceable; a batch is a tuple of arrays, sample axis first."""
 
@@ -80,6 +92,7 @@ class Proxy(NamedTuple):
     correct: Callable[[Any, tuple[Array, ...]], Array]  # same -> 1.0 / 0.0 per sample [n]; nan for models without classes
     train: tuple[Array, ...]
     valid: tuple[Array, ...]
+    embedding: Embedding | None = None  # None: every mini-batch pulls and pushes the whole model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

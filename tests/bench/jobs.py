@@ -13,9 +13,10 @@ import numpy as np
 import simpy
 
 from simulators.engine import learning, loop
-from simulators.engine.inputs import EngineInputs
-from simulators.workloads.datasets import Dataset, classification
-from simulators.workloads.model_tables import Logistic, Mlp
+from simulators.engine.embedding import popularity, seen_before
+from simulators.engine.inputs import EngineInputs, RowPlacement
+from simulators.workloads.datasets import Dataset, classification, embedded_clicks
+from simulators.workloads.model_tables import FactorisationMachine, Logistic, Mlp
 from simulators.workloads.models import make_proxy
 from tuners import policies
 from tuners.actions import SyncPolicy
@@ -59,6 +60,33 @@ def engine_job(features: int, hidden: tuple[int, ...], workers: int, policy: Syn
     blank = loop.blank(program, inputs, proxy.init(jax.random.key(0)))
     begun = policy.init(inputs.active)
     state = loop.launch(program, data, inputs, blank, begun, inputs.active, jnp.linspace(0.0, 4.0, workers))
+    return EngineJob(program, data, inputs, state)
+
+
+def sparse_job(
+    largest: int, workers: int, policy: SyncPolicy, batch: int = 64, rank: int = 8, servers: int = 4
+) -> EngineJob:
+    """The same machines, and servers that hold embedding tables in 128 blocks; a factorisation machine learns clicks."""
+    proxy = make_proxy(FactorisationMachine(rank=rank), embedded_clicks(largest=largest))
+    rows = np.asarray(proxy.train[0])
+    known = map(jnp.asarray, (seen_before(rows), popularity(rows, proxy.embedding.rows)))
+    data = learning.TrainingData((*proxy.train, *known), proxy.valid)
+    model = learning.LearningProgram(proxy.losses, proxy.correct, "sgd", "each", batch, proxy.embedding)
+    program = loop.Program(model, policy.decide, policy.probes, "maxmin", overlapping=True)
+    nodes = workers + servers
+    held = np.zeros((128, nodes))
+    held[np.arange(128), workers + np.arange(128) * servers // 128] = 1.0
+    active = np.arange(nodes) < workers
+    inputs = _inputs(nodes, len(proxy.train[0]))._replace(
+        active=jnp.asarray(active),
+        samples=jnp.full(nodes, batch, jnp.int32),
+        usage=jnp.zeros((2 * nodes, 2 * nodes)),
+        capacity=jnp.full(2 * nodes, 1e7),
+        placement=RowPlacement(*map(jnp.asarray, (held, held, 2000.0, 2000.0, 1e-6))),
+    )
+    blank = loop.blank(program, inputs, proxy.init(jax.random.key(0)))
+    begun = policy.init(inputs.active)
+    state = loop.launch(program, data, inputs, blank, begun, inputs.active, jnp.linspace(0.0, 4.0, nodes))
     return EngineJob(program, data, inputs, state)
 
 
@@ -131,6 +159,33 @@ def bare_scan(job: EngineJob, workers: int, pushes: int) -> Callable[[], Any]:
             loss, gradient = jax.value_and_grad(partial(learning.mean_loss, model))(parameters, rows, count)
             stepped = jax.tree.map(lambda p, g: p - job.inputs.learning_rate * g, parameters, gradient)
             return stepped, loss
+
+        return jax.lax.scan(one, parameters, jnp.arange(pushes, dtype=jnp.int32))
+
+    return lambda: run(parameters)
+
+
+def bare_sparse_scan(job: EngineJob, workers: int, pushes: int) -> Callable[[], Any]:
+    """`pushes` sparse gradients of the same mini-batches, each added to the rows that it looks up, and nothing else."""
+    model = job.program.model
+    assert model is not None
+    assert job.state.learned is not None
+    embedding = model.embedding
+    assert embedding is not None
+    parameters, rate = job.state.learned.parameters, job.inputs.learning_rate
+
+    @jax.jit
+    def run(parameters: Any) -> Any:
+        def one(parameters: Any, i: jax.Array) -> tuple[Any, jax.Array]:
+            batch, _ = learning.minibatch(model, job.data, job.inputs, i % workers, i // workers)
+
+            def loss(looked_up: jax.Array, bias: jax.Array) -> jax.Array:
+                return jnp.mean(embedding.losses({"bias": bias}, looked_up, batch))
+
+            looked_up = jnp.take(parameters["rows"], batch[0], axis=0, mode="clip")
+            value, (rows, bias) = jax.value_and_grad(loss, argnums=(0, 1))(looked_up, parameters["bias"])
+            rows = parameters["rows"].at[batch[0]].add(-rate * rows, mode="drop")
+            return {"rows": rows, "bias": parameters["bias"] - rate * bias}, value
 
         return jax.lax.scan(one, parameters, jnp.arange(pushes, dtype=jnp.int32))
 

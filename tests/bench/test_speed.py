@@ -19,7 +19,7 @@ import pytest
 
 from harness import scenario
 from simulators.engine import loop
-from tests.bench.jobs import bare_scan, engine_job, plain_simpy, timing_job, underway
+from tests.bench.jobs import bare_scan, bare_sparse_scan, engine_job, plain_simpy, sparse_job, timing_job, underway
 from tests.bench.rounds import judge, timed
 from tuners import policies
 from tuners.actions import Run
@@ -45,6 +45,20 @@ def test_push_against_bare_scan(
     assert int(used) == pushes == int(state.clock.pushes) == int(state.clock.version)
     assert float(jnp.min(jnp.diff(table[:, 0]))) >= 0
     bare = bare_scan(job, workers, pushes)
+    assert bare()[1].shape == (pushes,)
+    judge(benchmark, name, timed(partial(job.advance, pushes)), timed(bare))
+
+
+@pytest.mark.parametrize(("name", "largest"), [("engine 261k rows", 131_072), ("engine 2.1M rows", 1_048_576)])
+def test_sparse_push_against_bare_sparse_scan(benchmark: Any, name: str, largest: int) -> None:
+    """With the larger tables, a single operation on all rows would make a push cost hundreds of bare ones."""
+    workers, pushes = 16, 1000
+    job = underway(sparse_job(largest, workers, policies.asp()))
+    state, table, used = job.advance(pushes)
+    assert int(used) == pushes
+    assert float(jnp.min(jnp.diff(table[:, 0]))) >= 0
+    assert float(state.learned.touched.pushed.sum()) > 300 * pushes
+    bare = bare_sparse_scan(job, workers, pushes)
     assert bare()[1].shape == (pushes,)
     judge(benchmark, name, timed(partial(job.advance, pushes)), timed(bare))
 

@@ -1,14 +1,18 @@
 """Data: real sets, generators, and files that are whole, truncated or something else."""
 
 import gzip
+import json
 import struct
 import subprocess
 import sys
 
 import numpy as np
+import polars as pl
 import pytest
 
 from simulators.workloads import datasets, files
+from simulators.workloads.catalogue import EmbeddedClicks
+from traces.shipped import locate
 
 FIRST_OF_MNIST1D = [-0.3574684, -0.8856463, -0.7167168, -0.2185841]
 
@@ -59,6 +63,7 @@ def test_digits_are_mixed_so_that_contiguous_shares_hold_every_class():
         datasets.breast_cancer,
         datasets.classification,
         datasets.clicks,
+        datasets.embedded_clicks,
         datasets.mnist1d,
         datasets.ratings,
     ],
@@ -97,6 +102,48 @@ def test_mnist1d_is_as_hard_for_a_linear_model_as_published():
 
     (x, y), valid = (found := datasets.mnist1d()).train, found.valid
     assert LogisticRegression(max_iter=300).fit(x, y).score(*valid) == pytest.approx(0.32, abs=0.03)
+
+
+def recorded_locality():
+    """The share of look-ups that the most popular rows take, by their share of all rows that are looked up (Meta's
+    dlrm_datasets, 2021/fbgemm_t856_bs65536)."""
+    folder = locate("shipped:dlrm-locality") / "runs"
+    (text,) = pl.read_parquet(folder).filter(pl.col("run") == "2021/fbgemm_t856_bs65536")["extras"]
+    found = json.loads(text)
+    return (np.cumsum(found[name][::-1])[::-1] for name in ("row_shares", "lookup_shares"))
+
+
+def test_rows_of_embedding_tables_are_looked_up_as_recorded():
+    """The exponent is fitted to this: 0.8 % of the rows that are looked up take 42 % of the look-ups."""
+    rows, lookups = recorded_locality()
+    made = datasets.embedded_clicks()
+    counts = np.unique(np.concatenate([made.train[0], made.valid[0]]), return_counts=True)[1]
+    ordered = np.sort(counts)[::-1]
+    share = np.interp(rows, np.arange(1, len(ordered) + 1) / len(ordered), np.cumsum(ordered) / ordered.sum())
+    assert (rows[7], lookups[7]) == pytest.approx((0.008, 0.421), abs=1e-6)
+    assert share[7] == pytest.approx(lookups[7], abs=0.015)
+    assert np.abs(share - lookups)[1:9].max() < 0.05  # over the whole curve, from 53 % to 0.3 % of the rows
+
+
+def test_an_exponent_beside_the_fitted_one_does_not_agree_with_the_recording():
+    _, lookups = recorded_locality()
+    for popularity, sign in ((datasets.LOCALITY - 0.1, -1), (datasets.LOCALITY + 0.1, 1)):
+        counts = np.unique(datasets.embedded_clicks(popularity=popularity).train[0], return_counts=True)[1]
+        ordered = np.sort(counts)[::-1]
+        share = np.interp(0.008, np.arange(1, len(ordered) + 1) / len(ordered), np.cumsum(ordered) / ordered.sum())
+        assert sign * (share - lookups[7]) > 0.04
+
+
+def test_embedded_clicks_have_one_row_of_each_table_and_the_workload_names_the_fitted_exponent():
+    made = datasets.embedded_clicks(samples=50, tables=3, largest=64, valid_samples=10)
+    assert (made.tables, made.shape, made.classes) == ((64, 32, 16), (3,), 2)
+    assert (made.train[0].dtype, made.train[0].shape, made.valid[1].shape) == (np.int32, (50, 3), (10,))
+    first = np.array([0, 64, 96])
+    assert np.all((made.train[0] >= first) & (made.train[0] < first + made.tables))
+    assert EmbeddedClicks().popularity == datasets.LOCALITY
+    for wrong in ({"tables": 0}, {"largest": 7, "tables": 3}, {"popularity": -1.0}):
+        with pytest.raises(ValueError, match="Cannot make"):
+            datasets.embedded_clicks(**wrong)
 
 
 @pytest.mark.parametrize("given", [{"samples": 19}, {"valid_samples": 9}, {"samples": 500, "valid_samples": 500}])

@@ -3,8 +3,10 @@
 import math
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from functools import cache, partial
+from importlib.resources import files
 from typing import NamedTuple
 
 import jax
@@ -21,6 +23,7 @@ from tests.simulators.workloads.test_datasets import cifar_folder, mnist_folder 
 LEARNS = ("digits-mlp", "digits-logistic", "digits-svm", "digits-cnn", "cancer-logistic", "clouds-mlp", "ratings-mf")
 LEARNS += ("digits-lstm", "tfonline-logr", "tfonline-svm", "tfonline-cifar", "tfonline-imagenet8", "rlp-digits")
 LEARNS += ("mnist1d-mlp",)
+TABLES = ("clicks-fm",)
 READS = ("mnist-mlp", "rlp-mnist", "cifar10-cnn", "libsvm-logistic", "libsvm-svm")
 PARAMETERS = {"digits-mlp": 19_210, "digits-logistic": 650, "digits-svm": 650, "digits-cnn": 1_898, "ratings-mf": 20_000}
 PARAMETERS["mnist1d-mlp"] = 41 * 256 + 257 * 128 + 129 * 10
@@ -43,7 +46,7 @@ def test_public_names_exist():
 
 
 def test_every_workload_has_a_line_and_makes_sense():
-    assert set(LEARNS + READS) < set(workloads())
+    assert set(LEARNS + TABLES + READS) < set(workloads())
     for name, summary in workloads().items():
         assert 20 < len(summary) < 110
         if name in READS:
@@ -52,7 +55,7 @@ def test_every_workload_has_a_line_and_makes_sense():
         assert (made.name, made.summary) == (name, summary)
         assert made.samples > 0
         assert made.source
-        assert (made.proxy is None) == (name not in LEARNS)
+        assert (made.proxy is None) == (name not in LEARNS + TABLES)
 
 
 def test_listing_imports_no_jax():
@@ -188,6 +191,47 @@ def test_learns(name):
     # A linear model of MNIST-1D ends at 34 %.
     least = {"digits-mlp": 0.935, "mnist1d-mlp": 0.5}.get(name, 0.8)
     assert np.isnan(accuracy) if name == "ratings-mf" else accuracy > least
+
+
+def test_a_factorisation_machine_on_tables_learns_more_than_a_constant():
+    """By sparse steps: a dense gradient has as many entries as the tables."""
+    made = workload("clicks-fm")
+    proxy, rate = made.proxy, made.learning_rate
+    rows = np.random.default_rng(1).integers(made.samples, size=(800, made.batch_size))
+
+    @jax.jit
+    def trained(parameters, train):
+        def step(parameters, chosen):
+            batch = tuple(a[chosen] for a in train)
+            looked_up = parameters["rows"][batch[0]]
+            found = jax.grad(lambda r, b: proxy.embedding.losses({"bias": b}, r, batch).mean(), argnums=(0, 1))
+            by_row, by_bias = found(looked_up, parameters["bias"])
+            moved = parameters["rows"].at[batch[0]].add(-rate * by_row)
+            return {"rows": moved, "bias": parameters["bias"] - rate * by_bias}, None
+
+        return jax.lax.scan(step, parameters, rows)[0]
+
+    first = start("clicks-fm")
+    after = trained(first, proxy.train)
+    clicked = np.mean(proxy.valid[1])
+    constant = -clicked * np.log(clicked) - (1 - clicked) * np.log(1 - clicked)
+    assert float(proxy.losses(after, proxy.valid).mean()) < 0.61 < constant
+    assert float(proxy.correct(after, proxy.valid).mean()) > 0.65 > max(clicked, 1 - clicked)
+    assert {k: v.shape for k, v in first.items()} == {"rows": (proxy.embedding.rows, 9), "bias": ()}
+
+
+def test_models_and_data_with_tables_go_together():
+    for changed, said in (
+        ({"model": {"kind": "logistic"}}, "Cannot train Logistic on rows of embedding tables"),
+        ({"data": {"kind": "digits"}}, "Cannot train a factorisation machine on data without embedding tables"),
+    ):
+        table = load_tables()["clicks-fm"] | changed
+        with pytest.raises(ValueError, match=said):
+            workload("mine", tables={"mine": table})
+
+
+def load_tables():
+    return tomllib.loads((files("simulators.workloads") / "workloads.toml").read_text("utf-8"))
 
 
 @pytest.mark.parametrize("name", PARAMETERS)  # one of each model
