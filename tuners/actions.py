@@ -422,8 +422,8 @@ class MeasureNoise(Action[GradientNoise]):
     """Measure the gradient noise of `branch` now, from `batches` mini-batches of every worker.
 
     All workers pull, compute these gradients at one model, and push what their norms need; nobody trains meanwhile, and
-    nothing is applied. Simulated only: other systems refuse (`Rejected`), and the simulator does during a reconfiguration and
-    where a model has embedding tables.
+    nothing is applied. Simulated only: other systems refuse (`Rejected`), and the simulator does during a reconfiguration
+    and where a model has embedding tables.
     Raises ValueError for less than two mini-batches.
     """
 
