@@ -456,7 +456,7 @@ def blank(program: Program, inputs: EngineInputs, parameters: Any) -> State:
         loss=jnp.full(nodes, jnp.nan if program.model is None else 0.0, jnp.float64),
         policy=(),
         left=jnp.asarray(inputs.assigned),
-        timer=jnp.zeros(0),
+        timer=_NONE,
         steps=jnp.ones(nodes if inputs.local_steps.shape[0] else 0, jnp.int32),
         testing=jnp.asarray(False),
         status=zero,
@@ -474,9 +474,9 @@ def launch(
     # Launching does not depend on how the network is shared nor on the old policy's state. Their shapes differ from setting
     # to setting, though, so that leaving them in would compile `_launch` again after every reconfiguration.
     alike = inputs._replace(nic_levels=inputs.nic, usage=_NONE, capacity=_NONE)
-    freed = state._replace(clock=state.clock._replace(policy=(), timer=jnp.zeros(0)))
+    freed = state._replace(clock=state.clock._replace(policy=(), timer=_NONE))
     launched: State = _launch(program.model, data, alike, freed, release, offsets, lanes=program.lanes)
-    timer = jnp.full(int(program.timers), jnp.inf)
+    timer = jnp.asarray([jnp.inf]) if program.timers else _NONE
     return launched._replace(clock=launched.clock._replace(policy=policy, timer=timer))
 
 
@@ -594,6 +594,5 @@ def resumed(inputs: EngineInputs, state: State, pause_seconds: float) -> State:
     clock = state.clock
     tokens = timing.refilled(inputs, clock.flight.tokens, pause_seconds)
     flight = timing.shifted(clock.flight, pause_seconds)._replace(tokens=tokens)
-    return state._replace(
-        clock=clock._replace(seconds=clock.seconds + pause_seconds, flight=flight, timer=clock.timer + pause_seconds)
-    )
+    timer = clock.timer + pause_seconds if clock.timer.shape[0] else clock.timer
+    return state._replace(clock=clock._replace(seconds=clock.seconds + pause_seconds, flight=flight, timer=timer))

@@ -165,9 +165,9 @@ def _few_services() -> Iterator[None]:
         "start_log_monitor": lambda _: None,
         "start_api_server": lambda node, **_: setattr(node, "_webui_url", ""),
     }
-    before = {name: getattr(Node, name) for name in instead}
-    for name, nothing in instead.items():
-        setattr(Node, name, nothing)
+    before = {name: getattr(Node, name) for name in instead if hasattr(Node, name)}  # other versions of Ray may have others
+    for name in before:
+        setattr(Node, name, instead[name])
     try:
         yield
     finally:
@@ -178,7 +178,7 @@ def _few_services() -> Iterator[None]:
 def _kill_services_at_the_end() -> None:
     """Otherwise Ray would send each of its services SIGTERM, which they have blocked, and wait for a second. What the killed
     ones leave behind ends with the private folder."""
-    node = ray._private.worker._global_node
+    node: Any = ray._private.worker._global_node
     kill = node.kill_all_processes
     node.kill_all_processes = lambda **_: kill(check_alive=False, wait=True)
 
