@@ -181,7 +181,7 @@ class Holding:
         if self.held != self._steady:
             self._steady, self._steady_since = self.held, len(self._course)
         watched = len(self._course) >= self._steady_since + 2 * _LEAST
-        hidden = not heat.steps and watched and noisy(self._course[-2 * _LEAST :])
+        hidden = not heat.steps and watched and not self._is_quiet() and noisy(self._course[-2 * _LEAST :])
         # What cooling can shed is not much more than what levels vary by.
         shedding = min(self._noise, 4 * spread(self._course))
         if not (stop or hidden) and (heat.steps or level - shedding > goal):

@@ -63,7 +63,7 @@ class SystemModel:
         What workers had begun before `since_seconds` does not count: it may be of another size.
         """
         begun = window.pushes.seconds - window.pushes.push_seconds - window.pushes.compute_seconds
-        pushes = Pushes(*(values[~(begun < since_seconds)] for values in window.pushes))
+        pushes = Pushes._make(values[~(begun < since_seconds)] for values in window.pushes)
         if not len(pushes.seconds):
             return
         for index in np.unique(pushes.worker):

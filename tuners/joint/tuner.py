@@ -281,7 +281,7 @@ class JointCourse:
         """Down by decades while the setting hurts, then up until it hurts; go on from the best model.
 
         Judged by training loss, which every push tells for nothing, so that a step takes no more than two pushes per worker.
-        Where no heat from there upwards has helped, decades below are tried, too.
+        Where no heat from there upwards has helped, decades below are tried, too, unless the first heat was probable.
         """
         training = self.training
         yield from training.change(heat.scaled(training.setting, 1.0), "the same effective rate, without momentum")
@@ -293,9 +293,9 @@ class JointCourse:
             if cooler is None:
                 break
             seen = cooler
-        start = training.setting
+        start, is_probable = training.setting, heat.expected is not None and self._is_cool(heat, 1.0)
         helped, setting, kept = yield from self._rise(heat, seen)
-        if not (helped or heat.steps or came_down) and self.first is not None:
+        if not (helped or heat.steps or came_down or is_probable) and self.first is not None:
             found = yield from self._rise_from_below(heat, start, self.first)
             if found is not None:
                 yield from training.drop(kept)
