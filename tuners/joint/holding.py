@@ -252,7 +252,8 @@ class Holding:
         tolerance = min(0.5 * hurt, max(0.25 * (untrained - level), 0.0))  # of what was learned
         if whole and found <= level + tolerance and not is_unlearned(found, level, untrained):
             yield from training.drop(before)
-            self.held, self._failed_trials = training.setting, 0
+            self.held = self.top = training.setting
+            self._failed_trials = 0
             self._course += levels
             if training.level <= self.low or not math.isfinite(self.low):
                 self.low = training.level

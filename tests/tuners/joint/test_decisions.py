@@ -493,4 +493,5 @@ def test_a_trial_that_unlearns_what_was_learned_has_failed(after, held):
     holding.levels, holding.times, holding.low = levels, [1.0, 2.0, 3.0, 4.0], levels[-1]
     answers.run(holding.try_hotter(levels[-1], -2.0))
     assert holding.held.learning_rate == pytest.approx(held)
+    assert holding.top == holding.held  # what the job goes back to where the drift stops
     assert holding.low == levels[-1] or after < 1.0
