@@ -28,6 +28,7 @@ from tuners.joint.training import Snapshot, Steps, Training
 __all__ = ["Holding", "RuleParts"]
 
 _LEAST = 4  # windows from which a drift is measured
+_WATCHED = 6  # windows in which noise may hide a drift
 _TRIAL = 4  # windows in which a hotter setting is tried, at least
 _CHANCE = 0.5  # that twice the heat serves, as far as is known
 _CHANCE_QUIET = 0.7  # the same where noise is small, because a hotter setting makes more of it
@@ -180,8 +181,8 @@ class Holding:
         stop = stopped(self.times, self.levels, goal, training.job.budget_seconds)
         if self.held != self._steady:
             self._steady, self._steady_since = self.held, len(self._course)
-        watched = len(self._course) >= self._steady_since + 2 * _LEAST
-        hidden = not heat.steps and watched and not self._is_quiet() and noisy(self._course[-2 * _LEAST :])
+        watched = len(self._course) >= self._steady_since + _WATCHED
+        hidden = not heat.steps and watched and not self._is_quiet() and noisy(self._course[-_WATCHED:])
         # What cooling can shed is not much more than what levels vary by.
         shedding = min(self._noise, 4 * spread(self._course))
         if not (stop or hidden) and (heat.steps or level - shedding > goal):
