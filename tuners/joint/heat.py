@@ -7,14 +7,27 @@ momentum does (Hadjis et al. 2016); and if that is held, too, the number of work
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tuners.actions import Job, Setting
+from tuners.joint.rate_prior import rate_prior
 from tuners.settings import BOUNDED, Choice, Integer, Real
 
-__all__ = ["Heat", "PolicyHeat", "RateHeat", "WorkerHeat", "heat"]
+__all__ = ["Expected", "Heat", "PolicyHeat", "RateHeat", "WorkerHeat", "heat"]
+
+
+class Expected(NamedTuple):
+    """What is known of the best heat before the job has begun: a log-normal distribution."""
+
+    median: float
+    deviation: float  # of the logarithm
+
+    def chance_above(self, heat: float) -> float:
+        """The probability that the best heat is above `heat`."""
+        return 0.5 * math.erfc(math.log(heat / self.median) / (math.sqrt(2.0) * self.deviation))
 
 
 class Heat(Protocol):
@@ -28,6 +41,11 @@ class Heat(Protocol):
     @property
     def limits_workers(self) -> bool:
         """Whether it is the number of workers."""
+        ...
+
+    @property
+    def expected(self) -> Expected | None:
+        """Which heat is probably the best; None where nothing is known."""
         ...
 
     def of(self, setting: Setting) -> float:
@@ -49,6 +67,7 @@ class RateHeat:
 
     rate: Real
     momentum: Real | None
+    expected: Expected | None = None
     steps: bool = False
     limits_workers: bool = False
 
@@ -73,6 +92,7 @@ class PolicyHeat:
     """The synchronisation policy, from the coolest to the hottest: names with bounds on staleness."""
 
     ladder: tuple[tuple[str, int], ...]
+    expected: Expected | None = None
     steps: bool = True
     limits_workers: bool = False
 
@@ -95,6 +115,7 @@ class WorkerHeat:
 
     best: Callable[[int], Setting]
     most: int
+    expected: Expected | None = None
     steps: bool = True
     limits_workers: bool = True
 
@@ -113,12 +134,14 @@ class WorkerHeat:
         return f"{len(setting.workers)} workers"
 
 
-def heat(job: Job, best: Callable[[int], Setting]) -> Heat | None:
-    """The axis of this job; None where nothing that makes learning hotter is free."""
+def heat(job: Job, best: Callable[[int], Setting], *, prior: bool = True) -> Heat | None:
+    """The axis of this job; None where nothing that makes learning hotter is free. Without `prior` no heat is expected."""
     space = job.space
     rate, momentum = space.knob("learning_rate"), space.knob("momentum")
     if isinstance(rate, Real):
-        return RateHeat(rate, momentum if isinstance(momentum, Real) else None)
+        share = rate_prior()
+        expected = Expected(share.median * rate.high, share.deviation) if prior else None
+        return RateHeat(rate, momentum if isinstance(momentum, Real) else None, expected)
     policy, staleness = space.knob("policy"), space.knob("staleness")
     names = policy.options if isinstance(policy, Choice) else (job.start.policy,)
     bounds = [job.start.staleness]

@@ -12,21 +12,34 @@ from dataclasses import dataclass
 
 from tuners.actions import Setting
 from tuners.joint.heat import Heat
-from tuners.joint.learning_model import falls, noisy, over_fitted, seconds_left, spread, stopped
-from tuners.joint.training import HELPED_NATS, Snapshot, Steps, Training
+from tuners.joint.learning_model import (
+    HELPED_NATS,
+    has_lost_half,
+    is_lost,
+    is_unlearned,
+    noisy,
+    over_fitted,
+    seconds_left,
+    spread,
+    stopped,
+)
+from tuners.joint.training import Snapshot, Steps, Training
 
 __all__ = ["Holding", "RuleParts"]
 
 _LEAST = 4  # windows from which a drift is measured
-_LOST = 10  # windows without progress or drift after which a model is lost
-_LITTLE = 0.1  # of the way from the untrained model to the goal: less is no progress
+_WATCHED = 6  # windows in which noise may hide a drift
 _TRIAL = 4  # windows in which a hotter setting is tried, at least
 _CHANCE = 0.5  # that twice the heat serves, as far as is known
+_CHANCE_QUIET = 0.7  # the same where noise is small, because a hotter setting makes more of it
+_QUIET_SHARE = 0.05  # of what was learned: noise that is small
 _CHANCE_AGAIN = 0.25  # the same, after each trial that has failed, times so much
 _TRIAL_SHARE = 0.05  # of the seconds left that a trial takes
 _STEP = 2.0  # factor of the heat, upwards
 _FAR = 4.0  # times as long as the job has lasted: what is left then asks for two steps at once
+_COOLING_WINDOWS = 4  # in which cooling is to reach the goal, at least
 _SNAPSHOT_NATS = 0.15  # a level so much lower is worth another snapshot
+_HURT_SHARE = 0.1  # of what was learned: a rise that is no harm where noise is small, because heat adds some
 _SETTLED_NATS = 0.03  # a lower level is progress
 
 
@@ -39,36 +52,46 @@ class RuleParts:
     cost_rule: bool = True
     snapshots: bool = True
     one_setting: bool = False
+    prior: bool = True
 
 
 class Holding:
     """One attempt to reach the target from the present model, around the present heat."""
 
-    def __init__(self, training: Training, heat: Heat, parts: RuleParts, place: Callable[[], Steps[None]]) -> None:
+    def __init__(
+        self,
+        training: Training,
+        heat: Heat,
+        parts: RuleParts,
+        place: Callable[[], Steps[None]],
+        useless: float = math.inf,
+    ) -> None:
+        self._useless = useless  # the coolest heat that is known to have brought nothing
         self._training, self._heat, self._parts, self._place = training, heat, parts, place
-        self._held = self._top = training.setting
+        self.held = self.top = training.setting
         self._kept: Snapshot | None = None  # of about the best model
         level = math.inf if math.isnan(training.level) else training.level  # the job may not have validated this model
-        self._low = self._coolest = self._peak = level  # of the snapshot; of all cooled models; at `_best_at`
+        self.low = self._coolest = self._peak = level  # of the snapshot; of all cooled models; at `_best_at`
         self._best_at = training.seconds
         self._noise = training.gauge.noise  # what cooling is expected to shed
         self._settling = False  # after a return to a snapshot
+        self._quiet = False  # whether the last cooling has shed next to nothing
         self._stops = self._failed_trials = 0
-        self._levels, self._times = list[float](), list[float]()  # since the heat was last changed or tried
+        self.levels, self.times = list[float](), list[float]()  # since the heat was last changed or tried
         # All levels that the model came by, and losses on validation data.
         self._course, self._losses = list[float](), list[float]()
         self._steady_since = 0  # length of the course when the heat was last changed
-        self._steady = self._held
+        self._steady = self.held
         self.hurting = math.inf  # the coolest heat that has made the model clearly worse
         self.lost = False  # nothing was learned
         self.ended = ""  # why, in words
 
     def run(self) -> Steps[None]:
         """Train until the model is lost, has over-fitted, has diverged for good, or stands still in spite of all."""
-        self._kept = yield from self._training.snapshot()
+        self._kept, gauge = (yield from self._training.snapshot()), self._training.gauge
         while not self.ended:
-            yield from self._window()
-            if self._is_lost():
+            yield from self.window()
+            if is_lost(self._course, gauge.untrained_level, gauge.goal(self._training.loss)):
                 self.lost, self.ended = True, "nothing was learned"
             elif over_fitted(self._losses, self._course, self._training.training_loss):
                 self.ended = "the model has learned its samples by heart"
@@ -76,43 +99,32 @@ class Holding:
                 yield from self._step_back()
             else:
                 yield from self._keep()
-                if len(self._levels) >= _LEAST:
+                if len(self.levels) >= _LEAST:
                     yield from self._decide()
         yield from self._training.drop(self._kept)
 
     # ----------------------------------------------------------------------------------------------------- what is seen
 
-    def _window(self) -> Steps[None]:
+    def window(self) -> Steps[None]:
         training = self._training
         yield from training.window()
-        self._levels.append(training.level)
-        self._times.append(training.seconds)
+        self.levels.append(training.level)
+        self.times.append(training.seconds)
         self._course.append(training.level)
         if training.cluster_changed:
             yield from self._place()
             self._follow()
         self._losses.append(training.loss)
-        if len(self._levels) == 3 and self._settling:
+        if len(self.levels) == 3 and self._settling:
             # A snapshot is of a lucky moment: its level is not what this heat can hold.
-            self._low, self._settling = max(self._low, sum(self._levels) / 3), False
+            self.low, self._settling = max(self.low, sum(self.levels) / 3), False
 
     def _follow(self) -> None:
         """Hold the same heat on other machines: what was held names machines that may be gone."""
         if self._heat.limits_workers:
-            self._held = self._training.setting
+            self.held = self._training.setting
         else:
-            self._held, self._top, self._steady = map(self._training.placed, (self._held, self._top, self._steady))
-
-    def _is_lost(self) -> bool:
-        """Hardly better than untrained after many windows, and no drift that could make it so.
-
-        A dead model that gives every class its frequency is a little better than the untrained one, and stays so for good.
-        """
-        gauge = self._training.gauge
-        untrained, little = gauge.untrained_level, _LITTLE * (gauge.untrained_level - gauge.goal(self._training.loss))
-        if len(self._course) < _LOST or not min(self._course) > untrained - max(HELPED_NATS, little):
-            return False
-        return math.isfinite(untrained) and not (falls(self._course) or falls(self._course[-_LOST:]))
+            self.held, self.top, self._steady = map(self._training.placed, (self.held, self.top, self._steady))
 
     @property
     def _hurt(self) -> float:
@@ -120,19 +132,16 @@ class Holding:
         return max(self._training.gauge.hurt, 2 * spread(self._course))
 
     def _is_too_hot(self) -> bool:
-        seen = min(self._levels[-3:])
-        risen = seen > self._low + 1.5 * self._hurt or self._is_unlearned(seen, self._low)
-        return self._training.diverged or (len(self._levels) >= _LEAST and risen)
-
-    def _is_unlearned(self, level: float, before: float) -> bool:
-        """Whether a model that had learned something `before` is as good as untrained: its units may be dead for good."""
-        learned = self._training.gauge.untrained_level - HELPED_NATS
-        return before < learned < level
+        untrained, seen = self._training.gauge.untrained_level, min(self.levels[-3:])
+        if self._training.diverged or has_lost_half(self.levels, self.low, untrained, spread(self._course)):
+            return True
+        risen = seen > self.low + 1.5 * self._hurt or is_unlearned(seen, self.low, untrained)
+        return len(self.levels) >= _LEAST and risen
 
     def _keep(self) -> Steps[None]:
         """Renew the snapshot where the model is clearly better."""
-        if len(self._levels) >= 2 and sum(self._levels[-2:]) / 2 < self._low - _SNAPSHOT_NATS:
-            self._low = sum(self._levels[-2:]) / 2
+        if len(self.levels) >= 2 and sum(self.levels[-2:]) / 2 < self.low - _SNAPSHOT_NATS:
+            self.low = sum(self.levels[-2:]) / 2
             yield from self._renew()
 
     def _renew(self) -> Steps[None]:
@@ -143,73 +152,80 @@ class Holding:
 
     def _step_back(self) -> Steps[None]:
         """Return to the snapshot, at half the heat."""
-        training, before = self._training, self._held
+        training, before = self._training, self.held
         if training.diverged:
             self.hurting = min(self.hurting, self._heat.of(before))
-        self._held = self._heat.scaled(self._held, 0.5)
-        seen = "diverged" if training.diverged else f"level {self._levels[-1]:.2f} above {self._low:.2f} + {self._hurt:.2f}"
-        why = f"{self._words(before)} -> {self._words(self._held)}: too hot, {seen}"
+        self.held = self._heat.scaled(self.held, 0.5)
+        seen = "diverged" if training.diverged else f"level {self.levels[-1]:.2f} above {self.low:.2f} + {self._hurt:.2f}"
+        why = f"{self._words(before)} -> {self._words(self.held)}: too hot, {seen}"
         if self._kept is not None:
-            self._kept = yield from training.return_to(self._kept, self._held, why)
+            self._kept = yield from training.return_to(self._kept, self.held, why)
         elif training.diverged:
             self.ended = "it has diverged, and no snapshot is left"
             return
         else:
-            yield from training.change(self._held, why)
-            self._low = training.level
+            yield from training.change(self.held, why)
+            self.low = training.level
         self._begin_anew(settling=True)
 
     def _words(self, setting: Setting) -> str:
         return self._heat.words(setting)
 
     def _begin_anew(self, *, settling: bool) -> None:
-        self._levels, self._times, self._settling = [], [], settling
+        self.levels, self.times, self._settling = [], [], settling
 
     def _decide(self) -> Steps[None]:
         """Hold on, go hotter, or cool."""
         training, heat = self._training, self._heat
-        level, goal = sum(self._levels[-3:]) / 3, training.gauge.goal(training.loss)
-        stop = stopped(self._times, self._levels, goal, training.job.budget_seconds)
-        if self._held != self._steady:
-            self._steady, self._steady_since = self._held, len(self._course)
-        watched = len(self._course) >= self._steady_since + 2 * _LEAST
-        hidden = not heat.steps and watched and noisy(self._course[-2 * _LEAST :])
+        level, goal = sum(self.levels[-3:]) / 3, training.gauge.goal(training.loss)
+        stop = stopped(self.times, self.levels, goal, training.job.budget_seconds)
+        if self.held != self._steady:
+            self._steady, self._steady_since = self.held, len(self._course)
+        watched = len(self._course) >= self._steady_since + _WATCHED
+        hidden = not heat.steps and watched and not self._is_quiet() and noisy(self._course[-_WATCHED:])
         # What cooling can shed is not much more than what levels vary by.
         shedding = min(self._noise, 4 * spread(self._course))
         if not (stop or hidden) and (heat.steps or level - shedding > goal):
-            yield from self._try_hotter(level, goal)
+            yield from self.try_hotter(level, goal)
         elif heat.steps:
-            before, self._held = self._held, heat.scaled(self._held, 0.5)
-            yield from training.change(self._held, f"{self._words(before)} -> {self._words(self._held)}: no drift is left")
-            self._low = training.level
+            before, self.held = self.held, heat.scaled(self.held, 0.5)
+            yield from training.change(self.held, f"{self._words(before)} -> {self._words(self.held)}: no drift is left")
+            self.low = training.level
+            self._begin_anew(settling=self._settling)
+        elif hidden and level - self._noise > goal and self._parts.schedules:
+            before, self.held = self.held, heat.scaled(self.held, 0.5)
+            why = f"{self._words(before)} -> {self._words(self.held)}: noise hides all drift at level {level:.2f}"
+            yield from training.change(self.held, why)
+            self.low = level
             self._begin_anew(settling=self._settling)
         elif self._parts.schedules:
             seen = "noise hides all drift" if hidden else "no drift is left" if stop else f"{shedding:.2f} may be noise"
             why = f"level {level:.2f}, goal {goal:.2f}: {seen}"
-            yield from self._cool(level, why, stop=stop, hidden=hidden)
+            yield from self._cool(level, goal, why, stop=stop, hidden=hidden)
 
-    def _try_hotter(self, level: float, goal: float) -> Steps[None]:
+    def try_hotter(self, level: float, goal: float) -> Steps[None]:
         """Train under a hotter setting for some windows, if that is worth it: a rate needs time to relax."""
         training, heat = self._training, self._heat
-        left = seconds_left(self._times, self._levels, goal, training.job.budget_seconds)
-        far = left.mean - 2 * left.deviation > _FAR * self._times[-1] and not heat.steps
-        hotter = heat.scaled(self._held, _STEP**2 if far else _STEP)
+        left = seconds_left(self.times, self.levels, goal, training.job.budget_seconds)
+        far = left.mean - 2 * left.deviation > _FAR * self.times[-1] and not heat.steps
+        hotter = heat.scaled(self.held, _STEP**2 if far else _STEP)
         if heat.of(hotter) >= self.hurting:
-            hotter = heat.scaled(self._held, _STEP)
-        if not heat.of(self._held) < heat.of(hotter) < self.hurting:
+            hotter = heat.scaled(self.held, _STEP)
+        if not heat.of(self.held) < heat.of(hotter) < self.hurting:
             return
-        window_seconds = (self._times[-1] - self._times[0]) / (len(self._times) - 1)
+        window_seconds = (self.times[-1] - self.times[0]) / (len(self.times) - 1)
         # Nothing is known of a job's length but that it has lasted so long.
-        sure = min(left.mean, 2 * self._times[-1])
+        sure = min(left.mean, 2 * self.times[-1])
         windows = min(max(_TRIAL, math.ceil(_TRIAL_SHARE * sure / window_seconds)), 4 * _TRIAL)
         cost = windows * window_seconds + (2 * training.change_seconds if heat.limits_workers else 0.0)
-        chance = _CHANCE * _CHANCE_AGAIN**self._failed_trials
+        chance = self._chance(hotter)
         saved = sure * (1 - 1 / _STEP) * chance
-        if saved <= cost and self._parts.cost_rule:
+        # A trial that serves costs nothing.
+        if saved <= (1 - chance) * cost and self._parts.cost_rule:
             return
         before = yield from training.snapshot()
         why = (
-            f"{self._words(self._held)} -> {self._words(hotter)}, on trial: {left} left at this drift, of which "
+            f"{self._words(self.held)} -> {self._words(hotter)}, on trial: {left} left at this drift, of which "
             f"{saved:.0f} s may be saved (chance {chance:.2g}); the trial costs {cost:.0f} s"
         )
         if (before is None and self._parts.snapshots) or not (yield from training.change(hotter, why)):
@@ -217,53 +233,76 @@ class Holding:
             self._failed_trials += 1
             self._begin_anew(settling=self._settling)
             return
-        levels, hurt = list[float](), self._hurt
+        levels, hurt, untrained = list[float](), self._hurt, training.gauge.untrained_level
+        if self._is_quiet() and math.isfinite(untrained):
+            hurt = max(hurt, _HURT_SHARE * (untrained - level))
         for _ in range(windows):
             yield from training.window()
             levels.append(training.level)
-            if training.diverged or training.level > level + 3 * hurt:
+            if (
+                training.diverged
+                or training.level > level + 3 * hurt
+                or has_lost_half(levels, level, untrained, spread(self._course))
+            ):
                 break
             if len(levels) >= 3 and min(levels[-3:]) > level + 1.5 * hurt:
                 break
         newest = levels[windows // 2 :]
         whole = len(levels) == windows and not training.diverged
         found = sum(newest) / max(len(newest), 1)
-        if whole and found <= level + 0.5 * hurt and not self._is_unlearned(found, level):
+        tolerance = min(0.5 * hurt, max(0.25 * (untrained - level), 0.0))  # of what was learned
+        if whole and found <= level + tolerance and not is_unlearned(found, level, untrained):
             yield from training.drop(before)
-            self._held, self._failed_trials = training.setting, 0
+            self.held = self.top = training.setting
+            self._failed_trials = 0
             self._course += levels
-            if training.level <= self._low or not math.isfinite(self._low):
-                self._low = training.level
+            if training.level <= self.low or not math.isfinite(self.low):
+                self.low = training.level
                 yield from self._renew()
         else:
             if not whole or found > level + 1.5 * hurt:
                 self.hurting = min(self.hurting, heat.of(hotter))
-            why = f"{self._words(hotter)} -> {self._words(self._held)}: the trial has failed, "
+            why = f"{self._words(hotter)} -> {self._words(self.held)}: the trial has failed, "
             why += "diverged" if training.diverged else f"level {levels[-1]:.2f} after {level:.2f}"
             if before is not None:
-                yield from training.drop((yield from training.return_to(before, self._held, why)))
+                yield from training.drop((yield from training.return_to(before, self.held, why)))
             else:
-                yield from training.change(self._held, why)
+                yield from training.change(self.held, why)
             self._failed_trials += 1
         self._begin_anew(settling=self._settling)
 
-    def _cool(self, level: float, why: str, *, stop: bool, hidden: bool) -> Steps[None]:
+    def _chance(self, hotter: Setting) -> float:
+        """That `hotter` serves, as far as is known."""
+        heat, again = self._heat, _CHANCE_AGAIN**self._failed_trials
+        if heat.expected is None:
+            return _CHANCE * again
+        if self._is_quiet():
+            return _CHANCE_QUIET * again
+        chance = heat.expected.chance_above(math.sqrt(heat.of(hotter) * heat.of(self.held)))
+        return chance * again * (_CHANCE if heat.of(hotter) >= self._useless else 1.0)
+
+    def _is_quiet(self) -> bool:
+        """Whether noise is not what holds the job up. Then a hotter setting may serve, whatever was expected."""
+        learned = self._training.gauge.untrained_level - sum(self.levels[-3:]) / len(self.levels[-3:])
+        return self._quiet or spread(self._course) < _QUIET_SHARE * learned < math.inf
+
+    def _cool(self, level: float, goal: float, why: str, *, stop: bool, hidden: bool) -> Steps[None]:
         """Shed the noise, then go on at a heat that follows from what was shed; end where nothing helps any more."""
         training, heat = self._training, self._heat
-        coolest = yield from self._shed(self._held, why)
+        coolest = yield from self._shed(self.held, why, goal)
         shed = level - coolest
-        self._noise = max(0.3 * self._noise, 0.7 * shed)
-        self._steady, self._steady_since = self._held, len(self._course)
-        if hidden and shed > 2 * _SNAPSHOT_NATS:
-            self._held, why = heat.scaled(self._held, 0.5), "noise had hidden all progress"
+        self._noise, self._quiet = max(0.3 * self._noise, 0.7 * shed), False
+        self._steady, self._steady_since = self.held, len(self._course)
+        if hidden and shed > HELPED_NATS:
+            self.held, why = heat.scaled(self.held, 0.5), "noise had hidden all progress"
         elif stop:
             # As hot as it was: noise leads out of a minimum that does not generalise.
-            self._held, self._stops, why = self._top, self._stops + 1, "the drift had stopped"
+            self.held, self._stops, why = self.top, self._stops + 1, "the drift had stopped"
         elif shed < _SNAPSHOT_NATS:
-            self._failed_trials = 0  # noise is not what holds it up: a hotter setting may be
+            self._failed_trials, self._quiet = 0, True  # noise is not what holds it up: a hotter setting may be
             why = "it was not noise that held it up"
         elif coolest > self._coolest - _SETTLED_NATS:
-            self._held = heat.scaled(self._held, max(0.5, 0.1 * heat.of(self._top) / heat.of(self._held)))
+            self.held = heat.scaled(self.held, max(0.5, 0.1 * heat.of(self.top) / heat.of(self.held)))
             why = f"no better than {self._coolest:.2f}, the last time"
         else:
             why = "better than ever"
@@ -275,12 +314,12 @@ class Holding:
             return
         yield from self._renew()
         now = self._words(training.setting)
-        yield from training.change(self._held, f"{now} -> {self._words(self._held)}: cooling shed {shed:.2f}, {why}")
-        self._low = training.level + self._noise
+        yield from training.change(self.held, f"{now} -> {self._words(self.held)}: cooling shed {shed:.2f}, {why}")
+        self.low = training.level + self._noise
         self._begin_anew(settling=self._settling)
 
-    def _shed(self, held: Setting, why: str) -> Steps[float]:
-        """Halve the heat window by window, to a tenth, until the level falls no more; the lowest level."""
+    def _shed(self, held: Setting, why: str, goal: float) -> Steps[float]:
+        """Halve the heat, to a tenth, until the level falls too little to reach `goal`; the lowest level."""
         training, levels, idle, now = self._training, list[float](), 0, held
         while idle < 2:
             if self._heat.of(now) > self._heat.of(held) / 10:
@@ -290,5 +329,6 @@ class Holding:
             if training.diverged:
                 break
             levels.append(training.level)
-            idle = idle + 1 if len(levels) > 3 and training.level > min(levels[:-1]) - 0.01 else 0
+            little = max(_SETTLED_NATS / 3, (training.level - goal) / _COOLING_WINDOWS)
+            idle = idle + 1 if len(levels) >= 3 and training.level > min(levels[:-1]) - little else 0
         return min(levels, default=math.inf)

@@ -17,7 +17,24 @@ from typing import NamedTuple
 
 from tuners.actions import Target
 
-__all__ = ["Gauge", "SecondsLeft", "falls", "noisy", "over_fitted", "seconds_left", "slope", "spread", "stopped"]
+__all__ = [
+    "HELPED_NATS",
+    "Gauge",
+    "SecondsLeft",
+    "falls",
+    "has_lost_half",
+    "is_lost",
+    "is_unlearned",
+    "noisy",
+    "over_fitted",
+    "seconds_left",
+    "slope",
+    "spread",
+    "stopped",
+]
+
+HELPED_NATS = 0.1
+"""Below the untrained model: progress."""
 
 _LOSS_PART = 0.15  # of the loss in the level of a target on accuracy
 _BEYOND = 0.3  # of the target's error: a level does not fall further, as a validation set is small
@@ -25,6 +42,8 @@ _WIDE_GAP = 5.0  # the same, and nothing is left to learn
 _GAP = 2.0  # a validation loss so many times the training loss: the model has learned its samples by heart
 _BLOWN_UP = 2.0  # times the loss of the untrained model: more counts in full
 _MANY = 8  # levels, of which the newest half tells the drift
+_LOST = 10  # levels without progress or drift after which a model is lost
+_LITTLE = 0.1  # of the way from the untrained model to the goal: less is no progress
 _ABOVE = 0.9  # of a target on loss: what counts as the end of the scale
 
 
@@ -77,6 +96,32 @@ def over_fitted(losses: Sequence[float], levels: Sequence[float], training_loss:
         return False
     smooth = [sum(levels[i : i + 3]) / 3 for i in range(len(levels) - 2)]
     return min(smooth[-recent + 2 :]) > min(smooth[: -recent + 2]) + (0.05 if gap < _WIDE_GAP else -0.05)
+
+
+def is_lost(levels: Sequence[float], untrained: float, goal: float) -> bool:
+    """Whether a model is hardly better than `untrained` after many `levels`, and has no drift that could make it so.
+
+    A dead model that gives every class its frequency is a little better than the untrained one, and stays so for good.
+    """
+    if len(levels) < _LOST or not min(levels) > untrained - max(HELPED_NATS, _LITTLE * (untrained - goal)):
+        return False
+    return math.isfinite(untrained) and not (falls(levels) or falls(levels[-_LOST:]))
+
+
+def is_unlearned(level: float, before: float, untrained: float) -> bool:
+    """Whether a model that had learned something `before` is as good as `untrained`: its units may be dead for good."""
+    return before < untrained - HELPED_NATS < level
+
+
+def has_lost_half(levels: Sequence[float], before: float, untrained: float, deviation: float) -> bool:
+    """Whether half of what the model had learned `before` is gone in the last two levels, which vary by `deviation`.
+
+    A young model cannot become much worse than that, so a fixed rise of the level does not tell.
+    """
+    if len(levels) < 2 or not math.isfinite(before):
+        return False
+    lost = min(levels[-2:]) - before
+    return lost > max(0.5 * (untrained - before), HELPED_NATS, 2 * deviation)
 
 
 def stopped(

@@ -20,7 +20,7 @@ from statistics import median
 
 import numpy as np
 
-from tuners.actions import Job, Setting, Window
+from tuners.actions import Job, Pushes, Setting, Window
 
 __all__ = ["SystemModel"]
 
@@ -57,9 +57,13 @@ class SystemModel:
         """Whether anything was measured."""
         return bool(self._seconds)
 
-    def learn(self, setting: Setting, window: Window) -> None:
-        """Take in the measurements of a window that was trained under `setting` from begin to end."""
-        pushes = window.pushes
+    def learn(self, setting: Setting, window: Window, since_seconds: float = 0.0) -> None:
+        """Take in the measurements of a window that was trained under `setting` from begin to end.
+
+        What workers had begun before `since_seconds` does not count: it may be of another size.
+        """
+        begun = window.pushes.seconds - window.pushes.push_seconds - window.pushes.compute_seconds
+        pushes = Pushes._make(values[~(begun < since_seconds)] for values in window.pushes)
         if not len(pushes.seconds):
             return
         for index in np.unique(pushes.worker):

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from tuners.actions import Action, Evaluate, Fork, Free, Job, Method, Reconfigure, Rejected, Run, Setting, Window
-from tuners.joint.learning_model import Gauge
+from tuners.joint.learning_model import HELPED_NATS, Gauge
 from tuners.joint.system_model import SystemModel
 
-__all__ = ["HELPED_NATS", "Glance", "JobOver", "Snapshot", "Steps", "Training"]
+__all__ = ["Glance", "JobOver", "Snapshot", "Steps", "Training"]
 
 T = TypeVar("T")
 
@@ -22,9 +22,6 @@ Steps: TypeAlias = Generator[Action[Any], Any, T]
 """Actions, and in the end a result."""
 
 _EVALUATION_SHARE = 0.05  # of a window's seconds that an evaluation may take
-HELPED_NATS = 0.1
-"""Below the untrained model: progress."""
-
 _HEAT = ("learning_rate", "momentum", "policy", "staleness")
 _LEARNING = (*_HEAT, "batch_size")  # what takes effect without moving anything
 _LEAST_SAMPLES = 128  # in a window: from fewer, a rate cannot be judged
@@ -51,7 +48,7 @@ class Glance(NamedTuple):
 
     level: float  # logarithm of their loss
     noise: float  # its standard error
-    validated: float = math.inf  # level of the job's own newest validation; infinite if there was none
+    validated: float = math.inf  # mean level of the job's own validations; infinite if there was none
 
     def helps(self) -> bool:
         """Whether the model has clearly learned something. Accuracy may rise while the loss still does, too."""
@@ -75,14 +72,15 @@ class Training:
         self._system = system
         self.training_loss = math.inf  # mean of the last window
         self.highest_loss = 0.0  # mean of half a window, since the last return to a snapshot
+        self._placed_seconds = 0.0  # when the system was last changed
         self._pushes = 0  # of the branch, since the job began
         self._check_clocks = 0  # the job validates by itself after every so many pushes; 0: not known
 
     # ----------------------------------------------------------------------------------------------------- training
 
     def run(self, clocks: int, why: str = "") -> Steps[Window]:
-        """Train so many clocks. Raises JobOver at the end of the job."""
-        window: Window = yield from Run(clocks=max(1, clocks), branch=self.branch, reason=why)
+        """Train so many clocks. Raises JobOver at the end of the job, and where the branch cannot train."""
+        window = yield from self._run(Run(clocks=max(1, clocks), branch=self.branch, reason=why))
         self.seconds = window.end_seconds
         self._pushes += window.clocks
         if window.status in ("target", "budget"):
@@ -99,7 +97,7 @@ class Training:
         if window.setting is not None and window.setting != self.setting:
             self.setting, self.cluster_changed = window.setting, True
         elif not window.events:
-            self._system.learn(self.setting, window)
+            self._system.learn(self.setting, window, self._placed_seconds)
         if available != self.available:
             self._system.forget(available - self.available)
             self.available, self.cluster_changed = available, True
@@ -113,11 +111,20 @@ class Training:
             self.level = math.inf if self.diverged else math.nan
         return window
 
+    def _run(self, action: Run) -> Steps[Window]:
+        """Carry out `action`, on a second attempt if need be; a branch that cannot train any more ends the job."""
+        with suppress(Rejected):
+            return (yield from action)
+        try:
+            return (yield from action)
+        except Rejected as refusal:
+            raise JobOver from refusal
+
     def window(self, why: str = "") -> Steps[None]:
         """Train about two pushes per worker and measure the level after them, by the job's own validation if possible."""
         clocks, every = self._least_clocks(), self._check_clocks
         if every and every <= 2 * clocks:
-            clocks = every * math.ceil((self._pushes + clocks) / every) - self._pushes
+            clocks = every * max(round((self._pushes + clocks) / every), self._pushes // every + 1) - self._pushes
         elif self._system.knows:
             # An evaluation takes time in which nobody trains, so windows are longer where it is dear.
             dear = self.job.evaluate_seconds / _EVALUATION_SHARE / self._system.push_seconds(self.setting)
@@ -138,8 +145,8 @@ class Training:
             return Glance(math.inf, 0.0)
         validated = math.inf
         if window.evaluations:
-            newest = window.evaluations[-1]
-            validated = self.gauge.level(newest.loss, newest.accuracy) - self.gauge.untrained_level
+            levels = [self.gauge.level(e.loss, e.accuracy) for e in window.evaluations]
+            validated = sum(levels) / len(levels) - self.gauge.untrained_level
         noise = float(np.std(losses)) / mean / math.sqrt(len(losses))
         return Glance(math.log(mean / self.gauge.untrained), noise, validated)
 
@@ -186,6 +193,8 @@ class Training:
             self.seconds += cost.seconds
             self.change_seconds = max(self.change_seconds, cost.seconds)
             if cost.done:
+                if setting != self.placed(setting):
+                    self._placed_seconds = self.seconds
                 self.setting = setting
             return cost.done
         return False

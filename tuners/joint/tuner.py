@@ -7,18 +7,20 @@ made only where it is expected to save more than it costs. In the order in which
 
 1. *Placement only*: where nothing is free that learning depends on, the exact methods of Cruise take over, or those of the
    bespoke BO if loads are free.
-2. *Nobody waits* (`_Course.begin`): the policy that lets every worker go on, if it is free.
-3. *System* (`_Course.place`): after one and a half pushes per worker the system model knows compute, pull and push seconds.
-   The setting with the most progress per second is chosen by the cheapest method, verified, and taken back if it is worse.
-   The same again whenever machines come or go.
-4. *Heat* (`_Course.find_heat`): the setting (`tuners.joint.heat`) comes down by decades while it hurts, then doubles window
-   by window until it hurts. The job continues from the best model seen, at the heat that made it; where none has
+2. *Nobody waits* (`JointCourse.begin`): the policy that lets every worker go on, if it is free. A rate far from those that
+   were best in other jobs (`tuners.joint.rate_prior`) is left for the cooler half of them.
+3. *System* (`JointCourse.place`): after one and a half pushes per worker the system model knows compute, pull and push
+   seconds. The setting with the most progress per second is chosen by the cheapest method, verified, and taken back if it
+   is worse. The same again whenever machines come or go.
+4. *Heat* (`JointCourse.find_heat`): the setting (`tuners.joint.heat`) comes down while it hurts, by four where it was
+   probable and by decades below, then doubles window by window until it brings nothing more. The job continues from the
+   best model seen, at the heat that made it, or at half of that if twice of it has blown the model up; where none has
    learned anything yet, at the hottest that does no harm. Races of short forks would not do: they always prefer the cooler
    setting, because it sheds noise at once.
-5. *Hold and cool* (`_Course.learn`, `tuners.joint.holding`): hold the heat while the level drifts down, and double it where
-   the seconds that this would save are worth the trial. Cool by halves when the measured noise is all that separates the
-   level from the goal, or when the drift has stopped. Return to a snapshot when the job has diverged, to an early one when
-   it has over-fitted.
+5. *Hold and cool* (`JointCourse.learn`, `tuners.joint.holding`): hold the heat while the level drifts down, and double it
+   where the seconds that this would save are worth the trial. Halve it where noise hides all drift. Cool by halves when the
+   measured noise is all that separates the level from the goal, or when the drift has stopped. Return to a snapshot when
+   half of what was learned is lost or the job has diverged, to an early one when it has over-fitted.
 
 Forks serve as snapshots only, so they cost little; without room for them the heat changes in place. Every decision carries
 its numbers, as the reason of the action that it leads to.
@@ -40,11 +42,12 @@ from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
 from tuners.joint.heat import Heat, heat
 from tuners.joint.holding import Holding, RuleParts
+from tuners.joint.learning_model import HELPED_NATS
 from tuners.joint.system_model import SystemModel
-from tuners.joint.training import HELPED_NATS, Glance, JobOver, Snapshot, Steps, Training
+from tuners.joint.training import Glance, JobOver, Snapshot, Steps, Training
 from tuners.settings import BOUNDED, Choice
 
-__all__ = ["joint"]
+__all__ = ["JointCourse", "joint"]
 
 _LEARNING = ("learning_rate", "momentum", "batch_size", "policy", "staleness")
 _SYSTEM = ("worker_count", "role", "transfer_bits", "batch_size", "intra_threads")
@@ -62,6 +65,8 @@ _LITTLE = 0.1  # the same, that are little: a heat four times as high may still 
 _HURT = 0.2  # nats of training loss above the best that are no noise
 _STEP = 2.0  # factor of the heat, upwards
 _THROWN_OFF = 1.3  # a training loss so many times that of the untrained model may have lost it
+_COOLER_DEVIATIONS = 0.5  # below the median of what is expected: heat that is too low costs less than one that is too high
+_PROBABLE = 0.05  # a chance that the best heat is still higher: what hurts is then not far too hot
 _RESTARTS = (0.5, 2.0, 0.7, 1.4, 0.35, 2.8)  # factors of the heat, from one restart to the next; 1 would repeat itself
 
 
@@ -74,6 +79,7 @@ def joint(
     cost_rule: bool = True,
     snapshots: bool = True,
     one_setting: bool = False,
+    prior: bool = True,
 ) -> Tuner:
     """Tune every free knob of `job` by expected seconds left. A job without free knobs runs as it is.
 
@@ -83,6 +89,7 @@ def joint(
         cost_rule: Whether a trial or a change must save more than it costs; otherwise all of them are made.
         snapshots: Whether the job may go back to earlier models; otherwise settings change in place.
         one_setting: Whether the setting with the best first windows is kept to the end.
+        prior: Whether the search for the rate begins where other jobs had their best one; otherwise at the start's.
     """
     space = job.space
     if not space.knobs:
@@ -90,20 +97,21 @@ def joint(
     if not any(space.knob(name) for name in _LEARNING) and (space.frees("role") or space.frees("load")):
         yield from bespoke_bo(job) if loads_are_free(job) else cruise(job)
         return
-    parts = RuleParts(system_model, schedules, cost_rule, snapshots, one_setting)
-    yield from _Course(job, parts).play()
+    parts = RuleParts(system_model, schedules, cost_rule, snapshots, one_setting, prior)
+    yield from JointCourse(job, parts).play()
 
 
-class _Course:
+class JointCourse:
     """The course of one job."""
 
     def __init__(self, job: Job, parts: RuleParts) -> None:
         self.job, self.parts, self.system = job, parts, SystemModel(job)
         self.training = Training(job, self.system, snapshots=parts.snapshots)
         self.gauge = self.training.gauge
-        self.heat: Heat | None = None if job.target.counts else heat(job, self._best)
+        self.heat: Heat | None = None if job.target.counts else heat(job, self._best, prior=parts.prior)
         self.first: Snapshot | None = None  # the untrained model
         self.hurting = math.inf  # the coolest heat that is known to hurt
+        self.useless = math.inf  # the coolest heat that has brought nothing when it was tried
         self.cap = len(job.start.workers) if self.heat is not None and self.heat.limits_workers else len(job.nodes)
 
     def play(self) -> Tuner:
@@ -112,7 +120,7 @@ class _Course:
             yield from self.begin()
             if self.heat is not None:
                 self.first = yield from self.training.snapshot()
-            yield from self._measure()
+            yield from self.measure()
             if not self.system.knows:
                 # The job does not tell what a push takes, as in a table of recorded runs: there is nothing to model.
                 yield from tpe(self.job)
@@ -125,7 +133,7 @@ class _Course:
             while True:
                 yield from self.training.run(4 * len(self.training.setting.workers))
                 if self.training.cluster_changed:
-                    yield from self._place_anew()
+                    yield from self.place_anew()
         except JobOver:
             return
 
@@ -143,10 +151,28 @@ class _Course:
         if staleness is not None and setting.policy in BOUNDED:
             setting = replace(setting, staleness=int(_highest(staleness)))
         yield from self.training.change(setting, "nobody waits: the heat is searched next, and makes up for staleness")
+        if self.heat is not None:
+            yield from self._begin_where_probable(self.heat)
         # The first mini-batches tell the loss of the untrained model, too, but with more noise.
         if self.heat is not None and self.job.evaluate_seconds < _EVALUATION_SHARE * self._seconds_left():
             yield from self.training.evaluate()
             self.gauge.begin(self.training.loss, self.training.accuracy)
+
+    def _begin_where_probable(self, heat: Heat) -> Steps[None]:
+        """Leave a start that is hotter or cooler than the best heats of most jobs, for the cooler half of these."""
+        training, expected = self.training, heat.expected
+        if expected is None:
+            return
+        wanted = expected.median * math.exp(-_COOLER_DEVIATIONS * expected.deviation)
+        here = heat.of(training.setting)
+        if abs(math.log(here / wanted)) <= _COOLER_DEVIATIONS * expected.deviation:
+            return
+        setting = heat.scaled(training.setting, wanted / here)
+        why = (
+            f"{heat.words(training.setting)} -> {heat.words(setting)}: {expected.median:.3g} was the best of other jobs, "
+            f"within a factor of {math.exp(expected.deviation):.2g} of two in three"
+        )
+        yield from training.change(setting, why)
 
     # ------------------------------------------------------------------------------------------------------ 3. system
 
@@ -174,13 +200,13 @@ class _Course:
         if stranded:
             why = f"a machine is not available any more: {self._words(before)} -> {self._words(best)}"
         if (yield from training.change(best, why)):
-            yield from self._measure()
+            yield from self.measure()
             seen = self._progress(training.setting)
             if seen < here and not (stranded or training.diverged or training.cluster_changed):
                 why = f"taken back: {seen / here:.2f} times the progress per second of {self._words(before)}"
                 yield from training.change(before, why)
 
-    def _measure(self) -> Steps[None]:
+    def measure(self) -> Steps[None]:
         yield from self.training.run(math.ceil(1.5 * len(self.training.setting.workers)))
 
     def _words(self, setting: Setting) -> str:
@@ -255,7 +281,7 @@ class _Course:
         """Down by decades while the setting hurts, then up until it hurts; go on from the best model.
 
         Judged by training loss, which every push tells for nothing, so that a step takes no more than two pushes per worker.
-        Where no heat from there upwards has helped, decades below are tried, too.
+        Where no heat from there upwards has helped, decades below are tried, too, unless the first heat was probable.
         """
         training = self.training
         yield from training.change(heat.scaled(training.setting, 1.0), "the same effective rate, without momentum")
@@ -267,9 +293,9 @@ class _Course:
             if cooler is None:
                 break
             seen = cooler
-        start = training.setting
+        start, is_probable = training.setting, heat.expected is not None and self._is_cool(heat, 1.0)
         helped, setting, kept = yield from self._rise(heat, seen)
-        if not (helped or heat.steps or came_down) and self.first is not None:
+        if not (helped or heat.steps or came_down or is_probable) and self.first is not None:
             found = yield from self._rise_from_below(heat, start, self.first)
             if found is not None:
                 yield from training.drop(kept)
@@ -285,12 +311,13 @@ class _Course:
         """Whether the present heat makes the model worse than the untrained one, or has thrown it far off for good."""
         thrown_off = self.training.highest_loss > _THROWN_OFF * self.gauge.untrained and not seen.helps()
         worse = seen.level > max(_HURT, 3 * seen.noise) and not seen.helps()
-        return self.training.diverged or worse or thrown_off
+        return self.training.diverged or ((worse or thrown_off) and seen.validated > 0)
 
     def _cooler(self, heat: Heat) -> Steps[Glance | None]:
         """Train a little at a tenth of the heat, from the untrained model if it was kept; None where it cannot be lower."""
         training = self.training
-        cooler = heat.scaled(training.setting, 1 / _DECADE)
+        probable = heat.expected is not None and heat.expected.chance_above(heat.of(training.setting)) > _PROBABLE
+        cooler = heat.scaled(training.setting, _STEP**-2 if probable else 1 / _DECADE)
         if heat.of(cooler) >= heat.of(training.setting):
             return None
         why = f"{heat.words(training.setting)} -> {heat.words(cooler)}: the model became worse than untrained"
@@ -299,6 +326,11 @@ class _Course:
         elif training.diverged or not (yield from training.change(cooler, why)):
             return None
         return (yield from training.glance())
+
+    def _is_cool(self, heat: Heat, factor: float) -> bool:
+        """Whether the best heat is probably `factor` times as high as the present one, or nothing is known of it."""
+        expected = heat.expected
+        return expected is None or expected.chance_above(factor * heat.of(self.training.setting)) >= 0.5
 
     def _rise_from_below(self, heat: Heat, start: Setting, first: Snapshot) -> Steps[tuple[Setting, Snapshot | None] | None]:
         """The same from decades below `start`: it may have lost the untrained model at once, and no heat helps it since."""
@@ -324,10 +356,11 @@ class _Course:
         """
         training = self.training
         best, noise, validated, kept = seen.level, seen.noise, seen.validated, (yield from training.snapshot())
-        setting, bad, fallen, halved = training.setting, 0, max(-best, 0.0), False
+        setting, bad, fallen, halved, blown_up = training.setting, 0, max(-best, 0.0), False, False
         while bad < 2 and not training.diverged:
-            idle = best > -max(_IDLE, 3 * noise)
+            idle = min(best, validated) > -max(_IDLE, 3 * noise)
             little = (idle or (best > -2 * _LITTLE and fallen < _LITTLE)) and not (bad or halved or heat.steps)
+            little = little and self._is_cool(heat, _STEP**2)
             hotter = heat.scaled(training.setting, _STEP**2 if little else _STEP)
             if not heat.of(training.setting) < heat.of(hotter) <= self.hurting / 1.5:
                 break
@@ -337,8 +370,9 @@ class _Course:
             if not (yield from training.change(hotter, why)):
                 break
             seen = yield from training.glance()
-            # Where the job has validated, that counts for more than a few mini-batches.
-            worse = math.isfinite(seen.validated) and seen.validated > validated + HELPED_NATS / 2
+            # Where the job has validated, that counts for more than a few mini-batches, if these do not tell much more.
+            drop = max(best - seen.level - 2 * seen.noise, 0.0)
+            worse = math.isfinite(seen.validated) and seen.validated > validated + HELPED_NATS / 2 + drop
             better = seen.validated < validated - HELPED_NATS or (seen.level < best and not worse)
             harmless = idle and not worse and seen.level < 2 * seen.noise  # no worse than untrained
             if (better or harmless) and not training.diverged:
@@ -348,13 +382,19 @@ class _Course:
                 kept = yield from training.snapshot()
             else:
                 hurts = training.diverged or seen.level > best + max(_HURT, 3 * seen.noise)
-                bad = 2 if hurts else bad + 1
+                blown_up = training.diverged or seen.level > 0
+                bad = 2 if hurts or not self._is_cool(heat, 1.0) else bad + 1
+                self.useless = min(self.useless, heat.of(training.setting))
                 if hurts:
                     self.hurting = min(self.hurting, heat.of(training.setting))
                 if little and kept is not None and (hurts or best < -HELPED_NATS):
                     why = f"{heat.words(training.setting)} -> {heat.words(setting)}: too large a step"
                     kept, bad, halved = (yield from training.return_to(kept, setting, why)), 0, True
             validated = min(validated, seen.validated)
+        if blown_up and not heat.steps and heat.of(training.setting) < 3 * heat.of(setting):
+            # A window is too short to tell what is just below the edge of stability.
+            self.useless = min(self.useless, heat.of(setting))
+            setting = heat.scaled(setting, 0.5)
         return min(best + 2 * noise, validated) < -HELPED_NATS, setting, kept
 
     # ----------------------------------------------------------------------------------------------- 5. hold and cool
@@ -369,12 +409,12 @@ class _Course:
         origin = top  # the heat at which nothing was learned for the first time
         seedling, decades, factors = (yield from training.snapshot()), iter(_DECADES), cycle(_RESTARTS)
         while True:
-            holding = Holding(training, heat, self.parts, self._place_anew)
+            holding = Holding(training, heat, self.parts, self.place_anew, self.useless)
             yield from holding.run()
             self.hurting = min(self.hurting, holding.hurting)
             if not heat.limits_workers:
                 origin, top = training.placed(origin), training.placed(top)
-            elsewhere = self._elsewhere(heat, origin, decades) if holding.lost and self.first is not None else None
+            elsewhere = self.elsewhere(heat, origin, decades) if holding.lost and self.first is not None else None
             if elsewhere is not None and self.first is not None:
                 why = f"{heat.words(training.setting)} -> {heat.words(elsewhere)}: nothing was learned; again from the start"
                 self.first = yield from training.return_to(self.first, elsewhere, why)
@@ -388,7 +428,7 @@ class _Course:
             else:
                 return
 
-    def _elsewhere(self, heat: Heat, top: Setting, decades: Iterator[float]) -> Setting | None:
+    def elsewhere(self, heat: Heat, top: Setting, decades: Iterator[float]) -> Setting | None:
         """The next setting outwards by decades from `top` that differs from it and is not known to hurt."""
         for factor in decades:
             setting = heat.scaled(top, factor)
@@ -396,9 +436,9 @@ class _Course:
                 return setting
         return None
 
-    def _place_anew(self) -> Steps[None]:
+    def place_anew(self) -> Steps[None]:
         """Choose again: machines have come or gone."""
-        yield from self._measure()
+        yield from self.measure()
         yield from self.place()
 
 

@@ -64,3 +64,16 @@ def test_a_slower_machine_makes_every_push_later(policy):
     even.learn(start, window(of, [1.0] * 12, compute=dict.fromkeys(start.workers, 0.5)))
     slow.learn(start, window(of, [1.0] * 12, compute=dict.fromkeys(others, 0.5) | {first: 2.0}))
     assert slow.push_seconds(start) > even.push_seconds(start)
+
+
+def test_mini_batches_that_were_begun_before_a_change_are_not_measured_as_those_after_it():
+    """A smaller batch was four times as fast, but the mini-batches under way were of the old size; it was taken back."""
+    of = toy_job()
+    model = SystemModel(of)
+    small = replace(of.start, batch_size=8)
+    model.learn(replace(of.start, batch_size=32), window(of, [1.0] * 8, compute=0.8))
+    predicted = model.push_seconds(small)
+    model.learn(small, window(of, [1.0] * 8, [10.0 + 0.1 * i for i in range(8)], compute=0.8), since_seconds=10.5)
+    assert model.push_seconds(small) == predicted
+    model.learn(small, window(of, [1.0] * 8, [20.0 + 0.1 * i for i in range(8)], compute=0.2), since_seconds=10.5)
+    assert model.push_seconds(small) < predicted
