@@ -28,8 +28,12 @@ __all__ = [
     "Libsvm",
     "Mnist",
     "Mnist1d",
+    "Mnist5k",
     "Ratings",
+    "Sentences",
     "Source",
+    "dataset",
+    "learnt",
     "load_workloads",
     "workload",
     "workloads",
@@ -112,6 +116,23 @@ class Mnist1d(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     seed: int = 0
 
 
+class Mnist5k(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="mnist-5k"):
+    """`data.mnist5k`, or a part of it."""
+
+    fraction: float = 1.0
+    valid_samples: int = 0
+    seed: int = 0
+
+
+class Sentences(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="sentences"):
+    """`data.sentences`."""
+
+    samples: int = 4_000
+    length: int = 32
+    valid_samples: int = 400
+    seed: int = 0
+
+
 class Ratings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="ratings"):
     """`data.ratings`."""
 
@@ -125,7 +146,9 @@ class Ratings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     seed: int = 0
 
 
-Source: TypeAlias = Digits | BreastCancer | Mnist | Cifar10 | Libsvm | Classification | Clicks | Mnist1d | Ratings
+Source: TypeAlias = (
+    Digits | BreastCancer | Mnist | Cifar10 | Libsvm | Classification | Clicks | Mnist1d | Mnist5k | Ratings | Sentences
+)
 
 
 class _WorkloadTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -187,6 +210,14 @@ def workload(
         summary=job.summary,
         source=job.source,
     )
+
+
+def learnt(
+    name: str, overrides: Mapping[str, Any] | None = None, tables: Mapping[str, Any] | None = None
+) -> tuple[Model | None, Source | None]:
+    """Model and data of the named workload with `overrides`; (None, None) if it is timing-only. Raises as `workload`."""
+    job = _overridden(name, _table(name, tables or {}), dict(_flat(overrides or {})))
+    return job.model, job.data
 
 
 def workloads() -> dict[str, str]:
@@ -296,11 +327,12 @@ def _proxy(model: Model, source: Source, path: str | None) -> Proxy:
     # Imported here, so that listing the workloads does not import JAX.
     from simulators.workloads import models
 
-    return models.make_proxy(model, _dataset(source, path or ""))
+    return models.make_proxy(model, dataset(source, path or ""))
 
 
 @cache
-def _dataset(source: Source, path: str) -> Any:
+def dataset(source: Source, path: str = "") -> Any:
+    """The `datasets.Dataset` of a data table; `path` is the place of its files, if it reads any."""
     from simulators.workloads import datasets, files
 
     fields = msgspec.structs.asdict(source)
@@ -313,6 +345,8 @@ def _dataset(source: Source, path: str) -> Any:
         Classification: lambda: datasets.classification(**fields),
         Clicks: lambda: datasets.clicks(**fields),
         Mnist1d: lambda: datasets.mnist1d(**fields),
+        Mnist5k: lambda: datasets.subset(datasets.mnist5k(fields["seed"]), **fields),
         Ratings: lambda: datasets.ratings(**fields),
+        Sentences: lambda: datasets.sentences(**fields),
     }
     return made[type(source)]()

@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-__all__ = ["Cnn", "Factorisation", "Logistic", "Lstm", "Mlp", "Model", "Svm"]
+__all__ = ["Cnn", "Factorisation", "Logistic", "Lstm", "Mlp", "Model", "Svm", "Transformer"]
 
 _Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 _Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
@@ -51,4 +51,16 @@ class Factorisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     offset: float = 3.6  # added to every prediction
 
 
-Model: TypeAlias = Logistic | Svm | Mlp | Cnn | Lstm | Factorisation
+class Transformer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="transformer"):
+    """Language model: predicts every character of a text from those before it. `width` must divide by `heads`."""
+
+    width: _Whole = 32  # of the residual stream
+    heads: _Whole = 2
+    layers: _Whole = 1
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} does not divide by {self.heads} heads")
+
+
+Model: TypeAlias = Logistic | Svm | Mlp | Cnn | Lstm | Factorisation | Transformer
