@@ -263,7 +263,8 @@ def show(scenario: Scenario) -> str:
     for kind, names in types.items():
         where = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
         rate = f"{kind.nic_bytes_per_second * 8 / 1e6:g} Mbit/s"
-        said.append(f"{len(names)} x {kind.name}: {kind.cores} cores, {rate} ({where})")
+        price = "" if kind.usd_per_hour is None else f", {kind.usd_per_hour:g} USD per hour"
+        said.append(f"{len(names)} x {kind.name}{', spot' * kind.spot}: {kind.cores} cores, {rate}{price} ({where})")
     tables = _own_workloads(scenario.workload, scenario.origin, 0)
     own = {name: table["summary"] for name, table in tables.items()}
     said.append(f"{scenario.workload.name}: {(workloads() | own)[scenario.workload.name]}")
@@ -324,17 +325,18 @@ def _cluster(tables: Tables, origin: Path, draw: int) -> Cluster:
 
 
 def _priced(kind: NodeType, group: NodeGroup) -> NodeType:
-    """The node type at the price that its group says."""
+    """The node type at the price that its group says; its own `spot` holds unless the group is."""
+    spot = group.spot or kind.spot
     if group.usd_per_hour is not None:
-        return msgspec.structs.replace(kind, usd_per_hour=group.usd_per_hour)
-    if not group.spot:
+        return msgspec.structs.replace(kind, usd_per_hour=group.usd_per_hour, spot=spot)
+    if not spot:
         return kind
     if kind.spot_usd_per_hour is None:
         raise ValueError(
             f"nodes: no price is known of {kind.name} as a spot instance; give usd_per_hour, or spot_usd_per_hour in a "
             "file of node types."
         )
-    return msgspec.structs.replace(kind, usd_per_hour=kind.spot_usd_per_hour)
+    return msgspec.structs.replace(kind, usd_per_hour=kind.spot_usd_per_hour, spot=True)
 
 
 def _check_prices(scenario: Scenario, unpriced: str) -> None:

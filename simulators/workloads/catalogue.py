@@ -25,12 +25,12 @@ __all__ = [
     "Classification",
     "Clicks",
     "Digits",
+    "GeneratedText",
     "Libsvm",
     "Mnist",
     "Mnist1d",
     "Mnist5k",
     "Ratings",
-    "Sentences",
     "Source",
     "dataset",
     "learnt",
@@ -124,7 +124,7 @@ class Mnist5k(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     seed: int = 0
 
 
-class Sentences(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="sentences"):
+class GeneratedText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="sentences"):
     """`data.sentences`."""
 
     samples: int = 4_000
@@ -147,7 +147,7 @@ class Ratings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
 
 
 Source: TypeAlias = (
-    Digits | BreastCancer | Mnist | Cifar10 | Libsvm | Classification | Clicks | Mnist1d | Mnist5k | Ratings | Sentences
+    Digits | BreastCancer | Mnist | Cifar10 | Libsvm | Classification | Clicks | Mnist1d | Mnist5k | Ratings | GeneratedText
 )
 
 
@@ -347,6 +347,6 @@ def dataset(source: Source, path: str = "") -> Any:
         Mnist1d: lambda: datasets.mnist1d(**fields),
         Mnist5k: lambda: datasets.subset(datasets.mnist5k(fields["seed"]), **fields),
         Ratings: lambda: datasets.ratings(**fields),
-        Sentences: lambda: datasets.sentences(**fields),
+        GeneratedText: lambda: datasets.sentences(**fields),
     }
     return made[type(source)]()

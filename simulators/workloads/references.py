@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.workloads import datasets, sentences
-from simulators.workloads.catalogue import Classification, Clicks, Mnist1d, Ratings, Sentences, Source, dataset, learnt
+from simulators.workloads.catalogue import Classification, Clicks, GeneratedText, Mnist1d, Ratings, Source, dataset, learnt
 from simulators.workloads.model_tables import Svm
 
 __all__ = ["Reference", "main", "measured", "references", "told"]
@@ -83,7 +83,7 @@ def told(name: str, overrides: dict[str, Any], metric: str, tables: dict[str, An
 def measured(data: Source) -> tuple[Reference, ...]:
     """The references of this data that can be measured, in order."""
     made = dataset(data)
-    if isinstance(data, Sentences):
+    if isinstance(data, GeneratedText):
         return tuple(_of_text(made))
     if isinstance(data, Ratings):
         return tuple(_of_ratings(made, data))

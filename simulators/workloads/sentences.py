@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ALPHABET", "Prediction", "best", "ngram", "text"]
+__all__ = ["ALPHABET", "NextCharacter", "best", "ngram", "text"]
 
 ALPHABET = " .abcdefghijklmnopqrstuvwxyz"
 """The characters of the text, in the order of their numbers."""
@@ -40,7 +40,7 @@ class _Arc(NamedTuple):
     to: _State
 
 
-class Prediction(NamedTuple):
+class NextCharacter(NamedTuple):
     """How well the next character is predicted, on average over characters."""
 
     accuracy: float
@@ -138,7 +138,7 @@ def _popular(words: tuple[str, ...]) -> Iterator[tuple[float, str]]:
 # ----------------------------------------------------------------------------------------------------------- predictions
 
 
-def best(said: NDArray[np.int32]) -> Prediction:
+def best(said: NDArray[np.int32]) -> NextCharacter:
     """The best possible prediction of every character of `said`, which begins with a sentence, from all those before it.
 
     The forward algorithm over the grammar's automaton: the belief is a distribution over states and characters of arcs.
@@ -159,10 +159,10 @@ def best(said: NDArray[np.int32]) -> Prediction:
         total = sum(masses.values())
         loss -= np.log(masses[character] / total)
         belief = {left: p / masses[character] for left, p in following[character].items()}
-    return Prediction(right / len(said), float(loss) / len(said))
+    return NextCharacter(right / len(said), float(loss) / len(said))
 
 
-def ngram(train: NDArray[np.int32], valid: NDArray[np.int32], n: int) -> Prediction:
+def ngram(train: NDArray[np.int32], valid: NDArray[np.int32], n: int) -> NextCharacter:
     """The next character of `valid` from counts in `train` of the n - 1 before it, with a hundredth added to every count.
 
     With n = 1, a unigram: the most frequent character, always. With n = 2, a bigram: what softmax regression on the last
@@ -176,4 +176,4 @@ def ngram(train: NDArray[np.int32], valid: NDArray[np.int32], n: int) -> Predict
     after = shares[contexts[1]] if n > 1 else np.broadcast_to(shares[0], (len(valid), size))
     follows = valid[n - 1 :]
     accuracy = float((after.argmax(1) == follows).mean())
-    return Prediction(accuracy, float(-np.log(after[np.arange(len(follows)), follows]).mean()))
+    return NextCharacter(accuracy, float(-np.log(after[np.arange(len(follows)), follows]).mean()))
