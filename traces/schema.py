@@ -15,7 +15,7 @@ import polars as pl
 
 from traces.plausible import Column, TableRules
 from tuners.actions import Setting
-from tuners.settings import OF_LOCAL_STEPS
+from tuners.settings import OF_CHECKPOINTS, OF_LOCAL_STEPS
 
 __all__ = [
     "EVALUATIONS",
@@ -269,11 +269,13 @@ def setting_text(setting: Setting) -> str:
 
 
 def plain_setting(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a setting without those of local steps, where there are none: most jobs have none, and their lines stay
-    as they are."""
-    if any(fields[name] != plain for name, plain in OF_LOCAL_STEPS.items()):
-        return fields
-    return {name: value for name, value in fields.items() if name not in OF_LOCAL_STEPS}
+    """The fields of a setting without those of local steps and of checkpoints, where there are none: most jobs have none,
+    and their lines stay as they are."""
+    left_out: set[str] = set()
+    for group in (OF_LOCAL_STEPS, OF_CHECKPOINTS):
+        if all(fields.get(name, plain) == plain for name, plain in group.items()):
+            left_out |= group.keys()
+    return {name: value for name, value in fields.items() if name not in left_out}
 
 
 def setting_from(text: str) -> Setting:

@@ -212,7 +212,7 @@ class Window:
     events: tuple[NodeEvent, ...] = ()
     nodes: tuple[Node, ...] = ()  # available at the end of the window
     setting: Setting | None = None  # at the end of the window; the system itself changes it when a node is lost
-    changes: tuple[Cost, ...] = ()  # of reconfigurations with `wait=False` that ended in this window
+    changes: tuple[Cost, ...] = ()  # that ended in this window: reconfigurations with `wait=False`, recoveries, checkpoints
     servers: tuple[ServerWindow, ...] = ()  # one entry per server of the current setting; () where they are not measured
     status: Status = "running"
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BOUNDED",
+    "OF_CHECKPOINTS",
     "OF_LOCAL_STEPS",
     "Choice",
     "Integer",
@@ -68,6 +69,7 @@ _KINDS: tuple[tuple[str, type, str], ...] = (
     ("local_steps", numbers.Integral, _WHOLE),
     ("outer_rate", numbers.Real, _NUMBER),
     ("outer_momentum", numbers.Real, _NUMBER),
+    ("checkpoint_seconds", numbers.Real, _NUMBER),
 )
 """Fields of a setting, their types, and what to give."""
 
@@ -97,6 +99,7 @@ class Setting:
     local_steps: int = 1  # mini-batches of a worker between its pull and its push, each applied to its own copy
     outer_rate: float = 1.0  # of the servers, for what a worker's local steps have changed
     outer_momentum: float = 0.0  # Nesterov's, with that rate
+    checkpoint_seconds: float = 0.0  # between two checkpoints of the model; 0: servers have replicas, and need none
 
     def __post_init__(self) -> None:
         """Raise TypeError, with what to write, for a value of another type; `Space.check` judges what has the right type."""
@@ -115,6 +118,9 @@ class Setting:
 
 OF_LOCAL_STEPS = {"local_steps": 1, "outer_rate": 1.0, "outer_momentum": 0.0}
 """The fields of a setting that say how workers take local steps, and their values where a push is one gradient."""
+
+OF_CHECKPOINTS = {"checkpoint_seconds": 0.0}
+"""The fields of a setting that say when checkpoints are made, and their values where servers have replicas."""
 
 # ---------------------------------------------------------------------------------------------------------------- space
 
@@ -407,6 +413,10 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
         raise Rejected(
             f"Cannot train with learning_rate {setting.learning_rate}, momentum {setting.momentum}: "
             "the rate must not be negative and momentum lies in [0, 1]."
+        )
+    if not 0 <= setting.checkpoint_seconds < float("inf"):
+        raise Rejected(
+            f"Cannot make a checkpoint every {setting.checkpoint_seconds} s: give a positive number, or 0 for replicas."
         )
     if not (setting.outer_rate > 0 and 0 <= setting.outer_momentum < 1):
         raise Rejected(

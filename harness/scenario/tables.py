@@ -104,6 +104,7 @@ class StartTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     local_steps: int = 1
     outer_rate: float = 1.0
     outer_momentum: float = 0.0
+    checkpoint_seconds: float = 0.0
 
 
 class KnobTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

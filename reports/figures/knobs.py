@@ -27,13 +27,14 @@ _LABELS = {
     "local_steps": "local steps\nper push",
     "outer_rate": "outer rate",
     "outer_momentum": "outer momentum",
+    "checkpoint_seconds": "seconds between\ncheckpoints",
     "samples_per_round": "samples, all\nworkers once",
     "data_share": "largest share\nof the data",
     "model_share": "largest share\nof the model",
 }
 _PLAIN = (
     *("learning_rate", "momentum", "batch_size", "intra_threads", "inter_threads", "transfer_bits"),
-    *("local_steps", "outer_rate", "outer_momentum"),
+    *("local_steps", "outer_rate", "outer_momentum", "checkpoint_seconds"),
 )
 
 

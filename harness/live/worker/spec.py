@@ -74,6 +74,10 @@ class Spec:
                 f"Cannot deploy {self.name}: a live worker pushes the gradient of one mini-batch, and takes no local steps; "
                 "hold local_steps at 1, outer_rate at 1 and outer_momentum at 0."
             )
+        if self.job.start.checkpoint_seconds or self.job.space.frees("checkpoint_seconds"):
+            raise ValueError(
+                f"Cannot deploy {self.name}: live servers have replicas and lose no work; hold checkpoint_seconds at 0."
+            )
         if made.optimizer in REVISING:
             raise ValueError(
                 f"Cannot deploy {self.name}: {made.optimizer!r} revises what it did before, which live servers cannot; "
