@@ -112,8 +112,9 @@ def _uses(job: Job, exchanges: Sequence[Exchange], absences: _Absences) -> Itera
             window: Window = exchange.answer
             after = held[branch] if window.setting is None else _nodes(window.setting)
             over = now
-            if branch in asked and window.changes:
-                over = min(asked.pop(branch)[0] + window.changes[0].seconds, now)
+            ended = [c for c in window.changes if c.steps != ("checkpoint",)]  # periodic ones are no reconfigurations
+            if branch in asked and ended:
+                over = min(asked.pop(branch)[0] + ended[0].seconds, now)
             elif branch in asked and asked[branch][1] == window.setting:
                 del asked[branch]  # it was carried out in place, and no window tells its end
             kept = {n for b, nodes in held.items() if b != branch for n in nodes} | after

@@ -5,6 +5,8 @@ from __future__ import annotations
 import tomllib
 from typing import Any
 
+from simulators.workloads.references import told
+
 __all__ = ["facts", "target_of"]
 
 _MANY = 6  # a longer list of names is abbreviated
@@ -24,6 +26,8 @@ def facts(text: str) -> list[tuple[str, str]]:
         cheapest = "; the cheapest run wins" if target.get("minimise") == "usd" else ""
         said = _target(str(target["metric"]), target["value"], by_share=bool(target.get("by_share")))
         found.append(("target", said + cheapest))
+        if known := _known(_table(scenario, "workload"), str(target["metric"])):
+            found.append(("known of this data", known))
     if "seconds" in budget:
         usd = f", {budget['usd']} USD" if "usd" in budget else ""
         found.append(("budget", f"{budget['seconds']} simulated seconds{usd}"))
@@ -31,6 +35,14 @@ def facts(text: str) -> list[tuple[str, str]]:
     found.append(("free knobs", _listed(_table(scenario, "free"), mark=" ")))
     found.append(("conditions", _listed(_table(scenario, "conditions"))))
     return found[:1] + [(term, value) for term, value in found[1:] if value]
+
+
+def _known(work: dict[str, Any], metric: str) -> str:
+    """The linear baseline and the best known model beside the target; "" where none is known."""
+    try:
+        return told(str(work.get("name", "")), dict(work.get("overrides", {})), metric)
+    except (ValueError, TypeError):
+        return ""
 
 
 def _target(metric: str, value: Any, *, by_share: bool) -> str:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from simulators import checkpoints
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.compute_factors import NO_FACTORS, Factors
 from simulators.cluster.conditions import Conditions, Disturbance, link_delays
@@ -118,6 +119,9 @@ class Branch:
         self.touched = np.zeros(context.job.blocks)  # rows of each block in the pushes since the last window
         self.unreported_seconds = 0.0  # how long these took; the next window begins so much earlier
         self.changes: list[Cost] = []  # of reconfigurations that the next window tells of
+        self._lost_clocks = self._lost_samples = 0  # pushes that were made, and are lost
+        self._saved = checkpoints.taken(self.inputs, state, 0, 0)  # the last checkpoint: at first, the untrained model
+        self._saved_seconds = 0.0  # when it was completed, on the branch's clock
 
     def snapshot(self, *, testing: bool) -> Branch:
         """A branch that continues from here. Arrays are shared: JAX never changes them."""
@@ -126,6 +130,8 @@ class Branch:
         made = Branch(self.context, prepared, state)
         made.until_seconds = self.until_seconds
         made._placed = self._placed
+        made._lost_clocks, made._lost_samples = self._lost_clocks, self._lost_samples
+        made._saved, made._saved_seconds = self._saved, self._saved_seconds
         return made
 
     @property
@@ -210,6 +216,7 @@ class Branch:
         if pause > 0:
             self.state = loop.resumed(self.inputs, self.state, pause)
             self.until_seconds = until
+            self._saved_seconds += pause
         if latest is not self:  # branches share the workers' caches
             self.state = loop.caches_cleared(self.state)
         if len(self.inputs.bucket_bytes) and latest is not self:
@@ -253,6 +260,7 @@ class Branch:
         """
         before, had_work = np.asarray(self.inputs.assigned), np.asarray(self._with_work)
         self.program, self.inputs, self._served_per_push = prepared.program, prepared.inputs, prepared.served
+        self.inputs = checkpoints.with_work_redone(self.inputs, prepared.inputs, self._lost_clocks, self._lost_samples)
         self._placed, self.state = prepared, loop.rows_placed(self.inputs, self.state)
         if np.array_equal(before, self.inputs.assigned):
             return False
@@ -275,6 +283,31 @@ class Branch:
     def restore(self, setting: Setting, policy: SyncPolicy) -> None:
         """Count as under this setting and policy again; engine inputs follow when the recovery applies its effects."""
         self.setting, self.policy = setting, policy
+
+    # -------------------------------------------------------------------------------------------------------- checkpoints
+
+    @property
+    def checkpoint_due_seconds(self) -> float:
+        """When the next checkpoint begins, on the branch's clock; inf where the setting asks for none."""
+        every = self.setting.checkpoint_seconds
+        return self._saved_seconds + every if every else float("inf")
+
+    def checkpoint(self) -> checkpoints.ModelCheckpoint:
+        """The job as it is, to be written."""
+        return checkpoints.taken(self.inputs, self.state, self._lost_clocks, self._lost_samples)
+
+    def keep(self, written: checkpoints.ModelCheckpoint | None, now: float) -> None:
+        """From `now` on, a loss of servers returns the branch to `written`; None: writing it has failed, try again later."""
+        self._saved, self._saved_seconds = written or self._saved, now
+
+    def roll_back(self) -> int:
+        """Return to the last checkpoint. Returns how many pushes that has lost; a target that counts them waits for more."""
+        clock, before = self.state.clock, self._lost_clocks
+        self.state = checkpoints.rolled_back(self.inputs, self.state, self._saved)
+        self._lost_clocks = int(clock.pushes) - self._saved.clocks
+        self._lost_samples = int(clock.samples) - self._saved.samples
+        self.inputs = checkpoints.with_work_redone(self.inputs, self._placed.inputs, self._lost_clocks, self._lost_samples)
+        return self._lost_clocks - before
 
     # ------------------------------------------------------------------------------------------------------------ workers
 

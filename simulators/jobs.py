@@ -140,7 +140,7 @@ def _by_class(
     order: NDArray[np.int64], labels: NDArray[np.generic], skew: float, parts: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
     """`order`, of which a share `skew` is sorted by class, divided into `parts`, and mixed within each of them."""
-    if labels.dtype.kind not in "iu":
+    if labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise ValueError(f"Cannot deal out a share {skew:g} of the data by class: it has no classes; set skew to 0.")
     dealt = rng.random(len(order)) < skew
     ranks = rng.permutation(int(labels.max()) + 1)

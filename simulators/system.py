@@ -191,7 +191,8 @@ class SimulatedSystem:
         control plane acts meanwhile. Returns the records, [n, 11]."""
         tables, left = [NO_RECORDS], clocks
         while left > 0 and branch.status == "running" and not (change_only and self._reconfiguration is None):
-            until = min(self._control.next_seconds, limit)
+            due = branch.checkpoint_due_seconds if self._reconfiguration is None else np.inf
+            until = min(self._control.next_seconds, limit, due)
             most = min(left, _ROWS)
             table = NO_RECORDS
             if self._reconfiguration is None:
@@ -214,13 +215,28 @@ class SimulatedSystem:
             # The engine stopped at its last event before `until`. Progress up to now is made at the old rates, so it must be
             # computed before the control plane changes them.
             branch.catch_up(self._now)
-            self._control.act()
+            if due < self._control.next_seconds:
+                self._checkpoint(branch)
+            else:
+                self._control.act()
             self._progress(branch, None)
         if branch.status != "running" and self._reconfiguration is not None:
             self._reconfiguration.cancel()
             self._end_reconfiguration()
         branch.until_seconds = self._now
         return np.concatenate(tables)
+
+    def _checkpoint(self, branch: Branch) -> None:
+        """Write a checkpoint of `branch`, while all workers pause. Without effect where a server is lost before its end."""
+        written, branch.until_seconds = branch.checkpoint(), self._now
+        seconds = self._load.model_bytes / self._costs.checkpoint_bytes_per_second
+        self._pass_seconds(seconds)
+        self._resume(branch)
+        complete = not self._lost(branch) & frozenset(branch.setting.servers)
+        branch.keep(written if complete else None, self._now)
+        branch.changes.append(
+            Cost(seconds=seconds, stall_seconds=seconds, bytes_moved=self._load.model_bytes, steps=("checkpoint",))
+        )
 
     def _progress(self, branch: Branch, pushed: int | None) -> None:
         """Tell the reconfiguration in progress which worker has pushed, and `branch` what the control plane has done."""

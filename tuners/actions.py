@@ -232,7 +232,7 @@ class Window:
     events: tuple[NodeEvent, ...] = ()
     nodes: tuple[Node, ...] = ()  # available at the end of the window
     setting: Setting | None = None  # at the end of the window; the system itself changes it when a node is lost
-    changes: tuple[Cost, ...] = ()  # of reconfigurations with `wait=False` that ended in this window
+    changes: tuple[Cost, ...] = ()  # that ended in this window: reconfigurations with `wait=False`, recoveries, checkpoints
     servers: tuple[ServerWindow, ...] = ()  # one entry per server of the current setting; () where they are not measured
     blocks: tuple[float, ...] = ()  # rows of each of `Job.blocks` that the pushes carried; () without embedding tables
     status: Status = "running"

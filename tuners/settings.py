@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BOUNDED",
     "OF_CACHES",
+    "OF_CHECKPOINTS",
     "OF_LOCAL_STEPS",
     "OF_TABLES",
     "PLACEMENTS",
@@ -77,6 +78,7 @@ _KINDS: tuple[tuple[str, type, str], ...] = (
     ("block_owners", tuple, "a tuple of node names"),
     ("cache_rows", numbers.Integral, _WHOLE),
     ("cache_clocks", numbers.Integral, _WHOLE),
+    ("checkpoint_seconds", numbers.Real, _NUMBER),
 )
 """Fields of a setting, their types, and what to give."""
 
@@ -114,6 +116,7 @@ class Setting:
     block_owners: tuple[str, ...] = ()  # the server of each block; () as `placement` and `model_shares` say
     cache_rows: int = 0  # of embedding tables: each worker keeps copies of so many rows, the most popular ones
     cache_clocks: int = 0  # and uses a copy for so many mini-batches after the one that pulled it
+    checkpoint_seconds: float = 0.0  # between two checkpoints of the model; 0: servers have replicas, and need none
 
     def __post_init__(self) -> None:
         """Raise TypeError, with what to write, for a value of another type; `Space.check` judges what has the right type."""
@@ -160,6 +163,8 @@ OF_TABLES: dict[str, Any] = {"placement": "range", "block_owners": ()}
 
 OF_CACHES = {"cache_rows": 0, "cache_clocks": 0}
 """The fields of a setting that say which rows of embedding tables workers keep, and their values where they keep none."""
+OF_CHECKPOINTS = {"checkpoint_seconds": 0.0}
+"""The fields of a setting that say when checkpoints are made, and their values where servers have replicas."""
 
 # ---------------------------------------------------------------------------------------------------------------- space
 
@@ -502,6 +507,10 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
         raise Rejected(
             f"Cannot train with learning_rate {setting.learning_rate}, momentum {setting.momentum}: "
             "the rate must not be negative and momentum lies in [0, 1]."
+        )
+    if not 0 <= setting.checkpoint_seconds < float("inf"):
+        raise Rejected(
+            f"Cannot make a checkpoint every {setting.checkpoint_seconds} s: give a positive number, or 0 for replicas."
         )
     if not (setting.outer_rate > 0 and 0 <= setting.outer_momentum < 1):
         raise Rejected(

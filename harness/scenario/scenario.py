@@ -42,6 +42,7 @@ from simulators.cluster.conditions import check as check_conditions
 from simulators.cluster.profiles import NodeType, load_profiles, profiles
 from simulators.reconfiguration.costs import Costs, check_costs
 from simulators.workloads.catalogue import load_workloads, workload, workloads
+from simulators.workloads.references import told
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Space, System, Target
 from tuners.settings import Choice, Integer, Knob, Node, Real, shared_out
@@ -262,13 +263,17 @@ def show(scenario: Scenario) -> str:
     for kind, names in types.items():
         where = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
         rate = f"{kind.nic_bytes_per_second * 8 / 1e6:g} Mbit/s"
-        said.append(f"{len(names)} x {kind.name}: {kind.cores} cores, {rate} ({where})")
-    own = {name: table["summary"] for name, table in _own_workloads(scenario.workload, scenario.origin, 0).items()}
+        price = "" if kind.usd_per_hour is None else f", {kind.usd_per_hour:g} USD per hour"
+        said.append(f"{len(names)} x {kind.name}{', spot' * kind.spot}: {kind.cores} cores, {rate}{price} ({where})")
+    tables = _own_workloads(scenario.workload, scenario.origin, 0)
+    own = {name: table["summary"] for name, table in tables.items()}
     said.append(f"{scenario.workload.name}: {(workloads() | own)[scenario.workload.name]}")
     if made is not None:
         start = _start(scenario, made)
         training = f"batch size {start.batch_size}, learning rate {start.learning_rate:g}, momentum {start.momentum:g}"
         said.append(f"starts with {len(start.workers)} workers and {len(start.servers)} servers, {start.policy}, {training}")
+    if known := told(scenario.workload.name, scenario.workload.overrides, scenario.target.metric, tables):
+        said.append(f"target: {scenario.target.metric} {scenario.target.value:g}; on this data: {known}")
     families = dict.fromkeys(k.name.partition("/")[0] + "/..." if "/" in k.name else k.name for k in scenario.knobs)
     said.append(f"free: {', '.join(families) or 'nothing'}")
     lines = [line for text in said for line in textwrap.wrap(text, 110, subsequent_indent="  ") or [""]]
@@ -320,17 +325,18 @@ def _cluster(tables: Tables, origin: Path, draw: int) -> Cluster:
 
 
 def _priced(kind: NodeType, group: NodeGroup) -> NodeType:
-    """The node type at the price that its group says."""
+    """The node type at the price that its group says; its own `spot` holds unless the group is."""
+    spot = group.spot or kind.spot
     if group.usd_per_hour is not None:
-        return msgspec.structs.replace(kind, usd_per_hour=group.usd_per_hour)
-    if not group.spot:
+        return msgspec.structs.replace(kind, usd_per_hour=group.usd_per_hour, spot=spot)
+    if not spot:
         return kind
     if kind.spot_usd_per_hour is None:
         raise ValueError(
             f"nodes: no price is known of {kind.name} as a spot instance; give usd_per_hour, or spot_usd_per_hour in a "
             "file of node types."
         )
-    return msgspec.structs.replace(kind, usd_per_hour=kind.spot_usd_per_hour)
+    return msgspec.structs.replace(kind, usd_per_hour=kind.spot_usd_per_hour, spot=True)
 
 
 def _check_prices(scenario: Scenario, unpriced: str) -> None:

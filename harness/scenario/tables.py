@@ -19,6 +19,7 @@ from simulators.cluster.conditions import (
     Episode,
     LinkDelay,
     NodeChange,
+    RackLosses,
     Replay,
     ReplayedTrace,
     Sleeps,
@@ -58,7 +59,7 @@ class NodeGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: str  # a node type of `harness list profiles`, or of the file `cluster.profiles`
     count: _Count = 1
     prefix: str = "n"
-    spot: bool = False  # rented at the type's `spot_usd_per_hour`; whether machines leave is said by [conditions]
+    spot: bool = False  # rented at the type's `spot_usd_per_hour`; [conditions] losses say when such machines leave
     usd_per_hour: _Amount | None = None  # of one machine, in place of the type's own price
 
 
@@ -108,6 +109,7 @@ class StartTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_owners: tuple[str, ...] = ()
     cache_rows: int = 0
     cache_clocks: int = 0
+    checkpoint_seconds: float = 0.0
 
 
 class KnobTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -219,6 +221,7 @@ TABLES: dict[str, Any] = {
     "conditions.delays": LinkDelay,
     "conditions.buckets": Bucket,
     "conditions.nodes": NodeChange,
+    "conditions.losses": RackLosses,
     "conditions.replay": Replay,
     **{f"conditions.replay.{role}": ReplayedTrace for role in Replay.__struct_fields__},
     "costs": Costs,

@@ -23,6 +23,7 @@ __all__ = [
     "Episode",
     "LinkDelay",
     "NodeChange",
+    "RackLosses",
     "Replay",
     "ReplayedTrace",
     "Sleeps",
@@ -113,6 +114,23 @@ class NodeChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     notice_seconds: float = 0.0  # for "leaves" only
 
 
+class RackLosses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nodes are lost at random, some of them together, and come back after a repair; see `simulators.cluster.drawn_losses`.
+
+    Drawn once per seed. `python -m simulators.cluster.loss_fit TRACE` prints the values that fit a recording.
+    """
+
+    every_seconds: float  # mean time between the losses of one node, while it is there
+    together: float = 1.0  # mean number of nodes that one event takes, all of one rack: geometric, at most the rack
+    rack: int = 0  # nodes in a rack or zone, which follow each other in the cluster; 0: all are in one
+    repair_seconds: float = 0.0  # median time until a node is back; 0: it stays away
+    repair_spread: float = 0.0  # standard deviation of the logarithm of that time
+    event: Literal["leaves", "fails"] = "fails"
+    notice_seconds: float = 0.0  # for "leaves" only
+    nodes: tuple[str, ...] = ()  # that can be lost; () is all
+    spot: bool = False  # only those of them that are spot instances
+
+
 class ReplayedTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A trace that drives `nodes`, and how its machines are assigned to them; see `simulators.cluster.trace_driven`."""
 
@@ -160,6 +178,7 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delays: tuple[LinkDelay, ...] = ()  # those of one node are added
     buckets: tuple[Bucket, ...] = ()  # at most one for each node
     nodes: tuple[NodeChange, ...] = ()  # the changes of each node in the order of time
+    losses: tuple[RackLosses, ...] = ()
     replay: Replay | None = None
     thinking_seconds: float = 0.0  # simulated time charged for every action of the tuner
 
@@ -172,6 +191,7 @@ def check(conditions: Conditions, nodes: tuple[str, ...]) -> None:
         + [n for d in conditions.delays for n in d.nodes]
         + [n for c in conditions.nodes for n in c.nodes]
         + [n for b in conditions.buckets for n in b.nodes]
+        + [n for x in conditions.losses for n in x.nodes]
         + [n for r in (conditions.replay or Replay()).traces().values() for n in r.nodes]
         + list(conditions.stragglers.nodes if conditions.stragglers else ())
     )
@@ -204,6 +224,26 @@ def check(conditions: Conditions, nodes: tuple[str, ...]) -> None:
         if recording.fitted and recording.deal == "order":
             raise ValueError(f"Cannot use replay.{role}: fitted draws have no order; leave out deal or fitted.")
     _check_buckets(conditions)
+    _check_losses(conditions)
+
+
+def _check_losses(conditions: Conditions) -> None:
+    """Raise ValueError for losses that cannot be drawn, and where more than one condition says when nodes come and go."""
+    for losses in conditions.losses:
+        if not (losses.every_seconds > 0 and math.isfinite(losses.every_seconds)):
+            raise ValueError(f"Cannot lose nodes every {losses.every_seconds:g} s: give a positive, finite number.")
+        if not 1 <= losses.together < math.inf:
+            raise ValueError(f"Cannot lose {losses.together:g} nodes together: give 1 or more.")
+        if losses.rack < 0:
+            raise ValueError(f"Cannot use losses.rack = {losses.rack}: give a number of nodes, or 0 for one rack of all.")
+        if losses.notice_seconds and losses.event != "leaves":
+            raise ValueError("Cannot lose nodes that fail with notice: only a node that leaves gives notice.")
+    given = (conditions.replay or Replay()).traces().keys() & {"nodes", "all"}
+    if conditions.losses and (conditions.nodes or given):
+        raise ValueError("Cannot draw losses where nodes or replay say who comes and goes: leave out one of the two.")
+    named = [n for losses in conditions.losses for n in losses.nodes or ("all",)]
+    if len(conditions.losses) > 1 and (len(set(named)) < len(named) or "all" in named):
+        raise ValueError("Cannot draw losses of a node twice: with several losses, each names its own nodes.")
 
 
 def _check_buckets(conditions: Conditions) -> None:
@@ -279,6 +319,8 @@ def _amounts(conditions: Conditions) -> list[tuple[str, float]]:
     for bucket in conditions.buckets:
         found += [("buckets.capacity_bytes", bucket.capacity_bytes)]
         found += [("buckets.refill_bytes_per_second", bucket.refill_bytes_per_second)]
+    for losses in conditions.losses:
+        found += [(f"losses.{n}", getattr(losses, n)) for n in ("repair_seconds", "repair_spread", "notice_seconds")]
     for change in conditions.nodes:
         found += [("nodes.seconds", change.seconds), ("nodes.notice_seconds", change.notice_seconds)]
     return found

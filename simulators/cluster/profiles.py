@@ -48,6 +48,7 @@ class NodeType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     service_bytes_per_second: float = math.inf  # limit of a server process on this machine, besides the NIC
     usd_per_hour: float | None = None  # None: no price is known
     spot_usd_per_hour: float | None = None  # of the same machine as long as nobody else wants it
+    spot: bool = False  # it is rented so, and can be taken away: see `conditions.RackLosses`
 
     def __post_init__(self) -> None:
         if self.cores < 1:

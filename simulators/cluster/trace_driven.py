@@ -53,6 +53,7 @@ from numpy.typing import NDArray
 from simulators.cluster import fitted_conditions
 from simulators.cluster.compute_factors import NO_FACTORS, Factors
 from simulators.cluster.conditions import Bucket, Conditions, Episode, NodeChange, Replay, ReplayedTrace, check
+from simulators.cluster.drawn_losses import drawn_losses
 from simulators.cluster.profiles import NodeType
 from simulators.cluster.trace_driven_nodes import Places, named_changes, places
 from traces.parts import scan
@@ -116,15 +117,20 @@ class NoDataError(ValueError):
 def expand_replay(
     conditions: Conditions, nodes: tuple[tuple[str, NodeType], ...], budget_seconds: float, seed: int
 ) -> tuple[Conditions, Factors]:
-    """The conditions of the run of that seed with its replay expanded, and the factors of its compute times.
+    """The conditions of the run of that seed with its losses drawn and its replay expanded, and the factors of its compute
+    times.
 
     Raises ValueError where a trace cannot be read, has no data for its role, or contradicts the other conditions.
     """
+    if conditions.losses:
+        changes = drawn_losses(conditions.losses, nodes, budget_seconds, seed)
+        conditions = msgspec.structs.replace(conditions, losses=(), nodes=tuple(changes))
+        check(conditions, tuple(n for n, _ in nodes))
     replay = conditions.replay
     if replay is None:
         return conditions, NO_FACTORS
     names, factors = tuple(n for n, _ in nodes), NO_FACTORS
-    episodes, buckets, changes = list(conditions.episodes), list(conditions.buckets), list(conditions.nodes)
+    episodes, buckets, moves = list(conditions.episodes), list(conditions.buckets), list(conditions.nodes)
     for role, recording in roles(replay).items():
         stream = Replay.__struct_fields__.index(role)
         rng = np.random.default_rng([seed, _STREAM, stream]) if recording.deal == "lot" else None
@@ -137,8 +143,8 @@ def expand_replay(
             buckets += _buckets(recording, [(n, kind) for n, kind in nodes if n in driven], rng)
         else:
             moved = _changes(recording, driven, budget_seconds, rng)
-            changes = sorted([*changes, *moved], key=lambda c: c.seconds)
-    plain = {"episodes": tuple(episodes), "buckets": tuple(buckets), "nodes": tuple(changes), "replay": None}
+            moves = sorted([*moves, *moved], key=lambda c: c.seconds)
+    plain = {"episodes": tuple(episodes), "buckets": tuple(buckets), "nodes": tuple(moves), "replay": None}
     made = msgspec.structs.replace(conditions, **plain)
     check(made, names)
     return made, factors

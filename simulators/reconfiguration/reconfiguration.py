@@ -321,6 +321,11 @@ class Reconfiguration:
             self._earlier_steps = so_far.steps + outcome
             self._rolled_back = self._rolled_back or not completes
         half_way = steps is not None and self._requested
+        servers = {*branch.setting.servers, *(steps.new.servers if steps is not None else ())}
+        if branch.setting.checkpoint_seconds and lost & servers:
+            # No replicas: the whole model is as the last checkpoint has it.
+            half_way = True
+            self._earlier_steps += (f"lose {branch.roll_back()} clocks",)
         plan = _recovery(branch.setting, lost, half_way, self._load, self._costs)
         branch.stop_workers(lost, now)
         self._target = None  # the survivors' setting is prepared at the end

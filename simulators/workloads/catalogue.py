@@ -26,11 +26,15 @@ __all__ = [
     "Clicks",
     "Digits",
     "EmbeddedClicks",
+    "GeneratedText",
     "Libsvm",
     "Mnist",
     "Mnist1d",
+    "Mnist5k",
     "Ratings",
     "Source",
+    "dataset",
+    "learnt",
     "load_workloads",
     "workload",
     "workloads",
@@ -126,6 +130,23 @@ class Mnist1d(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
     seed: int = 0
 
 
+class Mnist5k(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="mnist-5k"):
+    """`data.mnist5k`, or a part of it."""
+
+    fraction: float = 1.0
+    valid_samples: int = 0
+    seed: int = 0
+
+
+class GeneratedText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="sentences"):
+    """`data.sentences`."""
+
+    samples: int = 4_000
+    length: int = 32
+    valid_samples: int = 400
+    seed: int = 0
+
+
 class Ratings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="ratings"):
     """`data.ratings`."""
 
@@ -140,7 +161,18 @@ class Ratings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
 
 
 Source: TypeAlias = (
-    Digits | BreastCancer | Mnist | Cifar10 | Libsvm | Classification | Clicks | EmbeddedClicks | Mnist1d | Ratings
+    Digits
+    | BreastCancer
+    | Mnist
+    | Cifar10
+    | Libsvm
+    | Classification
+    | Clicks
+    | EmbeddedClicks
+    | Mnist1d
+    | Mnist5k
+    | Ratings
+    | GeneratedText
 )
 
 
@@ -203,6 +235,14 @@ def workload(
         summary=job.summary,
         source=job.source,
     )
+
+
+def learnt(
+    name: str, overrides: Mapping[str, Any] | None = None, tables: Mapping[str, Any] | None = None
+) -> tuple[Model | None, Source | None]:
+    """Model and data of the named workload with `overrides`; (None, None) if it is timing-only. Raises as `workload`."""
+    job = _overridden(name, _table(name, tables or {}), dict(_flat(overrides or {})))
+    return job.model, job.data
 
 
 def workloads() -> dict[str, str]:
@@ -312,11 +352,12 @@ def _proxy(model: Model, source: Source, path: str | None) -> Proxy:
     # Imported here, so that listing the workloads does not import JAX.
     from simulators.workloads import models
 
-    return models.make_proxy(model, _dataset(source, path or ""))
+    return models.make_proxy(model, dataset(source, path or ""))
 
 
 @cache
-def _dataset(source: Source, path: str) -> Any:
+def dataset(source: Source, path: str = "") -> Any:
+    """The `datasets.Dataset` of a data table; `path` is the place of its files, if it reads any."""
     from simulators.workloads import datasets, files
 
     fields = msgspec.structs.asdict(source)
@@ -330,6 +371,8 @@ def _dataset(source: Source, path: str) -> Any:
         Clicks: lambda: datasets.clicks(**fields),
         EmbeddedClicks: lambda: datasets.embedded_clicks(**fields),
         Mnist1d: lambda: datasets.mnist1d(**fields),
+        Mnist5k: lambda: datasets.subset(datasets.mnist5k(fields["seed"]), **fields),
         Ratings: lambda: datasets.ratings(**fields),
+        GeneratedText: lambda: datasets.sentences(**fields),
     }
     return made[type(source)]()

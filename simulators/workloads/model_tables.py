@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-__all__ = ["Cnn", "Factorisation", "FactorisationMachine", "Logistic", "Lstm", "Mlp", "Model", "Svm"]
+__all__ = ["Cnn", "Factorisation", "FactorisationMachine", "Logistic", "Lstm", "Mlp", "Model", "Svm", "Transformer"]
 
 _Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 _Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
@@ -59,4 +59,16 @@ class FactorisationMachine(
     rank: _Whole = 4  # of the vectors
 
 
-Model: TypeAlias = Logistic | Svm | Mlp | Cnn | Lstm | Factorisation | FactorisationMachine
+class Transformer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="transformer"):
+    """Language model: predicts every character of a text from those before it. `width` must divide by `heads`."""
+
+    width: _Whole = 32  # of the residual stream
+    heads: _Whole = 2
+    layers: _Whole = 1
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} does not divide by {self.heads} heads")
+
+
+Model: TypeAlias = Logistic | Svm | Mlp | Cnn | Lstm | Factorisation | FactorisationMachine | Transformer

@@ -1,5 +1,5 @@
-"""The models that workloads train, as pure JAX functions: linear, perceptron, convolutional, recurrent, factorisation, and
-factorisation machines on embedding tables.
+"""The models that workloads train, as pure JAX functions: linear, perceptron, convolutional, recurrent, factorisation,
+transformer, and factorisation machines on embedding tables.
 
 Parameters are float32 pytrees, although simulated time is float64. `_functions` is cached by model and shape, because the
 engine compiles once per function object.
@@ -18,7 +18,17 @@ import jax.numpy as jnp
 from jax import Array
 
 from simulators.workloads.datasets import Dataset
-from simulators.workloads.model_tables import Cnn, Factorisation, FactorisationMachine, Logistic, Lstm, Mlp, Model, Svm
+from simulators.workloads.model_tables import (
+    Cnn,
+    Factorisation,
+    FactorisationMachine,
+    Logistic,
+    Lstm,
+    Mlp,
+    Model,
+    Svm,
+    Transformer,
+)
 from simulators.workloads.workload import Embedding, Proxy
 
 __all__ = ["make_proxy"]
@@ -30,6 +40,10 @@ _PerSample: TypeAlias = Callable[[Any, _Batch], Array]
 
 def make_proxy(model: Model, dataset: Dataset) -> Proxy:
     """The model together with its data. Raises ValueError where the two do not fit."""
+    reads_text = dataset.train[-1].ndim == 2  # every character has a label
+    if reads_text != isinstance(model, Transformer):
+        advice = "give a transformer, or other data" if reads_text else "a transformer reads text; give another model"
+        raise ValueError(f"Cannot train {type(model).__name__.lower()} on this data: {advice}.")
     train, valid = tuple(map(jnp.asarray, dataset.train)), tuple(map(jnp.asarray, dataset.valid))
     if dataset.tables:
         if not isinstance(model, FactorisationMachine):
@@ -62,6 +76,8 @@ def _functions(model: Model, shape: tuple[int, ...], classes: int) -> tuple[_Ini
         return _perceptron(model, features, classes)
     if isinstance(model, Lstm):
         return _recurrent(model, shape, classes)
+    if isinstance(model, Transformer):
+        return _transformer(model, shape[0], classes)
     return _convolutional(model, shape, classes)
 
 
@@ -215,6 +231,64 @@ def _recurrent(model: Lstm, shape: tuple[int, ...], classes: int) -> tuple[_Init
         return made
 
     return init, *_classifier(scores, _cross_entropy)
+
+
+def _transformer(model: Transformer, length: int, characters: int) -> tuple[_Init, _PerSample, _PerSample]:
+    """Decoder with learnt positions and normalisation before each part (GPT-2's order), without dropout:
+
+        x <- embedding[c] + position;   x <- x + attention(norm(x));   x <- x + mlp(norm(x));   scores <- norm(x) w + b
+
+    A sample's loss is the mean cross-entropy of its characters, in nats; "correct" is the share of them that is predicted.
+    """
+    width, heads = model.width, model.heads
+    each = width // heads
+    blocks = ((width, 3 * width), (width, width), (width, 4 * width), (4 * width, width))
+    causal = jnp.tril(jnp.ones((length, length), bool))
+
+    def init(key: Array) -> Any:
+        rows = ((width, characters), (width, length))  # embedding and positions, drawn as the layers are
+        drawn = _dense(key, (*rows, *(blocks * model.layers), (width, characters)))
+        small = [{"w": layer["w"] * jnp.float32(0.5), "b": layer["b"]} for layer in drawn[2:]]
+        return {
+            "embedding": drawn[0]["w"].T,
+            "position": drawn[1]["w"].T,
+            "blocks": tuple(tuple(small[i : i + 4]) for i in range(0, 4 * model.layers, 4)),
+            "out": small[-1],
+        }
+
+    def attention(layers: tuple[dict[str, Array], ...], x: Array) -> Array:
+        n = x.shape[0]
+        made = (x @ layers[0]["w"] + layers[0]["b"]).reshape(n, length, 3, heads, each)
+        query, key, value = (made[:, :, i] for i in range(3))
+        near = jnp.einsum("nqhe,nkhe->nhqk", query, key) * jnp.float32(each**-0.5)
+        weights = jax.nn.softmax(jnp.where(causal, near, jnp.float32(-1e30)), axis=-1)
+        mixed = jnp.einsum("nhqk,nkhe->nqhe", weights, value).reshape(n, length, width)
+        return mixed @ layers[1]["w"] + layers[1]["b"]
+
+    def scores(parameters: Any, text: Array) -> Array:
+        # The gradient of a product with a one-hot matrix is another product; that of indexing is a slow scatter.
+        shown = jax.nn.one_hot(text, characters, dtype=parameters["embedding"].dtype)
+        x = shown @ parameters["embedding"] + parameters["position"]
+        for layers in parameters["blocks"]:
+            x = x + attention(layers, _standardised(x))
+            x = x + _layers(layers[2:], _standardised(x))
+        made: Array = _standardised(x) @ parameters["out"]["w"] + parameters["out"]["b"]
+        return made
+
+    def losses(parameters: Any, batch: _Batch) -> Array:
+        made = scores(parameters, batch[0]).reshape(-1, characters)
+        return _cross_entropy(made, batch[1].reshape(-1)).reshape(-1, length).mean(axis=1)
+
+    def correct(parameters: Any, batch: _Batch) -> Array:
+        return (jnp.argmax(scores(parameters, batch[0]), axis=-1) == batch[1]).astype(jnp.float32).mean(axis=1)
+
+    return init, losses, correct
+
+
+def _standardised(x: Array) -> Array:
+    """Layer normalisation without gain and bias, which the next layer has."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred * jax.lax.rsqrt((centred**2).mean(axis=-1, keepdims=True) + jnp.float32(1e-5))
 
 
 def _factorisation(model: Factorisation, users: int, items: int) -> tuple[_Init, _PerSample, _PerSample]:

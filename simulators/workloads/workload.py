@@ -89,7 +89,9 @@ class Proxy(NamedTuple):
 
     init: Callable[[Array], Any]  # PRNG key -> parameters, a pytree of float32
     losses: Callable[[Any, tuple[Array, ...]], Array]  # (parameters, batch of n) -> per-sample losses [n]
-    correct: Callable[[Any, tuple[Array, ...]], Array]  # same -> 1.0 / 0.0 per sample [n]; nan for models without classes
+    correct: Callable[
+        [Any, tuple[Array, ...]], Array
+    ]  # same -> share that is right per sample [n], of a text's characters; else 1.0 / 0.0; nan without classes
     train: tuple[Array, ...]
     valid: tuple[Array, ...]
     embedding: Embedding | None = None  # None: every mini-batch pulls and pushes the whole model

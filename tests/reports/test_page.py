@@ -322,6 +322,10 @@ def test_facts_read_like_the_scenario():
         "conditions": "stagger = true",
     }
     assert target_of(text) == ("loss", 0.3)
+    assert dict(facts.facts(text.replace("svm", "digits-svm").replace("batch = 4\n", "")))["known of this data"] == (
+        "linear: accuracy 0.953 (logistic regression, measured); "
+        "best known: accuracy 0.986 (support vector machine, Gaussian kernel, C 10, measured)"
+    )
     timing = '[start]\nworkers = ["a", "b", "c", "d", "e", "f", "g"]\n[target]\nmetric = "clocks"\nvalue = 9\n'
     assert dict(facts.facts(timing))["start"] == "workers = a, b ... g (7)"
     assert dict(facts.facts(timing))["target"] == "9 pushes completed"

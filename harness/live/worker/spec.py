@@ -79,6 +79,10 @@ class Spec:
                 f"Cannot deploy {self.name}: {made.name!r} has embedding tables, and live servers push and pull the whole "
                 "model; play it in the simulator, or deploy a workload without tables."
             )
+        if self.job.start.checkpoint_seconds or self.job.space.frees("checkpoint_seconds"):
+            raise ValueError(
+                f"Cannot deploy {self.name}: live servers have replicas and lose no work; hold checkpoint_seconds at 0."
+            )
         if made.optimizer in REVISING:
             raise ValueError(
                 f"Cannot deploy {self.name}: {made.optimizer!r} revises what it did before, which live servers cannot; "

