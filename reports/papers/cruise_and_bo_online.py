@@ -290,7 +290,7 @@ def estimates(
     runs: Sequence[tuple[Setting, Pushes]],
     job: Job,
     *,
-    per: Literal["nodes", "workers"] = "nodes",
+    per: Literal["nodes", "workers"] | None = None,
     estimator: Estimator = _ESTIMATOR,
     pooled: bool = True,
     every: int = 1,

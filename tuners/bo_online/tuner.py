@@ -14,8 +14,8 @@ choose:
   coupled: in all settings of the paper but one, threads within and between operations add up to the cores.
 * A clock is one push, and a = 3 pushes per node of the cluster, as in the code: the same for every setting. The paper says
   three per worker (``per="workers"``); then a setting is judged by a number of losses in proportion to its workers, which
-  cancels the throughput that is tuned, and one worker seems best. Under BSP three pushes of each are three rounds of the
-  job, too few for a fit: there it is 10, the code's number for its synchronous job (``clocks_per_worker=3``: the paper's).
+  cancels the throughput that is tuned, and one worker seems best. Under BSP it is 10 rounds of the setting's workers, as in
+  the code, whose iterations are rounds there: three are too few for a fit (``clocks_per_worker=3``: the paper's).
   b counts the settings after X_0, so that the initial phase has J = a + b a clocks (``counting="code"``: b includes X_0).
 * One initial reconfiguration is made in two parts, system settings before roles: random settings mostly change both at
   once, and then their costs could not be separated (``apart=False``: never).
@@ -124,7 +124,7 @@ def bo_online(
     *,
     settings: Count = 10,
     clocks_per_worker: Count | None = None,
-    per: Literal["nodes", "workers"] = "nodes",
+    per: Literal["nodes", "workers"] | None = None,
     clocks: Count | None = None,
     counting: Literal["paper", "code"] = "paper",
     design: Design = "lhs",
@@ -153,7 +153,8 @@ def bo_online(
         job: what is tuned.
         settings: settings of the initial phase, b.
         clocks_per_worker: a divided by the number of nodes or workers; by default 3, and 10 under BSP.
-        per: whether a counts pushes per node of the cluster, or per worker of the setting.
+        per: whether a counts pushes per node of the cluster, or per worker of the setting; by default workers under BSP, so
+            that a is in rounds, and else nodes.
         clocks: a itself, in pushes.
         counting: whether the start setting is one more than b, or one of them.
         design: how initial settings are drawn: a Latin hypercube, its cells' centres, or independently.
@@ -224,11 +225,12 @@ def bo_online(
 
 
 def stretch_clocks(
-    setting: Setting, nodes: int, clocks_per_worker: int | None = None, per: Literal["nodes", "workers"] = "nodes"
+    setting: Setting, nodes: int, clocks_per_worker: int | None = None, per: Literal["nodes", "workers"] | None = None
 ) -> int:
     """a, the clocks for which a setting is observed, on a cluster of so many nodes; the options are those of `bo_online`."""
-    each = clocks_per_worker or (_ROUNDS if setting.policy == "bsp" else _PUSHES)
-    return each * (nodes if per == "nodes" else len(setting.workers))
+    rounds = setting.policy == "bsp"
+    each = clocks_per_worker or (_ROUNDS if rounds else _PUSHES)
+    return each * (len(setting.workers) if per == "workers" or (per is None and rounds) else nodes)
 
 
 # ------------------------------------------------------------------------------------------------------------ the job

@@ -126,7 +126,8 @@ def test_how_long_a_setting_is_tried(options, clocks):
 def test_where_all_wait_for_all_a_setting_is_tried_for_ten_rounds_or_as_the_paper_says_for_three(options, each):
     start = replace(START, policy="bsp")
     waiting = replace(GOAL, start=start, space=Space(start, NODES, GOAL.space.knobs))
-    assert next(bo_online(waiting, **options)) == Run(clocks=each * len(NODES))
+    assert next(bo_online(waiting, **options)) == Run(clocks=each * len(start.workers))
+    assert next(bo_online(waiting, per="nodes", **options)) == Run(clocks=each * len(NODES))
 
 
 def test_the_code_counts_the_start_among_the_initial_settings():
