@@ -203,6 +203,14 @@ _EMBEDDED = {
             paper="Chen et al., Semi-Dynamic Load Balancing, SoCC 2020",
         ),
         Entry(
+            "dlrover",
+            "tuners.baselines.dlrover:dlrover",
+            "DLRover: a parameter server that is hot moves to a larger machine",
+            tunes="which machine a hot server is",
+            needs="roles free, and an idle machine",
+            paper="Wang et al., DLRover-RM: Resource Optimization for Deep Recommendation Models Training, VLDB 2024",
+        ),
+        Entry(
             "local_sgd",
             "tuners.baselines.local_steps.local_sgd:local_sgd",
             "local SGD: the servers average the workers' copies after every 8 local steps",

@@ -264,7 +264,9 @@ class Space:
         setting = replace(setting, data_shares=data or setting.data_shares, model_shares=model or setting.model_shares)
         owners = {int(k.partition("/")[2]): str(v) for k, v in values.items() if k.startswith("block/")}
         if owners:
-            named = tuple(owners.get(i, owner) for i, owner in enumerate(setting.owners(self.blocks)))
+            # A node that is no server under these roles owns no block: the block stays where the setting has it without knobs.
+            wanted = {i: owner for i, owner in owners.items() if owner in setting.servers}
+            named = tuple(wanted.get(i, owner) for i, owner in enumerate(setting.owners(self.blocks)))
             setting = replace(setting, model_shares=(), block_owners=named)
         options = {k.partition("/")[2]: v for k, v in values.items() if k.startswith("option/")}
         if options:

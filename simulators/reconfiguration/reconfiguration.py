@@ -34,7 +34,7 @@ from simulators.branch import Branch, PreparedSetting
 from simulators.engine.inputs import Effects, loads
 from simulators.reconfiguration.control_plane import ControlPlane
 from simulators.reconfiguration.costs import Costs
-from simulators.reconfiguration.shares import block_counts, moves, survivors
+from simulators.reconfiguration.shares import block_counts, moves, moves_of_blocks, survivors
 from simulators.reconfiguration.transfers import Transfers
 from tuners.actions import Cost, Method, Setting, SyncPolicy
 from tuners.settings import OF_TABLES
@@ -51,6 +51,7 @@ class Load(NamedTuple):
     model_bytes: float
     data_blocks: int
     data_block_bytes: float
+    has_tables: bool = False  # the model is embedding tables, whose blocks are placed one by one
 
 
 class Step(NamedTuple):
@@ -63,6 +64,7 @@ class Step(NamedTuple):
     to: str = ""  # the target of a move or sweep
     blocks: int = 0
     of: Literal["", "model", "data"] = ""  # what a move moves
+    numbers: tuple[int, ...] = ()  # of the blocks, where these are of embedding tables
     seconds: float = 0.0  # that it takes, apart from moving
     bytes_moved: float = 0.0
     after: tuple[int, ...] = ()  # indices of steps in the plan
@@ -163,10 +165,17 @@ def _migration(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[St
         ("model", (old.servers, old.shares()[1]), (new.servers, new.shares()[1]), costs.model_blocks),
         ("data", (old.workers, old.shares()[0]), (new.workers, new.shares()[0]), load.data_blocks),
     ):
+        if of == "model" and load.has_tables:
+            continue  # below: it matters which blocks move
         size = load.model_bytes / blocks if of == "model" else load.data_block_bytes
         for source, to, count in moves(block_counts(*was, blocks), block_counts(*now, blocks)):
             needs = draft.find("add", "switch", node=to) + (draft.find("stop", node=source) if of == "data" else [])
-            draft.add(Step("move", source, to, count, "model" if of == "model" else "data", 0.0, count * size), needs)
+            draft.add(Step("move", source, to, count, "model" if of == "model" else "data", bytes_moved=count * size), needs)
+    if load.has_tables:
+        size = load.model_bytes / costs.model_blocks
+        for source, to, numbers in moves_of_blocks(old.owners(costs.model_blocks), new.owners(costs.model_blocks)):
+            step = Step("move", source, to, len(numbers), "model", numbers=numbers, bytes_moved=len(numbers) * size)
+            draft.add(step, draft.find("add", "switch", node=to))
     for node in sorted(set(new.workers) - set(old.workers)):
         needs = draft.find("add", "switch", node=node) + draft.find("move", to=node, of="data")
         needs += draft.find("move", node=node, of="model")
@@ -377,7 +386,7 @@ class Reconfiguration:
         nics = {name: kind.nic_bytes_per_second for name, kind in nodes}
         self._control.be_at(now)  # before any process is made: a process begins at the control plane's present time
         transfers = Transfers(self._control.env, nics)
-        self._steps = _Steps(self._control.env, transfers, plan, ends, self._costs, touched)
+        self._steps = _Steps(self._control.env, transfers, plan, ends, self._costs, touched, self._load.has_tables)
         self._control.settle()
         self._policy, self._old_policy = policy, branch.policy
         self._workers, self._applied = frozenset(branch.setting.workers), None
@@ -428,7 +437,9 @@ class _Steps:
         ends: _Ends,
         costs: Costs,
         touched_fraction: float,
+        has_tables: bool,
     ) -> None:
+        self._has_tables = has_tables
         self._env, self._transfers, self._plan, self._costs = env, transfers, plan, costs
         self._ends, self._touched = ends, touched_fraction
         self.begun_seconds = float(env.now)
@@ -438,6 +449,7 @@ class _Steps:
         self._stopping: dict[str, simpy.Event] = {}  # workers at their last mini-batch
         self._stopped: set[str] = set()
         self._started: list[str] = []
+        self._moved_numbers: set[int] = set()  # blocks of embedding tables that have got to their new owner
         self._moved: dict[tuple[str, str], int] = {}  # blocks that each node has received less those it gave: (of, node)
         self._to_move = {(of, n): c for of in ("model", "data") for n, c in self._balance(of).items()}
         self._sweeps: set[int] = set()  # steps whose parameters have not all got to their new owner
@@ -494,7 +506,7 @@ class _Steps:
             return self._ends.new
         old, new = self._ends.old, self._ends.new
         workers, rows = self._working(), self._ends.rows
-        shared = self._shares("model", old.servers, old.shares()[1], new.servers, new.shares()[1])
+        shared, owners = self._placed()
         data: tuple[float, ...] = ()
         if old.data_shares or new.data_shares:
             held = self._shares("data", old.workers, old.shares()[0], new.workers, new.shares()[0])
@@ -504,10 +516,21 @@ class _Steps:
             old,
             workers=workers,
             servers=tuple(shared),
-            model_shares=tuple(shared.values()),
+            model_shares=() if owners else tuple(shared.values()),
+            block_owners=owners,
             data_shares=data,
             loads=tuple(rows[w] for w in workers) if old.loads or new.loads else (),
         )
+
+    def _placed(self) -> tuple[dict[str, float], tuple[str, ...]]:
+        """The share of each server that holds some of the model, and the owner of each block where the model is tables."""
+        old, new = self._ends.old, self._ends.new
+        if not self._has_tables:
+            return self._shares("model", old.servers, old.shares()[1], new.servers, new.shares()[1]), ()
+        both = zip(*(setting.owners(self._costs.model_blocks) for setting in (old, new)), strict=True)
+        owners = tuple(now if i in self._moved_numbers else was for i, (was, now) in enumerate(both))
+        held = {n: owners.count(n) / len(owners) for n in dict.fromkeys((*old.servers, *new.servers))}
+        return {n: share for n, share in held.items() if share > 0}, owners
 
     @property
     def effects(self) -> Effects:
@@ -605,6 +628,8 @@ class _Steps:
             wave = min(left, self._costs.blocks_in_flight)
             yield self._send(step, step.bytes_moved * wave / step.blocks, rate, f"{step.of} {step.node}")
             left -= wave
+            done = step.blocks - left
+            self._moved_numbers |= set(step.numbers[done - wave : done])
             for node, change in ((step.node, -wave), (step.to, wave)):
                 self._moved[(step.of, node)] = self._moved.get((step.of, node), 0) + change
 

@@ -12,7 +12,7 @@ from heapq import heapify, heapreplace
 
 from tuners.actions import Setting
 
-__all__ = ["block_counts", "moves", "survivors"]
+__all__ = ["block_counts", "moves", "moves_of_blocks", "survivors"]
 
 
 def block_counts(members: tuple[str, ...], shares: tuple[float, ...], blocks: int) -> dict[str, int]:
@@ -42,6 +42,15 @@ def moves(old: Mapping[str, int], new: Mapping[str, int]) -> list[tuple[str, str
         heapreplace(surplus, (have + count, source))
         heapreplace(deficit, (lack + count, target))
     return found
+
+
+def moves_of_blocks(old: tuple[str, ...], new: tuple[str, ...]) -> list[tuple[str, str, tuple[int, ...]]]:
+    """(source, target, blocks) that turn the owners `old` of all blocks into `new`, sorted by source and target."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for block, (source, target) in enumerate(zip(old, new, strict=True)):
+        if source != target:
+            found.setdefault((source, target), []).append(block)
+    return [(source, target, tuple(blocks)) for (source, target), blocks in sorted(found.items())]
 
 
 def survivors(
@@ -75,7 +84,18 @@ def survivors(
         loads=tuple(rows[w] for w in workers) if all(w in rows for w in workers) else (),
         data_shares=_rescaled(setting.workers, setting.data_shares, workers),
         model_shares=_rescaled(setting.servers, setting.model_shares, servers),
+        block_owners=_inherited(setting.block_owners, servers),
     )
+
+
+def _inherited(owners: tuple[str, ...], servers: tuple[str, ...]) -> tuple[str, ...]:
+    """Owners of blocks among `servers`: a block whose owner is none of them goes to the one with the fewest blocks."""
+    found, count = list(owners), {s: owners.count(s) for s in servers}
+    for block, owner in enumerate(owners):
+        if owner not in count:
+            found[block] = min(servers, key=lambda s: count[s])
+            count[found[block]] += 1
+    return tuple(found)
 
 
 def _rescaled(members: tuple[str, ...], shares: tuple[float, ...], left: tuple[str, ...]) -> tuple[float, ...]:

@@ -31,9 +31,11 @@ _PerSample: TypeAlias = Callable[[Any, _Batch], Array]
 def make_proxy(model: Model, dataset: Dataset) -> Proxy:
     """The model together with its data. Raises ValueError where the two do not fit."""
     train, valid = tuple(map(jnp.asarray, dataset.train)), tuple(map(jnp.asarray, dataset.valid))
-    if dataset.tables or isinstance(model, FactorisationMachine):
-        if not (dataset.tables and isinstance(model, FactorisationMachine)):
-            raise ValueError("Cannot train this model on this data: a factorisation machine needs rows of embedding tables.")
+    if dataset.tables:
+        if not isinstance(model, FactorisationMachine):
+            raise ValueError(
+                f"Cannot train {type(model).__name__} on rows of embedding tables: give a factorisation machine."
+            )
         functions, embedding = _factorisation_machine(model, dataset.tables)
         return Proxy(*functions, train, valid, embedding)
     return Proxy(*_functions(model, dataset.shape, dataset.classes), train, valid)
@@ -41,6 +43,8 @@ def make_proxy(model: Model, dataset: Dataset) -> Proxy:
 
 @cache
 def _functions(model: Model, shape: tuple[int, ...], classes: int) -> tuple[_Init, _PerSample, _PerSample]:
+    if isinstance(model, FactorisationMachine):
+        raise ValueError("Cannot train a factorisation machine on data without embedding tables; give embedded-clicks.")
     if isinstance(model, Factorisation):
         if classes:
             raise ValueError(f"Cannot factorise data of {classes} classes: give ratings, or another model.")

@@ -239,7 +239,13 @@ def _even_split(current: Setting, workers: int, nodes: Iterable[str]) -> Setting
     """So many workers, all other machines servers, equal shares, and as few changes of role from `current` as possible."""
     order = _in_order(current, nodes)
     return replace(
-        current, workers=tuple(order[:workers]), servers=tuple(order[workers:]), loads=(), data_shares=(), model_shares=()
+        current,
+        workers=tuple(order[:workers]),
+        servers=tuple(order[workers:]),
+        loads=(),
+        data_shares=(),
+        model_shares=(),
+        block_owners=(),
     )
 
 
@@ -268,6 +274,7 @@ def _settings(current: Setting, names: list[str], placement: Placement) -> Itera
             loads=(),
             data_shares=_shares([data[w] for w in workers]),
             model_shares=_shares([held[s] for s in servers]),
+            block_owners=(),
         )
         if held.keys() == model.keys():
             return

@@ -44,6 +44,7 @@ from msgspec import Meta
 
 from tuners.actions import Job, Method, NodeEvent, Reconfigure, Rejected, Run, Setting, Tuner
 from tuners.applicability import nothing_to_tune_if
+from tuners.cruise.blocks import place_blocks
 from tuners.cruise.monitor import Memory, Monitor
 from tuners.cruise.placement import ServerTerm
 from tuners.cruise.split import TIE, CostModel, Roles, Solver, roles
@@ -53,7 +54,9 @@ from tuners.settings import Node
 __all__ = ["cruise"]
 
 
-def _roles_are_held(job: Job) -> str:
+def _roles_are_held(job: Job, blocks: bool = False) -> str:  # noqa: FBT001, FBT002  # an option, by its name
+    if blocks:
+        return "" if job.blocks and job.space.frees("block") else "No blocks of embedding tables are free here."
     free = job.space.frees("worker_count") or job.space.frees("role")
     return "" if free else "Neither the number of workers nor the roles of machines are free here."
 
@@ -77,6 +80,7 @@ def cruise(
     forget: Annotated[float, Meta(ge=0, lt=1)] = 0.0,
     recent: Whole = 0,
     newest: Share = 0.9,
+    blocks: bool = False,
 ) -> Tuner:
     """Measure, predict, and reconfigure workers, servers and their shares when that gains more than `gain`.
 
@@ -106,9 +110,14 @@ def cruise(
         recent: how many of the newest mini-batches are averaged; 0 is all since the last solve.
         newest: weight of the newest reading in the memory of a machine: its speed as a worker, used while it is none, and
             its rate as a server.
+        blocks: place blocks of embedding tables by their measured loads (see `tuners.cruise.blocks`), and leave roles and
+            shares as they are; of the other options, `gain`, `batches` and `warmup` count.
     """
     term = _server_term(server_term, solver, overlap)
-    if _roles_are_held(job):
+    if _roles_are_held(job, blocks):
+        return
+    if blocks:
+        yield from place_blocks(job, gain=gain, batches=batches, warmup=warmup)
         return
     model = CostModel(
         job=job,
