@@ -147,11 +147,10 @@ class Branch:
             rows=rows,
         )
         if self.inputs.placement:
-            rows = self._touched() - touched
-            self.touched = self.touched + rows
-            self.served = self.served + served_rows(
-                self.context.cluster.nodes, self.inputs.placement, rows, self._placed.effects
-            )
+            counts = self._touched() - touched
+            self.touched = self.touched + counts
+            place, effects = self.inputs.placement, self._placed.effects
+            self.served = self.served + served_rows(self.context.cluster.nodes, place, counts, effects)
         else:
             self.served = self.served + int(used) * self._served_per_push
         return np.asarray(table)[: int(used)]

@@ -75,9 +75,8 @@ class SimulatedSystem:
         self._waited_cost = Cost(seconds=0.0, stall_seconds=0.0)  # of the last one that was waited for
         self.job = jobs.job(spec)
         blocks = workload.demand.data_blocks or max(len(nodes), workload.samples // workload.batch_size)
-        self._load = Load(
-            self.job.model_bytes, blocks, workload.demand.sample_bytes * workload.samples / blocks, self.job.blocks > 0
-        )
+        block_bytes = workload.demand.sample_bytes * workload.samples / blocks
+        self._load = Load(self.job.model_bytes, blocks, block_bytes, has_tables=self.job.blocks > 0)
         try:
             self.job.space.check(start)
             check_nodes(start, self.job, self._control.available)

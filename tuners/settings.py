@@ -264,7 +264,7 @@ class Space:
         setting = replace(setting, data_shares=data or setting.data_shares, model_shares=model or setting.model_shares)
         owners = {int(k.partition("/")[2]): str(v) for k, v in values.items() if k.startswith("block/")}
         if owners:
-            # A node that is no server under these roles owns no block: the block stays where the setting has it without knobs.
+            # A node that is no server under these roles owns no block; that block stays where it is without knobs.
             wanted = {i: owner for i, owner in owners.items() if owner in setting.servers}
             named = tuple(wanted.get(i, owner) for i, owner in enumerate(setting.owners(self.blocks)))
             setting = replace(setting, model_shares=(), block_owners=named)

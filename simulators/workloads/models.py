@@ -44,7 +44,7 @@ def make_proxy(model: Model, dataset: Dataset) -> Proxy:
 @cache
 def _functions(model: Model, shape: tuple[int, ...], classes: int) -> tuple[_Init, _PerSample, _PerSample]:
     if isinstance(model, FactorisationMachine):
-        raise ValueError("Cannot train a factorisation machine on data without embedding tables; give embedded-clicks.")
+        raise ValueError("Cannot train a factorisation machine on data without embedding tables.")  # noqa: TRY004
     if isinstance(model, Factorisation):
         if classes:
             raise ValueError(f"Cannot factorise data of {classes} classes: give ratings, or another model.")

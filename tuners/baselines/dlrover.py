@@ -83,7 +83,7 @@ def hottest(seen: Window, hot: float) -> tuple[str, float] | None:
 
 
 def moved(setting: Setting, server: str, to: str, blocks: int) -> Setting:
-    """`setting` with `to` in the place of `server`; with embedding tables, of `blocks` blocks, in the place of their owner."""
+    """`setting` with `to` in the place of `server`; as the owner of its part of `blocks` blocks, if any."""
     owners = tuple(to if owner == server else owner for owner in setting.owners(blocks)) if blocks else ()
     return replace(
         setting,

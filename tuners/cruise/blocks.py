@@ -6,8 +6,8 @@ holds. So here server j takes sum_b l_b c_j seconds per mini-batch, over its blo
 block b that a mini-batch touches, and c_j the seconds of the server for each of them; both are measured (`Window.blocks`,
 `Window.servers`). A cycle is as in `tuners.cruise.queueing`, with the busiest server as the one that workers queue for.
 
-This is our extension; the paper has dense models only. As in the paper, blocks move by migration, and only where the predicted
-time of an epoch falls by more than `gain`.
+This is our extension; the paper has dense models only. As in the paper, blocks move by migration, and only where the
+predicted time of an epoch falls by more than `gain`.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ def place_blocks(job: Job, *, gain: float, batches: int, warmup: int) -> Tuner:
             )
         except Rejected:
             return
+        # These pushes, and those of the move, were served by old and new owners.
+        yield from Run(clocks=len(current.workers))
 
 
 def measured(job: Job, setting: Setting, seen: Window) -> BlockLoads | None:
@@ -107,7 +109,7 @@ def measured(job: Job, setting: Setting, seen: Window) -> BlockLoads | None:
 def balanced(loads: BlockLoads, owners: tuple[str, ...]) -> tuple[str, ...]:
     """Owners of the blocks after hot ones have left the busiest server, again and again, while that makes it less busy.
 
-    In every step the block moves that leaves the less work to the busier of both servers; few blocks move, the hottest first.
+    In every step that block moves which leaves the busier of both servers the least work: few blocks move, hot ones.
     """
     found, busy = list(owners), loads.busy_seconds(owners)
     for _ in range(len(owners)):  # every step lowers the larger of two loads
@@ -131,8 +133,8 @@ _WORTH = 0.01  # of the busiest server's seconds: what the move of a block must 
 
 
 def cycle_seconds(loads: BlockLoads, owners: tuple[str, ...], *, waits: bool) -> float:
-    """Predicted seconds per mini-batch of the whole job: workers that queue for the busiest server, or, where all `waits` for
-    each other, all at once."""
+    """Predicted seconds per mini-batch of the whole job: workers queue for the busiest server or, where each `waits` for all
+    others, pull at once."""
     service = max(loads.busy_seconds(owners).values())
     compute, alone = np.array(loads.compute_seconds), np.array(loads.alone_seconds)
     if waits:

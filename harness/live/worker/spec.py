@@ -74,6 +74,11 @@ class Spec:
                 f"Cannot deploy {self.name}: a live worker pushes the gradient of one mini-batch, and takes no local steps; "
                 "hold local_steps at 1, outer_rate at 1 and outer_momentum at 0."
             )
+        if made.proxy.embedding is not None:
+            raise ValueError(
+                f"Cannot deploy {self.name}: {made.name!r} has embedding tables, and live servers push and pull the whole "
+                "model; play it in the simulator, or deploy a workload without tables."
+            )
         if made.optimizer in REVISING:
             raise ValueError(
                 f"Cannot deploy {self.name}: {made.optimizer!r} revises what it did before, which live servers cannot; "

@@ -415,6 +415,7 @@ REVISING = load("live-digits").text.replace(DEMAND, f'[workload.overrides]\nopti
     [
         (load("cruise-lda-32").text, "is timing-only and learns nothing"),
         (load("slow-link").text, "takes no local steps; hold local_steps at 1"),
+        (load("hot-keys").text, "'clicks-fm' has embedding tables, and live servers push and pull the whole model"),
         (REVISING, "'adarevision' revises what it did before"),
         (BY_SHARE, "live jobs do not count work by share"),
     ],
