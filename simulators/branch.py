@@ -136,7 +136,7 @@ class Branch:
 
     def advance(self, clocks: int, until_seconds: float, rows: int) -> NDArray[np.float64]:
         """Train to so many more pushes, at most `rows`, or to the last event before `until_seconds`; records, [n, 11]."""
-        touched = self._touched()
+        before = self._touched()
         self.state, table, used = loop.advance(
             self.program,
             self.context.data,
@@ -147,18 +147,20 @@ class Branch:
             rows=rows,
         )
         if self.inputs.placement:
-            counts = self._touched() - touched
-            self.touched = self.touched + counts
+            pulled, pushed = self._touched() - before
+            self.touched = self.touched + pushed
             place, effects = self.inputs.placement, self._placed.effects
-            self.served = self.served + served_rows(self.context.cluster.nodes, place, counts, effects)
+            self.served = self.served + served_rows(self.context.cluster.nodes, place, pulled, pushed, effects)
         else:
             self.served = self.served + int(used) * self._served_per_push
         return np.asarray(table)[: int(used)]
 
     def _touched(self) -> NDArray[np.float64]:
-        """Distinct rows of each block in all pushes so far, [b]; [0] where the model has no embedding tables."""
+        """Distinct rows of each block in the pulls and in the pushes so far, [2, b]; [2, 0] without embedding tables."""
         learned = self.state.learned
-        return np.asarray(learned.touched.pushed) if learned is not None and learned.touched else np.zeros(0)
+        if learned is None or not learned.touched:
+            return np.zeros((2, 0))
+        return np.stack([np.asarray(learned.touched.pulled), np.asarray(learned.touched.pushed)])
 
     def evaluation(self, now: float) -> Evaluation:
         """The model as it is, on the validation set."""
@@ -181,6 +183,8 @@ class Branch:
         if pause > 0:
             self.state = loop.resumed(self.inputs, self.state, pause)
             self.until_seconds = until
+        if latest is not self:  # branches share the workers' caches
+            self.state = loop.caches_cleared(self.state)
         if len(self.inputs.bucket_bytes) and latest is not self:
             self.state = loop.with_tokens(self.state, latest.tokens(until))
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
 from simulators.cluster.profiles import node_rate
-from simulators.engine.embedding import seen_before
+from simulators.engine.embedding import popularity, seen_before
 from simulators.engine.inputs import has_tables
 from simulators.engine.learning import TrainingData
 from simulators.engine.optimizers import OUTER, slots
@@ -129,7 +129,9 @@ def drawn(workload: Workload, seed: int, parts: int = 1) -> tuple[TrainingData, 
         order = _by_class(order, np.asarray(train[-1]), workload.skew, parts, rng)
     shuffled = tuple(jnp.asarray(np.asarray(column)[order]) for column in train)
     if workload.proxy.embedding is not None:
-        shuffled = (*shuffled, jnp.asarray(seen_before(np.asarray(shuffled[0]))))
+        rows = np.asarray(shuffled[0])
+        known = (seen_before(rows), popularity(rows, workload.proxy.embedding.rows))
+        shuffled = (*shuffled, *map(jnp.asarray, known))
     valid = tuple(jnp.asarray(column) for column in workload.proxy.valid)
     return TrainingData(shuffled, valid), workload.proxy.init(jax.random.key(seed))
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BOUNDED",
+    "OF_CACHES",
     "OF_LOCAL_STEPS",
     "OF_TABLES",
     "PLACEMENTS",
@@ -73,6 +74,8 @@ _KINDS: tuple[tuple[str, type, str], ...] = (
     ("outer_momentum", numbers.Real, _NUMBER),
     ("placement", str, 'a name, as in placement="hash"'),
     ("block_owners", tuple, "a tuple of node names"),
+    ("cache_rows", numbers.Integral, _WHOLE),
+    ("cache_clocks", numbers.Integral, _WHOLE),
 )
 """Fields of a setting, their types, and what to give."""
 
@@ -107,6 +110,8 @@ class Setting:
     outer_momentum: float = 0.0  # Nesterov's, with that rate
     placement: str = "range"  # of blocks of embedding tables: consecutive ones together ("range"), or scattered ("hash")
     block_owners: tuple[str, ...] = ()  # the server of each block; () as `placement` and `model_shares` say
+    cache_rows: int = 0  # of embedding tables: each worker keeps copies of so many rows, the most popular ones
+    cache_clocks: int = 0  # and uses a copy for so many mini-batches after the one that pulled it
 
     def __post_init__(self) -> None:
         """Raise TypeError, with what to write, for a value of another type; `Space.check` judges what has the right type."""
@@ -147,6 +152,9 @@ OF_LOCAL_STEPS = {"local_steps": 1, "outer_rate": 1.0, "outer_momentum": 0.0}
 OF_TABLES: dict[str, Any] = {"placement": "range", "block_owners": ()}
 """The fields of a setting that place blocks of embedding tables, and their values where there are none."""
 
+OF_CACHES = {"cache_rows": 0, "cache_clocks": 0}
+"""The fields of a setting that say which rows of embedding tables workers keep, and their values where they keep none."""
+
 # ---------------------------------------------------------------------------------------------------------------- space
 
 _FIELDS = tuple(f.name for f in fields(Setting))
@@ -184,7 +192,7 @@ class Space:
             head, _, rest = name.partition("/")
             by_node = head in ("role", "load", "data_share", "model_share") and rest.partition("/")[0] in known
             by_block = head == "block" and rest.isdecimal() and int(rest) < self.blocks
-            if (head == "block" and not by_block) or (name == "placement" and not self.blocks):
+            if (head == "block" and not by_block) or (name in ("placement", *OF_CACHES) and not self.blocks):
                 raise ValueError(
                     f"Knob {name!r} sets nothing: this job has {self.blocks or 'no'} blocks of embedding tables."
                 )
@@ -214,6 +222,13 @@ class Space:
         """Whether a push may be what some local steps have changed, and not one gradient: some of this is free, or held at
         another value."""
         return any(self.frees(n) or getattr(self.base, n) != plain for n, plain in OF_LOCAL_STEPS.items())
+
+    @property
+    def most_cached_rows(self) -> int:
+        """The most rows of embedding tables of which a worker can keep copies; 0 where no worker keeps any."""
+        knob = self.knob("cache_rows")
+        free = () if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
+        return max(self.base.cache_rows, *map(int, free), 0)
 
     @property
     def whole_batch(self) -> int:
@@ -449,7 +464,7 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
             raise Rejected(
                 f"Cannot use loads {setting.loads}: give each worker a row, one count per device, at least one sample."
             )
-    least_of = {"batch_size": 1, "staleness": 0, "intra_threads": 0, "inter_threads": 0, "local_steps": 1}
+    least_of = {"batch_size": 1, "staleness": 0, "intra_threads": 0, "inter_threads": 0, "local_steps": 1, **OF_CACHES}
     for name, least in least_of.items():
         if getattr(setting, name) < least:
             raise Rejected(f"Cannot set {name} to {getattr(setting, name)}: it must be at least {least}.")

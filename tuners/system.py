@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from tuners import policies
 from tuners.actions import Action, Job, Method, Reconfigure, Rejected, Setting, Status, SyncPolicy
-from tuners.settings import OF_LOCAL_STEPS
+from tuners.settings import OF_CACHES, OF_LOCAL_STEPS
 
 __all__ = [
     "CHANGED_IN_PLACE",
@@ -97,7 +97,7 @@ def method_of(action: Reconfigure, job: Job) -> Method:
     return method
 
 
-CHANGED_IN_PLACE = ("learning_rate", "momentum", "policy", "staleness", "batch_size", "loads", *OF_LOCAL_STEPS)
+CHANGED_IN_PLACE = ("learning_rate", "momentum", "policy", "staleness", "batch_size", "loads", *OF_LOCAL_STEPS, *OF_CACHES)
 """Fields of a setting that servers read at every push or pull: they change at once, without a step."""
 
 

@@ -105,6 +105,8 @@ class StartTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outer_momentum: float = 0.0
     placement: str = "range"
     block_owners: tuple[str, ...] = ()
+    cache_rows: int = 0
+    cache_clocks: int = 0
 
 
 class KnobTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,15 +20,19 @@ from simulators.engine.inputs import EngineInputs
 from simulators.workloads.workload import Embedding
 
 __all__ = [
+    "Caches",
     "SparseGradient",
     "Touched",
     "begin_pulls",
     "block_of",
     "count_push",
+    "forgotten",
     "gradient_of",
     "in_flight",
+    "look_up",
     "nothing_touched",
     "placed",
+    "popularity",
     "seen_before",
     "stepped",
     "touch",
@@ -44,13 +48,23 @@ class SparseGradient(NamedTuple):
     dense: Any  # pytree
 
 
+class Caches(NamedTuple):
+    """Copies of the most popular rows that each worker keeps."""
+
+    rows: Array  # float32 [k, h, width]
+    clocks: Array  # int32 [k, h]: the mini-batch that pulled each copy
+
+
 class Touched(NamedTuple):
     """The distinct rows that mini-batches touch."""
 
-    blocks: Array  # float64 [k, b]: by each worker's mini-batch in progress, in each block
+    asked: Array  # float64 [k, b]: pulled by each worker's mini-batch in progress, from each block
+    blocks: Array  # float64 [k, b]: pushed by it, to each block; rows that are pulled, and those of which there is a copy
     sent: Array  # float64 [k, k]: of these, what each worker (first axis) pulls from each server
     received: Array  # float64 [k, k]: what each worker pushes to each server
+    pulled: Array  # float64 [b]: in the pulls before all completed pushes
     pushed: Array  # float64 [b]: in all completed pushes
+    caches: Any = ()  # `Caches`; () where workers keep no copies
 
 
 def zeros(embedding: Embedding, parameters: Any, nodes: int, samples: int) -> SparseGradient:
@@ -64,25 +78,81 @@ def zeros(embedding: Embedding, parameters: Any, nodes: int, samples: int) -> Sp
     )
 
 
-def nothing_touched(nodes: int, blocks: int) -> Touched:
-    """No row is touched yet."""
-    none = jnp.zeros((nodes, nodes))
-    return Touched(jnp.zeros((nodes, blocks)), none, none, jnp.zeros(blocks))
+def nothing_touched(parameters: Any, nodes: int, blocks: int, cached: int) -> Touched:
+    """No row is touched yet; workers will keep up to `cached` copies of rows."""
+    none, each, total = jnp.zeros((nodes, nodes)), jnp.zeros((nodes, blocks)), jnp.zeros(blocks)
+    caches: Any = ()
+    if cached:
+        empty = jnp.zeros((nodes, cached, parameters["rows"].shape[1]), parameters["rows"].dtype)
+        caches = Caches(empty, jnp.full((nodes, cached), _NEVER, jnp.int32))
+    return Touched(each, each, none, none, total, total, caches)
+
+
+_NEVER = -(2**30)  # a mini-batch that no copy is used after
+
+
+def forgotten(touched: Touched, workers: Array) -> Touched:
+    """The same after `workers` [k] have lost their copies."""
+    if not touched.caches:
+        return touched
+    clocks = jnp.where(workers[:, None], _NEVER, touched.caches.clocks)
+    return touched._replace(caches=touched.caches._replace(clocks=clocks))
+
+
+def look_up(
+    inputs: EngineInputs, caches: Any, parameters: Any, keys: Array, ranks: Array, worker: Array, clock: Array
+) -> tuple[Array, Array, Any]:
+    """The rows that `worker` uses for its look-ups `keys` [n, lookups] in mini-batch `clock`, [n, lookups, width]; which of
+    them are copies that it has, [n, lookups]; and its copies after that.
+
+    `ranks` [n, lookups] are the popularity of each row, from 0. Of a popular row, a copy that is no older than
+    `Setting.cache_clocks` is used, and any other is pulled and kept.
+    """
+    current = jnp.take(parameters["rows"], keys, axis=0, mode="clip")
+    if not caches:
+        return current, jnp.zeros(keys.shape, bool), caches
+    place, most = inputs.placement, caches.clocks.shape[1]
+    kept = (ranks < place.cache_rows) & (place.cache_clocks > 0)
+    slot = jnp.where(kept, ranks, most)
+    pulled_at = jnp.take(caches.clocks[worker], slot, mode="clip")
+    fresh = kept & (clock - pulled_at <= place.cache_clocks)
+    rows = jnp.where(fresh[..., None], jnp.take(caches.rows[worker], slot, axis=0, mode="clip"), current)
+    write = jnp.where(kept & ~fresh, slot, most)
+    return (
+        rows,
+        fresh,
+        Caches(
+            caches.rows.at[worker, write].set(current, mode="drop"),
+            caches.clocks.at[worker, write].set(clock, mode="drop"),
+        ),
+    )
+
+
+def popularity(rows: NDArray[np.int32], count: int) -> NDArray[np.int32]:
+    """For each look-up of `rows` [n, lookups], how many of `count` rows are looked up more often, ties in their order."""
+    counts = np.bincount(rows.reshape(-1), minlength=count)
+    ranks = np.empty(count, np.int32)
+    ranks[np.argsort(-counts, kind="stable")] = np.arange(count, dtype=np.int32)
+    found: NDArray[np.int32] = ranks[rows]
+    return found
 
 
 def gradient_of(
-    embedding: Embedding, parameters: Any, batch: tuple[Array, ...], count: Array, mean: Callable[[Array], Array]
+    embedding: Embedding,
+    looked_up: Array,
+    parameters: Any,
+    batch: tuple[Array, ...],
+    count: Array,
+    mean: Callable[[Array], Array],
 ) -> tuple[Array, SparseGradient]:
     """Loss of a mini-batch and its gradient, of which the first `count` samples count; `mean` is over these, of losses [n].
 
-    The loss is differentiated by the rows that are looked up, [n, lookups, width], so that no array of the tables' size is
-    made.
+    The loss is differentiated by the rows `looked_up`, [n, lookups, width], so that no array of the tables' size is made.
     """
 
     def loss(looked_up: Array, dense: Any) -> Array:
         return mean(embedding.losses(dense, looked_up, batch))
 
-    looked_up = jnp.take(parameters["rows"], batch[0], axis=0, mode="clip")
     value, (rows, dense) = jax.value_and_grad(loss, argnums=(0, 1))(looked_up, _dense(parameters))
     counts = jnp.arange(batch[0].shape[0], dtype=jnp.int32) < count
     keys = jnp.where(counts[:, None], batch[0], embedding.rows).reshape(-1)
@@ -108,24 +178,33 @@ def seen_before(rows: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def touch(
-    inputs: EngineInputs, embedding: Embedding, touched: Touched, keys: Array, is_first: Array, worker: Array
+    inputs: EngineInputs,
+    embedding: Embedding,
+    touched: Touched,
+    keys: Array,
+    is_first: Array,
+    is_copy: Array,
+    worker: Array,
 ) -> Touched:
     """`worker` begins a mini-batch that looks up `keys` [n]; `is_first` [samples, lookups] where none of its samples before
-    looks up the same row.
+    looks up the same row, and `is_copy` [samples, lookups] where it uses a copy that it has, and pulls nothing.
 
     A row counts once, however often it is looked up. Where a mini-batch goes over the end of a worker's data, it takes two
     messages, and a row that is in both counts twice.
     """
     blocks = touched.pushed.shape[0]
-    counts = is_first.reshape(-1) & (keys < embedding.rows)
-    found = (
-        jnp.zeros(blocks, jnp.int32).at[block_of(keys, embedding.rows, blocks)].add(counts.astype(jnp.int32), mode="drop")
-    )
-    rows = found.astype(jnp.float64)
-    place = inputs.placement
+    place, at = inputs.placement, block_of(keys, embedding.rows, blocks)
+
+    def by_block(counts: Array) -> Array:
+        counted = (counts.reshape(-1) & (keys < embedding.rows)).astype(jnp.int32)
+        return jnp.zeros(blocks, jnp.int32).at[at].add(counted, mode="drop").astype(jnp.float64)
+
+    rows = by_block(is_first)
+    asked = by_block(is_first & ~is_copy) if touched.caches else rows
     return touched._replace(
+        asked=touched.asked.at[worker].set(asked, mode="drop"),
         blocks=touched.blocks.at[worker].set(rows, mode="drop"),
-        sent=touched.sent.at[worker].set(rows @ place.pulled, mode="drop"),
+        sent=touched.sent.at[worker].set(asked @ place.pulled, mode="drop"),
         received=touched.received.at[worker].set(rows @ place.pushed, mode="drop"),
     )
 
@@ -141,12 +220,15 @@ def block_of(keys: Array, rows: int, blocks: int) -> Array:
 def placed(inputs: EngineInputs, touched: Touched) -> Touched:
     """The same mini-batches after blocks have changed their servers."""
     place = inputs.placement
-    return touched._replace(sent=touched.blocks @ place.pulled, received=touched.blocks @ place.pushed)
+    return touched._replace(sent=touched.asked @ place.pulled, received=touched.blocks @ place.pushed)
 
 
 def count_push(touched: Touched, worker: Array, pushed: Array) -> Touched:
     """`worker` has completed a push, if `pushed`."""
-    return touched._replace(pushed=touched.pushed + jnp.where(pushed, touched.blocks[worker], 0.0))
+    return touched._replace(
+        pulled=touched.pulled + jnp.where(pushed, touched.asked[worker], 0.0),
+        pushed=touched.pushed + jnp.where(pushed, touched.blocks[worker], 0.0),
+    )
 
 
 def begin_pulls(inputs: EngineInputs, touched: Touched, pulls: Array, remaining: Array) -> Array:

@@ -51,6 +51,8 @@ class Placement(NamedTuple):
     pull_row_bytes: Array  # scalar, as transferred
     push_row_bytes: Array  # scalar
     apply_row_seconds: Array  # scalar: a server's time to apply the gradient of one row
+    cache_rows: Any = 0  # int32: the most popular rows, of which each worker keeps copies
+    cache_clocks: Any = 0  # int32: mini-batches for which a copy is used after the one that pulled it
 
 
 class EngineInputs(NamedTuple):
@@ -363,16 +365,22 @@ def _placement(names: tuple[str, ...], workload: Workload, setting: Setting, eff
         pull_row_bytes=np.asarray(demand.model_bytes * transfer / rows),  # type: ignore[arg-type]
         push_row_bytes=np.asarray(demand.whole_push_bytes * transfer / rows * effects.push_factor),  # type: ignore[arg-type]
         apply_row_seconds=np.asarray(demand.apply_seconds / rows),  # type: ignore[arg-type]
+        cache_rows=np.int32(setting.cache_rows),
+        cache_clocks=np.int32(setting.cache_clocks),
     )
 
 
 def served_rows(
-    nodes: tuple[tuple[str, NodeType], ...], place: Placement, rows: NDArray[np.float64], effects: Effects = NO_EFFECTS
+    nodes: tuple[tuple[str, NodeType], ...],
+    place: Placement,
+    pulls: NDArray[np.float64],
+    pushes: NDArray[np.float64],
+    effects: Effects = NO_EFFECTS,
 ) -> NDArray[np.float64]:
-    """What `rows` [b], touched in each block by completed pushes and the pulls before them, cost every server, [k, 4]: the
+    """What completed pushes of so many rows of each block, [b], and the pulls before them cost every server, [k, 4]: the
     columns of `served`."""
     out, into = _left(nodes, effects.out), _left(nodes, effects.into)
-    pulled, pushed = (rows @ np.asarray(part) for part in (place.pulled, place.pushed))
+    pulled, pushed = pulls @ np.asarray(place.pulled), pushes @ np.asarray(place.pushed)
     sending, receiving = (
         np.array([min(left[name], kind.service_bytes_per_second) for name, kind in nodes]) for left in (out, into)
     )

@@ -50,11 +50,12 @@ class LearningProgram(NamedTuple):
     aggregation: str  # each | sum | mean
     batch: int  # rows drawn per mini-batch, at least every worker's own number of samples
     embedding: Embedding | None = None  # None: gradients are dense
+    cached: int = 0  # rows of embedding tables of which a worker can keep copies
 
 
 class TrainingData(NamedTuple):
-    """Training and validation sets; tuples of arrays, sample axis first. Where a model has embedding tables, the last array
-    of the training set is what `simulators.engine.embedding.seen_before` says of its look-ups."""
+    """Training and validation sets; tuples of arrays, sample axis first. Where a model has embedding tables, the last
+    two of the training set are what `seen_before` and `popularity` of `simulators.engine.embedding` say of its look-ups."""
 
     train: tuple[Array, ...]
     valid: tuple[Array, ...]
@@ -97,7 +98,13 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
     batch = 1 << (rows - 1).bit_length()
     proxy = workload.proxy
     return LearningProgram(
-        proxy.losses, proxy.correct, workload.optimizer, workload.aggregation, batch, workload.proxy.embedding
+        proxy.losses,
+        proxy.correct,
+        workload.optimizer,
+        workload.aggregation,
+        batch,
+        proxy.embedding,
+        0 if proxy.embedding is None else min(space.most_cached_rows, proxy.embedding.rows),
     )
 
 
@@ -135,7 +142,7 @@ def untrained(model: LearningProgram, inputs: EngineInputs, parameters: Any) -> 
     nodes = inputs.active.shape[0]
     if model.embedding is not None:
         kept = sparse.zeros(model.embedding, parameters, nodes, model.batch)
-        touched = sparse.nothing_touched(nodes, inputs.placement.pulled.shape[0])
+        touched = sparse.nothing_touched(parameters, nodes, inputs.placement.pulled.shape[0], model.cached)
         return Learned(parameters, slots=(), gradients=kept, group=(), pulled=(), inner=(), touched=touched)
     nothing = jax.tree.map(lambda p: jnp.zeros((nodes, *p.shape), p.dtype), parameters)
     return Learned(
@@ -256,8 +263,15 @@ def _pull_rows(
         left, losses, kept, touched = carry
         worker = jnp.argmax(left).astype(jnp.int32)
         batch, count = minibatch(model, data, inputs, worker, clocks[worker])
+        clock = clocks[worker].astype(jnp.int32)
+        # A lane without workers left keeps its copies: what it would write is out of range.
+        owner = jnp.where(left[worker], worker, left.shape[0]) if lanes else worker
+        looked_up, is_copy, caches = sparse.look_up(
+            inputs, touched.caches, learned.parameters, batch[0], batch[-1], owner, clock
+        )
+        touched = touched._replace(caches=caches)
         value, made = sparse.gradient_of(
-            embedding, learned.parameters, batch, count, lambda each: _mean_of_first(model, each, count)
+            embedding, looked_up, learned.parameters, batch, count, lambda each: _mean_of_first(model, each, count)
         )
         begins = left[worker]
         # A lane without workers left waits for the others: its row is out of range, so its write is dropped.
@@ -270,7 +284,7 @@ def _pull_rows(
         numbers = _numbers(model, inputs, worker, clocks[worker])
         # Over the end of its data a worker goes on from its beginning, where nothing comes before.
         since = jnp.where(numbers >= numbers[0], numbers[0], inputs.shard_start[worker])
-        touched = sparse.touch(inputs, embedding, touched, made.keys, batch[-1] < since[:, None], at)
+        touched = sparse.touch(inputs, embedding, touched, made.keys, batch[-2] < since[:, None], is_copy, at)
         return left & ~done, jnp.where(done, value.astype(jnp.float64), losses), kept, touched
 
     carry = (release, loss, learned.gradients, learned.touched)

@@ -42,6 +42,7 @@ __all__ = [
     "advance_lanes",
     "all_stopped",
     "blank",
+    "caches_cleared",
     "catch_up",
     "launch",
     "resumed",
@@ -492,6 +493,15 @@ def rows_placed(inputs: EngineInputs, state: State) -> State:
     return State(state.clock, learned._replace(touched=_rows_placed(inputs, learned.touched)))
 
 
+def caches_cleared(state: State, workers: Array | None = None) -> State:
+    """The job after `workers` [k] (None: all) have lost their copies of rows of embedding tables."""
+    learned = state.learned
+    if learned is None or not learned.touched:
+        return state
+    gone = jnp.ones(state.clock.clocks.shape[0], bool) if workers is None else workers
+    return State(state.clock, learned._replace(touched=embedding.forgotten(learned.touched, gone)))
+
+
 _rows_placed = jax.jit(embedding.placed)
 
 
@@ -506,7 +516,7 @@ def all_stopped(inputs: EngineInputs, state: State, now: float) -> State:
     clock = state.clock
     tokens = timing.refilled(inputs, clock.flight.tokens, now - float(clock.seconds))
     flight = timing.all_waiting(clock.clocks.shape[0], tokens, now)
-    return state._replace(clock=clock._replace(seconds=jnp.asarray(now, jnp.float64), flight=flight))
+    return caches_cleared(state)._replace(clock=clock._replace(seconds=jnp.asarray(now, jnp.float64), flight=flight))
 
 
 def workers_stopped(state: State, nodes: Array, now: float) -> State:
@@ -515,7 +525,7 @@ def workers_stopped(state: State, nodes: Array, now: float) -> State:
     # They wait from now on, so that the next cycle counts only this pause as waiting.
     since = flight.since.at[timing.WAIT].set(jnp.where(nodes, now, flight.since[timing.WAIT]))
     rests = flight._replace(phase=jnp.where(nodes, timing.WAIT, flight.phase), since=since)
-    return state._replace(clock=state.clock._replace(flight=rests))
+    return caches_cleared(state, nodes)._replace(clock=state.clock._replace(flight=rests))
 
 
 def with_tokens(state: State, tokens: Array) -> State:

@@ -13,7 +13,7 @@ import numpy as np
 import simpy
 
 from simulators.engine import learning, loop
-from simulators.engine.embedding import seen_before
+from simulators.engine.embedding import popularity, seen_before
 from simulators.engine.inputs import EngineInputs, Placement
 from simulators.workloads.datasets import Dataset, classification, embedded_clicks
 from simulators.workloads.model_tables import FactorisationMachine, Logistic, Mlp
@@ -68,8 +68,9 @@ def sparse_job(
 ) -> EngineJob:
     """The same machines, and servers that hold embedding tables in 128 blocks; a factorisation machine learns clicks."""
     proxy = make_proxy(FactorisationMachine(rank=rank), embedded_clicks(largest=largest))
-    before = jnp.asarray(seen_before(np.asarray(proxy.train[0])))
-    data = learning.TrainingData((*proxy.train, before), proxy.valid)
+    rows = np.asarray(proxy.train[0])
+    known = map(jnp.asarray, (seen_before(rows), popularity(rows, proxy.embedding.rows)))
+    data = learning.TrainingData((*proxy.train, *known), proxy.valid)
     model = learning.LearningProgram(proxy.losses, proxy.correct, "sgd", "each", batch, proxy.embedding)
     program = loop.Program(model, policy.decide, policy.probes, "maxmin", overlapping=True)
     nodes = workers + servers
