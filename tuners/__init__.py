@@ -203,8 +203,8 @@ _EMBEDDED = {
             paper="Chen et al., Semi-Dynamic Load Balancing, SoCC 2020",
         ),
         Entry(
-            "dlrover",
-            "tuners.baselines.dlrover:dlrover",
+            "dlrover_hot",
+            "tuners.baselines.dlrover_hot:dlrover_hot",
             "DLRover: a parameter server that is hot moves to a larger machine",
             tunes="which machine a hot server is",
             needs="roles free, and an idle machine",

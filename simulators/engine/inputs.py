@@ -24,7 +24,7 @@ __all__ = [
     "CycleCosts",
     "Effects",
     "EngineInputs",
-    "Placement",
+    "RowPlacement",
     "Shards",
     "build",
     "compute_times",
@@ -43,7 +43,7 @@ _NOTHING: Any = np.zeros(0)
 _UNLIMITED = 1e30  # bytes/s; finite, because 0 * inf is nan
 
 
-class Placement(NamedTuple):
+class RowPlacement(NamedTuple):
     """Where the rows of embedding tables are, by block of consecutive rows, [b], and what each of them costs."""
 
     pulled: Array  # [b, k]: the part of each block's pulled rows that each node sends
@@ -98,7 +98,7 @@ class EngineInputs(NamedTuple):
     local_steps: Array = _NOTHING  # int32 [1]: mini-batches between a pull and the push; [0]: a push is one gradient
     outer_rate: Array = _NOTHING  # float32 [1]: of the servers, for what local steps have changed; [0] likewise
     outer_momentum: Array = _NOTHING  # float32 [1]; [0] likewise
-    placement: Any = ()  # `Placement` of embedding tables; (): every mini-batch pulls and pushes the whole model
+    placement: Any = ()  # `RowPlacement` of embedding tables; (): every mini-batch pulls and pushes the whole model
 
 
 class CycleCosts(NamedTuple):
@@ -346,7 +346,7 @@ def served(
     return np.array(rows)
 
 
-def _placement(names: tuple[str, ...], workload: Workload, setting: Setting, effects: Effects, blocks: int) -> Placement:
+def _placement(names: tuple[str, ...], workload: Workload, setting: Setting, effects: Effects, blocks: int) -> RowPlacement:
     """Where the blocks of embedding tables are under `setting`. Raises Rejected for a demand that knows no rows."""
     demand, proxy = workload.demand, workload.proxy
     if proxy is None or proxy.embedding is None:
@@ -359,7 +359,7 @@ def _placement(names: tuple[str, ...], workload: Workload, setting: Setting, eff
     held = np.zeros((blocks, len(names)))
     for block, owner in enumerate(setting.owners(blocks)):
         held[block, names.index(owner)] = 1.0
-    return Placement(
+    return RowPlacement(
         pulled=held,  # type: ignore[arg-type]  # numpy, as all of `EngineInputs`
         pushed=held,  # type: ignore[arg-type]
         pull_row_bytes=np.asarray(demand.model_bytes * transfer / rows),  # type: ignore[arg-type]
@@ -372,7 +372,7 @@ def _placement(names: tuple[str, ...], workload: Workload, setting: Setting, eff
 
 def served_rows(
     nodes: tuple[tuple[str, NodeType], ...],
-    place: Placement,
+    place: RowPlacement,
     pulls: NDArray[np.float64],
     pushes: NDArray[np.float64],
     effects: Effects = NO_EFFECTS,

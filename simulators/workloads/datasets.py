@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "LOCALITY",
     "Arrays",
     "Dataset",
     "breast_cancer",

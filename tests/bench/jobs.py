@@ -14,7 +14,7 @@ import simpy
 
 from simulators.engine import learning, loop
 from simulators.engine.embedding import popularity, seen_before
-from simulators.engine.inputs import EngineInputs, Placement
+from simulators.engine.inputs import EngineInputs, RowPlacement
 from simulators.workloads.datasets import Dataset, classification, embedded_clicks
 from simulators.workloads.model_tables import FactorisationMachine, Logistic, Mlp
 from simulators.workloads.models import make_proxy
@@ -82,7 +82,7 @@ def sparse_job(
         samples=jnp.full(nodes, batch, jnp.int32),
         usage=jnp.zeros((2 * nodes, 2 * nodes)),
         capacity=jnp.full(2 * nodes, 1e7),
-        placement=Placement(*map(jnp.asarray, (held, held, 2000.0, 2000.0, 1e-6))),
+        placement=RowPlacement(*map(jnp.asarray, (held, held, 2000.0, 2000.0, 1e-6))),
     )
     blank = loop.blank(program, inputs, proxy.init(jax.random.key(0)))
     begun = policy.init(inputs.active)

@@ -19,6 +19,7 @@ POLICIES |= {"ringmaster", "dbw", "adasync"}
 TUNABLES = {"mltuner", "spearmint", "hyperband", "asha"}
 SCHEDULES = {"bespoke_bo", "uniform_devices", "uniform_gpus", "schedule_search", "lb_bsp"}
 ROLES = {"cruise"}
+IDLE_MACHINES = {"dlrover_hot"}
 LOCAL_STEPS = {"local_sgd", "diloco", "adacomm"}
 ANY = {"joint", "random_search", "tpe"}
 
@@ -39,7 +40,7 @@ def test_without_a_free_knob_only_the_references_are_left():
 
 def test_where_the_other_knobs_are_free_schedules_local_steps_and_the_policy_of_the_start_are_left_out():
     assert job().start.policy == "asp"
-    assert idle(job()) == {"asp"} | SCHEDULES | LOCAL_STEPS
+    assert idle(job()) == {"asp"} | SCHEDULES | LOCAL_STEPS | IDLE_MACHINES
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_options_of_the_tuner_count():
 
 def test_on_the_arenas_of_the_bespoke_optimiser_policies_and_tunables_are_held():
     found = idle(job_of(load("boat-c-speechnet")))
-    assert found == POLICIES | TUNABLES | LOCAL_STEPS | {"uniform_devices"}  # the start is uniform already
+    assert found == POLICIES | TUNABLES | LOCAL_STEPS | IDLE_MACHINES | {"uniform_devices"}  # the start is uniform already
     assert "uniform_gpus" in idle(job_of(load("boat-a-speechnet")))  # which has no GPU
 
 

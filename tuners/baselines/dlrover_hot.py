@@ -21,7 +21,7 @@ from tuners.actions import Job, Reconfigure, Rejected, Run, Setting, Tuner, Wind
 from tuners.applicability import nothing_to_tune_if
 from tuners.factory_options import Count, Share
 
-__all__ = ["dlrover", "hottest", "moved"]
+__all__ = ["dlrover_hot", "hottest", "moved"]
 
 
 def _no_machine_can_replace_a_server(job: Job) -> str:
@@ -34,7 +34,7 @@ def _no_machine_can_replace_a_server(job: Job) -> str:
 
 
 @nothing_to_tune_if(_no_machine_can_replace_a_server)
-def dlrover(job: Job, *, hot: Share = 0.8, batches: Count = 10) -> Tuner:
+def dlrover_hot(job: Job, *, hot: Share = 0.8, batches: Count = 10) -> Tuner:
     """Move a server that is busy for more than `hot` of the time to an idle machine with a wider network interface.
 
     Args:

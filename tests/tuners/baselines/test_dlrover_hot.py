@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.support.toy import job, window
 from tuners.actions import Reconfigure, Rejected, Run, ServerWindow
-from tuners.baselines.dlrover import dlrover, hottest, moved
+from tuners.baselines.dlrover_hot import dlrover_hot, hottest, moved
 from tuners.settings import Choice
 
 
@@ -34,7 +34,7 @@ def seen(of, busy):
 def test_a_hot_server_moves_to_the_widest_idle_machine():
     of = cluster()
     spare = of.nodes[-1].name
-    tuner = dlrover(of)
+    tuner = dlrover_hot(of)
     assert isinstance(next(tuner), Run)
     assert isinstance(tuner.send(seen(of, (0.1, 0.79))), Run)
     asked = tuner.send(seen(of, (0.9, 0.2)))
@@ -45,7 +45,7 @@ def test_a_hot_server_moves_to_the_widest_idle_machine():
 
 def test_a_refused_move_is_not_asked_for_again():
     of = cluster()
-    tuner = dlrover(of)
+    tuner = dlrover_hot(of)
     next(tuner)
     tuner.send(seen(of, (0.9, 0.2)))
     tuner.throw(Rejected("no"))
@@ -53,14 +53,14 @@ def test_a_refused_move_is_not_asked_for_again():
 
 
 def test_a_machine_that_is_no_wider_is_no_help():
-    tuner = dlrover(cluster(wide=False))
+    tuner = dlrover_hot(cluster(wide=False))
     next(tuner)
     assert isinstance(tuner.send(seen(cluster(wide=False), (0.95, 0.2))), Run)
 
 
 def test_held_roles_leave_nothing_to_tune():
-    assert list(dlrover(cluster(free=False))) == []
-    assert "roles of machines are held" in dlrover.nothing_to_tune(cluster(free=False))
+    assert list(dlrover_hot(cluster(free=False))) == []
+    assert "roles of machines are held" in dlrover_hot.nothing_to_tune(cluster(free=False))
 
 
 def test_the_threshold_is_on_the_busier_direction():
