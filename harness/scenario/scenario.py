@@ -200,7 +200,7 @@ def job(scenario: Scenario, seed: int = 0) -> Job:
     if scenario.recorded is not None:
         return scenario_recorded.job(scenario, scenario.recorded, seed)
     made = workload_of(scenario)
-    space = _space(scenario, made)
+    space = _at(scenario.origin, "free", lambda: _space(scenario, made))
     # Imported here, because they import JAX, which takes seconds and which reading a scenario does not need.
     from simulators import jobs
     from tuners import policies

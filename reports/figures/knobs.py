@@ -27,13 +27,16 @@ _LABELS = {
     "local_steps": "local steps\nper push",
     "outer_rate": "outer rate",
     "outer_momentum": "outer momentum",
+    "blocks": "blocks of\nembedding tables",
+    "cache_rows": "rows that a\nworker keeps",
+    "cache_clocks": "mini-batches that\na copy is used",
     "samples_per_round": "samples, all\nworkers once",
     "data_share": "largest share\nof the data",
     "model_share": "largest share\nof the model",
 }
 _PLAIN = (
     *("learning_rate", "momentum", "batch_size", "intra_threads", "inter_threads", "transfer_bits"),
-    *("local_steps", "outer_rate", "outer_momentum"),
+    *("local_steps", "outer_rate", "outer_momentum", "cache_rows", "cache_clocks"),
 )
 
 
@@ -64,7 +67,8 @@ def knob_values(setting: Setting) -> dict[str, float | str]:
     found["samples_per_round"] = float(loads)
     # Equal shares are no knob: their size changes only with the number of nodes.
     found["data_share"] = max(data) if setting.data_shares else math.nan
-    found["model_share"] = max(model) if setting.model_shares else math.nan
+    found["model_share"] = max(model) if setting.model_shares or setting.block_owners else math.nan
+    found["blocks"] = "placed one by one" if setting.block_owners else setting.placement
     for name, value in setting.options:
         found[name] = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
     return found

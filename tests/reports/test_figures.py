@@ -201,6 +201,10 @@ def test_shares_loads_and_options_are_values():
     assert (found["data_share"], found["samples_per_round"]) == (0.4, 10.0)
     assert (found["fuse"], found["threads"]) == ("True", 3.0)
     assert math.isnan(knob_values(START)["model_share"])
+    first, *others = START.servers
+    placed = knob_values(replace(START, block_owners=(first,) * 3 + tuple(others[:1] or [first])))
+    assert (knob_values(START)["blocks"], placed["blocks"]) == ("range", "placed one by one")
+    assert placed["model_share"] >= 0.75
 
 
 def test_an_option_that_comes_and_goes_is_drawn():

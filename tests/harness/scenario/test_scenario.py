@@ -80,6 +80,14 @@ def test_knobs_are_of_three_kinds() -> None:
     assert parsed(text).knobs[1:] == (Integer("batch_size", 2, 8), Choice("policy", ("asp", "bsp")))
 
 
+def test_blocks_of_embedding_tables_are_knobs_of_workloads_that_have_tables() -> None:
+    made = scenario.load("hot-keys")
+    assert [k.name for k in made.knobs if k.name.startswith("block/")] == [f"block/{i}" for i in range(128)]
+    for knob in ('placement = { choice = ["range", "hash"] }', "cache_rows = { integer = [0, 8] }"):
+        with pytest.raises(ValueError, match=r"my\.toml: \[free\] Knob .* sets nothing: this job has no blocks"):
+            scenario.job(parsed(changed("[free]\n", f"[free]\n{knob}\n")))
+
+
 def test_own_profiles_are_found_beside_the_scenario(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         "[pi]\ncores = 4\nmemory_bytes = 1e9\nnic_bytes_per_second = 1e7\n"

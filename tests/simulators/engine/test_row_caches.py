@@ -6,6 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from simulators.branch import stacked
+from simulators.engine import loop
 from simulators.engine.embedding import popularity
 from simulators.jobs import drawn
 from tests.simulators.engine.test_embedding import BLOCKS, ROW_BYTES, ROWS, START, gradient, made, minibatches, workload
@@ -81,6 +83,22 @@ def test_windows_change_nothing():
     assert_same_bytes(pushes, together([cut.perform(Run(clocks=1)) for _ in range(24)]))
     for a, b in zip(jax.tree.leaves(branch(whole)), jax.tree.leaves(branch(cut)), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_lanes_are_the_same_as_runs_alone():
+    """Two seeds at once under `vmap`, with copies of rows; one lane is done before the other."""
+    branches = [job(20, 3, seed=seed).branches[0] for seed in (3, 4)]
+    data, inputs, states = stacked(branches)
+    limits = (np.int32(512), np.float64(20.0))
+    together_, tables, used = loop.advance_lanes(branches[0].program, data, inputs, states, *limits, rows=512, own_data=True)
+    for lane, lone in enumerate(branches):
+        state, table, count = loop.advance(lone.program, lone.context.data, lone.inputs, lone.state, *limits, rows=512)
+        assert int(used[lane]) == int(count) > 10
+        np.testing.assert_allclose(tables[lane][:count], table[:count], rtol=1e-5, atol=1e-6)
+        mine = jax.tree.map(lambda leaf, lane=lane: leaf[lane], together_.learned)
+        np.testing.assert_array_equal(mine.touched.pushed, state.learned.touched.pushed)
+        np.testing.assert_array_equal(mine.touched.pulled, state.learned.touched.pulled)
+        np.testing.assert_allclose(mine.parameters["rows"], state.learned.parameters["rows"], rtol=1e-3, atol=1e-5)
 
 
 def test_a_restart_loses_the_copies():
