@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from simulators.cluster.conditions import Conditions, NodeChange
+from simulators.jobs import JobSpec, drawn
 from simulators.reconfiguration.shares import moves_of_blocks, survivors
 from simulators.system import SimulatedSystem
-from tests.simulators.engine.test_embedding import BLOCKS, DEMAND, ROW_BYTES, ROWS, START, made
+from simulators.workloads.workload import Embedding, Proxy
+from tests.simulators.engine.test_embedding import BLOCKS, DEMAND, PROXY, ROW_BYTES, ROWS, START, made, minibatches, workload
 from tests.support.small_jobs import NAMES, assert_same_bytes, branch, together
 from tuners.actions import Reconfigure, Rejected, Run
 from tuners.settings import Choice
@@ -66,18 +69,48 @@ def test_the_same_owners_under_another_name_cost_nothing():
     assert (cost.seconds, cost.steps) == (0.0, ())
 
 
-@pytest.mark.parametrize("method", ["migrate", "checkpoint"])
-def test_no_gradient_is_lost_or_counted_twice_by_a_move(method):
-    """With all parameters at 0, the bias moves by the rate times its gradients; every push that is counted has moved it."""
-    simulated = job()
-    simulated.perform(Run(clocks=7))
-    simulated.perform(Reconfigure(replace(START, block_owners=MOVED), method=method))
-    window = simulated.perform(Run(clocks=20))
+def ones():
+    """A model whose every push adds one to the bias and an eighth, one sample's part, to each row that it looks up."""
+
+    def losses_of(dense, looked_up, batch):
+        del batch
+        return -(dense["bias"] + jnp.sum(looked_up, axis=(1, 2)))
+
+    def losses(parameters, batch):
+        return losses_of(parameters, parameters["rows"][batch[0]], batch)
+
+    def correct(parameters, batch):
+        del parameters
+        return jnp.ones(batch[0].shape[0], jnp.float32)
+
+    def init(key):
+        del key
+        return {"rows": jnp.zeros((ROWS, 1), jnp.float32), "bias": jnp.zeros((), jnp.float32)}
+
+    return Proxy(init, losses, correct, PROXY.train, PROXY.valid, Embedding(ROWS, 3, losses_of))
+
+
+def assert_all_pushes_are_in_the_model(simulated, pushes):
+    """`pushes` are all that were completed; every look-up of theirs is in its row, and no other."""
+    keys, numbers = np.asarray(drawn(workload(), 3)[0].train[0]), minibatches(3)
+    found = np.zeros(ROWS)
+    for worker, clock in zip(pushes.worker, pushes.clock, strict=True):
+        np.add.at(found, keys[numbers(worker, clock)].ravel(), 1 / 8)
     clock, learned = branch(simulated)[:2]
-    assert int(clock.version) == int(clock.pushes) == 7 + window.clocks
-    assert window.clocks >= 20
-    # Rows that completed pushes have carried, in windows and in the engine.
-    assert float(np.sum(learned.touched.pushed)) >= sum(window.blocks)
+    assert int(clock.pushes) == int(clock.version) == len(pushes.worker) == float(learned.parameters["bias"])
+    np.testing.assert_array_equal(np.asarray(learned.parameters["rows"])[:, 0], found)
+
+
+@pytest.mark.parametrize("method", ["migrate", "checkpoint"])
+def test_no_row_of_a_push_is_lost_or_counted_twice_by_a_move(method):
+    simulated = job(setting=replace(START, learning_rate=1.0), job=workload(proxy=ones()))
+    windows = [simulated.perform(Run(clocks=7))]
+    for owners in (MOVED, ("e",) * BLOCKS, START.owners(BLOCKS)):
+        setting = replace(simulated.job.start, block_owners=owners)
+        simulated.perform(Reconfigure(setting, method=method, wait=False))
+        windows.append(simulated.perform(Run(seconds=15.0)))
+        assert windows[-1].changes[0].done
+    assert_all_pushes_are_in_the_model(simulated, together(windows))
 
 
 def test_windows_change_nothing_while_blocks_move():
@@ -117,9 +150,6 @@ def test_survivors_inherit_the_blocks_of_a_server_that_fails():
 
 
 def _with(simulated, conditions, start):
-    from simulators.jobs import JobSpec
-    from tests.simulators.engine.test_embedding import workload
-
     context = simulated._context
     return JobSpec(
         name="lost",
