@@ -120,7 +120,7 @@ class _Pushed(NamedTuple):
     """What the timing part of a step tells the learning part."""
 
     yes: Array  # bool: a push was completed
-    acted: Array  # bool: that, or the policy's timer has run down
+    acted: Any  # bool: that, or the policy's timer has run down; () for a policy without timers
     worker: Array  # int32: by this worker
     accept: Array  # bool: the policy accepts its gradient
     take: Array  # bool: the servers update the parameters now
@@ -205,10 +205,12 @@ def _step(
     if program.probes:
         clock, worker, pushed = _as_one(program, partial(_travel, program, inputs, until_seconds), clock, _no_push())
         losses = _probe(program, data, inputs, clock, learned, worker)
-        clock, done = _as_one(program, partial(_settle, program, inputs, worker, pushed, losses), clock, _nothing(inputs))
+        clock, done = _as_one(
+            program, partial(_settle, program, inputs, worker, pushed, losses), clock, _nothing(program, inputs)
+        )
     else:
         turn = partial(_travel_and_settle, program, inputs, until_seconds)
-        clock, done = _as_one(program, turn, clock, _nothing(inputs))
+        clock, done = _as_one(program, turn, clock, _nothing(program, inputs))
     valid_loss = valid_accuracy = jnp.asarray(jnp.nan)
     if program.model is not None and learned is not None:
         # First apply, then pull: a worker that is released pulls parameters that include its own push.
@@ -235,7 +237,7 @@ def _step(
         State(clock._replace(status=status), learned),
         done.row.at[-2:].set(jnp.stack([valid_loss, valid_accuracy])),
         done.yes,
-        done.acted,
+        done.acted if program.timers else done.yes,
     )
 
 
@@ -263,9 +265,10 @@ def _no_push() -> tuple[Array, Array]:
     return jnp.asarray(0, jnp.int32), jnp.asarray(False)
 
 
-def _nothing(inputs: EngineInputs) -> tuple[_Pushed]:
+def _nothing(program: Program, inputs: EngineInputs) -> tuple[_Pushed]:
     no, zero = jnp.asarray(False), jnp.asarray(0, jnp.int32)
-    return (_Pushed(no, no, zero, no, no, zero, jnp.zeros_like(inputs.active), jnp.zeros(len(Records._fields))),)
+    acted: Any = no if program.timers else ()
+    return (_Pushed(no, acted, zero, no, no, zero, jnp.zeros_like(inputs.active), jnp.zeros(len(Records._fields))),)
 
 
 def _travel_and_settle(program: Program, inputs: EngineInputs, until_seconds: Array, clock: Clock) -> tuple[Clock, _Pushed]:
@@ -360,7 +363,7 @@ def _settle(
     )
     done = _Pushed(
         yes=pushed,
-        acted=acted,
+        acted=acted if program.timers else (),
         worker=worker,
         accept=pushed & accept,
         take=take,
@@ -476,7 +479,7 @@ def launch(
     alike = inputs._replace(nic_levels=inputs.nic, usage=_NONE, capacity=_NONE)
     freed = state._replace(clock=state.clock._replace(policy=(), timer=_NONE))
     launched: State = _launch(program.model, data, alike, freed, release, offsets, lanes=program.lanes)
-    timer = jnp.asarray([jnp.inf]) if program.timers else _NONE
+    timer: Any = np.full(int(program.timers), np.inf)  # of NumPy, because JAX would compile it
     return launched._replace(clock=launched.clock._replace(policy=policy, timer=timer))
 
 
@@ -594,5 +597,5 @@ def resumed(inputs: EngineInputs, state: State, pause_seconds: float) -> State:
     clock = state.clock
     tokens = timing.refilled(inputs, clock.flight.tokens, pause_seconds)
     flight = timing.shifted(clock.flight, pause_seconds)._replace(tokens=tokens)
-    timer = clock.timer + pause_seconds if clock.timer.shape[0] else clock.timer
+    timer: Any = np.asarray(clock.timer) + pause_seconds
     return state._replace(clock=clock._replace(seconds=clock.seconds + pause_seconds, flight=flight, timer=timer))

@@ -22,6 +22,7 @@ __all__ = [
     "clicks",
     "cloud_scores",
     "digits",
+    "embedded_click_odds",
     "embedded_clicks",
     "mnist1d",
     "mnist5k",
@@ -286,18 +287,31 @@ def embedded_clicks(
         raise ValueError(
             f"Cannot make clicks with popularity {popularity}, signal {signal}, pairs {pairs}: none may be negative."
         )
+    rows, _, clicked, sizes = _embedded(samples + valid_samples, tables, largest, popularity, signal, pairs, seed)
+    x, y = rows.astype(np.int32), clicked.astype(np.int32)
+    return Dataset((x[:samples], y[:samples]), (x[samples:], y[samples:]), 2, (tables,), sizes)
+
+
+def embedded_click_odds(
+    samples: int, tables: int, largest: int, popularity: float, signal: float, pairs: float, valid_samples: int, seed: int
+) -> NDArray[np.float64]:
+    """The log odds that the validation labels of `embedded_clicks` are drawn with, [valid_samples]: the best prediction."""
+    return _embedded(samples + valid_samples, tables, largest, popularity, signal, pairs, seed)[1][samples:]
+
+
+def _embedded(
+    n: int, tables: int, largest: int, popularity: float, signal: float, pairs: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_], tuple[int, ...]]:
+    """Rows [n, tables], log odds of a click [n], clicks [n], and rows of each table."""
     rng = np.random.default_rng(seed)
     sizes = tuple(largest >> i for i in range(tables))
     first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    n = samples + valid_samples
     rows = np.stack([_power_law(rng, size, popularity, n) for size in sizes], axis=1) + first
     scores, vectors = rng.normal(size=sum(sizes)), rng.normal(size=(sum(sizes), 2))
     drawn = vectors[rows]
     of_pairs = (drawn.sum(1) ** 2 - (drawn**2).sum(1)).sum(1) / 2
     odds = signal * _standard(scores[rows].sum(1)) + pairs * _standard(of_pairs)
-    y = (rng.random(n) < 1 / (1 + np.exp(-odds))).astype(np.int32)
-    x = rows.astype(np.int32)
-    return Dataset((x[:samples], y[:samples]), (x[samples:], y[samples:]), 2, (tables,), sizes)
+    return rows, odds, rng.random(n) < 1 / (1 + np.exp(-odds)), sizes
 
 
 def _standard(values: NDArray[np.float64]) -> NDArray[np.float64]:

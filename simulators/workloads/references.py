@@ -23,7 +23,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.workloads import datasets, sentences
-from simulators.workloads.catalogue import Classification, Clicks, GeneratedText, Mnist1d, Ratings, Source, dataset, learnt
+from simulators.workloads.catalogue import (
+    Classification,
+    Clicks,
+    EmbeddedClicks,
+    GeneratedText,
+    Mnist1d,
+    Ratings,
+    Source,
+    dataset,
+    learnt,
+)
 from simulators.workloads.model_tables import Svm
 
 __all__ = ["Reference", "main", "measured", "references", "told"]
@@ -87,6 +97,10 @@ def measured(data: Source) -> tuple[Reference, ...]:
         return tuple(_of_text(made))
     if isinstance(data, Ratings):
         return tuple(_of_ratings(made, data))
+    if isinstance(data, EmbeddedClicks):
+        odds = datasets.embedded_click_odds(**msgspec.structs.asdict(data))
+        best = _scored("the odds that labels are drawn with", np.stack([0 * odds, odds], axis=1), made.valid[1])
+        return _of_rows(made), best
     linear = _linear(made)
     if isinstance(data, Classification):
         fields = {
@@ -108,6 +122,19 @@ def _linear(made: datasets.Dataset) -> Reference:
 
     model = LogisticRegression(max_iter=5000).fit(*made.train)
     return _scored("logistic regression", model.predict_log_proba(made.valid[0]), made.valid[1])
+
+
+def _of_rows(made: datasets.Dataset) -> Reference:
+    """Logistic regression with a weight for every row of the embedding tables."""
+    from scipy.sparse import csr_matrix
+    from sklearn.linear_model import LogisticRegression
+
+    def shown(rows: NDArray[np.int32]) -> Any:
+        ends = np.arange(0, rows.size + 1, rows.shape[1])
+        return csr_matrix((np.ones(rows.size), rows.reshape(-1), ends), (len(rows), sum(made.tables)))
+
+    model = LogisticRegression(max_iter=5000).fit(shown(made.train[0]), made.train[1])
+    return _scored("logistic regression, a weight per row", model.predict_log_proba(shown(made.valid[0])), made.valid[1])
 
 
 def _kernel(made: datasets.Dataset) -> Reference:

@@ -14,7 +14,7 @@ def test_public_names_exist() -> None:
     assert all(hasattr(module, name) for name in module.__all__)
 
 
-@pytest.mark.parametrize("kind", ["Digits", "BreastCancer", "Mnist1d", "GeneratedText", "Ratings"])
+@pytest.mark.parametrize("kind", ["Digits", "EmbeddedClicks", "BreastCancer", "Mnist1d", "GeneratedText", "Ratings"])
 def test_figures_in_the_file_are_those_that_are_measured(kind: str) -> None:
     """Those that take seconds; `python -m simulators.workloads.references` measures all."""
     entry = next(e for e in module._entries() if type(e.data).__name__ == kind)
