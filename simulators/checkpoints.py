@@ -50,7 +50,10 @@ def taken(inputs: EngineInputs, state: loop.State, lost_clocks: int, lost_sample
 def rolled_back(inputs: EngineInputs, state: loop.State, saved: ModelCheckpoint) -> loop.State:
     """The job with parameters, optimizer and work left as they were saved. Its pushes are still counted: they were made."""
     clock = state.clock._replace(grouped=jnp.asarray(saved.grouped), left=jnp.asarray(saved.left))
-    made = loop.State(clock, saved.learned)
+    learned = saved.learned
+    if learned is not None and state.learned is not None:
+        learned = learned._replace(touched=state.learned.touched)  # rows were pulled and pushed, as pushes were made
+    made = loop.State(clock, learned)
     if len(saved.left):
         made = loop.with_data_moved(made, saved.assigned, np.asarray(inputs.assigned))
     return made
