@@ -129,7 +129,7 @@ def _of_rows(made: datasets.Dataset) -> Reference:
     from scipy.sparse import csr_matrix
     from sklearn.linear_model import LogisticRegression
 
-    def shown(rows: NDArray[np.int32]) -> Any:
+    def shown(rows: NDArray[Any]) -> Any:
         ends = np.arange(0, rows.size + 1, rows.shape[1])
         return csr_matrix((np.ones(rows.size), rows.reshape(-1), ends), (len(rows), sum(made.tables)))
 

@@ -241,7 +241,7 @@ def test_traffic_cannot_be_read(ends):
 
 def _relayed(wire, line, there, other):
     """Carry bytes both ways until `other` has its message; returns the bytes that went to it."""
-    seen, here, until = b"", b"", time.monotonic() + 60.0
+    seen, here, back, until = b"", b"", b"", time.monotonic() + 60.0
     while time.monotonic() < until:
         if wire.poll(5):
             here, data = wire.recv_multipart()
@@ -249,9 +249,10 @@ def _relayed(wire, line, there, other):
             if data:
                 line.send_multipart([there, data])
         if line.poll(5):
-            _, data = line.recv_multipart()
-            if data and here:
-                wire.send_multipart([here, data])
+            back += line.recv_multipart()[1]  # `other` speaks first, and may do so before `one` is there
+        if back and here:
+            wire.send_multipart([here, back])
+            back = b""
         if other.receive(0.0) is not None:
             return seen
     raise AssertionError("nothing arrived")
