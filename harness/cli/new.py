@@ -6,6 +6,7 @@ import argparse
 import keyword
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 __all__ = ["add_new", "files_of"]
@@ -36,6 +37,9 @@ def _new(options: argparse.Namespace) -> int:
     out = options.out or Path(name)
     if out.exists():
         raise ValueError(f"Cannot write {out}: it exists already. Name another folder with --out.")
+    taken = find_spec(name)  # a folder without Python files is a package without an origin
+    if taken is not None and taken.origin is not None and Path.cwd() not in Path(taken.origin).parents:
+        raise ValueError(f"Cannot name a tuner {name!r}: Python has a module of that name. Choose another name.")
     out.mkdir(parents=True)
     for path, text in files_of(name).items():
         (out / path).write_text(text, encoding="utf-8")
@@ -62,7 +66,7 @@ def files_of(name: str) -> dict[str, str]:
 _TUNER = '''\
 """NAME: measure how long workers wait for each other; where that is too long, let them go on without waiting."""
 
-from dataclasses import replace
+import dataclasses
 
 from tuners.actions import Job, Reconfigure, Rejected, Run, Tuner
 
@@ -78,7 +82,7 @@ def NAME(job: Job, *, clocks: int = 100, patience: float = 0.2) -> Tuner:
     seen = yield from Run(clocks=clocks)
     if seen.pushes.wait_seconds.sum() > patience * seen.pushes.compute_seconds.sum():
         try:
-            yield from Reconfigure(replace(job.start, policy="asp"))
+            yield from Reconfigure(dataclasses.replace(job.start, policy="asp"))
         except Rejected:
             return  # not free in this scenario: the job goes on as it is
 '''
@@ -86,17 +90,17 @@ def NAME(job: Job, *, clocks: int = 100, patience: float = 0.2) -> Tuner:
 _TEST = '''\
 """What NAME promises: it keeps the contract, and it is faster than the start setting."""
 
-from NAME import NAME
+import NAME as module
 from tuners.testing import check_tuner
 
 
 def test_it_keeps_the_contract():
-    print(check_tuner(NAME))
+    print(check_tuner(module.NAME))
 
 
 def test_it_is_faster_than_not_tuning(contest):
-    mine = contest(NAME, "digits", seeds=2)
-    assert mine.completion_seconds < contest("fixed", "digits", seeds=2).completion_seconds
+    tuned = contest(module.NAME, "digits", seeds=2)
+    assert tuned.completion_seconds < contest("fixed", "digits", seeds=2).completion_seconds
 '''
 
 _PROJECT = """\

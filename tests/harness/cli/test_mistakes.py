@@ -292,6 +292,7 @@ MISTAKES = [
         "new tuner cruise",
         "harness: Cannot name a tuner 'cruise': there is one of that name. `harness show cruise` explains it.",
     ),
+    ("new tuner random", "harness: Cannot name a tuner 'random': Python has a module of that name. Choose another name."),
     ("new tuner folder", "harness: Cannot write folder: it exists already. Name another folder with --out."),
     ("train cruise --out x.npz", "harness: Cannot train 'cruise': rlp is the only tuner that is trained."),
     ("train rlp", "harness train: error: missing: --out (npz file to write the policy to)"),

@@ -162,7 +162,7 @@ def test_a_new_tuner_runs_as_it_is_written(
 
 
 def test_the_test_of_a_new_tuner_passes_and_its_entry_point_is_found(here: Path) -> None:
-    assert main(["new", "tuner", "newcomer", "--out", "project"]) == 0
+    assert main(["new", "tuner", "tuned", "--out", "project"]) == 0
     installed = {p.value for p in importlib.metadata.entry_points(group="pytest11")}
     plugin = [] if "harness.pytest_plugin" in installed else ["-p", "harness.pytest_plugin"]
     environment = {k: v for k, v in os.environ.items() if k != "PYTEST_XDIST_WORKER"} | {"PYTHONPATH": str(ROOT)}
@@ -182,4 +182,4 @@ def test_the_test_of_a_new_tuner_passes_and_its_entry_point_is_found(here: Path)
         text=True,
         check=True,
     )
-    assert "newcomer" in listed.stdout
+    assert "tuned" in listed.stdout
