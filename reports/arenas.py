@@ -76,10 +76,17 @@ class Arenas:
     absent: dict[str, str]  # tuners that apply to no arena, and why
 
 
+_DRAWN = re.compile(r"(.+)-v\d+-\d+")
+
+
+def _is_drawn(scenario: str) -> bool:
+    return _DRAWN.fullmatch(scenario) is not None
+
+
 def family_of(scenario: str) -> str:
     """The family of an arena: of a drawn one by its name ("learning-v1-0007"); of one that ships the first word of its name,
     which those of one paper or one source share ("boat-a-alexnet"); "" for any other scenario."""
-    if found := re.fullmatch(r"(.+)-v\d+-\d+", scenario):
+    if found := _DRAWN.fullmatch(scenario):
         return found[1]
     name = scenario.partition("[")[0]
     return name.partition("-")[0] if name in embedded() else ""
@@ -279,7 +286,7 @@ def sentences(found: Arenas) -> list[str]:
         said.append(f"Not applicable in any arena: {'; '.join(each)}.")
     said.append(
         "These arenas are draws of one family: for other arenas of it the same is expected, for other families nothing."
-        if found.family
+        if all(_is_drawn(name) for name in found.arenas) and found.family
         else "Nothing is said of scenarios that were not run, unless these are draws of one family."
     )
     return said

@@ -161,7 +161,7 @@ class PairedComparison:
     """Tuners in order of their means, best first, and which of them differ."""
 
     tuners: tuple[str, ...]
-    means: tuple[float, ...]  # over the blocks in which all tuners have a value; where there is none, over each tuner's own
+    means: tuple[float, ...]  # over the blocks that all who may lead have; of who has none of these, over its own
     leader: str  # the best of those that may lead; "" without any
     p_leader: dict[str, float]  # corrected p value of the difference to the leader, by tuner; nan where nothing was tested
     p_reference: dict[str, float]  # the same of the difference to the reference; empty where it is not among the tuners
@@ -190,7 +190,7 @@ def compare(
             f"Cannot compare {len(tuners)} tuners by values of shape {values.shape}: give one per block and tuner."
         )
     k = len(tuners)
-    means = _means(values)
+    means = _means(values, [i for i in range(k) if may_lead is None or tuners[i] in may_lead])
     order = sorted(range(k), key=lambda i: (math.isnan(means[i]), means[i], tuners[i]))
     raw = {(a, b): _p_value(values[:, a] - values[:, b], test) for x, a in enumerate(order) for b in order[x + 1 :]}
     able = [i for i in order if may_lead is None or tuners[i] in may_lead]
@@ -213,10 +213,15 @@ def compare(
     )
 
 
-def _means(values: _Floats) -> _Floats:
-    whole = values[~np.isnan(values).any(axis=1)]
-    if len(whole):
-        return np.asarray(whole.mean(axis=0))
+def _means(values: _Floats, leading: Sequence[int]) -> _Floats:
+    """The mean of each column, over the blocks that all columns in `leading` have: only these can be compared with each
+    other. A column that has none of these blocks is averaged over its own."""
+    shared = values[~np.isnan(values[:, list(leading)]).any(axis=1)]
+    some, own = _mean_of_each(shared), _mean_of_each(values)
+    return np.where(np.isnan(some), own, some)
+
+
+def _mean_of_each(values: _Floats) -> _Floats:
     return np.array([column[~np.isnan(column)].mean() if (~np.isnan(column)).any() else math.nan for column in values.T])
 
 

@@ -48,10 +48,11 @@ def show(results: Results, console: Console) -> None:
         for oracle, seen in results.oracles.get(name, {}).items():
             if len(names) <= _TABLES:
                 console.print(f"{oracle} is the best of {seen['settings']} fixed settings.", highlight=False)
+    if len(names) > _TABLES:
+        console.print(f"The tables of the {len(names)} scenarios, and who does not apply to them, are on their pages.")
+        return
     for sentence in not_applicable(results):
         console.print(escape(sentence), highlight=False)
-    if len(names) > _TABLES:
-        console.print(f"The tables of the {len(names)} scenarios are on their pages.", highlight=False)
 
 
 def _text(said: Answer) -> Text:

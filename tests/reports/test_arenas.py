@@ -8,6 +8,7 @@ import pytest
 
 from reports import arenas
 from reports.arenas import ARENAS, answer, arenas_of, families, family_of, profile, sentences
+from reports.statistics import compare, signed_rank
 from tests.support.made_up import contest, frames, score_row
 from traces.schema import NOT_APPLICABLE, SCORES
 from traces.store import Results
@@ -36,6 +37,19 @@ def row(found, tuner):
 
 def test_every_public_name_exists():
     assert all(hasattr(arenas, name) for name in arenas.__all__)
+
+
+def test_a_tuner_that_applies_to_one_arena_does_not_decide_who_leads_the_others():
+    values = np.log([[0.5, 0.9, np.nan]] * 7 + [[1.0, 0.8, 0.7]])
+    found = compare(("steady", "lucky", "rare"), values, signed_rank, may_lead=("steady", "lucky"))
+    assert found.leader == "steady"
+    assert found.means[found.tuners.index("steady")] == pytest.approx(values[:, 0].mean())
+
+
+def test_only_of_drawn_arenas_is_the_same_expected_of_others():
+    for names, family, drawn in ((NAMES[:2], "learning", True), (("boat-a-alexnet", "boat-b-alexnet"), "boat", False)):
+        said = sentences(arenas_of(played({"fixed": 5.0, "x": 3.0}, names), names, family))
+        assert ("are draws of one family: for other arenas" in said[-1]) == drawn
 
 
 def test_the_name_of_an_arena_says_its_family():
