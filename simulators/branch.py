@@ -111,7 +111,8 @@ class Branch:
 
     def __init__(self, context: JobContext, prepared: PreparedSetting, state: loop.State) -> None:
         self.context, self.state = context, state
-        self.setting, self.policy, self.program, self.inputs, self._served_per_push = prepared[:5]
+        self.setting, self.policy, self.program = prepared.setting, prepared.policy, prepared.program
+        self.inputs, self._served_per_push = prepared.inputs, prepared.served
         self._placed = prepared  # what the engine runs on, as it is without disturbances
         self.until_seconds = 0.0  # how far it has been trained
         self.unreported = NO_RECORDS  # of pushes that no window has told of, [n, 11]
@@ -120,7 +121,8 @@ class Branch:
         self.unreported_seconds = 0.0  # how long these took; the next window begins so much earlier
         self.changes: list[Cost] = []  # of reconfigurations that the next window tells of
         self._lost_clocks = self._lost_samples = 0  # pushes that were made, and are lost
-        self._saved = checkpoints.taken(self.inputs, state, 0, 0)  # the last checkpoint: at first, the untrained model
+        # The last checkpoint, at first the untrained model: memory that a job without checkpoints does not need.
+        self._saved = checkpoints.taken(self.inputs, state, 0, 0) if context.job.space.takes_checkpoints else None
         self._saved_seconds = 0.0  # when it was completed, on the branch's clock
 
     def snapshot(self, *, testing: bool) -> Branch:
@@ -301,7 +303,12 @@ class Branch:
         self._saved, self._saved_seconds = written or self._saved, now
 
     def roll_back(self) -> int:
-        """Return to the last checkpoint. Returns how many pushes that has lost; a target that counts them waits for more."""
+        """Return to the last checkpoint. Returns how many pushes that has lost; a target that counts them waits for more.
+
+        Raises RuntimeError in a job without checkpoints.
+        """
+        if self._saved is None:
+            raise RuntimeError("Cannot roll back: this job makes no checkpoints.")
         clock, before = self.state.clock, self._lost_clocks
         self.state = checkpoints.rolled_back(self.inputs, self.state, self._saved)
         self._lost_clocks = int(clock.pushes) - self._saved.clocks

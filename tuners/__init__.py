@@ -243,7 +243,7 @@ _EMBEDDED = {
         ),
         Entry(
             "dlrover_hot",
-            "tuners.baselines.dlrover_hot:dlrover_hot",
+            "tuners.baselines.rivals.dlrover_hot:dlrover_hot",
             "DLRover: a parameter server that is hot moves to a larger machine",
             tunes="which machine a hot server is",
             needs="roles free, and an idle machine",

@@ -236,6 +236,11 @@ class Space:
         return taken or bool(self.base.node_steps)
 
     @property
+    def takes_checkpoints(self) -> bool:
+        """Whether the servers may have checkpoints in place of replicas: the interval is free, or held at another value."""
+        return any(self.frees(n) or getattr(self.base, n) != plain for n, plain in OF_CHECKPOINTS.items())
+
+    @property
     def most_cached_rows(self) -> int:
         """The most rows of embedding tables of which a worker can keep copies; 0 where no worker keeps any."""
         knob = self.knob("cache_rows")

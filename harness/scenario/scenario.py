@@ -13,6 +13,7 @@ import textwrap
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
+from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
@@ -42,7 +43,6 @@ from simulators.cluster.conditions import check as check_conditions
 from simulators.cluster.profiles import NodeType, load_profiles, profiles
 from simulators.reconfiguration.costs import Costs, check_costs
 from simulators.workloads.catalogue import load_workloads, workload, workloads
-from simulators.workloads.references import told
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Space, System, Target
 from tuners.settings import Choice, Integer, Knob, Node, Real, shared_out
@@ -61,6 +61,7 @@ _ELSEWHERE = {"drawn": "harness.families.drawn:text"}
 # -------------------------------------------------------------------------------------------------------------- reading
 
 
+@cache
 def embedded() -> tuple[str, ...]:
     """The names of the scenarios that come with the harness, the default first."""
     found = [f.name.removesuffix(".toml") for f in (files("harness") / "scenarios").iterdir() if f.name.endswith(".toml")]
@@ -255,6 +256,9 @@ def show(scenario: Scenario) -> str:
     """The scenario's file under a comment that explains its names. The result is a scenario file itself."""
     if scenario.recorded is not None:
         return scenario_recorded.show(scenario, scenario.recorded)
+    # Imported here, because only this needs the figures.
+    from simulators.workloads.references import told
+
     made = workload_of(scenario) if scenario.workload.data is None else None
     types: dict[NodeType, list[str]] = {}
     for name, kind in scenario.cluster.nodes:

@@ -224,11 +224,9 @@ def pull(
         left, losses, kept = carry
         worker = jnp.argmax(left)
         loss, made = gradient(worker)
-        if lanes:  # a lane without workers left waits for the others: its row is out of range, so its write is dropped
+        if lanes:  # a lane without workers left waits for the others: its row is out of range
             worker = jnp.where(left[worker], worker, left.shape[0])
-            kept = jax.tree.map(lambda rows, new: rows.at[worker].set(new, mode="drop"), kept, made)
-        else:  # not `at[].set`, which also reads the old row, to keep it where an index is out of range
-            kept = jax.tree.map(lambda rows, new: jax.lax.dynamic_update_index_in_dim(rows, new, worker, 0), kept, made)
+        kept = _with_row(kept, made, worker, lanes=lanes)
         done = jnp.arange(left.shape[0]) == worker
         return left & ~done, jnp.where(done, loss.astype(jnp.float64), losses), kept
 
@@ -265,23 +263,17 @@ def _pull_rows(
         worker = jnp.argmax(left).astype(jnp.int32)
         batch, count = minibatch(model, data, inputs, worker, clocks[worker])
         clock = clocks[worker].astype(jnp.int32)
-        # A lane without workers left keeps its copies: what it would write is out of range.
-        owner = jnp.where(left[worker], worker, left.shape[0]) if lanes else worker
+        # A lane without workers left waits for the others: its rows, and its copies, are out of range.
+        at = jnp.where(left[worker], worker, left.shape[0]) if lanes else worker
         looked_up, is_copy, caches = sparse.look_up(
-            inputs, touched.caches, learned.parameters, batch[0], batch[-1], owner, clock
+            inputs, touched.caches, learned.parameters, batch[0], batch[-1], at, clock
         )
         touched = touched._replace(caches=caches)
         value, made = sparse.gradient_of(
             embedding, looked_up, learned.parameters, batch, count, lambda each: _mean_of_first(model, each, count)
         )
-        begins = left[worker]
-        # A lane without workers left waits for the others: its row is out of range, so its write is dropped.
-        at = jnp.where(begins, worker, left.shape[0]) if lanes else worker
-        if lanes:
-            kept = jax.tree.map(lambda rows, new: rows.at[at].set(new, mode="drop"), kept, made)
-        else:
-            kept = jax.tree.map(lambda rows, new: jax.lax.dynamic_update_index_in_dim(rows, new, worker, 0), kept, made)
-        done = (jnp.arange(left.shape[0]) == worker) & begins
+        kept = _with_row(kept, made, at, lanes=lanes)
+        done = (jnp.arange(left.shape[0]) == worker) & left[worker]
         numbers = _numbers(model, inputs, worker, clocks[worker])
         # Over the end of its data a worker goes on from its beginning, where nothing comes before.
         since = jnp.where(numbers >= numbers[0], numbers[0], inputs.shard_start[worker])
@@ -291,6 +283,14 @@ def _pull_rows(
     carry = (release, loss, learned.gradients, learned.touched)
     found = jax.lax.while_loop(lambda c: anywhere(jnp.any(c[0]), lanes), one, carry)
     return learned._replace(gradients=found[2], touched=found[3]), found[1]
+
+
+def _with_row(kept: Any, made: Any, worker: Array, *, lanes: bool) -> Any:
+    """`kept` [k, ...] with what `worker` has made; in lanes, a worker out of range changes nothing."""
+    if lanes:
+        return jax.tree.map(lambda rows, new: rows.at[worker].set(new, mode="drop"), kept, made)
+    # Not `at[].set`, which also reads the old row, to keep it where an index is out of range.
+    return jax.tree.map(lambda rows, new: jax.lax.dynamic_update_index_in_dim(rows, new, worker, 0), kept, made)
 
 
 def _local_change(

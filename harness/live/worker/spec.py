@@ -79,7 +79,7 @@ class Spec:
                 f"Cannot deploy {self.name}: {made.name!r} has embedding tables, and live servers push and pull the whole "
                 "model; play it in the simulator, or deploy a workload without tables."
             )
-        if self.job.start.checkpoint_seconds or self.job.space.frees("checkpoint_seconds"):
+        if self.job.space.takes_checkpoints:
             raise ValueError(
                 f"Cannot deploy {self.name}: live servers have replicas and lose no work; hold checkpoint_seconds at 0."
             )

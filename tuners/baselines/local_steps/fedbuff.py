@@ -13,18 +13,14 @@ from contextlib import suppress
 
 from tuners import policies
 from tuners.actions import Install, Job, Reconfigure, Rejected, Tuner
-from tuners.applicability import nothing_to_tune_if, policy_cannot_be_installed
-from tuners.baselines.local_steps.synchronous import steps_are_held, with_nearest
+from tuners.applicability import nothing_to_tune_if
+from tuners.baselines.local_steps.synchronous import steps_or_policy_are_held, with_nearest
 from tuners.factory_options import AboveZero, Count, Share
 
 __all__ = ["fedbuff"]
 
 
-def _held(job: Job) -> str:
-    return steps_are_held(job) or policy_cannot_be_installed(job)
-
-
-@nothing_to_tune_if(_held)
+@nothing_to_tune_if(steps_or_policy_are_held)
 def fedbuff(job: Job, *, steps: Count = 8, share: Share = 0.5, outer_rate: AboveZero = 1.0) -> Tuner:
     """Take `steps` local steps without waiting for others; the servers average the pushes of a `share` of the workers.
 
@@ -34,7 +30,7 @@ def fedbuff(job: Job, *, steps: Count = 8, share: Share = 0.5, outer_rate: Above
         share: K, the pushes that the servers average, as a share of the number of workers; at least 1.
         outer_rate: of the servers, for that average.
     """
-    if _held(job):
+    if steps_or_policy_are_held(job):
         return
     wanted = with_nearest(job, {"local_steps": steps, "outer_rate": outer_rate, "outer_momentum": 0.0})
     size = max(1, round(share * len(job.start.workers)))

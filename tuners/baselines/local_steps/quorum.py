@@ -13,18 +13,14 @@ import numpy as np
 
 from tuners import policies
 from tuners.actions import Install, Job, Reconfigure, Rejected, Run, Tuner
-from tuners.applicability import nothing_to_tune_if, policy_cannot_be_installed
-from tuners.baselines.local_steps.synchronous import steps_are_held, synchronous
+from tuners.applicability import nothing_to_tune_if
+from tuners.baselines.local_steps.synchronous import steps_or_policy_are_held, synchronous
 from tuners.factory_options import Count, NonNegative, Share
 
 __all__ = ["quorum"]
 
 
-def _held(job: Job) -> str:
-    return steps_are_held(job) or policy_cannot_be_installed(job)
-
-
-@nothing_to_tune_if(_held)
+@nothing_to_tune_if(steps_or_policy_are_held)
 def quorum(job: Job, *, steps: Count = 8, share: Share = 0.75, grace: NonNegative = 0.1) -> Tuner:
     """Take `steps` local steps; average the copies of those that come within the grace after a `share` of the workers.
 
@@ -34,7 +30,7 @@ def quorum(job: Job, *, steps: Count = 8, share: Share = 0.75, grace: NonNegativ
         share: of the workers, the quorum.
         grace: how long a round stays open after its quorum, as a share of the median seconds of a worker's first round.
     """
-    if _held(job):
+    if steps_or_policy_are_held(job):
         return
     wanted = synchronous(job, {"local_steps": steps, "outer_rate": 1.0, "outer_momentum": 0.0})
     size = max(1, round(share * len(job.start.workers)))

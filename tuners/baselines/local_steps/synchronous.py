@@ -8,14 +8,20 @@ from dataclasses import replace
 from typing import Any
 
 from tuners.actions import Job, Reconfigure, Rejected, Setting, Tuner
+from tuners.applicability import policy_cannot_be_installed
 from tuners.settings import Choice
 
-__all__ = ["once", "steps_are_held", "synchronous", "with_nearest"]
+__all__ = ["once", "steps_are_held", "steps_or_policy_are_held", "synchronous", "with_nearest"]
 
 
 def steps_are_held(job: Job) -> str:
     """Why a tuner of local steps has nothing to tune in `job`, or ""."""
     return "" if job.space.frees("local_steps") else f"The number of local steps is held at {job.start.local_steps} here."
+
+
+def steps_or_policy_are_held(job: Job) -> str:
+    """Why a tuner of local steps under a policy of its own has nothing to tune in `job`, or ""."""
+    return steps_are_held(job) or policy_cannot_be_installed(job)
 
 
 def synchronous(job: Job, wanted: Mapping[str, float]) -> Setting:

@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.support.toy import job, window
 from tuners.actions import Reconfigure, Rejected, Run, ServerWindow
-from tuners.baselines.dlrover_hot import dlrover_hot, hottest, moved
+from tuners.baselines.rivals.dlrover_hot import dlrover_hot, hottest, moved
 from tuners.settings import Choice
 
 
