@@ -91,7 +91,7 @@ class Holding:
         self._kept, gauge = (yield from self._training.snapshot()), self._training.gauge
         while not self.ended:
             yield from self.window()
-            if is_lost(self._course, gauge.untrained_level, gauge.goal(self._training.loss)):
+            if is_lost(self._course, gauge.blank_level, gauge.goal(self._training.loss)):
                 self.lost, self.ended = True, "nothing was learned"
             elif over_fitted(self._losses, self._course, self._training.training_loss):
                 self.ended = "the model has learned its samples by heart"
@@ -132,10 +132,10 @@ class Holding:
         return max(self._training.gauge.hurt, 2 * spread(self._course))
 
     def _is_too_hot(self) -> bool:
-        untrained, seen = self._training.gauge.untrained_level, min(self.levels[-3:])
-        if self._training.diverged or has_lost_half(self.levels, self.low, untrained, spread(self._course)):
+        blank, seen = self._training.gauge.blank_level, min(self.levels[-3:])
+        if self._training.diverged or has_lost_half(self.levels, self.low, blank, spread(self._course)):
             return True
-        risen = seen > self.low + 1.5 * self._hurt or is_unlearned(seen, self.low, untrained)
+        risen = seen > self.low + 1.5 * self._hurt or is_unlearned(seen, self.low, blank)
         return len(self.levels) >= _LEAST and risen
 
     def _keep(self) -> Steps[None]:
@@ -233,16 +233,16 @@ class Holding:
             self._failed_trials += 1
             self._begin_anew(settling=self._settling)
             return
-        levels, hurt, untrained = list[float](), self._hurt, training.gauge.untrained_level
-        if self._is_quiet() and math.isfinite(untrained):
-            hurt = max(hurt, _HURT_SHARE * (untrained - level))
+        levels, hurt, blank = list[float](), self._hurt, training.gauge.blank_level
+        if self._is_quiet() and math.isfinite(blank):
+            hurt = max(hurt, _HURT_SHARE * (blank - level))
         for _ in range(windows):
             yield from training.window()
             levels.append(training.level)
             if (
                 training.diverged
                 or training.level > level + 3 * hurt
-                or has_lost_half(levels, level, untrained, spread(self._course))
+                or has_lost_half(levels, level, blank, spread(self._course))
             ):
                 break
             if len(levels) >= 3 and min(levels[-3:]) > level + 1.5 * hurt:
@@ -250,8 +250,8 @@ class Holding:
         newest = levels[windows // 2 :]
         whole = len(levels) == windows and not training.diverged
         found = sum(newest) / max(len(newest), 1)
-        tolerance = min(0.5 * hurt, max(0.25 * (untrained - level), 0.0))  # of what was learned
-        if whole and found <= level + tolerance and not is_unlearned(found, level, untrained):
+        tolerance = min(0.5 * hurt, max(0.25 * (blank - level), 0.0))  # of what was learned
+        if whole and found <= level + tolerance and not is_unlearned(found, level, blank):
             yield from training.drop(before)
             self.held = self.top = training.setting
             self._failed_trials = 0
@@ -283,7 +283,9 @@ class Holding:
 
     def _is_quiet(self) -> bool:
         """Whether noise is not what holds the job up. Then a hotter setting may serve, whatever was expected."""
-        learned = self._training.gauge.untrained_level - sum(self.levels[-3:]) / len(self.levels[-3:])
+        learned = self._training.gauge.blank_level - sum(self.levels[-3:]) / len(self.levels[-3:])
+        if learned <= HELPED_NATS:
+            return False  # a dead model is quiet, too
         return self._quiet or spread(self._course) < _QUIET_SHARE * learned < math.inf
 
     def _cool(self, level: float, goal: float, why: str, *, stop: bool, hidden: bool) -> Steps[None]:

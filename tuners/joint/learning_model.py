@@ -34,16 +34,18 @@ __all__ = [
 ]
 
 HELPED_NATS = 0.1
-"""Below the untrained model: progress."""
+"""Below the blank model: progress."""
 
 _LOSS_PART = 0.15  # of the loss in the level of a target on accuracy
+_NO_BETTER = 1.25  # times the accuracy of a model that knows nothing: no better, as far as a validation set tells
+_MOST_BLANK = 0.55  # accuracy of a model that knows nothing, at most: two classes, and a validation set's noise
 _BEYOND = 0.3  # of the target's error: a level does not fall further, as a validation set is small
 _WIDE_GAP = 5.0  # the same, and nothing is left to learn
 _GAP = 2.0  # a validation loss so many times the training loss: the model has learned its samples by heart
 _BLOWN_UP = 2.0  # times the loss of the untrained model: more counts in full
 _MANY = 8  # levels, of which the newest half tells the drift
 _LOST = 10  # levels without progress or drift after which a model is lost
-_LITTLE = 0.1  # of the way from the untrained model to the goal: less is no progress
+_LITTLE = 0.1  # of the way from the blank model to the goal: less is no progress
 _ABOVE = 0.9  # of a target on loss: what counts as the end of the scale
 
 
@@ -54,6 +56,10 @@ class Gauge:
         self.target = target
         on_loss = target.metric == "loss"
         self.untrained, self.untrained_level = math.inf, math.inf  # loss and level of the untrained model
+        # The same of the *blank* model, which knows nothing. Many an untrained network does worse, because it is sure of
+        # wrong answers; what it gains by giving every class its frequency is not learning, and leads nowhere.
+        self.blank, self.blank_level = math.inf, math.inf
+        self._least_accuracy = 1.0  # of all models that were validated
         self.hurt = 0.1 if on_loss else 0.3  # a rise above the best level so far that is no noise
         self.noise = 0.15 if on_loss else 0.4  # what cooling is expected to shed, until that was measured
 
@@ -65,6 +71,36 @@ class Gauge:
         if math.isfinite(loss):
             self.untrained = max(loss, 1e-9)
             self.untrained_level = self.level(loss, math.exp(-self.untrained) if accuracy is None else accuracy)
+            self.blank, self.blank_level = self.untrained, self.untrained_level
+            self.see(loss, math.nan if accuracy is None else accuracy)
+
+    def see(self, loss: float, accuracy: float) -> None:
+        """Take in a validation; if its model knows nothing, the blank model's loss is at most as high.
+
+        A model gives the right class a probability of exp(-loss), as a geometric mean, so one that tells samples apart is
+        right more often than that. One that does not is right as often as the worst model that was seen.
+        """
+        if not (math.isfinite(loss) and math.isfinite(accuracy)):
+            return
+        self._least_accuracy = min(self._least_accuracy, accuracy)
+        knows_nothing = accuracy <= min(_NO_BETTER * min(math.exp(-loss), self._least_accuracy), _MOST_BLANK)
+        if knows_nothing and loss < self.blank:
+            self.blank, self.blank_level = max(loss, 1e-9), self.level(loss, accuracy)
+
+    @property
+    def blank_nats(self) -> float:
+        """Logarithm of the blank model's loss over that of the untrained one: 0, or less."""
+        return math.log(self.blank / self.untrained) if math.isfinite(self.untrained) else 0.0
+
+    def has_learned(self, level: float, validated: float = math.inf) -> bool:
+        """Whether a model is clearly better than one that knows nothing.
+
+        Args:
+            level: Logarithm of its loss over that of the untrained model.
+            validated: Its level above that of the untrained model. Accuracy may rise while the loss still does, too.
+        """
+        blank_level = self.blank_level - self.untrained_level if math.isfinite(self.untrained_level) else 0.0
+        return min(level - self.blank_nats, validated - blank_level) < -HELPED_NATS
 
     def level(self, loss: float, accuracy: float) -> float:
         """The level of a model with this validation loss and accuracy; infinite if it has diverged."""
@@ -98,22 +134,23 @@ def over_fitted(losses: Sequence[float], levels: Sequence[float], training_loss:
     return min(smooth[-recent + 2 :]) > min(smooth[: -recent + 2]) + (0.05 if gap < _WIDE_GAP else -0.05)
 
 
-def is_lost(levels: Sequence[float], untrained: float, goal: float) -> bool:
-    """Whether a model is hardly better than `untrained` after many `levels`, and has no drift that could make it so.
+def is_lost(levels: Sequence[float], blank: float, goal: float) -> bool:
+    """Whether a model is hardly better than `blank` after many `levels`, and has no drift that could make it so.
 
-    A dead model that gives every class its frequency is a little better than the untrained one, and stays so for good.
+    A dead model that gives every class its frequency is a little better than one that gives all of them the same, and
+    stays so for good.
     """
-    if len(levels) < _LOST or not min(levels) > untrained - max(HELPED_NATS, _LITTLE * (untrained - goal)):
+    if len(levels) < _LOST or not min(levels) > blank - max(HELPED_NATS, _LITTLE * (blank - goal)):
         return False
-    return math.isfinite(untrained) and not (falls(levels) or falls(levels[-_LOST:]))
+    return math.isfinite(blank) and not (falls(levels) or falls(levels[-_LOST:]))
 
 
-def is_unlearned(level: float, before: float, untrained: float) -> bool:
-    """Whether a model that had learned something `before` is as good as `untrained`: its units may be dead for good."""
-    return before < untrained - HELPED_NATS < level
+def is_unlearned(level: float, before: float, blank: float) -> bool:
+    """Whether a model that had learned something `before` is no better than `blank`: its units may be dead for good."""
+    return before < blank - HELPED_NATS < level
 
 
-def has_lost_half(levels: Sequence[float], before: float, untrained: float, deviation: float) -> bool:
+def has_lost_half(levels: Sequence[float], before: float, blank: float, deviation: float) -> bool:
     """Whether half of what the model had learned `before` is gone in the last two levels, which vary by `deviation`.
 
     A young model cannot become much worse than that, so a fixed rise of the level does not tell.
@@ -121,7 +158,7 @@ def has_lost_half(levels: Sequence[float], before: float, untrained: float, devi
     if len(levels) < 2 or not math.isfinite(before):
         return False
     lost = min(levels[-2:]) - before
-    return lost > max(0.5 * (untrained - before), HELPED_NATS, 2 * deviation)
+    return lost > max(0.5 * (blank - before), HELPED_NATS, 2 * deviation)
 
 
 def stopped(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from tuners.actions import Action, Evaluate, Fork, Free, Job, Method, Reconfigure, Rejected, Run, Setting, Window
-from tuners.joint.learning_model import HELPED_NATS, Gauge
+from tuners.joint.learning_model import Gauge
 from tuners.joint.system_model import SystemModel
 
 __all__ = ["Glance", "JobOver", "Snapshot", "Steps", "Training"]
@@ -44,15 +44,12 @@ class Snapshot:
 
 
 class Glance(NamedTuple):
-    """What the newest mini-batches tell of the model, in nats below the untrained one."""
+    """What the newest mini-batches tell of the model, in nats above the untrained one."""
 
     level: float  # logarithm of their loss
     noise: float  # its standard error
     validated: float = math.inf  # mean level of the job's own validations; infinite if there was none
-
-    def helps(self) -> bool:
-        """Whether the model has clearly learned something. Accuracy may rise while the loss still does, too."""
-        return min(self.level + 2 * self.noise, self.validated) < -HELPED_NATS
+    helps: bool = False  # whether the model has clearly learned something
 
 
 class Training:
@@ -102,6 +99,7 @@ class Training:
             self._system.forget(available - self.available)
             self.available, self.cluster_changed = available, True
         for found in window.evaluations:
+            self.gauge.see(found.loss, found.accuracy)
             self._check_clocks = math.gcd(self._check_clocks, found.clocks)
         if window.evaluations and window.evaluations[-1].clocks == self._pushes:
             newest = window.evaluations[len(window.evaluations) // 2 :]
@@ -148,7 +146,8 @@ class Training:
             levels = [self.gauge.level(e.loss, e.accuracy) for e in window.evaluations]
             validated = sum(levels) / len(levels) - self.gauge.untrained_level
         noise = float(np.std(losses)) / mean / math.sqrt(len(losses))
-        return Glance(math.log(mean / self.gauge.untrained), noise, validated)
+        level = math.log(mean / self.gauge.untrained)
+        return Glance(level, noise, validated, self.gauge.has_learned(level + 2 * noise, validated))
 
     def _least_clocks(self) -> int:
         return max(2 * len(self.setting.workers), 16, math.ceil(_LEAST_SAMPLES / self.setting.batch_size))
@@ -159,6 +158,7 @@ class Training:
             found = yield from Evaluate(self.branch)
             self.seconds = found.seconds
             self.loss, self.accuracy = found.loss, found.accuracy
+            self.gauge.see(found.loss, found.accuracy)
             self.level = self.gauge.level(found.loss, found.accuracy)
 
     # ----------------------------------------------------------------------------------------------------- settings

@@ -7,16 +7,17 @@ made only where it is expected to save more than it costs. In the order in which
 
 1. *Placement only*: where nothing is free that learning depends on, the exact methods of Cruise take over, or those of the
    bespoke BO if loads are free.
-2. *Nobody waits* (`JointCourse.begin`): the policy that lets every worker go on, if it is free. A rate far from those that
-   were best in other jobs (`tuners.joint.rate_prior`) is left for the cooler half of them.
+2. *Nobody waits* (`JointCourse.begin`): first, a job whose changes are restarts and that tells nothing to predict a saving
+   from goes on as it began. Else the policy that lets every worker go on, if it is free. A rate far from those that were
+   best in other jobs (`tuners.joint.rate_prior`) is left for the cooler half of them.
 3. *System* (`JointCourse.place`): after one and a half pushes per worker the system model knows compute, pull and push
    seconds. The setting with the most progress per second is chosen by the cheapest method, verified, and taken back if it
    is worse. The same again whenever machines come or go.
 4. *Heat* (`JointCourse.find_heat`): the setting (`tuners.joint.heat`) comes down while it hurts, by four where it was
    probable and by decades below, then doubles window by window until it brings nothing more. The job continues from the
    best model seen, at the heat that made it, or at half of that if twice of it has blown the model up; where none has
-   learned anything yet, at the hottest that does no harm. Races of short forks would not do: they always prefer the cooler
-   setting, because it sheds noise at once.
+   learned anything yet, at the hottest that does no harm. To give every class its frequency is not learning. Races of
+   short forks would not do: they always prefer the cooler setting, because it sheds noise at once.
 5. *Hold and cool* (`JointCourse.learn`, `tuners.joint.holding`): hold the heat while the level drifts down, and double it
    where the seconds that this would save are worth the trial. Halve it where noise hides all drift. Cool by halves when the
    measured noise is all that separates the level from the goal, or when the drift has stopped. Return to a snapshot when
@@ -36,7 +37,6 @@ from typing import Any
 
 from tuners.actions import Job, Setting, Tuner
 from tuners.applicability import no_knob_is_free, nothing_to_tune_if
-from tuners.baselines.tpe import tpe
 from tuners.bespoke_bo import bespoke_bo
 from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
@@ -117,14 +117,12 @@ class JointCourse:
     def play(self) -> Tuner:
         """Tune until the job ends."""
         try:
+            if not (yield from self.may_pay()):
+                return
             yield from self.begin()
             if self.heat is not None:
                 self.first = yield from self.training.snapshot()
             yield from self.measure()
-            if not self.system.knows:
-                # The job does not tell what a push takes, as in a table of recorded runs: there is nothing to model.
-                yield from tpe(self.job)
-                return
             yield from self.place()
             if self.heat is not None:
                 yield from self.find_heat(self.heat)
@@ -136,6 +134,19 @@ class JointCourse:
                     yield from self.place_anew()
         except JobOver:
             return
+
+    def may_pay(self) -> Steps[bool]:
+        """Whether a change may save anything. Where every change is a restart, the first push is looked at before.
+
+        A table of recorded runs tells neither what its pushes take nor what they learn until a run is over. Then nothing
+        can be expected of another setting, while the restart and the model that it gives up are certain.
+        """
+        if self.job.methods != ("checkpoint",):
+            return True
+        yield from self.training.run(1, "every change is a restart: first, what the job tells of its pushes")
+        if not self.system.knows:
+            yield from self.training.run(1, "it tells nothing to predict a saving from: no change pays a restart")
+        return self.system.knows
 
     # ------------------------------------------------------------------------------------------------ 2. nobody waits
 
@@ -309,8 +320,8 @@ class JointCourse:
 
     def _hurts(self, seen: Glance) -> bool:
         """Whether the present heat makes the model worse than the untrained one, or has thrown it far off for good."""
-        thrown_off = self.training.highest_loss > _THROWN_OFF * self.gauge.untrained and not seen.helps()
-        worse = seen.level > max(_HURT, 3 * seen.noise) and not seen.helps()
+        thrown_off = self.training.highest_loss > _THROWN_OFF * self.gauge.untrained and not seen.helps
+        worse = seen.level > max(_HURT, 3 * seen.noise) and not seen.helps
         return self.training.diverged or ((worse or thrown_off) and seen.validated > 0)
 
     def _cooler(self, heat: Heat) -> Steps[Glance | None]:
@@ -340,7 +351,7 @@ class JointCourse:
             seen = yield from self._cooler(heat)
             if seen is None:
                 return None
-            if seen.helps():
+            if seen.helps:
                 self.hurting = min(self.hurting, _DECADE * heat.of(self.training.setting))
                 _, setting, kept = yield from self._rise(heat, seen)
                 return setting, kept
@@ -358,8 +369,9 @@ class JointCourse:
         best, noise, validated, kept = seen.level, seen.noise, seen.validated, (yield from training.snapshot())
         setting, bad, fallen, halved, blown_up = training.setting, 0, max(-best, 0.0), False, False
         while bad < 2 and not training.diverged:
-            idle = min(best, validated) > -max(_IDLE, 3 * noise)
-            little = (idle or (best > -2 * _LITTLE and fallen < _LITTLE)) and not (bad or halved or heat.steps)
+            blank = self.gauge.blank_nats  # most of what falls to there is no learning
+            idle = min(best - blank, validated) > -max(_IDLE, 3 * noise)
+            little = (idle or (best - blank > -2 * _LITTLE and fallen < _LITTLE)) and not (bad or halved or heat.steps)
             little = little and self._is_cool(heat, _STEP**2)
             hotter = heat.scaled(training.setting, _STEP**2 if little else _STEP)
             if not heat.of(training.setting) < heat.of(hotter) <= self.hurting / 1.5:
@@ -374,7 +386,7 @@ class JointCourse:
             drop = max(best - seen.level - 2 * seen.noise, 0.0)
             worse = math.isfinite(seen.validated) and seen.validated > validated + HELPED_NATS / 2 + drop
             better = seen.validated < validated - HELPED_NATS or (seen.level < best and not worse)
-            harmless = idle and not worse and seen.level < 2 * seen.noise  # no worse than untrained
+            harmless = idle and not worse and seen.level < min(max(best, blank), 0.0) + 2 * seen.noise
             if (better or harmless) and not training.diverged:
                 fallen = best - seen.level
                 best, noise, setting, bad = min(best, seen.level), seen.noise, training.setting, 0
@@ -387,7 +399,7 @@ class JointCourse:
                 self.useless = min(self.useless, heat.of(training.setting))
                 if hurts:
                     self.hurting = min(self.hurting, heat.of(training.setting))
-                if little and kept is not None and (hurts or best < -HELPED_NATS):
+                if little and kept is not None and (hurts or best - blank < -HELPED_NATS):
                     why = f"{heat.words(training.setting)} -> {heat.words(setting)}: too large a step"
                     kept, bad, halved = (yield from training.return_to(kept, setting, why)), 0, True
             validated = min(validated, seen.validated)
@@ -395,7 +407,7 @@ class JointCourse:
             # A window is too short to tell what is just below the edge of stability.
             self.useless = min(self.useless, heat.of(setting))
             setting = heat.scaled(setting, 0.5)
-        return min(best + 2 * noise, validated) < -HELPED_NATS, setting, kept
+        return self.gauge.has_learned(best + 2 * noise, validated), setting, kept
 
     # ----------------------------------------------------------------------------------------------- 5. hold and cool
 

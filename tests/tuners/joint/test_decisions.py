@@ -1,6 +1,7 @@
 """Decisions of joint on measurements made by hand: each of them was wrong once, and cost an arena its target or its time."""
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -353,7 +354,7 @@ def test_a_slow_drift_that_is_no_noise_and_reaches_the_goal_has_not_stopped():
 
 @pytest.mark.parametrize(("drift", "lost"), [(0.0, True), (0.004, False)])
 def test_a_model_with_little_progress_is_lost_only_without_drift(drift, lost):
-    assert is_lost([1.0 - drift * i for i in range(10)], untrained=1.0, goal=-2.0) is lost
+    assert is_lost([1.0 - drift * i for i in range(10)], blank=1.0, goal=-2.0) is lost
 
 
 def test_a_dead_model_that_gives_every_class_its_frequency_is_lost():
@@ -367,10 +368,10 @@ def test_a_dead_model_that_gives_every_class_its_frequency_is_lost():
 
 def test_a_young_model_that_has_lost_half_of_what_it_had_learned_is_too_hot():
     """It had learned 0.4 nats and lost them all. That is no rise of 0.45 nats, so the job held the rate for 770 s."""
-    assert has_lost_half([-0.4, -0.1, -0.05], before=-0.4, untrained=0.05, deviation=0.05)
-    assert not has_lost_half([-0.4, -0.1, -0.35], before=-0.4, untrained=0.05, deviation=0.05)  # one window only
-    assert not has_lost_half([-0.4, -0.1, -0.05], before=-0.4, untrained=0.05, deviation=0.2)  # noise
-    assert not has_lost_half([-2.4, -2.1, -2.0], before=-2.4, untrained=0.05, deviation=0.05)
+    assert has_lost_half([-0.4, -0.1, -0.05], before=-0.4, blank=0.05, deviation=0.05)
+    assert not has_lost_half([-0.4, -0.1, -0.35], before=-0.4, blank=0.05, deviation=0.05)  # one window only
+    assert not has_lost_half([-0.4, -0.1, -0.05], before=-0.4, blank=0.05, deviation=0.2)  # noise
+    assert not has_lost_half([-2.4, -2.1, -2.0], before=-2.4, blank=0.05, deviation=0.05)
 
 
 def test_a_model_that_is_lost_again_is_not_sent_back_to_the_heat_that_has_lost_it():
@@ -391,7 +392,78 @@ def test_a_model_that_is_lost_again_is_not_sent_back_to_the_heat_that_has_lost_i
     assert [a.setting.learning_rate for a in again[:4]] == pytest.approx([0.1, 10.0, 0.01, 100.0])
 
 
+def test_what_an_untrained_model_gains_by_giving_every_class_its_frequency_is_not_learned():
+    """An untrained network was sure of wrong answers, so a model that had died was far better, and was held for good."""
+    gauge = Gauge(replace(job().target, metric="loss", value=0.265))
+    gauge.begin(2.81, 0.1)
+    assert gauge.blank == gauge.untrained
+    gauge.see(1.6, 0.51)
+    gauge.see(2.2, 0.26)  # ten classes, and little is learned; but it is right more often than it says
+    assert gauge.blank == gauge.untrained
+    gauge.see(2.303, 0.103)
+    assert gauge.blank == 2.303
+    assert gauge.blank_level == gauge.level(2.303, 0.103) < gauge.untrained_level
+    assert not gauge.has_learned(math.log(2.303 / 2.81))
+    assert gauge.has_learned(math.log(1.6 / 2.81))
+    assert gauge.has_learned(0.0, gauge.level(1.6, 0.51) - gauge.untrained_level)
+    assert is_lost([gauge.level(2.31, 0.1)] * 10, gauge.blank_level, gauge.goal(2.31))
+
+
+def test_the_hinge_of_a_model_that_is_often_right_is_not_taken_for_that_of_a_blank_one():
+    gauge = Gauge(replace(job().target, metric="accuracy", value=0.9))
+    gauge.begin(1.0, 0.12)
+    for loss, accuracy in ((0.9, 0.3), (0.7, 0.6)):  # exp(-loss) is higher than the accuracy
+        gauge.see(loss, accuracy)
+    assert gauge.blank == 1.0
+
+
+def test_a_model_that_has_died_is_given_up_and_not_tried_hotter():
+    """Its levels stood still, so noise did not seem to hold it up, and four hotter rates were tried one after the other."""
+    target = replace(job().target, metric="loss", value=0.265)
+    made = of(space=(RATE,), target=target, start=replace(job().start, learning_rate=0.2, momentum=0.0))
+    begun, answers = JointCourse(made, RuleParts(prior=False)), Answers(made, lambda setting, clocks: [2.3] * clocks)
+    begun.gauge.begin(2.81, 0.1)
+    begun.gauge.see(2.303, 0.1)
+    seen = [(2.17, 0.24), (2.18, 0.26), (1.86, 0.43), (1.61, 0.51), *[(2.31, 0.1), (2.308, 0.103)] * 40]
+    turns, answer = iter(seen), answers.answer
+
+    def measured(action):
+        if isinstance(action, Run) and answers.now > 60 * 16:
+            return replace(answer(action), status="budget")
+        return Evaluation(answers.now, 0, *next(turns)) if isinstance(action, Evaluate) else answer(action)
+
+    answers.answer = measured
+    with suppress(JobOver):
+        answers.run(Holding(begun.training, begun.heat, RuleParts(), begun.place_anew).run())
+    died = [a for a in answers.asked if isinstance(a, Reconfigure) and "too hot" in a.reason]
+    assert died
+    assert not any("on trial" in a.reason and "chance 0.7" in a.reason for a in answers.asked if isinstance(a, Reconfigure))
+
+
 # ------------------------------------------------------------------------------------------------------------ the system
+
+
+@pytest.mark.parametrize(("compute", "goes_on"), [(math.nan, False), (0.04, True)])
+def test_where_every_change_is_a_restart_nothing_is_changed_before_a_saving_can_be_expected(compute, goes_on):
+    """On tables of recorded runs joint paid for a restart before its first window, and for up to ten trials after it."""
+    made = of(methods=("checkpoint",))
+    answers = Answers(made, flat)
+    answer = answers.answer
+
+    def measured(action):
+        if not isinstance(action, Run):
+            return answer(action)
+        now = answers.now
+        answers.now += action.clocks
+        made_window = window(made, [1.0] * action.clocks, now + np.arange(1.0, action.clocks + 1), compute=compute)
+        return replace(made_window, status="budget" if answers.now > 2_000 else "running")
+
+    answers.answer = measured
+    answers.run(JointCourse(made, RuleParts()).play())
+    assert isinstance(answers.asked[0], Run)
+    assert answers.asked[0].clocks == 1
+    assert any(isinstance(a, Reconfigure) for a in answers.asked) is goes_on
+    assert goes_on or all(isinstance(a, Run) for a in answers.asked)
 
 
 def test_a_job_whose_machine_is_about_to_leave_is_moved_although_that_gains_nothing():
