@@ -57,28 +57,32 @@ class SystemModel:
         """Whether anything was measured."""
         return bool(self._seconds)
 
-    def learn(self, setting: Setting, window: Window, since_seconds: float = 0.0) -> None:
-        """Take in the measurements of a window that was trained under `setting` from begin to end.
+    def learn(self, setting: Setting, window: Window, since_seconds: float = 0.0) -> bool:
+        """Take in the measurements of a window that was trained under `setting` from begin to end; whether there were any.
 
-        What workers had begun before `since_seconds` does not count: it may be of another size.
+        What workers had begun before `since_seconds`, with their pulls, does not count: it may be of another size, or from
+        other servers.
         """
-        begun = window.pushes.seconds - window.pushes.push_seconds - window.pushes.compute_seconds
+        begun = (
+            window.pushes.seconds - window.pushes.push_seconds - window.pushes.compute_seconds - window.pushes.pull_seconds
+        )
         pushes = Pushes._make(values[~(begun < since_seconds)] for values in window.pushes)
         if not len(pushes.seconds):
-            return
+            return False
         for index in np.unique(pushes.worker):
             name = self._names[int(index)]
             seconds = float(np.mean(pushes.compute_seconds[pushes.worker == index]))
             if name in setting.workers and 0 < seconds < math.inf:  # a table of recorded runs may not tell
                 self._take(self._work(setting, name), seconds)
         if not self._seconds:
-            return
+            return False
         self._fixed_samples = self._fitted_samples()
         self._pull_factor = self._push_factor = 1.0
         pull, push = self._transfers(setting)
         # A transfer may be measured shorter than predicted, if other workers compute when the prediction lets them pull.
         self._pull_factor = float(np.clip(np.mean(pushes.pull_seconds) / pull, 0.02, 50.0)) if pull > 0 else 1.0
         self._push_factor = float(np.clip(np.mean(pushes.push_seconds) / push, 0.02, 50.0)) if push > 0 else 1.0
+        return True
 
     def forget(self, nodes: frozenset[str]) -> None:
         """Forget what was measured on machines that may have changed."""

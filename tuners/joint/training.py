@@ -10,11 +10,25 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from tuners.actions import Action, Evaluate, Fork, Free, Job, Method, Reconfigure, Rejected, Run, Setting, Window
+from tuners.actions import (
+    Action,
+    Cost,
+    Evaluate,
+    Fork,
+    Free,
+    Job,
+    Method,
+    Reconfigure,
+    Rejected,
+    Run,
+    Setting,
+    Tuner,
+    Window,
+)
 from tuners.joint.learning_model import Gauge
 from tuners.joint.system_model import SystemModel
 
-__all__ = ["Glance", "JobOver", "Snapshot", "Steps", "Training"]
+__all__ = ["Glance", "JobOver", "Snapshot", "Steps", "Training", "changed_cheaply"]
 
 T = TypeVar("T")
 
@@ -66,6 +80,7 @@ class Training:
         self.available = frozenset(n.name for n in job.nodes)
         self.cluster_changed = False  # machines have come or gone, and nobody has asked for a placement since then
         self.change_seconds = 0.0  # the dearest change of the system so far
+        self.measured = False  # whether the last window has told the system model anything
         self._system = system
         self.training_loss = math.inf  # mean of the last window
         self.highest_loss = 0.0  # mean of half a window, since the last return to a snapshot
@@ -94,7 +109,7 @@ class Training:
         if window.setting is not None and window.setting != self.setting:
             self.setting, self.cluster_changed = window.setting, True
         elif not window.events:
-            self._system.learn(self.setting, window, self._placed_seconds)
+            self.measured = self._system.learn(self.setting, window, self._placed_seconds)
         if available != self.available:
             self._system.forget(available - self.available)
             self.available, self.cluster_changed = available, True
@@ -183,21 +198,17 @@ class Training:
         return replace(self.setting, **{name: getattr(setting, name) for name in _LEARNING})
 
     def _reconfigure(self, setting: Setting, why: str) -> Steps[bool]:
-        for method in _CHEAPEST_FIRST:
-            if method not in self.job.methods:
-                continue
-            try:
-                cost = yield from Reconfigure(setting, method, self.branch, reason=why)
-            except Rejected:
-                continue
-            self.seconds += cost.seconds
-            self.change_seconds = max(self.change_seconds, cost.seconds)
-            if cost.done:
-                if setting != self.placed(setting):
-                    self._placed_seconds = self.seconds
-                self.setting = setting
-            return cost.done
-        return False
+        try:
+            cost = yield from _by_the_cheapest(self.job, Reconfigure(setting, branch=self.branch, reason=why))
+        except Rejected:
+            return False
+        self.seconds += cost.seconds
+        self.change_seconds = max(self.change_seconds, cost.seconds)
+        if cost.done:
+            if setting != self.placed(setting):
+                self._placed_seconds = self.seconds
+            self.setting = setting
+        return cost.done
 
     # ----------------------------------------------------------------------------------------------------- snapshots
 
@@ -233,3 +244,31 @@ class Training:
                 again = yield from self.snapshot()
             yield from self.change(self._learning_of(setting), why)
         return again
+
+
+def changed_cheaply(job: Job, tuner: Tuner) -> Tuner:
+    """`tuner`, whose changes are made by the cheapest method that `job` offers, whichever it asks for."""
+    answer: Any = None
+    refusal: Rejected | None = None
+    while True:
+        try:
+            action = tuner.send(answer) if refusal is None else tuner.throw(refusal)
+        except StopIteration:
+            return
+        answer, refusal = None, None
+        try:
+            answer = yield from (_by_the_cheapest(job, action) if isinstance(action, Reconfigure) else action)
+        except Rejected as refused:
+            refusal = refused
+
+
+def _by_the_cheapest(job: Job, change: Reconfigure) -> Steps[Cost]:
+    """Make `change` by the first method that is not refused, the cheapest first. Raises Rejected where all of them are."""
+    refusal = Rejected("Cannot reconfigure this job: it offers no method.")
+    for method in _CHEAPEST_FIRST:
+        if method in job.methods:
+            try:
+                return (yield from replace(change, method=method))
+            except Rejected as refused:
+                refusal = refused
+    raise refusal

@@ -6,7 +6,7 @@ over schedules of settings: warm up, hold the hottest setting that serves, cool 
 made only where it is expected to save more than it costs. In the order in which a job meets them:
 
 1. *Placement only*: where nothing is free that learning depends on, the exact methods of Cruise take over, or those of the
-   bespoke BO if loads are free.
+   bespoke BO if loads are free. Their changes are made by the cheapest method that the job offers.
 2. *Nobody waits* (`JointCourse.begin`): first, a job whose changes are restarts and that tells nothing to predict a saving
    from goes on as it began. Else the policy that lets every worker go on, if it is free. A rate far from those that were
    best in other jobs (`tuners.joint.rate_prior`) is left for the cooler half of them.
@@ -44,7 +44,7 @@ from tuners.joint.heat import Heat, heat
 from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.learning_model import HELPED_NATS
 from tuners.joint.system_model import SystemModel
-from tuners.joint.training import Glance, JobOver, Snapshot, Steps, Training
+from tuners.joint.training import Glance, JobOver, Snapshot, Steps, Training, changed_cheaply
 from tuners.settings import BOUNDED, Choice
 
 __all__ = ["JointCourse", "joint"]
@@ -95,7 +95,7 @@ def joint(
     if not space.knobs:
         return
     if not any(space.knob(name) for name in _LEARNING) and (space.frees("role") or space.frees("load")):
-        yield from bespoke_bo(job) if loads_are_free(job) else cruise(job)
+        yield from changed_cheaply(job, bespoke_bo(job) if loads_are_free(job) else cruise(job))
         return
     parts = RuleParts(system_model, schedules, cost_rule, snapshots, one_setting, prior)
     yield from JointCourse(job, parts).play()
@@ -218,7 +218,11 @@ class JointCourse:
                 yield from training.change(before, why)
 
     def measure(self) -> Steps[None]:
-        yield from self.training.run(math.ceil(1.5 * len(self.training.setting.workers)))
+        """Train until pushes were measured that began under the present setting; in vain, twice as long at the most."""
+        workers = len(self.training.setting.workers)
+        yield from self.training.run(math.ceil(1.5 * workers))
+        if self.system.knows and not self.training.measured:
+            yield from self.training.run(math.ceil(1.5 * workers))
 
     def _words(self, setting: Setting) -> str:
         """What the system model predicts for `setting`."""

@@ -13,7 +13,7 @@ from tuners.joint.heat import PolicyHeat
 from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.learning_model import HELPED_NATS, Gauge, falls, has_lost_half, is_lost, seconds_left, stopped
 from tuners.joint.system_model import SystemModel
-from tuners.joint.training import JobOver, Training
+from tuners.joint.training import JobOver, Training, changed_cheaply
 from tuners.joint.tuner import JointCourse
 from tuners.settings import Choice, Real
 
@@ -475,6 +475,37 @@ def test_a_job_whose_machine_is_about_to_leave_is_moved_although_that_gains_noth
     answers.run(begun.place())
     assert answers.changes()
     assert made.start.workers[-1] not in begun.training.setting.workers
+
+
+def test_what_cruise_wants_is_changed_by_the_cheapest_method_that_is_not_refused():
+    """Its migration moves training data, too: on one arena that took the whole budget, where a relocation takes 3.5 s."""
+    made = of(methods=("checkpoint", "migrate", "relocate"))
+    other = replace(made.start, learning_rate=0.3)
+
+    def refuses_all_but(method):
+        return Answers(made, flat, lambda a: isinstance(a, Reconfigure) and a.method != method)
+
+    def wanting():
+        assert (yield from Run(clocks=1)).clocks == 1
+        assert (yield from Reconfigure(other, "migrate")) == DONE
+
+    for method, asked in (("relocate", 1), ("migrate", 2), ("checkpoint", 3)):
+        answers = refuses_all_but(method)
+        answers.run(changed_cheaply(made, wanting()))
+        assert [a.method for a in answers.asked[1:]] == ["relocate", "migrate", "checkpoint"][:asked]
+        assert answers.settings[0] == other
+    with pytest.raises(Rejected, match="not now"):
+        refuses_all_but("none").run(changed_cheaply(made, wanting()))
+
+
+def test_a_change_of_the_system_is_judged_by_pushes_that_began_after_it():
+    made = of(space=tuple(Choice(f"role/{n.name}", ("worker", "server", "both", "idle")) for n in job().nodes))
+    begun, answers = course(made), Answers(made, flat)
+    answers.run(begun.measure())
+    asked = len(answers.asked)
+    begun.training._placed_seconds = answers.now + math.ceil(1.5 * len(made.start.workers))  # it takes so long
+    answers.run(begun.measure())
+    assert len(answers.asked) == asked + 2
 
 
 def test_without_snapshots_no_branch_is_forked():

@@ -77,3 +77,13 @@ def test_mini_batches_that_were_begun_before_a_change_are_not_measured_as_those_
     assert model.push_seconds(small) == predicted
     model.learn(small, window(of, [1.0] * 8, [20.0 + 0.1 * i for i in range(8)], compute=0.2), since_seconds=10.5)
     assert model.push_seconds(small) < predicted
+
+
+def test_pulls_that_were_begun_before_a_change_are_not_measured_as_those_after_it():
+    """Pulls of 40 s from two servers had begun before six served; the better split was taken back."""
+    of = toy_job()
+    model = SystemModel(of)
+    assert model.learn(of.start, window(of, [1.0] * 8, compute=0.4, pull=4.0))
+    predicted = model.push_seconds(of.start)
+    assert not model.learn(of.start, window(of, [1.0] * 8, [10.0 + 0.1 * i for i in range(8)], pull=9.0), since_seconds=3.0)
+    assert model.push_seconds(of.start) == predicted
