@@ -111,7 +111,8 @@ class Holding:
         self.levels.append(training.level)
         self.times.append(training.seconds)
         self._course.append(training.level)
-        if training.cluster_changed:
+        # Where heat is a policy or a number of workers, it changes the pace by itself.
+        if training.cluster_changed or (training.has_changed_pace() and not self._heat.steps):
             yield from self._place()
             self._follow()
         self._losses.append(training.loss)

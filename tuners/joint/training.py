@@ -38,6 +38,7 @@ Steps: TypeAlias = Generator[Action[Any], Any, T]
 _EVALUATION_SHARE = 0.05  # of a window's seconds that an evaluation may take
 _HEAT = ("learning_rate", "momentum", "policy", "staleness")
 _LEARNING = (*_HEAT, "batch_size")  # what takes effect without moving anything
+_PACE = 1.5  # factor between seconds per push that noise does not explain in two windows
 _LEAST_SAMPLES = 128  # in a window: from fewer, a rate cannot be judged
 _CHEAPEST_FIRST: tuple[Method, ...] = ("relocate", "migrate", "checkpoint")
 
@@ -81,6 +82,8 @@ class Training:
         self.cluster_changed = False  # machines have come or gone, and nobody has asked for a placement since then
         self.change_seconds = 0.0  # the dearest change of the system so far
         self.measured = False  # whether the last window has told the system model anything
+        self.usual_push_seconds = 0.0  # between two pushes, when the system was last chosen; 0: not known
+        self.push_seconds = self._before = 0.0  # the same in the last window, and in the one before it
         self._system = system
         self.training_loss = math.inf  # mean of the last window
         self.highest_loss = 0.0  # mean of half a window, since the last return to a snapshot
@@ -98,6 +101,8 @@ class Training:
         if window.status in ("target", "budget"):
             raise JobOver
         self.diverged = window.status != "running"
+        if window.clocks:
+            self._before, self.push_seconds = self.push_seconds, window.seconds / window.clocks
         untrained = window.pushes.loss[window.pushes.clock == 0]
         if math.isinf(self.gauge.untrained) and len(untrained):
             self.gauge.begin(float(np.mean(untrained)))
@@ -175,6 +180,11 @@ class Training:
             self.loss, self.accuracy = found.loss, found.accuracy
             self.gauge.see(found.loss, found.accuracy)
             self.level = self.gauge.level(found.loss, found.accuracy)
+
+    def has_changed_pace(self) -> bool:
+        """Whether the last two windows were both much slower, or both much faster, than when the system was chosen."""
+        usual, seen = self.usual_push_seconds, (self._before, self.push_seconds)
+        return usual > 0 and (min(seen) > _PACE * usual or 0 < max(seen) < usual / _PACE)
 
     # ----------------------------------------------------------------------------------------------------- settings
 

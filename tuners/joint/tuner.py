@@ -12,7 +12,7 @@ made only where it is expected to save more than it costs. In the order in which
    best in other jobs (`tuners.joint.rate_prior`) is left for the cooler half of them.
 3. *System* (`JointCourse.place`): after one and a half pushes per worker the system model knows compute, pull and push
    seconds. The setting with the most progress per second is chosen by the cheapest method, verified, and taken back if it
-   is worse. The same again whenever machines come or go.
+   is worse. The same again whenever machines come or go, or pushes have become much slower or faster.
 4. *Heat* (`JointCourse.find_heat`): the setting (`tuners.joint.heat`) comes down while it hurts, by four where it was
    probable and by decades below, then doubles window by window until it brings nothing more. The job continues from the
    best model seen, at the heat that made it, or at half of that if twice of it has blown the model up; where none has
@@ -195,7 +195,7 @@ class JointCourse:
             return
         if training.diverged:
             return
-        before, here = training.setting, self._progress(training.setting)
+        before, here, usual = training.setting, self._progress(training.setting), training.usual_push_seconds
         best = self._best(self.cap)
         gain = self._progress(best) / here
         left, cost = self._seconds_left(), training.change_seconds or _CHANGE_SECONDS
@@ -216,6 +216,7 @@ class JointCourse:
             if seen < here and not (stranded or training.diverged or training.cluster_changed):
                 why = f"taken back: {seen / here:.2f} times the progress per second of {self._words(before)}"
                 yield from training.change(before, why)
+                training.usual_push_seconds = usual
 
     def measure(self) -> Steps[None]:
         """Train until pushes were measured that began under the present setting; in vain, twice as long at the most."""
@@ -223,6 +224,7 @@ class JointCourse:
         yield from self.training.run(math.ceil(1.5 * workers))
         if self.system.knows and not self.training.measured:
             yield from self.training.run(math.ceil(1.5 * workers))
+        self.training.usual_push_seconds = self.training.push_seconds
 
     def _words(self, setting: Setting) -> str:
         """What the system model predicts for `setting`."""
@@ -453,7 +455,7 @@ class JointCourse:
         return None
 
     def place_anew(self) -> Steps[None]:
-        """Choose again: machines have come or gone."""
+        """Choose again: machines have come or gone, or have become slower or faster."""
         yield from self.measure()
         yield from self.place()
 

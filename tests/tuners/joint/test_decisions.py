@@ -477,6 +477,33 @@ def test_a_job_whose_machine_is_about_to_leave_is_moved_although_that_gains_noth
     assert made.start.workers[-1] not in begun.training.setting.workers
 
 
+@pytest.mark.parametrize(("pace", "windows"), [(1.0, 0), (1.4, 0), (3.0, 1), (0.5, 1)])
+def test_machines_are_chosen_again_where_pushes_have_become_much_slower_or_faster(pace, windows):
+    """The links were throttled a minute after the machines had been chosen, and every push took eight times as long."""
+    made = of(space=(RATE,))
+    begun, answers = course(made), Answers(made, flat)
+    answers.run(begun.measure())
+    chosen = []
+
+    def place():
+        chosen.append(answers.now)
+        yield from begun.place_anew()
+
+    answer = answers.answer
+
+    def slower(action):
+        found = answer(action)
+        return replace(found, end_seconds=found.start_seconds + pace * found.clocks) if isinstance(action, Run) else found
+
+    holding = Holding(begun.training, begun.heat, RuleParts(), place)
+    begun.training.usual_push_seconds = 1.0
+    answers.answer = slower
+    for _ in range(3):
+        holding.levels, holding.times = [], []
+        answers.run(holding.window())
+    assert len(chosen) == windows
+
+
 def test_what_cruise_wants_is_changed_by_the_cheapest_method_that_is_not_refused():
     """Its migration moves training data, too: on one arena that took the whole budget, where a relocation takes 3.5 s."""
     made = of(methods=("checkpoint", "migrate", "relocate"))
