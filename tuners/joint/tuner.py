@@ -456,7 +456,9 @@ class JointCourse:
 
     def place_anew(self) -> Steps[None]:
         """Choose again: machines have come or gone, or have become slower or faster."""
-        yield from self.measure()
+        if self.training.cluster_changed:
+            yield from self.measure()
+        self.training.usual_push_seconds = self.training.push_seconds
         yield from self.place()
 
 
