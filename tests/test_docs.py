@@ -1,5 +1,6 @@
 """The documents are true: README's examples run, links lead somewhere, and make has the targets that are named."""
 
+import io
 import os
 import re
 import shlex
@@ -7,11 +8,14 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from harness.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -76,6 +80,21 @@ def shell(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
+def our_command(arguments: list[str], folder: Path) -> str:
+    """Run the command `harness` in this process, which has the libraries and the engine in memory; return what it prints."""
+    printed, said = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(said):
+        patch.chdir(folder)
+        patch.setenv("COLUMNS", "100")
+        patch.setattr(sys, "path", [*sys.path])  # the command adds the folder
+        status = main(arguments)
+    for name, module in list(sys.modules.items()):  # tuners of this page: another may have a module of the same name
+        if Path(getattr(module, "__file__", None) or "/").is_relative_to(folder):
+            del sys.modules[name]
+    assert status == 0, f"harness {shlex.join(arguments)}\n{printed.getvalue()}{said.getvalue()}"
+    return printed.getvalue()
+
+
 def missing(shown: list[str], printed: str) -> str | None:
     """The first shown line that does not come in its place of what was printed; None if all do.
 
@@ -118,7 +137,9 @@ def test_an_example_runs_and_prints_what_the_page_shows(desks, example):
         return
     commands = re.split(r"(?m)^\$ ", example.text)[1:]
     for command, *shown in (c.splitlines() for c in commands):
-        printed = shell(shlex.split(command, comments=True), folder)
+        words = shlex.split(command, comments=True)
+        ours = words[0] == "harness" and example.page != "README.md"  # whose commands run as users run them
+        printed = our_command(words[1:], folder) if ours else shell(words, folder)
         lost = absent(shown, printed) if example.page in PARTLY_SHOWN else missing(shown, printed)
         assert lost is None, f"{command}\nnot in its place: {lost}\n\n{printed}"
 

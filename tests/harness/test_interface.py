@@ -22,6 +22,8 @@ TIMING = arena.TINY.replace('metric = "loss"\nvalue = 0.1', 'metric = "clocks"\n
     "seconds = 20", "seconds = 2000"
 )
 
+pytestmark = pytest.mark.usefixtures("kept_processes")
+
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:

@@ -42,7 +42,8 @@ def test_the_command_uses_its_own_packages(crowded: Path) -> None:
     # As the installed command does: the folder of the program, not the working folder, is first on the path.
     (crowded / "bin").mkdir()
     (crowded / "bin" / "harness").write_text("import sys\nfrom harness.cli.main import main\nsys.exit(main())\n")
-    made = python(crowded, "bin/harness", "compare", "tiny.toml", "--tuners", "fixed,ours:tuner", "--seeds", "1")
+    command = "compare tiny.toml --tuners fixed,ours:tuner --seeds 1 --jobs 1"
+    made = python(crowded, "bin/harness", *command.split())
     assert (made.returncode, made.stderr) == (0, "")
     assert (crowded / "results" / "tiny" / "report.html").is_file()
 

@@ -49,25 +49,30 @@ def test_contest(contest):
 
 
 @pytest.fixture
-def run_pytest(pytester):
-    """Run pytest in its own process with the plug-in, whether or not the harness is installed in this environment."""
+def run_pytest(pytester, monkeypatch):
+    """Run pytest with the plug-in, whether or not the harness is installed in this environment.
+
+    In this process, which has the engine in memory, or in one of its own, as users do.
+    """
     installed = {p.value for p in importlib.metadata.entry_points(group="pytest11")}
     plugins = () if "harness.pytest_plugin" in installed else ("-p", "harness.pytest_plugin")
     pytester.path.joinpath("small.toml").write_text(SCENARIO)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    # Otherwise pytest-benchmark takes the process for a worker of pytest-xdist, and measures nothing.
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    # What is imported while pytester runs pytest in this process, it forgets afterwards, compiled programs included.
+    Contest(Immediate())("fixed", pytester.path / "small.toml")
 
-    def run(*arguments):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-            # Otherwise pytest-benchmark takes that process for a worker of pytest-xdist, and measures nothing.
-            patch.delenv("PYTEST_XDIST_WORKER", raising=False)
-            return pytester.runpytest_subprocess(*plugins, *arguments)
+    def run(*arguments, own_process=False):
+        run = pytester.runpytest_subprocess if own_process else pytester.runpytest_inprocess
+        return run(*plugins, *arguments)
 
     return run
 
 
 def test_scores_are_in_the_benchmarks_report(pytester, run_pytest):
     pytester.makepyfile(TEST)
-    run_pytest("--benchmark-json=report.json").assert_outcomes(passed=1)
+    run_pytest("--benchmark-json=report.json", own_process=True).assert_outcomes(passed=1)
     (benchmark,) = json.loads((pytester.path / "report.json").read_text())["benchmarks"]
     assert benchmark["stats"]["rounds"] == 2  # a round per seed of the first call
     assert benchmark["options"]["timer"] == "simulated_seconds"

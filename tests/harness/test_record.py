@@ -88,7 +88,7 @@ def test_a_log_gives_the_same_rows(recorded, tmp_path):
         assert mine[table].equals(theirs[table]), table
 
 
-def test_a_comparison_records_when_asked(tmp_path):
+def test_a_comparison_records_when_asked(kept_processes, tmp_path):
     scenario = tmp_path / "tiny.toml"
     scenario.write_text(arena.TINY)
     compare([scenario], ["tests.support.arena:faster"], out=tmp_path / "out", record=True, seeds=1, system=arena.SYSTEM)

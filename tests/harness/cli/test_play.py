@@ -157,7 +157,8 @@ def test_a_new_tuner_runs_as_it_is_written(
     written = sorted(p.name for p in (here / "halving_too").iterdir())
     assert written == ["halving_too.py", "pyproject.toml", "test_halving_too.py"]
     monkeypatch.chdir(here / "halving_too")
-    assert main(["compare", "../tiny.toml", "--tuners", "fixed,halving_too:halving_too[clocks=20]", "--seeds", "1"]) == 0
+    tuners = "fixed,halving_too:halving_too[clocks=20]"
+    assert main(["compare", "../tiny.toml", "--tuners", tuners, "--seeds", "1", "--jobs", "1"]) == 0
     assert "halving_too:halving_too[clocks=20]" in capsys.readouterr().out
 
 

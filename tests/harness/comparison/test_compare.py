@@ -30,6 +30,8 @@ from traces.schema import HOST
 ROOT = Path(__file__).parents[3]
 MEASURED = {"host.csv"}
 
+pytestmark = pytest.mark.usefixtures("kept_processes")
+
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:

@@ -16,7 +16,7 @@ FASTER = "tests.support.arena:faster"
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory):
+def parts(tmp_path_factory, kept_processes):
     """Folders of comparisons: of two tuners, of another one with more seeds, and of all three."""
     base = tmp_path_factory.mktemp("parts")
     (base / "tiny.toml").write_text(arena.TINY)

@@ -16,6 +16,8 @@ from tuners.baselines.best_fixed import candidates, search
 
 TUNERS = ["fixed", "random_search", "best_fixed"]
 
+pytestmark = pytest.mark.usefixtures("kept_processes")
+
 
 @pytest.fixture
 def tiny(tmp_path):

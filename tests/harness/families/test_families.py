@@ -241,6 +241,7 @@ def test_a_goal_does_not_depend_on_the_cache(tmp_path: Path, monkeypatch: pytest
 # ------------------------------------------------------------------------------------------------------- the command line
 
 
+@pytest.mark.usefixtures("kept_processes")
 def test_members_are_written_as_they_are_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["draw", "placement", "--first", "2", "--count", "2", "--out", str(tmp_path / "files")]) == 0
     written_files = sorted((tmp_path / "files").iterdir())

@@ -107,7 +107,7 @@ def test_mistakes_are_named(old, new, reason, folder):
         load(scenario(folder, TEXT.replace(old, new), "wrong"))
 
 
-def test_tuners_are_compared_on_a_table(folder, tmp_path):
+def test_tuners_are_compared_on_a_table(kept_processes, folder, tmp_path):
     """A whole comparison, with the oracle; a run whose settings were not recorded is a row with a reason."""
     compare([scenario(folder)], ["fixed", "random_search", "best_fixed"], out=tmp_path / "out", seeds=2)
     scores = load_results(tmp_path / "out").scores
@@ -117,7 +117,7 @@ def test_tuners_are_compared_on_a_table(folder, tmp_path):
     assert scores["completion_seconds"].min() in (12.0, 18.0, 36.0)
 
 
-def test_where_money_counts_the_cheapest_run_within_the_budget_wins(folder, tmp_path):
+def test_where_money_counts_the_cheapest_run_within_the_budget_wins(kept_processes, folder, tmp_path):
     """Runs take 36, 18 or 12 s on 8, 16 or 24 workers with a server and a master at 0.3712 USD per hour: the fastest run is
     not the cheapest one with a price that grows with the machines. Each run costs what its source says."""
     text = TEXT.replace("value = 0.6", 'value = 0.5\nminimise = "usd"').replace(

@@ -1,0 +1,74 @@
+"""Worker processes that stay from comparison to comparison, because they take longer to start than most tests' runs.
+
+A test with the fixture `kept_processes` gets processes that have made runs of other tests before. Where it compares bytes,
+it also says that results do not depend on what a process did before.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.comparison import pool
+from harness.comparison.run_process import Done, Progress, Task
+
+__all__ = ["Lender", "LentPool", "kept_processes", "lender"]
+
+_WorkerPool = pool.WorkerPool
+
+
+class LentPool:
+    """In place of a `WorkerPool`: makes runs in the processes of one that is not closed with this."""
+
+    def __init__(self, kept: pool.WorkerPool) -> None:
+        self._kept = kept
+
+    def work(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Progress | Done | pool.Died]]:
+        return self._kept.work(tasks)
+
+    def close(self) -> None:
+        """The processes stay."""
+
+
+class Lender:
+    """Lends the same processes to all who work in its folder and environment; others get processes of their own."""
+
+    def __init__(self) -> None:
+        self._surroundings = _surroundings()
+        self._pools: dict[tuple[int, str], pool.WorkerPool] = {}
+
+    def __call__(self, jobs: int, device: str = "cpu") -> LentPool | pool.WorkerPool:
+        if _surroundings() != self._surroundings:
+            return _WorkerPool(jobs, device)
+        if (jobs, device) not in self._pools:
+            self._pools[jobs, device] = _WorkerPool(jobs, device)
+        return LentPool(self._pools[jobs, device])
+
+    def close(self) -> None:
+        while self._pools:
+            self._pools.popitem()[1].close()
+
+
+def _surroundings() -> Any:
+    """What a new process takes over."""
+    return Path.cwd(), sys.executable, {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+
+
+@pytest.fixture(scope="session")
+def lender() -> Iterator[Lender]:
+    made = Lender()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def kept_processes(lender: Lender) -> Iterator[None]:
+    """Comparisons of a module share processes, also with those of other modules."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "WorkerPool", lender)
+        yield
