@@ -215,14 +215,15 @@ def _visit(live: LiveSystem, spec: Spec, recorder: Recorder, settings: Iterator[
     for setting in settings:
         change, run = Reconfigure(setting, method="migrate"), Run(clocks=cycles * len(setting.workers))
         changed = live.perform(change)
-        recorder(Exchange(live.now, change, changed))
+        begun = live.now
+        recorder(Exchange(begun, change, changed))
         measured = []
         while len(measured) < _TRIES and not (measured and measured[-1][0] < _BUSY):
             window = live.perform(run)
             measured.append((_excess(spec, window), live.now, window))
             _tell(*measured[-1])
         _, now, window = min(measured, key=lambda m: m[0])
-        recorder(Exchange(now, run, replace(window, pushes=_rounded(window.pushes))))
+        recorder(Exchange(now, run, replace(window, pushes=_rounded(window.pushes, begun))))
 
 
 def _excess(spec: Spec, window: Window) -> float:
@@ -238,8 +239,9 @@ def _excess(spec: Spec, window: Window) -> float:
     return float(pushes.compute_seconds[late].mean() / np.array(wanted)[pushes.worker[late]].mean() - 1)
 
 
-def _rounded(pushes: Pushes) -> Pushes:
-    """With times in ticks, and without losses."""
+def _rounded(pushes: Pushes, begun: float) -> Pushes:
+    """With times in ticks, without losses, and without pushes of before: they may follow a window that is not kept."""
+    pushes = Pushes(*(values[pushes.seconds >= begun] for values in pushes))
     seconds = {n: getattr(pushes, n) for n in Pushes._fields if n.endswith("seconds")}
     ticks = {n: np.round(s * _TICKS_PER_SECOND) / _TICKS_PER_SECOND for n, s in seconds.items()}
     return pushes._replace(**ticks, loss=np.full(len(pushes.loss), np.nan))
