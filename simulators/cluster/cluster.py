@@ -15,7 +15,7 @@ class Cluster:
     """Machines and how their network shares bandwidth. Raises ValueError where that is no cluster."""
 
     nodes: tuple[tuple[str, NodeType], ...]  # (name, type)
-    discipline: Literal["maxmin", "fifo", "uneven"] = "maxmin"  # uneven: weights by lot, as transfers over TCP fare
+    discipline: Literal["maxmin", "fifo", "uneven"] = "maxmin"  # uneven: as over TCP, pulls by lot, pushes as they arrive
     latency_seconds: float = 0.0  # one way, once per pull and per push
     control_queue: float = 0.0  # share of the pushes queued at the servers' links that a pull's request waits for: 0 to 1
 

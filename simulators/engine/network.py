@@ -7,7 +7,8 @@ it. Where roles overlap, a node's NIC carries its own transfers and its server's
 progressively.
 
 TCP is fair only in the long run: how much of a busy link a transfer of some dozen packets gets differs from one to the next.
-With weights, capacity is shared in proportion to them (discriminatory processor sharing, Kleinrock 1967).
+With weights, capacity is shared in proportion to them (discriminatory processor sharing, Kleinrock 1967). Weights are drawn
+for pulls; those of pushes are the rates of their senders, which fill the queue of a server's link in that proportion.
 """
 
 from __future__ import annotations

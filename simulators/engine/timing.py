@@ -159,14 +159,14 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
     """
     pulling, pushing = flight.phase == PULL, flight.phase == PUSH
     nodes, drains = pulling.shape[0], inputs.bucket_refill
-    weights = _weights(inputs, flight) if discipline == "uneven" else jnp.ones(nodes)
+    weights = _weights(inputs, flight) if discipline == "uneven" else jnp.ones((2, nodes))
     if overlapping:
         capacity = inputs.capacity
         if len(inputs.bucket_bytes):
             left = jnp.maximum(inputs.bucket_refill - inputs.bucket_taken, 1.0)
             sending = jnp.where(flight.tokens > 0, capacity[:nodes], jnp.minimum(capacity[:nodes], left))
             capacity = capacity.at[:nodes].set(sending)
-        both = network.maxmin(inputs.usage, capacity, jnp.concatenate([pulling, pushing]), jnp.tile(weights, 2))
+        both = network.maxmin(inputs.usage, capacity, jnp.concatenate([pulling, pushing]), weights.reshape(-1))
         pull, push = both[:nodes], both[nodes:]
         if len(inputs.bucket_bytes):
             drains = both @ inputs.usage[:, :nodes] + inputs.bucket_taken - inputs.bucket_refill
@@ -176,11 +176,11 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
     else:
         both, capacity = jnp.stack([pulling, pushing]), jnp.stack([inputs.serve_out, inputs.serve_in])
         served = {
-            "fifo": partial(network.fifo, arrival=flight.arrival),
-            "uneven": partial(network.uneven, weights=weights),
-            "maxmin": partial(network.waterfill, levels=inputs.nic_levels),
+            "fifo": lambda nic, c, on, _: network.fifo(nic, c, on, arrival=flight.arrival),
+            "uneven": network.uneven,
+            "maxmin": lambda nic, c, on, _: network.waterfill(nic, c, on, levels=inputs.nic_levels),
         }[discipline]
-        pull, push = jax.vmap(served, in_axes=(None, 0, 0))(inputs.nic, capacity, both)
+        pull, push = jax.vmap(served, in_axes=(None, 0, 0, 0))(inputs.nic, capacity, both, weights)
     computing = jnp.where(flight.phase == COMPUTE, 1.0 / inputs.slowdown, 0.0)
     timed = flight.phase == APPLY
     if len(inputs.control_queue):
@@ -189,13 +189,19 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
 
 
 def _weights(inputs: EngineInputs, flight: Flight) -> Array:
-    """Weight of every worker's present transfer, [k]: lognormal of deviation 1, constant from its beginning to its end.
+    """Weight of every worker's present transfer, [2, k]: of a pull, and of a push.
 
-    Recordings on hosts with shaped links (`traces/data`) show that the deviation is not 0; 0.7, 1 and 1.5 fit about as well.
+    Pulls: lognormal of deviation 1, constant from beginning to end. Recordings on hosts with shaped links (`traces/data`)
+    show that the deviation is not 0; 0.7, 1 and 1.5 fit about as well. The servers send to each worker over a connection of
+    its own, and TCP is fair only in the long run.
+
+    Pushes: the sender's rate. What comes to the servers faster than their links carry it waits in one queue, first come,
+    first served, so that each sender gets a share of the link as large as its share of what arrives.
     """
     workers = jnp.arange(flight.phase.shape[0], dtype=jnp.int32)
     uniform = _uniforms(inputs.key ^ jnp.uint64(_SHARES), workers, flight.arrival)
-    return jnp.exp(jax.scipy.special.ndtri(uniform[..., 0]))
+    by_lot = jnp.exp(jax.scipy.special.ndtri(uniform[..., 0]))
+    return jnp.stack([by_lot, jnp.maximum(inputs.nic / jnp.max(inputs.nic), _ROUNDING)])
 
 
 def _next_phase(inputs: EngineInputs, flight: Flight, worker: Array, now: Array, ends: Array) -> tuple[Flight, Array]:

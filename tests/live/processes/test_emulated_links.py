@@ -49,8 +49,9 @@ def test_messages_of_two_nodes_pass_their_links_and_the_machine_keeps_its_networ
             np.testing.assert_array_equal(np.frombuffer(received.frames[1], np.float32), sent)
         assert carried_bytes(a)[1] > sent.nbytes
         assert carried_bytes(b)[0] > sent.nbytes
-        assert shapes(a) == [("tbf", 1e6)]
-        assert shapes(b) == [("tbf", 2e6)]
+        # `tc` counts the 66 bytes of headers that each packet of 1448 bytes has.
+        assert shapes(a) == [("tbf", pytest.approx(1e6 * 1514 / 1448))]
+        assert shapes(b) == [("tbf", pytest.approx(2e6 * 1514 / 1448))]
         assert "tbf" not in on(made.of("")[1], "tc", "qdisc", "show", "dev", "eth0")
         assert Path("/proc/thread-self/ns/net").readlink() == before
         assert set(Path("/sys/class/net").iterdir()) == devices
@@ -64,9 +65,10 @@ def shapes(network):
 
 
 @needs_root
-def test_a_link_carries_no_more_than_its_rate():
-    """A bucket lets through what it holds, and then the rate: so many bytes cannot be there earlier on any host."""
-    size, rate = 400_000, 2e6
+@pytest.mark.parametrize(("size", "rate"), [(400_000, 2e6), (76_840, 8e6)])
+def test_a_link_carries_no_more_than_its_rate(size, rate):
+    """A bucket lets through what it holds, and then the rate: so many bytes cannot be there earlier on any host. What it
+    holds must be little of a push, or a push would take less time than the rate says."""
     with emulated_links({"a": rate, "b": rate}) as made:
         (host, a), (other, b) = made.of("a"), made.of("b")
         with (
@@ -77,11 +79,14 @@ def test_a_link_carries_no_more_than_its_rate():
             two.connect("a", one.address)
             one.send("b", [b"hello"])
             two.receive(30.0)
-            clock = time.monotonic
-            began = clock()
-            one.send("b", [bytes(size)])
-            two.receive(30.0)
-            assert clock() - began >= (size - rate * links._BURST_SECONDS - links._LEAST_BURST_BYTES) / rate
+            took = []
+            for _ in range(5):
+                began = time.monotonic()
+                one.send("b", [bytes(size)])
+                two.receive(30.0)
+                took.append(time.monotonic() - began)
+                time.sleep(size / rate)  # the bucket fills again
+            assert min(took) >= 0.9 * size / rate
 
 
 @needs_root

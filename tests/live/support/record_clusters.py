@@ -72,7 +72,7 @@ fitted to `homogeneous` alone, and the three others, which the fit has not seen,
 
     harness fidelity --fit shipped:homogeneous \\
         --predict shipped:heterogeneous shipped:stragglers shipped:reconfigurations --discipline uneven --control-queue 1 \\
-        --ablate --findings traces/data/findings.txt --out fidelity
+        --findings traces/data/findings.txt --out fidelity
 
 """
 

@@ -22,6 +22,7 @@ from simulators.calibration.output import Provenance, to_toml
 from simulators.calibration.recordings import Recording, read_tables
 from simulators.calibration.validation import HELD_OUT, LARGER, check
 from simulators.cluster.profiles import load_profiles
+from simulators.engine import timing
 from simulators.reconfiguration.costs import Costs
 from simulators.reconfiguration.reconfiguration import Load, plan_of
 from simulators.workloads.catalogue import load_workloads, workload
@@ -96,6 +97,18 @@ def test_with_uneven_shares_some_push_while_others_pull():
     )
     assert fair == pytest.approx(8.0, rel=0.01)
     assert 5.5 < uneven < 7.0  # five, if transfers were served one by one
+
+
+def test_uneven_pushes_share_a_server_as_their_senders_send():
+    """The queue of the server's link has twice as much of a worker whose own link is twice as fast."""
+    given = Constants(cores=1, model_bytes=1e6, nic_bytes_per_second=1e6, jitter=0.0, discipline="uneven")
+    inputs = model.system_of(given, row(2, 1, nics=(2.0, 1.0, 1.5)), 0).branches[0].inputs
+    waiting = timing.all_waiting(len(inputs.nic), np.zeros(len(inputs.nic)))
+    pushing = np.arange(len(inputs.nic)) < 2
+    flight = waiting._replace(phase=np.where(pushing, timing.PUSH, timing.WAIT), remaining=np.where(pushing, 1e6, 0.0))
+    found = timing.to_next_push(inputs, np.float64(0), flight, np.float64(np.inf), discipline="uneven", overlapping=False)
+    seconds, _, worker, pushed = found
+    assert (float(seconds), int(worker), bool(pushed)) == (pytest.approx(1.0), 0, True)  # 1 of the 1.5 MB/s
 
 
 def test_a_master_drives_synchronous_steps_only():
