@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 from harness.live.processes.names import EVALUATOR, node_of, peers
-from harness.live.processes.runtime import Placement, Procedure, Runtime
+from harness.live.processes.runtime import BlockPlaces, Procedure, Runtime
 from simulators.reconfiguration.shares import block_counts, moves, moves_of_blocks
 from tuners.actions import Cost, Method, Setting, SyncPolicy
 
@@ -130,7 +130,7 @@ class LiveReconfiguration:
                 self.steps.append(f"{kind} {count} model block{'s' * (count != 1)} {source} -> {target}")
                 self.bytes_moved += count * self._block_bytes
 
-    def _moves(self, before: Placement, after: Placement) -> list[tuple[str, str, int]]:
+    def _moves(self, before: BlockPlaces, after: BlockPlaces) -> list[tuple[str, str, int]]:
         """(source, target, blocks), without the block of dense parameters beside embedding tables."""
         if after.owners:
             return [(s, t, len(blocks)) for s, t, blocks in moves_of_blocks(before.owners, after.owners)]

@@ -16,7 +16,7 @@ from harness.live.protocol import messages
 from harness.live.protocol.driver_reports import Poll
 from tuners.actions import Setting
 
-__all__ = ["Placement", "Procedure", "Processes", "Runtime", "starting_words"]
+__all__ = ["BlockPlaces", "Procedure", "Processes", "Runtime", "starting_words"]
 
 Procedure: TypeAlias = Generator[None, None, None]
 
@@ -58,14 +58,14 @@ class Processes(Protocol):
         ...
 
 
-class Placement(NamedTuple):
+class BlockPlaces(NamedTuple):
     """Where a setting has the blocks of the model."""
 
     servers: tuple[str, ...] = ()
     shares: tuple[float, ...] = ()
     owners: tuple[str, ...] = ()  # of each block of embedding tables; (): there are none
 
-    def same_as(self, other: Placement) -> bool:
+    def same_as(self, other: BlockPlaces) -> bool:
         """Whether both are the same but for the order of the servers."""
         shares, others = (dict(zip(p.servers, p.shares, strict=True)) for p in (self, other))
         return self.owners == other.owners and shares == others
@@ -78,7 +78,7 @@ class Runtime:
         """`table_blocks`: of the embedding tables; 0: there are none."""
         self.processes, self._join_seconds, self._table_blocks = processes, join_seconds, table_blocks
         self.latest: Poll
-        self.placed = Placement()
+        self.placed = BlockPlaces()
         self.starting: set[str] = set()
         self.rows_taken: dict[int, int] = {}  # by branch
         self._offset_seconds = float("inf")  # this process's clock minus the coordinator's
@@ -145,16 +145,16 @@ class Runtime:
         self.coordinator.place(servers, shares, owners=owners, on_demand=on_demand, at_once=at_once)
         yield  # the next report says how many blocks have to move
 
-    def placement(self, setting: Setting) -> Placement:
+    def placement(self, setting: Setting) -> BlockPlaces:
         """Where `setting` has the blocks of the model."""
-        return Placement(
+        return BlockPlaces(
             setting.servers, setting.shares()[1], setting.owners(self._table_blocks) if self._table_blocks else ()
         )
 
-    def _named(self, placed: Placement) -> Placement:
+    def _named(self, placed: BlockPlaces) -> BlockPlaces:
         """The same with names of processes. The block of the dense parameters, the last one, is at the first server."""
         owners = (*placed.owners, placed.servers[0]) if placed.owners else ()
-        return Placement(tuple(map(messages.server, placed.servers)), placed.shares, tuple(map(messages.server, owners)))
+        return BlockPlaces(tuple(map(messages.server, placed.servers)), placed.shares, tuple(map(messages.server, owners)))
 
     def wait_placed(self) -> Procedure:
         """Wait until all blocks are in their place."""

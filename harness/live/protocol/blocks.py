@@ -21,7 +21,7 @@ __all__ = [
     "Layout",
     "Owners",
     "Runs",
-    "Tables",
+    "TableShape",
     "blocks_in",
     "members",
     "moves_to",
@@ -41,7 +41,7 @@ Blocks: TypeAlias = frozenset[int]
 
 
 @dataclass(frozen=True)
-class Tables:
+class TableShape:
     """The embedding tables at the beginning of a vector: their blocks are those of the simulator, the last ones shorter."""
 
     rows: int
@@ -64,7 +64,7 @@ class Layout:
 
     size: int
     count: int
-    tables: Tables | None = None
+    tables: TableShape | None = None
 
     def __post_init__(self) -> None:
         tables = self.tables

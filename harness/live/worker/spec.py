@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 from numpy.typing import NDArray
 
 from harness.live.coordinator.branch import LiveJob
-from harness.live.protocol.blocks import Layout, Tables
+from harness.live.protocol.blocks import Layout, TableShape
 from harness.live.protocol.messages import Release
 from harness.live.worker.worker import Computed, TaskKind, WorkerTask
 from harness.scenario import Scenario, job, parse, workload_of
@@ -122,7 +122,7 @@ class Spec:
         if embedding is None:
             return Layout(self.parameters.size, min(_BLOCKS, self.parameters.size))
         size, blocks = self.parameters.size, self.job.blocks
-        return Layout(size, blocks + 1, Tables(embedding.rows, self._width, blocks))
+        return Layout(size, blocks + 1, TableShape(embedding.rows, self._width, blocks))
 
     @property
     def parameters(self) -> NDArray[np.float32]:

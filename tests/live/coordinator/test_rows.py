@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from harness.live.protocol import messages
-from harness.live.protocol.blocks import Layout, Tables
+from harness.live.protocol.blocks import Layout, TableShape
 from harness.live.protocol.messages import Pull, Pulled, Release, StagePush
 from harness.live.server.pieces import RowParts, Staging
 from harness.live.server.server import Server
@@ -21,7 +21,7 @@ from tests.live.support.interleavings import play
 from tests.live.support.memory import Memory, start
 from tuners.actions import Run
 
-TABLES = Tables(rows=22, width=2, blocks=6)  # blocks of 4 rows, the last one of 2
+TABLES = TableShape(rows=22, width=2, blocks=6)  # blocks of 4 rows, the last one of 2
 JOB = {"size": 50, "blocks": 7, "tables": TABLES, "aggregation": "each"}  # and 3 dense rows
 thoroughly = partial(settings, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -29,7 +29,7 @@ thoroughly = partial(settings, deadline=None, suppress_health_check=list(HealthC
 def test_blocks_of_tables_are_those_of_the_simulator():
     layout = Layout(JOB["size"], JOB["blocks"], TABLES)
     assert layout.row_bounds.tolist() == [0, 4, 8, 12, 16, 20, 22, 25]
-    assert Layout(2 * 10 + 2, 9, Tables(10, 2, 8)).row_bounds.tolist() == [
+    assert Layout(2 * 10 + 2, 9, TableShape(10, 2, 8)).row_bounds.tolist() == [
         0,
         2,
         4,
