@@ -247,7 +247,7 @@ def test_a_job_that_stands_still_is_diagnosed_and_recovered(spec, pretend):
     with LiveSystem(spec, pretend, limits=Limits(still_seconds=0.3)) as live:
         live.perform(Run(clocks=20))
         pretend.stuck = ("worker/n0",)
-        pretend.answers.recover = lambda servers=(), shares=(): setattr(pretend, "stuck", ())
+        pretend.answers.recover = lambda servers=(), shares=(), owners=(): setattr(pretend, "stuck", ())
         assert live.perform(Run(clocks=20)).clocks >= 20
         assert any(e.startswith("no push for") and e.endswith("worker/n0 hangs") for _, e in live.job_status().events)
 
