@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.live.protocol.blocks import TableShape
 from harness.live.protocol.log import CommitEntry
 from simulators.engine.inputs import Shards
 from simulators.engine.loop import Records
@@ -38,6 +39,7 @@ class LiveJob:
     nodes: tuple[str, ...]
     size: int  # number of parameters
     blocks: int = 64
+    tables: TableShape | None = None  # the embedding tables, of whose rows workers pull and push those that they touch
     optimizer: str = "sgd"
     aggregation: str = "each"
     target: Target

@@ -61,7 +61,7 @@ class Coordinator:
 
     def __init__(self, job: LiveJob, send: Send, now: Callable[[], float], journal: Journal) -> None:
         self.job, self._now = job, now
-        self._ledger = Ledger(Layout(job.size, job.blocks), send, journal)
+        self._ledger = Ledger(Layout(job.size, job.blocks, job.tables), send, journal)
         self._moves, self._snapshots = Moves(self._ledger), Snapshots(self._ledger)
         self._membership = Membership(self._ledger, self._snapshots, self._moves, now, job.retry_seconds)
         self._evaluations = Evaluations(self._ledger, job.nodes, now)
@@ -293,16 +293,23 @@ class Coordinator:
         self._record()
 
     def place(
-        self, servers: tuple[str, ...], shares: tuple[float, ...], *, on_demand: bool = False, at_once: int = 4
+        self,
+        servers: tuple[str, ...],
+        shares: tuple[float, ...],
+        *,
+        owners: tuple[str, ...] = (),
+        on_demand: bool = False,
+        at_once: int = 4,
     ) -> None:
-        """Begin to move blocks until these servers have these shares; `moving` counts down to 0. With `on_demand`, all
-        blocks change owners at once and are sent when asked for. Raises ValueError for a server that has not joined."""
+        """Begin to move blocks until these servers have these shares or, with `owners`, until each block is at its own;
+        `moving` counts down to 0. With `on_demand`, all blocks change owners at once and are sent when asked for. Raises
+        ValueError for a server that has not joined."""
         missing = [s for s in servers if s not in self._ledger.members]
         if missing:
             raise ValueError(f"Cannot move blocks to {missing[0]!r}: it has not joined; start it, and place when it has.")
         self._membership.keep(servers)
         # Also while recovering: the moves begin when all servers have restored the view.
-        self._moves.goal = Goal(servers, shares, on_demand, at_once)
+        self._moves.goal = Goal(servers, shares, on_demand, at_once, owners)
         self._moves.seconds = self._now()
         if not self.recovering:
             self._moves.advance()
@@ -369,17 +376,19 @@ class Coordinator:
             self._cycles.update_workers(branch)
         self._record()
 
-    def recover(self, servers: tuple[str, ...] = (), shares: tuple[float, ...] = ()) -> None:
+    def recover(self, servers: tuple[str, ...] = (), shares: tuple[float, ...] = (), owners: tuple[str, ...] = ()) -> None:
         """Go back to the last durable snapshot and replay the log, on the processes that are alive. Blocks of dead servers
-        go to `servers`, by these shares if possible, which cancels `place`; without `servers`, to those that are left.
-        Raises RuntimeError where a block has no copy."""
+        go to `servers`, by these shares if possible, or to their own one of `owners`, which cancels `place`; without
+        `servers`, to those that are left. Raises RuntimeError where a block has no copy."""
         if servers:
             self._moves.goal = None
-        self._begin_view(servers, shares)
+        self._begin_view(servers, shares, owners)
         self._record()
 
-    def _begin_view(self, servers: tuple[str, ...] = (), shares: tuple[float, ...] = ()) -> None:
-        for branch in self._membership.recover(servers, shares):
+    def _begin_view(
+        self, servers: tuple[str, ...] = (), shares: tuple[float, ...] = (), owners: tuple[str, ...] = ()
+    ) -> None:
+        for branch in self._membership.recover(servers, shares, owners):
             if branch in self._cycles.branches:
                 self._cycles.branches[branch].grouped -= 1
         self._cycles.forget_staged()

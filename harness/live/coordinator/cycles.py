@@ -180,14 +180,16 @@ class Cycles:
         """A push is complete: ask the policy, append the commit, release workers."""
         of, facts = self.branches[branch], PushFacts(*facts)
         commit, released = of.settle(facts, name, self._ledger.index + 1)
-        if of is self.current and not self.finishing:
+        # Servers do not know which rows of embedding tables a mini-batch looks up: workers ask for them.
+        unasked = self._job.tables is None
+        if unasked and of is self.current and not self.finishing:
             # The commit names the next cycles before they begin, so that servers can send parameters along with it.
             first = self._next_cycle()
             cycles = tuple((worker_name(self._job.nodes[w]), first + i) for i, w in enumerate(released))
             commit = replace(commit, released=cycles, bits=of.setting.transfer_bits)
         # The journal keeps the facts, not the commit: to replay them brings back the policy's state as well.
         self._ledger.append(commit, "settle", branch, name, tuple(facts))
-        self.release(of, released, facts.seconds, unasked=True)
+        self.release(of, released, facts.seconds, unasked=unasked)
         self._update_status(of)
 
     def _next_cycle(self) -> int:

@@ -146,11 +146,11 @@ class Membership:
 
     # ------------------------------------------------------------------------------------------------------------ views
 
-    def recover(self, servers: tuple[str, ...], shares: tuple[float, ...]) -> list[int]:
+    def recover(self, servers: tuple[str, ...], shares: tuple[float, ...], owners: tuple[str, ...] = ()) -> list[int]:
         """Begin a view. Returns the branches in whose open group a push was withdrawn, once for each such push. Raises
         ModelLost where blocks are lost, RuntimeError without servers."""
         ledger, self._waits_for_recover = self._ledger, True  # stays so if this raises
-        sources = self._sources_of(self._assign_blocks(servers, shares))
+        sources = self._sources_of(self._assign_blocks(servers, shares, owners))
         withdrawn = self._withdraw()
         # The table of the view includes all moves already, and snapshots in progress are cancelled.
         ledger.entries = {
@@ -163,8 +163,8 @@ class Membership:
         self.orphaned.clear()
         self._table_sent = dict.fromkeys(ledger.workers, ledger.durable)  # in the view
         self._table_used = dict(self._table_sent)
-        owners, by_holder = owners_of(ledger.table), tuple((runs_of(b), h) for h, b in sources.items())
-        self._view = View(ledger.view, ledger.durable, ledger.index, owners, self._generations(), by_holder)
+        table, by_holder = owners_of(ledger.table), tuple((runs_of(b), h) for h, b in sources.items())
+        self._view = View(ledger.view, ledger.durable, ledger.index, table, self._generations(), by_holder)
         # The view goes first: servers defer messages of a view that they do not know, and workers refuse them.
         for name in (*ledger.servers, *ledger.workers):
             ledger.tell(name, self._view)
@@ -173,9 +173,9 @@ class Membership:
             ledger.resend(name, ledger.durable)
         return withdrawn
 
-    def _assign_blocks(self, servers: tuple[str, ...], shares: tuple[float, ...]) -> dict[int, str]:
-        """The new table: blocks stay with an owner that is alive; the others go to servers that have less than their
-        share."""
+    def _assign_blocks(self, servers: tuple[str, ...], shares: tuple[float, ...], owners: tuple[str, ...]) -> dict[int, str]:
+        """The new table: blocks stay with an owner that is alive; the others go to their own one of `owners`, or else to
+        servers that have less than their share."""
         table, alive = dict(self._ledger.table), set(self._ledger.servers)
         wanted = [s for s in servers if s in alive] or sorted(alive & set(table.values())) or sorted(alive)
         if not wanted:
@@ -189,8 +189,9 @@ class Membership:
             if owner in lack and block not in orphaned:
                 lack[owner] -= 1
         for block in orphaned:  # in order, so that each server gets adjacent blocks
-            table[block] = next((s for s in wanted if lack[s] > 0), wanted[0])
-            lack[table[block]] -= 1
+            own = owners[block] if owners and owners[block] in alive else None
+            table[block] = own or next((s for s in wanted if lack[s] > 0), wanted[0])
+            lack[table[block]] = lack.get(table[block], 0) - 1
         return table
 
     def _sources_of(self, table: dict[int, str]) -> dict[str, Blocks]:

@@ -19,6 +19,7 @@ class Goal(NamedTuple):
     shares: tuple[float, ...]
     on_demand: bool
     at_once: int  # blocks in transfer at a time, from one source to one target
+    owners: tuple[str, ...] = ()  # of each block; () as the shares say
 
 
 class Moves:
@@ -39,7 +40,7 @@ class Moves:
     def _wanted(self) -> list[tuple[Blocks, str, str]]:
         if self.goal is None:
             return []
-        return moves_to(self._ledger.table, self.goal.servers, self.goal.shares)
+        return moves_to(self._ledger.table, self.goal.servers, self.goal.shares, self.goal.owners)
 
     def advance(self) -> None:
         """Begin all transfers that may begin now."""

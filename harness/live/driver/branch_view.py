@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -75,8 +76,10 @@ class DriverBranch:
         available: frozenset[str],
         events: tuple[NodeEvent, ...],
         samples: dict[str, int],
+        rows_of_blocks: Callable[[NDArray[np.float64]], tuple[float, ...]] = lambda _: (),
     ) -> Window:
-        """A window with the first `rows` unseen pushes that ends at `end_seconds`; what it reports is removed here."""
+        """A window with the first `rows` unseen pushes that ends at `end_seconds`; what it reports is removed here.
+        `rows_of_blocks` gives `Window.blocks` of these pushes."""
         table, self.unseen_rows = self.unseen_rows[:rows], self.unseen_rows[rows:].copy()  # a view would keep all of it
         whole = windows.window(
             job,
@@ -91,6 +94,7 @@ class DriverBranch:
             available=available,
             events=events,
             changes=tuple(self.changes),
+            blocks=rows_of_blocks(table),
         )
         reported = tuple(e for e in self.evaluations if e.seconds <= end_seconds)
         self.evaluations = [e for e in self.evaluations if e.seconds > end_seconds]

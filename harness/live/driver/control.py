@@ -76,7 +76,7 @@ class Control:
     ) -> None:
         """`emulated` is `processes`, where nodes come and go as the scenario says."""
         self.job, self.spec = spec.job, spec
-        self.runtime = Runtime(processes, limits.join_seconds)
+        self.runtime = Runtime(processes, limits.join_seconds, spec.job.blocks)
         self.losses = Losses(self.runtime, tuple(n.name for n in self.job.nodes))
         self.branches = {0: DriverBranch(self.job.start, policy, 0.0)}
         self.running: int | None = 0  # the branch that trains
@@ -367,6 +367,8 @@ class Control:
         layout = self.spec.layout
         megabytes = slow.blocks * layout.size / layout.count * self.branches[number].setting.transfer_bits / 8e6
         why = f"its link is slow: {megabytes / slow.seconds:.2g} MB/s where it was {megabytes / slow.before_seconds:.2g}"
+        if layout.tables is not None:  # pushes have different numbers of rows
+            why = f"its link is slow: a push takes {slow.seconds:.2g} s where it took {slow.before_seconds:.2g}"
         leaves = slow.hinders or runtime.processes.has_spare
         if leaves and len(here) > 1:
             # The node has a server and a worker: without a snapshot its worker's pushes could be lost with its server.

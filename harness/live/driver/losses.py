@@ -105,7 +105,7 @@ class Losses:
             yield
         if self._blocks_lost or runtime.latest.recovering:
             yield from runtime.recover(setting)
-        if self._blocks_lost or runtime.placed != (setting.servers, setting.shares()[1]):
+        if self._blocks_lost or runtime.placed != runtime.placement(setting):
             # Cleared only now: another loss ends this procedure, and the next one still has to recover.
             self._blocks_lost = False
             yield from runtime.place(setting)

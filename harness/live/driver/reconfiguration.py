@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 from harness.live.processes.names import EVALUATOR, node_of, peers
-from harness.live.processes.runtime import Procedure, Runtime
-from simulators.reconfiguration.shares import block_counts, moves
+from harness.live.processes.runtime import BlockPlaces, Procedure, Runtime
+from simulators.reconfiguration.shares import block_counts, moves, moves_of_blocks
 from tuners.actions import Cost, Method, Setting, SyncPolicy
 
 __all__ = ["LiveReconfiguration"]
@@ -121,16 +121,21 @@ class LiveReconfiguration:
         self.steps += [f"{'switch' if n in served else 'add'} {n}" for n in dict.fromkeys(map(node_of, started))]
 
     def _move_blocks(self, *, on_demand: bool) -> Procedure:
-        goal = (self.new.servers, self.new.shares()[1])
-        before, after = (dict(zip(*where, strict=True)) for where in (self._runtime.placed, goal))
-        if before != after:
-            counts = [block_counts(tuple(w), tuple(w.values()), self._blocks) for w in (before, after)]
+        before, after = self._runtime.placed, self._runtime.placement(self.new)
+        if not before.same_as(after):
             yield from self._runtime.place(self.new, on_demand=on_demand, at_once=self._in_flight)
             yield from self._runtime.wait_placed()
-            for source, target, count in moves(*counts):
+            for source, target, count in self._moves(before, after):
                 kind = "sweep" if on_demand else "move"
                 self.steps.append(f"{kind} {count} model block{'s' * (count != 1)} {source} -> {target}")
                 self.bytes_moved += count * self._block_bytes
+
+    def _moves(self, before: BlockPlaces, after: BlockPlaces) -> list[tuple[str, str, int]]:
+        """(source, target, blocks), without the block of dense parameters beside embedding tables."""
+        if after.owners:
+            return [(s, t, len(blocks)) for s, t, blocks in moves_of_blocks(before.owners, after.owners)]
+        counts = [block_counts(where.servers, where.shares, self._blocks) for where in (before, after)]
+        return moves(*counts)
 
     def _put(self) -> None:
         self._runtime.coordinator.put(self.branch, self.new, self.policy)

@@ -190,6 +190,7 @@ class LiveSystem:
             available=self._control.losses.available,
             events=events,
             samples={w: sum(row) for w, row in loads.items()},
+            rows_of_blocks=partial(self._spec.rows_of_pushes, branch.setting),
         )
 
     def _switch_to(self, number: int) -> None:
@@ -212,7 +213,7 @@ class LiveSystem:
         runtime = self._control.runtime
         runtime.start(peers(setting))
         yield from runtime.wait_joined(peers(setting))
-        if runtime.placed != (setting.servers, setting.shares()[1]):
+        if runtime.placed != runtime.placement(setting):
             yield from runtime.place(setting, at_once=self._spec.layout.count)
             yield from runtime.wait_placed()
 

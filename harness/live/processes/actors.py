@@ -116,7 +116,8 @@ class ProcessSpec:
 
                 return EmulatedCompute(spec, node_of(self.name))
 
-            loops.run_worker(member, self.layout, prepare, cores)
+            rows_of = None if self.layout.tables is None else spec.rows_of
+            loops.run_worker(member, self.layout, prepare, cores, rows_of)
 
 
 class _MemberActor:

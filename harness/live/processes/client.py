@@ -60,7 +60,13 @@ class TrainingControl(Protocol):
     def launch(self, branch: int) -> None: ...
 
     def place(
-        self, servers: tuple[str, ...], shares: tuple[float, ...], *, on_demand: bool = False, at_once: int = 4
+        self,
+        servers: tuple[str, ...],
+        shares: tuple[float, ...],
+        *,
+        owners: tuple[str, ...] = (),
+        on_demand: bool = False,
+        at_once: int = 4,
     ) -> None: ...
 
     # Processes that join, leave and die.
@@ -68,7 +74,9 @@ class TrainingControl(Protocol):
 
     def lose(self, names: Iterable[str]) -> None: ...
 
-    def recover(self, servers: tuple[str, ...] = (), shares: tuple[float, ...] = ()) -> None: ...
+    def recover(
+        self, servers: tuple[str, ...] = (), shares: tuple[float, ...] = (), owners: tuple[str, ...] = ()
+    ) -> None: ...
 
     def retire(self, names: Iterable[str]) -> None: ...
 

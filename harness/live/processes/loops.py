@@ -24,7 +24,7 @@ from harness.live.protocol.wire import Beat, Peers, Unreadable, decode, encode, 
 from harness.live.server.server import Server
 from harness.live.server.store import Store
 from harness.live.transport.transport import Transport
-from harness.live.worker.worker import Computed, Worker, WorkerTask
+from harness.live.worker.worker import Computed, RowsOf, Worker, WorkerTask
 
 __all__ = ["BEAT_SECONDS", "TICK_SECONDS", "Compute", "Heartbeat", "Mailbox", "Member", "run_server", "run_worker"]
 
@@ -146,20 +146,22 @@ def run_server(member: Member, layout: Layout, optimizer: str, aggregation: str)
         _serve(member, mailbox, core, tick=lambda: None, work=lambda: None)
 
 
-def run_worker(member: Member, layout: Layout, prepare: Callable[[], Compute], cores: Cores) -> None:
+def run_worker(
+    member: Member, layout: Layout, prepare: Callable[[], Compute], cores: Cores, rows_of: RowsOf | None = None
+) -> None:
     """Run a worker or an evaluator until `member.over` is set. `prepare` imports and compiles what `Compute` needs; it may
-    take long, and the process is heard meanwhile.
+    take long, and the process is heard meanwhile. `rows_of` is for a layout with embedding tables.
 
     The loop computes between messages: XLA cannot be interrupted, so a thread would only add its hand-over to every clock.
     """
     keep_memory()
     with _heard(member) as mailbox:
-        _work(member, mailbox, layout, prepare(), cores)
+        _work(member, mailbox, layout, prepare(), cores, rows_of)
 
 
-def _work(member: Member, mailbox: Mailbox, layout: Layout, compute: Compute, cores: Cores) -> None:
+def _work(member: Member, mailbox: Mailbox, layout: Layout, compute: Compute, cores: Cores, rows_of: RowsOf | None) -> None:
     tasks: deque[WorkerTask] = deque()
-    core = Worker(member.name, member.generation, layout, mailbox.send, time.monotonic, tasks.append)
+    core = Worker(member.name, member.generation, layout, mailbox.send, time.monotonic, tasks.append, rows_of=rows_of)
 
     def work() -> None:
         while tasks:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Generator, Iterable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from harness.live.processes.client import CoordinatorClient
 from harness.live.processes.names import EVALUATOR
@@ -16,7 +16,7 @@ from harness.live.protocol import messages
 from harness.live.protocol.driver_reports import Poll
 from tuners.actions import Setting
 
-__all__ = ["Procedure", "Processes", "Runtime", "starting_words"]
+__all__ = ["BlockPlaces", "Procedure", "Processes", "Runtime", "starting_words"]
 
 Procedure: TypeAlias = Generator[None, None, None]
 
@@ -58,13 +58,27 @@ class Processes(Protocol):
         ...
 
 
+class BlockPlaces(NamedTuple):
+    """Where a setting has the blocks of the model."""
+
+    servers: tuple[str, ...] = ()
+    shares: tuple[float, ...] = ()
+    owners: tuple[str, ...] = ()  # of each block of embedding tables; (): there are none
+
+    def same_as(self, other: BlockPlaces) -> bool:
+        """Whether both are the same but for the order of the servers."""
+        shares, others = (dict(zip(p.servers, p.shares, strict=True)) for p in (self, other))
+        return self.owners == other.owners and shares == others
+
+
 class Runtime:
     """The processes of a job, and the coordinator's latest report."""
 
-    def __init__(self, processes: Processes, join_seconds: float = 300.0) -> None:
-        self.processes, self._join_seconds = processes, join_seconds
+    def __init__(self, processes: Processes, join_seconds: float = 300.0, table_blocks: int = 0) -> None:
+        """`table_blocks`: of the embedding tables; 0: there are none."""
+        self.processes, self._join_seconds, self._table_blocks = processes, join_seconds, table_blocks
         self.latest: Poll
-        self.placed: tuple[tuple[str, ...], tuple[float, ...]] = ((), ())  # servers and their shares of the model
+        self.placed = BlockPlaces()
         self.starting: set[str] = set()
         self.rows_taken: dict[int, int] = {}  # by branch
         self._offset_seconds = float("inf")  # this process's clock minus the coordinator's
@@ -126,10 +140,21 @@ class Runtime:
 
     def place(self, setting: Setting, *, on_demand: bool = False, at_once: int = 4) -> Procedure:
         """Begin to move the model's blocks to where `setting` has them."""
-        self.placed = (setting.servers, setting.shares()[1])
-        servers = tuple(map(messages.server, setting.servers))
-        self.coordinator.place(servers, self.placed[1], on_demand=on_demand, at_once=at_once)
+        self.placed = self.placement(setting)
+        servers, shares, owners = self._named(self.placed)
+        self.coordinator.place(servers, shares, owners=owners, on_demand=on_demand, at_once=at_once)
         yield  # the next report says how many blocks have to move
+
+    def placement(self, setting: Setting) -> BlockPlaces:
+        """Where `setting` has the blocks of the model."""
+        return BlockPlaces(
+            setting.servers, setting.shares()[1], setting.owners(self._table_blocks) if self._table_blocks else ()
+        )
+
+    def _named(self, placed: BlockPlaces) -> BlockPlaces:
+        """The same with names of processes. The block of the dense parameters, the last one, is at the first server."""
+        owners = (*placed.owners, placed.servers[0]) if placed.owners else ()
+        return BlockPlaces(tuple(map(messages.server, placed.servers)), placed.shares, tuple(map(messages.server, owners)))
 
     def wait_placed(self) -> Procedure:
         """Wait until all blocks are in their place."""
@@ -139,10 +164,10 @@ class Runtime:
     def recover(self, setting: Setting) -> Procedure:
         """Restore blocks without an owner from the last snapshot, on `setting`'s servers. Raises ModelLost if no process
         has a copy."""
-        self.placed = (setting.servers, setting.shares()[1])
+        self.placed = self.placement(setting)
         patience_seconds = _RECOVER_SECONDS
         while True:
-            self.coordinator.recover(tuple(map(messages.server, setting.servers)), self.placed[1])
+            self.coordinator.recover(*self._named(self.placed))
             until = time.monotonic() + patience_seconds
             yield  # the next report says that recovery has begun
             while self.latest.recovering and time.monotonic() < until:

@@ -1,4 +1,8 @@
-"""The model as one vector, cut into blocks of consecutive parameters; and tables of which server owns which block."""
+"""The model as one vector, cut into blocks of consecutive parameters; and tables of which server owns which block.
+
+A vector with embedding tables consists of rows of one width: those of the tables, then the dense parameters, filled up with
+zeros. Pulls and pushes name the rows that they carry, sorted, and everything else is done with whole blocks.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,17 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TypeAlias
 
-from simulators.reconfiguration.shares import block_counts, moves
+import numpy as np
+from numpy.typing import NDArray
+
+from simulators.reconfiguration.shares import block_counts, moves, moves_of_blocks
 
 __all__ = [
     "Blocks",
     "Layout",
     "Owners",
     "Runs",
+    "TableShape",
     "blocks_in",
     "members",
     "moves_to",
@@ -33,20 +41,56 @@ Blocks: TypeAlias = frozenset[int]
 
 
 @dataclass(frozen=True)
+class TableShape:
+    """The embedding tables at the beginning of a vector: their blocks are those of the simulator, the last ones shorter."""
+
+    rows: int
+    width: int  # numbers in a row
+    blocks: int
+
+    @property
+    def block_rows(self) -> int:
+        """Rows in each block but the last ones, as `simulators.engine.embedding.block_of` has them."""
+        return -(-self.rows // self.blocks)
+
+
+@dataclass(frozen=True)
 class Layout:
-    """Cuts `size` parameters into `count` blocks of nearly equal size. Raises ValueError if a block would be empty."""
+    """Cuts `size` parameters into `count` blocks of nearly equal size. Raises ValueError if a block would be empty.
+
+    With `tables`, the last block has the dense parameters, and the others are those of the tables. Raises ValueError for
+    another count, and for a size that is not one of rows.
+    """
 
     size: int
     count: int
+    tables: TableShape | None = None
 
     def __post_init__(self) -> None:
+        tables = self.tables
         if not 1 <= self.count <= self.size:
             raise ValueError(f"Cannot cut {self.size} parameters into {self.count} blocks: give 1 to {self.size}.")
+        rest = 0 if tables is None else self.size - tables.rows * tables.width  # of the dense parameters
+        if tables and (self.count != tables.blocks + 1 or rest < 0 or rest % tables.width):
+            raise ValueError(f"Cannot cut {self.size} parameters into {self.count} blocks: they do not agree with {tables}.")
 
     @cached_property
     def bounds(self) -> tuple[int, ...]:
         """First parameter of each block, and the end of the last one, [count + 1]."""
+        if (tables := self.tables) is not None:
+            rows = (min(b * tables.block_rows, tables.rows) for b in range(self.count))
+            return (*(row * tables.width for row in rows), self.size)
         return tuple(self.size * b // self.count for b in range(self.count + 1))
+
+    @cached_property
+    def row_bounds(self) -> NDArray[np.int64]:
+        """First row of each block, and the end of the last one, [count + 1]. Only with `tables`."""
+        return np.array(self.bounds) // (self.tables.width if self.tables else 1)
+
+    def rows_in(self, rows: NDArray[np.int32], runs: Runs) -> tuple[slice, ...]:
+        """Where in `rows`, sorted, those of each run are."""
+        ends = np.searchsorted(rows, self.row_bounds[np.array(runs, int).reshape(-1, 2)]).tolist()
+        return tuple(slice(first, end) for first, end in ends)
 
     @cached_property
     def everything(self) -> Blocks:
@@ -108,8 +152,14 @@ def members(table: Mapping[int, str], blocks: Iterable[int]) -> dict[str, Blocks
     return {owner: frozenset(those) for owner, those in found.items()}
 
 
-def moves_to(table: Mapping[int, str], servers: tuple[str, ...], shares: tuple[float, ...]) -> list[tuple[Blocks, str, str]]:
-    """The fewest moves (blocks, source, target) from a table to these shares; a source gives its last blocks first."""
+def moves_to(
+    table: Mapping[int, str], servers: tuple[str, ...], shares: tuple[float, ...], owners: tuple[str, ...] = ()
+) -> list[tuple[Blocks, str, str]]:
+    """The fewest moves (blocks, source, target) from a table to these shares; a source gives its last blocks first. With
+    `owners`, of each block, to these."""
+    if owners:
+        named = moves_of_blocks(tuple(table[b] for b in range(len(owners))), owners)
+        return [(frozenset(blocks), source, target) for source, target, blocks in named]
     have = {owner: sorted(those) for owner, those in members(table, table).items()}
     found = []
     counts = block_counts(servers, shares, len(table))

@@ -6,7 +6,9 @@ older view or generation (see `harness.live.coordinator.membership`). Processes 
 "worker/NODE"; one "worker/..." is the evaluator, whose name is no node of the job.
 
 Blocks are given as runs, (first, end) pairs. A head with `runs` comes with one array per run, unless its docstring says
-"no arrays".
+"no arrays". In a job with embedding tables, pulls and pushes carry rows: `Pull` comes with the numbers of the rows that are
+wanted of these blocks, int32 and sorted, `Pulled` with their parameters in that order, and `StagePush` and `StagedPart` with
+numbers and gradients of the rows that the push touches. A block of which it touches no row is named all the same.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ __all__ = [
 ]
 
 COORDINATOR = "coordinator"
-Array: TypeAlias = NDArray[Any]  # one axis; float32, or float16 where a transfer is halved
+Array: TypeAlias = NDArray[Any]  # one axis; float32, or float16 where a transfer is halved; int32 for numbers of rows
 
 
 def server(node: str) -> str:
@@ -121,7 +123,7 @@ class Rest(_Head, frozen=True):
 
 
 class Pull(_Head, frozen=True):
-    """Worker to server: send these blocks (no arrays), as of entry `after` or later."""
+    """Worker to server: send these blocks (no arrays, or numbers of rows), as of entry `after` or later."""
 
     number: int  # of the request, counted by the worker
     branch: int
@@ -252,7 +254,7 @@ class BranchVectors(_Head, frozen=True):
 
 
 class StagedPart(_Head, frozen=True):
-    """Blocks of a push that waits for its commit; one array per run."""
+    """Blocks of a push that waits for its commit; one array per run, or numbers and gradients of rows."""
 
     worker: str
     cycle: int

@@ -19,7 +19,7 @@ from harness.live.protocol.messages import Array, Message
 
 __all__ = ["LARGEST_BYTES", "VERSION", "Beat", "Buffer", "Peers", "Unreadable", "decode", "encode", "signal"]
 
-VERSION = 4
+VERSION = 5
 LARGEST_BYTES = 2**31
 """Limit of one frame: half a billion parameters in one run. The receiver refuses larger ones before it allocates memory."""
 
@@ -27,7 +27,7 @@ Buffer: TypeAlias = bytes | memoryview
 
 _MARK = struct.Struct("<4sH")
 _PROGRAM = b"PSLV"
-_TYPES: dict[str, np.dtype[Any]] = {"f4": np.dtype("<f4"), "f2": np.dtype("<f2")}
+_TYPES: dict[str, np.dtype[Any]] = {"f4": np.dtype("<f4"), "f2": np.dtype("<f2"), "i4": np.dtype("<i4")}
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 
 
@@ -68,7 +68,7 @@ def encode(sender: str, message: Message) -> list[Buffer]:
         if array.dtype not in _NAMES or array.ndim != 1 or array.nbytes > LARGEST_BYTES:
             raise Unreadable(
                 f"Cannot send an array of {array.dtype}, shape {array.shape}: give at most {LARGEST_BYTES} bytes "
-                "of float32 or float16, along one axis."
+                "of float32, float16 or int32, along one axis."
             )
     head: Any = message.head
     kinds = tuple((_NAMES[a.dtype], a.size) for a in message.arrays)

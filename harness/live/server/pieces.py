@@ -10,13 +10,24 @@ import numpy as np
 from harness.live.protocol.blocks import Blocks, Layout, Runs, blocks_in, overlap, runs_of
 from harness.live.protocol.messages import Array, BranchVectors, StagedPart
 
-__all__ = ["Gradients", "Keeper", "Parts", "Piece", "Staging", "cut"]
+__all__ = ["Cuts", "Gradients", "Keeper", "Parts", "Piece", "PushPart", "RowParts", "Staging", "cut", "cut_rows"]
 
-Gradients: TypeAlias = list[tuple[tuple[int, int], Array]]
+Cuts: TypeAlias = list[tuple[tuple[int, int], Array]]
 """Runs of blocks, each with its array."""
 
 
-def cut(layout: Layout, runs: Runs, arrays: tuple[Array, ...], blocks: Blocks) -> Gradients:
+class PushPart(NamedTuple):
+    """Part of a push: a run of blocks and its array; or any runs, with the numbers and the gradients of their rows."""
+
+    runs: Runs
+    arrays: tuple[Array, ...]
+
+
+Gradients: TypeAlias = list[PushPart]
+"""Parts of a push that have no block in common."""
+
+
+def cut(layout: Layout, runs: Runs, arrays: tuple[Array, ...], blocks: Blocks) -> Cuts:
     """Select `blocks` from the arrays of `runs`, as views."""
     if blocks == blocks_in(runs):  # the usual case, and the fastest
         return list(zip(runs, arrays, strict=True))
@@ -25,6 +36,16 @@ def cut(layout: Layout, runs: Runs, arrays: tuple[Array, ...], blocks: Blocks) -
         begin = layout.bounds[runs[i][0]]
         made.append(((first, end), arrays[i][layout.bounds[first] - begin : layout.bounds[end] - begin]))
     return made
+
+
+def cut_rows(layout: Layout, runs: Runs, arrays: tuple[Array, ...], blocks: Blocks) -> tuple[Array, ...]:
+    """Select the rows in `blocks` from those in `runs`: their numbers and, if there is a second array, [rows * width], what
+    comes with them."""
+    if blocks == blocks_in(runs):  # the usual case
+        return arrays
+    at = layout.rows_in(arrays[0], runs_of(blocks))
+    widths = (len(array) // max(len(arrays[0]), 1) for array in arrays)
+    return tuple(np.concatenate([a[s.start * w : s.stop * w] for s in at]) for a, w in zip(arrays, widths, strict=True))
 
 
 class Parts:
@@ -57,9 +78,41 @@ class Parts:
         """Remove these blocks."""
         self._arrays = dict(self._cut(self.blocks - blocks))
 
-    def _cut(self, blocks: Blocks) -> Gradients:
+    def _cut(self, blocks: Blocks) -> Cuts:
         runs = tuple(sorted(self._arrays))
         return cut(self._layout, runs, tuple(self._arrays[run] for run in runs), blocks)
+
+
+class RowParts:
+    """Blocks of one vector with embedding tables. Steps change single rows in place, so whatever leaves is a copy. It is as
+    long as the model, but takes memory only for the blocks that were ever here, which alone it touches."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout, self.blocks = layout, frozenset[int]()
+        self._vector = np.zeros(layout.size, np.float32)
+        self._rows = self._vector.reshape(-1, layout.tables.width if layout.tables else 1)
+
+    def get(self, run: tuple[int, int]) -> Array:
+        """A copy of a run."""
+        return self._vector[self._layout.span(run)].copy()
+
+    def put(self, run: tuple[int, int], array: Array) -> None:
+        """Replace a run, by a copy."""
+        self._vector[self._layout.span(run)] = array
+        self.blocks |= blocks_in((run,))
+
+    def drop(self, blocks: Blocks) -> None:
+        """Remove these blocks."""
+        self.blocks -= blocks
+
+    def look_up(self, rows: Array, made: Array) -> Array:
+        """Copy these rows to `made`, [rows * width]."""
+        np.take(self._rows, rows, axis=0, out=made.reshape(-1, self._rows.shape[1]), mode="clip")
+        return made
+
+    def change(self, rows: Array, values: Array) -> None:
+        """Replace these rows."""
+        self._rows[rows] = values.reshape(-1, self._rows.shape[1])
 
 
 class Piece(NamedTuple):
@@ -126,7 +179,11 @@ class Staging:
         """Stage `blocks` of a push from the arrays of `runs`, without those that are staged already."""
         have, pieces = self._pushes.setdefault(worker, {}).get(cycle, (frozenset[int](), []))
         new = blocks - have
-        self._pushes[worker][cycle] = have | new, pieces + cut(self._layout, runs, arrays, new)
+        self._pushes[worker][cycle] = have | new, pieces + self._parts(runs, arrays, new)
+
+    def arrays_of(self, part: StagedPart) -> int:
+        """How many arrays that part of a push has."""
+        return len(part.runs) if self._layout.tables is None else 2
 
     def take(self, worker: str, cycle: int, blocks: Blocks) -> Gradients:
         """Remove and return these blocks of a push. Also removes what the worker staged in earlier cycles and gave up."""
@@ -139,14 +196,14 @@ class Staging:
 
     def depart(self, blocks: Blocks) -> tuple[tuple[StagedPart, ...], tuple[Array, ...]]:
         """Remove and return all that is staged for these blocks, to send it to their new owner."""
-        parts, arrays = [], []
+        parts, arrays = list[StagedPart](), list[Array]()
         for worker, cycles in self._pushes.items():
             for cycle in list(cycles):
-                pieces = sorted(self._remove(worker, cycle, blocks), key=lambda p: p[0])
+                pieces = sorted(self._remove(worker, cycle, blocks), key=lambda p: p.runs)
                 # Adjacent blocks may be staged as separate arrays, so every array travels as a part of its own.
-                for run, array in pieces:
-                    parts.append(StagedPart(worker, cycle, (run,)))
-                    arrays.append(array)
+                for piece in pieces:
+                    parts.append(StagedPart(worker, cycle, piece.runs))
+                    arrays += piece.arrays
         return tuple(parts), tuple(arrays)
 
     def clear(self) -> None:
@@ -158,8 +215,12 @@ class Staging:
         if have <= blocks:
             del self._pushes[worker][cycle]
             return pieces
-        self._pushes[worker][cycle] = have - blocks, [p for g in pieces for p in self._cut(g, have - blocks)]
-        return [p for g in pieces for p in self._cut(g, blocks)]
+        self._pushes[worker][cycle] = have - blocks, [p for g in pieces for p in self._parts(*g, have - blocks)]
+        return [p for g in pieces for p in self._parts(*g, blocks)]
 
-    def _cut(self, piece: tuple[tuple[int, int], Array], blocks: Blocks) -> Gradients:
-        return cut(self._layout, (piece[0],), (piece[1],), blocks)
+    def _parts(self, runs: Runs, arrays: tuple[Array, ...], blocks: Blocks) -> Gradients:
+        """These blocks of a push."""
+        if self._layout.tables is None:
+            return [PushPart((run,), (array,)) for run, array in cut(self._layout, runs, arrays, blocks)]
+        kept = blocks & blocks_in(runs)
+        return [PushPart(runs_of(kept), cut_rows(self._layout, runs, arrays, kept))] if kept else []

@@ -37,7 +37,7 @@ from harness.live.protocol.messages import (
     View,
     ViewReady,
 )
-from harness.live.server.pieces import Keeper, Piece, Staging
+from harness.live.server.pieces import Keeper, Piece, Staging, cut_rows
 from harness.live.server.store import Store
 
 __all__ = ["Server"]
@@ -61,6 +61,15 @@ class _Parameters(NamedTuple):
     arrays: tuple[Array, ...]
     since: int
     until: int | None = None  # None: they have not changed yet
+
+
+class _Waiting(NamedTuple):
+    """A pull that waits for blocks or entries."""
+
+    sender: str
+    pull: Pull
+    rows: tuple[Array, ...]  # their numbers, where there are embedding tables
+    blocks: Blocks
 
 
 class Server:
@@ -87,7 +96,7 @@ class Server:
         self._departed: dict[int, tuple[int, tuple[Any, ...]]] = {}  # blocks that move on demand, until the new owner asks
         self._freed: dict[int, int] = {}  # freed branches, and the entry that freed them
         self._deferred: list[tuple[str, Message]] = []  # messages that wait for a later entry or view
-        self._pulls: list[tuple[str, Pull, Blocks]] = []  # pulls that wait for blocks or entries
+        self._pulls: list[_Waiting] = []
         self._copies: dict[tuple[Any, ...], _Parameters] = {}  # parameters pulled last, by branch, runs and type
         self._changed: dict[int, int] = {}  # the last entry that changed each branch's parameters
 
@@ -122,7 +131,7 @@ class Server:
             case LogAppend():
                 self._on_log(sender, head)
             case Pull():
-                self._on_pull(sender, head)
+                self._on_pull(sender, head, arrays)
             case StagePush():
                 self._on_stage(sender, head, arrays)
             case BlockData():
@@ -269,10 +278,10 @@ class Server:
             self._tell(sender, Redirect(number, push, others, self._table_index, owners_of(self._table)))
         return mine
 
-    def _on_pull(self, sender: str, head: Pull) -> None:
+    def _on_pull(self, sender: str, head: Pull, rows: tuple[Array, ...]) -> None:
         mine = self._redirect(sender, head.number, blocks_in(head.runs), push=False)
         if mine:
-            self._pulls.append((sender, head, mine))
+            self._pulls.append(_Waiting(sender, head, rows, mine))
             self._fetch(mine)
             self._answer_pulls()
 
@@ -287,14 +296,20 @@ class Server:
     def _answer_pulls(self) -> None:
         """Answer the pulls whose blocks are all here and recent enough."""
         waiting, self._pulls = self._pulls, []
-        for sender, pull, asked in waiting:
+        for wait in waiting:
+            sender, pull = wait.sender, wait.pull
             # Blocks may have moved away while the pull waited.
-            blocks = self._redirect(sender, pull.number, asked, push=False)
+            blocks = self._redirect(sender, pull.number, wait.blocks, push=False)
             if not blocks:
                 continue
             there = [c for c in self._cohorts if c.position >= pull.after and c.blocks & blocks]
             if not blocks <= frozenset[int]().union(*(c.blocks for c in there)):
-                self._pulls.append((sender, pull, blocks))
+                self._pulls.append(wait._replace(blocks=blocks))
+            elif pull.branch in self._store.branches and self._layout.tables is not None:
+                (rows,) = cut_rows(self._layout, pull.runs, wait.rows, blocks)
+                made = self._store.rows(pull.branch, rows, _dtype(pull.bits))
+                # Rows that another worker has pulled are not kept, so a worker that is late may see a later entry.
+                self._tell(sender, Pulled(pull.number, min(c.position for c in there), runs_of(blocks)), (made,))
             elif pull.branch in self._store.branches:
                 copy = self._parameters(pull.branch, pull.bits, pull.after, runs_of(blocks))
                 index = min(c.position for c in there) if copy.until is None else copy.until - 1
@@ -303,7 +318,7 @@ class Server:
     def _parameters(self, branch: int, bits: int, after: int, runs: Runs) -> _Parameters:
         """The parameters of some blocks. If another worker pulled them as of `after`, the same copy: a worker that is late
         at a barrier must see what the others saw."""
-        dtype = "float16" if bits == 16 else "float32"
+        dtype = _dtype(bits)
         key = (branch, runs, dtype)
         copy = self._copies.get(key)
         if copy is None or not copy.since <= after < (copy.until or after + 1):
@@ -367,8 +382,9 @@ class Server:
         at = count
         for part in head.parts:
             of_part = blocks_in(part.runs) & expected
-            self._staging.add(part.worker, part.cycle, part.runs, arrays[at : at + len(part.runs)], of_part)
-            at += len(part.runs)
+            end = at + self._staging.arrays_of(part)
+            self._staging.add(part.worker, part.cycle, part.runs, arrays[at:end], of_part)
+            at = end
         for block in expected:
             del self._pending[block]
             self._on_demand.pop(block, None)
@@ -421,3 +437,7 @@ class Server:
             for piece in self._keeper.pick(index, blocks):
                 self._store.install(piece)
             self._cohorts.append(_Cohort(blocks, index))
+
+
+def _dtype(bits: int) -> str:
+    return "float16" if bits == 16 else "float32"

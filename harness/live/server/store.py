@@ -11,7 +11,7 @@ from harness.live.protocol.blocks import Blocks, Layout, Runs, blocks_in
 from harness.live.protocol.log import CommitEntry
 from harness.live.protocol.messages import Array, BranchVectors
 from harness.live.server.optimizer import Rates, slots, step
-from harness.live.server.pieces import Gradients, Parts, Piece
+from harness.live.server.pieces import Gradients, Parts, Piece, RowParts
 
 __all__ = ["PARAMETERS", "Store"]
 
@@ -21,16 +21,20 @@ _GROUP = "group"
 
 @dataclass
 class _Branch:
-    """Every step makes a new array of parameters, because the old one may still be in transfer to workers. All other vectors
-    are changed in place. They are as long as the model, but take memory only for the server's own blocks, which alone it
-    touches."""
+    """Every step makes a new array of parameters, because the old one may still be in transfer to workers; of embedding
+    tables, it changes the rows that are touched. All other vectors are changed in place. They are as long as the model, but
+    take memory only for the server's own blocks, which alone it touches."""
 
-    parameters: Parts
+    parameters: Parts | RowParts
     others: dict[str, Array]
 
 
 def _empty(size: int) -> Array:
     return np.empty(size, np.float32)
+
+
+def _rates(commit: CommitEntry) -> Rates:
+    return Rates(commit.learning_rate, commit.momentum, commit.steps)
 
 
 class Store:
@@ -48,11 +52,14 @@ class Store:
         if self._aggregation == "each":
             if commit.take:
                 # The runs in which the gradient came, which need not be those of the blocks here.
-                for run, gradient in pieces:
-                    self._step(commit, run, gradient)
+                for piece in pieces:
+                    if isinstance(table := self.branches[commit.branch].parameters, RowParts):
+                        self._step_rows(commit, table, *piece.arrays)
+                    else:
+                        self._step(commit, piece.runs[0], *piece.arrays)
             return
         group = self.branches[commit.branch].others[_GROUP]
-        for run, gradient in pieces:
+        for (run,), (gradient,) in pieces:
             part = group[self._layout.span(run)]
             part += gradient if self._aggregation == "sum" else np.float32(commit.weight) * gradient
         if commit.take:
@@ -65,10 +72,14 @@ class Store:
     def _step(self, commit: CommitEntry, run: tuple[int, int], gradient: Array) -> None:
         span, branch = self._layout.span(run), self.branches[commit.branch]
         kept = {name: branch.others[name][span] for name in self._slots}
-        rates = Rates(commit.learning_rate, commit.momentum, commit.steps)
         # A new array from the transport: it may be in shared memory already, and is then sent without a copy.
         before, made = branch.parameters.get(run), self._empty(len(gradient))
-        branch.parameters.put(run, step(self._optimizer, before, kept, gradient, rates, made))
+        branch.parameters.put(run, step(self._optimizer, before, kept, gradient, _rates(commit), made))
+
+    def _step_rows(self, commit: CommitEntry, table: RowParts, rows: Array, gradient: Array) -> None:
+        """Step the rows that a push touches, and no others."""
+        before, made = np.empty(len(gradient), np.float32), np.empty(len(gradient), np.float32)
+        table.change(rows, step(self._optimizer, table.look_up(rows, before), {}, gradient, _rates(commit), made))
 
     def fork(self, branch: int, parent: int, runs: Runs) -> None:
         """Copy these blocks from the parent to a new branch."""
@@ -85,6 +96,13 @@ class Store:
         """The parameters of these blocks now; later steps do not change the arrays."""
         parts = self.branches[branch].parameters
         return tuple(parts.get(run).astype(dtype, copy=False) for run in runs)
+
+    def rows(self, branch: int, rows: Array, dtype: str) -> Array:
+        """The parameters of these rows now, [rows * width]; later steps do not change the array."""
+        table, width = self.branches[branch].parameters, 1 if self._layout.tables is None else self._layout.tables.width
+        if not isinstance(table, RowParts):
+            raise TypeError("Cannot look up rows: this model has no embedding tables.")
+        return table.look_up(rows, self._empty(len(rows) * width)).astype(dtype, copy=False)
 
     def install(self, piece: Piece) -> None:
         """Add blocks, from the result of `copied` elsewhere."""
@@ -107,7 +125,8 @@ class Store:
     def _put(self, branch: int, runs: Runs, vectors: tuple[str, ...], arrays: Iterator[Array]) -> None:
         if branch not in self.branches:
             others = {name: np.zeros(self._layout.size, np.float32) for name in self.vectors if name != PARAMETERS}
-            self.branches[branch] = _Branch(Parts(self._layout), others)
+            parts = Parts(self._layout) if self._layout.tables is None else RowParts(self._layout)
+            self.branches[branch] = _Branch(parts, others)
         of = self.branches[branch]
         for name in vectors:
             for run in runs:

@@ -41,6 +41,7 @@ class EmulatedCompute:
             slowdown=np.ones(len(nodes)),
             seed=spec.seed,
             factors=factors,
+            blocks=max(spec.job.blocks, 1),
         )
         self.seconds(0, 1, 0, 0)  # compile
 

@@ -18,9 +18,9 @@ from jax.flatten_util import ravel_pytree
 from numpy.typing import NDArray
 
 from harness.live.coordinator.branch import LiveJob
-from harness.live.protocol.blocks import Layout
+from harness.live.protocol.blocks import Layout, TableShape
 from harness.live.protocol.messages import Release
-from harness.live.worker.worker import Computed, WorkerTask
+from harness.live.worker.worker import Computed, TaskKind, WorkerTask
 from harness.scenario import Scenario, job, parse, workload_of
 from simulators import jobs
 from simulators.engine import inputs, learning
@@ -35,6 +35,7 @@ __all__ = ["ShardsOf", "Spec"]
 jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
 
 _BLOCKS = 64
+_NO_ROW = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,6 @@ class Spec:
                 f"Cannot deploy {self.name}: a live worker pushes the gradient of one mini-batch, and takes no local steps; "
                 "hold local_steps at 1, outer_rate at 1 and outer_momentum at 0."
             )
-        if made.proxy.embedding is not None:
-            raise ValueError(
-                f"Cannot deploy {self.name}: {made.name!r} has embedding tables, and live servers push and pull the whole "
-                "model; play it in the simulator, or deploy a workload without tables."
-            )
         if self.job.space.takes_checkpoints:
             raise ValueError(
                 f"Cannot deploy {self.name}: live servers have replicas and lose no work; hold checkpoint_seconds at 0."
@@ -88,6 +84,11 @@ class Spec:
                 f"Cannot deploy {self.name}: {made.optimizer!r} revises what it did before, which live servers cannot; "
                 "choose another optimizer."
             )
+        if made.proxy.embedding is not None:
+            try:  # what sparse gradients do not go with
+                learning.learning_program(made, self.job.space, 1)
+            except Rejected as error:
+                raise ValueError(f"Cannot deploy {self.name}: {error}") from None
         return made
 
     @cached_property
@@ -97,30 +98,66 @@ class Spec:
             nodes=tuple(n.name for n in self.job.nodes),
             size=self.layout.size,
             blocks=self.layout.count,
+            tables=self.layout.tables,
             optimizer=self.workload.optimizer,
             aggregation=self.workload.aggregation,
             target=self.job.target,
             evaluate_clocks=self.scenario.check_clocks,
             shards=ShardsOf(self),
+            snapshot_commits=self._snapshot_commits,
         )
+
+    @property
+    def _snapshot_commits(self) -> int:
+        """Pushes between two snapshots; 0: as `LiveJob` says. A snapshot copies whole tables, of which a push touches few
+        rows: so it comes when the pushes since the last one are as many bytes as the model."""
+        if (tables := self.layout.tables) is None:
+            return 0
+        largest = max(map(sum, inputs.loads(self.scenario.cluster.nodes, self.job.start).values()))
+        return max(self.layout.size // (tables.width * len(self.rows_of(Release(0, 0, 0, 0, 0, largest, 0, 1 << 30)))), 20)
 
     @cached_property
     def layout(self) -> Layout:
-        return Layout(self.parameters.size, min(_BLOCKS, self.parameters.size))
+        embedding = None if self.workload.proxy is None else self.workload.proxy.embedding
+        if embedding is None:
+            return Layout(self.parameters.size, min(_BLOCKS, self.parameters.size))
+        size, blocks = self.parameters.size, self.job.blocks
+        return Layout(size, blocks + 1, TableShape(embedding.rows, self._width, blocks))
 
     @property
     def parameters(self) -> NDArray[np.float32]:
-        """This seed's initial parameters, [P]."""
+        """This seed's initial parameters, [P]; with embedding tables as `harness.live.protocol.blocks` says."""
         return self._drawn[1]
 
     def tree(self, parameters: NDArray[np.float32]) -> Any:
         """A vector [P] as the model's pytree."""
         return self._drawn[2](parameters)
 
+    def rows_of(self, work: Release | None) -> NDArray[np.int32]:
+        """The rows that a mini-batch looks up (None: the validation data), each once and in order, and the dense ones."""
+        if work is None:
+            return self._rows_validated
+        at = (work.clock * work.samples + np.arange(work.samples)) % work.shard_length + work.shard_start
+        return self._with_dense(self._looked_up[0][np.minimum(at, len(self._looked_up[0]) - 1)])
+
+    def rows_of_pushes(self, setting: Setting, pushes: NDArray[np.float64]) -> tuple[float, ...]:
+        """How many rows of each block of the embedding tables these pushes carried, as `Window.blocks`; [n, 11], the columns
+        of `Records`, all under `setting`."""
+        if self.layout.tables is None:
+            return ()
+        parts, found = self.live_job.shards(setting), np.zeros(self.layout.count)
+        for worker, clock in pushes[:, 1:3].astype(int):
+            samples, start, length = (int(of[worker]) for of in parts)
+            rows = self.rows_of(Release(0, 0, int(clock), 0, 0, samples, start, length))
+            found += np.diff(np.searchsorted(rows, self.layout.row_bounds))
+        return tuple(found[:-1].tolist())
+
     def compute(self, task: WorkerTask) -> Computed:
         """Run a worker's task."""
         started = perf_counter()
         data, _, unravel = self._drawn
+        if task.rows is not None:
+            return self._compute_rows(task, task.rows, started)
         if task.work is None:
             loss, accuracy = _evaluate(self._model(1), unravel, data, task.parameters)
             return Computed(task.number, task.kind, float(loss), accuracy=float(accuracy), seconds=perf_counter() - started)
@@ -131,11 +168,40 @@ class Spec:
         gradient = np.asarray(found[1]) if task.kind == "gradient" else None
         return Computed(task.number, task.kind, float(found[0]), gradient=gradient, seconds=perf_counter() - started)
 
+    def _compute_rows(self, task: WorkerTask, rows: NDArray[np.int32], started: float) -> Computed:
+        """`compute` on some rows of a model with embedding tables. They are filled up to a number that all mini-batches of a
+        size have, so that it compiles once."""
+        data, _, unravel = self._drawn
+        model, width, dense = self._model(1 if task.work is None else task.work.samples), self._width, self._dense_rows
+        count = len(rows) - dense  # of the tables
+        most = count if task.work is None else model.batch * self._looked_up[0].shape[1]
+        numbers, flat = np.full(most, _NO_ROW, np.int32), np.zeros((most + dense) * width, np.float32)
+        numbers[:count], flat[: count * width] = rows[:count], task.parameters[: count * width]
+        flat[most * width :] = task.parameters[count * width :]
+        if task.work is None:
+            loss, accuracy = _evaluate(model, unravel, data, flat, numbers)
+            return Computed(task.number, task.kind, float(loss), accuracy=float(accuracy), seconds=perf_counter() - started)
+        work = task.work
+        shard = _Shard(*(np.asarray([n], np.int32) for n in (work.samples, work.shard_start, work.shard_length)))
+        measure = _gradient if task.kind == "gradient" else _loss
+        found = measure(model, unravel, data, shard, np.int32(work.clock), flat, numbers)
+        gradient = None
+        if task.kind == "gradient":
+            whole = np.asarray(found[1])
+            gradient = np.concatenate([whole[: count * width], whole[most * width :]])
+        return Computed(task.number, task.kind, float(found[0]), gradient=gradient, seconds=perf_counter() - started)
+
     def warm_up(self, *, validates: bool = False) -> None:
         """Compile before the job begins: for the first task of a worker, or with `validates` of the evaluator."""
         largest = max(map(sum, inputs.loads(self.scenario.cluster.nodes, self.job.start).values()))
         work = None if validates else Release(0, 0, 0, 0, 0, largest, 0, 1)
-        self.compute(WorkerTask("evaluate" if validates else "gradient", 0, work, self.parameters))
+        kind: TaskKind = "evaluate" if validates else "gradient"
+        if self.layout.tables is None:
+            self.compute(WorkerTask(kind, 0, work, self.parameters))
+        else:
+            rows = self.rows_of(work)
+            looked_up = self.parameters.reshape(-1, self._width)[rows].reshape(-1)
+            self.compute(WorkerTask(kind, 0, work, looked_up, rows))
 
     def check(self, setting: Setting) -> None:
         """Raise Rejected, with the reason, for a setting in the job's space that a live job cannot run under."""
@@ -145,6 +211,11 @@ class Spec:
         for worker, row in zip(setting.workers, setting.loads, strict=False):
             if any(row[1:]):
                 raise Rejected(f"Cannot use loads {row} on {worker!r}: a live worker computes on its first device only.")
+        if setting.cache_rows and setting.cache_clocks:
+            raise Rejected(
+                f"Cannot use copies of {setting.cache_rows} rows for {setting.cache_clocks} mini-batches in a live job: its "
+                "workers keep no copies, and pull every row that they look up; hold cache_rows or cache_clocks at 0."
+            )
         inputs.compute_times(self.scenario.cluster.nodes, self.workload.demand, setting)
         self.live_job.shards(setting)
 
@@ -160,8 +231,44 @@ class Spec:
     @cached_property
     def _drawn(self) -> tuple[TrainingData, NDArray[np.float32], Callable[[Any], Any]]:
         data, parameters = jobs.drawn(self.workload, self.seed, len(self.job.start.workers))
-        flat, unravel = ravel_pytree(parameters)
-        return data, np.asarray(flat, np.float32), unravel
+        if self.workload.proxy is None or self.workload.proxy.embedding is None:
+            flat, unravel = ravel_pytree(parameters)
+            return data, np.asarray(flat, np.float32), unravel
+        tables = np.asarray(parameters["rows"], np.float32)
+        dense, unravel = ravel_pytree({name: value for name, value in parameters.items() if name != "rows"})
+        count, width = dense.size, tables.shape[1]
+        rest = np.zeros(-(-count // width) * width, np.float32)
+        rest[:count] = dense
+        vector: NDArray[np.float32] = np.concatenate([tables.reshape(-1), rest])
+        return data, vector, _Unravel(unravel, count, len(rest), width)
+
+    @property
+    def _width(self) -> int:
+        """Numbers in a row of the embedding tables."""
+        unravel = self._drawn[2]
+        if not isinstance(unravel, _Unravel):
+            raise TypeError(f"Cannot look up rows: {self.workload.name!r} has no embedding tables.")
+        return unravel.width
+
+    @property
+    def _dense_rows(self) -> int:
+        unravel = self._drawn[2]
+        return unravel.rest // unravel.width if isinstance(unravel, _Unravel) else 0
+
+    @cached_property
+    def _looked_up(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The rows that samples look up, [n, lookups]: of the training and of the validation data."""
+        data = self._drawn[0]
+        return np.asarray(data.train[0]), np.asarray(data.valid[0])
+
+    @cached_property
+    def _rows_validated(self) -> NDArray[np.int32]:
+        return self._with_dense(self._looked_up[1])
+
+    def _with_dense(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
+        whole = len(self.parameters) // self._width
+        dense = np.arange(whole - self._dense_rows, whole, dtype=np.int32)
+        return np.concatenate([np.unique(rows), dense])
 
 
 @dataclass(frozen=True)
@@ -185,23 +292,55 @@ class _Shard(NamedTuple):
     shard_length: Any
 
 
+@dataclass(frozen=True)
+class _Unravel:
+    """Turns a vector of rows of embedding tables, any number of them, and of dense parameters into the model's pytree."""
+
+    unravel: Any  # dense parameters [dense] -> pytree
+    dense: int  # how many these are
+    rest: int  # the same, filled up to whole rows
+    width: int
+
+    def __call__(self, flat: Any) -> Any:
+        tables = len(flat) - self.rest
+        rows = flat[:tables].reshape(-1, self.width)
+        return self.unravel(flat[tables : tables + self.dense]) | {"rows": rows}
+
+
+# `numbers`: the rows of embedding tables that `flat` begins with, sorted; None: it is the whole model.
+
+
 @partial(jax.jit, static_argnames=("model", "unravel"))
 def _gradient(
-    model: LearningProgram, unravel: Any, data: TrainingData, shard: Any, clock: Array, flat: Array
+    model: LearningProgram, unravel: Any, data: TrainingData, shard: Any, clock: Array, flat: Array, numbers: Any = None
 ) -> tuple[Array, Array]:
-    return jax.value_and_grad(partial(_mean_loss, model, unravel, data, shard, clock))(flat)
+    return jax.value_and_grad(partial(_mean_loss, model, unravel, data, shard, clock, numbers))(flat)
 
 
 @partial(jax.jit, static_argnames=("model", "unravel"))
-def _loss(model: LearningProgram, unravel: Any, data: TrainingData, shard: Any, clock: Array, flat: Array) -> tuple[Array]:
-    return (_mean_loss(model, unravel, data, shard, clock, flat),)
+def _loss(
+    model: LearningProgram, unravel: Any, data: TrainingData, shard: Any, clock: Array, flat: Array, numbers: Any = None
+) -> tuple[Array]:
+    return (_mean_loss(model, unravel, data, shard, clock, numbers, flat),)
 
 
-def _mean_loss(model: LearningProgram, unravel: Any, data: TrainingData, shard: Any, clock: Array, flat: Array) -> Array:
+def _mean_loss(
+    model: LearningProgram, unravel: Any, data: TrainingData, shard: Any, clock: Array, numbers: Any, flat: Array
+) -> Array:
     rows, count = learning.minibatch(model, data, shard, jnp.asarray(0, jnp.int32), clock)
-    return learning.mean_loss(model, unravel(flat), rows, count)
+    return learning.mean_loss(model, unravel(flat), _renumbered(rows, numbers), count)
 
 
 @partial(jax.jit, static_argnames=("model", "unravel"))
-def _evaluate(model: LearningProgram, unravel: Any, data: TrainingData, flat: Array) -> tuple[Array, Array]:
-    return learning.evaluate(model, data, unravel(flat))
+def _evaluate(
+    model: LearningProgram, unravel: Any, data: TrainingData, flat: Array, numbers: Any = None
+) -> tuple[Array, Array]:
+    return learning.evaluate(model, data._replace(valid=_renumbered(data.valid, numbers)), unravel(flat))
+
+
+def _renumbered(batch: Any, numbers: Any) -> Any:
+    """A batch that looks up the rows of `numbers` by their places there. Samples that do not count may look up others: they
+    get the last one."""
+    if numbers is None:
+        return batch
+    return (jnp.minimum(jnp.searchsorted(numbers, batch[0]), numbers.shape[0] - 1), *batch[1:])

@@ -1,6 +1,7 @@
 """A worker: it pulls parameters, computes gradients, pushes them, and keeps its pushes until they are durable.
 
-It has no state of training: each `Release` says which mini-batch to compute.
+It has no state of training: each `Release` says which mini-batch to compute. In a job with embedding tables it pulls the
+rows that this mini-batch looks up, and the dense ones, and pushes the gradients of the same rows.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from msgspec.structs import replace
 
-from harness.live.protocol.blocks import Blocks, Layout, blocks_in, members, runs_of, table_of
+from harness.live.protocol.blocks import Blocks, Layout, Runs, blocks_in, members, runs_of, table_of
 from harness.live.protocol.messages import (
     COORDINATOR,
     Array,
@@ -38,7 +39,7 @@ from harness.live.protocol.messages import (
     View,
 )
 
-__all__ = ["Computed", "Start", "TaskKind", "Worker", "WorkerTask"]
+__all__ = ["Computed", "RowsOf", "Start", "TaskKind", "Worker", "WorkerTask"]
 
 TaskKind: TypeAlias = Literal["gradient", "before", "after", "evaluate"]
 """gradient: loss and gradient of a mini-batch. before, after: its loss before and after its push. evaluate: loss and
@@ -46,12 +47,13 @@ accuracy on the validation data."""
 
 
 class WorkerTask(NamedTuple):
-    """Something to compute on a whole model."""
+    """Something to compute on a whole model, or on those of its rows that it looks up."""
 
     kind: TaskKind
     number: int  # the cycle, or the number of the evaluation
     work: Release | None  # says which mini-batch; None for the validation data
-    parameters: Array  # [P] float32
+    parameters: Array  # [P] float32, or [rows * width]
+    rows: Array | None = None  # their numbers, int32 and sorted; None: it is the whole model
 
 
 class Computed(NamedTuple):
@@ -60,10 +62,13 @@ class Computed(NamedTuple):
     number: int
     kind: TaskKind
     loss: float
-    gradient: Array | None = None  # [P] float32; read-only from now on
+    gradient: Array | None = None  # float32, as long as the parameters; read-only from now on
     accuracy: float = 0.0
     seconds: float = 0.0
 
+
+RowsOf: TypeAlias = Callable[["Release | None"], Array]
+"""The rows, int32 and sorted, that a mini-batch looks up (None: the validation data), and the dense ones."""
 
 Start: TypeAlias = Callable[[WorkerTask], None]
 """Starts a task. Its result goes to `Worker.computed`, at once or later, on the thread that calls `receive`."""
@@ -71,7 +76,7 @@ Start: TypeAlias = Callable[[WorkerTask], None]
 
 @dataclass
 class _Pulling:
-    """A pull of the whole model that is in progress."""
+    """A pull of the whole model, or of some rows, that is in progress."""
 
     number: int  # of the request
     kind: TaskKind
@@ -79,6 +84,7 @@ class _Pulling:
     branch: int
     after: int
     bits: int
+    rows: Array | None  # None: the whole model
     missing: Blocks
     parameters: Array
     begun_seconds: float
@@ -91,6 +97,7 @@ class _Pulling:
 class _Push(NamedTuple):
     branch: int
     gradient: Array
+    rows: Array | None  # None: of the whole model
 
 
 class Worker:
@@ -105,10 +112,13 @@ class Worker:
         now: Callable[[], float],
         start: Start,
         retry_seconds: float = 2.0,
+        rows_of: RowsOf | None = None,
     ) -> None:
+        """`rows_of` is for a layout with embedding tables."""
         self.name, self.generation, self.view = name, generation, 0
         self._layout, self._send, self._now, self._start = layout, send, now, start
-        self._retry_seconds = retry_seconds
+        self._retry_seconds, self._rows_of = retry_seconds, rows_of
+        self._rows: Array | None = None  # those of the pull that was completed last
         self._table: dict[int, str] = {}
         self._table_index = 0
         self._grouped_table: dict[int, str] = self._table
@@ -209,7 +219,7 @@ class Worker:
             return
         if result.kind == "gradient" and result.gradient is not None:
             gradient = result.gradient.astype(np.float16) if work.bits == 16 else result.gradient
-            self._pushes[work.cycle] = _Push(work.branch, gradient)
+            self._pushes[work.cycle] = _Push(work.branch, gradient, self._rows)
             self._done = GradientDone(work.cycle, result.loss, self._pulled[0], result.seconds, self._pulled[1])
             self._done_is_final = not work.probes
             self._stage(work.cycle, self._layout.everything)
@@ -230,9 +240,13 @@ class Worker:
     def _pull(self, kind: TaskKind, of: Release | EvaluationRequest, after: int, *, unasked: bool = False) -> None:
         number, bits = (of.cycle, of.bits) if isinstance(of, Release) else (of.number, 32)
         self._last_request += 1
-        missing, now = self._layout.everything, self._now()
-        whole, wait = np.empty(self._layout.size, np.float32), self._retry_seconds
-        pulling = _Pulling(self._last_request, kind, number, of.branch, after, bits, missing, whole, now, now, wait)
+        # All blocks are asked for, also those of which no row is wanted: few different runs, which are cached.
+        missing, size, rows, tables = self._layout.everything, self._layout.size, None, self._layout.tables
+        if self._rows_of is not None and tables is not None:
+            rows = self._rows_of(of if isinstance(of, Release) else None)
+            size = len(rows) * tables.width
+        made, now, wait = np.empty(size, np.float32), self._now(), self._retry_seconds
+        pulling = _Pulling(self._last_request, kind, number, of.branch, after, bits, rows, missing, made, now, now, wait)
         self._pulling = pulling
         # Otherwise `tick` asks if they do not arrive.
         if not unasked:
@@ -244,7 +258,15 @@ class Worker:
             pulling.asked.update(dict.fromkeys(those, owner))
             # The owner must have applied the entry that made it the owner.
             after = max(pulling.after, self._table_index)
-            self._tell(owner, Pull(pulling.number, pulling.branch, after, runs_of(those), pulling.bits))
+            runs = runs_of(those)
+            rows = () if pulling.rows is None else (self._rows_in(pulling.rows, pulling.rows, runs),)
+            self._tell(owner, Pull(pulling.number, pulling.branch, after, runs, pulling.bits), rows)
+
+    def _rows_in(self, rows: Array, values: Array, runs: Runs) -> Array:
+        """`values`, some of each of `rows`, for those of the rows that are in `runs`."""
+        width = len(values) // max(len(rows), 1)
+        parts = [values[at.start * width : at.stop * width] for at in self._layout.rows_in(rows, runs)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _owners(self, blocks: Blocks) -> dict[str, Blocks]:
         """Group some blocks by their owner."""
@@ -264,8 +286,10 @@ class Worker:
 
     def _take(self, pulling: _Pulling, head: Pulled | UnaskedBlocks, arrays: tuple[Array, ...]) -> None:
         # The whole model from one server: use its array without a copy.
-        if head.runs == ((0, self._layout.count),) and arrays[0].dtype == np.float32:
+        if pulling.rows is None and head.runs == ((0, self._layout.count),) and arrays[0].dtype == np.float32:
             pulling.parameters = arrays[0]
+        elif pulling.rows is not None:
+            self._take_rows(pulling, pulling.rows, head.runs, arrays[0])
         else:
             for run, array in zip(head.runs, arrays, strict=True):
                 pulling.parameters[self._layout.span(run)] = array
@@ -275,15 +299,25 @@ class Worker:
             self._pulling = None
             if pulling.kind in ("gradient", "evaluate"):
                 self._pulled = self._now() - pulling.begun_seconds, pulling.index
-            work = None if pulling.kind == "evaluate" else self._work
-            self._start(WorkerTask(pulling.kind, pulling.of, work, pulling.parameters))
+            work, self._rows = None if pulling.kind == "evaluate" else self._work, pulling.rows
+            self._start(WorkerTask(pulling.kind, pulling.of, work, pulling.parameters, pulling.rows))
+
+    def _take_rows(self, pulling: _Pulling, rows: Array, runs: Runs, values: Array) -> None:
+        width, begin = len(pulling.parameters) // len(rows), 0
+        for at in self._layout.rows_in(rows, runs):
+            end = begin + (at.stop - at.start) * width
+            pulling.parameters[at.start * width : at.stop * width] = values[begin:end]
+            begin = end
 
     def _stage(self, cycle: int, blocks: Blocks) -> None:
         push = self._pushes[cycle]
         done = self._done if self._done_is_final and self._work is not None and self._work.cycle == cycle else None
         for owner, those in self._owners(blocks).items():
             runs = runs_of(those)
-            arrays = tuple(push.gradient[self._layout.span(run)] for run in runs)
+            if push.rows is None:
+                arrays = tuple(push.gradient[self._layout.span(run)] for run in runs)
+            else:
+                arrays = tuple(self._rows_in(push.rows, values, runs) for values in (push.rows, push.gradient))
             self._tell(owner, StagePush(cycle, push.branch, self._table_index, runs, done), arrays)
 
     def _on_redirect(self, head: Redirect) -> None:

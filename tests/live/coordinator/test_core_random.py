@@ -6,12 +6,12 @@ from functools import partial
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from harness.live.coordinator.branch import CoordinatorBranch
 from harness.live.coordinator.cycles import Cycles
 from harness.live.coordinator.ledger import Ledger
 from harness.live.coordinator.membership import Membership
-from harness.live.server import server as server_core
 from harness.live.server.pieces import Parts, Piece, Staging
 from harness.live.server.server import Server
 from harness.live.server.store import Store
@@ -58,8 +58,7 @@ def repeated_parts_count_again(monkeypatch):
         have = self.blocks(worker, cycle)
         add(self, worker, cycle, runs, arrays, blocks)
         new = self._pushes[worker][cycle][0]
-        more = [p for g in zip(runs, arrays, strict=True) for p in self._cut(g, have & blocks)]
-        self._pushes[worker][cycle] = new, self._pushes[worker][cycle][1] + more
+        self._pushes[worker][cycle] = new, self._pushes[worker][cycle][1] + self._parts(runs, arrays, have & blocks)
 
     monkeypatch.setattr(Staging, "add", broken)
 
@@ -103,7 +102,7 @@ def pulls_do_not_wait(monkeypatch):
     answer = Server._answer_pulls
 
     def broken(self):
-        self._pulls = [(s, server_core.Pull(p.number, p.branch, 0, p.runs, p.bits), b) for s, p, b in self._pulls]
+        self._pulls = [w._replace(pull=replace(w.pull, after=0)) for w in self._pulls]
         answer(self)
 
     monkeypatch.setattr(Server, "_answer_pulls", broken)

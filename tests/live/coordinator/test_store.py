@@ -5,7 +5,7 @@ import numpy as np
 from harness.live.protocol.blocks import Layout
 from harness.live.protocol.log import CommitEntry
 from harness.live.protocol.messages import BranchVectors
-from harness.live.server.pieces import Parts, Piece
+from harness.live.server.pieces import Parts, Piece, PushPart
 from harness.live.server.store import Store
 
 LAYOUT = Layout(12, 6)  # two numbers per block
@@ -30,7 +30,7 @@ def test_parameters_that_were_sent_or_copied_do_not_change():
     sent, kept = store.parameters(0, ((0, 6),), "float32"), store.copied(((0, 6),), [0])
     for steps in range(2):
         commit = CommitEntry(0, "worker/a", steps, True, True, 1, 1.0, steps + 1, -1.0, 1.0)
-        store.apply(commit, ((0, 6),), [((0, 6), np.ones(12, np.float32))])
+        store.apply(commit, ((0, 6),), [PushPart(((0, 6),), (np.ones(12, np.float32),))])
     assert [array.max() for array in (*sent, *kept.arrays)] == [0, 0, 0]
     assert [array.min() for array in store.copied(((0, 6),), [0]).arrays] == [3, 2]
 

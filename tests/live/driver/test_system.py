@@ -247,7 +247,7 @@ def test_a_job_that_stands_still_is_diagnosed_and_recovered(spec, pretend):
     with LiveSystem(spec, pretend, limits=Limits(still_seconds=0.3)) as live:
         live.perform(Run(clocks=20))
         pretend.stuck = ("worker/n0",)
-        pretend.answers.recover = lambda servers=(), shares=(): setattr(pretend, "stuck", ())
+        pretend.answers.recover = lambda servers=(), shares=(), owners=(): setattr(pretend, "stuck", ())
         assert live.perform(Run(clocks=20)).clocks >= 20
         assert any(e.startswith("no push for") and e.endswith("worker/n0 hangs") for _, e in live.job_status().events)
 
@@ -410,6 +410,7 @@ def test_a_live_job_has_no_graph_options_and_no_second_device(spec):
 
 
 DEMAND = "[workload.overrides.demand]"
+CLICKS = 'name = "clicks-fm"'
 BY_SHARE = re.sub(r"metric = .*\nvalue = .*", 'metric = "clocks"\nvalue = 100\nby_share = true', load("live-digits").text)
 REVISING = load("live-digits").text.replace(DEMAND, f'[workload.overrides]\noptimizer = "adarevision"\n{DEMAND}')
 
@@ -419,7 +420,10 @@ REVISING = load("live-digits").text.replace(DEMAND, f'[workload.overrides]\nopti
     [
         (load("cruise-lda-32").text, "is timing-only and learns nothing"),
         (load("slow-link").text, "takes no local steps; hold local_steps at 1"),
-        (load("hot-keys").text, "'clicks-fm' has embedding tables, and live servers push and pull the whole model"),
+        (
+            load("hot-keys").text.replace(CLICKS, f'{CLICKS}\noverrides = {{ optimizer = "adam" }}'),
+            "Cannot apply the sparse",
+        ),
         (load("checkpoints").text, "live servers have replicas and lose no work; hold checkpoint_seconds at 0"),
         (REVISING, "'adarevision' revises what it did before"),
         (BY_SHARE, "live jobs do not count work by share"),

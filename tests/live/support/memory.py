@@ -53,12 +53,26 @@ class Memory:
     """Coordinator, servers and workers, and the messages in transfer between any two of them."""
 
     def __init__(
-        self, rng, setting, policy=None, *, size=12, blocks=6, compute=ones, parameters=None, checks=False, begun=None, **job
+        self,
+        rng,
+        setting,
+        policy=None,
+        *,
+        size=12,
+        blocks=6,
+        compute=ones,
+        parameters=None,
+        checks=False,
+        begun=None,
+        rows_of=None,
+        **job,
     ):
+        """With `tables` in the job, `rows_of` says which rows a mini-batch looks up; None: some that depend on its cycle."""
         self.rng, self.compute, self.checks, self.seconds = rng, compute, checks, 0.0
         given = {"target": Target("clocks", 1e9), "evaluate_clocks": 0, "shards": everybody, "retry_seconds": 1e6} | job
         self.job = LiveJob(**{"nodes": NODES, "size": size, "blocks": blocks} | given)
-        self.layout = Layout(size, blocks)
+        self.layout = Layout(size, blocks, self.job.tables)
+        self.rows_of = rows_of or self.rows_of_cycle
         self.channels = {}  # (sender, receiver): messages
         self.cores = {}
         self.stores = {}  # of servers
@@ -108,7 +122,10 @@ class Memory:
             store = self.stores[name] = Store(self.layout, self.job.optimizer, self.job.aggregation)
             core.append(Server(name, self.generations[name], self.layout, store, send))
         else:
-            core.append(Worker(name, self.generations[name], self.layout, send, self.now, self.computer(name, core)))
+            rows_of = None if self.job.tables is None else self.rows_of
+            core.append(
+                Worker(name, self.generations[name], self.layout, send, self.now, self.computer(name, core), rows_of=rows_of)
+            )
         self.cores[name] = core[0]
         self.coordinator.expect(name, self.generations[name])
         core[0].hello()
@@ -237,8 +254,40 @@ class Memory:
         """A parameter after so many steps at a learning rate of -1; with momentum 1, each step is larger by 1."""
         return steps * (steps + 1) // 2 if self.job.optimizer == "momentum" else steps
 
+    def rows_of_cycle(self, work):
+        """Some rows of the tables, and the dense ones."""
+        rows = self.layout.row_bounds[-1] - np.arange(self.layout.row_bounds[-1] - self.job.tables.rows, 0, -1)
+        if work is None:
+            return np.arange(self.layout.row_bounds[-1], dtype=np.int32)
+        drawn = random.Random(work if isinstance(work, int) else work.cycle).choices(range(self.job.tables.rows), k=5)
+        return np.concatenate([np.unique(drawn), rows]).astype(np.int32)
+
+    def expected(self, until=None):
+        """The model of every branch by the log up to an entry: every push adds 1 to the rows that it looks up, or to all."""
+        if self.job.tables is None:
+            return {b: np.full(self.layout.size, self.value(c), np.float32) for b, c in self.counted(until).items()}
+        made = {0: np.zeros(self.layout.row_bounds[-1], np.float32)}
+        for index, entry in self.history.items():  # in order
+            if until is not None and index > until:
+                break
+            if isinstance(entry, CommitEntry):
+                made[entry.branch][self.rows_of_cycle(entry.cycle)] += entry.accept
+            elif isinstance(entry, ForkEntry):
+                made[entry.branch] = made[entry.parent].copy()
+            elif isinstance(entry, FreeEntry):
+                del made[entry.branch]
+        return {branch: rows.repeat(self.job.tables.width) for branch, rows in made.items()}
+
     def check_pulled(self, task):
         """A worker pulls at least the log up to its release, and nothing that is not in the log."""
+        if task.rows is not None:
+            pulled = task.parameters.reshape(len(task.rows), -1)
+            low, high = (self.expected(until).get(task.work.branch) for until in (task.work.after, None))
+            assert (pulled >= low.reshape(-1, self.job.tables.width)[task.rows]).all(), "pulled too early"
+            if high is not None:  # else it is freed meanwhile
+                most = high.reshape(-1, self.job.tables.width)[task.rows] + len(self.lost)
+                assert (pulled <= most).all(), "pulled what was never pushed"
+            return
         low = self.counted(task.work.after)[task.work.branch]
         high = self.counted().get(task.work.branch, 10**6)  # if it is freed meanwhile
         assert self.value(low) <= min(task.parameters), "pulled too early"

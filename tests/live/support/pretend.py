@@ -207,7 +207,7 @@ class PretendCoordinator:
     def launch(self, branch):
         self.of.halted = False
 
-    def place(self, servers, shares, *, on_demand=False, at_once=4):
+    def place(self, servers, shares, *, owners=(), on_demand=False, at_once=4):
         assert set(servers) <= self.of.members.keys(), "a server is not there"
         self.of.owners, self.of.moving = servers, 8
         self.of.moved_at = time.monotonic() + self.of.move_seconds
@@ -252,6 +252,6 @@ class PretendCoordinator:
     def needed(self, name):
         return False
 
-    def recover(self, servers=(), shares=()):
+    def recover(self, servers=(), shares=(), owners=()):
         assert set(servers) <= self.of.members.keys(), "a server is not there"
         self.of.owners, self.of.dead_owners = servers, set()

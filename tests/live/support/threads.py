@@ -38,7 +38,8 @@ class ThreadProcesses:
             if name.startswith("server/"):
                 given = (loops.run_server, member, layout, job.optimizer, job.aggregation)
             else:
-                given = (loops.run_worker, member, layout, lambda: self.spec.compute, Cores())
+                rows_of = None if layout.tables is None else self.spec.rows_of
+                given = (loops.run_worker, member, layout, lambda: self.spec.compute, Cores(), rows_of)
             thread = threading.Thread(target=given[0], args=given[1:], name=name, daemon=True)
             thread.start()
             with self._changing:

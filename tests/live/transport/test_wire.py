@@ -27,7 +27,7 @@ HEADS = st.one_of(
     st.just(Beat()),
 )
 ROWS = st.lists(
-    st.one_of(arrays.arrays(np.float32, st.integers(0, 50)), arrays.arrays(np.float16, st.integers(0, 50))), max_size=4
+    st.one_of(*(arrays.arrays(kind, st.integers(0, 50)) for kind in (np.float32, np.float16, np.int32))), max_size=4
 ).map(tuple)
 MESSAGES = st.builds(Message, HEADS, ROWS, COUNTS, COUNTS)
 STAGE = Message(StagePush(7, 0, 3, ((0, 2),)), (np.arange(5, dtype=np.float32),), view=2, generation=4)
@@ -63,7 +63,7 @@ def test_a_slice_of_a_model_is_sent_without_a_copy():
 
 @pytest.mark.parametrize("array", [np.zeros(2), np.zeros((2, 2), np.float32), np.zeros(2, ">f4")], ids=["f8", "2d", "big"])
 def test_other_arrays_are_not_sent(array):
-    with pytest.raises(Unreadable, match="float32 or float16"):
+    with pytest.raises(Unreadable, match="float32, float16 or int32"):
         encode("w", Message(Pulled(0, 0, ()), (array,)))
 
 
@@ -104,8 +104,8 @@ def test_arrays_too_few_or_too_many(change, words):
 
 def test_another_version():
     first, *rest = encode("w", STAGE)
-    with pytest.raises(Unreadable, match=r"of version 5: this is version 4"):
-        decode([first[:4] + (5).to_bytes(2, "little") + first[6:], *rest])
+    with pytest.raises(Unreadable, match=r"of version 6: this is version 5"):
+        decode([first[:4] + (6).to_bytes(2, "little") + first[6:], *rest])
 
 
 def test_another_program():
@@ -117,13 +117,13 @@ def test_another_program():
 def test_an_absurd_size_allocates_no_memory(size):
     row = ["w", 0, 0, [["f4", size]], ["StagePush", 7, 0, 3, [[0, 2]]]]
     with pytest.raises(Unreadable, match=f"array of {size} numbers of f4 from 20 bytes"):
-        decode([b"PSLV\4\0" + msgspec.msgpack.encode(row), bytes(20)])
+        decode([b"PSLV\5\0" + msgspec.msgpack.encode(row), bytes(20)])
 
 
 def test_an_unknown_type():
     row = ["w", 0, 0, [["O8", 1]], ["StagePush", 7, 0, 3, [[0, 2]]]]
-    with pytest.raises(Unreadable, match="array of type 'O8': known are f4, f2"):
-        decode([b"PSLV\4\0" + msgspec.msgpack.encode(row), bytes(8)])
+    with pytest.raises(Unreadable, match="array of type 'O8': known are f4, f2, i4"):
+        decode([b"PSLV\5\0" + msgspec.msgpack.encode(row), bytes(8)])
 
 
 def test_a_frame_too_large_is_not_sent(monkeypatch):
