@@ -74,7 +74,7 @@ def test_members_are_named_by_family_version_and_index() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("lerning[0:2]", "No family 'lerning': choose one of learning, placement, policies, elastic, replayed, mixed."),
+        ("lerning[0:2]", "No family 'lerning': choose one of learning, placement, policies, elastic, replayed, mixed, hotkeys, "),
         ("learning", r"Cannot draw all members of 'learning': say which, as in learning\[0:20\]"),
         ("learning[-1:2]", "members are numbered from 0 to 999999"),
         ("learning[5:5]", "the first comes before the last"),
@@ -138,7 +138,13 @@ def test_families_free_what_they_are_about() -> None:
         assert knobs("policies", index) == {"policy", "staleness"}
         assert knobs("elastic", index) == {"role"}
         assert {"role", "learning_rate", "policy", "batch_size"} <= knobs("mixed", index)
-    assert all(drafted("policies", i)[1].rules.install_policies for i in range(5))
+        assert "block" in knobs("hotkeys", index)
+        assert {"local_steps", "outer_rate", "outer_momentum"} <= knobs("localsteps", index)
+        assert knobs("ages", index) == {"policy", "staleness"}
+        assert knobs("preempted", index) in ({"role"}, {"role", "learning_rate"}, {"checkpoint_seconds"})
+    assert all(drafted(f, i)[1].rules.install_policies for f in ("policies", "localsteps") for i in range(5))
+    assert all(drafted("preempted", i)[1].conditions.losses for i in range(30))
+    assert {drafted("preempted", i)[1].target.minimise for i in range(30)} == {"seconds", "usd"}
     assert all(drafted("elastic", i)[1].conditions.nodes for i in range(30))
     assert {frozenset(knobs("placement", i)) for i in range(30)} == {
         frozenset({"worker_count"}),
