@@ -80,7 +80,7 @@ def _rented(lot: Lot) -> Draft:
         minimise="usd" if cheapest else "seconds",
         good=_roles(job, spots, steadies, free),
         pushes=lot.whole(300, 900),
-        longest_seconds=rounded(200 * span),
+        longest_seconds=rounded(20 * span),
         seeds=3,  # who is lost, and when, depends on the seed
         slack=lot.among((2.0, 4.0)),
         margin=1.3,
@@ -135,7 +135,7 @@ def _checkpointed(lot: Lot) -> Draft:
         metric=job.metric,
         good=tuple({"checkpoint_seconds": rounded(best * factor)} for factor in (0.5, 1.0, 2.0)),
         pushes=PUSHES,
-        longest_seconds=rounded(200 * span),
+        longest_seconds=rounded(20 * span),
         seeds=3,
         slack=4.0,
         margin=1.3,
