@@ -82,7 +82,7 @@ def _rented(lot: Lot) -> Draft:
         pushes=lot.whole(300, 900),
         longest_seconds=rounded(20 * span),
         seeds=3,  # who is lost, and when, depends on the seed
-        slack=lot.among((2.0, 4.0)),
+        slack=lot.among((4.0, 6.0)),
         margin=1.3,
     )
 

@@ -23,7 +23,8 @@ from traces.parts import scan
 from tuners.actions import Rejected, Run
 
 DIGESTS = Path(__file__).parent / "digests.txt"
-SHIPPED = dict.fromkeys(FAMILIES, 20) | {"replayed": 17}  # members of every family whose goals ship
+TODAY = ("hotkeys", "localsteps", "ages", "preempted")
+SHIPPED = dict.fromkeys(FAMILIES, 20) | {"replayed": 17} | dict.fromkeys(TODAY, 3)  # members whose goals ship
 STAND_IN = {"accuracy": 0.5, "loss": 1.0}
 
 
@@ -74,7 +75,10 @@ def test_members_are_named_by_family_version_and_index() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("lerning[0:2]", "No family 'lerning': choose one of learning, placement, policies, elastic, replayed, mixed, hotkeys, "),
+        (
+            "lerning[0:2]",
+            "No family 'lerning': choose one of learning, placement, policies, elastic, replayed, mixed, hotkeys, ",
+        ),
         ("learning", r"Cannot draw all members of 'learning': say which, as in learning\[0:20\]"),
         ("learning[-1:2]", "members are numbered from 0 to 999999"),
         ("learning[5:5]", "the first comes before the last"),
@@ -199,14 +203,16 @@ def test_members_are_the_same_files_for_ever() -> None:
     assert digests() == kept
 
 
-@pytest.mark.parametrize("name", ["placement-v1-0000", "elastic-v1-0002", "learning-v1-0002"])
+@pytest.mark.parametrize(
+    "name", ["placement-v1-0000", "elastic-v1-0002", "learning-v1-0002", "hotkeys-v1-0000", "preempted-v1-0000"]
+)
 def test_goals_that_ship_are_those_of_the_rule(name: str) -> None:
     (kept,) = drawn.goals([name])
     draft = FAMILIES[parse_name(name)[0]].draw(Lot(f"{name}/{kept.attempt}"))
     assert reference.goal_of(draft, kept.attempt) == kept
 
 
-@pytest.mark.parametrize("family", ["placement", "elastic"])
+@pytest.mark.parametrize("family", ["placement", "elastic", "hotkeys", "localsteps"])
 def test_a_start_is_late_and_a_reference_setting_is_in_time(family: str) -> None:
     for index in range(2):
         scenario = load(f"drawn:{family}[{index}]")
