@@ -157,6 +157,16 @@ def test_families_free_what_they_are_about() -> None:
     }
 
 
+def test_blocks_can_be_moved_from_a_start_with_uneven_shares() -> None:
+    """Blocks that are placed one by one are the shares: uneven ones of the start, which are held, do not forbid a move."""
+    text, scenario = next(d for i in range(40) if "model_shares" in (d := drafted("hotkeys", i))[0] and "role/" not in d[0])
+    space = job(scenario).space
+    moved = space.setting({"block/0": scenario.start.servers[-1]})
+    space.check(moved)
+    assert moved.owners(128)[0] == scenario.start.servers[-1]
+    assert "block/*" in text
+
+
 def test_every_lost_node_is_lost_once() -> None:
     for index in range(50):
         nodes = [f"n{i}" for i in range(9)]
