@@ -354,7 +354,8 @@ class Space:
             "servers": roles_free,
             "loads": self.frees("load") or roles_free,
             "data_shares": self.frees("data_share") or roles_free,
-            "model_shares": self.frees("model_share") or roles_free,
+            # Where blocks are placed one by one, they are the shares.
+            "model_shares": self.frees("model_share") or roles_free or (self.frees("block") and bool(setting.block_owners)),
             "options": self.frees("option"),
             "node_steps": self.frees("local_steps"),
             "block_owners": self.frees("block"),

@@ -22,13 +22,18 @@ class Draft:
     start: Mapping[str, Any]
     free: Mapping[str, Mapping[str, Any]]
     conditions: Mapping[str, Any] = field(default_factory=dict)
+    costs: Mapping[str, Any] = field(default_factory=dict)
     rules: Mapping[str, Any] = field(default_factory=dict)
     metric: Literal["accuracy", "loss", "clocks", "samples"]
+    minimise: Literal["seconds", "usd"] = "seconds"
+    check_clocks: int = 25  # pushes between two validations
+    least_fall: float = 0.75  # the best reference setting takes the loss to that share of the first one, or to less
+    longest_seconds: float = 1e12  # after which no machine is lost in the reference run, because it is over
     good: tuple[Mapping[str, Scalar], ...]  # values of knobs of the reference settings, among them some that are good
     pushes: int  # of the fastest reference setting in the reference run
     seeds: int = 1  # of the reference run: 1 or 3
     slack: float  # budget over the time of the best reference setting
-    margin: float  # the start takes at least so many times as long as the best reference setting
+    margin: float  # the start takes at least so many times as long as the best reference setting, or costs as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,8 @@ class MemberGoal:
 
 def written(draft: Draft, goal: MemberGoal) -> str:
     """The scenario file."""
-    target = {"metric": draft.metric, "value": _plain(goal.value), "check_clocks": goal.check_clocks}
+    target: dict[str, Any] = {"metric": draft.metric, "value": _plain(goal.value), "check_clocks": goal.check_clocks}
+    target |= {"minimise": draft.minimise} if draft.minimise != "seconds" else {}
     tables: list[tuple[str, Mapping[str, Any]]] = [
         ("cluster", draft.cluster),
         ("workload", draft.workload),
@@ -51,6 +57,7 @@ def written(draft: Draft, goal: MemberGoal) -> str:
         ("free", draft.free),
         ("target", target),
         ("budget", {"seconds": _plain(goal.budget_seconds)}),
+        ("costs", draft.costs),
         ("conditions", draft.conditions),
         ("rules", draft.rules),
         ("seeds", {"count": 3}),

@@ -88,7 +88,9 @@ def _about(family: str, index: int, draft: Draft) -> tuple[str, ...]:
         f"{member_name(family, index)}: member {index} of the family `{family}`, {audience(index)}.",
         f"Drawn by `harness draw {family} --first {index} --count 1`; see harness/families.",
         f"The target is {rule} of {len(draft.good)} reference settings. The budget is {draft.slack:g} times",
-        f"the time of the best of them, and the start takes at least {draft.margin:g} times as long.",
+        f"the time of the best of them, and the start takes at least {draft.margin:g} times as long."
+        if draft.minimise == "seconds"
+        else f"the time of the cheapest of them, and the start costs at least {draft.margin:g} times as much.",
     )
 
 

@@ -33,7 +33,8 @@ class Family:
         return cast("Callable[[Lot], Draft]", getattr(import_module(module), attribute))
 
 
-_LEARNING, _TIMING = "harness.families.learning_jobs", "harness.families.timing_jobs"
+_HERE = "harness.families"
+_LEARNING, _TIMING = f"{_HERE}.learning_jobs", f"{_HERE}.timing_jobs"
 
 FAMILIES = {
     f.name: f
@@ -48,6 +49,17 @@ FAMILIES = {
         Family("elastic", 1, f"{_TIMING}:elastic", "timing only: machines come, go and fail; roles are free"),
         Family("replayed", 1, f"{_LEARNING}:replayed", "as learning, under conditions that were recorded on real clusters"),
         Family("mixed", 1, f"{_LEARNING}:mixed", "all at once: training, roles of unequal machines, losses of nodes"),
+        Family(
+            "hotkeys", 1, f"{_HERE}.hot_key_jobs:hotkeys", "embedding tables with hot rows: which server holds which block"
+        ),
+        Family("localsteps", 1, f"{_HERE}.local_step_jobs:localsteps", "slow links: local steps and the outer optimizer"),
+        Family("ages", 1, f"{_HERE}.age_jobs:ages", "asynchronous training: the bound on the age of gradients"),
+        Family(
+            "preempted",
+            1,
+            f"{_HERE}.preempted_jobs:preempted",
+            "spot instances lost together, by time or money; checkpoints",
+        ),
     )
 }
 

@@ -71,13 +71,14 @@ def drawn_machines(lot: Lot, counts: Sequence[int], kinds: Sequence[str] = _TYPE
     return Machines((first,) * (count - second) + (lot.among(others),) * second)
 
 
-def drawn_demand(lot: Lot, machines: Machines, cycle_seconds: float, batch: int) -> dict[str, float]:
+def drawn_demand(
+    lot: Lot, machines: Machines, cycle_seconds: float, batch: int, ratio: tuple[float, float] = (0.33, 10.0)
+) -> dict[str, float]:
     """A job whose mini-batch of `batch` about takes `cycle_seconds` on the first machine: computing, a pull and a push.
 
-    It computes from a third to ten times as long as it transfers.
+    `ratio` is the range of the time to compute over the time to transfer: from a third to ten.
     """
-    ratio = lot.log(0.33, 10.0)
-    transfer = cycle_seconds / (1 + ratio)
+    transfer = cycle_seconds / (1 + lot.log(*ratio))
     compute = cycle_seconds - transfer
     nic = profile(machines.types[0]).nic_bytes_per_second
     return {

@@ -11,102 +11,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from harness.families.draft import Draft
 from harness.families.ingredients import (
     Machines,
-    drawn_demand,
     drawn_machines,
     episodes,
     jitter,
     losses,
-    mini_batch_seconds,
     recorded,
     stragglers,
+)
+from harness.families.learners import (
+    SMALL,
+    compute_seconds,
+    drawn_job,
+    drawn_workload,
+    good_rates,
+    poor_rate,
+    rate_free,
+    span_seconds,
 )
 from harness.families.lot import Lot, rounded
 from tuners.actions import Scalar
 
 __all__ = ["learning", "mixed", "policies", "replayed"]
-
-_PUSHES = 600  # about, of the fastest reference setting
-_SMALL = ("edge-2core", "edge-4core", "m4.large", "m4.xlarge")
-
-
-@dataclass(frozen=True, slots=True)
-class _LearningJob:
-    """A workload that learns, and what is known to work for it."""
-
-    name: str
-    words: str
-    rate: float  # that works without staleness
-    batch: int = 16
-    metric: Literal["accuracy", "loss"] = "accuracy"
-    classes: bool = True  # its data can be distributed by class
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-
-
-_JOBS = {
-    "logistic": _LearningJob("digits-logistic", "Softmax regression on digits", 0.1),
-    "svm": _LearningJob("digits-svm", "A linear SVM on digits", 0.03),
-    "mlp": _LearningJob("digits-mlp", "A perceptron on digits", 0.1),
-    "clouds": _LearningJob("clouds-mlp", "A perceptron on noisy clouds", 0.05),
-    "cnn": _LearningJob("digits-cnn", "A small convolutional network on digits", 0.1),
-    "ratings": _LearningJob("ratings-mf", "Matrix factorisation of ratings", 4.0, 100, "loss", classes=False),
-}
-
-
-def _drawn_job(lot: Lot, kinds: tuple[str, ...]) -> _LearningJob:
-    """A workload and its data; how much hardware it needs is drawn for the machines, by `_workload`."""
-    kind = lot.among(kinds)
-    made = _JOBS[kind]
-    overrides: dict[str, Any] = {}
-    if kind == "mlp":
-        overrides["hidden"] = lot.among(([64], [128], [256], [64, 64]))
-    if kind == "clouds":
-        overrides |= {"margin": lot.among((3.0, 3.5, 4.0)), "label_noise": lot.among((0.0, 0.05, 0.1))}
-    metric = "loss" if lot.chance(0.3) else made.metric
-    return replace(made, overrides=overrides, metric=metric)
-
-
-def _workload(lot: Lot, job: _LearningJob, machines: Machines, workers: int, batch: int, skew: float) -> dict[str, Any]:
-    """The workload, so large that the reference run about takes 600 to 3,000 s; with probability `skew`, data is skewed."""
-    span = lot.log(600.0, 3000.0)
-    demand = drawn_demand(lot, machines, span * workers / _PUSHES, batch)
-    overrides = dict(job.overrides) | demand
-    drawn, degree = lot.chance(skew), lot.among((0.3, 0.6, 0.9))
-    if drawn and job.classes:
-        overrides["skew"] = degree
-    return {"name": job.name, "overrides": overrides}
-
-
-def _rate_free(job: _LearningJob) -> dict[str, Any]:
-    return {"real": [rounded(job.rate / 1000), rounded(job.rate * 30)], "log": True}
-
-
-def _poor_rate(lot: Lot, job: _LearningJob) -> float:
-    """Far too low, somewhat too high, or about right, where something else is poor."""
-    if lot.chance(0.7):
-        return rounded(job.rate * lot.log(0.003, 0.06))
-    return rounded(job.rate * (lot.log(5.0, 15.0) if lot.chance(0.75) else lot.log(0.1, 0.5)))
-
-
-def _good_rates(job: _LearningJob, low: float = 0.1, high: float = 10.0) -> tuple[float, ...]:
-    return tuple(rounded(job.rate * f) for f in (0.1, 0.3, 1.0, 3.0, 10.0) if low <= f <= high)
-
-
-def _compute_seconds(workload: Mapping[str, Any], machines: Machines, batch: int) -> float:
-    """About how long a mini-batch computes on the first machine."""
-    demand = workload["overrides"]
-    return float(demand["fixed_seconds"] + batch * demand["sample_seconds"] / machines.speed(0))
-
-
-def _span_seconds(workload: Mapping[str, Any], machines: Machines, workers: int, batch: int) -> float:
-    """About the time of the reference run."""
-    return _PUSHES * mini_batch_seconds(machines, range(workers), workload["overrides"], batch) / workers
 
 
 # ------------------------------------------------------------------------------------------------------------- learning
@@ -114,8 +45,8 @@ def _span_seconds(workload: Mapping[str, Any], machines: Machines, workers: int,
 
 def learning(lot: Lot) -> Draft:
     """One member of `learning`."""
-    job = _drawn_job(lot, ("logistic", "svm", "mlp", "mlp", "clouds", "cnn", "ratings"))
-    machines = drawn_machines(lot, (6, 8, 10, 12, 16), _SMALL, mixed=0.3)
+    job = drawn_job(lot, ("logistic", "svm", "mlp", "mlp", "clouds", "cnn", "ratings"))
+    machines = drawn_machines(lot, (6, 8, 10, 12, 16), SMALL, mixed=0.3)
     k, overlap = len(machines.types), lot.chance(0.25)
     count = k if overlap else lot.whole(max(2, k // 3), k - max(1, k // 5))
     batch = lot.among((job.batch // 4, job.batch, job.batch * 2))
@@ -124,11 +55,11 @@ def learning(lot: Lot) -> Draft:
     if overlap:
         start = {"workers": list(machines.names), "servers": list(machines.names)}
     start |= {"policy": policy, "staleness": lot.whole(0, 3) if policy == "ssp" else 0}
-    start |= {"batch_size": batch, "learning_rate": _poor_rate(lot, job)}
+    start |= {"batch_size": batch, "learning_rate": poor_rate(lot, job)}
     momentum = lot.among((0.0, 0.0, 0.5, 0.9))
     start["momentum"] = momentum
     free: dict[str, Any] = {
-        "learning_rate": _rate_free(job),
+        "learning_rate": rate_free(job),
         "momentum": {"real": [0.0, 0.95]},
         "batch_size": {"choice": sorted({job.batch // 4, job.batch // 2, job.batch, job.batch * 2, job.batch * 4})},
         "policy": {"choice": ["bsp", "asp", "ssp"]},
@@ -141,16 +72,16 @@ def learning(lot: Lot) -> Draft:
     for name in ("momentum", "batch_size", "staleness"):
         if lot.chance(0.2):
             del free[name]
-    workers, workload = machines.names[:count], _workload(lot, job, machines, count, batch, skew=0.2)
+    workers, workload = machines.names[:count], drawn_workload(lot, job, machines, count, batch, skew=0.2)
     conditions: dict[str, Any] = {"jitter": jitter(lot)}
     if lot.chance(0.5):
-        conditions["stragglers"] = stragglers(lot, workers, _compute_seconds(workload, machines, batch))
+        conditions["stragglers"] = stragglers(lot, workers, compute_seconds(workload, machines, batch))
     if lot.chance(0.3):
-        conditions["episodes"] = episodes(lot, workers, _span_seconds(workload, machines, count, batch))
+        conditions["episodes"] = episodes(lot, workers, span_seconds(workload, machines, count, batch))
     counts = {count, max(2, round(0.7 * k))} if "worker_count" in free else {count}
     good: list[dict[str, Scalar]] = []
     for number in sorted(counts):
-        for rate in _good_rates(job):
+        for rate in good_rates(job):
             values: dict[str, Scalar] = {"policy": "asp", "learning_rate": rate}
             values |= {"momentum": 0.0} if "momentum" in free else {}
             values |= {"batch_size": job.batch} if "batch_size" in free else {}
@@ -181,20 +112,20 @@ def learning(lot: Lot) -> Draft:
 
 def policies(lot: Lot) -> Draft:
     """One member of `policies`."""
-    job = _drawn_job(lot, ("logistic", "mlp", "mlp", "mlp", "clouds", "cnn"))
+    job = drawn_job(lot, ("logistic", "mlp", "mlp", "mlp", "clouds", "cnn"))
     count, servers = lot.among((4, 6, 8, 10, 12, 16)), lot.among((1, 2, 3))
-    machines = drawn_machines(lot, (count,), _SMALL, mixed=0.3)
+    machines = drawn_machines(lot, (count,), SMALL, mixed=0.3)
     machines = Machines(machines.types + ("server-16core",) * servers)
     rate = rounded(job.rate * (lot.log(0.05, 1.0) if lot.chance(0.5) else lot.log(1.0, 6.0)))
     momentum = lot.among((0.0, 0.0, 0.0, 0.5, 0.9))
     policy = lot.among(("bsp", "asp", "ssp"))
-    workload = _workload(lot, job, machines, count, job.batch, skew=0.5)
+    workload = drawn_workload(lot, job, machines, count, job.batch, skew=0.5)
     conditions: dict[str, Any] = {"jitter": jitter(lot)}
     if lot.chance(0.85):
-        compute = _compute_seconds(workload, machines, job.batch)
+        compute = compute_seconds(workload, machines, job.batch)
         conditions["stragglers"] = stragglers(lot, machines.names[:count], compute, most=0.5)
     if lot.chance(0.4):
-        span = _span_seconds(workload, machines, count, job.batch)
+        span = span_seconds(workload, machines, count, job.batch)
         conditions["episodes"] = episodes(lot, machines.names[:count], span)
     good: list[dict[str, Scalar]] = [
         {"policy": p, "staleness": s} for p, s in (("bsp", 0), ("asp", 0), ("ssp", 2), ("ssp", 6))
@@ -244,15 +175,15 @@ def replayed(lot: Lot) -> Draft:
 
 def mixed(lot: Lot) -> Draft:
     """One member of `mixed`."""
-    job = _drawn_job(lot, ("logistic", "mlp", "clouds", "ratings"))
-    machines = drawn_machines(lot, (6, 8, 10), (*_SMALL, "server-16core"), mixed=1.0)
+    job = drawn_job(lot, ("logistic", "mlp", "clouds", "ratings"))
+    machines = drawn_machines(lot, (6, 8, 10), (*SMALL, "server-16core"), mixed=1.0)
     k, names = len(machines.types), machines.names
     count = lot.whole(2, k - 2)
     workers = lot.some(range(k), count)
     servers = tuple(i for i in range(k) if i not in workers)
     batch = lot.among((job.batch // 4, job.batch, job.batch * 2))
-    workload = _workload(lot, job, machines, count, batch, skew=0.2)
-    span = _span_seconds(workload, machines, count, batch)
+    workload = drawn_workload(lot, job, machines, count, batch, skew=0.2)
+    span = span_seconds(workload, machines, count, batch)
     conditions: dict[str, Any] = {"jitter": jitter(lot), "episodes": episodes(lot, names, span)}
     if lot.chance(0.5):
         conditions["nodes"] = losses(lot, names, 3 * span, most=lot.whole(1, max(1, k // 3)))
@@ -262,7 +193,7 @@ def mixed(lot: Lot) -> Draft:
         roles: dict[str, Scalar] = {f"role/{names[i]}": "worker" if i in by_speed[:number] else "server" for i in range(k)}
         good += [
             roles | {"policy": "asp", "learning_rate": rate, "momentum": 0.0, "batch_size": job.batch}
-            for rate in _good_rates(job)
+            for rate in good_rates(job)
         ]
     return Draft(
         about=(),
@@ -274,12 +205,12 @@ def mixed(lot: Lot) -> Draft:
             "servers": [names[i] for i in servers],
             "policy": lot.among(("bsp", "asp", "ssp")),
             "batch_size": batch,
-            "learning_rate": _poor_rate(lot, job),
+            "learning_rate": poor_rate(lot, job),
             "momentum": lot.among((0.0, 0.0, 0.5)),
         },
         free={
             "role/*": {"choice": ["worker", "server", "both", "idle"]},
-            "learning_rate": _rate_free(job),
+            "learning_rate": rate_free(job),
             "momentum": {"real": [0.0, 0.95]},
             "batch_size": {"choice": sorted({job.batch // 4, job.batch // 2, job.batch, job.batch * 2, job.batch * 4})},
             "policy": {"choice": ["bsp", "asp", "ssp", "dssp"]},

@@ -5,14 +5,15 @@ no end, until the fastest of them has made so many pushes. Then
 
 * jobs that learn: the target asks for 98 % of the best improvement that any of them has made on the validation set, on the
   seed where that is least, rounded to the side that is easier to reach. The reference time is that of the setting that
-  reaches it first, in the median over the seeds; it has to reach it on all of them.
+  reaches it first, in the median over the seeds; it has to reach it on all of them. Where the cheapest run wins, it is the
+  one that costs least, at the price of all its machines.
 * timing only: the target is the largest number of pushes (or samples) that any of them has made, rounded down. The
   reference time is that run's share of its time.
 
 The budget is `slack` times the reference time, rounded up. A draw is accepted if something is learned in the reference run,
 if its target is not reached in the first fifth of it, and if its start has not reached the target after `margin` times the
-reference time (of three seeds, on two). Else the member is drawn again. So a good setting reaches the target well within the
-budget, and the start reaches it late or not at all.
+reference time, or cost (of three seeds, on two). Else the member is drawn again. So a good setting reaches the target well
+within the budget, and the start reaches it late or not at all, or is expensive.
 
 Target and budget are rounded coarsely, because processors differ in the last digits of what a model learns.
 
@@ -41,13 +42,11 @@ __all__ = ["goal_of", "main", "settled"]
 
 _SEEDS = (999_983, 999_979, 999_961)  # comparisons count their seeds from 0
 _ATTEMPTS = 40  # draws of one member
-_CHECK_CLOCKS = 25
 _EARLIEST = 0.2  # share of the reference run; a target that is reached before is too easy
 _SHARE = 0.98  # of the best improvement that the target asks for
-_LEAST_RISE, _LEAST_FALL = 0.25, 0.75  # accuracy rises by that much, or loss falls to that share; else nothing was learned
+_LEAST_RISE = 0.25  # of the accuracy; with less, nothing was learned
 _PACE_CLOCKS = 6  # per worker, to measure how fast a setting is
 _ENDLESS = Target("clocks", 2**30)
-_FOR_EVER = BudgetTable(seconds=1e12)
 
 
 class _Course(NamedTuple):
@@ -71,9 +70,9 @@ def settled(name: str, draw: Callable[[Lot], Draft]) -> tuple[Draft, MemberGoal]
 def goal_of(draft: Draft, attempt: int = 0) -> MemberGoal | None:
     """Target and budget of a draw; None where it is not accepted."""
     stand_in = {"accuracy": 0.5, "loss": 1.0}.get(draft.metric, 1e9)
-    text = written(draft, MemberGoal(attempt, stand_in, _CHECK_CLOCKS, 1e9))
+    text = written(draft, MemberGoal(attempt, stand_in, draft.check_clocks, 1e9))
     read = parse(text, name="reference", origin=Path("reference.toml"))
-    scenario = replace(read, target=_ENDLESS, budget=_FOR_EVER)
+    scenario = replace(read, target=_ENDLESS, budget=BudgetTable(seconds=draft.longest_seconds))
     seeds = _SEEDS[: draft.seeds]
     settings, courses = _courses(draft, scenario, seeds[0])
     if not courses:
@@ -82,7 +81,8 @@ def goal_of(draft: Draft, attempt: int = 0) -> MemberGoal | None:
         return _counted(draft, scenario, courses, attempt)
     span = Run(seconds=max(c.seconds for c in courses))
     others = [[_run(draft, system(scenario, seed, setting), span) for setting in settings] for seed in seeds[1:]]
-    return _learned(draft, scenario, dict(zip(seeds, [courses, *others], strict=True)), attempt)
+    rates = [_rate(draft, scenario, setting) for setting in settings]
+    return _learned(draft, scenario, rates, dict(zip(seeds, [courses, *others], strict=True)), attempt)
 
 
 def _courses(draft: Draft, scenario: Scenario, seed: int) -> tuple[list[Setting], list[_Course]]:
@@ -125,35 +125,47 @@ def _run(draft: Draft, made: System, action: Run) -> _Course:
 # ----------------------------------------------------------------------------------------------------------------- the rule
 
 
-def _learned(draft: Draft, scenario: Scenario, courses: dict[int, list[_Course]], attempt: int) -> MemberGoal | None:
-    """The goal by the runs of each seed, one per reference setting."""
+def _rate(draft: Draft, scenario: Scenario, setting: Setting) -> float:
+    """What a second under that setting costs: 1, or the price of its machines where money counts."""
+    return 1.0 if draft.minimise == "seconds" else job(scenario).prices.setting_rate(setting).usd_per_hour
+
+
+def _learned(
+    draft: Draft, scenario: Scenario, rates: list[float], courses: dict[int, list[_Course]], attempt: int
+) -> MemberGoal | None:
+    """The goal by the runs of each seed, one per reference setting, each of which has one of the `rates`."""
     accuracy = draft.metric == "accuracy"
-    wanted = [_wanted(accuracy, system(scenario, seed).perform(Evaluate()), own) for seed, own in courses.items()]
+    wanted = [_wanted(draft, system(scenario, seed).perform(Evaluate()), own) for seed, own in courses.items()]
     if not all(map(math.isfinite, wanted)):
         return None
     easiest = min(wanted) if accuracy else max(wanted)
     value = math.floor(easiest * 200 + 1e-9) / 200 if accuracy else rounded(easiest, 3, up=True)
     times = [[_reached(draft, value, c) for c in of_setting] for of_setting in zip(*courses.values(), strict=True)]
-    medians = [median(t for t in each if t is not None) for each in times if None not in each]
+    medians = [
+        (rate * seconds, seconds)
+        for rate, each in zip(rates, times, strict=True)
+        if None not in each and (seconds := median(t for t in each if t is not None))
+    ]
     span = max(c.seconds for own in courses.values() for c in own)
-    if not medians or min(medians) < _EARLIEST * span:
+    if not medians or min(medians)[1] < _EARLIEST * span:
         return None
-    reference = min(medians)
-    early = Run(seconds=draft.margin * reference)
+    least, reference = min(medians)
+    early = Run(seconds=draft.margin * least / _rate(draft, scenario, job(scenario).start))
     starts = [_reached(draft, value, _run(draft, system(scenario, seed), early)) for seed in courses]
     if 2 * sum(t is not None for t in starts) >= len(starts):
         return None
-    return MemberGoal(attempt, value, _CHECK_CLOCKS, rounded(draft.slack * reference, up=True))
+    return MemberGoal(attempt, value, draft.check_clocks, rounded(draft.slack * reference, up=True))
 
 
-def _wanted(accuracy: bool, first: Evaluation, courses: list[_Course]) -> float:
+def _wanted(draft: Draft, first: Evaluation, courses: list[_Course]) -> float:
     """The level that the target asks for, by the runs of one seed; nan if none of them has learned much."""
+    accuracy = draft.metric == "accuracy"
     values = [e.accuracy if accuracy else e.loss for c in courses for e in c.evaluations]
     finite = [v for v in values if math.isfinite(v)]
     if not finite:
         return math.nan
     best, begin = (max(finite), first.accuracy) if accuracy else (min(finite), first.loss)
-    learned = best >= begin + _LEAST_RISE if accuracy else best <= _LEAST_FALL * begin
+    learned = best >= begin + _LEAST_RISE if accuracy else best <= draft.least_fall * begin
     return begin + _SHARE * (best - begin) if learned else math.nan
 
 
@@ -169,7 +181,7 @@ def _counted(draft: Draft, scenario: Scenario, courses: list[_Course], attempt: 
     start = _run(draft, system(scenario, _SEEDS[0]), Run(seconds=draft.margin * reference))
     if start.progress >= value:
         return None
-    return MemberGoal(attempt, value, _CHECK_CLOCKS, rounded(draft.slack * reference, up=True))
+    return MemberGoal(attempt, value, draft.check_clocks, rounded(draft.slack * reference, up=True))
 
 
 def main(names: list[str]) -> int:

@@ -23,7 +23,8 @@ from traces.parts import scan
 from tuners.actions import Rejected, Run
 
 DIGESTS = Path(__file__).parent / "digests.txt"
-SHIPPED = dict.fromkeys(FAMILIES, 20) | {"replayed": 17}  # members of every family whose goals ship
+TODAY = ("hotkeys", "localsteps", "ages", "preempted")
+SHIPPED = dict.fromkeys(FAMILIES, 20) | {"replayed": 17} | dict.fromkeys(TODAY, 3)  # members whose goals ship
 STAND_IN = {"accuracy": 0.5, "loss": 1.0}
 
 
@@ -74,7 +75,10 @@ def test_members_are_named_by_family_version_and_index() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("lerning[0:2]", "No family 'lerning': choose one of learning, placement, policies, elastic, replayed, mixed."),
+        (
+            "lerning[0:2]",
+            "No family 'lerning': choose one of learning, placement, policies, elastic, replayed, mixed, hotkeys, ",
+        ),
         ("learning", r"Cannot draw all members of 'learning': say which, as in learning\[0:20\]"),
         ("learning[-1:2]", "members are numbered from 0 to 999999"),
         ("learning[5:5]", "the first comes before the last"),
@@ -138,13 +142,29 @@ def test_families_free_what_they_are_about() -> None:
         assert knobs("policies", index) == {"policy", "staleness"}
         assert knobs("elastic", index) == {"role"}
         assert {"role", "learning_rate", "policy", "batch_size"} <= knobs("mixed", index)
-    assert all(drafted("policies", i)[1].rules.install_policies for i in range(5))
+        assert "block" in knobs("hotkeys", index)
+        assert {"local_steps", "outer_rate", "outer_momentum"} <= knobs("localsteps", index)
+        assert knobs("ages", index) == {"policy", "staleness"}
+        assert knobs("preempted", index) in ({"role"}, {"role", "learning_rate"}, {"checkpoint_seconds"})
+    assert all(drafted(f, i)[1].rules.install_policies for f in ("policies", "localsteps") for i in range(5))
+    assert all(drafted("preempted", i)[1].conditions.losses for i in range(30))
+    assert {drafted("preempted", i)[1].target.minimise for i in range(30)} == {"seconds", "usd"}
     assert all(drafted("elastic", i)[1].conditions.nodes for i in range(30))
     assert {frozenset(knobs("placement", i)) for i in range(30)} == {
         frozenset({"worker_count"}),
         frozenset({"role"}),
         frozenset({"role", "load"}),
     }
+
+
+def test_blocks_can_be_moved_from_a_start_with_uneven_shares() -> None:
+    """Blocks that are placed one by one are the shares: uneven ones of the start, which are held, do not forbid a move."""
+    text, scenario = next(d for i in range(40) if "model_shares" in (d := drafted("hotkeys", i))[0] and "role/" not in d[0])
+    space = job(scenario).space
+    moved = space.setting({"block/0": scenario.start.servers[-1]})
+    space.check(moved)
+    assert moved.owners(128)[0] == scenario.start.servers[-1]
+    assert "block/*" in text
 
 
 def test_every_lost_node_is_lost_once() -> None:
@@ -193,14 +213,16 @@ def test_members_are_the_same_files_for_ever() -> None:
     assert digests() == kept
 
 
-@pytest.mark.parametrize("name", ["placement-v1-0000", "elastic-v1-0002", "learning-v1-0002"])
+@pytest.mark.parametrize(
+    "name", ["placement-v1-0000", "elastic-v1-0002", "learning-v1-0002", "hotkeys-v1-0000", "preempted-v1-0000"]
+)
 def test_goals_that_ship_are_those_of_the_rule(name: str) -> None:
     (kept,) = drawn.goals([name])
     draft = FAMILIES[parse_name(name)[0]].draw(Lot(f"{name}/{kept.attempt}"))
     assert reference.goal_of(draft, kept.attempt) == kept
 
 
-@pytest.mark.parametrize("family", ["placement", "elastic"])
+@pytest.mark.parametrize("family", ["placement", "elastic", "hotkeys", "localsteps"])
 def test_a_start_is_late_and_a_reference_setting_is_in_time(family: str) -> None:
     for index in range(2):
         scenario = load(f"drawn:{family}[{index}]")
