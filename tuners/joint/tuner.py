@@ -57,6 +57,7 @@ _MOST_SPLITS = 400  # roles of machines that are compared
 _CHANGE_SECONDS = 15.0  # of a change of the system, until one was measured
 _EVALUATION_SHARE = 0.01  # of the seconds left that the first evaluation may take
 _LEFT_SHARE = 0.2  # of the budget: how long the job is expected to last, until its drift was measured
+_BATCHES = 3  # mini-batches per worker before roles are chosen: with Cruise's 10, much of a short job is over by then
 _DECADE = 10.0  # factor of the heat, downwards, while it hurts
 _LOST_DECADES = 2  # below the start that are tried if nothing has helped
 _DECADES = (0.1, 10.0, 0.01, 100.0, 1e-3, 1e3, 1e-4)  # factors of a heat at which nothing was learned: outwards from it
@@ -95,7 +96,8 @@ def joint(
     if not space.knobs:
         return
     if not any(space.knob(name) for name in _LEARNING) and (space.frees("role") or space.frees("load")):
-        yield from changed_cheaply(job, bespoke_bo(job) if loads_are_free(job) else cruise(job))
+        early = {"batches": _BATCHES, "warmup": 1, "least": 2}
+        yield from changed_cheaply(job, bespoke_bo(job) if loads_are_free(job) else cruise(job, **early))
         return
     parts = RuleParts(system_model, schedules, cost_rule, snapshots, one_setting, prior)
     yield from JointCourse(job, parts).play()

@@ -52,6 +52,12 @@ def test_where_only_places_are_free_it_is_cruise_or_the_bespoke_bo():
         assert delegated.gi_code.co_filename.replace("/", ".").endswith(f"{other}.tuner.py")
 
 
+def test_where_only_places_are_free_it_looks_for_a_better_split_after_three_minibatches_per_worker():
+    """After Cruise's ten per worker, 40 % of placement's member 17 were over."""
+    found = scenario.system(scenario.load("cruise-nmf-mixed"), 0).job
+    assert next(joint(found)).clocks == 3 * len(found.start.workers)
+
+
 @pytest.mark.parametrize("name", ["recorded-trimtuner-rnn", "recorded-sync-switch"])
 def test_recorded_jobs_whose_changes_are_restarts_take_no_longer_than_without_a_tuner(name):
     """It took 4.3 and 1.4 times as long: it restarted before its first window, and made trials that told nothing."""
