@@ -60,7 +60,8 @@ def compare(
         jobs: processes; by default one per core. Results do not depend on it.
         address: a Ray cluster that makes the runs: HOST:PORT, or "auto".
         out: folder for the results; by default they exist as long as the returned object.
-        resume: continue the comparison in `out`, if there is one. Functions are then taken to be what they were.
+        resume: continue the comparison in `out`, if there is one, also with more scenarios, tuners or seeds. Functions are
+            then taken to be what they were.
         record: write a trace for every run, too.
         calibration_draws: play scenarios of calibrated constants under so many draws of these, too, to see which ranks hold.
         progress: show bars on a terminal, one line in a notebook.

@@ -144,7 +144,9 @@ def _parser() -> argparse.ArgumentParser:
         "--device", default="cpu", metavar="NAME", help="what JAX computes on: cpu (default), cuda, rocm, tpu"
     )
     compare.add_argument("--out", type=Path, metavar="DIR", help="results folder (default: results/SCENARIO)")
-    compare.add_argument("--resume", action="store_true", help="continue the comparison in DIR, if there is one")
+    compare.add_argument(
+        "--resume", action="store_true", help="continue the comparison in DIR, also with more scenarios, tuners or seeds"
+    )
     compare.add_argument("--record", action="store_true", help="write a trace for every run")
     compare.add_argument(
         "--calibration-draws",

@@ -2,7 +2,8 @@
 
 A run's folder is renamed into place when it is complete. So a comparison can be interrupted at any time and continued with
 `resume`, and it ends with the same bytes. Only `host.csv` (thinking and wall seconds) differs from host to host. A run that
-fails is a row with a reason; a run whose process died is repeated on resume.
+fails is a row with a reason; a run whose process died is repeated on resume. Resuming may also add scenarios, tuners and
+seeds: only the runs that are new are made.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tuners import Entry, resolve
 __all__ = ["Event", "Finished", "Planned", "RunKey", "Underway", "Work", "compare"]
 
 _CPU = "cpu"
+_MAY_GROW = {"scenarios", "tuners", "oracles", "seeds", "seeds_of", "draws"}  # entries of a manifest, on resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +320,7 @@ def _claimed(out: Path, manifest: dict[str, Any], plan: _Plan, *, resume: bool) 
             raise ValueError(
                 f"Cannot write results to {out}: it is there already. Go on with it by --resume, or name another with --out."
             )
-        _check_same(out, manifest, plan)
+        _check_goes_on(out, manifest, plan)
     try:
         (out / "scenarios").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -331,9 +333,10 @@ def _claimed(out: Path, manifest: dict[str, Any], plan: _Plan, *, resume: bool) 
         os.close(lock)
         raise ValueError(f"Cannot write results to {out}: another comparison is writing there. Wait for its end.") from None
     try:
-        if fresh:
-            for scenario in plan.scenarios:
-                store.write_bytes(out / "scenarios" / f"{scenario.name}.toml", scenario.text.encode())
+        for scenario in plan.scenarios:
+            if not (kept := _kept(out, scenario)).exists():
+                store.write_bytes(kept, scenario.text.encode())
+        if fresh or _read_manifest(out) != manifest:
             store.write_bytes(out / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
         _clean(out)
         yield
@@ -341,24 +344,49 @@ def _claimed(out: Path, manifest: dict[str, Any], plan: _Plan, *, resume: bool) 
         os.close(lock)
 
 
-def _check_same(out: Path, manifest: dict[str, Any], plan: _Plan) -> None:
-    """Raise ValueError unless the results in `out` belong to this comparison."""
-    found = store.read_manifest(out)
-    found.setdefault("device", _CPU)  # what wrote no device used the CPU
-    for key, wanted in manifest.items():
-        if found.get(key) != wanted:
-            same = "Use that version" if key in ("harness", "schema") else "Give the same arguments"
+def _check_goes_on(out: Path, manifest: dict[str, Any], plan: _Plan) -> None:
+    """Raise ValueError unless the results in `out` are a part of this comparison."""
+    found = _read_manifest(out)
+    for key in {**manifest, **found}:
+        before, wanted = found.get(key), manifest.get(key)
+        if not (_within(before, wanted) if key in _MAY_GROW else before == wanted):
+            if key in _MAY_GROW:
+                way = "Give these, too: resuming adds scenarios, tuners and seeds, and leaves none out"
+            else:
+                way = "Use that version" if key in ("harness", "schema") else "Give the same arguments"
             raise ValueError(
-                f"Cannot go on with {out}: it was made with {key} {found.get(key)}, and this is {wanted}. "
-                f"{same}, or name another folder with --out."
+                f"Cannot go on with {out}: it was made with {key} {before}, and this is {wanted}. "
+                f"{way}, or name another folder with --out."
             )
     for scenario in plan.scenarios:
-        kept = out / "scenarios" / f"{scenario.name}.toml"
-        if not kept.is_file() or kept.read_text("utf-8") != scenario.text:
+        kept = _kept(out, scenario)
+        if scenario.name in found["scenarios"] and not (kept.is_file() and kept.read_text("utf-8") == scenario.text):
             raise ValueError(
                 f"Cannot go on with {out}: scenario {scenario.name!r} has changed since. Name another folder with --out, "
                 f"or go back to the scenario as it is in {kept}."
             )
+
+
+def _read_manifest(out: Path) -> dict[str, Any]:
+    """The manifest of the folder; a simulated comparison that wrote no device used the CPU."""
+    found = store.read_manifest(out)
+    return found if "system" in found else {"device": _CPU} | found
+
+
+def _within(found: Any, wanted: Any) -> bool:
+    """Whether `found` is a part of `wanted`, both values of a manifest: numbers, lists of names, or tables of these."""
+    if found is None:
+        return wanted is not None
+    if isinstance(wanted, dict):
+        return isinstance(found, dict) and all(k in wanted and _within(v, wanted[k]) for k, v in found.items())
+    if isinstance(wanted, list):
+        return isinstance(found, list) and set(found) <= set(wanted)
+    return isinstance(found, int) and isinstance(wanted, int) and found <= wanted
+
+
+def _kept(out: Path, scenario: Scenario) -> Path:
+    """The scenario's file in the folder."""
+    return out / "scenarios" / f"{scenario.name}.toml"
 
 
 def _place(out: Path, task: Task) -> Path:

@@ -117,7 +117,7 @@ def test_drawn_comparisons_are_resumed_merged_and_published_with_their_draws(cal
     run(calibrated, one, "fixed", "best_fixed", calibration_draws=1, resume=True)
     assert without_host(one) == before
     with pytest.raises(ValueError, match="it was made with scenarios"):
-        run(calibrated, one, "fixed", "best_fixed", calibration_draws=2, resume=True)
+        run(calibrated, one, "fixed", "best_fixed", resume=True)
     run(calibrated, two, "fixed", calibration_draws=2)
     both = store.load_results(merge([one, two], tmp_path / "both"))
     assert both.manifest["draws"] == {"tiny": ["tiny+draw1", "tiny+draw2"]}
@@ -394,18 +394,18 @@ def test_two_files_of_one_name_are_refused(tiny: Path, tmp_path: Path) -> None:
 
 def test_existing_results_are_not_changed(tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    run(tiny, out, "fixed", seeds=1)
+    run(tiny, out, "fixed", "bsp", seeds=2)
     before = contents(out)
 
     def refused(message: str, **changed: Any) -> None:
-        given = {"tuners": ("fixed",), "seeds": 1, "resume": True} | changed
+        given = {"tuners": ("fixed", "bsp"), "seeds": 2, "resume": True} | changed
         with pytest.raises(ValueError, match=message):
             run(tiny, out, *given.pop("tuners"), **given)
         assert contents(out) == before
 
     refused("is there already. Go on with it by --resume", resume=False)
-    refused("was made with tuners", tuners=("fixed", "tpe"))
-    refused("was made with seeds 1, and this is 2", seeds=2)
+    refused("was made with tuners .* Give these, too: resuming adds", tuners=("fixed", "tpe"))
+    refused("was made with seeds 2, and this is 1. Give these, too", seeds=1)
     tiny.write_text(arena.TINY.replace("seconds = 20", "seconds = 21"))
     refused("scenario 'tiny' has changed since")
     tiny.write_text(arena.TINY)
@@ -499,6 +499,35 @@ def test_messages_about_damaged_files_say_what_to_delete(tiny: Path, tmp_path: P
     (out / "manifest.json").write_text(json.dumps({k: v for k, v in manifest.items() if k != "seeds_of"}))
     with pytest.raises(ValueError, match=r"manifest\.json: it is damaged \('seeds_of'\)"):
         results.assemble(out)
+
+
+def test_resuming_adds_scenarios_tuners_and_seeds_with_the_bytes_of_one_comparison(tiny: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text(arena.TINY)
+    given: dict[str, Any] = {"jobs": 2}
+    compare([tiny, other], ["fixed", "random_search"], out=tmp_path / "whole", seeds=3, **given)
+    grown = tmp_path / "grown"
+    compare([tiny], ["fixed"], out=grown, seeds=2, **given)
+    made = (grown / "runs" / "tiny" / "fixed" / "0").stat().st_ino
+    compare([tiny], ["random_search", "fixed"], out=grown, seeds=2, resume=True, **given)
+    compare([tiny, other], ["fixed", "random_search"], out=grown, seeds=3, resume=True, **given)
+    assert without_host(grown) == without_host(tmp_path / "whole")
+    assert (grown / "runs" / "tiny" / "fixed" / "0").stat().st_ino == made, "the first runs are kept"
+
+
+def test_an_oracle_that_gets_more_seeds_keeps_what_it_has_seen(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    names = ("fixed", "best_fixed")
+    run(tiny, out, *names, seeds=1)
+    seen = {path.name for path in (out / "runs" / "tiny").iterdir()}
+    run(tiny, out, *names, seeds=2, resume=True)
+    run(tiny, tmp_path / "whole", *names, seeds=2)
+    assert seen <= {path.name for path in (out / "runs" / "tiny").iterdir()}
+    grown, whole = (
+        store.load_results(folder).scores.filter(tuner="best_fixed")["completion_seconds"].mean()
+        for folder in (out, tmp_path / "whole")
+    )
+    assert grown <= whole
 
 
 def test_a_device_that_is_not_there_is_refused_before_anything_is_written(tiny: Path, tmp_path: Path) -> None:
