@@ -292,7 +292,7 @@ class ZmqTransport:
             raise
         if share and on_loopback(host):
             with suppress(OSError, AttributeError):  # the system has no anonymous files, or no such sockets: use ZeroMQ only
-                self._here = _OneMachine(place, self._inlet.fd, self._sender)
+                self._here = _OneMachine(place, int(self._inlet.getsockopt(zmq.FD)), self._sender)
         self._address = str(Address(place, self._keys.name, "" if self._here is None else self._here.memory.identity))
         self._timeout_seconds = -1.0  # the socket's default: wait for ever
         self._inlet_waits = True  # it may have messages
