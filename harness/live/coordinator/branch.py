@@ -76,13 +76,18 @@ class PushFacts(NamedTuple):
 def _compiled(decide: Callable[[Any, Push], tuple[Any, Decision]]) -> Callable[..., tuple[Any, jax.Array]]:
     """`decide`, compiled, with few arguments and results.
 
-    Takes the state, (worker, staleness, clocks) int32 [2 + k], (waiting, active) bool [2, k] and (seconds, loss, loss
-    before, loss after) float64 [4]; returns the next state and (accept, step, release) bool [2 + k].
+    Takes the state and (seconds, loss, loss before, loss after, worker, staleness, clocks, waiting, active) float64
+    [6 + 3 k]; returns the next state and (accept, step, release) bool [2 + k].
     """
 
-    # Passing arguments and results takes most of the time of a call, so vectors are packed into few arrays.
-    def packed(state: Any, whole: jax.Array, flags: jax.Array, real: jax.Array) -> tuple[Any, jax.Array]:
-        push = Push(whole[0], whole[2:], flags[0], flags[1], real[0], whole[1], *real[1:])
+    # Passing arguments and results takes most of the time of a call, so all are packed into one array. float64 has every
+    # int32.
+    def packed(state: Any, row: jax.Array) -> tuple[Any, jax.Array]:
+        real, whole = row[:4], row[4:6].astype(jnp.int32)
+        clocks, waiting, active = row[6:].reshape(3, -1)
+        push = Push(
+            whole[0], clocks.astype(jnp.int32), waiting != 0, active != 0, real[0], whole[1], real[1], real[2], real[3]
+        )
         state, decision = decide(state, push)
         accept_and_step = jnp.stack([jnp.asarray(decision.accept), jnp.asarray(decision.step)])
         return state, jnp.concatenate([accept_and_step, decision.release])
@@ -262,12 +267,12 @@ class CoordinatorBranch:
         worker, cycle = facts.worker, self.busy[facts.worker]
         self.give_up(worker, facts.seconds)  # first: the policy sees this worker among those that wait
         self.clocks[worker] += 1
-        whole = np.empty(2 + len(self.clocks), np.int32)
-        whole[0], whole[1], whole[2:] = worker, staleness, self.clocks
-        flags = np.array([self.active, self.active])
-        flags[0, [*self.busy, *self.due]] = False
-        real = np.array([facts.seconds, facts.loss, facts.loss_before, facts.loss_after])
-        self.state, packed = _compiled(self.policy.decide)(self.state, whole, flags, real)
+        first = (facts.seconds, facts.loss, facts.loss_before, facts.loss_after, worker, staleness)
+        row = np.array((*first, *self.clocks.tolist(), *(2 * self.active.tolist())), float)
+        waiting = len(first) + len(self.clocks)
+        for other in (*self.busy, *self.due):
+            row[waiting + other] = 0.0
+        self.state, packed = _compiled(self.policy.decide)(self.state, row)
         self._count(facts, cycle, staleness)
         accept, step, *release = np.asarray(packed).tolist()
         released = [w for w, yes in enumerate(release) if yes and self.active[w]]

@@ -74,9 +74,10 @@ class Ledger:
         if isinstance(entry, MoveEntry):
             self.table.update(dict.fromkeys(blocks_in(entry.runs), entry.target))
             self.table_index = self.index
-        head = LogAppend(self.index, entry)
-        for name in self.servers:
-            self.tell(name, head)
+        # One message to all, so that it is encoded once.
+        message = Message(LogAppend(self.index, entry), (), self.view, self.generation)
+        for name in () if self.replaying else self.servers:
+            self.send(name, message)
         return self.index
 
     def write(self, *record: Any) -> None:

@@ -20,7 +20,7 @@ from typing import Protocol, TypeAlias
 from harness.live.processes.host import Cores, keep_memory
 from harness.live.protocol.blocks import Layout
 from harness.live.protocol.messages import COORDINATOR, Message, may_send
-from harness.live.protocol.wire import Beat, Peers, Unreadable, decode, encode, signal
+from harness.live.protocol.wire import Beat, Buffer, Peers, Unreadable, decode, encode, signal
 from harness.live.server.server import Server
 from harness.live.server.store import Store
 from harness.live.transport.transport import Transport
@@ -44,10 +44,20 @@ class Mailbox:
         self.peers: dict[str, tuple[str, int]] = {}  # address and generation
         self.refused = 0  # messages that cannot be read, or that their sender may not send
         self._listed = 0  # generation of the coordinator that sent the last list
+        self._encoded: tuple[Message | None, list[Buffer]] = (
+            None,
+            [],
+        )  # the last message without arrays: it may go to others, too
 
     def send(self, receiver: str, message: Message) -> None:
         """Send a message. Returns at once; a message to a process that does not exist is lost."""
-        self.transport.send(receiver, encode(self.name, message))
+        if message.arrays:
+            frames = encode(self.name, message)
+        else:
+            if self._encoded[0] is not message:
+                self._encoded = message, encode(self.name, message)
+            frames = self._encoded[1]
+        self.transport.send(receiver, frames)
 
     def receive(self, timeout_seconds: float) -> tuple[str, Message] | None:
         """The next (sender, message), or None if none comes in time; frames that are no message are dropped."""

@@ -394,7 +394,8 @@ _SENDERS: dict[type[Any], str] = {kind: role for role, kinds in _ONLY_FROM.items
 
 def may_send(sender: str, head: Head) -> bool:
     """Whether processes of the sender's role send such messages."""
-    return _SENDERS.get(type(head), sender).partition("/")[0] == sender.partition("/")[0]
+    role = _SENDERS.get(type(head))
+    return role is None or sender == role or sender.startswith(role + "/")
 
 
 class Message(NamedTuple):

@@ -17,7 +17,7 @@ import numpy as np
 from harness.live.protocol import messages
 from harness.live.protocol.messages import Array, Message
 
-__all__ = ["LARGEST_BYTES", "VERSION", "Beat", "Buffer", "Peers", "Unreadable", "decode", "encode", "signal"]
+__all__ = ["LARGEST_BYTES", "VERSION", "Beat", "Buffer", "Peers", "Unreadable", "byte_count", "decode", "encode", "signal"]
 
 VERSION = 5
 LARGEST_BYTES = 2**31
@@ -25,8 +25,15 @@ LARGEST_BYTES = 2**31
 
 Buffer: TypeAlias = bytes | memoryview
 
+
+def byte_count(frame: Buffer) -> int:
+    """How many bytes a frame has."""
+    return len(frame) if isinstance(frame, bytes) else frame.nbytes
+
+
 _MARK = struct.Struct("<4sH")
 _PROGRAM = b"PSLV"
+_BEGIN = _MARK.pack(_PROGRAM, VERSION)
 _TYPES: dict[str, np.dtype[Any]] = {"f4": np.dtype("<f4"), "f2": np.dtype("<f2"), "i4": np.dtype("<i4")}
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 
@@ -71,9 +78,9 @@ def encode(sender: str, message: Message) -> list[Buffer]:
                 "of float32, float16 or int32, along one axis."
             )
     head: Any = message.head
-    kinds = tuple((_NAMES[a.dtype], a.size) for a in message.arrays)
+    kinds = tuple([(_NAMES[a.dtype], a.size) for a in message.arrays])
     first = _encoder.encode(_First(sender, message.generation, message.view, kinds, head))
-    return [_MARK.pack(_PROGRAM, VERSION) + first, *(np.ascontiguousarray(a).data for a in message.arrays)]
+    return [_BEGIN + first, *[np.ascontiguousarray(a).data for a in message.arrays]]
 
 
 def decode(frames: Sequence[Buffer]) -> tuple[str, Message]:

@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 
 from harness.live.protocol.messages import Array
-from harness.live.protocol.wire import Buffer, Unreadable
+from harness.live.protocol.wire import Buffer, Unreadable, byte_count
 
 __all__ = ["BORROWED", "LARGE_BYTES", "LENT_BYTES", "SLOTS", "SharedMemory", "SlotCounts"]
 
@@ -167,6 +167,10 @@ class SharedMemory:
             self._peers[peer] = whose
         return peer in self._peers
 
+    def process_of(self, peer: str) -> int:
+        """The process of a peer with which it shares memory."""
+        return self._peers[peer][0]
+
     def forget(self, peer: str) -> None:
         """A peer is gone: give up the slots that it has not given back."""
         self._borrowed.pop(self._peers.pop(peer, (0, b"")), None)
@@ -187,11 +191,11 @@ class SharedMemory:
     def lend(self, peer: str, frames: Sequence[Buffer]) -> Sequence[Buffer]:
         """Put large frames into slots; returns the frames to send in place of these."""
         self._last.clear()
-        if peer not in self._peers or all(memoryview(frame).nbytes < LARGE_BYTES for frame in frames):
+        if peer not in self._peers or max(map(byte_count, frames)) < LARGE_BYTES:
             return frames
         loans, rest = [], []
         for place, frame in enumerate(frames):
-            size = memoryview(frame).nbytes
+            size = byte_count(frame)
             slot = self._slot(memoryview(frame)) if size >= LARGE_BYTES else None
             if slot is None:
                 rest.append(frame)

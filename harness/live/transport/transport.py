@@ -36,7 +36,8 @@ class Sender(Protocol):
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
         """Returns at once. A message is lost if the peer is unknown, does not accept our key, or has not read for long.
 
-        The transfer may happen much later, so nobody may write to the frames any more.
+        The transfer may happen much later, so nobody may write to the frames any more. What the system has no room for
+        may wait until this end receives.
         """
         ...
 

@@ -1,5 +1,6 @@
 """Frames over ZeroMQ: each process has one socket that receives, and one to each peer. Everything is encrypted, and every
-caller is known. Processes on one machine put large frames into shared memory, and send the rest by abstract Unix sockets.
+caller is known. Processes on one machine put large frames into shared memory, and send the rest by Unix sockets of their
+own, without ZeroMQ (`harness.live.transport.unix_sockets`).
 
 Messages go one way, so sockets are PUSH and PULL, the simplest that keep order. Each process makes its own pair of keys
 (CurveZMQ, https://rfc.zeromq.org/spec/26); the public half is part of its address. A process accepts the keys of its peers,
@@ -12,6 +13,7 @@ import ipaddress
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,6 +30,7 @@ from harness.live.protocol.messages import Array
 from harness.live.protocol.wire import LARGEST_BYTES, Buffer
 from harness.live.transport.shared_memory import SharedMemory
 from harness.live.transport.transport import Received
+from harness.live.transport.unix_sockets import TICKET_BYTES, UnixSockets
 
 __all__ = ["Address", "KeyPair", "ZmqTransport", "on_loopback"]
 
@@ -43,6 +46,8 @@ _NO_WAIT = int(zmq.DONTWAIT)  # an int: pyzmq's enum costs much of the time of a
 _WAITING_MESSAGES = 10_000  # to one peer; messages answer one another, so a few dozen are many already
 _LOOPBACK_BYTES = 2**18  # kernel's send buffer on this machine: more would leave the cache before it is read
 _RECONNECT_MILLISECONDS = (50, 1000)  # first and longest pause before another attempt
+_TICKET = b"LINE"  # begins a message with the ticket of a Unix socket; no message of `wire` begins so
+_TICKET_BYTES = len(_TICKET) + TICKET_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,23 +154,22 @@ def on_loopback(host: str) -> bool:
 def _unix_socket(place: str) -> str:
     """The abstract Unix socket (unix(7)) of a process that shares memory. It is named after the port, so that peers
     reconnect to a process that is started again at the same port."""
-    return f"ipc://@harness/{urlsplit(place).netloc}"
+    return f"\0harness/{urlsplit(place).netloc}"
 
 
 class _Sender:
     """A socket to each peer, opened when something is sent to it."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: KeyPair, memory: SharedMemory | None = None) -> None:
-        self._context, self._keys, self._memory = context, keys, memory
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: KeyPair) -> None:
+        self._context, self._keys = context, keys
         self._addresses: dict[str, tuple[str, bytes]] = {}  # place and public key
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._refused: set[str] = set()
 
     def connect(self, peer: str, address: str) -> None:
         self.forget(peer)
-        place, key, identity = Address.parse(address)
-        shares = self._memory is not None and self._memory.connect(peer, identity)
-        self._addresses[peer] = _unix_socket(place) if shares else place, z85.encode(bytes.fromhex(key))
+        place, key, _ = Address.parse(address)
+        self._addresses[peer] = place, z85.encode(bytes.fromhex(key))
 
     def forget(self, peer: str) -> None:
         self._addresses.pop(peer, None)
@@ -173,26 +177,31 @@ class _Sender:
         socket = self._sockets.pop(peer, None)
         if socket is not None:
             socket.close(linger=0)
-        if self._memory is not None:  # after the socket, which may still send from it
-            self._memory.forget(peer)
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
+        self.try_to_send(peer, frames)
+
+    def try_to_send(self, peer: str, frames: Sequence[Buffer]) -> bool:
+        """Like `send`. Returns whether the message is on its way."""
         socket = self._sockets.get(peer)
         if socket is None:
             if peer not in self._addresses:
-                return
+                return False
             socket = self._sockets[peer] = self._calling(*self._addresses[peer])
-        sent = frames if self._memory is None else self._memory.lend(peer, frames)
         try:
-            socket.send_multipart(sent, _NO_WAIT, copy=False)
+            socket.send_multipart(frames, _NO_WAIT, copy=False)
         except zmq.Again:
-            if self._memory is not None:
-                self._memory.take_back()
-            if peer not in self._refused:
-                self._refused.add(peer)
-                _log.warning(
-                    "Cannot send to %s: it does not accept our key, or leaves %d messages waiting.", peer, _WAITING_MESSAGES
-                )
+            self.refuse(peer)
+            return False
+        return True
+
+    def refuse(self, peer: str) -> None:
+        """A message to that peer is dropped: say so once."""
+        if peer not in self._refused:
+            self._refused.add(peer)
+            _log.warning(
+                "Cannot send to %s: it does not accept our key, or leaves %d messages waiting.", peer, _WAITING_MESSAGES
+            )
 
     def _calling(self, address: str, key: bytes) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.PUSH)
@@ -211,6 +220,57 @@ class _Sender:
             self.forget(peer)
 
 
+class _OneMachine:
+    """What processes of one machine have in place of ZeroMQ: shared memory for large frames, Unix sockets for the rest.
+
+    A peer whose line has broken, or where another process listens now, is reached by ZeroMQ until it is connected again.
+    Raises OSError or AttributeError if the system has no anonymous files.
+    """
+
+    def __init__(self, place: str, inlet: int, sender: _Sender) -> None:
+        self._sender = sender
+        self.memory = SharedMemory()
+        try:
+            self.lines = UnixSockets(_unix_socket(place), inlet)
+        except BaseException:
+            self.memory.close()
+            raise
+        self._there: dict[str, tuple[str, int]] = {}  # peers without a line yet: its name, and the process that listens
+
+    def connect(self, peer: str, address: Address) -> None:
+        self.forget(peer)
+        if self.memory.connect(peer, address.memory):
+            self._there[peer] = _unix_socket(address.place), self.memory.process_of(peer)
+
+    def forget(self, peer: str) -> None:
+        self._there.pop(peer, None)
+        self.lines.forget(peer)
+        self.memory.forget(peer)  # after the line, which may still send from it
+
+    def send(self, peer: str, frames: Sequence[Buffer]) -> None:
+        there = self._there.pop(peer, None)
+        if there is not None:
+            with suppress(OSError):
+                ticket = self.lines.connect(peer, *there)
+                self._sender.send(peer, [_TICKET + ticket])
+        sent = self.memory.lend(peer, frames)
+        if peer in self.lines:
+            try:
+                if not self.lines.send(peer, sent):
+                    self.memory.take_back()
+                    self._sender.refuse(peer)
+            except OSError:
+                pass  # the line has broken: from now on by ZeroMQ, this message first
+            else:
+                return
+        if not self._sender.try_to_send(peer, sent):
+            self.memory.take_back()
+
+    def close(self) -> None:
+        self.lines.close()
+        self.memory.close()
+
+
 class ZmqTransport:
     """A `Transport` that listens on one address of this host, on any free port where none is given.
 
@@ -221,11 +281,8 @@ class ZmqTransport:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._keys = keys or KeyPair.fresh()
         self._peers: dict[str, str] = {}  # by public key; replaced and never changed, because the gate's thread reads it
-        self._memory: SharedMemory | None = None
-        if share and on_loopback(host):
-            with suppress(OSError, AttributeError):  # the system has no anonymous files: use sockets only
-                self._memory = SharedMemory()
-        self._sender = _Sender(self._context, self._keys, self._memory)
+        self._here: _OneMachine | None = None
+        self._sender = _Sender(self._context, self._keys)
         self._gate = _Gate(self._context, lambda key: key in self._peers)
         self._gate.start()
         try:
@@ -233,8 +290,12 @@ class ZmqTransport:
         except BaseException:
             self.close()
             raise
-        self._address = str(Address(place, self._keys.name, "" if self._memory is None else self._memory.identity))
+        if share and on_loopback(host):
+            with suppress(OSError, AttributeError):  # the system has no anonymous files, or no such sockets: use ZeroMQ only
+                self._here = _OneMachine(place, int(self._inlet.getsockopt(zmq.FD)), self._sender)
+        self._address = str(Address(place, self._keys.name, "" if self._here is None else self._here.memory.identity))
         self._timeout_seconds = -1.0  # the socket's default: wait for ever
+        self._inlet_waits = True  # it may have messages
 
     def _listening(self, place: str) -> tuple[zmq.Socket[bytes], str]:
         inlet = self._context.socket(zmq.PULL)
@@ -247,8 +308,6 @@ class ZmqTransport:
         try:
             inlet.bind(place)
             found = inlet.getsockopt_string(zmq.LAST_ENDPOINT)
-            if self._memory is not None:
-                inlet.bind(_unix_socket(found))
         except zmq.ZMQError as error:
             raise ValueError(
                 f"Cannot listen on {place}: {os.strerror(error.errno or 0)}. Give a free port, or 0 for any."
@@ -260,43 +319,77 @@ class ZmqTransport:
         return self._address
 
     def connect(self, peer: str, address: str) -> None:
-        key = Address.parse(address).key
-        self._peers = {k: name for k, name in self._peers.items() if name != peer} | {key: peer}
+        parsed = Address.parse(address)
+        self._peers = {k: name for k, name in self._peers.items() if name != peer} | {parsed.key: peer}
+        if self._here is not None:
+            self._here.connect(peer, parsed)
         self._sender.connect(peer, address)
 
     def forget(self, peer: str) -> None:
         self._peers = {k: name for k, name in self._peers.items() if name != peer}
         self._sender.forget(peer)
+        if self._here is not None:
+            self._here.forget(peer)
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
-        self._sender.send(peer, frames)
+        if self._here is None:
+            self._sender.send(peer, frames)
+        else:
+            self._here.send(peer, frames)
 
     def second_sender(self) -> _Sender:
         return _Sender(self._context, self._keys)
 
     def empty(self, size: int) -> Array:
-        return np.empty(size, np.float32) if self._memory is None else self._memory.empty(size)
+        return np.empty(size, np.float32) if self._here is None else self._here.memory.empty(size)
 
     def receive(self, timeout_seconds: float) -> Received | None:
+        until: float | None = None
+        while True:
+            if (found := self._next(timeout_seconds)) is not None:
+                key, frames = found
+                caller = self._peers.get(key)
+                if caller is None:  # it was a peer when it connected, and is none any more
+                    continue
+                if self._here is None:
+                    return Received(caller, frames)
+                if len(frames[0]) != _TICKET_BYTES or frames[0][: len(_TICKET)] != _TICKET:
+                    return Received(caller, self._here.memory.borrow(frames))
+                self._here.lines.admit(bytes(frames[0][len(_TICKET) :]), key)
+                continue
+            if self._here is None:
+                return None
+            now = time.monotonic()
+            if until is None:
+                until = now + timeout_seconds
+            elif now >= until:
+                return None
+            self._inlet_waits = self._here.lines.wait(until - now)
+
+    def _next(self, timeout_seconds: float) -> tuple[str, Sequence[Buffer]] | None:
+        """The next message that is here, with its sender's key. It is waited for here only where there are no lines."""
+        if self._here is None:
+            return self._by_zeromq(timeout_seconds)
+        found = self._here.lines.take()
+        return self._by_zeromq(0.0) if found is None and self._inlet_waits else found
+
+    def _by_zeromq(self, timeout_seconds: float) -> tuple[str, Sequence[Buffer]] | None:
         if timeout_seconds and timeout_seconds != self._timeout_seconds:
             self._inlet.setsockopt(zmq.RCVTIMEO, round(timeout_seconds * 1000))
             self._timeout_seconds = timeout_seconds
-        while True:
-            try:
-                frame = self._inlet.recv(0 if timeout_seconds else _NO_WAIT, copy=False)
-            except zmq.Again:
-                return None
-            caller = self._peers.get(str(frame.get("User-Id")))
-            frames: list[Buffer] = [frame.bytes]
-            while frame.more:
-                frame = self._inlet.recv(copy=False)
-                frames.append(frame.buffer)
-            # None: it was a peer when it connected, and is none any more.
-            if caller is not None:
-                return Received(caller, frames if self._memory is None else self._memory.borrow(frames))
+        try:
+            frame = self._inlet.recv(0 if timeout_seconds else _NO_WAIT, copy=False)
+        except zmq.Again:
+            return None
+        key = str(frame.get("User-Id"))
+        frames: list[Buffer] = [frame.bytes]
+        while frame.more:
+            frame = self._inlet.recv(copy=False)
+            frames.append(frame.buffer)
+        return key, frames
 
     def close(self) -> None:
         self._gate.stop()
         self._context.destroy(linger=0)
-        if self._memory is not None:
-            self._memory.close()
+        if self._here is not None:
+            self._here.close()

@@ -33,6 +33,7 @@ from harness.live.protocol.messages import (
     ViewReady,
 )
 from harness.live.protocol.wire import Beat, Peers, encode, signal
+from harness.live.transport.unix_sockets import TICKET_BYTES
 from harness.live.transport.zeromq import Address, KeyPair, ZmqTransport
 from harness.live.worker.worker import Worker
 from tests.live.support.counting_job import HERE, JOB, MEMBERS, SIZE, threads
@@ -92,8 +93,8 @@ attempts = pytest.mark.parametrize(
 
 @attempts
 def test_a_stranger_changes_nothing(training, count):
-    """At the TCP sockets and the Unix sockets: bytes of no meaning, handshakes that are cut short or replayed, keys that are
-    unknown, and no encryption."""
+    """At the TCP sockets and the Unix sockets: bytes of no meaning, handshakes that are cut short or replayed, tickets that
+    nobody has sent by ZeroMQ, keys that are unknown, and no encryption."""
     rng = random.Random(0)
     recorded = a_recorded_handshake(training)
     for address in endpoints(training).values():
@@ -105,8 +106,9 @@ def test_a_stranger_changes_nothing(training, count):
                 GREETING + rng.randbytes(rng.randrange(300)),
                 recorded[: rng.randrange(len(recorded))],
                 recorded,
-            ][number % 5]
-            with the_socket_of(place, unix=number % 2 == 0) as line:
+                rng.randbytes(TICKET_BYTES),
+            ][number % 6]
+            with the_socket_of(place, unix=number // 6 % 2 == 0) as line:
                 line.sendall(raw)
                 if number % EACH == 0:  # while this connection is open
                     training.counted += training.pushes(1)
@@ -117,7 +119,7 @@ def test_a_stranger_changes_nothing(training, count):
 
 def the_socket_of(place, *, unix):
     if unix:
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         line.connect(f"\0harness/{place.netloc}")
         return line
     return socket.create_connection((place.hostname, place.port))

@@ -1,0 +1,314 @@
+"""Frames between processes of one machine by Unix sockets. The thread that has a message sends it, and the one that wants a
+message reads it: no thread stands between them, whose wake-ups cost more than a small message itself.
+
+Each process listens, and has a line to every peer that it sends to. Who calls is proved twice. The kernel says which user,
+and which process, is at the other end of a line. And a caller begins with a ticket, a random number that it has also sent by
+ZeroMQ, where its key proves which peer it is. Nothing else is read from a line until both tickets are there. The kernel
+keeps what is on a line from everybody else, so it is not encrypted.
+
+A line carries packets (`SOCK_SEQPACKET`, unix(7)). A message is one packet: the number of frames, their sizes, the frames. A
+message that is longer than a packet is a packet with the sizes, then pieces of the frames.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from harness.live.protocol.wire import LARGEST_BYTES, Buffer, Unreadable, byte_count
+
+__all__ = ["TICKET_BYTES", "UnixSockets"]
+
+TICKET_BYTES = 32
+
+_PACKET_BYTES = 2**16  # the kernel finds memory for longer ones less easily
+_LINE_BYTES = 2**20  # on their way to one peer, as far as the system allows; the rest waits until this process receives
+_WAITING_PACKETS = 10_000  # to one peer; then messages to it are dropped
+_WAITING_CALLERS = 256  # who have not proved who they are; then the first of them is dropped
+_MOST_FRAMES = 8000  # of a message: their sizes are in one packet
+_MOST_BUFFERS = 1000  # of a packet; the kernel takes 1024 at once
+_COUNT = struct.Struct("<I")
+_CREDENTIALS = struct.Struct("iII")  # of the other end (SO_PEERCRED): process, user, group
+
+
+def _other_end(line: socket.socket) -> tuple[int, int]:
+    """The process and the user at the other end, as of its `connect` or `listen`."""
+    process, user, _ = _CREDENTIALS.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return process, user
+
+
+def _check_listener(line: socket.socket, process: int) -> None:
+    if _other_end(line) != (process, os.geteuid()):
+        raise PermissionError(f"Another process than {process} listens there.")
+
+
+def _packets(frames: Sequence[Buffer]) -> Iterator[Sequence[Buffer]]:
+    sizes = list(map(byte_count, frames))
+    head = struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
+    if len(head) + sum(sizes) <= _PACKET_BYTES and len(frames) < _MOST_BUFFERS:
+        yield [head, *frames]
+        return
+    yield [head]
+    for frame in frames:
+        whole = memoryview(frame).cast("B")
+        for start in range(0, len(whole), _PACKET_BYTES):
+            yield [whole[start : start + _PACKET_BYTES]]
+
+
+class _LineOut:
+    """A line to a peer. Raises OSError if nobody listens there, or another process than that one."""
+
+    def __init__(self, name: str, process: int, ticket: bytes) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.waiting: deque[Sequence[Buffer]] = deque()  # packets for which the kernel has no room now
+        try:
+            self.socket.setblocking(False)
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LINE_BYTES)
+            self.socket.connect(name)
+            _check_listener(self.socket, process)
+            self.socket.send(ticket)
+        except BaseException:
+            self.socket.close()
+            raise
+
+    def send(self, frames: Sequence[Buffer]) -> bool:
+        """Send a message, or let it wait. Returns False, and drops it, if too many wait."""
+        if len(self.waiting) >= _WAITING_PACKETS:
+            return False
+        if self.waiting:
+            self.waiting.extend(_packets(frames))
+            return True
+        packets = _packets(frames)
+        for packet in packets:
+            try:
+                self.socket.sendmsg(packet)
+            except BlockingIOError:
+                self.waiting.append(packet)
+                self.waiting.extend(packets)
+        return True
+
+    def flush(self) -> None:
+        """Send what waits, as far as the kernel has room."""
+        with suppress(BlockingIOError):
+            while self.waiting:
+                self.socket.sendmsg(self.waiting[0])
+                self.waiting.popleft()
+
+
+class _LineIn:
+    """A line from a caller. `key`: the one that has proved who it is; "" until then. `ticket`: what it began with."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self.socket, self.key, self.ticket = line, "", b""
+        self._frames: list[bytearray] = []  # of a message that comes in several packets
+        self._filled = [0, 0]  # its frames that are complete, and the bytes of the next one
+
+    def message(self, packet: memoryview) -> Sequence[Buffer] | None:
+        """The message that this packet completes; None if there is more to come. Raises Unreadable for another packet."""
+        if self._frames:
+            return self._more(packet)
+        if len(packet) < _COUNT.size or not 0 < (count := _COUNT.unpack_from(packet)[0]) <= _MOST_FRAMES:
+            raise Unreadable("Cannot read a message without its number of frames.")
+        at = _COUNT.size + 8 * count
+        if len(packet) < at:
+            raise Unreadable("Cannot read a message without the sizes of its frames.")
+        sizes = struct.unpack_from(f"<{count}Q", packet, _COUNT.size)
+        if len(packet) == at + sum(sizes):
+            frames = []
+            for size in sizes:
+                frames.append(bytes(packet[at : at + size]))  # a copy: the next packet takes the place of this one
+                at += size
+            return frames
+        if len(packet) != at or max(sizes) > LARGEST_BYTES:
+            raise Unreadable(f"Cannot read a message of {sum(sizes)} bytes, of which {len(packet) - at} came.")
+        self._frames, self._filled = [bytearray(size) for size in sizes], [0, 0]
+        return None
+
+    def _more(self, packet: memoryview) -> Sequence[Buffer] | None:
+        frames = self._frames
+        number, start = self._filled
+        while start == len(frames[number]):  # the frame before, or an empty one
+            number, start = number + 1, 0
+        end = start + len(packet)
+        if end > len(frames[number]):
+            self._frames = []
+            raise Unreadable(f"Cannot read {end} bytes of a frame of {len(frames[number])}.")
+        frames[number][start:end] = packet
+        self._filled = [number, end]
+        if end < len(frames[number]) or any(map(len, frames[number + 1 :])):
+            return None
+        self._frames = []
+        return [bytes(frames[0]), *(memoryview(frame).toreadonly() for frame in frames[1:])]
+
+
+class UnixSockets:
+    """One process's lines, used by one thread. Raises OSError if it cannot listen under `name`."""
+
+    def __init__(self, name: str, watched: int) -> None:
+        """`watched`: a file descriptor that ends `wait`, too, when it can be read."""
+        self._watched = watched
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.setblocking(False)
+        self._listener.bind(name)
+        self._listener.listen(128)
+        self._events = select.epoll()
+        self._events.register(watched, select.EPOLLIN)
+        self._events.register(self._listener, select.EPOLLIN)
+        self._out: dict[str, _LineOut] = {}
+        self._full: dict[int, str] = {}  # peers with packets that wait, by descriptor
+        self._in: dict[int, _LineIn] = {}  # by descriptor
+        self._callers: dict[bytes, _LineIn] = {}  # by ticket: its other half has not come by ZeroMQ
+        self._tickets: dict[bytes, str] = {}  # that came by ZeroMQ, and whose key sent them; not yet on a line
+        self._arrived: deque[tuple[str, Sequence[Buffer]]] = deque()
+        self._packet = memoryview(bytearray(_PACKET_BYTES))
+
+    # --------------------------------------------------------------------------------------------------------------- send
+
+    def connect(self, peer: str, name: str, process: int) -> bytes:
+        """Make a line to the process that listens under `name`. Returns the ticket, which has to be sent by ZeroMQ. Raises
+        OSError if nobody listens there, or another process than that one."""
+        self.forget(peer)
+        ticket = secrets.token_bytes(TICKET_BYTES)
+        self._out[peer] = _LineOut(name, process, ticket)
+        return ticket
+
+    def __contains__(self, peer: str) -> bool:
+        return peer in self._out
+
+    def forget(self, peer: str) -> None:
+        """Close the line to a peer, and drop what waits."""
+        line = self._out.pop(peer, None)
+        if line is not None:
+            self._full.pop(line.socket.fileno(), None)
+            line.socket.close()  # also ends its registration
+
+    def send(self, peer: str, frames: Sequence[Buffer]) -> bool:
+        """Send a message on the peer's line; returns at once. False: it is dropped, because too many wait. Raises OSError,
+        and closes the line, if the peer has closed it."""
+        line = self._out[peer]
+        try:
+            sent = line.send(frames)
+        except OSError:
+            self.forget(peer)
+            raise
+        if line.waiting and line.socket.fileno() not in self._full:
+            self._full[line.socket.fileno()] = peer
+            self._events.register(line.socket, select.EPOLLOUT)
+        return sent
+
+    def _flush(self, peer: str) -> None:
+        line = self._out[peer]
+        try:
+            line.flush()
+        except OSError:
+            self.forget(peer)
+            return
+        if not line.waiting:
+            del self._full[line.socket.fileno()]
+            self._events.unregister(line.socket)
+
+    # ------------------------------------------------------------------------------------------------------------ receive
+
+    def take(self) -> tuple[str, Sequence[Buffer]] | None:
+        """The next message that has arrived, with the key of its sender."""
+        return self._arrived.popleft() if self._arrived else None
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until something can be read or sent, and do that. Returns whether `watched` can be read. Raises Unreadable
+        for what is no message; the line that it came by is closed."""
+        watched, unreadable = False, None
+        for descriptor, _ in self._events.poll(seconds):
+            line = self._in.get(descriptor)
+            if line is not None:
+                try:
+                    self._read(line)
+                except Unreadable as error:
+                    self._close(line)
+                    unreadable = error
+            elif descriptor == self._watched:
+                watched = True
+            elif descriptor == self._listener.fileno():
+                self._accept()
+            elif descriptor in self._full:
+                self._flush(self._full[descriptor])
+        if unreadable is not None:
+            # It is not lost that `watched` can be read: the next call says so, too.
+            raise unreadable
+        return watched
+
+    def admit(self, ticket: bytes, key: str) -> None:
+        """A ticket has come by ZeroMQ, from the owner of that key."""
+        line = self._callers.pop(ticket, None)
+        if line is None:
+            self._tickets[ticket] = key
+            if len(self._tickets) > _WAITING_CALLERS:
+                del self._tickets[next(iter(self._tickets))]
+        else:
+            self._events.register(line.socket, select.EPOLLIN)
+            self._begin(line, key)
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # it has gone again, or no descriptor is left
+            made, _ = self._listener.accept()
+            if _other_end(made)[1] != os.geteuid():
+                made.close()
+                return
+            made.setblocking(False)
+            self._in[made.fileno()] = _LineIn(made)
+            self._events.register(made, select.EPOLLIN)
+        waiting = [line for line in self._in.values() if not line.key]
+        if len(waiting) > _WAITING_CALLERS:
+            self._close(waiting[0])
+
+    def _read(self, line: _LineIn) -> None:
+        try:
+            size = line.socket.recv_into(self._packet)
+        except BlockingIOError:
+            return
+        except OSError:
+            size = 0
+        if not size:  # the other end has closed it
+            self._close(line)
+        elif line.key:
+            message = line.message(self._packet[:size])
+            if message is not None:
+                self._arrived.append((line.key, message))
+        else:
+            self._present(line, bytes(self._packet[:size]))
+
+    def _present(self, line: _LineIn, ticket: bytes) -> None:
+        """A caller's ticket has come on its line."""
+        if len(ticket) != TICKET_BYTES or ticket in self._callers:
+            raise Unreadable("Cannot accept a caller without a ticket.")
+        key = self._tickets.pop(ticket, None)
+        if key is not None:
+            self._begin(line, key)
+            return
+        # Until the ticket comes by ZeroMQ, too, what follows waits in the kernel.
+        line.ticket, self._callers[ticket] = ticket, line
+        self._events.unregister(line.socket)
+
+    def _begin(self, line: _LineIn, key: str) -> None:
+        for former in [one for one in self._in.values() if one.key == key]:
+            self._close(former)  # what is left on it must not come after what comes now
+        line.key = key
+
+    def _close(self, line: _LineIn) -> None:
+        self._callers.pop(line.ticket, None)
+        del self._in[line.socket.fileno()]
+        line.socket.close()
+
+    def close(self) -> None:
+        """Close everything, and drop what waits."""
+        for peer in list(self._out):
+            self.forget(peer)
+        for line in list(self._in.values()):
+            self._close(line)
+        self._listener.close()
+        self._events.close()
