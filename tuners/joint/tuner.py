@@ -96,8 +96,8 @@ def joint(
     if not space.knobs:
         return
     if not any(space.knob(name) for name in _LEARNING) and (space.frees("role") or space.frees("load")):
-        early = {"batches": _BATCHES, "warmup": 1, "least": 2}
-        yield from changed_cheaply(job, bespoke_bo(job) if loads_are_free(job) else cruise(job, **early))
+        chooses = bespoke_bo(job) if loads_are_free(job) else cruise(job, batches=_BATCHES, warmup=1, least=2)
+        yield from changed_cheaply(job, chooses)
         return
     parts = RuleParts(system_model, schedules, cost_rule, snapshots, one_setting, prior)
     yield from JointCourse(job, parts).play()
