@@ -8,6 +8,7 @@ This is the one place where simulated time advances: `to_next_push`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -175,12 +176,12 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
             drains = jnp.where(jnp.abs(drains) <= _ROUNDING * inputs.bucket_refill, 0.0, drains)
     else:
         both, capacity = jnp.stack([pulling, pushing]), jnp.stack([inputs.serve_out, inputs.serve_in])
-        served = {
+        served: dict[str, Callable[..., Array]] = {
             "fifo": lambda nic, c, on, _: network.fifo(nic, c, on, arrival=flight.arrival),
             "uneven": network.uneven,
             "maxmin": lambda nic, c, on, _: network.waterfill(nic, c, on, levels=inputs.nic_levels),
-        }[discipline]
-        pull, push = jax.vmap(served, in_axes=(None, 0, 0, 0))(inputs.nic, capacity, both, weights)
+        }
+        pull, push = jax.vmap(served[discipline], in_axes=(None, 0, 0, 0))(inputs.nic, capacity, both, weights)
     computing = jnp.where(flight.phase == COMPUTE, 1.0 / inputs.slowdown, 0.0)
     timed = flight.phase == APPLY
     if len(inputs.control_queue):
