@@ -99,7 +99,9 @@ def _equal(axes: Axes, ends: np.ndarray) -> None:
     if ends[1] > 2.5 * ends[0]:
         axes.set_xscale("log")
         axes.set_yscale("log")
-        ticks = list(dict.fromkeys(float(f"{x:.1g}") for x in np.geomspace(ends[0] * 1.15, ends[1] / 1.15, 4)))
+        rounded = [float(f"{x:.1g}") for x in np.geomspace(ends[0] * 1.15, ends[1] / 1.15, 4)]
+        # Rounding may bring two so near to each other that their labels would overlap.
+        ticks = [x for x, before in zip(rounded, [0.0, *rounded], strict=False) if x > 1.3 * before]
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_ticks(ticks, [f"{x:g}" for x in ticks])
             axis.set_minor_locator(NullLocator())
