@@ -7,11 +7,8 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -30,45 +27,21 @@ PARTLY_SHOWN = {"traces/README.md"}
 """Pages that show parts of what their commands print."""
 
 
-class Example(NamedTuple):
-    """A block of a page that is run: a Python program, or commands with their output."""
-
-    page: str
-    number: int  # in the page
-    language: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.page}:{self.language}{self.number}"
-
-
 def blocks(language: str, page: str = "README.md") -> list[str]:
     return [text for kind, text in FENCE.findall((ROOT / page).read_text()) if kind == language]
 
 
-EXAMPLES = [
-    Example(page, number, language, text)
-    for page in ("README.md", *PAGES)
-    for language in ("python", "console")
-    for number, text in enumerate(blocks(language, page))
-]
+PAGES_WITH_EXAMPLES = [page for page in ("README.md", *PAGES) if blocks("python", page) or blocks("console", page)]
 
 
-@pytest.fixture(scope="module")
-def desks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A folder per page with the files that it shows: the blocks whose first line is a comment with a file's name."""
-
-    @cache
-    def desk(page: str) -> Path:
-        folder = tmp_path_factory.mktemp("desk")
-        for text in blocks("python", page) + blocks("toml", page):
-            if named := NAMED.match(text):
-                target = folder / named[1]
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(text)
-        return folder
-
-    return desk
+def desk(page: str, folder: Path) -> Path:
+    """Write the files that a page shows into the folder: the blocks whose first line is a comment with a file's name."""
+    for text in blocks("python", page) + blocks("toml", page):
+        if named := NAMED.match(text):
+            target = folder / named[1]
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
+    return folder
 
 
 def shell(command: list[str], folder: Path) -> str:
@@ -124,24 +97,23 @@ def absent(shown: list[str], printed: str) -> str | None:
 def test_readme_has_its_examples():
     assert blocks("python")
     assert blocks("console")
-    assert {e.page for e in EXAMPLES} >= {"README.md", "tuners/README.md", "harness/scenario/README.md", "harness/README.md"}
+    assert set(PAGES_WITH_EXAMPLES) >= {"README.md", "tuners/README.md", "harness/scenario/README.md", "harness/README.md"}
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("example", EXAMPLES, ids=str)
-def test_an_example_runs_and_prints_what_the_page_shows(desks, example):
-    """The examples of a page are run in order, in one folder."""
-    folder = desks(example.page)
-    if example.language == "python":
-        shell([sys.executable, "-W", "error", "-c", example.text], folder)
-        return
-    commands = re.split(r"(?m)^\$ ", example.text)[1:]
-    for command, *shown in (c.splitlines() for c in commands):
-        words = shlex.split(command, comments=True)
-        ours = words[0] == "harness" and example.page != "README.md"  # whose commands run as users run them
-        printed = our_command(words[1:], folder) if ours else shell(words, folder)
-        lost = absent(shown, printed) if example.page in PARTLY_SHOWN else missing(shown, printed)
-        assert lost is None, f"{command}\nnot in its place: {lost}\n\n{printed}"
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("page", PAGES_WITH_EXAMPLES)
+def test_the_examples_of_a_page_run_and_print_what_it_shows(page, tmp_path):
+    """The examples of a page are run in one folder: its programs, then its commands, which may use what those left there."""
+    folder = desk(page, tmp_path)
+    for program in blocks("python", page):
+        shell([sys.executable, "-W", "error", "-c", program], folder)
+    for block in blocks("console", page):
+        for command, *shown in (c.splitlines() for c in re.split(r"(?m)^\$ ", block)[1:]):
+            words = shlex.split(command, comments=True)
+            ours = words[0] == "harness" and page != "README.md"  # whose commands run as users run them
+            printed = our_command(words[1:], folder) if ours else shell(words, folder)
+            lost = absent(shown, printed) if page in PARTLY_SHOWN else missing(shown, printed)
+            assert lost is None, f"{command}\nnot in its place: {lost}\n\n{printed}"
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ __all__ = ["Event", "Finished", "Planned", "RunKey", "Underway", "Work", "compar
 
 _CPU = "cpu"
 _MAY_GROW = {"scenarios", "tuners", "oracles", "seeds", "seeds_of", "draws"}  # entries of a manifest, on resume
+_UNLESS_GIVEN: dict[str, Any] = {"draws": {}}  # of entries that a manifest may leave out
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +349,7 @@ def _check_goes_on(out: Path, manifest: dict[str, Any], plan: _Plan) -> None:
     """Raise ValueError unless the results in `out` are a part of this comparison."""
     found = _read_manifest(out)
     for key in {**manifest, **found}:
-        before, wanted = found.get(key), manifest.get(key)
+        before, wanted = found.get(key, _UNLESS_GIVEN.get(key)), manifest.get(key)
         if not (_within(before, wanted) if key in _MAY_GROW else before == wanted):
             if key in _MAY_GROW:
                 way = "Give these, too: resuming adds scenarios, tuners and seeds, and leaves none out"
@@ -375,8 +376,6 @@ def _read_manifest(out: Path) -> dict[str, Any]:
 
 def _within(found: Any, wanted: Any) -> bool:
     """Whether `found` is a part of `wanted`, both values of a manifest: numbers, lists of names, or tables of these."""
-    if found is None:
-        return wanted is not None
     if isinstance(wanted, dict):
         return isinstance(found, dict) and all(k in wanted and _within(v, wanted[k]) for k, v in found.items())
     if isinstance(wanted, list):
