@@ -241,6 +241,13 @@ def test_a_folder_has_its_page(folder):
         assert (ROOT / folder / "README.md").is_file(), f"{folder} has no README.md: say what is where in it"
 
 
+@pytest.mark.parametrize("folder", sorted({relative(f.parent) for f in SOURCES}))
+def test_a_page_names_every_file_of_its_folder(folder):
+    page = (ROOT / folder / "README.md").read_text()
+    names = [f.name for f in SOURCES if relative(f.parent) == folder and f.name != "__init__.py"]
+    assert [name for name in names if name not in page.replace("\\", "")] == []
+
+
 def test_one_name_means_one_class():
     names = [
         (node.name, name)

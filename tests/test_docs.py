@@ -187,6 +187,28 @@ def test_the_answers_to_the_twelve_questions_name_what_is_there():
             assert set(re.findall(r"`(\w+)`", names)) <= set(re.findall(r"\w+", (ROOT / target).read_text())), question
 
 
+def test_readmes_table_of_tuners_is_that_of_the_released_results():
+    """Every cell is the released ratio, with the number of arenas where a tuner does not apply to all of the family."""
+    released: dict[tuple[str, str], tuple[int, str]] = {}
+    for section in (ROOT / "reports/published/arenas/report.md").read_text().split("\n## ")[1:]:
+        family = section.splitlines()[0].removeprefix("Family ")
+        for tuner, count, ratio in re.findall(r"^\| ([\w\\]+) \| (\d+) \| ([\d.]+)", section, re.MULTILINE):
+            released[family, tuner.replace("\\", "")] = int(count), ratio
+    head, _, *rows = re.findall(r"^\|(.*)\|$", README.partition("hindsight, on")[2].partition("## ")[0], re.MULTILINE)
+    tuners = [cell.strip() for cell in head.split("|")][1:]
+    families = ("learning", "mixed", "placement", "elastic", "cruise", "boat")
+    assert len(rows) == len(families)
+    for family, row in zip(families, rows, strict=True):
+        arenas = {int(count) for count in re.findall(r"^ (\d+) ", row)}
+        for tuner, cell in zip(tuners, row.split("|")[1:], strict=True):
+            count, ratio = released.get((family, tuner), (0, ""))
+            shown = re.fullmatch(r"(?:\*\*)?([\d.]*)(?:\*\*)?(?: in (\d+))?", cell.strip())
+            assert shown, cell
+            if count:  # a tuner whose runs are another's has no row
+                assert float(shown[1]) == pytest.approx(float(ratio), abs=0.051), (family, tuner)
+                assert ({int(shown[2])} if shown[2] else arenas) == {count}, (family, tuner)
+
+
 def test_the_changelog_knows_this_version():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"\n## [{version}]" in (ROOT / "CHANGELOG.md").read_text()

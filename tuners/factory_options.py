@@ -136,7 +136,7 @@ def _text(value: object) -> str:
         return f"{value:g}"
     if isinstance(value, str) and value:
         return value
-    return {None: "none", "": "none"}.get(value, repr(value)) if isinstance(value, str | None) else _short(value)
+    return {None: "not set", "": "not set"}.get(value, repr(value)) if isinstance(value, str | None) else _short(value)
 
 
 def _short(value: object) -> str:

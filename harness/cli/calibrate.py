@@ -40,9 +40,9 @@ _SELECTED = (
 _Adder = Callable[..., argparse.ArgumentParser]
 
 
-def add_calibrate(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> None:
+def add_calibrate(add_parser: _Adder) -> None:
     """Add `harness calibrate` to a parser's commands."""
-    command = add_parser("calibrate", help="fit constants to a recording", description=_ABOUT, formatter_class=plain)
+    command = add_parser("calibrate", help="fit constants to a recording", description=_ABOUT)
     command.add_argument("trace", type=trace_folder, nargs="?", metavar="TRACE", help=TRACE_HELP)
     command.add_argument(
         "--from",
@@ -56,11 +56,9 @@ def add_calibrate(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> No
     command.set_defaults(run=_calibrate)
 
 
-def add_fidelity(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> None:
+def add_fidelity(add_parser: _Adder) -> None:
     """Add `harness fidelity` to a parser's commands."""
-    command = add_parser(
-        "fidelity", help="compare predictions with recordings", description=_FIDELITY, formatter_class=plain
-    )
+    command = add_parser("fidelity", help="compare predictions with recordings", description=_FIDELITY)
     command.add_argument("traces", type=_selected, nargs="*", metavar="TRACE", help=_SELECTED)
     command.add_argument("--fit", type=_selected, nargs="+", default=[], metavar="TRACE", help="fit to these, together")
     command.add_argument(
@@ -112,7 +110,7 @@ def _add_given(command: argparse.ArgumentParser) -> None:
         type=float,
         default=0.1,
         metavar="V",
-        help="of compute times, if they were not recorded one by one (default: 0.1)",
+        help="coefficient of variation of compute times, if these were not recorded one by one (default: 0.1)",
     )
 
 

@@ -35,15 +35,14 @@ job only. Ctrl-C or SIGTERM stops the job and leaves a checkpoint; --resume cont
 With --beside, a table compares the run with the same run in simulation.
 
   harness deploy --live live-digits
-  harness deploy --live live-digits --tuners fixed,ssp,dssp --seeds 3 --out contest --beside
-  harness compare live-digits --out chosen && harness deploy --live live-digits --from chosen"""
+  harness deploy --live live-digits --tuners fixed,ssp,dssp --out contest
+  harness compare live-digits --out chosen
+  harness deploy --live live-digits --from chosen        the winner of these"""
 
 
-def add_deploy(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
+def add_deploy(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the command to a parser."""
-    deploy = add_parser(
-        "deploy", help="run a job on real processes", description=_ABOUT, epilog=_MORE, formatter_class=plain
-    )
+    deploy = add_parser("deploy", help="run a job on real processes", description=_ABOUT, epilog=_MORE)
     deploy.add_argument("scenario", metavar="SCENARIO", help="name or TOML file")
     deploy.add_argument("--live", action="store_true", help="start real processes; without it, print the plan only")
     who = deploy.add_mutually_exclusive_group()
@@ -52,7 +51,7 @@ def add_deploy(add_parser: Callable[..., argparse.ArgumentParser], plain: type[a
     who.add_argument("--from", dest="source", type=Path, metavar="DIR", help="results folder; take the winner")
     deploy.add_argument("--address", metavar="ADDRESS", help="Ray cluster (default: RAY_ADDRESS, else this machine)")
     deploy.add_argument("--seed", type=int, default=0, metavar="N", help="seed of data and tuner (default: 0)")
-    deploy.add_argument("--seeds", type=int, metavar="N", help="of a contest (default: from the scenario)")
+    deploy.add_argument("--seeds", type=int, metavar="N", help="seeds of a contest (default: from the scenario)")
     deploy.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default: deployed/SCENARIO)")
     deploy.add_argument("--resume", action="store_true", help="continue the job that was interrupted in DIR")
     deploy.add_argument(
@@ -81,7 +80,7 @@ def add_deploy(add_parser: Callable[..., argparse.ArgumentParser], plain: type[a
         type=float,
         default=_STILL_SECONDS,
         metavar="S",
-        help="seconds without a push that are too long (default: %(default)g)",
+        help="seconds without a push after which the job is diagnosed and recovered (default: %(default)g)",
     )
     deploy.set_defaults(run=_deploy)
 

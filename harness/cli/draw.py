@@ -22,9 +22,9 @@ Members 0 to 19 are for everybody, 20 to 99 for judging the tuners that this pro
   harness compare 'drawn:learning[0:20]' --tuners all      plays them without writing them"""
 
 
-def add_draw(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
+def add_draw(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the command to a parser."""
-    draw = add_parser("draw", help="write drawn scenarios", description=_ABOUT, epilog=_MORE, formatter_class=plain)
+    draw = add_parser("draw", help="write drawn scenarios", description=_ABOUT, epilog=_MORE)
     draw.add_argument("family", metavar="FAMILY", help="see `harness list families`")
     draw.add_argument("--first", type=int, default=0, metavar="N", help="index of the first member (default: 0)")
     draw.add_argument("--count", type=int, default=1, metavar="N", help="how many (default: 1)")

@@ -7,9 +7,8 @@ import fnmatch
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from harness import own_packages
 from harness.cli.calibrate import add_calibrate, add_fidelity
@@ -25,9 +24,6 @@ from harness.cli.show import add_list, add_show
 from harness.cli.trace import add_trace
 from harness.cli.training_command import add_train
 from harness.version import HARNESS_VERSION
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["main"]
 
@@ -118,14 +114,19 @@ def _complain(what: object, status: int) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = CommandParser(prog="harness", description=_ABOUT, epilog=_EXAMPLES, formatter_class=plain)
+    parser = CommandParser(prog="harness", description=_ABOUT, epilog=_EXAMPLES)
     parser.add_argument("--version", action="version", version=f"harness {HARNESS_VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for add in (
+        *(_add_compare, add_list, add_show, add_play, add_new, _add_report, add_merge, add_publish, add_train, add_draw),
+        *(add_deploy, add_trace, add_calibrate, add_fidelity, add_reproduce),
+    ):
+        add(commands.add_parser)
+    return parser
 
-    compare = commands.add_parser(
-        "compare", help="score tuners on scenarios", description=_COMPARE, epilog=_COMPARE_MORE, formatter_class=plain
-    )
+
+def _add_compare(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    compare = add_parser("compare", help="score tuners on scenarios", description=_COMPARE, epilog=_COMPARE_MORE)
     compare.add_argument(
         "scenarios",
         nargs="*",
@@ -137,9 +138,9 @@ def _parser() -> argparse.ArgumentParser:
         "--quick", action="store_true", help=f"a first answer: {_QUICK_TUNERS.replace(',', ', ')}; {_QUICK_SEEDS} seeds"
     )
     compare.add_argument("--seeds", type=int, metavar="N", help="seeds per scenario (default: from the scenario)")
-    who = compare.add_mutually_exclusive_group()
-    who.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per core)")
-    who.add_argument("--address", default="", metavar="ADDR", help="Ray cluster that makes the runs: HOST:PORT, auto")
+    where = compare.add_mutually_exclusive_group()
+    where.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per core)")
+    where.add_argument("--address", default="", metavar="ADDR", help="Ray cluster that makes the runs: HOST:PORT, auto")
     compare.add_argument(
         "--device", default="cpu", metavar="NAME", help="what JAX computes on: cpu (default), cuda, rocm, tpu"
     )
@@ -157,14 +158,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.set_defaults(run=_compare)
 
-    add_list(commands.add_parser)
-    add_show(commands.add_parser, plain)
-    add_play(commands.add_parser, plain)
-    add_new(commands.add_parser, plain)
 
-    report = commands.add_parser(
+def _add_report(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    report = add_parser(
         "report",
-        help="print the answer and table of a comparison, and write its page again",
+        help="print a comparison's answer and table, and write its page again",
         description="Print the answer and the table of a comparison and write its page, report.html, again. If the "
         "comparison was interrupted or is still running, they are of the finished runs.",
     )
@@ -179,16 +177,6 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--markdown", action="store_true", help="also write answers and tables to DIR/report.md")
     report.add_argument("--figures", choices=("svg", "pdf"), help="also write every figure to DIR/figures")
     report.set_defaults(run=_report)
-    add_merge(commands.add_parser, plain)
-    add_publish(commands.add_parser, plain)
-    add_train(commands.add_parser, plain)
-    add_draw(commands.add_parser, plain)
-    add_deploy(commands.add_parser, plain)
-    add_trace(commands.add_parser, plain)
-    add_calibrate(commands.add_parser, plain)
-    add_fidelity(commands.add_parser, plain)
-    add_reproduce(commands.add_parser, plain)
-    return parser
 
 
 # ------------------------------------------------------------------------------------------------------------- commands

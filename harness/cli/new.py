@@ -17,9 +17,9 @@ name. What is written lets workers go on that wait for each other for too long: 
 what you want."""
 
 
-def add_new(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
+def add_new(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     """Add `harness new` to a parser's commands."""
-    command = add_parser("new", help="write a tuner of your own to start from", description=_ABOUT, formatter_class=plain)
+    command = add_parser("new", help="write a tuner of your own to start from", description=_ABOUT)
     command.add_argument("what", choices=("tuner",), help="what to write")
     command.add_argument("name", metavar="NAME", help="of the tuner: a word in small letters, as in my_tuner")
     command.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default: NAME)")

@@ -25,11 +25,9 @@ _MORE = """\
 _DAY_SECONDS = 86_400.0  # for thinking about one action: a person may sit in the debugger
 
 
-def add_play(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
+def add_play(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     """Add `harness play` to a parser's commands."""
-    command = add_parser(
-        "play", help="play one run and print every exchange", description=_ABOUT, epilog=_MORE, formatter_class=plain
-    )
+    command = add_parser("play", help="play one run and print every exchange", description=_ABOUT, epilog=_MORE)
     command.add_argument("scenario", metavar="SCENARIO", help="name or TOML file")
     command.add_argument("tuner", metavar="TUNER", help="name, or package.module:factory")
     command.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random draws (default: 0)")

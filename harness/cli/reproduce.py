@@ -19,9 +19,9 @@ Five seeds take from seconds (cruise) to some minutes of one core (bo_online). R
 RLP are kept in the folder, so an interrupted measurement goes on where it was."""
 
 
-def add_reproduce(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
+def add_reproduce(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the parser of `harness reproduce`."""
-    parser = add_parser("reproduce", help="measure what a paper prints", description=_DESCRIPTION, formatter_class=plain)
+    parser = add_parser("reproduce", help="measure what a paper prints", description=_DESCRIPTION)
     parser.add_argument("paper", metavar="PAPER", choices=NAMES, help=f"one of {', '.join(NAMES)}")
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds of each run of a tuner (default: 5)")
     parser.add_argument(

@@ -19,17 +19,17 @@ as Parquet and CSV. It needs no server and no network, and does not contain the 
 single runs."""
 
 
-def add_merge(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
+def add_merge(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the parser of `harness merge`."""
-    parser = add_parser("merge", help="join comparisons of the same scenarios", description=_MERGE, formatter_class=plain)
+    parser = add_parser("merge", help="join comparisons of the same scenarios", description=_MERGE)
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="results folders")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new results folder")
     parser.set_defaults(run=_merge)
 
 
-def add_publish(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
+def add_publish(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the parser of `harness publish`."""
-    parser = add_parser("publish", help="make a static site of a comparison", description=_PUBLISH, formatter_class=plain)
+    parser = add_parser("publish", help="make a static site of a comparison", description=_PUBLISH)
     parser.add_argument("folder", type=Path, metavar="DIR", help="results folder")
     parser.add_argument("--out", type=Path, required=True, metavar="SITE", help="new folder of the site")
     parser.add_argument(

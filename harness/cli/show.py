@@ -29,9 +29,9 @@ _LISTS = {
 """What `harness list` can list, and what each list has."""
 
 
-def add_show(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
+def add_show(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     """Add `harness show` to a parser's commands."""
-    show = add_parser("show", help="explain a scenario or a tuner", description=_SHOW, formatter_class=plain)
+    show = add_parser("show", help="explain a scenario or a tuner", description=_SHOW)
     show.add_argument(
         "name",
         metavar="NAME",
@@ -49,7 +49,7 @@ def add_list(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         "what",
         choices=_LISTS,
         nargs="?",
-        help=f"{', '.join(_LISTS)}: profiles are node types, sources are public recordings",
+        help="; ".join(f"{what}: {has}" for what, has in _LISTS.items()),
     )
     listing.set_defaults(run=_list)
 
@@ -155,7 +155,7 @@ def _tuner_lines(name: str) -> Iterator[str]:
     _ = entry.factory  # refuses options that do not fit
     factory = entry.plain_factory
     plain = name.partition("[")[0]
-    yield _hanging(f"{plain}: ", entry.summary if entry.where != plain else _first_sentence(factory))
+    yield _hanging(f"{plain}  ", entry.summary if entry.where != plain else _first_sentence(factory))
     yield ""
     for word, text in (("tunes", entry.tunes), ("needs", entry.needs), ("paper", entry.paper), ("code", entry.where)):
         if text:

@@ -56,11 +56,9 @@ def trace_folder(text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def add_trace(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> None:
+def add_trace(add_parser: _Adder) -> None:
     """Add the command and its subcommands to a parser."""
-    trace = add_parser(
-        "trace", help="record, import, show, check or convert traces", description=_ABOUT, formatter_class=plain
-    )
+    trace = add_parser("trace", help="record, import, show, check or convert traces", description=_ABOUT)
     commands = trace.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     record = commands.add_parser(
@@ -68,19 +66,17 @@ def add_trace(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> None:
     )
     record.add_argument("scenario", metavar="SCENARIO", help="name or TOML file")
     record.add_argument("--tuner", default="fixed", metavar="NAME", help="tuner (default: fixed)")
-    record.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    record.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random draws (default: 0)")
     record.add_argument("--out", type=Path, required=True, metavar="TRACE", help="folder to write")
     record.set_defaults(run=_record)
 
-    brought = commands.add_parser("import", help="import a public recording", description=_IMPORT, formatter_class=plain)
+    brought = commands.add_parser("import", help="import a public recording", description=_IMPORT)
     brought.add_argument("source", metavar="SOURCE", help="see `harness list sources`")
     brought.add_argument("path", type=Path, metavar="PATH", help="file or folder in the source's format")
     brought.add_argument("--out", type=Path, required=True, metavar="TRACE", help="folder to write")
     brought.set_defaults(run=_import)
 
-    fetched = commands.add_parser(
-        "fetch", help="download and import a public recording", description=_FETCH, formatter_class=plain
-    )
+    fetched = commands.add_parser("fetch", help="download and import a public recording", description=_FETCH)
     fetched.add_argument("source", metavar="SOURCE", help="see `harness list sources`")
     fetched.add_argument("--out", type=Path, required=True, metavar="TRACE", help="folder to write")
     fetched.add_argument("--address", default="", metavar="URL", help="a mirror of raw.githubusercontent.com")
@@ -98,7 +94,7 @@ def add_trace(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> None:
         looked.set_defaults(run=run)
 
     replayed = commands.add_parser(
-        "replayed", help="compare replayed conditions with their recording", description=_REPLAYED, formatter_class=plain
+        "replayed", help="compare replayed conditions with their recording", description=_REPLAYED
     )
     replayed.add_argument("scenarios", nargs="+", metavar="SCENARIO", help="name or TOML file, with [conditions.replay]")
     replayed.add_argument("--tuners", default="", metavar="A,B", help="tuners to compare in both worlds")
@@ -108,9 +104,7 @@ def add_trace(add_parser: _Adder, plain: type[argparse.HelpFormatter]) -> None:
     replayed.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
     replayed.set_defaults(run=_replayed)
 
-    convert = commands.add_parser(
-        "convert", help="make a trace of a log, or CSV of a trace", description=_CONVERT, formatter_class=plain
-    )
+    convert = commands.add_parser("convert", help="make a trace of a log, or CSV of a trace", description=_CONVERT)
     convert.add_argument("source", type=trace_folder, metavar="FROM", help="trace, or exchange log")
     convert.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
     convert.add_argument("--csv", action="store_true", help="write CSV files")

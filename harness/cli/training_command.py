@@ -23,6 +23,7 @@ a perceptron. Use the policy as 'rlp[policy=FILE]'.
 --form broad trains what `rlp` plays by default: a network that chooses among simple rules. It
 learns from runs under each of them, on 4 to 16 workers, rates from far below to the edge of
 stability, even and skewed data, 0 to 6 hidden layers, and then from its own runs.
+
 --form printed trains the paper's Q-network: first from runs under fixed policies (BSP, ASP and
 SSP with s = 2, 5, 8, on the same instances), then from its own runs (episodes). If interrupted,
 it leaves a checkpoint beside FILE; with --resume it continues to the same bytes."""
@@ -30,9 +31,10 @@ it leaves a checkpoint beside FILE; with --resume it continues to the same bytes
 _MORE = """\
 The policies that ship:
   harness train rlp --form broad --out FILE
-  harness train 'rlp[gamma=1,rate=0.0003,anneal=220000,replay=8000,steps=10,copy=200,double=true,
-    unit_seconds=10]' --depths 1,1,2,3 --rates 0.2,0.17,0.13,0.08 --sleeps 9.4,1.5,9.4,9.4
-    --instances 1300 --pushes 800 --out FILE        for rlp[as_printed=true]
+  harness train --instances 1300 --pushes 800 --depths 1,1,2,3 \\
+    --rates 0.2,0.17,0.13,0.08 --sleeps 9.4,1.5,9.4,9.4 --out FILE 'rlp[gamma=1,
+    rate=0.0003,anneal=220000,replay=8000,steps=10,copy=200,double=true,
+    unit_seconds=10]'        for rlp[as_printed=true]
 
 Options of the printed form's learning are written in brackets, as in 'rlp[gamma=1,replay=5000]':
 gamma, epsilon, rate, anneal, replay (N), batch, copy (c), optimizer (sgd, adam), steps, double,
@@ -46,14 +48,18 @@ _PRINTED_ONLY = (
 _LINE_INSTANCES = 50  # of a broad policy's training, per line of output
 
 
-def add_train(add_parser: Callable[..., argparse.ArgumentParser], plain: type[argparse.HelpFormatter]) -> None:
+def add_train(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the command to a parser."""
-    train = add_parser("train", help="train RLP's policy", description=_ABOUT, epilog=_MORE, formatter_class=plain)
-    train.add_argument("tuner", metavar="rlp", help="options of the learning in brackets")
-    train.add_argument("--form", choices=("printed", "broad"), default="printed", help="of the policy (default: printed)")
+    train = add_parser("train", help="train RLP's policy", description=_ABOUT, epilog=_MORE)
+    train.add_argument("tuner", metavar="rlp", help="or with options of its learning, as in 'rlp[gamma=1]'")
+    train.add_argument(
+        "--form", choices=("printed", "broad"), default="printed", help="form of the policy (default: printed)"
+    )
     train.add_argument("--instances", type=int, metavar="N", help="instances to learn on (default: 1000; broad: 800)")
     train.add_argument("--out", type=Path, required=True, metavar="FILE", help="npz file to write the policy to")
-    train.add_argument("--rounds", type=int, metavar="N", help="of its own runs, with --form broad (default: 1)")
+    train.add_argument(
+        "--rounds", type=int, metavar="N", help="times that it learns from its own runs, with --form broad (default: 1)"
+    )
     train.add_argument("--episodes", type=int, metavar="N", help="runs to learn from (default: one per instance)")
     train.add_argument("--pretrain", type=int, default=100, metavar="N", help="instances per fixed policy (default: 100)")
     train.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random draws (default: 0)")

@@ -73,7 +73,7 @@ def test_types_are_words() -> None:
     }
     assert {o.name: o.default for o in known.values()} == {
         "share": "0.5",
-        "count": "none",
+        "count": "not set",
         "how": "a",
         "loud": "false",
         "free": "3",

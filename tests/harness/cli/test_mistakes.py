@@ -189,7 +189,7 @@ MISTAKES = [
     ),
     (
         "compare tiny.toml --tuners cruise[overlap=yes]",
-        "harness: Cannot use overlap=yes for tuner 'cruise[overlap=yes]': give true or false (default: none).",
+        "harness: Cannot use overlap=yes for tuner 'cruise[overlap=yes]': give true or false (default: not set).",
     ),
     (
         "compare tiny.toml --tuners cruise[batches=2.5]",
