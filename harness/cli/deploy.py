@@ -86,6 +86,8 @@ def add_deploy(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _deploy(options: argparse.Namespace) -> int:
+    if options.live and not options.dry_run:
+        print("Loading JAX, Ray and the job.", flush=True)  # noqa: T201 - rich and the rest take seconds to import
     from harness.cli.display import terminal
     from harness.live.deploy.beside_simulation import beside, measured
     from harness.live.deploy.deployment import Deployment, Interrupted, deploy, described, simulated

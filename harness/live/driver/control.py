@@ -113,7 +113,10 @@ class Control:
         """Start the processes that the first setting needs, and training."""
         runtime, number = self.runtime, self._number
         setting = self.branches[number].setting
+        names = [*peers(setting), EVALUATOR]
+        runtime.start_first(names)
         self._restore_points.begin(self.branches)
+        say("The coordinator is ready; the other processes are starting.")
         seen = runtime.poll()
         if begun is not None:
             # Rows from between the last report and the checkpoint: their times are of another coordinator's clock.
@@ -121,8 +124,6 @@ class Control:
                 rows = np.array(report.rows, np.float64)
                 rows[:, 0] = begun.seconds
                 self.branches[branch].add(rows)
-        names = [*peers(setting), EVALUATOR]
-        runtime.start(names)
         looked_seconds, said = time.monotonic(), (len(names), frozenset[str]())
         for _ in self._first_processes(setting):
             for name, why in runtime.processes.lost().items():

@@ -261,7 +261,7 @@ class JobProcesses:
         self._lost: dict[str, str] = {}  # not yet reported by `lost`
 
     def begin(self) -> None:
-        """Reserve room for all nodes, and start the coordinator's process. Raises ValueError if there is no room."""
+        """Reserve room for all nodes, and begin to start the coordinator's process. Raises ValueError if there is no room."""
         for name, place in self._placement.places:
             self._groups[name] = self._group(name, place)
         until = time.monotonic() + _PLACE_SECONDS
@@ -274,8 +274,8 @@ class JobProcesses:
             time.sleep(_LOOK_SECONDS)
         endpoint = self._endpoint(messages.COORDINATOR)
         options = {"name": endpoint.actor, "max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": _here()}
+        # Nobody waits for it here: other processes start beside it, and the first question is answered once it is up.
         self._coordinator_actor = coordinator_actor.options(**options).remote(self._spec.live_job, endpoint, self._folder)
-        _ = self.coordinator.address  # answered once the process is up
 
     # ------------------------------------------------------------------------------------------------------- the coordinator
 
@@ -300,20 +300,21 @@ class JobProcesses:
     # ----------------------------------------------------------------------------------------------------------- processes
 
     def start(self, names: Collection[str]) -> None:
-        """Start processes, each under its next generation, and tell the coordinator to expect them; returns at once."""
+        """Start processes, each under its next generation, and tell the coordinator to expect them; does not wait for
+        them."""
         self._kill(names)
-        for name in names:
+        for name in names:  # before anything is asked of the coordinator, which may be starting, too
             self._generations[name] += 1
             self._lost.pop(name, None)
-            self.coordinator.expect(name, self._generations[name])
-            endpoint = self._endpoint(name)
             strategy = _here() if name == EVALUATOR else PlacementGroupSchedulingStrategy(self._groups[node_of(name)], 0)
             # With one, it sees this device only; without, none: processes of one machine do not share the first by accident.
             gpus = int(self._accelerates(name))
-            options = {"name": endpoint.actor, "scheduling_strategy": strategy, "num_gpus": gpus}
-            actor = member_actor.options(**options).remote()
-            self._actors[name] = actor
-            self._runs[actor.run.remote(self._process_spec(name, endpoint))] = name
+            options = {"name": self._endpoint(name).actor, "scheduling_strategy": strategy, "num_gpus": gpus}
+            self._actors[name] = member_actor.options(**options).remote()
+        for name in names:
+            self.coordinator.expect(name, self._generations[name])
+            run = self._actors[name].run.remote(self._process_spec(name, self._endpoint(name)))
+            self._runs[run] = name
 
     def stop(self, names: Collection[str]) -> None:
         """End processes that are not needed; returns at once."""

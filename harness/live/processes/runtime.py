@@ -117,6 +117,11 @@ class Runtime:
 
     # -------------------------------------------------------------------------------------------------- parts of procedures
 
+    def start_first(self, names: Collection[str]) -> None:
+        """Start the first processes of the job, beside the coordinator, which has not reported yet."""
+        self.processes.start(names)
+        self.starting.update(names)
+
     def start(self, names: Iterable[str]) -> tuple[str, ...]:
         """Start those processes that neither run nor are starting; returns their names."""
         lacking = tuple(n for n in names if n not in self.latest.members and n not in self.starting)
@@ -195,8 +200,13 @@ class Runtime:
 def starting_words(names: Iterable[str], up: Mapping[str, float]) -> str:
     """What these processes, which have not joined yet, are at. `up`: those that have started, and for how many seconds."""
     names = sorted(names)
-    compile_ = [n for n in names if n in up]
-    words = [f"compiling, {max(up[n] for n in compile_):.0f} s: {', '.join(compile_)}"] if compile_ else []
+    serve = [n for n in names if n in up and n.startswith(messages.server(""))]
+    compile_ = [n for n in names if n in up and n not in serve]
+    words = [
+        f"{what}, {max(up[n] for n in those):.0f} s: {', '.join(those)}"
+        for what, those in (("joining", serve), ("compiling", compile_))
+        if those
+    ]
     if waiting := [n for n in names if n not in up]:
         words.append(f"not up yet: {', '.join(waiting)}")
     return "; ".join(words)

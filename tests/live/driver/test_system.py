@@ -279,11 +279,13 @@ def test_what_starts_is_shown_while_it_starts(spec, monkeypatch):
     monkeypatch.setattr(control, "SAY_SECONDS", 0.05)
     said = []
     with LiveSystem(spec, PretendProcesses(spec.job, join_seconds=0.3), say=said.append):
-        first, last = said  # one line for each step, however long it takes
-        assert first.startswith("0 of 6 processes are ready; compiling, 1 s: server/")
+        ready, first, last = said  # one line for each step, however long it takes
+        assert ready == "The coordinator is ready; the other processes are starting."
+        assert first.startswith("0 of 6 processes are ready; joining, 1 s: server/")
+        assert "; compiling, 1 s: worker/" in first
         assert last == "6 of 6 processes are ready; training begins."
     with pytest.raises(
-        RuntimeError, match=r"Cannot start server/.* within 0\.1 s \(compiling, .* Allow more with --join-limit"
+        RuntimeError, match=r"Cannot start server/.* within 0\.1 s \(joining, .* compiling, .* Allow more with --join-limit"
     ):
         LiveSystem(spec, PretendProcesses(spec.job, join_seconds=9.0), limits=Limits(join_seconds=0.1))
 
