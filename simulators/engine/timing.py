@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -143,7 +144,11 @@ def shifted(flight: Flight, seconds: ArrayLike) -> Flight:
 
 def refilled(inputs: EngineInputs, tokens: Array, seconds: ArrayLike) -> Array:
     """What buckets hold, [k], after so many seconds in which no node sends."""
-    return _filled(inputs, tokens, -inputs.bucket_refill, seconds) if len(inputs.bucket_bytes) else tokens
+    if not len(inputs.bucket_bytes):
+        return tokens
+    # A bucket without end is always full and gains nothing; its infinite refill times 0 seconds would be nan.
+    gained = np.where(np.isinf(inputs.bucket_refill), 0.0, inputs.bucket_refill)
+    return _filled(inputs, tokens, -gained, seconds)
 
 
 def _filled(inputs: EngineInputs, tokens: Array, drains: Array, seconds: ArrayLike) -> Array:

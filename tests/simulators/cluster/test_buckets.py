@@ -1,6 +1,7 @@
 """Token buckets on what machines send: exact rates, agreement with the reference simulation, buckets belong to machines."""
 
 import math
+import warnings
 
 import msgspec
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Bucket, Conditions, Episode, check
+from simulators.engine import loop
 from simulators.workloads.workload import Demand
 from tests.support.oracle import Bounded, Oracle
 from tests.support.small_jobs import CHEAP, KNOBS, NAMES, SMALL, branch, cluster, job, machine, start, system
@@ -96,6 +98,19 @@ def test_all_branches_share_the_buckets_of_the_machines():
     restarted = np.asarray(branch(simulated, child).clock.flight.tokens)
     assert simulated.now >= before + CHEAP.restart_seconds
     assert (restarted > CHEAP.restart_seconds - 1e-9).all()
+
+
+def test_no_pause_between_branches_leaves_buckets_as_they_are():
+    """Nodes without a bucket have one without end, whose refill is infinite: in no time, it gains nothing, too."""
+    simulated = timed(Conditions(buckets=TIGHT), seed=4)
+    simulated.perform(Run(clocks=20))
+    one, held = simulated.branches[0], np.asarray(branch(simulated).clock.flight.tokens)
+    assert np.isinf(held).any()
+    assert np.isfinite(held).any()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resumed = loop.resumed(one.inputs, one.state, 0.0)
+    np.testing.assert_array_equal(resumed.clock.flight.tokens, held)
 
 
 @pytest.mark.parametrize(
