@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import re
 import signal
+import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import tuners
 from traces.exchanges import Exchange, action_text
 from tuners.actions import (
     Action,
@@ -48,6 +50,10 @@ _LEAST_PROGRESS = 1e-9
 
 _PIECES = 50
 """After the tuner has returned, the job continues in windows of a fiftieth of the budget; their size changes no result."""
+
+_LIBRARIES = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib"))
+_NOT_OF_AUTHORS = {Path(__file__).parent, Path(__file__).parent / "cli", Path(tuners.__file__).parent}
+"""Folders of the driver and, flat in `tuners`, of the contract: no algorithm is in their files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +192,7 @@ class _TimedTuner:
         except Rejected:
             raise
         except (Exception, SystemExit) as error:
-            raise _RunFailedError(f"The tuner raised {_described(error)}") from error
+            raise _RunFailedError(f"The tuner raised {_described(error, _of_tuner(error))}") from error
         finally:
             self.seconds += time.perf_counter() - started
         if not isinstance(action, _ACTIONS):
@@ -209,7 +215,7 @@ def _until_over(timed: _TimedTuner, system: System, idle_exchanges: int) -> Gene
     try:
         action = timed.next(None)
     except Rejected as error:
-        raise _RunFailedError(f"The tuner raised {_described(error)}") from error
+        raise _RunFailedError(f"The tuner raised {_described(error, _of_tuner(error))}") from error
     while action is not None:
         ended = _ended(system)
         if ended is not None:
@@ -277,7 +283,10 @@ def _exchange(system: System, action: Action[Any], *, asked: bool = True) -> Exc
         # A copy without traceback: the log keeps every answer, and a traceback would keep the system's frames alive.
         answer = Rejected(str(error))
     except Exception as error:
-        raise _RunFailedError(f"The system could not carry out {_short(repr(action))}: {_described(error)}") from error
+        frames = traceback.extract_tb(error.__traceback__)
+        raise _RunFailedError(
+            f"The system could not carry out {_short(repr(action))}: {_described(error, frames)}"
+        ) from error
     return Exchange(system.now, action, answer, asked)
 
 
@@ -328,9 +337,16 @@ def _next(tuner: Tuner, answer: Any, *, first: bool = False) -> Action[Any]:
     return tuner.throw(Rejected(str(answer))) if isinstance(answer, Rejected) else tuner.send(answer)
 
 
-def _described(error: BaseException) -> str:
-    """Type, message and line of an error, in one line."""
-    frames = traceback.extract_tb(error.__traceback__)
+def _of_tuner(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of an error in files of the tuner's author, who looks there and not in libraries or in the contract."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    others = (*_LIBRARIES, "<string>")  # dataclasses write their constructors as strings
+    own = [f for f in frames if not f.filename.startswith(others) and Path(f.filename).parent not in _NOT_OF_AUTHORS]
+    return own or frames
+
+
+def _described(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
+    """Type and message of an error, and the innermost line of `frames`, in one line."""
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     message = _short(" ".join(str(error).split()))
     return f"{type(error).__name__}{': ' if message else ''}{message}{where}"

@@ -43,8 +43,9 @@ def locate(text: str, folder: Path = Path()) -> Path:
         )
     name = text.removeprefix(PREFIX)
     if name not in shipped():
-        near = get_close_matches(name, shipped(), n=3) or shipped()
-        raise ValueError(f"No recording {name!r} comes with the harness: there are {', '.join(near)}.")
+        near = get_close_matches(name, shipped(), n=3)
+        advice = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(shipped())}."
+        raise ValueError(f"No recording {name!r} comes with the harness: {advice}")
     if (_DATA / name).is_dir():
         return _DATA / name
     _checked(PUBLIC, name)

@@ -18,7 +18,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Callable, Container, Iterable
 
     from tuners.actions import Scalar, TunerFactory
 
@@ -45,14 +45,18 @@ class Entry:
 
     @property
     def factory(self) -> TunerFactory:
-        """The factory with its options. Raises ValueError if it cannot be imported, or if an option does not fit."""
+        """The factory with its options. Raises ValueError if it cannot be imported, needs more than a Job, or if an option
+        does not fit."""
         found = self.plain_factory
         if not self.options:
+            _check_call(self.name, found)
             return found
         from tuners import factory_options  # here, because it imports msgspec, which listing the names does not need
 
         factory_options.check(self.name, found, dict(self.options))
-        return cast("TunerFactory", partial(found, **dict(self.options)))
+        chosen = partial(found, **dict(self.options))
+        _check_call(self.name, chosen)
+        return cast("TunerFactory", chosen)
 
     @property
     def plain_factory(self) -> TunerFactory:
@@ -444,7 +448,7 @@ def resolve(name: str) -> Entry:
         entry = Entry(name, name, "a tuner of your own", embedded=False)
         _ = entry.factory  # refuses a misspelt name before anything runs
         return entry
-    near = _as_written(name) or get_close_matches(name, known)
+    near = _as_written(name) or get_close_matches(name, known) or _in_module(name)
     others = (
         "`harness list tuners` has all." if near else f"Choose from {', '.join(known)}, or write package.module:factory."
     )
@@ -464,6 +468,15 @@ def entry_of(factory: TunerFactory, *, taken: Container[str] = ()) -> Entry:
     name = getattr(plain, "__name__", type(plain).__name__).strip("<>")
     if isinstance(factory, partial) and factory.keywords:
         name += f"[{','.join(f'{option}={value}' for option, value in factory.keywords.items())}]"
+    _check_call(name, factory)
+    number = 1
+    while (numbered := name if number == 1 else f"{name}-{number}") in taken:
+        number += 1
+    return Entry(numbered, "", "a function of your own", embedded=False, given=factory)
+
+
+def _check_call(name: str, factory: Callable[..., object]) -> None:
+    """Raise ValueError unless the factory can be called with a Job alone."""
     try:
         signature(factory).bind(None)
     except TypeError as error:
@@ -473,10 +486,6 @@ def entry_of(factory: TunerFactory, *, taken: Container[str] = ()) -> Entry:
         ) from None
     except ValueError:  # a callable without a signature
         pass
-    number = 1
-    while (numbered := name if number == 1 else f"{name}-{number}") in taken:
-        number += 1
-    return Entry(numbered, "", "a function of your own", embedded=False, given=factory)
 
 
 def parse(name: str) -> tuple[str, tuple[tuple[str, Scalar], ...]]:
@@ -508,6 +517,11 @@ def _as_written(name: str) -> list[str]:
         return [f"{_as_module(name)}:FUNCTION"]
     module, _, attribute = _as_module(name).rpartition(".")
     return [f"{module}:{attribute}"] if module and attribute else []
+
+
+def _in_module(name: str) -> list[str]:
+    """How a tuner is written whose `name` is that of a module alone."""
+    return [f"{name}:FUNCTION"] if name.isidentifier() and PathFinder.find_spec(name) is not None else []
 
 
 def _as_module(path: str) -> str:

@@ -51,7 +51,7 @@ def branch_of(branches: Mapping[int, B], number: int) -> B:
     """The branch of that number. Raises Rejected where there is none."""
     if number not in branches:
         alive = ", ".join(map(str, branches))
-        raise Rejected(f"Cannot use branch {number}: it was never forked, or was freed; there are {alive}.")
+        raise Rejected(f"Cannot use branch {number}: it was never forked, or was freed; branches: {alive}.")
     return branches[number]
 
 

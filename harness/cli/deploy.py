@@ -99,6 +99,10 @@ def _deploy(options: argparse.Namespace) -> int:
     for name, limit in (("--join-limit", options.join_limit), ("--still-limit", options.still_limit)):
         if not limit > 0:
             raise ValueError(f"Cannot wait for {limit:g} s: give {name} a number of seconds above 0.")
+    if options.tuners is None and options.seeds is not None:
+        raise ValueError("Cannot use --seeds for one job: name the tuners of a contest with --tuners, or give --seed.")
+    if options.tuners is not None and options.seed:
+        raise ValueError("Cannot use --seed for a contest, which plays seeds 0, 1, ...: say how many with --seeds.")
     if options.tuners is not None and options.live and not options.dry_run:
         return _contest(options)
     scenario = load(options.scenario)

@@ -22,6 +22,7 @@ _MORE = """\
   harness play digits cruise --seed 0
   harness play my.toml my_tuners:halving --pdb"""
 
+_LONGEST = 4  # entries of a list that are printed
 _DAY_SECONDS = 86_400.0  # for thinking about one action: a person may sit in the debugger
 
 
@@ -54,7 +55,8 @@ def _play(options: argparse.Namespace) -> int:
     if played.outcome.trace:
         print(played.outcome.trace, file=sys.stderr)  # noqa: T201
     ended = f"{row.status} after {played.outcome.seconds:.1f} s. {row.reason}".rstrip()
-    _say(f"{ended} {row.clocks} pushes, {row.reconfigurations} changes, overhead {row.overhead_seconds:.1f} s.")
+    changes = f"{row.reconfigurations} change{'' if row.reconfigurations == 1 else 's'}"
+    _say(f"{ended} {row.clocks} pushes, {changes}, overhead {row.overhead_seconds:.1f} s.")
     return 1 if row.status == "error" else 0
 
 
@@ -144,18 +146,25 @@ def _action_words(action: Any, before: Setting) -> str:
 
 
 def _changes(before: Setting, after: Setting) -> str:
-    """The fields that differ; of long lists, their lengths."""
+    """The fields that differ."""
     from dataclasses import fields
 
     pairs = ((f.name, getattr(before, f.name), getattr(after, f.name)) for f in fields(before))
-    return ", ".join(f"{name} {_short(a)} -> {_short(b)}" for name, a, b in pairs if a != b) or "the same setting"
+    return ", ".join(f"{name} {_change(a, b)}" for name, a, b in pairs if a != b) or "the same setting"
+
+
+def _change(before: Any, after: Any) -> str:
+    """One field before and after; of long lists, their lengths and what has come and gone."""
+    if not isinstance(after, tuple) or max(len(before), len(after)) <= _LONGEST:
+        return f"{_short(before)} -> {_short(after)}"
+    moved = [f"+{_short(x)}" for x in after if x not in before] + [f"-{_short(x)}" for x in before if x not in after]
+    shown = moved[:_LONGEST] + [f"and {len(moved) - _LONGEST} more"] * (len(moved) > _LONGEST)
+    return f"{len(before)} -> {len(after)} ({' '.join(shown) or 'in another order'})"
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, tuple) and len(value) > 3:
-        return f"[{len(value)}]"
     if isinstance(value, tuple):
-        return ", ".join(map(str, value))
+        return ", ".join(map(_short, value)) or "none"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
 import signal
 import threading
@@ -262,6 +264,21 @@ def test_a_bad_tuner_is_an_outcome_with_a_reason(factory: Any, reason: str) -> N
     assert played.outcome.status == "error"
     assert re.search(reason, played.outcome.reason), played.outcome.reason
     assert "\n" not in played.outcome.reason
+
+
+def runs_for_less_than_nothing(job: Job) -> Tuner:
+    yield from Run(clocks=-3)  # refused in the contract's file
+
+
+def fails_in_a_library(job: Job) -> Tuner:
+    json.loads("{")
+    yield from Run(clocks=3)
+
+
+@pytest.mark.parametrize("factory", [runs_for_less_than_nothing, fails_in_a_library])
+def test_the_reason_names_the_line_of_the_tuner(factory: Any) -> None:
+    line = inspect.getsourcelines(factory)[1] + 1
+    assert play(factory, toy()).outcome.reason.endswith(f"(test_drive.py, line {line})")
 
 
 def test_the_author_is_told_where_it_failed() -> None:

@@ -80,7 +80,7 @@ def test_a_missing_file_and_a_file_too_many_are_named(copied):
 def test_a_name_stands_where_a_folder_may_stand(tmp_path, capsys):
     assert locate("here", tmp_path) == tmp_path / "here"
     assert locate("shipped:homogeneous") == ROOT / "traces/data/homogeneous"
-    with pytest.raises(ValueError, match=r"No recording 'bambo-spot' .*: there are bamboo-spot"):
+    with pytest.raises(ValueError, match=r"No recording 'bambo-spot' .*: did you mean bamboo-spot"):
         locate("shipped:bambo-spot")
     text = load("replay-spot").text.replace("shipped:bamboo-spot", "shipped:bambo")
     (tmp_path / "my.toml").write_text(text)

@@ -42,7 +42,7 @@ def test_a_toy_refuses_an_action_that_it_does_not_know():
 
 def test_a_branch_is_found_by_its_number():
     assert branch_of({0: "a", 4: "b"}, 4) == "b"
-    with pytest.raises(Rejected, match=r"^Cannot use branch 2: it was never forked, or was freed; there are 0, 4\.$"):
+    with pytest.raises(Rejected, match=r"^Cannot use branch 2: it was never forked, or was freed; branches: 0, 4\.$"):
         branch_of({0: "a", 4: "b"}, 2)
 
 

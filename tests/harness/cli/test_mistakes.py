@@ -18,6 +18,7 @@ FILES = {
     "empty.toml": "",
     "notes.txt": "my notes",
     "beginner.py": "def patient(job, *, clocks: int = 30):\n    yield\n\n\nnumber = 7\n",
+    "needy.py": "def needy(job, gain):\n    yield\n",
     "broken.py": "import nowhere_at_all\n",
     "wrong.py": "def f(:\n",
 }
@@ -149,6 +150,14 @@ MISTAKES = [
     (
         "compare tiny.toml --tuners beginner:number",
         "harness: Cannot use 'beginner:number' as a tuner: it is no function; give one that takes a Job.",
+    ),
+    (
+        "compare tiny.toml --tuners needy:needy",
+        "harness: Cannot use 'needy:needy' as a tuner (missing a required argument: 'gain'): it is called with a ...",
+    ),
+    (
+        "play tiny.toml needy",
+        "harness: No tuner 'needy'. Did you mean 'needy:FUNCTION'? `harness list tuners` has all.",
     ),
     (
         "compare tiny.toml --tuners broken:tuner",
@@ -316,11 +325,24 @@ MISTAKES = [
         "deploy --live live-digits --tuner asp --from folder",
         "harness deploy: error: argument --from: not allowed with argument --tuner",
     ),
+    (
+        "deploy --live live-digits --seeds 3",
+        "harness: Cannot use --seeds for one job: name the tuners of a contest with --tuners, or give --seed.",
+    ),
+    (
+        "deploy --live live-digits --tuners fixed,asp --seed 3",
+        "harness: Cannot use --seed for a contest, which plays seeds 0, 1, ...: say how many with --seeds.",
+    ),
+    ("draw learnin --out x", "harness: No family 'learnin': did you mean learning?"),
     ("trace", "harness trace: error: missing: COMMAND"),
     ("trace shwo folder", "harness trace: error: there is no 'shwo': did you mean show?"),
     (
         "trace show nowhere",
         "harness: Cannot read a trace from nowhere: it has no trace.json and no tables. Name a trace's folder.",
+    ),
+    (
+        "trace show shipped:homogenous",
+        "harness trace show: error: argument TRACE: No recording 'homogenous' comes with the harness: did you mean ...",
     ),
     (
         "trace check folder",

@@ -79,7 +79,7 @@ def test_every_exchange_is_printed(here: Path, capsys: pytest.CaptureFixture[str
     assert "(the tuner has returned; the job goes on)" in lines[4]
     assert lines[-2].strip().endswith("ended: target")
     assert lines[-1].startswith("target after ")
-    assert lines[-1].endswith("60 pushes, 1 changes, overhead 0.0 s.")
+    assert lines[-1].endswith("60 pushes, 1 change, overhead 0.0 s.")
     assert sorted(p.name for p in here.iterdir() if p.suffix) == ["played.py", "tiny.toml"]
 
 
@@ -143,6 +143,20 @@ def test_each_action_and_answer_has_its_words() -> None:
         "-> done",
         "Run(clocks=2)",
         f"-> 2 pushes in 2.0 s; training loss 3 to 1; n1 left; now {rate}; ended: diverged",
+    ]
+
+
+def test_of_a_long_list_the_change_is_printed() -> None:
+    job = toy.job()
+    said: list[str] = []
+    few, many = tuple(f"n{i}" for i in range(3)), tuple(f"n{i}" for i in range(8))
+    start = replace(job.start, workers=many[:6], servers=few[:1], loads=())
+    watch = ExchangePrinter(replace(job, start=start), said.append)
+    watch(Exchange(1.0, Reconfigure(replace(start, workers=(*many[1:6], "n6"))), Cost(seconds=1.0, stall_seconds=0.0)))
+    watch(Exchange(2.0, Reconfigure(replace(start, workers=few, servers=few[:2])), Cost(seconds=1.0, stall_seconds=0.0)))
+    assert [line.split("s  ", 1)[1] for line in said if "Reconfigure" in line] == [
+        "Reconfigure(workers 6 -> 6 (+n6 -n0))",
+        "Reconfigure(workers 6 -> 3 (+n0 -n3 -n4 -n5 and 1 more), servers n0 -> n0, n1)",
     ]
 
 

@@ -76,8 +76,8 @@ def test_members_are_named_by_family_version_and_index() -> None:
     ("text", "reason"),
     [
         (
-            "lerning[0:2]",
-            "No family 'lerning': choose one of learning, placement, policies, elastic, replayed, mixed, hotkeys, ",
+            "colours[0:2]",
+            "No family 'colours': choose one of learning, placement, policies, elastic, replayed, mixed, hotkeys, ",
         ),
         ("learning", r"Cannot draw all members of 'learning': say which, as in learning\[0:20\]"),
         ("learning[-1:2]", "members are numbered from 0 to 999999"),
@@ -279,7 +279,7 @@ def test_members_are_written_as_they_are_played(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["draw", "lerning"], "harness: No family 'lerning': choose one of learning"),
+        (["draw", "lerning"], "harness: No family 'lerning': did you mean learning?"),
         (["draw", "learning", "--first", "-1"], "harness: Cannot draw 'learning[-1:0]': members are numbered from 0"),
         (["draw", "learning", "--count", "0"], "harness: Cannot draw 'learning[0:0]'"),
     ],
