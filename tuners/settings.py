@@ -26,6 +26,7 @@ __all__ = [
     "OF_CACHES",
     "OF_CHECKPOINTS",
     "OF_LOCAL_STEPS",
+    "OF_PULLS",
     "OF_TABLES",
     "PLACEMENTS",
     "Choice",
@@ -79,6 +80,7 @@ _KINDS: tuple[tuple[str, type, str], ...] = (
     ("cache_rows", numbers.Integral, _WHOLE),
     ("cache_clocks", numbers.Integral, _WHOLE),
     ("checkpoint_seconds", numbers.Real, _NUMBER),
+    ("pull_clocks", numbers.Integral, _WHOLE),
 )
 """Fields of a setting, their types, and what to give."""
 
@@ -117,6 +119,7 @@ class Setting:
     cache_rows: int = 0  # of embedding tables: each worker keeps copies of so many rows, the most popular ones
     cache_clocks: int = 0  # and uses a copy for so many mini-batches after the one that pulled it
     checkpoint_seconds: float = 0.0  # between two checkpoints of the model; 0: servers have replicas, and need none
+    pull_clocks: int = 1  # a worker pulls once in so many mini-batches, and computes the others on the copy that it has
 
     def __post_init__(self) -> None:
         """Raise TypeError, with what to write, for a value of another type; `Space.check` judges what has the right type."""
@@ -163,8 +166,12 @@ OF_TABLES: dict[str, Any] = {"placement": "range", "block_owners": ()}
 
 OF_CACHES = {"cache_rows": 0, "cache_clocks": 0}
 """The fields of a setting that say which rows of embedding tables workers keep, and their values where they keep none."""
+
 OF_CHECKPOINTS = {"checkpoint_seconds": 0.0}
 """The fields of a setting that say when checkpoints are made, and their values where servers have replicas."""
+
+OF_PULLS = {"pull_clocks": 1}
+"""The field of a setting that says how often workers pull, and its value where they pull before every mini-batch."""
 
 # ---------------------------------------------------------------------------------------------------------------- space
 
@@ -239,6 +246,11 @@ class Space:
     def takes_checkpoints(self) -> bool:
         """Whether the servers may have checkpoints in place of replicas: the interval is free, or held at another value."""
         return any(self.frees(n) or getattr(self.base, n) != plain for n, plain in OF_CHECKPOINTS.items())
+
+    @property
+    def skips_pulls(self) -> bool:
+        """Whether workers may compute several mini-batches on one copy of the parameters."""
+        return any(self.frees(n) or getattr(self.base, n) != plain for n, plain in OF_PULLS.items())
 
     @property
     def most_cached_rows(self) -> int:
@@ -488,7 +500,9 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
             raise Rejected(
                 f"Cannot use loads {setting.loads}: give each worker a row, one count per device, at least one sample."
             )
-    least_of = {"batch_size": 1, "staleness": 0, "intra_threads": 0, "inter_threads": 0, "local_steps": 1, **OF_CACHES}
+    least_of = (
+        {"batch_size": 1, "staleness": 0, "intra_threads": 0, "inter_threads": 0, "local_steps": 1} | OF_CACHES | OF_PULLS
+    )
     for name, least in least_of.items():
         if getattr(setting, name) < least:
             raise Rejected(f"Cannot set {name} to {getattr(setting, name)}: it must be at least {least}.")

@@ -21,6 +21,7 @@ from tuners.actions import Rejected, Setting, Target
 
 __all__ = [
     "NO_EFFECTS",
+    "Copies",
     "CycleCosts",
     "Effects",
     "EngineInputs",
@@ -53,6 +54,13 @@ class RowPlacement(NamedTuple):
     apply_row_seconds: Array  # scalar: a server's time to apply the gradient of one row
     cache_rows: Any = 0  # int32: the most popular rows, of which each worker keeps copies
     cache_clocks: Any = 0  # int32: mini-batches for which a copy is used after the one that pulled it
+
+
+class Copies(NamedTuple):
+    """How long workers compute on the copy of the parameters that they have pulled."""
+
+    clocks: Any  # int32 scalar: mini-batches on one copy
+    pull_overhead_seconds: Any  # [k] of a cycle's overhead, what a cycle without a pull saves
 
 
 class EngineInputs(NamedTuple):
@@ -99,6 +107,7 @@ class EngineInputs(NamedTuple):
     outer_rate: Array = _NOTHING  # float32 [1]: of the servers, for what local steps have changed; [0] likewise
     outer_momentum: Array = _NOTHING  # float32 [1]; [0] likewise
     placement: Any = ()  # `RowPlacement` of embedding tables; (): every mini-batch pulls and pushes the whole model
+    copies: Any = ()  # `Copies`; (): workers pull before every mini-batch
 
 
 class CycleCosts(NamedTuple):
@@ -246,10 +255,11 @@ def build(
     factors: Factors = NO_FACTORS,
     control_queue: float = 0.0,
     local_steps: bool = False,
+    skips_pulls: bool = False,
     blocks: int = 1,
 ) -> EngineInputs:
-    """The numbers of a cluster under `setting`; `local_steps` says whether the job takes them (`Space.takes_local_steps`),
-    and `blocks` into how many embedding tables are divided.
+    """The numbers of a cluster under `setting`; `local_steps` and `skips_pulls` say whether the job takes them and does that
+    (`Space.takes_local_steps`, `Space.skips_pulls`), and `blocks` into how many embedding tables are divided.
 
     Raises Rejected where the setting cannot run on the cluster.
     """
@@ -303,7 +313,14 @@ def build(
     )
     # Plain numpy: passing it to compiled code is faster than making JAX arrays first, one by one.
     arrays: dict[str, Any] = {n: v if isinstance(v, Array) else np.asarray(v) for n, v in numbers.items()}
-    return EngineInputs(**arrays, placement=_placement(names, workload, setting, effects, blocks) if tables else ())
+    # Of the messages of a cycle, half are of its pull.
+    messages = workload.demand.message_seconds * (len(setting.servers) + effects.redirects)
+    silent = np.full(len(names), messages + latency_seconds * (1 + (effects.redirects > 0)))
+    return EngineInputs(
+        **arrays,
+        placement=_placement(names, workload, setting, effects, blocks) if tables else (),
+        copies=Copies(np.int32(setting.pull_clocks), silent) if skips_pulls else (),
+    )
 
 
 def _sleeps(conditions: Conditions, straggles: NDArray[np.bool_], rng: np.random.Generator) -> dict[str, Any]:

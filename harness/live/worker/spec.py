@@ -79,6 +79,10 @@ class Spec:
             raise ValueError(
                 f"Cannot deploy {self.name}: live servers have replicas and lose no work; hold checkpoint_seconds at 0."
             )
+        if self.job.space.skips_pulls:
+            raise ValueError(
+                f"Cannot deploy {self.name}: a live worker pulls before every mini-batch; hold pull_clocks at 1."
+            )
         if made.optimizer in REVISING:
             raise ValueError(
                 f"Cannot deploy {self.name}: {made.optimizer!r} revises what it did before, which live servers cannot; "

@@ -412,6 +412,7 @@ def test_a_live_job_has_no_graph_options_and_no_second_device(spec):
 DEMAND = "[workload.overrides.demand]"
 CLICKS = 'name = "clicks-fm"'
 BY_SHARE = re.sub(r"metric = .*\nvalue = .*", 'metric = "clocks"\nvalue = 100\nby_share = true', load("live-digits").text)
+SELDOM = load("live-digits").text.replace("[start]", "[start]\npull_clocks = 4")
 REVISING = load("live-digits").text.replace(DEMAND, f'[workload.overrides]\noptimizer = "adarevision"\n{DEMAND}')
 
 
@@ -424,6 +425,7 @@ REVISING = load("live-digits").text.replace(DEMAND, f'[workload.overrides]\nopti
             load("hot-keys").text.replace(CLICKS, f'{CLICKS}\noverrides = {{ optimizer = "adam" }}'),
             "Cannot apply the sparse",
         ),
+        (SELDOM, "a live worker pulls before every mini-batch; hold pull_clocks at 1"),
         (load("checkpoints").text, "live servers have replicas and lose no work; hold checkpoint_seconds at 0"),
         (REVISING, "'adarevision' revises what it did before"),
         (BY_SHARE, "live jobs do not count work by share"),
