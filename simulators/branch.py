@@ -91,7 +91,9 @@ class JobContext:
             control_queue=self.cluster.control_queue,
             local_steps=self.job.space.takes_local_steps,
             skips_pulls=self.job.space.skips_pulls,
+            replicates=self.job.space.replicates,
             blocks=self.job.blocks,
+            hottest=self.job.hottest,
         )
         per_push = served(self.cluster.nodes, self.workload.demand, setting, effects)
         return PreparedSetting(setting, policy, program, inputs, per_push, effects)
@@ -351,7 +353,8 @@ class Branch:
 
     def copy_bytes(self) -> float:
         """Bytes that a fork copies at the server with the largest share; servers copy in parallel."""
-        return self.context.job.branch_bytes * max(self.setting.shares()[1])
+        job = self.context.job
+        return job.branch_bytes * max(self.setting.held(job.blocks, job.hottest).values())
 
     def refill_seconds(self) -> float:
         """Seconds until all workers have pulled the whole model at the same time, through the busiest link."""

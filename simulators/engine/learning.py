@@ -149,7 +149,10 @@ def untrained(model: LearningProgram, inputs: EngineInputs, parameters: Any) -> 
     nodes = inputs.active.shape[0]
     if model.embedding is not None:
         kept = sparse.zeros(model.embedding, parameters, nodes, model.batch)
-        touched = sparse.nothing_touched(parameters, nodes, inputs.placement.pulled.shape[0], model.cached)
+        place = inputs.placement
+        touched = sparse.nothing_touched(
+            parameters, nodes, place.pulled.shape[0], model.cached, replicated=len(place.forwarded) > 0
+        )
         return Learned(parameters, slots=(), gradients=kept, group=(), pulled=(), inner=(), touched=touched)
     nothing = jax.tree.map(lambda p: jnp.zeros((nodes, *p.shape), p.dtype), parameters)
     return Learned(

@@ -220,6 +220,11 @@ class Spec:
                 f"Cannot use copies of {setting.cache_rows} rows for {setting.cache_clocks} mini-batches in a live job: its "
                 "workers keep no copies, and pull every row that they look up; hold cache_rows or cache_clocks at 0."
             )
+        if setting.replicas > 1 and setting.hot_blocks:
+            raise Rejected(
+                f"Cannot hold {setting.hot_blocks} hot blocks on {setting.replicas} servers each in a live job: a push is "
+                "recovered from one owner of each block; hold replicas at 1 or hot_blocks at 0."
+            )
         inputs.compute_times(self.scenario.cluster.nodes, self.workload.demand, setting)
         self.live_job.shards(setting)
 

@@ -409,6 +409,13 @@ def test_a_live_job_has_no_graph_options_and_no_second_device(spec):
         spec.check(replace(spec.job.start, loads=((8,), (8, 8), (16,))))
 
 
+def test_a_live_job_keeps_one_owner_of_each_block():
+    job = Spec("mine", "mine.toml", load("hot-keys").text.replace("[start]", "[start]\nreplicas = 2\nhot_blocks = 3"), 0)
+    with pytest.raises(Rejected, match="Cannot hold 3 hot blocks on 2 servers each in a live job"):
+        job.check(job.job.start)
+    job.check(replace(job.job.start, hot_blocks=0))
+
+
 DEMAND = "[workload.overrides.demand]"
 CLICKS = 'name = "clicks-fm"'
 BY_SHARE = re.sub(r"metric = .*\nvalue = .*", 'metric = "clocks"\nvalue = 100\nby_share = true', load("live-digits").text)
