@@ -35,6 +35,7 @@ from tuners.actions import Cost, Evaluation, GradientNoise, Job, Rejected, Setti
 __all__ = ["NO_RECORDS", "Branch", "JobContext", "PreparedSetting", "first_branch", "stacked"]
 
 NO_RECORDS = np.zeros((0, len(loop.Records._fields)))
+_PULL_SECONDS = loop.Records._fields.index("pull_seconds")
 _evaluate = jax.jit(learning.evaluate, static_argnames=("model",))
 _squares = jax.jit(learning.gradient_squares, static_argnames=("model", "batches"))
 
@@ -89,7 +90,10 @@ class JobContext:
             factors=self.factors,
             control_queue=self.cluster.control_queue,
             local_steps=self.job.space.takes_local_steps,
+            skips_pulls=self.job.space.skips_pulls,
+            replicates=self.job.space.replicates,
             blocks=self.job.blocks,
+            hottest=self.job.hottest,
         )
         per_push = served(self.cluster.nodes, self.workload.demand, setting, effects)
         return PreparedSetting(setting, policy, program, inputs, per_push, effects)
@@ -164,7 +168,11 @@ class Branch:
             place, effects = self.inputs.placement, self._placed.effects
             self.served = self.served + served_rows(self.context.cluster.nodes, place, pulled, pushed, effects)
         else:
-            self.served = self.served + int(used) * self._served_per_push
+            each: Any = int(used)
+            if self.inputs.copies:  # of these pushes, some had no pull
+                pulls = np.count_nonzero(np.asarray(table)[: int(used), _PULL_SECONDS] > 0)
+                each = np.array([pulls, pulls, int(used), int(used)])
+            self.served = self.served + each * self._served_per_push
         return np.asarray(table)[: int(used)]
 
     def _touched(self) -> NDArray[np.float64]:
@@ -345,7 +353,8 @@ class Branch:
 
     def copy_bytes(self) -> float:
         """Bytes that a fork copies at the server with the largest share; servers copy in parallel."""
-        return self.context.job.branch_bytes * max(self.setting.shares()[1])
+        job = self.context.job
+        return job.branch_bytes * max(self.setting.held(job.blocks, job.hottest).values())
 
     def refill_seconds(self) -> float:
         """Seconds until all workers have pulled the whole model at the same time, through the busiest link."""

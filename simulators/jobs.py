@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
 from simulators.cluster.profiles import node_rate
-from simulators.engine.embedding import popularity, seen_before
+from simulators.engine.embedding import hottest_blocks, popularity, seen_before
 from simulators.engine.inputs import has_tables
 from simulators.engine.learning import TrainingData
 from simulators.engine.optimizers import OUTER, slots
@@ -71,12 +71,20 @@ def job(spec: JobSpec) -> Job:
         seed=spec.seed,
         methods=METHODS_OF_TABLES if has_tables(workload) else METHODS,
         blocks=blocks,
+        hottest=_hottest(workload, blocks) if space.replicates else (),
         branch_bytes=workload.demand.model_bytes * (1 + slots(OUTER if space.takes_local_steps else workload.optimizer)),
         installs_policies=spec.installs_policies or space.frees("policy"),
         evaluate_seconds=evaluate_seconds(spec),
         prices=Prices({n: kind.usd_per_hour for n, kind in spec.cluster.nodes if kind.usd_per_hour is not None}),
         budget_usd=spec.budget_usd,
     )
+
+
+def _hottest(workload: Workload, blocks: int) -> tuple[int, ...]:
+    proxy = workload.proxy
+    if proxy is None or proxy.embedding is None:
+        return ()
+    return hottest_blocks(np.asarray(proxy.train[0]), proxy.embedding.rows, blocks)
 
 
 def evaluate_seconds(spec: JobSpec) -> float:
@@ -103,7 +111,7 @@ def check_memory(job: Job, settings: Iterable[Setting]) -> None:
     parameters and optimizer slots count."""
     held = {node.name: 0.0 for node in job.nodes}
     for setting in settings:
-        for server, share in zip(setting.servers, setting.shares()[1], strict=True):
+        for server, share in setting.held(job.blocks, job.hottest).items():
             held[server] += share * job.branch_bytes
     for node in job.nodes:
         if held[node.name] > node.memory_bytes:

@@ -78,7 +78,9 @@ class SimulatedSystem:
         self.job = jobs.job(spec)
         blocks = workload.demand.data_blocks or max(len(nodes), workload.samples // workload.batch_size)
         block_bytes = workload.demand.sample_bytes * workload.samples / blocks
-        self._load = Load(self.job.model_bytes, blocks, block_bytes, has_tables=self.job.blocks > 0)
+        self._load = Load(
+            self.job.model_bytes, blocks, block_bytes, has_tables=self.job.blocks > 0, hottest=self.job.hottest
+        )
         try:
             self.job.space.check(start)
             check_nodes(start, self.job, self._control.available)

@@ -128,6 +128,7 @@ class Job:
     prices: Prices = field(default_factory=Prices)  # of the machines, by the hour
     budget_usd: float = math.inf  # a target that cost more does not count as reached
     blocks: int = 0  # of consecutive rows of embedding tables, which `Setting.block_owners` places; 0: no such tables
+    hottest: tuple[int, ...] = ()  # their numbers, the one looked up most often first; () where none can be replicated
 
     @property
     def epoch_samples(self) -> int:
@@ -173,7 +174,7 @@ class ServerWindow(NamedTuple):
     """
 
     node: str
-    pull_bytes: float  # parameters that it sent
+    pull_bytes: float  # that it sent: parameters, and gradients of replicated blocks to the next server that holds them
     pull_seconds: float  # busy sending them
     push_bytes: float  # gradients that it received
     push_seconds: float  # busy receiving and applying them

@@ -23,7 +23,7 @@ _ROUNDING = 1e-9  # relative
 class Ages(NamedTuple):
     """The age of every gradient in updates, in parts that sum to its staleness; every field has shape [n]."""
 
-    publishing: NDArray[np.float64]  # while the worker received the parameters
+    publishing: NDArray[np.float64]  # while the worker received the parameters, and while it kept a copy that it had
     generation: NDArray[np.float64]  # while it computed the gradient
     queueing: NDArray[np.float64]  # while the gradient was sent, and waited for the servers
 
@@ -34,6 +34,9 @@ def ages(pushes: Pushes) -> Ages:
     Each phase gets its part of the pushes that other workers completed between this push's pull and its end. That is exact
     where every gradient is applied; where a policy drops some, it takes the dropped ones as spread evenly. Of a push that
     began before the first one of `pushes` ended, the others are not all known: its staleness is divided by seconds.
+
+    Where workers skip pulls (`Setting.pull_clocks`), a gradient without a pull was computed on a copy that was old already:
+    the updates that its own cycle does not explain came while the worker kept it, and count as publishing.
     """
     ends = np.asarray(pushes.seconds, float)
     sent = ends - pushes.push_seconds
@@ -46,7 +49,10 @@ def ages(pushes: Pushes) -> Ages:
     before = np.searchsorted(ends, edges + rounding, side="right")
     before[3] = np.arange(len(ends))
     parts = np.maximum(np.diff(before, axis=0), 0).astype(float)  # [3, n]
-    known = (began + rounding >= np.min(ends, initial=np.inf)) & (parts.sum(axis=0) > 0)
+    whole_cycle = began + rounding >= np.min(ends, initial=np.inf)
+    kept = whole_cycle & (pushes.pull_seconds <= 0)
+    parts[0] += np.where(kept, np.maximum(pushes.staleness - parts.sum(axis=0), 0), 0)
+    known = whole_cycle & (parts.sum(axis=0) > 0)
     parts = np.where(known, parts, np.diff(edges, axis=0))
     whole = parts.sum(axis=0)
     share = np.divide(parts, whole, out=np.full_like(parts, 1 / 3), where=whole > 0)

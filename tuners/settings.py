@@ -26,6 +26,8 @@ __all__ = [
     "OF_CACHES",
     "OF_CHECKPOINTS",
     "OF_LOCAL_STEPS",
+    "OF_PULLS",
+    "OF_REPLICAS",
     "OF_TABLES",
     "PLACEMENTS",
     "Choice",
@@ -79,6 +81,9 @@ _KINDS: tuple[tuple[str, type, str], ...] = (
     ("cache_rows", numbers.Integral, _WHOLE),
     ("cache_clocks", numbers.Integral, _WHOLE),
     ("checkpoint_seconds", numbers.Real, _NUMBER),
+    ("pull_clocks", numbers.Integral, _WHOLE),
+    ("replicas", numbers.Integral, _WHOLE),
+    ("hot_blocks", numbers.Integral, _WHOLE),
 )
 """Fields of a setting, their types, and what to give."""
 
@@ -117,6 +122,9 @@ class Setting:
     cache_rows: int = 0  # of embedding tables: each worker keeps copies of so many rows, the most popular ones
     cache_clocks: int = 0  # and uses a copy for so many mini-batches after the one that pulled it
     checkpoint_seconds: float = 0.0  # between two checkpoints of the model; 0: servers have replicas, and need none
+    pull_clocks: int = 1  # a worker pulls once in so many mini-batches, and computes the others on the copy that it has
+    replicas: int = 1  # servers that hold each hot block of embedding tables: they share its pulls, and all apply its pushes
+    hot_blocks: int = 0  # so many blocks are hot, those that the training data looks up most often (`Job.hottest`)
 
     def __post_init__(self) -> None:
         """Raise TypeError, with what to write, for a value of another type; `Space.check` judges what has the right type."""
@@ -154,6 +162,28 @@ class Setting:
         found = np.minimum(np.searchsorted(ends, at, side="right"), len(ends) - 1)
         return tuple(self.servers[j] for j in found)
 
+    def holders(self, blocks: int, hottest: Sequence[int]) -> tuple[tuple[str, ...], ...]:
+        """The servers that hold each of `blocks` blocks, its owner first.
+
+        Of a hot block these are `replicas`: its owner, and those that come after it in `servers`, in a ring. `hottest` has
+        the numbers of the blocks, the one that is looked up most often first.
+        """
+        hot, ring = frozenset(hottest[: self.hot_blocks]), self.servers * 2
+        first = {server: i for i, server in enumerate(self.servers)}
+        return tuple(
+            ring[first[owner] : first[owner] + self.replicas] if block in hot else (owner,)
+            for block, owner in enumerate(self.owners(blocks))
+        )
+
+    def held(self, blocks: int, hottest: Sequence[int]) -> dict[str, float]:
+        """The part of the model that each server keeps; with copies of hot blocks, these sum to more than 1."""
+        found = dict(zip(self.servers, self.shares()[1], strict=True))
+        if self.replicas > 1 and self.hot_blocks:
+            for _, *copies in self.holders(blocks, hottest):
+                for server in copies:
+                    found[server] += 1 / blocks
+        return found
+
 
 OF_LOCAL_STEPS = {"local_steps": 1, "outer_rate": 1.0, "outer_momentum": 0.0}
 """The fields of a setting that say how workers take local steps, and their values where a push is one gradient."""
@@ -163,8 +193,15 @@ OF_TABLES: dict[str, Any] = {"placement": "range", "block_owners": ()}
 
 OF_CACHES = {"cache_rows": 0, "cache_clocks": 0}
 """The fields of a setting that say which rows of embedding tables workers keep, and their values where they keep none."""
+
+OF_REPLICAS = {"replicas": 1, "hot_blocks": 0}
+"""The fields of a setting that say how many servers hold a block of embedding tables, and their values where one does."""
+
 OF_CHECKPOINTS = {"checkpoint_seconds": 0.0}
 """The fields of a setting that say when checkpoints are made, and their values where servers have replicas."""
+
+OF_PULLS = {"pull_clocks": 1}
+"""The field of a setting that says how often workers pull, and its value where they pull before every mini-batch."""
 
 # ---------------------------------------------------------------------------------------------------------------- space
 
@@ -203,7 +240,7 @@ class Space:
             head, _, rest = name.partition("/")
             by_node = head in ("role", "load", "data_share", "model_share") and rest.partition("/")[0] in known
             by_block = head == "block" and rest.isdecimal() and int(rest) < self.blocks
-            if (head == "block" and not by_block) or (name in ("placement", *OF_CACHES) and not self.blocks):
+            if (head == "block" and not by_block) or (name in ("placement", *OF_CACHES, *OF_REPLICAS) and not self.blocks):
                 raise ValueError(
                     f"Knob {name!r} sets nothing: this job has {self.blocks or 'no'} blocks of embedding tables."
                 )
@@ -239,6 +276,16 @@ class Space:
     def takes_checkpoints(self) -> bool:
         """Whether the servers may have checkpoints in place of replicas: the interval is free, or held at another value."""
         return any(self.frees(n) or getattr(self.base, n) != plain for n, plain in OF_CHECKPOINTS.items())
+
+    @property
+    def skips_pulls(self) -> bool:
+        """Whether workers may compute several mini-batches on one copy of the parameters."""
+        return any(self.frees(n) or getattr(self.base, n) != plain for n, plain in OF_PULLS.items())
+
+    @property
+    def replicates(self) -> bool:
+        """Whether several servers may hold a block of embedding tables."""
+        return any(self.frees(n) or getattr(self.base, n) != plain for n, plain in OF_REPLICAS.items())
 
     @property
     def most_cached_rows(self) -> int:
@@ -369,6 +416,10 @@ class Space:
             raise Rejected(
                 f"Cannot place {len(setting.block_owners)} blocks: this job has {self.blocks} of embedding tables."
             )
+        if setting.hot_blocks > self.blocks:
+            raise Rejected(
+                f"Cannot replicate {setting.hot_blocks} hot blocks: this job has {self.blocks} of embedding tables."
+            )
         if self.whole_batch and (given := sum(map(sum, setting.loads))) != self.whole_batch:
             raise Rejected(f"Cannot use loads of {given} samples in all: they have to sum to the batch, {self.whole_batch}.")
         for knob in self.knobs:
@@ -488,7 +539,8 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
             raise Rejected(
                 f"Cannot use loads {setting.loads}: give each worker a row, one count per device, at least one sample."
             )
-    least_of = {"batch_size": 1, "staleness": 0, "intra_threads": 0, "inter_threads": 0, "local_steps": 1, **OF_CACHES}
+    least_of = {"batch_size": 1, "staleness": 0, "intra_threads": 0, "inter_threads": 0, "local_steps": 1}
+    least_of |= OF_CACHES | OF_PULLS | OF_REPLICAS
     for name, least in least_of.items():
         if getattr(setting, name) < least:
             raise Rejected(f"Cannot set {name} to {getattr(setting, name)}: it must be at least {least}.")
@@ -497,6 +549,10 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
             raise Rejected(
                 f"Cannot take {steps} local steps on {name!r}: give at least 1, on a node of {', '.join(devices)}."
             )
+    if setting.replicas > len(setting.servers):
+        raise Rejected(
+            f"Cannot hold each hot block on {setting.replicas} servers: there are {len(setting.servers)}; lower replicas."
+        )
     if setting.placement not in PLACEMENTS:
         raise Rejected(f"Cannot place blocks by {setting.placement!r}: choose {' or '.join(PLACEMENTS)}.")
     if setting.block_owners:

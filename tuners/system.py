@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from tuners import policies
 from tuners.actions import Action, Job, Method, Reconfigure, Rejected, Setting, Status, SyncPolicy
-from tuners.settings import OF_CACHES, OF_CHECKPOINTS, OF_LOCAL_STEPS
+from tuners.settings import OF_CACHES, OF_CHECKPOINTS, OF_LOCAL_STEPS, OF_PULLS
 
 __all__ = [
     "CHANGED_IN_PLACE",
@@ -109,6 +109,7 @@ CHANGED_IN_PLACE = (
     *OF_LOCAL_STEPS,
     *OF_CACHES,
     *OF_CHECKPOINTS,
+    *OF_PULLS,
 )
 """Fields of a setting that servers read at every push or pull: they change at once, without a step."""
 

@@ -110,6 +110,9 @@ class StartTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_rows: int = 0
     cache_clocks: int = 0
     checkpoint_seconds: float = 0.0
+    pull_clocks: int = 1
+    replicas: int = 1
+    hot_blocks: int = 0
 
 
 class KnobTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

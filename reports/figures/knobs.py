@@ -31,13 +31,17 @@ _LABELS = {
     "cache_rows": "rows that a\nworker keeps",
     "cache_clocks": "mini-batches that\na copy is used",
     "checkpoint_seconds": "seconds between\ncheckpoints",
+    "pull_clocks": "mini-batches\nper pull",
+    "replicas": "servers that hold\na hot block",
+    "hot_blocks": "hot blocks",
     "samples_per_round": "samples, all\nworkers once",
     "data_share": "largest share\nof the data",
     "model_share": "largest share\nof the model",
 }
 _PLAIN = (
     *("learning_rate", "momentum", "batch_size", "intra_threads", "inter_threads", "transfer_bits"),
-    *("local_steps", "outer_rate", "outer_momentum", "cache_rows", "cache_clocks", "checkpoint_seconds"),
+    *("local_steps", "outer_rate", "outer_momentum", "cache_rows", "cache_clocks", "checkpoint_seconds", "pull_clocks"),
+    *("replicas", "hot_blocks"),
 )
 
 

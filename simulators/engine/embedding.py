@@ -21,6 +21,7 @@ from simulators.workloads.workload import Embedding
 
 __all__ = [
     "Caches",
+    "Forwarded",
     "SparseGradient",
     "Touched",
     "begin_pulls",
@@ -28,6 +29,7 @@ __all__ = [
     "count_push",
     "forgotten",
     "gradient_of",
+    "hottest_blocks",
     "in_flight",
     "look_up",
     "nothing_touched",
@@ -55,6 +57,13 @@ class Caches(NamedTuple):
     clocks: Array  # int32 [k, h]: the mini-batch that pulled each copy
 
 
+class Forwarded(NamedTuple):
+    """Pushed rows that servers send on, because several of them hold a block; by the worker that pushes (first axis)."""
+
+    out: Array  # float64 [k, k]: what each server sends on
+    into: Array  # float64 [k, k]: what each server receives of another one
+
+
 class Touched(NamedTuple):
     """The distinct rows that mini-batches touch."""
 
@@ -65,6 +74,7 @@ class Touched(NamedTuple):
     pulled: Array  # float64 [b]: in the pulls before all completed pushes
     pushed: Array  # float64 [b]: in all completed pushes
     caches: Any = ()  # `Caches`; () where workers keep no copies
+    forwarded: Any = ()  # `Forwarded`; () where every block has one server
 
 
 def zeros(embedding: Embedding, parameters: Any, nodes: int, samples: int) -> SparseGradient:
@@ -78,14 +88,14 @@ def zeros(embedding: Embedding, parameters: Any, nodes: int, samples: int) -> Sp
     )
 
 
-def nothing_touched(parameters: Any, nodes: int, blocks: int, cached: int) -> Touched:
-    """No row is touched yet; workers will keep up to `cached` copies of rows."""
+def nothing_touched(parameters: Any, nodes: int, blocks: int, cached: int, *, replicated: bool = False) -> Touched:
+    """No row is touched yet; workers will keep up to `cached` copies of rows, and blocks may be `replicated`."""
     none, each, total = jnp.zeros((nodes, nodes)), jnp.zeros((nodes, blocks)), jnp.zeros(blocks)
     caches: Any = ()
     if cached:
         empty = jnp.zeros((nodes, cached, parameters["rows"].shape[1]), parameters["rows"].dtype)
         caches = Caches(empty, jnp.full((nodes, cached), _NEVER, jnp.int32))
-    return Touched(each, each, none, none, total, total, caches)
+    return Touched(each, each, none, none, total, total, caches, Forwarded(none, none) if replicated else ())
 
 
 _NEVER = -(2**30)  # a mini-batch that no copy is used after
@@ -135,6 +145,13 @@ def popularity(rows: NDArray[np.int32], count: int) -> NDArray[np.int32]:
     ranks[np.argsort(-counts, kind="stable")] = np.arange(count, dtype=np.int32)
     found: NDArray[np.int32] = ranks[rows]
     return found
+
+
+def hottest_blocks(rows: NDArray[np.int32], count: int, blocks: int) -> tuple[int, ...]:
+    """The numbers of `blocks` blocks of `count` rows, the one with most of the look-ups `rows` first; ties in order."""
+    size = -(-count // blocks)
+    counts = np.bincount(rows.reshape(-1) // size, minlength=blocks)
+    return tuple(int(b) for b in np.argsort(-counts, kind="stable"))
 
 
 def gradient_of(
@@ -201,6 +218,12 @@ def touch(
 
     rows = by_block(is_first)
     asked = by_block(is_first & ~is_copy) if touched.caches else rows
+    if touched.forwarded:
+        out, into = touched.forwarded
+        sent_on = Forwarded(
+            out.at[worker].set(rows @ place.forwarded, mode="drop"), into.at[worker].set(rows @ place.copied, mode="drop")
+        )
+        touched = touched._replace(forwarded=sent_on)
     return touched._replace(
         asked=touched.asked.at[worker].set(asked, mode="drop"),
         blocks=touched.blocks.at[worker].set(rows, mode="drop"),
@@ -220,6 +243,8 @@ def block_of(keys: Array, rows: int, blocks: int) -> Array:
 def placed(inputs: EngineInputs, touched: Touched) -> Touched:
     """The same mini-batches after blocks have changed their servers."""
     place = inputs.placement
+    if touched.forwarded:
+        touched = touched._replace(forwarded=Forwarded(touched.blocks @ place.forwarded, touched.blocks @ place.copied))
     return touched._replace(sent=touched.asked @ place.pulled, received=touched.blocks @ place.pushed)
 
 
@@ -250,6 +275,13 @@ def in_flight(inputs: EngineInputs, touched: Touched) -> EngineInputs:
     none = jnp.zeros((nodes, nodes))
     out = jnp.concatenate([pull * other, jnp.diag(jnp.sum(push * other, axis=1))])
     into = jnp.concatenate([jnp.diag(jnp.sum(pull * other, axis=1)), push * other])
+    applied = received
+    if touched.forwarded:
+        # From server to server as the push comes in: the slowest link of the chain sets the pace, and each byte of the push
+        # is so many bytes on these links, too.
+        sent_on, copied = (rows / jnp.maximum(pushed, 1.0)[:, None] for rows in touched.forwarded)
+        out, into = (a.at[nodes:].add(b) for a, b in ((out, sent_on), (into, copied)))
+        push, applied = push + copied, received + touched.forwarded.into
     usage = [out, into]
     if inputs.capacity.shape[0] > 2 * nodes:
         usage += [jnp.concatenate([pull, none]), jnp.concatenate([none, push])]
@@ -257,7 +289,7 @@ def in_flight(inputs: EngineInputs, touched: Touched) -> EngineInputs:
         usage=jnp.concatenate(usage, axis=1),
         pull_bytes=pulled * place.pull_row_bytes,
         push_bytes=pushed * place.push_row_bytes,
-        apply_seconds=jnp.max(received, axis=1) * place.apply_row_seconds,
+        apply_seconds=jnp.max(applied, axis=1) * place.apply_row_seconds,
     )
 
 

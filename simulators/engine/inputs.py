@@ -6,7 +6,7 @@ arguments of the compiled engine, so that a new setting of the same shapes compi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from tuners.actions import Rejected, Setting, Target
 
 __all__ = [
     "NO_EFFECTS",
+    "Copies",
     "CycleCosts",
     "Effects",
     "EngineInputs",
@@ -47,12 +48,21 @@ class RowPlacement(NamedTuple):
     """Where the rows of embedding tables are, by block of consecutive rows, [b], and what each of them costs."""
 
     pulled: Array  # [b, k]: the part of each block's pulled rows that each node sends
-    pushed: Array  # [b, k]: the part of each block's pushed rows that each node receives
+    pushed: Array  # [b, k]: the part of each block's pushed rows that each node receives of workers
     pull_row_bytes: Array  # scalar, as transferred
     push_row_bytes: Array  # scalar
     apply_row_seconds: Array  # scalar: a server's time to apply the gradient of one row
     cache_rows: Any = 0  # int32: the most popular rows, of which each worker keeps copies
     cache_clocks: Any = 0  # int32: mini-batches for which a copy is used after the one that pulled it
+    forwarded: Any = ()  # [b, k]: the part of each block's pushed rows that each node sends on; () where none is replicated
+    copied: Any = ()  # [b, k]: the part that each node receives of another server; () likewise
+
+
+class Copies(NamedTuple):
+    """How long workers compute on the copy of the parameters that they have pulled."""
+
+    clocks: Any  # int32 scalar: mini-batches on one copy
+    pull_overhead_seconds: Any  # [k] of a cycle's overhead, what a cycle without a pull saves
 
 
 class EngineInputs(NamedTuple):
@@ -99,6 +109,7 @@ class EngineInputs(NamedTuple):
     outer_rate: Array = _NOTHING  # float32 [1]: of the servers, for what local steps have changed; [0] likewise
     outer_momentum: Array = _NOTHING  # float32 [1]; [0] likewise
     placement: Any = ()  # `RowPlacement` of embedding tables; (): every mini-batch pulls and pushes the whole model
+    copies: Any = ()  # `Copies`; (): workers pull before every mini-batch
 
 
 class CycleCosts(NamedTuple):
@@ -125,6 +136,9 @@ class Effects(NamedTuple):
     push_factor: float = 1.0  # pushes are so many times as large, because parameters move with them
     redirects: int = 0  # servers that forward requests to others
     blocked_until_seconds: float = -np.inf
+    holders: tuple[
+        tuple[str, ...], ...
+    ] = ()  # of each block of embedding tables, while blocks move; (): as the setting says
 
 
 NO_EFFECTS = Effects()
@@ -246,10 +260,13 @@ def build(
     factors: Factors = NO_FACTORS,
     control_queue: float = 0.0,
     local_steps: bool = False,
+    skips_pulls: bool = False,
+    replicates: bool = False,
     blocks: int = 1,
+    hottest: Sequence[int] = (),
 ) -> EngineInputs:
-    """The numbers of a cluster under `setting`; `local_steps` says whether the job takes them (`Space.takes_local_steps`),
-    and `blocks` into how many embedding tables are divided.
+    """The numbers of a cluster under `setting`; `local_steps`, `skips_pulls` and `replicates` say whether the job takes them
+    and does that (the `Space`'s properties), `blocks` into how many embedding tables are divided, `hottest` which are hot.
 
     Raises Rejected where the setting cannot run on the cluster.
     """
@@ -303,7 +320,18 @@ def build(
     )
     # Plain numpy: passing it to compiled code is faster than making JAX arrays first, one by one.
     arrays: dict[str, Any] = {n: v if isinstance(v, Array) else np.asarray(v) for n, v in numbers.items()}
-    return EngineInputs(**arrays, placement=_placement(names, workload, setting, effects, blocks) if tables else ())
+    # Of the messages of a cycle, half are of its pull.
+    messages = workload.demand.message_seconds * (len(setting.servers) + effects.redirects)
+    silent = np.full(len(names), messages + latency_seconds * (1 + (effects.redirects > 0)))
+    return EngineInputs(
+        **arrays,
+        placement=_placement(
+            names, workload, setting, effects, effects.holders or setting.holders(blocks, hottest), replicates=replicates
+        )
+        if tables
+        else (),
+        copies=Copies(np.int32(setting.pull_clocks), silent) if skips_pulls else (),
+    )
 
 
 def _sleeps(conditions: Conditions, straggles: NDArray[np.bool_], rng: np.random.Generator) -> dict[str, Any]:
@@ -346,8 +374,20 @@ def served(
     return np.array(rows)
 
 
-def _placement(names: tuple[str, ...], workload: Workload, setting: Setting, effects: Effects, blocks: int) -> RowPlacement:
-    """Where the blocks of embedding tables are under `setting`. Raises Rejected for a demand that knows no rows."""
+def _placement(
+    names: tuple[str, ...],
+    workload: Workload,
+    setting: Setting,
+    effects: Effects,
+    holders: Sequence[tuple[str, ...]],
+    *,
+    replicates: bool,
+) -> RowPlacement:
+    """Where the blocks of embedding tables are under `setting`, on these `holders` each.
+
+    The holders of a block send equal parts of its pulls. A push goes to the first one, which sends it on to the next, as in
+    chain replication (van Renesse and Schneider, OSDI 2004). Raises Rejected for a demand that knows no rows.
+    """
     demand, proxy = workload.demand, workload.proxy
     if proxy is None or proxy.embedding is None:
         raise ValueError(f"Cannot place rows of {workload.name!r}: it has no embedding tables.")
@@ -356,17 +396,21 @@ def _placement(names: tuple[str, ...], workload: Workload, setting: Setting, eff
             f"Cannot apply rows with apply_exponent {demand.apply_exponent:g}: each row takes its time; set it to 1."
         )
     rows, transfer = proxy.embedding.rows, setting.transfer_bits / 32
-    held = np.zeros((blocks, len(names)))
-    for block, owner in enumerate(setting.owners(blocks)):
-        held[block, names.index(owner)] = 1.0
+    pulled, pushed, forwarded, copied = np.zeros((4, len(holders), len(names)))
+    for block, chain in enumerate(holders):
+        at = [names.index(server) for server in chain]
+        pulled[block, at], pushed[block, at[0]] = 1.0 / len(at), 1.0
+        forwarded[block, at[:-1]] = copied[block, at[1:]] = 1.0
     return RowPlacement(
-        pulled=held,  # type: ignore[arg-type]  # numpy, as all of `EngineInputs`
-        pushed=held,  # type: ignore[arg-type]
+        pulled=pulled,  # type: ignore[arg-type]  # numpy, as all of `EngineInputs`
+        pushed=pushed,  # type: ignore[arg-type]
         pull_row_bytes=np.asarray(demand.model_bytes * transfer / rows),  # type: ignore[arg-type]
         push_row_bytes=np.asarray(demand.whole_push_bytes * transfer / rows * effects.push_factor),  # type: ignore[arg-type]
         apply_row_seconds=np.asarray(demand.apply_seconds / rows),  # type: ignore[arg-type]
         cache_rows=np.int32(setting.cache_rows),
         cache_clocks=np.int32(setting.cache_clocks),
+        forwarded=forwarded if replicates else (),
+        copied=copied if replicates else (),
     )
 
 
@@ -384,7 +428,11 @@ def served_rows(
     sending, receiving = (
         np.array([min(left[name], kind.service_bytes_per_second) for name, kind in nodes]) for left in (out, into)
     )
-    pull, push = pulled * float(place.pull_row_bytes), pushed * float(place.push_row_bytes)
+    pull = pulled * float(place.pull_row_bytes)
+    if len(place.copied):
+        pull = pull + pushes @ np.asarray(place.forwarded) * float(place.push_row_bytes)
+        pushed = pushed + pushes @ np.asarray(place.copied)
+    push = pushed * float(place.push_row_bytes)
     return np.stack([pull, pull / sending, push, push / receiving + pushed * float(place.apply_row_seconds)], axis=1)
 
 

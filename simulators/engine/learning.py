@@ -72,6 +72,7 @@ class Learned(NamedTuple):
     pulled: Any  # leading worker axis [k, ...]: sum of all gradients at the time of each pull, for optimizers that revise
     inner: Any  # the state of each worker's own optimizer, leading worker axis; () where a push is one gradient
     touched: Any = ()  # `simulators.engine.embedding.Touched`; () where gradients are dense
+    copies: Any = ()  # the parameters that each worker pulled last, leading worker axis; () where all pull every time
 
 
 def learning_program(workload: Workload, space: Space, samples: int) -> LearningProgram | None:
@@ -90,6 +91,9 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
         )
     if workload.optimizer in REVISING and space.takes_local_steps:
         raise Rejected(f"Cannot take local steps with {workload.optimizer!r}, which revises at the servers: use another.")
+    if space.skips_pulls and (space.takes_local_steps or workload.optimizer in REVISING):
+        what = "local steps" if space.takes_local_steps else f"{workload.optimizer!r}, which revises what it knows of a pull"
+        raise Rejected(f"Cannot skip pulls with {what}: hold pull_clocks at 1.")
     knob = space.knob("batch_size")
     choices = (space.whole_batch,) if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
     rows = max(samples, *(min(int(c), _LEAST_ROWS) for c in choices), 1)
@@ -127,6 +131,8 @@ def _most_samples(workload: Workload, space: Space, samples: int) -> int:
             "Cannot take local steps on embedding tables, of which a worker has no copy: hold local_steps and outer_rate at "
             "1 and outer_momentum at 0."
         )
+    if space.skips_pulls:
+        raise Rejected("Cannot skip pulls of embedding tables: hold pull_clocks at 1, and keep copies by cache_clocks.")
     knob = space.knob("batch_size")
     free = () if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
     loads = [k for k in space.knobs if k.name.startswith("load/")]
@@ -143,7 +149,10 @@ def untrained(model: LearningProgram, inputs: EngineInputs, parameters: Any) -> 
     nodes = inputs.active.shape[0]
     if model.embedding is not None:
         kept = sparse.zeros(model.embedding, parameters, nodes, model.batch)
-        touched = sparse.nothing_touched(parameters, nodes, inputs.placement.pulled.shape[0], model.cached)
+        place = inputs.placement
+        touched = sparse.nothing_touched(
+            parameters, nodes, place.pulled.shape[0], model.cached, replicated=len(place.forwarded) > 0
+        )
         return Learned(parameters, slots=(), gradients=kept, group=(), pulled=(), inner=(), touched=touched)
     nothing = jax.tree.map(lambda p: jnp.zeros((nodes, *p.shape), p.dtype), parameters)
     return Learned(
@@ -153,6 +162,7 @@ def untrained(model: LearningProgram, inputs: EngineInputs, parameters: Any) -> 
         group=jax.tree.map(jnp.zeros_like, parameters) if model.aggregation != "each" else (),
         pulled=nothing if model.optimizer in REVISING else (),
         inner=jax.vmap(_inner(model, inputs).init)(nothing) if inputs.local_steps.shape[0] else (),
+        copies=nothing if inputs.copies else (),
     )
 
 
@@ -196,10 +206,12 @@ def pull(
     clocks: Array,
     *,
     lanes: bool,
+    pulls: Any = (),
 ) -> tuple[Learned, Array]:
     """The workers in `release` [k] pull: their gradients, and losses [k], for mini-batches `clocks` [k] are made now.
 
-    Where workers take local steps, the gradient is what these have changed, and the loss is their mean.
+    Where workers take local steps, the gradient is what these have changed, and the loss is their mean. Where pulls may be
+    skipped, only the workers in `pulls` [k] pull, and the others use the copies that they have.
     """
     if model.embedding is not None:
         return _pull_rows(model, model.embedding, data, inputs, learned, loss, release, clocks, lanes=lanes)
@@ -209,7 +221,12 @@ def pull(
         if local:
             return _local_change(model, data, inputs, learned, worker, clocks[worker])
         rows, count = minibatch(model, data, inputs, worker, clocks[worker])
-        made: tuple[Array, Any] = jax.value_and_grad(partial(mean_loss, model))(parameters, rows, count)
+        differentiated = jax.value_and_grad(partial(mean_loss, model))
+        if inputs.copies:
+            own = jax.tree.map(lambda p, c: jnp.where(pulls[worker], p, _row(worker, c)), parameters, learned.copies)
+            loss, found = differentiated(own, rows, count)
+            return loss, (found, own)
+        made: tuple[Array, Any] = differentiated(parameters, rows, count)
         return made
 
     def together(carry: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
@@ -233,15 +250,18 @@ def pull(
     # These loops run once or never. A `cond` would say so more plainly, but XLA copies every kept gradient through a
     # conditional, and updates a loop's arrays in place.
     all_pull = ~anywhere(jnp.any(release != inputs.active) | (jnp.sum(release) < 2), lanes)
-    kept = (learned.gradients, learned.inner) if local else learned.gradients
+    beside = learned.inner if local else learned.copies  # what is kept of each worker beside its gradient
+    paired = local or bool(inputs.copies)
+    kept = (learned.gradients, beside) if paired else learned.gradients
     carry = (release, loss, kept)
     carry = jax.lax.while_loop(lambda c: all_pull & anywhere(jnp.any(c[0]), lanes), together, carry)
     _, loss, kept = jax.lax.while_loop(lambda c: anywhere(jnp.any(c[0]), lanes), one, carry)
-    gradients, inner = kept if local else (kept, learned.inner)
+    gradients, beside = kept if paired else (kept, beside)
     pulled = learned.pulled
     if model.optimizer in REVISING:
         pulled = jax.tree.map(lambda rows, now: jnp.where(_columns(release, rows), now, rows), pulled, learned.slots.total)
-    return learned._replace(gradients=gradients, pulled=pulled, inner=inner), loss
+    learned = learned._replace(inner=beside) if local else learned._replace(copies=beside)
+    return learned._replace(gradients=gradients, pulled=pulled), loss
 
 
 def _pull_rows(

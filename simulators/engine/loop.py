@@ -91,6 +91,7 @@ class Clock(NamedTuple):
     timer: Array  # float64 [1]: when the policy decides without a push, inf: at none; [0] for a policy without timers
     testing: Array  # bool: every gradient is dropped, as in a branch forked for testing
     status: Array  # int32 index into STATUSES
+    kept: Any = ()  # int32 [k]: mini-batches that each worker may yet compute on its copy; () where all pull every time
 
 
 class State(NamedTuple):
@@ -125,7 +126,8 @@ class _Pushed(NamedTuple):
     accept: Array  # bool: the policy accepts its gradient
     take: Array  # bool: the servers update the parameters now
     grouped: Array  # int32: gradients in that update
-    release: Array  # bool [k]: workers that pull now
+    release: Array  # bool [k]: workers that begin a mini-batch now
+    pulls: Any  # bool [k]: of these, those that pull; () where all do
     row: Array  # float64 [11]: its record, validation not yet filled in
 
 
@@ -218,7 +220,15 @@ def _step(
         if learned.touched:
             learned = learned._replace(touched=embedding.count_push(learned.touched, done.worker, done.yes))
         learned, loss = learning.pull(
-            program.model, data, inputs, learned, clock.loss, done.release, _first_drawn(clock), lanes=program.lanes
+            program.model,
+            data,
+            inputs,
+            learned,
+            clock.loss,
+            done.release,
+            _first_drawn(clock),
+            lanes=program.lanes,
+            pulls=done.pulls,
         )
         clock = _with_bytes(inputs, clock._replace(loss=loss), learned, done.release)
         due = done.yes & (clock.pushes % inputs.evaluate_clocks == 0)
@@ -268,7 +278,8 @@ def _no_push() -> tuple[Array, Array]:
 def _nothing(program: Program, inputs: EngineInputs) -> tuple[_Pushed]:
     no, zero = jnp.asarray(False), jnp.asarray(0, jnp.int32)
     acted: Any = no if program.timers else ()
-    return (_Pushed(no, acted, zero, no, no, zero, jnp.zeros_like(inputs.active), jnp.zeros(len(Records._fields))),)
+    pulls: Any = jnp.zeros_like(inputs.active) if inputs.copies else ()
+    return (_Pushed(no, acted, zero, no, no, zero, jnp.zeros_like(inputs.active), pulls, jnp.zeros(len(Records._fields))),)
 
 
 def _travel_and_settle(program: Program, inputs: EngineInputs, until_seconds: Array, clock: Clock) -> tuple[Clock, _Pushed]:
@@ -347,6 +358,7 @@ def _settle(
     groups = program.model is not None and program.model.aggregation != "each"
     take = acted & (decision.step if groups else True) & (grouped > 0)
     release = decision.release & acted & active
+    pulls, kept = _pulling(inputs, clock, release)
     version = clock.version + jnp.where(take, grouped, 0)
     finite = jnp.isfinite(push.loss) if program.model is not None else jnp.asarray(True)
     flight = clock.flight
@@ -369,25 +381,38 @@ def _settle(
         take=take,
         grouped=grouped,
         release=release,
+        pulls=pulls if inputs.copies else (),
         row=jnp.stack([jnp.asarray(value, jnp.float64) for value in row]),
     )
     samples = inputs.samples[worker] * clock.steps[worker] if clock.steps.shape[0] else inputs.samples[worker]
     clock = clock._replace(
-        flight=timing.begin_cycles(inputs, flight, release, clock.drawn, clock.seconds, lanes=program.lanes),
+        flight=timing.begin_cycles(
+            inputs, flight, release, clock.drawn, clock.seconds, lanes=program.lanes, pulls=pulls if inputs.copies else None
+        ),
         clocks=clocks,
         **_begun(inputs, clock, release),
         pushes=clock.pushes + pushed,
         samples=clock.samples + jnp.where(pushed, samples, 0),
         left=left,
         version=version,
-        pulled=jnp.where(release, version, clock.pulled),
+        pulled=jnp.where(pulls, version, clock.pulled),
         grouped=jnp.where(take, 0, grouped),
         # This code runs also where the limit came before a push: then nothing may change.
         policy=jax.tree.map(partial(jnp.where, acted), policy, clock.policy),
         timer=clock.timer if rings is None else _timer(clock, decision, rings, acted),
         status=jnp.where(pushed & ~finite, _DIVERGED, clock.status),
+        kept=kept,
     )
     return clock, done
+
+
+def _pulling(inputs: EngineInputs, clock: Clock, release: Array) -> tuple[Array, Any]:
+    """Of the workers in `release` [k], those that pull, because the others have a copy; and `Clock.kept` after that."""
+    if not inputs.copies:
+        return release, ()
+    kept = jnp.minimum(clock.kept, inputs.copies.clocks - 1)  # which a tuner may just have made smaller
+    pulls = release & (kept <= 0)
+    return pulls, jnp.where(pulls, inputs.copies.clocks - 1, jnp.where(release, kept - 1, kept)).astype(jnp.int32)
 
 
 def _timer(clock: Clock, decision: Decision, rings: Array, acted: Array) -> Array:
@@ -463,6 +488,7 @@ def blank(program: Program, inputs: EngineInputs, parameters: Any) -> State:
         steps=jnp.ones(nodes if inputs.local_steps.shape[0] else 0, jnp.int32),
         testing=jnp.asarray(False),
         status=zero,
+        kept=none if inputs.copies else (),
     )
     return State(clock, learning.untrained(program.model, inputs, parameters) if program.model is not None else None)
 
@@ -495,16 +521,20 @@ def _launch(
     lanes: bool,
 ) -> State:
     clock, learned = state
-    flight = timing.begin_cycles(inputs, clock.flight, release, clock.drawn, clock.seconds, lanes=lanes)
+    pulls, kept = _pulling(inputs, clock, release)
+    skipping = pulls if inputs.copies else None
+    flight = timing.begin_cycles(inputs, clock.flight, release, clock.drawn, clock.seconds, lanes=lanes, pulls=skipping)
     clock = clock._replace(
         flight=flight._replace(drawn=flight.drawn + jnp.where(release, offsets, 0.0)),
         clocks=jnp.zeros_like(clock.clocks),
         **_begun(inputs, clock, release),
-        pulled=jnp.where(release, clock.version, clock.pulled),
+        pulled=jnp.where(pulls, clock.version, clock.pulled),
+        kept=kept,
     )
     if model is None or learned is None:
         return State(clock, learned)
-    learned, loss = learning.pull(model, data, inputs, learned, clock.loss, release, _first_drawn(clock), lanes=lanes)
+    first = _first_drawn(clock)
+    learned, loss = learning.pull(model, data, inputs, learned, clock.loss, release, first, lanes=lanes, pulls=skipping)
     return State(_with_bytes(inputs, clock._replace(loss=loss), learned, release), learned)
 
 
@@ -535,12 +565,14 @@ def rows_placed(inputs: EngineInputs, state: State) -> State:
 
 
 def caches_cleared(state: State, workers: Array | None = None) -> State:
-    """The job after `workers` [k] (None: all) have lost their copies of rows of embedding tables."""
-    learned = state.learned
+    """The job after `workers` [k] (None: all) have lost their copies of parameters, or of rows of embedding tables."""
+    clock, learned = state
+    gone = jnp.ones(clock.clocks.shape[0], bool) if workers is None else workers
+    if len(clock.kept):
+        clock = clock._replace(kept=jnp.where(gone, 0, clock.kept))
     if learned is None or not learned.touched:
-        return state
-    gone = jnp.ones(state.clock.clocks.shape[0], bool) if workers is None else workers
-    return State(state.clock, learned._replace(touched=embedding.forgotten(learned.touched, gone)))
+        return State(clock, learned)
+    return State(clock, learned._replace(touched=embedding.forgotten(learned.touched, gone)))
 
 
 _rows_placed = jax.jit(embedding.placed)
@@ -554,19 +586,21 @@ def waiting(state: State) -> NDArray[np.bool_]:
 
 def all_stopped(inputs: EngineInputs, state: State, now: float) -> State:
     """The job at `now` with all workers stopped: gradients in progress are lost, what was pushed stays, buckets fill up."""
+    state = caches_cleared(state)
     clock = state.clock
     tokens = timing.refilled(inputs, clock.flight.tokens, now - float(clock.seconds))
     flight = timing.all_waiting(clock.clocks.shape[0], tokens, now)
-    return caches_cleared(state)._replace(clock=clock._replace(seconds=jnp.asarray(now, jnp.float64), flight=flight))
+    return state._replace(clock=clock._replace(seconds=jnp.asarray(now, jnp.float64), flight=flight))
 
 
 def workers_stopped(state: State, nodes: Array, now: float) -> State:
     """The job with `nodes` [k] in no mini-batch from `now` on; their gradients in progress are lost."""
+    state = caches_cleared(state, nodes)
     flight = state.clock.flight
     # They wait from now on, so that the next cycle counts only this pause as waiting.
     since = flight.since.at[timing.WAIT].set(jnp.where(nodes, now, flight.since[timing.WAIT]))
     rests = flight._replace(phase=jnp.where(nodes, timing.WAIT, flight.phase), since=since)
-    return caches_cleared(state, nodes)._replace(clock=state.clock._replace(flight=rests))
+    return state._replace(clock=state.clock._replace(flight=rests))
 
 
 def with_tokens(state: State, tokens: Array) -> State:

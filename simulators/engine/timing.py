@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -243,8 +243,12 @@ def _of(worker: Array, cost: Array) -> Array:
     return cost[worker] if cost.ndim else cost
 
 
-def begin_cycles(inputs: EngineInputs, flight: Flight, release: Array, clocks: Array, now: Array, *, lanes: bool) -> Flight:
+def begin_cycles(
+    inputs: EngineInputs, flight: Flight, release: Array, clocks: Array, now: Array, *, lanes: bool, pulls: Any = None
+) -> Flight:
     """The workers in `release` [k] start to pull at `now`, each for its mini-batch number `clocks` [k].
+
+    With `pulls` [k], only those in it do: the others have a copy, and compute at once.
 
     A worker that was busy loses what it did, and has not waited.
     """
@@ -259,12 +263,16 @@ def begin_cycles(inputs: EngineInputs, flight: Flight, release: Array, clocks: A
         queued = _queued_seconds(inputs, flight, now)
         first = jnp.where(queued > 0, REQUEST, PULL).astype(jnp.int32)
         left = jnp.where(queued > 0, queued, inputs.pull_bytes)
+    drawn = _draw(inputs, release, clocks, lanes=lanes)
+    if pulls is not None:
+        first, left = jnp.where(pulls, first, PULL), jnp.where(pulls, left, 0.0)
+        drawn = jnp.where(pulls, drawn, jnp.maximum(drawn - inputs.copies.pull_overhead_seconds, 0.0))
     return flight._replace(
         phase=begin(first, flight.phase),
         remaining=begin(left, flight.remaining),
         since=jnp.where(release & (jnp.arange(5) == PULL)[:, None], now, flight.since),
         waited=begin(waited, flight.waited),
-        drawn=begin(_draw(inputs, release, clocks, lanes=lanes), flight.drawn),
+        drawn=begin(drawn, flight.drawn),
         arrival=begin(flight.arrivals + workers, flight.arrival),
         arrivals=flight.arrivals + jnp.where(jnp.any(release), release.shape[0], 0).astype(jnp.int32),
     )

@@ -24,7 +24,7 @@ cost includes what was done before.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -34,15 +34,15 @@ from simulators.branch import Branch, PreparedSetting
 from simulators.engine.inputs import Effects, loads
 from simulators.reconfiguration.control_plane import ControlPlane
 from simulators.reconfiguration.costs import Costs
-from simulators.reconfiguration.shares import block_counts, moves, moves_of_blocks, survivors
+from simulators.reconfiguration.shares import block_counts, copies_of_blocks, moves, moves_of_blocks, survivors
 from simulators.reconfiguration.transfers import Transfers
 from tuners.actions import Cost, Method, Setting, SyncPolicy
-from tuners.settings import OF_TABLES
+from tuners.settings import OF_REPLICAS, OF_TABLES
 from tuners.system import CHANGED_IN_PLACE, in_place
 
 __all__ = ["Load", "Reconfiguration", "ReconfigurationPlan", "Step", "plan_of"]
 
-_ROLES = ("workers", "servers", "model_shares", "data_shares", *OF_TABLES)
+_ROLES = ("workers", "servers", "model_shares", "data_shares", *OF_TABLES, *OF_REPLICAS)
 
 
 class Load(NamedTuple):
@@ -52,18 +52,31 @@ class Load(NamedTuple):
     data_blocks: int
     data_block_bytes: float
     has_tables: bool = False  # the model is embedding tables, whose blocks are placed one by one
+    hottest: tuple[int, ...] = ()  # see `Job.hottest`
 
 
 class Step(NamedTuple):
     """One step of a plan, begun when those before it have ended."""
 
     kind: Literal[
-        "checkpoint", "restart", "restore", "add", "delete", "switch", "stop", "start", "move", "sweep", "graph", "detect"
+        "checkpoint",
+        "restart",
+        "restore",
+        "add",
+        "delete",
+        "switch",
+        "stop",
+        "start",
+        "move",
+        "copy",
+        "sweep",
+        "graph",
+        "detect",
     ]
-    node: str = ""  # the node that it changes; the source of a move or sweep
-    to: str = ""  # the target of a move or sweep
+    node: str = ""  # the node that it changes; the source of a move, copy or sweep
+    to: str = ""  # the target of a move, copy or sweep
     blocks: int = 0
-    of: Literal["", "model", "data"] = ""  # what a move moves
+    of: Literal["", "model", "data"] = ""  # what a move or copy moves
     numbers: tuple[int, ...] = ()  # of the blocks, where these are of embedding tables
     seconds: float = 0.0  # that it takes, apart from moving
     bytes_moved: float = 0.0
@@ -71,7 +84,7 @@ class Step(NamedTuple):
 
     @property
     def name(self) -> str:
-        if self.kind in ("move", "sweep"):
+        if self.kind in ("move", "copy", "sweep"):
             return f"{self.kind} {self.blocks} {self.of} block{'s' * (self.blocks != 1)} {self.node} -> {self.to}"
         return f"{self.kind} {self.node}".rstrip()
 
@@ -120,10 +133,13 @@ def _checkpoint(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[S
     if all(getattr(old, f) == getattr(new, f) for f in _ROLES if f != "data_shares"):
         return (restart,)
     moved = load.model_bytes
+    placed = moved  # copies of hot blocks are read once more each
+    if load.has_tables:
+        placed *= sum(map(len, new.holders(costs.model_blocks, load.hottest))) / costs.model_blocks
     return (
         Step("checkpoint", seconds=moved / costs.checkpoint_bytes_per_second, bytes_moved=moved),
         restart._replace(after=(0,)),
-        Step("restore", seconds=moved / costs.restore_bytes_per_second, bytes_moved=moved, after=(1,)),
+        Step("restore", seconds=placed / costs.restore_bytes_per_second, bytes_moved=placed, after=(1,)),
     )
 
 
@@ -173,18 +189,27 @@ def _migration(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[St
             draft.add(Step("move", source, to, count, "model" if of == "model" else "data", bytes_moved=count * size), needs)
     if load.has_tables:
         size = load.model_bytes / costs.model_blocks
-        for source, to, numbers in moves_of_blocks(old.owners(costs.model_blocks), new.owners(costs.model_blocks)):
-            step = Step("move", source, to, len(numbers), "model", numbers=numbers, bytes_moved=len(numbers) * size)
-            draft.add(step, draft.find("add", "switch", node=to))
+        held, wanted = (setting.holders(costs.model_blocks, load.hottest) for setting in (old, new))
+        moved = [Step("move", a, b, len(n), "model", n) for a, b, n in moves_of_blocks(*_owners(held, wanted))]
+        copied = [Step("copy", a, b, len(n), "model", n) for a, b, n in copies_of_blocks(held, wanted)]
+        for step in moved + copied:
+            draft.add(step._replace(bytes_moved=step.blocks * size), draft.find("add", "switch", node=step.to))
     for node in sorted(set(new.workers) - set(old.workers)):
         needs = draft.find("add", "switch", node=node) + draft.find("move", to=node, of="data")
-        needs += draft.find("move", node=node, of="model")
+        needs += draft.find("move", "copy", node=node, of="model")
         draft.add(Step("start", node, seconds=costs.start_seconds), needs)
     for node in sorted(before - after):
-        draft.add(Step("delete", node, seconds=costs.delete_seconds), draft.find("stop", "move", node=node))
+        draft.add(Step("delete", node, seconds=costs.delete_seconds), draft.find("stop", "move", "copy", node=node))
     if _graph(old, new):
         draft.add(Step("graph", seconds=costs.graph_seconds), range(len(draft.steps)))
     return tuple(draft.steps)
+
+
+def _owners(old: Sequence[tuple[str, ...]], new: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The owner of each block before and after the blocks move, by their holders: a server that has a copy of a block can
+    own it at once."""
+    pairs = [(now[0] if now[0] in was else was[0], now[0]) for was, now in zip(old, new, strict=True)]
+    return tuple(was for was, _ in pairs), tuple(now for _, now in pairs)
 
 
 def _relocation(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[Step, ...]:
@@ -391,7 +416,7 @@ class Reconfiguration:
         nics = {name: kind.nic_bytes_per_second for name, kind in nodes}
         self._control.be_at(now)  # before any process is made: a process begins at the control plane's present time
         transfers = Transfers(self._control.env, nics)
-        self._steps = _Steps(self._control.env, transfers, plan, ends, self._costs, touched, self._load.has_tables)
+        self._steps = _Steps(self._control.env, transfers, plan, ends, self._costs, touched, self._load)
         self._control.settle()
         self._policy, self._old_policy = policy, branch.policy
         self._workers, self._applied = frozenset(branch.setting.workers), None
@@ -442,9 +467,12 @@ class _Steps:
         ends: _Ends,
         costs: Costs,
         touched_fraction: float,
-        has_tables: bool,
+        load: Load,
     ) -> None:
-        self._has_tables = has_tables
+        self._holders: tuple[tuple[tuple[str, ...], ...], ...] = ()  # of the blocks of embedding tables, before and after
+        if load.has_tables:
+            self._holders = tuple(s.holders(costs.model_blocks, load.hottest) for s in (ends.old, ends.new))
+        self._replicated = any(len(chain) > 1 for of_setting in self._holders for chain in of_setting)
         self._env, self._transfers, self._plan, self._costs = env, transfers, plan, costs
         self._ends, self._touched = ends, touched_fraction
         self.begun_seconds = float(env.now)
@@ -454,7 +482,8 @@ class _Steps:
         self._stopping: dict[str, simpy.Event] = {}  # workers at their last mini-batch
         self._stopped: set[str] = set()
         self._started: list[str] = []
-        self._moved_numbers: set[int] = set()  # blocks of embedding tables that have got to their new owner
+        # Blocks of embedding tables that have got to their new owner, or were there as copies.
+        self._moved_numbers = {i for i, (was, now) in enumerate(zip(*self._holders, strict=True)) if now[0] in was}
         self._moved: dict[tuple[str, str], int] = {}  # blocks that each node has received less those it gave: (of, node)
         self._to_move = {(of, n): c for of in ("model", "data") for n, c in self._balance(of).items()}
         self._sweeps: set[int] = set()  # steps whose parameters have not all got to their new owner
@@ -530,12 +559,17 @@ class _Steps:
     def _placed(self) -> tuple[dict[str, float], tuple[str, ...]]:
         """The share of each server that holds some of the model, and the owner of each block where the model is tables."""
         old, new = self._ends.old, self._ends.new
-        if not self._has_tables:
+        if not self._holders:
             return self._shares("model", old.servers, old.shares()[1], new.servers, new.shares()[1]), ()
-        both = zip(*(setting.owners(self._costs.model_blocks) for setting in (old, new)), strict=True)
-        owners = tuple(now if i in self._moved_numbers else was for i, (was, now) in enumerate(both))
+        owners = tuple(holders[0] for holders in self._placed_holders())
         held = {n: owners.count(n) / len(owners) for n in dict.fromkeys((*old.servers, *new.servers))}
         return {n: share for n, share in held.items() if share > 0}, owners
+
+    def _placed_holders(self) -> tuple[tuple[str, ...], ...]:
+        """The servers of each block of embedding tables, its owner first; a copy that is new counts from the end."""
+        both = enumerate(zip(*self._holders, strict=True))
+        owned = ((now[0] if i in self._moved_numbers else was[0], was, now) for i, (was, now) in both)
+        return tuple((owner, *(s for s in now if s in was and s != owner)) for owner, was, now in owned)
 
     @property
     def effects(self) -> Effects:
@@ -552,7 +586,8 @@ class _Steps:
                 shares[step.node] = shares.get(step.node, 0.0) + part
                 shares[step.to] = max(shares[step.to] - part, 0.0)
             pulled = {n: s for n, s in shares.items() if s > 0}
-        moving = {s.node for i, s in enumerate(self._plan.steps) if s.of == "model" and not self._ended[i].triggered}
+        steps = (s for i, s in enumerate(self._plan.steps) if not self._ended[i].triggered)
+        moving = {s.node for s in steps if s.of == "model" and s.kind != "copy"}
         return Effects(
             workers=self.workers,
             out=self._transfers.out,
@@ -561,6 +596,7 @@ class _Steps:
             push_factor=1.0 + unmoved,
             redirects=len(moving),
             blocked_until_seconds=self._transfers.busy_until_seconds("model"),
+            holders=self._placed_holders() if self._replicated else (),
         )
 
     def pushed(self, worker: str) -> None:
@@ -609,7 +645,7 @@ class _Steps:
             yield self._env.timeout(step.seconds)
             self._started.append(step.node)
             self._fresh.add(step.node)
-        elif step.kind == "move":
+        elif step.kind in ("move", "copy"):
             yield from self._move(step)
         elif step.kind == "sweep":
             self._sweeps.add(index)
@@ -634,6 +670,8 @@ class _Steps:
             yield self._send(step, step.bytes_moved * wave / step.blocks, rate, f"{step.of} {step.node}")
             left -= wave
             done = step.blocks - left
+            if step.kind == "copy":
+                continue
             self._moved_numbers |= set(step.numbers[done - wave : done])
             for node, change in ((step.node, -wave), (step.to, wave)):
                 self._moved[(step.of, node)] = self._moved.get((step.of, node), 0) + change

@@ -6,13 +6,13 @@ Pure functions, the same for simulated and live reconfigurations.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heapreplace
 
 from tuners.actions import Setting
 
-__all__ = ["block_counts", "moves", "moves_of_blocks", "survivors"]
+__all__ = ["block_counts", "copies_of_blocks", "moves", "moves_of_blocks", "survivors"]
 
 
 def block_counts(members: tuple[str, ...], shares: tuple[float, ...], blocks: int) -> dict[str, int]:
@@ -53,6 +53,19 @@ def moves_of_blocks(old: tuple[str, ...], new: tuple[str, ...]) -> list[tuple[st
     return [(source, target, tuple(blocks)) for (source, target), blocks in sorted(found.items())]
 
 
+def copies_of_blocks(
+    old: Sequence[tuple[str, ...]], new: Sequence[tuple[str, ...]]
+) -> list[tuple[str, str, tuple[int, ...]]]:
+    """(source, target, blocks) that turn the holders `old` of all blocks into `new`, apart from what `moves_of_blocks` moves
+    to a new owner: the old owner sends a copy to each server that has none."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for block, (was, (_, *copies)) in enumerate(zip(old, new, strict=True)):
+        for server in copies:
+            if server not in was:
+                found.setdefault((was[0], server), []).append(block)
+    return [(source, target, tuple(blocks)) for (source, target), blocks in sorted(found.items())]
+
+
 def survivors(
     setting: Setting, present: frozenset[str], nodes: tuple[str, ...], able: frozenset[str] | None = None
 ) -> Setting | None:
@@ -85,6 +98,7 @@ def survivors(
         data_shares=_rescaled(setting.workers, setting.data_shares, workers),
         model_shares=_rescaled(setting.servers, setting.model_shares, servers),
         block_owners=_inherited(setting.block_owners, servers),
+        replicas=min(setting.replicas, len(servers)),
     )
 
 

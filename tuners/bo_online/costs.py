@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from scipy.optimize import nnls
 
-from tuners.settings import OF_TABLES, Setting
+from tuners.settings import OF_REPLICAS, OF_TABLES, Setting
 
 __all__ = ["TECHNIQUES", "PastReconfiguration", "Technique", "change_seconds", "technique_seconds", "techniques"]
 
@@ -43,9 +43,9 @@ def techniques(old: Setting, new: Setting) -> frozenset[Technique]:
     (data, model), (new_data, new_model) = _by_node(old), _by_node(new)
     if data != new_data:
         needed.add("TDR")
-    if model != new_model or any(getattr(old, f) != getattr(new, f) for f in OF_TABLES):
+    if model != new_model or any(getattr(old, f) != getattr(new, f) for f in (*OF_TABLES, *OF_REPLICAS)):
         needed.add("ODMR")
-    relocating = ("workers", "servers", "data_shares", "model_shares", "loads", *OF_TABLES)
+    relocating = ("workers", "servers", "data_shares", "model_shares", "loads", *OF_TABLES, *OF_REPLICAS)
     if any(getattr(old, f) != getattr(new, f) for f in Setting.__slots__ if f not in relocating):
         needed.add("SSR")
     if old.loads != new.loads and "TDR" not in needed:

@@ -6,13 +6,17 @@ holds. So here server j takes sum_b l_b c_j seconds per mini-batch, over its blo
 block b that a mini-batch touches, and c_j the seconds of the server for each of them; both are measured (`Window.blocks`,
 `Window.servers`). A cycle is as in `tuners.cruise.queueing`, with the busiest server as the one that workers queue for.
 
+Where `replicas` and `hot_blocks` are free, it also chooses how many servers hold how many of the hottest blocks. Each of the
+holders sends its part of the pulls; all of them receive and apply every push, and all but the last one send it on. So copies
+pay where pulls take much longer than pushes, and the prediction says whether they do.
+
 This is our extension; the paper has dense models only. As in the paper, blocks move by migration, and only where the
 predicted time of an epoch falls by more than `gain`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,6 +24,7 @@ import numpy as np
 
 from tuners.actions import Job, Reconfigure, Rejected, Run, Setting, Tuner, Window
 from tuners.cruise.queueing import pulls_in_queue
+from tuners.settings import Choice, Integer
 
 __all__ = ["BlockLoads", "balanced", "cycle_seconds", "measured", "place_blocks"]
 
@@ -31,6 +36,8 @@ class BlockLoads(NamedTuple):
     row_seconds: Mapping[str, float]  # of each server, for a row that is pulled and pushed
     compute_seconds: tuple[float, ...]  # of each worker's mini-batch
     alone_seconds: tuple[float, ...]  # for which each worker's own NIC takes, for the pull and the push
+    pull_part: float = 0.5  # of `row_seconds`, what the pull takes
+    passed_on_part: float = 0.5  # as a part of `row_seconds`, what it takes to send a pushed row on to another server
 
     def busy_seconds(self, owners: tuple[str, ...]) -> dict[str, float]:
         """Seconds per mini-batch of each server, where these `owners` hold the blocks."""
@@ -38,6 +45,22 @@ class BlockLoads(NamedTuple):
         for rows, owner in zip(self.rows, owners, strict=True):
             found[owner] += rows * self.row_seconds[owner]
         return found
+
+    def chained_seconds(self, holders: Sequence[tuple[str, ...]]) -> dict[str, float]:
+        """Seconds per mini-batch of each server, where several servers may hold a block (`Setting.holders`)."""
+        found = dict.fromkeys(self.row_seconds, 0.0)
+        for rows, chain in zip(self.rows, holders, strict=True):
+            for server, weight in zip(chain, _weights(chain, self.pull_part, self.passed_on_part), strict=True):
+                found[server] += rows * weight * self.row_seconds[server]
+        return found
+
+
+def _weights(chain: tuple[str, ...], pull_part: float, passed_on_part: float) -> tuple[float, ...]:
+    """What a row of a block costs each of its holders, as a part of what it costs a server that is alone."""
+    if len(chain) == 1:
+        return (1.0,)
+    last = pull_part / len(chain) + 1 - pull_part
+    return (*[last + passed_on_part] * (len(chain) - 1), last)
 
 
 def place_blocks(job: Job, *, gain: float, batches: int, warmup: int) -> Tuner:
@@ -61,16 +84,18 @@ def place_blocks(job: Job, *, gain: float, batches: int, warmup: int) -> Tuner:
         if loads is None:
             continue
         owners = current.owners(job.blocks)
-        wanted = balanced(loads, owners)
-        before, after = (cycle_seconds(loads, placed, waits=current.policy == "bsp") for placed in (owners, wanted))
+        waits = current.policy == "bsp"
+        wanted, after = _with_copies(job, loads, current, balanced(loads, owners), waits=waits)
+        before = _cycle_of(job, loads, current, waits=waits)
         if after >= (1 - gain) * before:
             continue
-        moved = sum(a != b for a, b in zip(owners, wanted, strict=True))
+        moved = sum(a != b for a, b in zip(owners, wanted.block_owners, strict=True))
+        copies = "" if wanted.replicas == 1 else f", {wanted.hot_blocks} are held by {wanted.replicas} servers"
         try:
             yield from Reconfigure(
-                replace(current, block_owners=wanted, model_shares=()),
+                wanted,
                 method="migrate" if "migrate" in job.methods else None,
-                reason=f"{moved} blocks move: {after:.3g} s per mini-batch instead of {before:.3g}",
+                reason=f"{moved} blocks move{copies}: {after:.3g} s per mini-batch instead of {before:.3g}",
             )
         except Rejected:
             return
@@ -87,9 +112,12 @@ def measured(job: Job, setting: Setting, seen: Window) -> BlockLoads | None:
     ):
         return None
     rows = tuple(count / seen.clocks for count in seen.blocks)
+    chains = setting.holders(job.blocks, job.hottest)
+    parts = _parts(seen, chains)
     held = dict.fromkeys(setting.servers, 0.0)
-    for count, owner in zip(rows, setting.owners(job.blocks), strict=True):
-        held[owner] += count * seen.clocks
+    for count, chain in zip(rows, chains, strict=True):
+        for server, weight in zip(chain, _weights(chain, *parts), strict=True):
+            held[server] += count * seen.clocks * weight
     busy = {s.node: s.pull_seconds + s.push_seconds for s in seen.servers}
     known = {n: busy[n] / held[n] for n in setting.servers if held[n] > 0 and busy.get(n, 0.0) > 0}
     if not known:
@@ -103,7 +131,53 @@ def measured(job: Job, setting: Setting, seen: Window) -> BlockLoads | None:
         {n: known.get(n, scale / nics[n]) for n in setting.servers},
         tuple(workers[w].compute_seconds / workers[w].pushes for w in setting.workers),
         tuple(size / nics[w] for w in setting.workers),
+        *parts,
     )
+
+
+def _parts(seen: Window, chains: Sequence[tuple[str, ...]]) -> tuple[float, float]:
+    """`BlockLoads.pull_part` and `BlockLoads.passed_on_part` of a window, by the bytes and seconds of all servers."""
+    sent, received = sum(s.pull_bytes for s in seen.servers), sum(s.push_bytes for s in seen.servers)
+    if not (sent and received):
+        return 0.5, 0.5
+    applied = sum(rows * len(chain) for rows, chain in zip(seen.blocks, chains, strict=True))
+    passed_on = sum(rows * (len(chain) - 1) for rows, chain in zip(seen.blocks, chains, strict=True))
+    push_bytes = received / applied  # of a row
+    pull_bytes = max(sent - push_bytes * passed_on, 0.0) / sum(seen.blocks)
+    out = sum(s.pull_seconds for s in seen.servers) / sent  # seconds per byte
+    into = sum(s.push_seconds for s in seen.servers) / received
+    whole = pull_bytes * out + push_bytes * into
+    return pull_bytes * out / whole, push_bytes * out / whole
+
+
+def _with_copies(
+    job: Job, loads: BlockLoads, setting: Setting, owners: tuple[str, ...], *, waits: bool
+) -> tuple[Setting, float]:
+    """`setting` with these owners of the blocks, and with copies of hot blocks as far as they are free and pay; and the
+    seconds per mini-batch that this is predicted to take."""
+    found = replace(setting, block_owners=owners, model_shares=())
+    least = _cycle_of(job, loads, found, waits=waits)
+    for replicas in _options(job, "replicas", setting.replicas):
+        for hot in _options(job, "hot_blocks", setting.hot_blocks) if replicas <= len(setting.servers) else ():
+            other = replace(found, replicas=replicas, hot_blocks=hot)
+            seconds = _cycle_of(job, loads, other, waits=waits)
+            if seconds < (1 - _WORTH) * least:
+                found, least = other, seconds
+    return found, least
+
+
+def _options(job: Job, name: str, value: int) -> Sequence[int]:
+    """The values of that knob from the smallest on; where it is held, `value`."""
+    knob = job.space.knob(name)
+    if isinstance(knob, Integer):
+        return range(knob.low, knob.high + 1)
+    return sorted(int(option) for option in knob.options) if isinstance(knob, Choice) else (value,)
+
+
+def _cycle_of(job: Job, loads: BlockLoads, setting: Setting, *, waits: bool) -> float:
+    if setting.replicas == 1 or not setting.hot_blocks:
+        return cycle_seconds(loads, setting.owners(job.blocks), waits=waits)
+    return _cycle(loads, loads.chained_seconds(setting.holders(job.blocks, job.hottest)), waits=waits)
 
 
 def balanced(loads: BlockLoads, owners: tuple[str, ...]) -> tuple[str, ...]:
@@ -135,7 +209,11 @@ _WORTH = 0.01  # of the busiest server's seconds: what the move of a block must 
 def cycle_seconds(loads: BlockLoads, owners: tuple[str, ...], *, waits: bool) -> float:
     """Predicted seconds per mini-batch of the whole job: workers queue for the busiest server or, where each `waits` for all
     others, pull at once."""
-    service = max(loads.busy_seconds(owners).values())
+    return _cycle(loads, loads.busy_seconds(owners), waits=waits)
+
+
+def _cycle(loads: BlockLoads, busy: Mapping[str, float], *, waits: bool) -> float:
+    service = max(busy.values())
     compute, alone = np.array(loads.compute_seconds), np.array(loads.alone_seconds)
     if waits:
         return float((compute + np.maximum(alone, len(compute) * service)).max() / len(compute))

@@ -79,6 +79,10 @@ class Spec:
             raise ValueError(
                 f"Cannot deploy {self.name}: live servers have replicas and lose no work; hold checkpoint_seconds at 0."
             )
+        if self.job.space.skips_pulls:
+            raise ValueError(
+                f"Cannot deploy {self.name}: a live worker pulls before every mini-batch; hold pull_clocks at 1."
+            )
         if made.optimizer in REVISING:
             raise ValueError(
                 f"Cannot deploy {self.name}: {made.optimizer!r} revises what it did before, which live servers cannot; "
@@ -215,6 +219,11 @@ class Spec:
             raise Rejected(
                 f"Cannot use copies of {setting.cache_rows} rows for {setting.cache_clocks} mini-batches in a live job: its "
                 "workers keep no copies, and pull every row that they look up; hold cache_rows or cache_clocks at 0."
+            )
+        if setting.replicas > 1 and setting.hot_blocks:
+            raise Rejected(
+                f"Cannot hold {setting.hot_blocks} hot blocks on {setting.replicas} servers each in a live job: a push is "
+                "recovered from one owner of each block; hold replicas at 1 or hot_blocks at 0."
             )
         inputs.compute_times(self.scenario.cluster.nodes, self.workload.demand, setting)
         self.live_job.shards(setting)

@@ -411,9 +411,17 @@ def test_a_live_job_has_no_graph_options_and_no_second_device(spec):
         spec.check(replace(spec.job.start, loads=((8,), (8, 8), (16,))))
 
 
+def test_a_live_job_keeps_one_owner_of_each_block():
+    job = Spec("mine", "mine.toml", load("hot-keys").text.replace("[start]", "[start]\nreplicas = 2\nhot_blocks = 3"), 0)
+    with pytest.raises(Rejected, match="Cannot hold 3 hot blocks on 2 servers each in a live job"):
+        job.check(job.job.start)
+    job.check(replace(job.job.start, hot_blocks=0))
+
+
 DEMAND = "[workload.overrides.demand]"
 CLICKS = 'name = "clicks-fm"'
 BY_SHARE = re.sub(r"metric = .*\nvalue = .*", 'metric = "clocks"\nvalue = 100\nby_share = true', load("live-digits").text)
+SELDOM = load("live-digits").text.replace("[start]", "[start]\npull_clocks = 4")
 REVISING = load("live-digits").text.replace(DEMAND, f'[workload.overrides]\noptimizer = "adarevision"\n{DEMAND}')
 
 
@@ -426,6 +434,7 @@ REVISING = load("live-digits").text.replace(DEMAND, f'[workload.overrides]\nopti
             load("hot-keys").text.replace(CLICKS, f'{CLICKS}\noverrides = {{ optimizer = "adam" }}'),
             "Cannot apply the sparse",
         ),
+        (SELDOM, "a live worker pulls before every mini-batch; hold pull_clocks at 1"),
         (load("checkpoints").text, "live servers have replicas and lose no work; hold checkpoint_seconds at 0"),
         (REVISING, "'adarevision' revises what it did before"),
         (BY_SHARE, "live jobs do not count work by share"),

@@ -11,7 +11,7 @@ from tests.support.toy import job, window
 from tuners.actions import Reconfigure, Run, ServerWindow
 from tuners.cruise import cruise
 from tuners.cruise.blocks import BlockLoads, balanced, cycle_seconds, measured
-from tuners.settings import Choice
+from tuners.settings import Choice, Integer
 
 SPEEDS = {"s": 0.001, "t": 0.001, "u": 0.001}
 LOADS = BlockLoads((40.0, 30.0, 5.0, 20.0, 1.0, 1.0), SPEEDS, (0.05,) * 4, (0.01,) * 4)
@@ -74,6 +74,65 @@ def test_balanced_servers_are_left_alone():
     tuner = cruise(of, blocks=True, batches=8, warmup=0)
     next(tuner)
     assert isinstance(tuner.send(seen(of, (100,) * 6)), Run)
+
+
+def with_copies(push_part):
+    """A job whose blocks may have copies, and a window of it in which a pushed row is `push_part` of a pulled one."""
+    of = tables()
+    knobs = (*of.space.knobs, Integer("replicas", 1, 2), Integer("hot_blocks", 0, 6))
+    of = replace(of, space=replace(of.space, knobs=knobs), hottest=(1, 0, 2, 3, 4, 5))
+
+    def seen_under(setting, rows, servers):
+        made = window(replace(of, start=setting), np.ones(8 * len(setting.workers)), compute=0.01)
+        told = []
+        for server in servers:
+            sent = passed = got = 0.0
+            for count, chain in zip(rows, setting.holders(6, of.hottest), strict=True):
+                if server in chain:
+                    sent, got = sent + count / len(chain), got + count
+                    passed += count if server != chain[-1] else 0.0
+            out, into = 10.0 * (sent + push_part * passed), 10.0 * push_part * got
+            told.append(ServerWindow(server, out, 1e-4 * out, into, 1e-4 * into))
+        return replace(made, servers=tuple(told), blocks=tuple(map(float, rows)), setting=setting)
+
+    return of, seen_under
+
+
+ROWS = (9_000, 9_000, 500, 100, 100, 100)
+
+
+def test_copies_are_asked_for_where_pushes_are_small():
+    """One block has nearly all rows, so that no move helps. `hottest` has it in the second place: two blocks are hot."""
+    for push_part in (0.05, 1.0):
+        of, seen_under = with_copies(push_part)
+        tuner = cruise(of, blocks=True, batches=8, warmup=0)
+        next(tuner)
+        owned = replace(of.start, block_owners=(of.start.servers[0],) * 6)
+        asked = tuner.send(seen_under(owned, (20_000, 500, 100, 10, 10, 10), of.start.servers))
+        if push_part == 1.0:
+            assert isinstance(asked, Run)
+            continue
+        assert isinstance(asked, Reconfigure)
+        assert (asked.setting.replicas, asked.setting.hot_blocks) == (2, 2)
+        assert "2 are held by 2 servers" in asked.reason
+        of.space.check(asked.setting)
+
+
+def test_what_is_measured_with_copies_is_what_was_without():
+    of, seen_under = with_copies(0.25)
+    plain = measured(of, of.start, seen_under(of.start, ROWS, of.start.servers))
+    both = replace(of.start, replicas=2, hot_blocks=3)
+    copied = measured(of, both, seen_under(both, ROWS, of.start.servers))
+    assert plain.pull_part == pytest.approx(0.8)
+    assert plain.passed_on_part == pytest.approx(0.2)
+    assert copied.row_seconds == pytest.approx(plain.row_seconds)
+    assert (copied.pull_part, copied.passed_on_part) == pytest.approx((plain.pull_part, plain.passed_on_part))
+    busy = plain.chained_seconds(both.holders(6, of.hottest))
+    clocks = 8 * len(of.start.workers)
+    for server in seen_under(both, ROWS, of.start.servers).servers:
+        assert busy[server.node] == pytest.approx((server.pull_seconds + server.push_seconds) / clocks)
+    owners = of.start.owners(6)
+    assert plain.chained_seconds([(o,) for o in owners]) == plain.busy_seconds(owners)
 
 
 def test_a_window_without_blocks_or_servers_says_nothing():
