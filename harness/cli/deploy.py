@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_deploy"]
 
-_JOIN_SECONDS, _STILL_SECONDS = 300.0, 30.0
+_JOIN_SECONDS, _STILL_SECONDS, _SILENT_SECONDS = 300.0, 30.0, 3.0
 
 _ABOUT = """\
 Run a scenario's job on a real parameter server: Ray places, starts and watches its
@@ -82,6 +82,13 @@ def add_deploy(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         metavar="S",
         help="seconds without a push after which the job is diagnosed and recovered (default: %(default)g)",
     )
+    deploy.add_argument(
+        "--silent-limit",
+        type=float,
+        default=_SILENT_SECONDS,
+        metavar="S",
+        help="seconds without a heartbeat after which a process is replaced (default: %(default)g)",
+    )
     deploy.set_defaults(run=_deploy)
 
 
@@ -96,7 +103,8 @@ def _deploy(options: argparse.Namespace) -> int:
     from harness.scenario import load
     from tuners import resolve
 
-    for name, limit in (("--join-limit", options.join_limit), ("--still-limit", options.still_limit)):
+    limits = options.join_limit, options.still_limit, options.silent_limit
+    for name, limit in zip(("--join-limit", "--still-limit", "--silent-limit"), limits, strict=True):
         if not limit > 0:
             raise ValueError(f"Cannot wait for {limit:g} s: give {name} a number of seconds above 0.")
     if options.tuners is None and options.seeds is not None:
@@ -119,7 +127,7 @@ def _deploy(options: argparse.Namespace) -> int:
         address=options.address,
         resume=options.resume,
         insecure=options.insecure,
-        limits=Limits(options.join_limit, options.still_limit),
+        limits=Limits(options.join_limit, options.still_limit, options.silent_limit),
         emulate=options.emulate,
     )
     # Ray execs right after it forks, so that locks which other threads held cannot block the child.
@@ -162,6 +170,7 @@ def _that_starts(options: argparse.Namespace) -> str:
         "--emulate": options.emulate or None,
         "--join-limit": None if options.join_limit == _JOIN_SECONDS else f"{options.join_limit:g}",
         "--still-limit": None if options.still_limit == _STILL_SECONDS else f"{options.still_limit:g}",
+        "--silent-limit": None if options.silent_limit == _SILENT_SECONDS else f"{options.silent_limit:g}",
     }
     words = [f"{word}" for name, value in named.items() if value is not None for word in (name, value)]
     switches = {"--resume": options.resume, "--insecure": options.insecure, "--beside": options.beside}
@@ -188,7 +197,7 @@ def _contest(options: argparse.Namespace) -> int:
         address=options.address,
         resume=options.resume,
         insecure=options.insecure,
-        limits=Limits(options.join_limit, options.still_limit),
+        limits=Limits(options.join_limit, options.still_limit, options.silent_limit),
         emulate=options.emulate,
     )
     console = terminal()

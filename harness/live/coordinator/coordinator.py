@@ -206,7 +206,11 @@ class Coordinator:
         # Twice as rarely while another snapshot is in progress, which the new one would replace.
         if self._uncopied >= often * (1 + bool(self._snapshots.under_way)) and not self.recovering:
             self._take_snapshot()
-        self._membership.dismiss_retired(self._cycles.busy)
+        self._dismiss_retired()
+
+    def _dismiss_retired(self) -> None:
+        if self._membership.retiring:
+            self._membership.dismiss_retired(self._cycles.busy)
 
     def _after_copy(self, complete: bool) -> None:
         if complete:
@@ -226,7 +230,7 @@ class Coordinator:
                 self._begin_view()
             self._membership.retransmit()
         self._evaluations.ask_again(self.job.retry_seconds)
-        self._membership.dismiss_retired(self._cycles.busy)
+        self._dismiss_retired()
 
     # ------------------------------------------------------------------------------------------------ requests of the driver
 
@@ -403,7 +407,7 @@ class Coordinator:
 
     def needed(self, name: str) -> bool:
         """Whether stopping this process now would lose anything."""
-        self._membership.dismiss_retired(self._cycles.busy)
+        self._dismiss_retired()
         return name in self._ledger.members
 
     def slow(self, factors: Mapping[str, float]) -> None:

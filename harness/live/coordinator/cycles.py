@@ -286,7 +286,7 @@ class Cycles:
             branch=branch.number,
             clock=cycle.clock,
             after=cycle.after,
-            durable=min(self._ledger.commits(name), default=cycle.number) - 1,
+            durable=(self._ledger.oldest_commit(name) or cycle.number) - 1,
             unasked=unasked,
             samples=int(branch.shards.samples[worker]),
             shard_start=int(branch.shards.start[worker]),

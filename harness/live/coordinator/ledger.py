@@ -103,9 +103,10 @@ class Ledger:
         for index in range(after + 1, self.index + 1):
             self.tell(receiver, LogAppend(index, self.entries[index]))
 
-    def commits(self, worker: str) -> list[int]:
-        """The cycles of a worker's pushes that are not durable yet."""
-        return [e.cycle for e in self.entries.values() if isinstance(e, CommitEntry) and e.worker == worker]
+    def oldest_commit(self, worker: str) -> int | None:
+        """The cycle of a worker's first push that is not durable yet; None if all are."""
+        # Every release asks. A worker's cycles are committed in order, so the first entry that is its own has the lowest.
+        return next((e.cycle for e in self.entries.values() if isinstance(e, CommitEntry) and e.worker == worker), None)
 
     def make_durable(self, index: int, holders: dict[int, set[str]]) -> None:
         """The snapshot at `index` is complete: entries up to it are no longer needed."""

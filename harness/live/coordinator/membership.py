@@ -90,7 +90,7 @@ class Membership:
         if name.startswith("worker/"):
             self._drop(name, generation)
             # Servers that restore the view may wait for a push that this worker can no longer stage again.
-            return bool(self._restoring) and not self._waits_for_recover and bool(self._ledger.commits(name))
+            return bool(self._restoring) and not self._waits_for_recover and self._ledger.oldest_commit(name) is not None
         moving = {n for pair in self._moves.under_way.values() for n in pair}
         self._waits_for_recover |= name in moving or name in self._ledger.table.values() or name in self._restoring
         self.orphaned.update(b for b, owner in self._ledger.table.items() if owner == name)
@@ -137,7 +137,7 @@ class Membership:
     def _needed(self, name: str, busy: Collection[str]) -> bool:
         ledger = self._ledger
         if name.startswith("worker/"):
-            return name in busy or bool(ledger.commits(name)) or self.recovering
+            return name in busy or ledger.oldest_commit(name) is not None or self.recovering
         moving = {n for pair in self._moves.under_way.values() for n in pair}
         holds = ledger.durable < self.retiring[name]
         # A worker with an older table may still send a push or a pull there.

@@ -8,11 +8,10 @@ import multiprocessing
 import os
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,11 +19,11 @@ from typing import Any, Literal, TypeAlias
 
 from rich.console import Console
 
-from harness import program_cache
 from harness.comparison.run_process import save
 from harness.drive import Played, play, replay
 from harness.live.deploy import job_folder
 from harness.live.deploy.beside_simulation import RunFigures, measured
+from harness.live.deploy.compiled_ahead import compiled_ahead
 from harness.live.deploy.history import History
 from harness.live.deploy.progress_view import watched
 from harness.live.driver import checkpoint_file
@@ -114,13 +113,14 @@ def _played(
         if ray is not None:
             say("Joining Ray." if _address(wanted) else "Starting Ray.")
             if not _address(wanted):
-                ray.enter_context(_compiled_ahead(spec))
+                ray.enter_context(compiled_ahead(spec))
         placement = launch.place_nodes(spec.job.nodes, joined())
         log = job_folder.ExchangeLog(kept, wanted.out)
         keep = partial(_keep, wanted, spec, log)
         say(_beginning(spec, begun))
         emulates, rates = bool(wanted.emulate), _rates(wanted)
-        with launch.launch(placement, spec, insecure=wanted.insecure, emulates=emulates, rates=rates) as processes:
+        limits = {"join_seconds": wanted.limits.join_seconds, "silent_seconds": wanted.limits.silent_seconds}
+        with launch.launch(placement, spec, insecure=wanted.insecure, emulates=emulates, rates=rates, **limits) as processes:
             with LiveSystem(spec, processes, begun, keep, installed, wanted.limits, say, emulates=emulates) as live:
                 if begun is not None:
                     say(f"Resuming after {begun.seconds:.1f} s: {setting_words(live.job_status().setting)}.")
@@ -135,24 +135,6 @@ def _played(
         log.close()
         save(wanted.out, score(played, **wanted.run), None, played.outcome.trace)
     return played
-
-
-@contextmanager
-def _compiled_ahead(spec: Spec) -> Iterator[None]:
-    """Compile for the processes of this machine while Ray starts: they find the programs in the cache. Without this, each
-    would compile the same ones for itself, all at once."""
-
-    def compiled() -> None:
-        with suppress(Exception):  # the process that needs it fails with the same error, and its name
-            spec.warm_up()
-            spec.warm_up(validates=True)
-
-    thread = threading.Thread(target=compiled, name="compiling ahead", daemon=True)
-    if program_cache.use() is not None:
-        thread.start()
-    yield
-    if thread.ident is not None:
-        thread.join()
 
 
 class _Steps:

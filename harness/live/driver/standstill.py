@@ -16,6 +16,7 @@ class Limits:
 
     join_seconds: float = 300.0  # for a process to import, load and compile
     still_seconds: float = 30.0  # for the next push, at least; for the first one twice as long
+    silent_seconds: float = 3.0  # for the next heartbeat of a process, before it is replaced
 
 
 class Standstill:

@@ -142,14 +142,15 @@ class _MemberActor:
 class _CoordinatorActor:
     """The coordinator's process. When Ray restarts it, it continues from the journal in `folder`."""
 
-    def __init__(self, job: LiveJob, endpoint: Endpoint, folder: Path) -> None:
+    def __init__(self, job: LiveJob, endpoint: Endpoint, folder: Path, silent_seconds: float) -> None:
         from harness.live.processes.coordinator_process import CoordinatorProcess, last_port
         from harness.live.transport.zeromq import KeyPair
 
         os.umask(0o077)  # what it writes is for its owner only
         self.inbox: Inbox = queue.SimpleQueue()
         keys = KeyPair.kept(folder / "keys")  # a coordinator that is started again must be the one that the others know
-        self.process = CoordinatorProcess(job, endpoint.open(self.inbox, last_port(folder), keys), folder)
+        transport = endpoint.open(self.inbox, last_port(folder), keys)
+        self.process = CoordinatorProcess(job, transport, folder, silent_seconds)
         self.process.start()
 
     @ray.method(concurrency_group="questions")

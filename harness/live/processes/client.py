@@ -105,7 +105,7 @@ class CoordinatorClient(TrainingControl, Protocol):
         ...
 
     def silent(self) -> dict[str, int]:
-        """Processes that were not heard for `SILENT_SECONDS`, with their generations, until they are forgotten."""
+        """Processes that were not heard for too long, with their generations, until they are forgotten."""
         ...
 
     def starting(self) -> dict[str, float]:

@@ -33,7 +33,7 @@ from harness.live.transport.transport import Transport
 __all__ = ["SILENT_SECONDS", "STARTING_SECONDS", "CoordinatorProcess", "last_port"]
 
 SILENT_SECONDS = 3.0
-"""A process that was not heard for so long hangs, or is cut off."""
+"""A process that was not heard for so long, ten heartbeats, hangs, or is cut off; unless the user says otherwise."""
 
 STARTING_SECONDS = 30.0
 """The same for a process that has not joined yet."""
@@ -55,7 +55,9 @@ _OF_PROCESS = {"address", "silent", "starting", "transfers", "register", "forget
 class CoordinatorProcess:
     """The coordinator's loop, on a thread of its own from `start` to `stop`. Other threads use `client`, or `ask`."""
 
-    def __init__(self, job: LiveJob, transport: Transport, folder: Path) -> None:
+    def __init__(self, job: LiveJob, transport: Transport, folder: Path, silent_seconds: float = SILENT_SECONDS) -> None:
+        """`silent_seconds`: after which a process that is not heard hangs, or is cut off."""
+        self._silent_seconds = silent_seconds
         self.client: CoordinatorClient = RemoteCoordinator(self.ask)
         self._questions: queue.SimpleQueue[_Question] = queue.SimpleQueue()
         self._over = threading.Event()
@@ -113,12 +115,13 @@ class CoordinatorProcess:
         return self._mailbox.transport.address
 
     def silent(self) -> dict[str, int]:
-        """Processes that were not heard for `SILENT_SECONDS`, with their generations, until they are forgotten."""
+        """Processes that were not heard for too long, with their generations, until they are forgotten."""
         now = time.monotonic()
         peers = self._mailbox.peers
         members = self._core.members
         # One that has not joined yet imports and compiles, and may hold up its own heartbeats.
-        late = (n for n, at in self._heard.items() if now - at > (SILENT_SECONDS if n in members else STARTING_SECONDS))
+        joined, starting = self._silent_seconds, max(STARTING_SECONDS, self._silent_seconds)
+        late = (n for n, at in self._heard.items() if now - at > (joined if n in members else starting))
         return {n: peers[n][1] for n in late if n in peers}
 
     def starting(self) -> dict[str, float]:

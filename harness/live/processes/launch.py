@@ -30,6 +30,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from harness.live.processes.actors import Endpoint, ProcessSpec, TransportKind, coordinator_actor, member_actor
 from harness.live.processes.client import CoordinatorClient, RemoteCoordinator
+from harness.live.processes.coordinator_process import SILENT_SECONDS
 from harness.live.processes.emulated_links import EmulatedLinks, emulated_links
 from harness.live.processes.names import EVALUATOR, node_of
 from harness.live.processes.placement import ClusterNode, NodePlacement, place_nodes
@@ -42,10 +43,10 @@ __all__ = ["ClusterNode", "JobProcesses", "NodePlacement", "cluster", "launch", 
 
 _STORE_BYTES = 80 * 2**20  # the smallest that Ray accepts; nothing large passes through it
 _SHARE = 0.001  # of the resource "node:ADDRESS", of which every node of a cluster has 1
-_PLACE_SECONDS = 15.0
-_RETURN_SECONDS = 60.0  # longest restart of the coordinator
-_STOP_SECONDS = 5.0  # longest end of processes
-_LOOK_SECONDS = 0.25
+_PLACE_SECONDS = 15.0  # longest wait for room: Ray gives free CPUs within a second, so that others use them
+_RETURN_SECONDS = 60.0  # longest wait for a coordinator that has answered before: one process starts again
+_STOP_SECONDS = 5.0  # longest end of processes, which are killed: only a kernel that is very busy takes longer
+_LOOK_SECONDS = 0.25  # from one question to Ray about its nodes to the next
 _SPARE_SECONDS = 3.0  # wait for room on the chosen machine, then accept any
 
 _PROTECT_IT = (
@@ -212,15 +213,28 @@ def launch(
     insecure: bool = False,
     emulates: bool = False,
     rates: Mapping[str, float] | None = None,
+    join_seconds: float = 300.0,
+    silent_seconds: float = SILENT_SECONDS,
 ) -> Iterator[JobProcesses]:
     """Start the coordinator's process; the others are started through what is yielded. All of them end with the context.
 
     `insecure`: processes also start on machines on which Ray has neither a token nor TLS. `emulates`: mini-batches take as
-    long as the scenario says. `rates`: links of nodes that are emulated, bytes per second. Raises ValueError if the cluster
-    has no room now.
+    long as the scenario says. `rates`: links of nodes that are emulated, bytes per second. `join_seconds`: longest wait for
+    the coordinator's process. `silent_seconds`: a process that is not heard for so long is replaced. Raises ValueError if
+    the cluster has no room now.
     """
     with private_folder() as folder, emulated_links(rates) if rates else nullcontext() as links:
-        processes = JobProcesses(placement, spec, transport, folder, insecure=insecure, emulates=emulates, links=links)
+        processes = JobProcesses(
+            placement,
+            spec,
+            transport,
+            folder,
+            insecure=insecure,
+            emulates=emulates,
+            links=links,
+            join_seconds=join_seconds,
+            silent_seconds=silent_seconds,
+        )
         try:
             processes.begin()
             yield processes
@@ -241,11 +255,14 @@ class JobProcesses:
         insecure: bool,
         emulates: bool = False,
         links: EmulatedLinks | None = None,
+        join_seconds: float = 300.0,
+        silent_seconds: float = SILENT_SECONDS,
     ) -> None:
         self.coordinator: CoordinatorClient = RemoteCoordinator(self.ask)
         self._placement, self._spec, self._transport = placement, spec, transport
         machines = {place.host for _, place in placement.places}
         self._links = links
+        self._answer_seconds, self._silent_seconds = join_seconds, silent_seconds
         self._protects, self._emulates = len(machines) > 1 and not insecure, emulates
         self._job = secrets.token_hex(4)
         self._folder = folder  # of the coordinator's journal
@@ -261,7 +278,10 @@ class JobProcesses:
         self._lost: dict[str, str] = {}  # not yet reported by `lost`
 
     def begin(self) -> None:
-        """Reserve room for all nodes, and begin to start the coordinator's process. Raises ValueError if there is no room."""
+        """Reserve room for all nodes, and start the coordinator's process, without waiting for it.
+
+        Raises ValueError if there is no room.
+        """
         for name, place in self._placement.places:
             self._groups[name] = self._group(name, place)
         until = time.monotonic() + _PLACE_SECONDS
@@ -275,7 +295,8 @@ class JobProcesses:
         endpoint = self._endpoint(messages.COORDINATOR)
         options = {"name": endpoint.actor, "max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": _here()}
         # Nobody waits for it here: other processes start beside it, and the first question is answered once it is up.
-        self._coordinator_actor = coordinator_actor.options(**options).remote(self._spec.live_job, endpoint, self._folder)
+        given = self._spec.live_job, endpoint, self._folder, self._silent_seconds
+        self._coordinator_actor = coordinator_actor.options(**options).remote(*given)
 
     # ------------------------------------------------------------------------------------------------------- the coordinator
 
@@ -285,10 +306,10 @@ class JobProcesses:
         While the coordinator restarts from its journal this waits, and asks again: a command that was under way when it
         died may then be carried out twice. Raises RuntimeError if it does not come back.
         """
-        until = time.monotonic() + _RETURN_SECONDS
+        until = time.monotonic() + self._answer_seconds
         while True:
             try:
-                return ray.get(self._coordinator_actor.ask.remote(name, given, named), timeout=_RETURN_SECONDS)
+                answer = ray.get(self._coordinator_actor.ask.remote(name, given, named), timeout=self._answer_seconds)
             except exceptions.RayTaskError as error:
                 raise (error.cause if isinstance(error.cause, Exception) else error) from None
             except (exceptions.RayActorError, exceptions.GetTimeoutError) as error:
@@ -296,6 +317,9 @@ class JobProcesses:
                     said = " ".join(str(error).split())
                     raise RuntimeError(f"Cannot ask the coordinator for {name!r}: it is gone ({said}).") from None
                 time.sleep(0.05)
+            else:
+                self._answer_seconds = min(self._answer_seconds, _RETURN_SECONDS)
+                return answer
 
     # ----------------------------------------------------------------------------------------------------------- processes
 
@@ -329,7 +353,7 @@ class JobProcesses:
         for name, generation in self._silent().items():
             # An older generation of the name may be silent because it was replaced.
             if name in self._actors and name not in found and generation == self._generations[name]:
-                found[name] = "nothing was heard of it for 3 s: it hangs, or is cut off"
+                found[name] = f"nothing was heard of it for {self._silent_seconds:g} s: it hangs, or is cut off"
         if found:
             self.stop(found)
         return found

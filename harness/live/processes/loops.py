@@ -44,10 +44,8 @@ class Mailbox:
         self.peers: dict[str, tuple[str, int]] = {}  # address and generation
         self.refused = 0  # messages that cannot be read, or that their sender may not send
         self._listed = 0  # generation of the coordinator that sent the last list
-        self._encoded: tuple[Message | None, list[Buffer]] = (
-            None,
-            [],
-        )  # the last message without arrays: it may go to others, too
+        # The last message without arrays, and its frames: it may go to others, too.
+        self._encoded: tuple[Message | None, list[Buffer]] = (None, [])
 
     def send(self, receiver: str, message: Message) -> None:
         """Send a message. Returns at once; a message to a process that does not exist is lost."""

@@ -21,6 +21,7 @@ __all__ = ["BlockPlaces", "Procedure", "Processes", "Runtime", "starting_words"]
 Procedure: TypeAlias = Generator[None, None, None]
 
 _RECOVER_SECONDS = 10.0
+"""First wait for a recovery that a coordinator which died may have forgotten; it doubles. Too short costs a view more."""
 
 
 class Processes(Protocol):

@@ -71,16 +71,20 @@ _decoder = msgspec.msgpack.Decoder(_First)
 
 def encode(sender: str, message: Message) -> list[Buffer]:
     """The frames of a message; arrays are not copied. Raises Unreadable for arrays that this format cannot carry."""
+    kinds: list[tuple[str, int]] = []
+    data: list[Buffer] = []
     for array in message.arrays:
-        if array.dtype not in _NAMES or array.ndim != 1 or array.nbytes > LARGEST_BYTES:
+        kind = _NAMES.get(array.dtype)
+        if kind is None or array.ndim != 1 or array.nbytes > LARGEST_BYTES:
             raise Unreadable(
                 f"Cannot send an array of {array.dtype}, shape {array.shape}: give at most {LARGEST_BYTES} bytes "
                 "of float32, float16 or int32, along one axis."
             )
+        kinds.append((kind, array.size))
+        data.append(np.ascontiguousarray(array).data)
     head: Any = message.head
-    kinds = tuple([(_NAMES[a.dtype], a.size) for a in message.arrays])
-    first = _encoder.encode(_First(sender, message.generation, message.view, kinds, head))
-    return [_BEGIN + first, *[np.ascontiguousarray(a).data for a in message.arrays]]
+    first = _encoder.encode(_First(sender, message.generation, message.view, tuple(kinds), head))
+    return [_BEGIN + first, *data]
 
 
 def decode(frames: Sequence[Buffer]) -> tuple[str, Message]:
@@ -88,15 +92,9 @@ def decode(frames: Sequence[Buffer]) -> tuple[str, Message]:
 
     Raises Unreadable for garbage, for another version, and if a frame's length differs from what the first one says.
     """
-    if not frames or len(first := memoryview(frames[0]).cast("B")) < _MARK.size:
-        raise Unreadable("Cannot read a message without its first frame: it was cut short, or another program sent it.")
-    name, version = _MARK.unpack_from(first)
-    if name != _PROGRAM:
-        raise Unreadable(f"Cannot read a message that begins with {name!r}: another program sent it.")
-    if version != VERSION:
-        raise Unreadable(
-            f"Cannot read a message of version {version}: this is version {VERSION}; use one release everywhere."
-        )
+    first = bytes(frames[0]) if frames else b""
+    if not first.startswith(_BEGIN):
+        raise _foreign(first)
     try:
         said = _decoder.decode(first[_MARK.size :])
     # msgspec raises the last two for bytes that are no text, and for rows nested too deeply.
@@ -104,19 +102,30 @@ def decode(frames: Sequence[Buffer]) -> tuple[str, Message]:
         raise Unreadable(f"Cannot read the head of a message: {error}.") from None
     if len(said.arrays) != len(frames) - 1:
         raise Unreadable(f"Cannot read a message with {len(frames) - 1} arrays: its head says {len(said.arrays)}.")
-    arrays = tuple(_array(kind, size, f) for (kind, size), f in zip(said.arrays, frames[1:], strict=True))
+    arrays = tuple([_array(*kind, frame) for kind, frame in zip(said.arrays, frames[1:], strict=True)])
     head: Any = said.head
     return said.sender, Message(head, arrays, said.view, said.generation)
 
 
+def _foreign(first: bytes) -> Unreadable:
+    """Why a frame is not the first one of a message."""
+    if len(first) < _MARK.size:
+        return Unreadable("Cannot read a message without its first frame: it was cut short, or another program sent it.")
+    name, version = _MARK.unpack_from(first)
+    if name != _PROGRAM:
+        return Unreadable(f"Cannot read a message that begins with {name!r}: another program sent it.")
+    return Unreadable(f"Cannot read a message of version {version}: this is version {VERSION}; use one release everywhere.")
+
+
 def _array(kind: str, size: int, frame: Buffer) -> Array:
-    if kind not in _TYPES:
+    dtype = _TYPES.get(kind)
+    if dtype is None:
         raise Unreadable(f"Cannot read an array of type {kind!r}: known are {', '.join(_TYPES)}.")
-    given = memoryview(frame).nbytes
-    if not 0 <= size * _TYPES[kind].itemsize == given:
+    given = byte_count(frame)
+    if not 0 <= size * dtype.itemsize == given:
         raise Unreadable(
             f"Cannot read an array of {size} numbers of {kind} from {given} bytes: it was cut short or damaged."
         )
-    made: Array = np.frombuffer(frame, _TYPES[kind])
+    made: Array = np.frombuffer(frame, dtype)
     made.flags.writeable = False  # the frame may be another process's memory
     return made

@@ -213,7 +213,8 @@ class Server:
         if self._restore_end is not None and not self._pending and oldest >= self._restore_end:
             self._restore_end = None
             self._tell(COORDINATOR, ViewReady(self.view))
-        self._answer_pulls()
+        if self._pulls:
+            self._answer_pulls()
 
     def _merge(self) -> None:
         kept: dict[int, _Cohort] = {}

@@ -191,7 +191,8 @@ class SharedMemory:
     def lend(self, peer: str, frames: Sequence[Buffer]) -> Sequence[Buffer]:
         """Put large frames into slots; returns the frames to send in place of these."""
         self._last.clear()
-        if peer not in self._peers or max(map(byte_count, frames)) < LARGE_BYTES:
+        # The first frame describes the others, and is short.
+        if len(frames) == 1 or peer not in self._peers or max(map(byte_count, frames)) < LARGE_BYTES:
             return frames
         loans, rest = [], []
         for place, frame in enumerate(frames):

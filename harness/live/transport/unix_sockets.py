@@ -18,8 +18,9 @@ import select
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 
 from harness.live.protocol.wire import LARGEST_BYTES, Buffer, Unreadable, byte_count
 
@@ -48,17 +49,22 @@ def _check_listener(line: socket.socket, process: int) -> None:
         raise PermissionError(f"Another process than {process} listens there.")
 
 
-def _packets(frames: Sequence[Buffer]) -> Iterator[Sequence[Buffer]]:
-    sizes = list(map(byte_count, frames))
-    head = struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
+@lru_cache(maxsize=64)
+def _head_of(count: int) -> struct.Struct:
+    """How a message of so many frames begins: their number, and their sizes."""
+    return struct.Struct(f"<I{count}Q")
+
+
+def _packets(frames: Sequence[Buffer]) -> list[Sequence[Buffer]]:
+    sizes = [byte_count(frame) for frame in frames]
+    head = _head_of(len(sizes)).pack(len(sizes), *sizes)
     if len(head) + sum(sizes) <= _PACKET_BYTES and len(frames) < _MOST_BUFFERS:
-        yield [head, *frames]
-        return
-    yield [head]
+        return [[head, *frames]]
+    packets: list[Sequence[Buffer]] = [[head]]
     for frame in frames:
         whole = memoryview(frame).cast("B")
-        for start in range(0, len(whole), _PACKET_BYTES):
-            yield [whole[start : start + _PACKET_BYTES]]
+        packets += [[whole[start : start + _PACKET_BYTES]] for start in range(0, len(whole), _PACKET_BYTES)]
+    return packets
 
 
 class _LineOut:
@@ -81,16 +87,15 @@ class _LineOut:
         """Send a message, or let it wait. Returns False, and drops it, if too many wait."""
         if len(self.waiting) >= _WAITING_PACKETS:
             return False
-        if self.waiting:
-            self.waiting.extend(_packets(frames))
-            return True
-        packets = _packets(frames)
-        for packet in packets:
+        packets, sent = _packets(frames), 0
+        if not self.waiting:
             try:
-                self.socket.sendmsg(packet)
+                for packet in packets:
+                    self.socket.sendmsg(packet)
+                    sent += 1
             except BlockingIOError:
-                self.waiting.append(packet)
-                self.waiting.extend(packets)
+                pass  # the kernel has no room now
+        self.waiting.extend(packets[sent:])
         return True
 
     def flush(self) -> None:
@@ -115,10 +120,11 @@ class _LineIn:
             return self._more(packet)
         if len(packet) < _COUNT.size or not 0 < (count := _COUNT.unpack_from(packet)[0]) <= _MOST_FRAMES:
             raise Unreadable("Cannot read a message without its number of frames.")
-        at = _COUNT.size + 8 * count
+        head = _head_of(count)
+        at = head.size
         if len(packet) < at:
             raise Unreadable("Cannot read a message without the sizes of its frames.")
-        sizes = struct.unpack_from(f"<{count}Q", packet, _COUNT.size)
+        sizes = head.unpack_from(packet)[1:]
         if len(packet) == at + sum(sizes):
             frames = []
             for size in sizes:

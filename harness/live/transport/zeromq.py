@@ -344,34 +344,35 @@ class ZmqTransport:
         return np.empty(size, np.float32) if self._here is None else self._here.memory.empty(size)
 
     def receive(self, timeout_seconds: float) -> Received | None:
-        until: float | None = None
+        if self._here is not None:
+            return self._receive_here(self._here, timeout_seconds)
+        while (found := self._by_zeromq(timeout_seconds)) is not None:
+            if (caller := self._peers.get(found[0])) is not None:  # else it was a peer when it connected
+                return Received(caller, found[1])
+        return None
+
+    def _receive_here(self, here: _OneMachine, timeout_seconds: float) -> Received | None:
+        """`receive` where messages may come by lines, by ZeroMQ, or in shared memory."""
+        until = -1.0
         while True:
-            if (found := self._next(timeout_seconds)) is not None:
+            found = here.lines.take()
+            if found is None and self._inlet_waits:
+                found = self._by_zeromq(0.0)
+            if found is not None:
                 key, frames = found
-                caller = self._peers.get(key)
+                caller, first = self._peers.get(key), frames[0]
                 if caller is None:  # it was a peer when it connected, and is none any more
                     continue
-                if self._here is None:
-                    return Received(caller, frames)
-                if len(frames[0]) != _TICKET_BYTES or frames[0][: len(_TICKET)] != _TICKET:
-                    return Received(caller, self._here.memory.borrow(frames))
-                self._here.lines.admit(bytes(frames[0][len(_TICKET) :]), key)
+                if len(first) != _TICKET_BYTES or first[: len(_TICKET)] != _TICKET:
+                    return Received(caller, here.memory.borrow(frames))
+                here.lines.admit(bytes(first[len(_TICKET) :]), key)
                 continue
-            if self._here is None:
-                return None
             now = time.monotonic()
-            if until is None:
+            if until < 0:
                 until = now + timeout_seconds
             elif now >= until:
                 return None
-            self._inlet_waits = self._here.lines.wait(until - now)
-
-    def _next(self, timeout_seconds: float) -> tuple[str, Sequence[Buffer]] | None:
-        """The next message that is here, with its sender's key. It is waited for here only where there are no lines."""
-        if self._here is None:
-            return self._by_zeromq(timeout_seconds)
-        found = self._here.lines.take()
-        return self._by_zeromq(0.0) if found is None and self._inlet_waits else found
+            self._inlet_waits = here.lines.wait(until - now)
 
     def _by_zeromq(self, timeout_seconds: float) -> tuple[str, Sequence[Buffer]] | None:
         if timeout_seconds and timeout_seconds != self._timeout_seconds:

@@ -112,9 +112,22 @@ def test_without_live_it_is_a_dry_run(here, capsys):
     said = capsys.readouterr().out
     assert "2 workers, 2 servers, bsp" in said
     assert said.endswith("Nothing was started.\nStart it with:  harness deploy --live small.toml\n")
-    named = ["--tuner", "movers:mover", "--seed", "3", "--out", "a b", "--emulate=nodes", "--still-limit", "9", "--beside"]
+    named = [
+        "--tuner",
+        "movers:mover",
+        "--seed",
+        "3",
+        "--out",
+        "a b",
+        "--emulate=nodes",
+        "--still-limit",
+        "9",
+        "--silent-limit",
+        "5",
+        "--beside",
+    ]
     assert main(["deploy", "small.toml", *named]) == 0
-    shown = "--tuner movers:mover --seed 3 --out 'a b' --emulate nodes --still-limit 9 --beside"
+    shown = "--tuner movers:mover --seed 3 --out 'a b' --emulate nodes --still-limit 9 --silent-limit 5 --beside"
     assert capsys.readouterr().out.endswith(f"\nStart it with:  harness deploy --live small.toml {shown}\n")
     assert not (here / "deployed").exists()
 

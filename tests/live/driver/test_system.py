@@ -17,6 +17,7 @@ from harness.drive import play
 from harness.live.driver import checkpoint_file, control
 from harness.live.driver.standstill import Limits
 from harness.live.driver.system import LiveSystem
+from harness.live.processes.names import peers
 from harness.live.worker.spec import Spec
 from harness.scenario import load, system
 from tests.live.support.pretend import PretendProcesses
@@ -273,6 +274,15 @@ def test_a_job_that_stays_still_ends_with_the_reason(spec, pretend):
         pretend.stuck = ("worker/n0",)
         with pytest.raises(RuntimeError, match=r"no push for 0 s, and nothing helped: worker/n0 hangs"):
             live.perform(Run(clocks=20))
+
+
+def test_processes_start_beside_the_coordinator(spec, pretend, monkeypatch):
+    begun = []
+    start = pretend.start
+    monkeypatch.setattr(pretend, "start", lambda names: begun.append((sorted(names), list(pretend.asked))) or start(names))
+    with LiveSystem(spec, pretend) as live:
+        names = sorted([*peers(live.job.start), "worker/evaluator"])
+        assert begun == [(names, [])]  # before anything is asked of the coordinator, which waits until it is up
 
 
 def test_what_starts_is_shown_while_it_starts(spec, monkeypatch):

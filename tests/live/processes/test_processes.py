@@ -74,9 +74,8 @@ def test_only_a_process_that_is_expected_is_registered_and_only_once(tmp_path):
         assert set(job.process._mailbox.peers) == {"server/c"}
 
 
-def test_a_silent_process_is_noticed_and_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr(coordinator_process, "SILENT_SECONDS", 1.0)
-    with threads(tmp_path) as job:
+def test_a_silent_process_is_noticed_and_replaced(tmp_path):
+    with threads(tmp_path, silent_seconds=1.0) as job:
         job.train()
         counted = job.pushes(30)
         assert job.coordinator.silent() == {}
@@ -155,10 +154,9 @@ def test_what_training_waits_for_is_told(tmp_path):
         job.pushes(10)
 
 
-def test_a_process_is_heard_while_it_compiles(tmp_path, monkeypatch):
-    monkeypatch.setattr(coordinator_process, "SILENT_SECONDS", 0.5)
+def test_a_process_is_heard_while_it_compiles(tmp_path):
     go_on = threading.Event()
-    with threads(tmp_path) as job:
+    with threads(tmp_path, silent_seconds=0.5) as job:
         job.start(["worker/b"], prepare=lambda: go_on.wait(20.0) and minus_one)
         job.until(lambda: job.coordinator.starting().get("worker/b", 0) > 1.5)
         assert job.coordinator.silent() == {}

@@ -50,8 +50,8 @@ def minus_one(task):
 class JobThreads:
     """The processes of a job as threads. Unlike those of `tests.live.support.threads` no driver repairs anything."""
 
-    def __init__(self, folder, job=JOB):
-        self.job = job
+    def __init__(self, folder, job=JOB, **options):
+        self.job, self.options = job, options
         self.folder, self.keys = folder, KeyPair.fresh()  # the keys of the coordinator
         self.running = {}
         self.generations = {}
@@ -60,7 +60,8 @@ class JobThreads:
         self.coordinate()
 
     def coordinate(self, port=0):
-        self.process = CoordinatorProcess(self.job, ZmqTransport(HERE, port, keys=self.keys), self.folder)
+        transport = ZmqTransport(HERE, port, keys=self.keys)
+        self.process = CoordinatorProcess(self.job, transport, self.folder, **self.options)
         self.process.start()
         self.coordinator = self.process.client
 
