@@ -92,7 +92,8 @@ BOUNDED = ("ssp", "discard", "admit")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The values of all knobs of a job. `Space.check` says whether a job admits a setting."""
+    """The values of all knobs of a job. `Space.check` says whether a job admits a setting. Raises TypeError for a value of
+    another type than its field's."""
 
     workers: tuple[str, ...]  # node names; may overlap with servers
     servers: tuple[str, ...]
@@ -163,8 +164,10 @@ OF_TABLES: dict[str, Any] = {"placement": "range", "block_owners": ()}
 
 OF_CACHES = {"cache_rows": 0, "cache_clocks": 0}
 """The fields of a setting that say which rows of embedding tables workers keep, and their values where they keep none."""
+
 OF_CHECKPOINTS = {"checkpoint_seconds": 0.0}
 """The fields of a setting that say when checkpoints are made, and their values where servers have replicas."""
+
 
 # ---------------------------------------------------------------------------------------------------------------- space
 
