@@ -6,7 +6,6 @@ functions of a Job: also lambdas, closures and what a notebook's cell defines, w
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ import polars as pl
 from harness import drive
 from harness.comparison import compare as comparisons
 from harness.comparison.answer import Comparison, comparison_in
+from harness.machine import cores
 from harness.scenario import Scenario, load, system
 from harness.scenario.building import scenario
 from harness.score import Score, score
@@ -66,8 +66,9 @@ def compare(
         calibration_draws: play scenarios of calibrated constants under so many draws of these, too, to see which ranks hold.
         progress: show bars on a terminal, one line in a notebook.
 
-    Raises ValueError, before anything is run, for names, options, functions and scenarios that cannot be used; OSError if
-    the disk is full. A run that fails is a row with a reason, and no exception.
+    Raises ValueError, before anything is run, for names, options, functions and scenarios that cannot be used, and for an
+    `out` that has other results; OSError if the disk is full; RuntimeError if processes cannot be started. Runs that are
+    finished by then are kept in `out`. A run that fails is a row with a reason, and no exception.
     """
     chosen = [scenarios] if isinstance(scenarios, str | Path | Scenario) else list(scenarios)
     entries = _entries([tuners] if isinstance(tuners, str) or callable(tuners) else list(tuners))
@@ -78,7 +79,7 @@ def compare(
             entries,
             out=folder,
             seeds=seeds,
-            jobs=jobs if jobs is not None else _cores(),
+            jobs=jobs if jobs is not None else cores(),
             address=address,
             resume=resume,
             record=record,
@@ -174,7 +175,3 @@ def _shown(progress: bool) -> AbstractContextManager[ProgressDisplay | None]:
     if progress and console.is_jupyter:
         return one_line(sys.stdout)
     return watching(console) if progress and console.is_terminal else nullcontext()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -9,18 +9,23 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["described"]
+__all__ = ["cores", "described"]
 
 _LIBRARIES = ("jax", "numpy")
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache
 def described() -> str:
     """Processor, number of cores, system, and versions of Python and of the numerical libraries, in one line."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = cores()
     versions = [f"Python {platform.python_version()}", *(f"{name} {metadata.version(name)}" for name in _LIBRARIES)]
     system = f"{platform.system()} {platform.release()}"
-    return f"{_processor()}, {cores} core{'' if cores == 1 else 's'}; {system}; {', '.join(versions)}"
+    return f"{_processor()}, {count} core{'' if count == 1 else 's'}; {system}; {', '.join(versions)}"
 
 
 def _processor() -> str:

@@ -75,14 +75,14 @@ def markdown(results: Results) -> str:
     parts: list[str] = []
     for found in _families(results, table):
         parts += [f"## {f'Family {found.family}' if found.family else 'All scenarios'}", _bold(arenas.answer(found))]
-        heads = ("tuner", "arenas", f"ratio to {found.base}", "first", "and the leader")
+        heads = ("tuner", "arenas", f"ratio to {found.base}", "first", "against the leader")
         parts.append(_grid(heads, [_arena_cells(row) for row in found.rows.iter_rows(named=True)]))
         parts += arenas.sentences(found)
     for (name,), rows in table.group_by(["scenario"], maintain_order=True):
         parts += [f"## {_plain(str(name))}", _bold(answer(rows))]
         columns = ["tuner", "time, s", "ratio to fixed", "regret", "reached", "changes", "overhead, s", "machine s"]
         usd = shows_usd(rows)
-        columns += [*(["USD", "regret in USD"] if usd else []), "and the leader"]
+        columns += [*(["USD", "regret in USD"] if usd else []), "against the leader"]
         shown = rows.filter(pl.col("role") != "same")
         parts.append(_grid(columns, [_cells(row, usd) for row in shown.iter_rows(named=True)]))
         parts += map(_plain, identical(rows))

@@ -39,6 +39,7 @@ from reports.tables import (
     ORACLE,
     REFERENCE,
     count,
+    coverage,
     host_seconds,
     identical,
     interval_text,
@@ -328,6 +329,7 @@ class _ScenarioSection:
     scores: list[_ScoreRow]
     identical: list[str]
     final_metric: str  # of the last column of scores
+    coverage: str  # what the intervals are worth
     usd: bool  # whether costs are shown
     figures: ScenarioFigures
     split: _Numbered | None
@@ -383,6 +385,7 @@ def _section(
         scores=[_score_row(row, accuracy, usd) for row in rows.filter(pl.col("role") != "same").iter_rows(named=True)],
         identical=[*identical(rows), *_absent(absent)],
         final_metric="accuracy" if accuracy else "loss",
+        coverage=coverage(rows),
         usd=usd,
         figures=made,
         split=_figure(made.split),

@@ -48,6 +48,7 @@ __all__ = [
     "SUMMARY",
     "compared",
     "count",
+    "coverage",
     "host_seconds",
     "identical",
     "interval_text",
@@ -409,7 +410,7 @@ def _plain_columns(rows: pl.DataFrame, columns: int) -> dict[str, Callable[[dict
     found["over-\nhead s"] = lambda row: quantity(row["overhead_seconds"])
     if columns >= 110:
         found["think-\ning s"] = lambda row: host_seconds(row["thinking_seconds"])
-    found["mach-\nine s"] = lambda row: quantity(row["machine_seconds"])
+    found["machine\ns" if columns >= 100 else "mach.\ns"] = lambda row: quantity(row["machine_seconds"])
     if usd:
         found["USD"] = lambda row: interval_text(row, "usd", "usd")[0]
     if not usd or columns >= 100:
@@ -448,6 +449,15 @@ def identical(rows: pl.DataFrame) -> list[str]:
     return said
 
 
+def coverage(rows: pl.DataFrame) -> str:
+    """What the intervals of one scenario's rows are worth, in words."""
+    runs = int(rows["runs"].to_numpy().max())
+    best = coverage_limit(runs)
+    if runs == 1:
+        return "none of one seed"
+    return "95 % intervals" if best >= LEVEL else f"intervals cover the true median {100 * best:.3g} % of the time at best"
+
+
 def notes(rows: pl.DataFrame) -> list[str]:
     """What a reader of one scenario's rows must know: seeds, censoring, reference, oracle, failed runs, who is compared."""
     present = set(rows["tuner"])
@@ -455,11 +465,9 @@ def notes(rows: pl.DataFrame) -> list[str]:
     if runs == 1:
         sentences = ["One seed: no intervals; a difference may be due to random draws alone. Run more seeds."]
     else:
-        best = coverage_limit(runs)
-        cover = (
-            "95 % intervals" if best >= LEVEL else f"intervals cover the true median {100 * best:.3g} % of the time at best"
-        )
-        sentences = [f"Times, ratios: medians over {runs} paired seeds ({cover}); else means. Done: target reached."]
+        sentences = [
+            f"Times, ratios: medians over {runs} paired seeds ({coverage(rows)}); else means. Done: target reached."
+        ]
     if ">" in rows["completion_bound"]:
         sentences.append("> means: most runs did not reach the target within the budget.")
     what, better = ("cost", "cheaper") if "usd" in rows["minimise"] else ("time", "faster")

@@ -240,6 +240,7 @@ class Window:
 
     @property
     def seconds(self) -> float:
+        """The length of the window."""
         return self.end_seconds - self.start_seconds
 
 
@@ -323,7 +324,7 @@ class Run(Action[Window]):
     The run ends early at the target, at the end of the budget, or when the job cannot continue; `Window.status` says why.
     The system refuses (`Rejected`) a branch that has ended, or that waits for another one; if the tuner does not catch that,
     its tuning is over, and the job continues under its last setting.
-    Raises ValueError unless exactly one of the two is given and it is positive.
+    Raises ValueError unless exactly one of the two is given and it is positive, TypeError for what is no number.
     """
 
     clocks: int | None = None
@@ -351,7 +352,7 @@ class Reconfigure(Action[Cost]):
 
     With `wait=False` the answer comes at once and has zero cost; a later `Window.changes` has the real cost. The system
     refuses (`Rejected`) a setting outside the job's space, a node that is not available, and a second reconfiguration
-    while one is under way.
+    while one is under way. Raises TypeError for what is no `Setting`.
     """
 
     setting: Setting
@@ -368,7 +369,7 @@ class Reconfigure(Action[Cost]):
 class Fork(Action[int]):
     """Copy `branch` (parameters, optimizer slots, worker state, data cursor) to a new branch; the answer is its number.
 
-    The system refuses (`Rejected`) where the servers have too little memory.
+    The system refuses (`Rejected`) where the servers have too little memory. Raises TypeError for a `setting` that is none.
     """
 
     branch: int = 0
@@ -392,7 +393,8 @@ class Free(Action[None]):
 class Install(Action[None]):
     """Use a synchronisation policy of the tuner's own until the next `Install`, or until a setting names another policy.
 
-    The system refuses (`Rejected`) where `Job.installs_policies` is false: what a scenario holds is held.
+    The system refuses (`Rejected`) where `Job.installs_policies` is false: what a scenario holds is held. Raises TypeError
+    for what is no `SyncPolicy`.
     """
 
     policy: SyncPolicy
@@ -461,7 +463,9 @@ class System(Protocol):
     """Carries out the actions of a tuner: the simulator, a table of recorded runs, a live job, or a toy."""
 
     @property
-    def job(self) -> Job: ...
+    def job(self) -> Job:
+        """What the tuner is told of the job."""
+        ...
 
     @property
     def now(self) -> float:

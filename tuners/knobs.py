@@ -70,7 +70,7 @@ class Integer:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A knob with listed values, whose order has no meaning."""
+    """A knob with listed values, whose order has no meaning. Raises ValueError for none, and for one that comes twice."""
 
     name: str
     options: tuple[Scalar, ...]

@@ -69,7 +69,10 @@ def ssp(staleness: int) -> SyncPolicy:
 
 
 def ssp_as_printed(s: int) -> SyncPolicy:
-    """SSP with the bound as RLP's paper writes it: s = 1 is BSP, and s = 0 would never release a worker."""
+    """SSP with the bound as RLP's paper writes it: s = 1 is BSP, and s = 0 would never release a worker.
+
+    Raises ValueError for s below 1.
+    """
     if s < 1:
         raise ValueError(f"Cannot run SSP as RLP prints it with s = {s}: s = 0 deadlocks, s = 1 is BSP.")
     return ssp(s - 1)

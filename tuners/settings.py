@@ -97,7 +97,8 @@ BOUNDED = ("ssp", "discard", "admit")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The values of all knobs of a job. `Space.check` says whether a job admits a setting."""
+    """The values of all knobs of a job. `Space.check` says whether a job admits a setting. Raises TypeError for a value of
+    another type than its field's."""
 
     workers: tuple[str, ...]  # node names; may overlap with servers
     servers: tuple[str, ...]

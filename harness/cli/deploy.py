@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.results import any_failed, conclude, cores, tuner_names
+from harness.cli.results import any_failed, conclude, tuner_names
+from harness.machine import cores
 
 if TYPE_CHECKING:
     from harness.scenario import Scenario

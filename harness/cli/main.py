@@ -18,11 +18,12 @@ from harness.cli.new import add_new
 from harness.cli.parsing import CommandParser
 from harness.cli.play import add_play
 from harness.cli.reproduce import add_reproduce
-from harness.cli.results import any_failed, conclude, cores, export, importing_reports, tuner_names
+from harness.cli.results import any_failed, conclude, export, importing_reports, tuner_names
 from harness.cli.share import add_merge, add_publish
 from harness.cli.show import add_list, add_show
 from harness.cli.trace import add_trace
 from harness.cli.training_command import add_train
+from harness.machine import cores
 from harness.version import HARNESS_VERSION
 
 __all__ = ["main"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["any_failed", "conclude", "cores", "export", "importing_reports", "tuner_names"]
+__all__ = ["any_failed", "conclude", "export", "importing_reports", "tuner_names"]
 
 _IMPORT_AFTER_SECONDS = 3.0
 """When workers have started, which nothing should delay."""
@@ -29,11 +28,6 @@ def tuner_names(text: str, *, oracle: bool = True) -> list[str]:
     for name in (part.strip() for part in re.split(r",(?![^\[]*\])", text)):  # not at commas within brackets
         names += every if name == "all" else [name]
     return names
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

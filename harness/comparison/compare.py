@@ -101,7 +101,8 @@ def compare(
     calibrated constants, on the same seeds. `watch` is called with every event. `system` names a function of (scenario,
     seed, start) that makes the system. `work` makes the runs in another way: live ones, for example. Raises ValueError,
     before anything is run or written, if a scenario, tuner or cluster does not exist or does not fit, or if the folder
-    contains something else; OSError if the disk is full. Runs that are finished by then are kept.
+    contains something else; OSError if the disk is full; RuntimeError if no worker process can be started. Runs that are
+    finished by then are kept.
     """
     plan = _planned(scenarios, tuners, seeds, system, calibration_draws, record=record)
     if jobs < 1:

@@ -1,6 +1,7 @@
 """Data for proxies: real data that scikit-learn ships, and generators. `simulators.workloads.files` reads the user's files.
 
-Numpy only; features are float32, labels int32. Everything is deterministic: all random draws come from a seed.
+Numpy only; features are float32, labels int32. Everything is deterministic: all random draws come from a seed. Generators
+raise ValueError for sizes and shares that are out of their range.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ class Dataset(NamedTuple):
 
 
 def digits(seed: int = 0) -> Dataset:
-    """1,797 handwritten digits of 8x8 pixels in [0, 1]: 1,437 for training, 360 for validation (scikit-learn's own copy)."""
+    """1,797 handwritten digits of 8x8 pixels in [0, 1]: 1,437 for training, 360 for validation (scikit-learn's own copy).
+
+    Raises ModuleNotFoundError where scikit-learn is not installed.
+    """
     # Read from its place, because importing scikit-learn for this one file takes longer than importing JAX.
     place = _package("sklearn")
     if place is None:
@@ -370,7 +374,10 @@ def _check(**counts: tuple[int, int]) -> None:
 def split(
     features: NDArray[np.generic], labels: NDArray[np.generic], shape: tuple[int, ...], *, valid_samples: int, seed: int
 ) -> Dataset:
-    """Shuffle by `seed` and hold out `valid_samples`, each class in its proportion. Labels must count from 0."""
+    """Shuffle by `seed` and hold out `valid_samples`, each class in its proportion. Labels must count from 0.
+
+    Raises ValueError unless some samples are left on both sides.
+    """
     n = len(labels)
     if not 0 < valid_samples < n:
         raise ValueError(f"Cannot hold out {valid_samples} of {n} samples: leave some to train on, and some to validate.")
