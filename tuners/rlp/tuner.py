@@ -44,6 +44,7 @@ from tuners.rlp.network import (
 __all__ = ["DECISION_SECONDS", "greedy_policy", "policy_of", "rlp"]
 
 DECISION_SECONDS = 0.0115
+"""What one decision of the paper's network takes (Zhu et al. 2020, Table 1)."""
 
 
 @nothing_to_tune_if(policy_cannot_be_installed)

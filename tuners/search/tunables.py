@@ -3,7 +3,7 @@
 The job says which of them are free, and over what range; this module selects them from its space, so that a searcher sees
 nothing else. Momentum has two conventions. The servers here use a heavy ball, v <- m v + g and w <- w - r v. MLtuner uses a
 moving average, h <- m h + (1 - m) g and w <- w - r h; a heavy ball with the rate r (1 - m) has the same path. A pair (r, m)
-has a different meaning under each: `heavy_ball` and `moving_average` convert it.
+has a different meaning under each: `heavy_ball` converts it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from tuners.actions import Job, Scalar, Setting, Space
 from tuners.settings import BOUNDED, Choice, Knob
 
-__all__ = ["Convention", "Tunables", "Which", "heavy_ball", "moving_average", "no_tunable_is_free", "tunables"]
+__all__ = ["Convention", "Tunables", "Which", "heavy_ball", "no_tunable_is_free", "tunables"]
 
 Convention = Literal["heavy_ball", "moving_average"]
 Which = Literal["all", "rate"]
@@ -77,10 +77,3 @@ def _twin(knob: Knob, number: int) -> Knob:
 def heavy_ball(rate: float, momentum: float) -> tuple[float, float]:
     """Rate and momentum of the heavy ball with the same path as the moving average with `rate` and `momentum`."""
     return rate * (1.0 - momentum), momentum
-
-
-def moving_average(rate: float, momentum: float) -> tuple[float, float]:
-    """Rate and momentum of the moving average with the same path as this heavy ball. Raises ValueError for momentum 1."""
-    if not momentum < 1:
-        raise ValueError(f"Cannot convert momentum {momentum}: a moving average stands still there; give less than 1.")
-    return rate / (1.0 - momentum), momentum

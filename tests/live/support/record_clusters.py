@@ -4,7 +4,7 @@
 
 Each cluster is five hosts (network namespaces) with links of tens of Mbit/s, slow enough that what the machine does besides
 matters little. One job visits every setting of a design and trains so many clocks per worker under each. Its windows become
-a trace, a folder that `harness calibrate` and `harness fidelity` read. The `README.md` beside them says what was set.
+a trace, a folder that `harness calibrate` and `harness fidelity` read. Its section of the page beside it says what was set.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from harness.live.worker.spec import Spec
 from harness.record import MADE_BY
 from tests.live.support.faults import deployed
 from tests.live.support.namespaces import NamespaceCluster, why_not
+from tests.live.support.recording_pages import described, with_section
 from traces.exchanges import Exchange
-from traces.parts import Origin, TraceWriter, check_trace, digest_of
+from traces.parts import Origin, TraceWriter
 from traces.record import Recorder
 from tuners.actions import Method, Reconfigure, Run, Setting, Window
 
@@ -59,22 +60,6 @@ check_clocks = 1_000_000
 [budget]
 seconds = 100_000
 """.replace("ROLES", "\n".join(f'"role/n{i}" = {_ROLES}' for i in range(_NODES)))
-
-
-_README = """# Recordings of live jobs
-
-Recorded by `tests/live/support/record_clusters.py` of this project (Apache-2.0, like the rest): a parameter server of real
-processes. Its hosts are network namespaces of one machine; `tc tbf` shapes their links, control groups limit their CPUs. The
-origin of each trace names the load of the machine; the extras of each run name the link and the CPUs of each host. The model
-is the perceptron of `digits-mlp`, 76,840 bytes, trained by SGD. `harness trace check`, `harness calibrate` and
-`harness fidelity` read these traces. `reports/published/live-fidelity.html` compares the simulator with them: constants are
-fitted to `homogeneous` alone, and the three others, which the fit has not seen, are predicted by
-
-    harness fidelity --fit shipped:homogeneous \\
-        --predict shipped:heterogeneous shipped:stragglers shipped:reconfigurations --discipline uneven --control-queue 1 \\
-        --findings traces/data/findings.txt --out fidelity
-
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,27 +187,16 @@ def _tell(exchange: Exchange) -> None:
     print(f"{exchange.seconds:8.1f} s  {rate:6.1f}/s  {said}", flush=True)  # noqa: T201
 
 
-def _about(name: str, design: Design, folder: Path) -> str:
-    rows = ", ".join(f"{count} {table}" for table, count in check_trace(folder).items() if count)
+def _about(design: Design, folder: Path) -> str:
     cpus = ", ".join("all" if c is None else f"{c:g}" for c in design.cpus)
     return (
-        f"## {name}\n\n{design.says} Links of n0 to n4: {', '.join(f'{m:g}' for m in design.megabits_per_second)} Mbit/s; "
-        f"CPUs: {cpus}. {len(design.visits)} settings. Rows: {rows}. "
-        f"SHA-256 of its files, in order of path: `{_digest(folder)}`\n"
+        f"{design.says} Links of n0 to n4: {', '.join(f'{m:g}' for m in design.megabits_per_second)} Mbit/s; "
+        f"CPUs: {cpus}. {len(design.visits)} settings. {described(folder)}"
     )
 
 
-def _digest(folder: Path) -> str:
-    return digest_of(b"".join(p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()))
-
-
-def _readme(out: Path, designs: dict[str, Design]) -> str:
-    made = [_about(name, design, out / name) for name, design in designs.items() if (out / name / "trace.json").is_file()]
-    return _README + "\n".join(made)
-
-
 def main() -> None:
-    """Record the designs that the command line names, and write the README of all."""
+    """Record the designs that the command line names, and write the section of each in the README."""
     designs = _designs()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", default=list(designs), help="designs (default: all)")
@@ -233,7 +207,9 @@ def main() -> None:
         sys.exit(f"Cannot record: {reason}.")
     for name in options.names:
         record(name, designs[name], options.out / name, options.clocks)
-        (options.out / "README.md").write_text(_readme(options.out, designs))
+        page = options.out / "README.md"
+        text = page.read_text() if page.is_file() else "# Recordings of live jobs\n"
+        page.write_text(with_section(text, name, _about(designs[name], options.out / name)))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ Where the machine is busy with something else, mini-batches take longer than the
 to `_TRIES` times in all, and the one with the least excess is recorded: nothing but the excess decides.
 
 A design is recorded three times, each time by a job of its own that visits all settings in another order. Its windows become
-a trace, a folder that `harness calibrate` and `harness fidelity` read, and a section for the `README.md` beside it.
+a trace, a folder that `harness calibrate` and `harness fidelity` read, and a section of the `README.md` beside it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from harness.live.processes.emulated_links import why_not
 from harness.live.worker.spec import Spec
 from harness.record import MADE_BY
 from simulators.cluster.profiles import node_seconds
+from tests.live.support.recording_pages import described, with_section
 from traces.exchanges import Exchange
-from traces.parts import Origin, TraceWriter, check_trace, digest_of
+from traces.parts import Origin, TraceWriter
 from traces.record import Recorder
 from tuners.actions import Pushes, Reconfigure, Run, Setting, Window
 
@@ -259,18 +260,16 @@ def _tell(excess: float, seconds: float, window: Window) -> None:
     print(f"{seconds:8.1f} s  {said}, computing {excess:+.0%}", flush=True)  # noqa: T201
 
 
-def _about(name: str, design: Design, folder: Path) -> str:
-    rows = ", ".join(f"{count} {table}" for table, count in check_trace(folder).items() if count)
-    digest = digest_of(b"".join(p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()))
+def _about(design: Design, folder: Path) -> str:
     rates, speeds = (", ".join(f"{v:g}" for v in values) for values in (np.array(design.rates) / 1e6, design.speeds))
     return (
-        f"## {name}\n\n{design.says} Links of n0 to n8: {rates} MB/s; speeds: {speeds}. {len(design.settings)} settings, "
-        f"{_REPETITIONS} repetitions. Rows: {rows}. SHA-256 of its files, in order of path: `{digest}`\n"
+        f"{design.says} Links of n0 to n8: {rates} MB/s; speeds: {speeds}. {len(design.settings)} settings, "
+        f"{_REPETITIONS} repetitions. {described(folder)}"
     )
 
 
 def main() -> None:
-    """Record the designs that the command line names, and print the section of each for the README."""
+    """Record the designs that the command line names, and write the section of each in the README."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", default=list(DESIGNS), help="designs (default: all)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[3] / "traces" / "data")
@@ -281,7 +280,9 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.names:
         record(name, DESIGNS[name], options.out / name, options.cycles)
-        print(_about(name, DESIGNS[name], options.out / name))  # noqa: T201
+        page = options.out / "README.md"
+        text = page.read_text() if page.is_file() else "# Recordings of live jobs\n"
+        page.write_text(with_section(text, name, _about(DESIGNS[name], options.out / name)))
 
 
 if __name__ == "__main__":

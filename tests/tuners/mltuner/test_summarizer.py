@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.forest import NODES, RATE, START, job
 from tuners.mltuner.summarizer import ProgressSummary, Summariser
-from tuners.search.tunables import heavy_ball, moving_average, tunables
+from tuners.search.tunables import heavy_ball, tunables
 from tuners.settings import Choice, Integer, Real, Space
 
 SUMMARISE = Summariser()
@@ -124,13 +124,10 @@ def test_both_conventions_of_momentum_go_the_same_way(rate, momentum):
         v, h = momentum * v + 0.3 * w_ball, momentum * h + (1 - momentum) * 0.3 * w_mean
         w_ball, w_mean = w_ball - ball * v, w_mean - rate * h
     assert w_ball == pytest.approx(w_mean, abs=1e-9)
-    assert moving_average(ball, momentum)[0] == pytest.approx(rate)
 
 
-def test_a_moving_average_with_momentum_one_has_no_counterpart():
+def test_a_moving_average_with_momentum_one_stands_still():
     assert heavy_ball(0.5, 1.0) == (0.0, 1.0)
-    with pytest.raises(ValueError, match="stands still"):
-        moving_average(0.5, 1.0)
 
 
 def test_the_searched_convention_is_converted_and_kept_within_the_range():
