@@ -263,6 +263,19 @@ def test_a_target_of_validation_ends_the_job_with_the_first_evaluation_that_reac
     assert window.evaluations[-1].seconds == simulated.now
 
 
+@pytest.mark.parametrize("nodes", [48, 67], ids="{} nodes".format)
+@pytest.mark.parametrize("conditions", [Conditions(), Conditions(jitter=0.0, stagger=False)], ids=["noise", "ties"])
+def test_the_next_of_many_workers_is_that_of_the_oracle(nodes, conditions):
+    """Without noise all workers are in step, so that every event is a tie, which the first worker wins."""
+    names = tuple(f"n{i:03}" for i in range(nodes))
+    many = Cluster(tuple((n, machine(100.0)) for n in names))
+    setting = Setting(workers=names[:-4], servers=names[-4:], batch_size=2, policy="asp")
+    window = system(many, job(), setting, conditions, seed=5).perform(Run(clocks=2 * nodes))
+    judge = Oracle(many, job(), setting, conditions, Bounded(math.inf), 5).run(2 * nodes)
+    np.testing.assert_array_equal(window.pushes.worker, judge.column("worker"))
+    np.testing.assert_allclose(window.pushes.seconds, judge.column("seconds"), rtol=1e-9)
+
+
 def test_evaluations_are_those_of_the_oracle():
     cluster, workload, setting, around = plain_job()
     window = system(cluster, workload, setting, around, seed=3).perform(Run(clocks=60))

@@ -50,6 +50,10 @@ def test_a_run_compiles_as_many_programs_as_before_none_for_more_clocks_and_one_
     assert json.loads(done.stdout) == [first, 0, 1, 0]
 
 
+BY_BLOCKS = 43
+"""Operations that look for the next event among 48 workers or more, where blocks of them are looked at first."""
+
+
 def operations(features, hidden, policy, workers=8):
     """How many operations of the StableHLO language `loop.advance` has for this job."""
     job = engine_job(features, hidden, workers, policy)
@@ -70,4 +74,9 @@ def operations(features, hidden, policy, workers=8):
 )
 def test_the_step_of_the_engine_has_as_many_operations_as_before(hidden, policy, count):
     assert operations(64, hidden, policy) == count
-    assert operations(64, hidden, policy, workers=64) == count  # more workers are larger arrays, not more operations
+    assert operations(64, hidden, policy, workers=128) == count + BY_BLOCKS
+
+
+def test_more_workers_are_larger_arrays_and_not_more_operations():
+    few, more, many = (operations(64, (), policies.asp(), workers) for workers in (8, 32, 512))
+    assert [more - few, many - few] == [0, BY_BLOCKS]
