@@ -320,6 +320,7 @@ class SimulatedSystem:
         check_installs(action.policy, self.job)
         self._check_free(branch, f"install a policy in branch {action.branch}")
         prepared = self._context.prepare(branch.setting, action.policy)  # before anything changes: it may be Rejected
+        branch.check_group(prepared)
         self._bring_to_now(branch)
         branch.change_in_place(prepared, self._control.disturbance, self._now)
 

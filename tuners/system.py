@@ -19,6 +19,7 @@ __all__ = [
     "branch_of",
     "check_installs",
     "check_no_reconfiguration",
+    "check_no_table",
     "check_no_timers",
     "check_nodes",
     "check_not_last",
@@ -133,6 +134,14 @@ def check_no_timers(policy: SyncPolicy) -> None:
     """Refuse to install a policy that sets timers, where policies decide at pushes only."""
     if policy.timers:
         raise Rejected(f"Cannot install policy {policy.name!r}: it sets a timer, and policies decide at pushes only here.")
+
+
+def check_no_table(policy: SyncPolicy) -> None:
+    """Refuse to install a policy that needs gradients by worker, where servers keep at most their sum."""
+    if policy.table:
+        raise Rejected(
+            f"Cannot install policy {policy.name!r}: it needs a table of all workers' gradients; there is none here."
+        )
 
 
 def policy_of(setting: Setting, before: Setting, policy: SyncPolicy) -> SyncPolicy:
