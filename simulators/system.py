@@ -88,7 +88,7 @@ class SimulatedSystem:
             self._context = JobContext(
                 spec.cluster, workload, conditions, self.job, data, spec.evaluate_clocks, seed, factors
             )
-            policy = policies.named(start.policy, start.staleness)
+            policy = policies.of_setting(start)
             self._branches = {0: first_branch(self._context, start, policy, self._control.disturbance, parameters)}
         except Rejected as error:
             raise ValueError(f"Scenario {spec.name!r} cannot start: {error}") from error

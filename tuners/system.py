@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from tuners import policies
 from tuners.actions import Action, Job, Method, Reconfigure, Rejected, Setting, Status, SyncPolicy
-from tuners.settings import OF_CACHES, OF_CHECKPOINTS, OF_LOCAL_STEPS, OF_PULLS
+from tuners.settings import OF_CACHES, OF_CHECKPOINTS, OF_LOCAL_STEPS, OF_PULLS, OF_QUORUM
 
 __all__ = [
     "CHANGED_IN_PLACE",
@@ -111,6 +111,7 @@ CHANGED_IN_PLACE = (
     *OF_CACHES,
     *OF_CHECKPOINTS,
     *OF_PULLS,
+    *OF_QUORUM,
 )
 """Fields of a setting that servers read at every push or pull: they change at once, without a step."""
 
@@ -149,6 +150,7 @@ def policy_of(setting: Setting, before: Setting, policy: SyncPolicy) -> SyncPoli
 
     An installed policy stays in force until a setting names another policy or another bound than the one before.
     """
-    if (before.policy, before.staleness) == (setting.policy, setting.staleness):
+    bounds = ("policy", "staleness", *OF_QUORUM)
+    if all(getattr(before, name) == getattr(setting, name) for name in bounds):
         return policy
-    return policies.named(setting.policy, setting.staleness)
+    return policies.of_setting(setting)

@@ -236,7 +236,7 @@ class Toy:
         branch.clocks[:] = 0
         branch.idle_since[:] = branch.seconds
         if branch.policy is None and branch.setting.policy not in ("bsp", "asp", "ssp"):
-            branch.policy = policies.named(branch.setting.policy, branch.setting.staleness)
+            branch.policy = policies.of_setting(branch.setting)
         branch.policy_state = branch.policy.init(active) if branch.policy else None
         for worker in np.flatnonzero(active):
             self._begin(branch, int(worker))
