@@ -57,6 +57,8 @@ class JobContext:
         """What the engine needs for a setting and a policy. Raises Rejected for what it, or the cluster, cannot run."""
         if policy.probes and policy.timers:
             raise Rejected(f"Cannot install policy {policy.name!r}: it probes and sets timers; leave one of them out.")
+        if policy.probes and policy.table:
+            raise Rejected(f"Cannot install policy {policy.name!r}: it probes and needs a table; leave one of them out.")
         single = each_nic_counts(setting, self.conditions, self.workload)
         if self.cluster.discipline == "fifo" and single:
             where = "a node is worker and server" if overlapping(setting) else "a node has a token bucket"
@@ -67,8 +69,9 @@ class JobContext:
                 "Cannot queue requests where mini-batches touch rows of embedding tables: set control_queue to 0."
             )
         largest = max(sum(row) for row in loads(self.cluster.nodes, setting).values())
+        model = learning.learning_program(self.workload, self.job.space, largest)
         program = loop.Program(
-            model=learning.learning_program(self.workload, self.job.space, largest),
+            model=learning.with_table(model, self.job.space) if policy.table else model,
             decide=policy.decide,
             probes=policy.probes,
             discipline=self.cluster.discipline,
@@ -239,6 +242,15 @@ class Branch:
 
     # ------------------------------------------------------------------------------------------------- setting and inputs
 
+    def check_group(self, prepared: PreparedSetting) -> None:
+        """Raise Rejected where gradients wait in a group that the servers of `prepared` do not keep."""
+        waiting, kept = int(self.state.clock.grouped), _aggregation(self.program)
+        if waiting and kept in ("sum", "mean") and kept != _aggregation(prepared.program):
+            raise Rejected(
+                f"Cannot install policy {prepared.policy.name!r}: {waiting} gradients wait for the {kept} of their group; "
+                "install it before the first push, or when a group has ended."
+            )
+
     def install(self, prepared: PreparedSetting, disturbance: Disturbance) -> bool:
         """Train under another setting and policy from now on. Returns whether a worker that had none has work again."""
         self.setting, self.policy = prepared.setting, prepared.policy
@@ -269,6 +281,8 @@ class Branch:
         Returns whether a worker that had done its part has work again.
         """
         before, had_work = np.asarray(self.inputs.assigned), np.asarray(self._with_work)
+        if _aggregation(self.program) != _aggregation(prepared.program):
+            self.state = loop.regrouped(prepared.program, prepared.inputs, self.state)
         self.program, self.inputs, self._served_per_push = prepared.program, prepared.inputs, prepared.served
         self.inputs = checkpoints.with_work_redone(self.inputs, prepared.inputs, self._lost_clocks, self._lost_samples)
         self._placed, self.state = prepared, loop.rows_placed(self.inputs, self.state)
@@ -381,6 +395,10 @@ class Branch:
 
     def _mask(self, nodes: frozenset[str]) -> jax.Array:
         return jnp.asarray([n.name in nodes for n in self.context.job.nodes])
+
+
+def _aggregation(program: loop.Program) -> str:
+    return "" if program.model is None else program.model.aggregation
 
 
 def first_branch(

@@ -88,7 +88,7 @@ class SimulatedSystem:
             self._context = JobContext(
                 spec.cluster, workload, conditions, self.job, data, spec.evaluate_clocks, seed, factors
             )
-            policy = policies.named(start.policy, start.staleness)
+            policy = policies.of_setting(start)
             self._branches = {0: first_branch(self._context, start, policy, self._control.disturbance, parameters)}
         except Rejected as error:
             raise ValueError(f"Scenario {spec.name!r} cannot start: {error}") from error
@@ -320,6 +320,7 @@ class SimulatedSystem:
         check_installs(action.policy, self.job)
         self._check_free(branch, f"install a policy in branch {action.branch}")
         prepared = self._context.prepare(branch.setting, action.policy)  # before anything changes: it may be Rejected
+        branch.check_group(prepared)
         self._bring_to_now(branch)
         branch.change_in_place(prepared, self._control.disturbance, self._now)
 

@@ -15,7 +15,7 @@ import polars as pl
 
 from traces.plausible import Column, TableRules
 from tuners.actions import Setting
-from tuners.settings import OF_CACHES, OF_CHECKPOINTS, OF_LOCAL_STEPS, OF_PULLS, OF_REPLICAS, OF_TABLES
+from tuners.settings import OF_CACHES, OF_CHECKPOINTS, OF_LOCAL_STEPS, OF_PULLS, OF_QUORUM, OF_REPLICAS, OF_TABLES
 
 __all__ = [
     "EVALUATIONS",
@@ -269,10 +269,10 @@ def setting_text(setting: Setting) -> str:
 
 
 def plain_setting(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a setting without those of local steps, embedding tables, checkpoints and skipped pulls, where there are
-    none: most jobs have none, and their lines stay as they are. Those of single workers are left out by themselves."""
+    """The fields of a setting without those of local steps, embedding tables, checkpoints, quorums and skipped pulls, where
+    there are none: most jobs have none, and their lines stay as they are. So do those of single workers."""
     left_out = set() if fields["node_steps"] else {"node_steps"}
-    for group in (OF_LOCAL_STEPS, OF_TABLES, OF_CACHES, OF_REPLICAS, OF_CHECKPOINTS, OF_PULLS):
+    for group in (OF_LOCAL_STEPS, OF_TABLES, OF_CACHES, OF_REPLICAS, OF_CHECKPOINTS, OF_PULLS, OF_QUORUM):
         if all(fields.get(name, plain) == plain for name, plain in group.items()):
             left_out |= group.keys()
     return {name: value for name, value in fields.items() if name not in left_out}

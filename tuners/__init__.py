@@ -183,6 +183,15 @@ _EMBEDDED = {
             paper="Maranjyan et al., Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity, 2025",
         ),
         Entry(
+            "ringleader",
+            "tuners.baselines.rivals.ringleader:ringleader",
+            "Ringleader ASGD: asynchronous; every step is by the mean of all workers' latest gradients",
+            tunes=_POLICY,
+            needs="a target of accuracy or loss",
+            paper="Maranjyan and Richtarik, Ringleader ASGD: The First Asynchronous SGD with Optimal Time Complexity under "
+            "Data Heterogeneity, 2026",
+        ),
+        Entry(
             "dbw",
             "tuners.baselines.dbw:dbw",
             "DBW: backup workers, their number chosen for every round by gain per second",

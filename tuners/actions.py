@@ -281,6 +281,8 @@ class Decision(NamedTuple):
     accept: Any = True  # bool scalar: False drops this gradient (backup workers)
     step: Any = True  # bool scalar: ends the group, where gradients are summed or averaged before they are applied
     timer: Any = math.nan  # float scalar, with `timers`: decide again in so many seconds; inf: stop the timer; nan: leave it
+    later: Any = False  # bool scalar, with `table`: this gradient belongs to the next round
+    turn: Any = False  # bool scalar, with `table`: a round ends with this push; the gradients of the next one take its place
 
 
 class SyncPolicy(NamedTuple):
@@ -298,6 +300,9 @@ class SyncPolicy(NamedTuple):
     probes: bool = False  # needs `loss_before` and `loss_after`, which take two more forward passes per push
     seconds: float = 0.0  # simulated time that one decision takes
     timers: bool = False  # sets `Decision.timer`; simulated only, and not together with `probes`
+    table: bool = (
+        False  # servers keep the gradients of a round by worker, and step by the mean of all workers' means; likewise
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- actions

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from tuners.actions import Decision, Push, Rejected, SyncPolicy
+from tuners.actions import Decision, Push, Rejected, Setting, SyncPolicy
 
 __all__ = [
     "admit",
@@ -34,6 +34,7 @@ __all__ = [
     "k_sync",
     "named",
     "names",
+    "of_setting",
     "quorum",
     "ssp",
     "ssp_as_printed",
@@ -374,11 +375,19 @@ def _check_size(name: str, size: int) -> None:
 
 def names() -> tuple[str, ...]:
     """The names that `Setting.policy` can have."""
-    return ("bsp", "asp", "ssp", "dssp", "discard", "admit")
+    return ("bsp", "asp", "ssp", "dssp", "discard", "admit", "quorum")
 
 
-def named(policy: str, staleness: int) -> SyncPolicy:
-    """The policy of `Setting.policy` and `Setting.staleness`. Raises Rejected for an unknown name."""
+def of_setting(setting: Setting) -> SyncPolicy:
+    """The policy that a setting names, with its bounds. Raises Rejected for an unknown name."""
+    return named(setting.policy, setting.staleness, setting.quorum, setting.grace_seconds)
+
+
+def named(policy: str, staleness: int, size: int = 0, grace_seconds: float = 0.0) -> SyncPolicy:
+    """The policy of that name, with a bound on staleness or, for "quorum", its size (0: all workers) and grace.
+
+    Raises Rejected for an unknown name.
+    """
     made: dict[str, Any] = {
         "bsp": bsp,
         "asp": asp,
@@ -386,6 +395,7 @@ def named(policy: str, staleness: int) -> SyncPolicy:
         "dssp": lambda: dssp(staleness, staleness + _DSSP_RANGE),
         "discard": lambda: discard(staleness),
         "admit": lambda: admit(staleness),
+        "quorum": lambda: quorum(size or _UNBOUNDED, grace_seconds),
     }
     if policy not in made:
         raise Rejected(f"Cannot install policy {policy!r}: choose one of {', '.join(names())}.")

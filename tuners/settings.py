@@ -27,6 +27,7 @@ __all__ = [
     "OF_CHECKPOINTS",
     "OF_LOCAL_STEPS",
     "OF_PULLS",
+    "OF_QUORUM",
     "OF_REPLICAS",
     "OF_TABLES",
     "PLACEMENTS",
@@ -84,6 +85,8 @@ _KINDS: tuple[tuple[str, type, str], ...] = (
     ("pull_clocks", numbers.Integral, _WHOLE),
     ("replicas", numbers.Integral, _WHOLE),
     ("hot_blocks", numbers.Integral, _WHOLE),
+    ("quorum", numbers.Integral, _WHOLE),
+    ("grace_seconds", numbers.Real, _NUMBER),
 )
 """Fields of a setting, their types, and what to give."""
 
@@ -126,6 +129,8 @@ class Setting:
     pull_clocks: int = 1  # a worker pulls once in so many mini-batches, and computes the others on the copy that it has
     replicas: int = 1  # servers that hold each hot block of embedding tables: they share its pulls, and all apply its pushes
     hot_blocks: int = 0  # so many blocks are hot, those that the training data looks up most often (`Job.hottest`)
+    quorum: int = 0  # of the policy "quorum": a round ends some grace after so many pushes; 0: after those of all workers
+    grace_seconds: float = 0.0  # of the same policy; what comes later is dropped
 
     def __post_init__(self) -> None:
         """Raise TypeError, with what to write, for a value of another type; `Space.check` judges what has the right type."""
@@ -194,6 +199,9 @@ OF_TABLES: dict[str, Any] = {"placement": "range", "block_owners": ()}
 
 OF_CACHES = {"cache_rows": 0, "cache_clocks": 0}
 """The fields of a setting that say which rows of embedding tables workers keep, and their values where they keep none."""
+
+OF_QUORUM = {"quorum": 0, "grace_seconds": 0.0}
+"""The fields of a setting that the policy "quorum" has, and their values under which it waits for all workers."""
 
 OF_REPLICAS = {"replicas": 1, "hot_blocks": 0}
 """The fields of a setting that say how many servers hold a block of embedding tables, and their values where one does."""
@@ -541,7 +549,7 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
                 f"Cannot use loads {setting.loads}: give each worker a row, one count per device, at least one sample."
             )
     least_of = {"batch_size": 1, "staleness": 0, "intra_threads": 0, "inter_threads": 0, "local_steps": 1}
-    least_of |= OF_CACHES | OF_PULLS | OF_REPLICAS
+    least_of |= OF_CACHES | OF_PULLS | OF_REPLICAS | {"quorum": 0}
     for name, least in least_of.items():
         if getattr(setting, name) < least:
             raise Rejected(f"Cannot set {name} to {getattr(setting, name)}: it must be at least {least}.")
@@ -575,6 +583,8 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
         raise Rejected(
             f"Cannot make a checkpoint every {setting.checkpoint_seconds} s: give a positive number, or 0 for replicas."
         )
+    if not 0 <= setting.grace_seconds < float("inf"):
+        raise Rejected(f"Cannot wait {setting.grace_seconds} s after a quorum: give a number of seconds, 0 for no grace.")
     if not (setting.outer_rate > 0 and 0 <= setting.outer_momentum < 1):
         raise Rejected(
             f"Cannot apply local steps with outer_rate {setting.outer_rate}, outer_momentum {setting.outer_momentum}: "

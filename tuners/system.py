@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from tuners import policies
 from tuners.actions import Action, Job, Method, Reconfigure, Rejected, Setting, Status, SyncPolicy
-from tuners.settings import OF_CACHES, OF_CHECKPOINTS, OF_LOCAL_STEPS, OF_PULLS
+from tuners.settings import OF_CACHES, OF_CHECKPOINTS, OF_LOCAL_STEPS, OF_PULLS, OF_QUORUM
 
 __all__ = [
     "CHANGED_IN_PLACE",
@@ -19,6 +19,7 @@ __all__ = [
     "branch_of",
     "check_installs",
     "check_no_reconfiguration",
+    "check_no_table",
     "check_no_timers",
     "check_nodes",
     "check_not_last",
@@ -110,6 +111,7 @@ CHANGED_IN_PLACE = (
     *OF_CACHES,
     *OF_CHECKPOINTS,
     *OF_PULLS,
+    *OF_QUORUM,
 )
 """Fields of a setting that servers read at every push or pull: they change at once, without a step."""
 
@@ -135,11 +137,20 @@ def check_no_timers(policy: SyncPolicy) -> None:
         raise Rejected(f"Cannot install policy {policy.name!r}: it sets a timer, and policies decide at pushes only here.")
 
 
+def check_no_table(policy: SyncPolicy) -> None:
+    """Refuse to install a policy that needs gradients by worker, where servers keep at most their sum."""
+    if policy.table:
+        raise Rejected(
+            f"Cannot install policy {policy.name!r}: it needs a table of all workers' gradients; there is none here."
+        )
+
+
 def policy_of(setting: Setting, before: Setting, policy: SyncPolicy) -> SyncPolicy:
     """The policy under `setting`, after `policy` was in force under the setting `before`.
 
     An installed policy stays in force until a setting names another policy or another bound than the one before.
     """
-    if (before.policy, before.staleness) == (setting.policy, setting.staleness):
+    bounds = ("policy", "staleness", *OF_QUORUM)
+    if all(getattr(before, name) == getattr(setting, name) for name in bounds):
         return policy
-    return policies.named(setting.policy, setting.staleness)
+    return policies.of_setting(setting)

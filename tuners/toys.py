@@ -46,6 +46,7 @@ from tuners.system import (
     Handlers,
     branch_of,
     check_installs,
+    check_no_table,
     check_no_timers,
     check_nodes,
     check_not_last,
@@ -181,6 +182,7 @@ class Toy:
         branch = branch_of(self._branches, action.branch)
         check_installs(action.policy, self.job)
         check_no_timers(action.policy)
+        check_no_table(action.policy)
         branch.policy = action.policy
         self._restart(branch)
 
@@ -234,7 +236,7 @@ class Toy:
         branch.clocks[:] = 0
         branch.idle_since[:] = branch.seconds
         if branch.policy is None and branch.setting.policy not in ("bsp", "asp", "ssp"):
-            branch.policy = policies.named(branch.setting.policy, branch.setting.staleness)
+            branch.policy = policies.of_setting(branch.setting)
         branch.policy_state = branch.policy.init(active) if branch.policy else None
         for worker in np.flatnonzero(active):
             self._begin(branch, int(worker))

@@ -209,7 +209,7 @@ def job(scenario: Scenario, seed: int = 0) -> Job:
 
     try:
         space.check(space.base)
-        policies.named(space.base.policy, space.base.staleness)
+        policies.of_setting(space.base)
     except Rejected as error:
         raise ValueError(f"{scenario.origin}: [start]: {error}") from None
     for knob in space.knobs:

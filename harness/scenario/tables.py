@@ -113,6 +113,8 @@ class StartTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pull_clocks: int = 1
     replicas: int = 1
     hot_blocks: int = 0
+    quorum: int = 0
+    grace_seconds: float = 0.0
 
 
 class KnobTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

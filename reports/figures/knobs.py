@@ -34,6 +34,8 @@ _LABELS = {
     "pull_clocks": "mini-batches\nper pull",
     "replicas": "servers that hold\na hot block",
     "hot_blocks": "hot blocks",
+    "quorum": "pushes of\na quorum",
+    "grace_seconds": "seconds of grace\nafter a quorum",
     "samples_per_round": "samples, all\nworkers once",
     "data_share": "largest share\nof the data",
     "model_share": "largest share\nof the model",
@@ -41,7 +43,7 @@ _LABELS = {
 _PLAIN = (
     *("learning_rate", "momentum", "batch_size", "intra_threads", "inter_threads", "transfer_bits"),
     *("local_steps", "outer_rate", "outer_momentum", "cache_rows", "cache_clocks", "checkpoint_seconds", "pull_clocks"),
-    *("replicas", "hot_blocks"),
+    *("replicas", "hot_blocks", "quorum", "grace_seconds"),
 )
 
 

@@ -25,6 +25,7 @@ from tuners.actions import Rejected, Space
 from tuners.settings import Choice
 
 __all__ = [
+    "GradientTable",
     "Learned",
     "LearningProgram",
     "TrainingData",
@@ -36,7 +37,9 @@ __all__ = [
     "mean_loss",
     "minibatch",
     "pull",
+    "regrouped",
     "untrained",
+    "with_table",
 ]
 
 _LEAST_ROWS = 16  # of a mini-batch that are compiled for, if its size is free: computing fewer saves little, compiling costs
@@ -48,10 +51,19 @@ class LearningProgram(NamedTuple):
     losses: Callable[[Any, Any], Array]
     correct: Callable[[Any, Any], Array]
     optimizer: str
-    aggregation: str  # each | sum | mean
+    aggregation: str  # each | sum | mean | table
     batch: int  # rows drawn per mini-batch, at least every worker's own number of samples
     embedding: Embedding | None = None  # None: gradients are dense
     cached: int = 0  # rows of embedding tables of which a worker can keep copies
+
+
+class GradientTable(NamedTuple):
+    """The gradients of a round, and those that came early for the next one, by worker: leading axis [k]."""
+
+    sums: Any  # pytree [k, ...]
+    counts: Array  # float32 [k]: gradients in each sum
+    later_sums: Any
+    later_counts: Array
 
 
 class TrainingData(NamedTuple):
@@ -68,7 +80,7 @@ class Learned(NamedTuple):
     parameters: Any
     slots: Any  # the optimizer's state
     gradients: Any  # pytree with a leading worker axis [k, ...]
-    group: Any  # sum of the gradients pushed since the last step (aggregation sum | mean)
+    group: Any  # sum of the gradients pushed since the last step (aggregation sum | mean), or a `GradientTable`
     pulled: Any  # leading worker axis [k, ...]: sum of all gradients at the time of each pull, for optimizers that revise
     inner: Any  # the state of each worker's own optimizer, leading worker axis; () where a push is one gradient
     touched: Any = ()  # `simulators.engine.embedding.Touched`; () where gradients are dense
@@ -111,6 +123,33 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
         proxy.embedding,
         0 if proxy.embedding is None else min(space.most_cached_rows, proxy.embedding.rows),
     )
+
+
+def with_table(model: LearningProgram | None, space: Space) -> LearningProgram | None:
+    """`model` with servers that keep a table of all workers' gradients. Raises Rejected for what that does not go with."""
+    if model is None:
+        return None
+    what = "a model with embedding tables" if model.embedding is not None else ""
+    what = what or (f"{model.optimizer!r}, which revises single gradients" if model.optimizer in REVISING else "")
+    what = what or ("checkpoints in place of replicas" if space.takes_checkpoints else "")
+    if what:
+        raise Rejected(f"Cannot keep a table of all workers' gradients with {what}: install another policy.")
+    return model._replace(aggregation="table")
+
+
+def regrouped(model: LearningProgram, inputs: EngineInputs, learned: Learned) -> Learned:
+    """The same with what the servers keep of gradients under the aggregation of `model`, as yet of none."""
+    return learned._replace(group=_no_group(model, inputs, learned.parameters))
+
+
+def _no_group(model: LearningProgram, inputs: EngineInputs, parameters: Any) -> Any:
+    if model.aggregation == "each":
+        return ()
+    if model.aggregation != "table":
+        return jax.tree.map(jnp.zeros_like, parameters)
+    nodes = inputs.active.shape[0]
+    none = jax.tree.map(lambda p: jnp.zeros((nodes, *p.shape), p.dtype), parameters)
+    return GradientTable(none, jnp.zeros(nodes, jnp.float32), none, jnp.zeros(nodes, jnp.float32))
 
 
 def _most_samples(workload: Workload, space: Space, samples: int) -> int:
@@ -159,7 +198,7 @@ def untrained(model: LearningProgram, inputs: EngineInputs, parameters: Any) -> 
         parameters=parameters,
         slots=_optimizer(model, inputs).init(parameters),
         gradients=nothing,
-        group=jax.tree.map(jnp.zeros_like, parameters) if model.aggregation != "each" else (),
+        group=_no_group(model, inputs, parameters),
         pulled=nothing if model.optimizer in REVISING else (),
         inner=jax.vmap(_inner(model, inputs).init)(nothing) if inputs.local_steps.shape[0] else (),
         copies=nothing if inputs.copies else (),
@@ -167,22 +206,23 @@ def untrained(model: LearningProgram, inputs: EngineInputs, parameters: Any) -> 
 
 
 def apply_push(
-    model: LearningProgram, inputs: EngineInputs, learned: Learned, worker: Array, accept: Array, take: Array, grouped: Array
+    model: LearningProgram,
+    inputs: EngineInputs,
+    learned: Learned,
+    worker: Array,
+    accept: Array,
+    take: Array,
+    grouped: Array,
+    rounds: Any = (),
 ) -> Learned:
     """Bring the gradient that `worker` has pushed into the group (if `accept`), and step the parameters (if `take`).
 
-    `grouped` is the size of the group, this push counted.
+    `grouped` is the size of the group, this push counted; `rounds` are `Decision.later` and `Decision.turn` for a table.
     """
     gradient = jax.tree.map(partial(_row, worker), learned.gradients)
     if model.embedding is not None:
         return learned._replace(parameters=sparse.stepped(learned.parameters, gradient, inputs.learning_rate, take))
-    if model.aggregation == "each":
-        group, total = (), gradient
-    else:
-        weight = _weight(inputs, worker) if model.aggregation == "mean" else jnp.float32(1)
-        group = jax.tree.map(lambda s, g: s + jnp.where(accept, weight * g, 0.0), learned.group, gradient)
-        size = jnp.maximum(grouped, 1).astype(jnp.float32) if model.aggregation == "mean" else jnp.float32(1)
-        total = jax.tree.map(lambda s: s / size, group)
+    group, total = _grouped(model, inputs, learned.group, gradient, worker, accept, grouped, rounds)
     more = {}  # what only optimizers that revise take
     if model.optimizer in REVISING:
         more["missed"] = jax.tree.map(lambda now, rows: now - _row(worker, rows), learned.slots.total, learned.pulled)
@@ -192,8 +232,50 @@ def apply_push(
     return learned._replace(
         parameters=choose(parameters, learned.parameters),
         slots=choose(slots, learned.slots),
-        group=jax.tree.map(lambda g: jnp.where(take, 0.0, g), group),
+        group=group if model.aggregation == "table" else jax.tree.map(lambda g: jnp.where(take, 0.0, g), group),
     )
+
+
+def _grouped(
+    model: LearningProgram,
+    inputs: EngineInputs,
+    group: Any,
+    gradient: Any,
+    worker: Array,
+    accept: Array,
+    grouped: Array,
+    rounds: Any,
+) -> tuple[Any, Any]:
+    """What the servers keep of gradients after this push, and what a step would be by."""
+    if model.aggregation == "each":
+        return (), gradient
+    if model.aggregation == "table":
+        return _tabled(inputs, group, gradient, worker, accept, *rounds)
+    weight = _weight(inputs, worker) if model.aggregation == "mean" else jnp.float32(1)
+    group = jax.tree.map(lambda s, g: s + jnp.where(accept, weight * g, 0.0), group, gradient)
+    size = jnp.maximum(grouped, 1).astype(jnp.float32) if model.aggregation == "mean" else jnp.float32(1)
+    return group, jax.tree.map(lambda s: s / size, group)
+
+
+def _tabled(
+    inputs: EngineInputs, table: GradientTable, gradient: Any, worker: Array, accept: Array, later: Array, turn: Array
+) -> tuple[GradientTable, Any]:
+    """The table after a push of `worker`, and the mean over the workers in it of the means of their gradients.
+
+    A gradient that is accepted counts in this round or, if `later`, in the next one, which begins after this push if `turn`.
+    """
+    mine = (jnp.arange(inputs.active.shape[0]) == worker) & accept
+
+    def added(sums: Any, flags: Array) -> Any:
+        return jax.tree.map(lambda rows, g: rows + jnp.where(_columns(flags, rows), g, 0.0), sums, gradient)
+
+    now = (added(table.sums, mine & ~later), table.counts + (mine & ~later))
+    then = (added(table.later_sums, mine & later), table.later_counts + (mine & later))
+    known = (now[1] > 0) & (inputs.active | mine)  # a worker that is about to stop still counts
+    weights = (known / jnp.maximum(now[1], 1.0) / jnp.maximum(jnp.sum(known), 1)).astype(jnp.float32)
+    total = jax.tree.map(lambda rows: jnp.tensordot(weights, rows, 1), now[0])
+    choose = partial(jax.tree.map, lambda new, old: jnp.where(turn, new, old))
+    return GradientTable(*choose(then, now), *choose(jax.tree.map(jnp.zeros_like, then), then)), total
 
 
 def pull(

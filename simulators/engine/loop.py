@@ -45,6 +45,7 @@ __all__ = [
     "caches_cleared",
     "catch_up",
     "launch",
+    "regrouped",
     "resumed",
     "rows_placed",
     "waiting",
@@ -128,6 +129,7 @@ class _Pushed(NamedTuple):
     grouped: Array  # int32: gradients in that update
     release: Array  # bool [k]: workers that begin a mini-batch now
     pulls: Any  # bool [k]: of these, those that pull; () where all do
+    rounds: Any  # bool scalars, `Decision.later` and `Decision.turn`; () where servers keep no table of gradients
     row: Array  # float64 [11]: its record, validation not yet filled in
 
 
@@ -216,7 +218,9 @@ def _step(
     valid_loss = valid_accuracy = jnp.asarray(jnp.nan)
     if program.model is not None and learned is not None:
         # First apply, then pull: a worker that is released pulls parameters that include its own push.
-        learned = learning.apply_push(program.model, inputs, learned, done.worker, done.accept, done.take, done.grouped)
+        learned = learning.apply_push(
+            program.model, inputs, learned, done.worker, done.accept, done.take, done.grouped, done.rounds
+        )
         if learned.touched:
             learned = learned._replace(touched=embedding.count_push(learned.touched, done.worker, done.yes))
         learned, loss = learning.pull(
@@ -279,7 +283,13 @@ def _nothing(program: Program, inputs: EngineInputs) -> tuple[_Pushed]:
     no, zero = jnp.asarray(False), jnp.asarray(0, jnp.int32)
     acted: Any = no if program.timers else ()
     pulls: Any = jnp.zeros_like(inputs.active) if inputs.copies else ()
-    return (_Pushed(no, acted, zero, no, no, zero, jnp.zeros_like(inputs.active), pulls, jnp.zeros(len(Records._fields))),)
+    rounds: Any = (no, no) if _keeps_table(program) else ()
+    nobody, row = jnp.zeros_like(inputs.active), jnp.zeros(len(Records._fields))
+    return (_Pushed(no, acted, zero, no, no, zero, nobody, pulls, rounds, row),)
+
+
+def _keeps_table(program: Program) -> bool:
+    return program.model is not None and program.model.aggregation == "table"
 
 
 def _travel_and_settle(program: Program, inputs: EngineInputs, until_seconds: Array, clock: Clock) -> tuple[Clock, _Pushed]:
@@ -382,6 +392,7 @@ def _settle(
         grouped=grouped,
         release=release,
         pulls=pulls if inputs.copies else (),
+        rounds=(jnp.asarray(decision.later), jnp.asarray(decision.turn) & pushed) if _keeps_table(program) else (),
         row=jnp.stack([jnp.asarray(value, jnp.float64) for value in row]),
     )
     samples = inputs.samples[worker] * clock.steps[worker] if clock.steps.shape[0] else inputs.samples[worker]
@@ -562,6 +573,14 @@ def rows_placed(inputs: EngineInputs, state: State) -> State:
     if learned is None or not learned.touched:
         return state
     return State(state.clock, learned._replace(touched=_rows_placed(inputs, learned.touched)))
+
+
+def regrouped(program: Program, inputs: EngineInputs, state: State) -> State:
+    """The job after a policy has come that needs gradients kept in another way: what was kept of them is dropped."""
+    if program.model is None or state.learned is None:
+        return state
+    clock = state.clock._replace(grouped=jnp.zeros_like(state.clock.grouped))
+    return State(clock, learning.regrouped(program.model, inputs, state.learned))
 
 
 def caches_cleared(state: State, workers: Array | None = None) -> State:

@@ -45,7 +45,7 @@ from harness.live.protocol.messages import (
 )
 from harness.live.protocol.messages import worker as worker_name
 from tuners.actions import Rejected, Setting, SyncPolicy
-from tuners.system import check_no_timers
+from tuners.system import check_no_table, check_no_timers
 
 __all__ = ["Coordinator", "LiveJob", "Poll", "Report", "Shards"]
 
@@ -262,7 +262,7 @@ class Coordinator:
     def put(self, branch: int, setting: Setting, policy: SyncPolicy | None = None) -> None:
         """Change the setting of a branch, except where blocks are (see `place`). Mini-batches in progress go on. A new
         policy, or other workers, start the policy anew and release the workers that wait. None: the policy stays. Raises
-        Rejected for a policy that probes, where gradients are grouped, and for one that sets timers."""
+        Rejected for a policy that probes, where gradients are grouped, and for one that sets timers or needs a table."""
         of = self._cycles.branches[branch]
         self._check(policy or of.policy)
         of.setting, of.shards = setting, self.job.shards(setting)
@@ -275,6 +275,7 @@ class Coordinator:
 
     def _check(self, policy: SyncPolicy) -> None:
         check_no_timers(policy)
+        check_no_table(policy)
         if policy.probes and self.job.aggregation != "each":
             raise Rejected(
                 f"Cannot install {policy.name}, which asks for losses before and after every push: here the servers apply "

@@ -86,7 +86,7 @@ def driver_state(
 
 def _restored(row: _DriverBranchState, installed: Mapping[int, SyncPolicy]) -> DriverBranch:
     if row.installed is None:
-        policy = policies.named(row.setting.policy, row.setting.staleness)
+        policy = policies.of_setting(row.setting)
     elif row.installed in installed:
         policy = installed[row.installed]
     else:

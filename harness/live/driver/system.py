@@ -88,7 +88,7 @@ class LiveSystem:
         try:
             spec.job.space.check(start)
             spec.check(start)
-            policy = policies.named(start.policy, start.staleness)
+            policy = policies.of_setting(start)
             emulated = EmulatedNodes(processes, spec) if emulates else None
             if emulated is not None:
                 emulated.act(0.0 if begun is None else begun.seconds)

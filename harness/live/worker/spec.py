@@ -225,6 +225,8 @@ class Spec:
                 f"Cannot hold {setting.hot_blocks} hot blocks on {setting.replicas} servers each in a live job: a push is "
                 "recovered from one owner of each block; hold replicas at 1 or hot_blocks at 0."
             )
+        if setting.policy == "quorum":
+            raise Rejected("Cannot wait for a quorum in a live job: its policies set no timers; choose another policy.")
         inputs.compute_times(self.scenario.cluster.nodes, self.workload.demand, setting)
         self.live_job.shards(setting)
 

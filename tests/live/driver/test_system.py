@@ -428,6 +428,12 @@ def test_a_live_job_keeps_one_owner_of_each_block():
     job.check(replace(job.job.start, hot_blocks=0))
 
 
+def test_a_live_job_waits_for_no_quorum():
+    job = Spec("mine", "mine.toml", load("live-digits").text, 0)
+    with pytest.raises(Rejected, match="its policies set no timers; choose another policy"):
+        job.check(replace(job.job.start, policy="quorum"))
+
+
 DEMAND = "[workload.overrides.demand]"
 CLICKS = 'name = "clicks-fm"'
 BY_SHARE = re.sub(r"metric = .*\nvalue = .*", 'metric = "clocks"\nvalue = 100\nby_share = true', load("live-digits").text)

@@ -1,6 +1,7 @@
 """A policy's timer: a quorum's rounds end when its grace is over, also where nobody pushes then."""
 
 import math
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 from simulators.cluster.conditions import Conditions, Sleeps
 from tests.support.small_jobs import MODEL, assert_same_bytes, branch, job, plain_job, system, together
 from tests.support.toy import toys
+from traces.schema import setting_from, setting_text
 from tuners import policies
-from tuners.actions import Decision, Fork, Install, Push, Rejected, Run, SyncPolicy
+from tuners.actions import Decision, Fork, Install, Push, Reconfigure, Rejected, Run, SyncPolicy
+from tuners.settings import Choice, Integer, Real
 
 
 def made(policy, *, aggregation="mean", seed=3):
@@ -105,3 +108,52 @@ def test_a_system_that_decides_at_pushes_only_refuses_timers():
 def test_a_quorum_that_makes_no_sense_is_refused(size, grace, reason):
     with pytest.raises(ValueError, match=reason):
         policies.quorum(size, grace)
+
+
+def asked(**changed):
+    cluster, _, plain, _ = plain_job(policy="bsp")
+    conditions = Conditions(jitter=0.3, sleeps=Sleeps(probability=0.3, mean_seconds=4.0, sd_seconds=1.0))
+    knobs = (Choice("policy", ("bsp", "quorum")), Integer("quorum", 0, 3), Real("grace_seconds", 0.0, 10.0))
+    start = replace(plain, **changed)
+    return system(cluster, job(model=MODEL, aggregation="mean"), start, conditions, 3, knobs=knobs)
+
+
+def test_a_setting_can_ask_for_a_quorum():
+    installed, named = made(policies.quorum(2, 0.5)), asked()
+    cost = named.perform(Reconfigure(replace(named.job.start, policy="quorum", quorum=2, grace_seconds=0.5)))
+    assert cost.seconds == 0.0
+    same(installed, named)
+
+
+def test_another_size_or_grace_begins_rounds_anew_and_anything_else_does_not():
+    simulated = asked(policy="quorum", quorum=2, grace_seconds=0.5)
+    before, policy = simulated.job.start, simulated.branches[0].policy
+    simulated.perform(Run(clocks=7))
+    simulated.perform(Reconfigure(replace(before, learning_rate=before.learning_rate)))
+    assert simulated.branches[0].policy is policy
+    simulated.perform(Reconfigure(replace(before, grace_seconds=1.0)))
+    assert simulated.branches[0].policy.name == "quorum(2,1)"
+    simulated.perform(Reconfigure(replace(before, quorum=3)))
+    assert simulated.branches[0].policy.name == "quorum(3,0.5)"
+    assert simulated.perform(Run(clocks=20)).clocks == 20
+
+
+def test_a_quorum_of_none_waits_for_all():
+    same(asked(policy="quorum"), asked(policy="bsp"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [({"quorum": -1}, "Cannot set quorum to -1"), ({"grace_seconds": math.inf}, "Cannot wait inf s after a quorum")],
+)
+def test_a_setting_with_a_quorum_that_makes_no_sense_is_refused(changed, reason):
+    simulated = asked()
+    with pytest.raises(Rejected, match=reason):
+        simulated.perform(Reconfigure(replace(simulated.job.start, **changed)))
+
+
+def test_settings_without_a_quorum_are_written_as_before():
+    start = plain_job()[2]
+    assert "quorum" not in setting_text(start)
+    wanted = replace(start, policy="quorum", quorum=2, grace_seconds=0.5)
+    assert setting_from(setting_text(wanted)) == wanted
