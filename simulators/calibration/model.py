@@ -166,6 +166,7 @@ class Constants:
     service_bytes_per_second: float = math.inf
     apply_seconds: float = 0.0
     apply_exponent: float = 1.0
+    commit_seconds: float = 0.0
     master_seconds: float = 0.0
     master_sample_seconds: float = 0.0
     delay_messages: float = 2.0

@@ -83,6 +83,8 @@ class Prediction:
     workers: int = 0  # of the setting; 0: the row describes none
     servers: int = 0
     batch_size: int = 0  # of one worker
+    setting: int = -1  # equal for runs of one setting on the same links; -1: the row describes none
+    compute_share: float = float("nan")  # recorded seconds of computing over those of the cycle
 
 
 class Lack(NamedTuple):
@@ -235,6 +237,7 @@ def lacking(given: Mapping[str, Constants]) -> dict[str, Lack]:
     found = {part: less for part, less in made.items() if less.given != dict(given)}
     return found | {
         "updates at the servers": Lack(given, ("apply_seconds", "apply_exponent")),
+        "messages of a coordinator": Lack(given, ("commit_seconds",)),
         "the cost of a synchronous step": Lack(given, ("master_seconds", "master_sample_seconds")),
     }
 
@@ -286,6 +289,7 @@ def _predictions(
     """
     fitted, plain_fitted, held, plain = values
     groups = _groups(rows)
+    settings = {same: i for i, same in enumerate(dict.fromkeys(map(_same, rows)))}
 
     def made(group: str, k: int, row: Row, column: int, recorded: float) -> Prediction:
         told, estimate = (held.cycle, held.whole)[column], (fitted.cycle, fitted.whole)[column]
@@ -306,11 +310,18 @@ def _predictions(
             row.workers,
             row.servers,
             row.batch_size,
+            settings[_same(row)],
+            row.compute_seconds / row.cycle_seconds,
         )
 
     all_ = [(k, rows[i], groups[i]) for k, i in enumerate(wanted)]
     found = [made(group, k, r, 0, r.cycle_seconds) for k, r, group in all_]
     return found + [made(group + COMPLETION, k, r, 1, r.all_seconds) for k, r, group in all_ if whole and _completes(r)]
+
+
+def _same(row: Row) -> Row:
+    """Equal for runs of one setting on the same links. Speeds are left out: they are measured in each run."""
+    return replace(row.setting_only(), speeds=(), machines=0)
 
 
 def _completes(row: Row) -> bool:
