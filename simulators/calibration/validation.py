@@ -226,13 +226,16 @@ def split_of_others(known: Sequence[Row], rows: Sequence[Row]) -> str:
     return UNLIKE if 2 * sum(bool(r.unlike - seen) for r in rows) > len(rows) else OTHER
 
 
-def lacking(given: Mapping[str, Constants]) -> dict[str, Lack]:
-    """What to fit without one part of the physics, by the name of the part: of those that the initial constants have."""
+def lacking(given: Mapping[str, Constants], rows: Sequence[Row] = ()) -> dict[str, Lack]:
+    """What to fit without one part of the physics, by the name of the part: of those that the initial constants and `rows`
+    have."""
     parts: dict[str, Callable[[Constants], Constants]] = {
         "requests behind queued pushes": lambda c: replace(c, control_queue=0.0),
         "uneven shares of links": lambda c: replace(c, discipline="maxmin"),
         "pauses of computing": lambda c: replace(c, sleeps=None),
     }
+    if any(r.sleeps for r in rows):
+        parts["how stragglers' sleeps vary"] = lambda c: replace(c, sleeps_vary=False)
     made = {part: Lack({job: without(c) for job, c in given.items()}) for part, without in parts.items()}
     found = {part: less for part, less in made.items() if less.given != dict(given)}
     return found | {
@@ -320,8 +323,8 @@ def _predictions(
 
 
 def _same(row: Row) -> Row:
-    """Equal for runs of one setting on the same links. Speeds are left out: they are measured in each run."""
-    return replace(row.setting_only(), speeds=(), machines=0)
+    """Equal for runs of one setting on the same links. Speeds and sleeps are measured in each run."""
+    return replace(row.setting_only(), speeds=(), sleeps=(), machines=0)
 
 
 def _completes(row: Row) -> bool:
