@@ -1,7 +1,7 @@
 """Workers of a recording that sleep in every mini-batch, told from those that are only slower.
 
-A slower machine takes longer by a factor, and so does the noise of its mini-batches. A worker that waits for something else, as
-the stragglers of RLP (Section 4.1) do, takes longer by a time with a distribution of its own: its mini-batches vary more. At a
+A slower machine takes longer by a factor, and so does the noise of its mini-batches. A worker that waits for something else
+(the stragglers of RLP, Section 4.1) takes longer by a time with a distribution of its own: its mini-batches vary more. At a
 barrier that decides: all wait for the longest sleep of several workers, not for their mean.
 """
 
