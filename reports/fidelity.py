@@ -191,6 +191,7 @@ def page(checks: Sequence[Check], findings: str = "") -> str:
         verdict=_verdict(checks),
         verdict_rows=[row for made in checks for row in _verdict_rows(made)],
         parts=[part for made in checks for part in _ablations(made)],
+        limits=[sentence for made in checks for sentence in _limits(made)],
         findings=[" ".join(paragraph.split()) for paragraph in findings.split("\n\n") if paragraph.strip()],
         recordings=[_section(made, f"r{i}") for i, made in enumerate(checks)],
         kinds=[kind for kind, _ in _KINDS],
@@ -334,7 +335,10 @@ def _verdict(checks: Sequence[Check]) -> list[str]:
     all_rows = [p for *_, rows in every for p in rows]
     mine, plain = (errors(all_rows, which) for _, which in _FORMS)
     held = coverage(all_rows)
+    ranked = [e.tau for e, _ in found if math.isfinite(e.tau)]
+    ends = dict.fromkeys(f"{tau(ranked):.2f}" for tau in (min, max) if ranked)
     said = [
+        *([f"The order of settings, which a tuner needs: tau is {' to '.join(ends)}."] if ranked else []),
         f"The simulator's order, median and 95th percentile are within reach in {good} of {len(every)} comparisons "
         f"(tau at least {_TAU:g}, median error at most {_MEDIAN:.0%}, 95th percentile at most {_P95:.0%}).",
         f"Over all {mine.rows} cycles that were not fitted, it is off by {_percent(mine.median)} in the median and "
@@ -347,6 +351,40 @@ def _verdict(checks: Sequence[Check]) -> list[str]:
         level = f"{LEVEL_PERCENT} %"
         said.append(f"{share:.0%} of {held.rows} recorded cycles are within their {level} intervals, {far} of {level}.")
     return said
+
+
+def _limits(made: Check) -> list[str]:
+    """What a recording cannot tell, in sentences: what it does not have, and how far its own repetitions are apart."""
+    rows = [p for _, some in _by_split(made.predictions) for p in some]
+    if not rows:
+        return []
+    each = (("workers", "workers"), ("servers", "servers"), ("batch_size", "samples in a mini-batch"))
+    seen = [f"{_range([getattr(p, name) for p in rows])} {words}" for name, words in each]
+    said = [f"{_title(made)} has {seen[0]}, {seen[1]} and {seen[2]}; nothing is said of others."]
+    shares = [p.compute_share for p in rows if math.isfinite(p.compute_share)]
+    if shares:
+        low, high = (f"{end:.0%}" for end in (min(shares), max(shares)))
+        part = low if low == high else f"{low} to {high}"
+        said.append(f"Computing is {part} of its cycles, {np.median(shares):.0%} in the median.")
+    repeated: dict[int, dict[str, float]] = {}
+    for p in rows:
+        repeated.setdefault(p.setting, {})[p.run] = p.recorded
+    ratios = [max(of.values()) / min(of.values()) - 1 for of in repeated.values() if len(of) > 1]
+    if len(ratios) < len(repeated):
+        said.append(f"{len(repeated) - len(ratios)} of its {len(repeated)} settings were recorded in one run only.")
+    if ratios:
+        said.append(
+            f"From the fastest to the slowest run of a setting there are {np.median(ratios):.0%} in the median, at most "
+            f"{max(ratios):.0%}: no prediction can be nearer than that to all of them."
+        )
+    if unknown := sorted({name for fit in made.fits.values() for name in fit.refused}):
+        said.append(f"No fitted row determines {', '.join(unknown)}: nothing is said of jobs in which these matter.")
+    return said
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 class _AblationRow(NamedTuple):

@@ -164,7 +164,7 @@ def _fidelity(options: argparse.Namespace) -> int:
         with stages(f"recording {len(checks) + 1} of {len(named)}") as watch:
             given = initial_constants(recording, options)
             made = check(recording, given, origin, options.folds, watch)
-            less = lacking(given) if options.ablate else {}
+            less = lacking(given, recording.rows) if options.ablate else {}
             without = tuple(Ablation(p, ablated(recording, lack, options.folds, watch)) for p, lack in less.items())
             checks.append(replace(made, ablations=without))
     checks += _of_others(options) if options.fit else []
@@ -191,7 +191,8 @@ def _of_others(options: argparse.Namespace) -> list[Check]:
     with stages("fitting") as watch:
         fits = fit_all(known.rows, given, watch=watch)
         found = [check_other(fits, known, other, origin, "; ".join(origins)) for other, origin in named]
-        for part, lack in (lacking(given) if options.ablate else {}).items():
+        rows = [row for recording in (known, *(other for other, _ in named)) for row in recording.rows]
+        for part, lack in (lacking(given, rows) if options.ablate else {}).items():
             watch(f"without {part}")
             less = fit_all(known.rows, lack.given, without=lack.without)
             told = [

@@ -72,6 +72,7 @@ NO_FREEDOM = "no degree of freedom: as many constants as measurements that deter
 _MEASUREMENTS: dict[str, str] = {
     "apply_exponent": "the same job on one, two and many servers, with enough workers to keep all of them busy",
     "delay_messages": "the same job with a link delayed and without, and how long the delay was",
+    "commit_seconds": "the same job on one, two and three servers, with few and with many workers",
     "master_sample_seconds": "synchronous runs at two batch sizes or more, besides asynchronous ones at two",
     "latency_seconds": "iterations with seconds of pulls and pushes, of a model small enough to take no time",
     "service_bytes_per_second": "iterations with seconds of pulls while many workers pull from one server",
@@ -265,6 +266,8 @@ def _not_measured(rows: Sequence[Row]) -> dict[str, str]:
         refuse("delay_messages", "no link was delayed in some runs and not in others")
     if not vary["servers"]:
         refuse("message_seconds", "the number of servers never varied")
+    if not (vary["servers"] and vary["workers"]):
+        refuse("commit_seconds", "the numbers of servers and of workers did not both vary")
     if not (vary["servers"] or vary["workers"] or parts):
         refuse("apply_seconds", "neither workers nor servers ever varied, and pushes were not timed")
     if len({r.servers for r in rows}) < 3:
@@ -559,6 +562,7 @@ def _guess(name: str, rows: Sequence[Row], given: Constants) -> float:
         "service_bytes_per_second": 3 * (given.model_bytes or alone * given.nic_bytes_per_second) / max(alone, 1e-9),
         "apply_seconds": apply,
         "apply_exponent": 0.8,
+        "commit_seconds": 0.3 * apply / servers,
         "delay_messages": given.delay_messages,
         "master_seconds": 0.02 * cycle,
         "master_sample_seconds": 0.02 * cycle / batch / workers,

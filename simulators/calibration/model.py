@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from simulators.branch import stacked
 from simulators.calibration.closed_form import Plant, Spans
+from simulators.calibration.stragglers import Sleeper
 from simulators.cluster.cluster import Cluster
-from simulators.cluster.conditions import Conditions, LinkDelay, Sleeps, link_delays
+from simulators.cluster.conditions import Conditions, LinkDelay, Sleeps, Stragglers, link_delays
 from simulators.cluster.profiles import Device, NodeType
 from simulators.engine.inputs import cycle_costs
 from simulators.engine.loop import Records, advance_lanes
@@ -39,6 +40,7 @@ __all__ = [
     "setting",
     "simulated",
     "simulated_seconds",
+    "stragglers",
     "system_of",
     "with_speeds",
 ]
@@ -70,7 +72,8 @@ class Row:
     speeds: tuple[float, ...] = ()  # of the workers, relative; (): all equal
     nics: tuple[float, ...] = ()  # of the workers, then of servers on their own machines, relative; (): all equal
     delays: tuple[float, ...] = ()  # seconds, one way, of the links of the same machines as `nics`; (): none
-    worker_seconds: tuple[tuple[int, float], ...] = ()  # number of each worker, and its median compute seconds
+    sleeps: tuple[Sleeper, ...] = ()  # of the workers, in every mini-batch; (): none has any
+    worker_seconds: tuple[tuple[int, float], ...] = ()  # number of each worker, and its median seconds of computing, awake
     compute_seconds: float = math.nan
     pull_seconds: float = math.nan
     push_seconds: float = math.nan
@@ -93,10 +96,13 @@ class Row:
     def unlike(self) -> frozenset[str]:
         """In what the machines differ: "nics" or "delays" of their links, or "speeds" of their processors.
 
-        Speeds count where the difference takes 5 % of a cycle or more: those of short mini-batches differ by chance.
+        Speeds count where the difference takes 5 % of a cycle or more: those of short mini-batches differ by chance. So do
+        workers that sleep.
         """
         found = {name for name in ("nics", "delays") if len({*getattr(self, name)}) > 1}
         if self.speeds and self.compute_seconds * (max(self.speeds) / min(self.speeds) - 1) >= _ALIKE * self.cycle_seconds:
+            found.add("speeds")
+        if any(s.mean_seconds >= _ALIKE * self.cycle_seconds for s in self.sleeps):
             found.add("speeds")
         return frozenset(found)
 
@@ -166,6 +172,7 @@ class Constants:
     service_bytes_per_second: float = math.inf
     apply_seconds: float = 0.0
     apply_exponent: float = 1.0
+    commit_seconds: float = 0.0
     master_seconds: float = 0.0
     master_sample_seconds: float = 0.0
     delay_messages: float = 2.0
@@ -173,6 +180,7 @@ class Constants:
     sleeps: Sleeps | None = None
     discipline: Literal["maxmin", "uneven"] = "maxmin"  # how transfers share NICs, as in `Cluster`
     control_queue: float = 0.0  # as in `Cluster`
+    sleeps_vary: bool = True  # stragglers' sleeps, as recorded; otherwise each sleeps as long as its mean every time
     in_transfers: bool = False  # recorded pull and push times include messages and latency; otherwise compute time does
 
     def overhead_seconds(self, row: Row) -> float:
@@ -243,6 +251,10 @@ def plant(constants: Constants, row: Row) -> Plant:
         delay_seconds = np.array([*row.delays, *(0.0,) * (len(names) - len(row.delays))])
         delays = link_delays(names, kept, delay_seconds, constants.delay_messages)
         costs = costs._replace(overhead_seconds=costs.overhead_seconds + delays)
+    if row.sleeps:
+        asleep = np.zeros(len(made.nodes))
+        asleep[: row.workers] = [s.mean_seconds for s in row.sleeps]
+        costs = costs._replace(compute_seconds=costs.compute_seconds + asleep)
     sleeps = constants.sleeps
     return Plant(costs, constants.jitter, sleeps.probability * sleeps.mean_seconds if sleeps else 0.0)
 
@@ -326,11 +338,21 @@ def pushes_of(constants: Constants, row: Row, seeds: Sequence[int], clocks: int)
     return found
 
 
+def stragglers(row: Row, *, vary: bool = True) -> Stragglers | None:
+    """The workers of a row that sleep, all with the mean of their distributions; None if none does."""
+    asleep = [(f"n{i}", s) for i, s in enumerate(row.sleeps) if s.mean_seconds]
+    if not asleep:
+        return None
+    mean, sd = (float(np.mean([s[k] for _, s in asleep])) for k in (0, 1))
+    return Stragglers(mean, sd * vary, nodes=tuple(name for name, _ in asleep))
+
+
 def system_of(constants: Constants, row: Row, seed: int) -> SimulatedSystem:
     """A job of these constants under the row's setting, on nodes as the row has them."""
     job = Workload(name=row.workload, demand=demand(constants), proxy=None)
     delays = tuple(LinkDelay((f"n{i}",), seconds) for i, seconds in enumerate(row.delays) if seconds)
-    conditions = Conditions(jitter=constants.jitter, sleeps=constants.sleeps, delays=delays)
+    slow = stragglers(row, vary=constants.sleeps_vary)
+    conditions = Conditions(jitter=constants.jitter, sleeps=constants.sleeps, stragglers=slow, delays=delays)
     spec = JobSpec(
         name="calibration",
         cluster=cluster(constants, row),

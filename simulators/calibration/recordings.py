@@ -20,6 +20,7 @@ import polars as pl
 from simulators.calibration.model import Row, with_speeds
 from simulators.calibration.selection import EVERYTHING, Selection
 from simulators.calibration.staleness import Effort, efforts
+from simulators.calibration.stragglers import Sleeper, sleepers
 from simulators.cluster.conditions import Sleeps
 
 __all__ = ["Noise", "Recording", "joined", "read_tables", "with_links_of"]
@@ -30,6 +31,7 @@ _FEWEST = 3  # a segment with fewer cycles per worker gives no row
 _FAR = 4.0  # a time beyond so many standard deviations of the logarithm is a sleep, not jitter
 _RARE = 0.002  # a smaller share of such times is ignored
 _NO_RATES = {"trimtuner-tf-ps": "its counts of iterations are not those that took its seconds"}
+_AWAKE = Sleeper(0.0, 0.0)
 _PARTS = ("compute_seconds", "pull_seconds", "push_seconds", "wait_seconds")
 
 
@@ -72,7 +74,8 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
     if iterations is not None and iterations.height:
         timed = _outside_changes(iterations.filter(pl.col("seconds").is_not_null()), tables.get("reconfigurations"))
         segments = [s for s in _segments(timed, settings) if wanted.has(s[0])]
-        rows, noise = list(with_speeds(list(_rows_of_iterations(segments)))), _noise(segments)
+        slow = sleepers(segments)
+        rows, noise = list(with_speeds(list(_rows_of_iterations(segments, slow)))), _noise(segments, slow)
     else:
         rates = pl.DataFrame() if progress is None else wanted.among(_rates(progress, settings))
         rows = list(_rows_of_progress(rates)) if rates.height else list(_rows_of_runs(tables, wanted.among(settings)))
@@ -257,7 +260,9 @@ def _segments(iterations: pl.DataFrame, settings: pl.DataFrame) -> list[tuple[di
     return found
 
 
-def _rows_of_iterations(segments: list[tuple[dict[str, Any], pl.DataFrame]]) -> Iterator[Row]:
+def _rows_of_iterations(
+    segments: list[tuple[dict[str, Any], pl.DataFrame]], slow: Mapping[tuple[str, int], Sleeper]
+) -> Iterator[Row]:
     for setting, with_first in segments:
         pushes = with_first.slice(1)
         times = {name: float(pushes[name].mean()) for name in _PARTS if pushes[name].null_count() < pushes.height}  # type: ignore[arg-type]
@@ -270,14 +275,19 @@ def _rows_of_iterations(segments: list[tuple[dict[str, Any], pl.DataFrame]]) -> 
         parts = {name: times[name] for name in _PARTS[:3] if name in times}
         if setting["branches"] == 1:
             parts |= {name: setting[name] for name in ("all_seconds", "all_pushes")}
-        yield _row(setting, cycle, pushes=pushes.height, worker_seconds=tuple(each.iter_rows()), **parts)
+        # A straggler's sleep is not a matter of its speed.
+        slept = {worker: slow.get((setting["run"], worker), _AWAKE) for worker in each["worker"]}
+        own = tuple((worker, max(s - slept[worker].mean_seconds, 0.05 * s)) for worker, s in each.iter_rows())
+        sleeps = tuple(slept.values()) if set(slept.values()) != {_AWAKE} else ()
+        yield _row(setting, cycle, pushes=pushes.height, worker_seconds=own, sleeps=sleeps, **parts)
 
 
-def _noise(segments: list[tuple[dict[str, Any], pl.DataFrame]]) -> Noise | None:
-    """The distribution of compute times of mini-batches around the median of their worker and segment."""
+def _noise(segments: list[tuple[dict[str, Any], pl.DataFrame]], slow: Mapping[tuple[str, int], Sleeper]) -> Noise | None:
+    """The distribution of compute times of mini-batches around the median of worker and segment, without stragglers."""
     ratios, seconds = [], []
-    for _, pushes in segments:
-        timed = pushes.filter(pl.col("compute_seconds") > 0)
+    for setting, pushes in segments:
+        asleep = [worker for run, worker in slow if run == setting["run"]]
+        timed = pushes.filter(pl.col("compute_seconds") > 0, ~pl.col("worker").is_in(asleep))
         middle = pl.col("compute_seconds").median().over("worker")
         ratios.append(timed.select(pl.col("compute_seconds") / middle).to_series().to_numpy())
         seconds.append(timed.select(pl.col("compute_seconds") - middle).to_series().to_numpy())

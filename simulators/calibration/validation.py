@@ -83,6 +83,8 @@ class Prediction:
     workers: int = 0  # of the setting; 0: the row describes none
     servers: int = 0
     batch_size: int = 0  # of one worker
+    setting: int = -1  # equal for runs of one setting on the same links; -1: the row describes none
+    compute_share: float = float("nan")  # recorded seconds of computing over those of the cycle
 
 
 class Lack(NamedTuple):
@@ -224,17 +226,21 @@ def split_of_others(known: Sequence[Row], rows: Sequence[Row]) -> str:
     return UNLIKE if 2 * sum(bool(r.unlike - seen) for r in rows) > len(rows) else OTHER
 
 
-def lacking(given: Mapping[str, Constants]) -> dict[str, Lack]:
-    """What to fit without one part of the physics, by the name of the part: of those that the initial constants have."""
+def lacking(given: Mapping[str, Constants], rows: Sequence[Row] = ()) -> dict[str, Lack]:
+    """What to fit without one part of the physics, by the name of the part: of those that the initial constants and `rows`
+    have."""
     parts: dict[str, Callable[[Constants], Constants]] = {
         "requests behind queued pushes": lambda c: replace(c, control_queue=0.0),
         "uneven shares of links": lambda c: replace(c, discipline="maxmin"),
         "pauses of computing": lambda c: replace(c, sleeps=None),
     }
+    if any(r.sleeps for r in rows):
+        parts["how stragglers' sleeps vary"] = lambda c: replace(c, sleeps_vary=False)
     made = {part: Lack({job: without(c) for job, c in given.items()}) for part, without in parts.items()}
     found = {part: less for part, less in made.items() if less.given != dict(given)}
     return found | {
         "updates at the servers": Lack(given, ("apply_seconds", "apply_exponent")),
+        "messages of a coordinator": Lack(given, ("commit_seconds",)),
         "the cost of a synchronous step": Lack(given, ("master_seconds", "master_sample_seconds")),
     }
 
@@ -286,6 +292,7 @@ def _predictions(
     """
     fitted, plain_fitted, held, plain = values
     groups = _groups(rows)
+    settings = {same: i for i, same in enumerate(dict.fromkeys(map(_same, rows)))}
 
     def made(group: str, k: int, row: Row, column: int, recorded: float) -> Prediction:
         told, estimate = (held.cycle, held.whole)[column], (fitted.cycle, fitted.whole)[column]
@@ -306,11 +313,18 @@ def _predictions(
             row.workers,
             row.servers,
             row.batch_size,
+            settings[_same(row)],
+            row.compute_seconds / row.cycle_seconds,
         )
 
     all_ = [(k, rows[i], groups[i]) for k, i in enumerate(wanted)]
     found = [made(group, k, r, 0, r.cycle_seconds) for k, r, group in all_]
     return found + [made(group + COMPLETION, k, r, 1, r.all_seconds) for k, r, group in all_ if whole and _completes(r)]
+
+
+def _same(row: Row) -> Row:
+    """Equal for runs of one setting on the same links. Speeds and sleeps are measured in each run."""
+    return replace(row.setting_only(), speeds=(), sleeps=(), machines=0)
 
 
 def _completes(row: Row) -> bool:

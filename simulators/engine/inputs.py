@@ -91,7 +91,7 @@ class EngineInputs(NamedTuple):
     bucket_refill: Array  # [k] tokens per second that are added
     bucket_taken: Array  # [k] bytes per second that a reconfiguration sends
     control_queue: Array  # [1]: share of the queued pushes that a message to a server waits for; [0]: messages never wait
-    apply_seconds: Array  # scalar: a server's time to apply one push; pushes queue in order of arrival
+    apply_seconds: Array  # scalar: to commit one push and apply it at a server; pushes queue in order of arrival
     blocked_until_seconds: Array  # scalar: pulls and pushes that end earlier wait until then (model blocks are moving)
     samples: Array  # int32 [k]: in one mini-batch of each worker
     shard_start: Array  # int32 [k]: each worker's part of the training data
@@ -240,7 +240,8 @@ def cycle_costs(
         nic=np.array([min(out[n], into[n]) for n, _ in nodes]),
         serve_out=_serve(nodes, pulled, out),
         serve_in=_serve(nodes, pushed, into),
-        apply_seconds=demand.apply_seconds * max(pushed.values()) ** demand.apply_exponent,
+        apply_seconds=demand.apply_seconds * max(pushed.values()) ** demand.apply_exponent
+        + demand.commit_seconds * len(setting.servers),
     )
 
 
@@ -395,6 +396,8 @@ def _placement(
         raise Rejected(
             f"Cannot apply rows with apply_exponent {demand.apply_exponent:g}: each row takes its time; set it to 1."
         )
+    if demand.commit_seconds:
+        raise Rejected(f"Cannot apply rows with commit_seconds {demand.commit_seconds:g}: set it to 0.")
     rows, transfer = proxy.embedding.rows, setting.transfer_bits / 32
     pulled, pushed, forwarded, copied = np.zeros((4, len(holders), len(names)))
     for block, chain in enumerate(holders):

@@ -47,6 +47,7 @@ class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     message_seconds: float = 0.0  # of the worker, per message; a pull and a push send one message to every server each
     apply_seconds: float = 0.0  # for one server to apply a full push; servers that divide the model apply their shares
     apply_exponent: float = 1.0  # a server with share s of the model takes s^this of the time; below 1: uneven shares
+    commit_seconds: float = 0.0  # per push and server, of a coordinator that hears from each and tells each; pushes queue
     master_seconds: float = 0.0  # per synchronous step, where a master drives all workers
     master_sample_seconds: float = 0.0  # the same, per sample of all workers' mini-batches: the master prepares them
     aggregate_seconds: float = 0.0  # per mini-batch, where more than one device of a machine computes

@@ -67,6 +67,23 @@ def test_findings_are_paragraphs_of_the_page():
     assert "Where prediction and recording differ" not in fidelity.page([MADE])
 
 
+def test_the_page_says_what_the_recording_does_not_have():
+    """Two settings in two runs each, one 10 and one 20 % apart, and one setting in one run."""
+    told = (("a", 0, 1, 1.0), ("b", 0, 1, 1.1), ("a", 1, 2, 2.0), ("b", 1, 2, 2.4), ("a", 2, 3, 3.0))
+    base = replace(MADE.predictions[0], servers=2, batch_size=8, compute_share=0.25)
+    rows = (
+        replace(base, run=run, setting=setting, workers=workers, recorded=seconds) for run, setting, workers, seconds in told
+    )
+    text = fidelity.page([replace(MADE, predictions=(*rows, *MADE.predictions))])
+    assert "What this page cannot tell" in text
+    assert "a &lt;b&gt; has 1 to 3 workers, 2 servers and 8 samples in a mini-batch; nothing is said of others." in text
+    assert "Computing is 25% of its cycles, 25% in the median." in text
+    assert "1 of its 3 settings were recorded in one run only." in text
+    assert "there are 15% in the median, at most 20%: no prediction" in text
+    assert "No fitted row determines sample_seconds: nothing is said" in text
+    assert "What this page cannot tell" not in fidelity.page([MADE])  # no row describes a setting
+
+
 def test_completion_is_explained_where_it_is_told():
     told = replace(MADE, predictions=tuple(replace(p, group=p.group + COMPLETION) for p in MADE.predictions))
     assert "<dt>Completion</dt>" in fidelity.page([told])
@@ -152,6 +169,7 @@ def test_the_verdict_comes_first_and_says_what_is_missed():
     assert "not: 95th percentile<" in text
     missed = tuple(replace(p, low=p.recorded * 2, high=p.recorded * 3) for p in CYCLES)
     assert "not: 95th percentile, coverage<" in fidelity.page([replace(MADE, predictions=missed)])
+    assert text.index("The order of settings, which a tuner needs: tau is") < text.index("within reach in")
     assert text.index(">Verdict<") < text.index("Where prediction and recording differ")
     near = fidelity.page([replace(MADE, predictions=CYCLES[:4])])
     assert "within reach in 1 of 1 comparisons" in near

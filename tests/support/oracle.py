@@ -320,7 +320,9 @@ class Oracle:
         else:
             # Servers apply side by side; the one with the largest share is the last.
             self.server_free = (
-                max(self.server_free, self.now) + d.apply_seconds * max(self.share.values()) ** d.apply_exponent
+                max(self.server_free, self.now)
+                + d.apply_seconds * max(self.share.values()) ** d.apply_exponent
+                + d.commit_seconds * len(self.share)
             )
             worker.phase, worker.left = APPLY, self.server_free - self.now
             if worker.left <= 0:

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["COMMANDS", "EmulatedLinks", "emulated_links", "in_network", "why_not"]
+__all__ = ["COMMANDS", "EmulatedLinks", "emulated_links", "in_network", "shape", "why_not"]
 
 COMMANDS = ("ip", "tc", "nsenter", "unshare")
 
@@ -70,6 +70,13 @@ def emulated_links(rates: Mapping[str, float]) -> Iterator[EmulatedLinks]:
             ) from None
 
 
+def shape(bytes_per_second: float) -> str:
+    """The queue discipline, in the words of `tc`, of a link that carries so many bytes of what is sent over TCP."""
+    on_the_wire = bytes_per_second * _WIRE_SHARE
+    burst = max(_LEAST_BURST_BYTES, round(on_the_wire * _BURST_SECONDS))
+    return f"tbf rate {round(on_the_wire)}bps burst {burst} limit {_QUEUE_BYTES}"
+
+
 def _made(kept: ExitStack, rates: Mapping[str, float]) -> Iterator[tuple[str, tuple[str, str]]]:
     switch = _namespace(kept)
     _run(switch, "ip link add switch type bridge")
@@ -81,10 +88,8 @@ def _made(kept: ExitStack, rates: Mapping[str, float]) -> Iterator[tuple[str, tu
         for command in ("link set lo up", f"addr add {address}/16 dev eth0", "link set eth0 up"):
             _run(pid, f"ip {command}")
         if rate < _UNSHAPED_BYTES_PER_SECOND:
-            burst = max(_LEAST_BURST_BYTES, round(rate * _WIRE_SHARE * _BURST_SECONDS))
             for where, device in ((pid, "eth0"), (switch, f"p{number}")):
-                shape = f"root tbf rate {round(rate * _WIRE_SHARE)}bps burst {burst} limit {_QUEUE_BYTES}"
-                _run(where, f"tc qdisc add dev {device} {shape}")
+                _run(where, f"tc qdisc add dev {device} root {shape(rate)}")
         yield node, (address, f"/proc/{pid}/ns/net")
 
 

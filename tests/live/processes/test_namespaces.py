@@ -79,8 +79,8 @@ def test_links_carry_what_they_are_set_to(namespace_cluster: NamespaceCluster) -
     received = cluster.carried_bytes(2)[0]
     shaped = send(cluster, 1, 2, 10)
     assert cluster.carried_bytes(2)[0] - received >= 10**7
-    assert 8 * 10 / 80 <= shaped < 1.6
-    assert send(cluster, 2, 1, 10) >= 1.0  # both ways
+    assert 8 * 9.99 / 80 <= shaped < 1.6  # a bucket lets through at once what it holds, a few packets
+    assert send(cluster, 2, 1, 10) >= 8 * 9.99 / 80  # both ways
     assert send(cluster, 2, 3, 10) < 0.8  # the others are as fast as before
     cluster.set_rate(1, None)
     assert send(cluster, 1, 2, 10) < 0.8

@@ -1,8 +1,8 @@
 """A Ray cluster whose nodes are hosts of their own: network namespaces with shaped links, control groups with CPU quotas.
 
 Needs root. The namespaces have no names, so they end with their processes, and those end with `room.py`; the control
-groups are removed by name. Goodput is 96 % of a link's rate. A quota's period is short, so that a step of milliseconds is
-slowed down, and not stopped now and then.
+groups are removed by name. Links are shaped as `harness deploy --live --emulate` does it. A quota's period is short, so that
+a step of milliseconds is slowed down, and not stopped now and then.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.live.processes.emulated_links import shape
 from tests.live.support.clusters import Cluster
 from tests.live.support.room import enter
 
 __all__ = ["NamespaceCluster", "namespace_cluster", "why_not"]
 
 _PERIOD_MICROSECONDS = 20_000
-_BURST_SECONDS = 0.005  # of traffic at full speed after a pause; with less the kernel does not reach the rate
-_LEAST_BURST_BYTES = 5_000  # three packets
-_QUEUE = "1mb"  # before packets are dropped: several pushes, or TCP pauses for 0.2 s whenever two collide
 _GROUPS = Path("/sys/fs/cgroup")
 
 
@@ -59,14 +57,12 @@ class NamespaceCluster(Cluster):
                 enter(Path(f"/proc/self/fd/{before.fileno()}"))
 
     def set_rate(self, index: int, megabits_per_second: float | None) -> None:
-        """Limit a host's link, in both directions; None removes the limit."""
+        """Limit what a host's link carries of what is sent, in both directions; None removes the limit."""
         for where, device in ((index, "eth0"), (-1, f"p{index}")):
             qdisc = [*self.on(where), "tc", "qdisc"]
             subprocess.run([*qdisc, "del", "dev", device, "root"], capture_output=True, check=False)  # noqa: S603
             if megabits_per_second is not None:
-                burst = max(_LEAST_BURST_BYTES, round(megabits_per_second * 1e6 / 8 * _BURST_SECONDS))
-                shape = f"dev {device} root tbf rate {megabits_per_second}mbit burst {burst} limit {_QUEUE}"
-                _run([*qdisc, "add", *shape.split()])
+                _run([*qdisc, "add", "dev", device, "root", *shape(megabits_per_second * 1e6 / 8).split()])
 
     def cut_link(self, index: int) -> None:
         """Drop all packets to and from a host, without a sign to either side."""

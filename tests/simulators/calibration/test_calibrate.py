@@ -124,6 +124,13 @@ def test_the_apply_exponent_is_for_uneven_shares_of_servers():
     assert float(plant(TRUE, row(2, 4)).costs.apply_seconds) == pytest.approx(0.04 / 4)
 
 
+def test_a_coordinator_hears_from_every_server_of_every_push():
+    """Pushes queue there: six workers, each with nothing else to do, push one after the other."""
+    given = Constants(cores=1, jitter=0.0, fixed_seconds=1e-3, commit_seconds=0.1)
+    assert float(plant(replace(TRUE, commit_seconds=0.1), row(2, 4)).costs.apply_seconds) == pytest.approx(0.04 / 4 + 0.4)
+    assert [simulated(given, row(6, s)).spans.cycle for s in (1, 3)] == pytest.approx([0.6, 1.8])
+
+
 def test_a_change_of_policy_takes_a_restart_where_costs_say_so():
     before = Setting(workers=("a",), servers=("b",), policy="bsp")
     after = replace(before, policy="asp")
@@ -148,16 +155,28 @@ def test_known_constants_are_found_again():
     assert found.error < 0.01
 
 
+def test_the_time_of_a_coordinator_is_told_apart_from_that_of_servers():
+    true = replace(TRUE, apply_seconds=0.15, message_seconds=0.0, commit_seconds=0.03, model_bytes=1e6)
+    rows = timed([row(w, s) for w in (1, 3, 8) for s in (1, 2, 4)], true, noise=0.005)
+    free = ("fixed_seconds", "nic_bytes_per_second", "message_seconds", "apply_exponent")
+    found = fit(rows, replace(true, apply_seconds=0.0, commit_seconds=0.0), resamples=100, without=free)
+    for name in ("apply_seconds", "commit_seconds"):
+        low, high = found.intervals[name]
+        assert getattr(found.constants, name) == pytest.approx(getattr(true, name), rel=0.1), name
+        assert 0.9 * low < getattr(true, name) < 1.1 * high, name
+
+
 @pytest.mark.parametrize(
     ("rows", "constant", "why"),
     [
         ([row(w, 2) for w in (2, 4, 8)], "message_seconds", "number of servers never varied.* few and on many servers"),
+        ([row(2, s) for s in (1, 2, 4)], "commit_seconds", "did not both vary: .* one, two and three servers"),
         ([row(w, 10 - w) for w in (2, 4, 8)], "fixed_seconds", "neither batch size nor threads ever varied"),
         ([row(w, 10 - w, 8 * w) for w in (2, 4, 8)], "serial_fraction", "did not both vary: record two batch sizes"),
         ([row(w, 10 - w) for w in (2, 4, 8)], "master_seconds", "not both synchronous and asynchronous"),
         ([row(2, s, b) for s in (6, 7, 8) for b in (8, 32)], "apply_seconds", "anywhere from .* one server with few and"),
     ],
-    ids=["servers", "batch", "threads", "policy", "idle"],
+    ids=["servers", "commits", "batch", "threads", "policy", "idle"],
 )
 def test_constants_that_the_rows_do_not_determine_are_refused(rows, constant, why):
     found = fit(timed(rows, replace(TRUE, apply_seconds=1e-5)), Constants(cores=8, model_bytes=1.0), resamples=0)
@@ -451,7 +470,7 @@ def test_the_command_wants_one_recording(tmp_path, capsys):
 
 
 def test_every_row_is_held_out_once_and_combinations_stay_together():
-    rows = [row(w, 10 - w, b) for w in (2, 4, 6, 8, 9) for b in (8, 32)]
+    rows = [row(w, 10 - w, b) for w in (2, 3, 4, 6, 8, 9) for b in (8, 32)]
     rows = tuple(timed([*rows, rows[0]], noise=0.01))
     recording = Recording(rows, None, (100.0, 110.0), (), (), ())
     known = {"toy": Constants(cores=8, model_bytes=1.0)}
@@ -461,14 +480,14 @@ def test_every_row_is_held_out_once_and_combinations_stay_together():
     assert made.undivided == ()
     held = [p for p in made.predictions if (p.group, p.split) == ("toy, asp", HELD_OUT)]
     off = [abs(p.held_out / p.recorded - 1) for p in held]
-    assert len(off) == 11
-    assert len({p.held_out for p in held}) == 10  # two runs of one setting, one fold
+    assert len(off) == 13
+    assert len({p.held_out for p in held}) == 12  # two runs of one setting, one fold
     assert np.median(off) < 0.05
     assert all(p.low < p.held_out < p.high for p in held)
     assert all(0 < p.error < 0.1 for p in held)
     larger = [p.label for p in made.predictions if p.split == LARGER]
-    assert [label.partition(",")[0] for label in larger] == ["8 workers"] * 2 + ["9 workers"] * 2
+    assert [label.partition(",")[0] for label in larger] == ["6 workers"] * 2 + ["8 workers"] * 2 + ["9 workers"] * 2
     switch = [p for p in made.predictions if p.group == "switch of policy"]
     assert [p.held_out for p in switch] == [110.0, 100.0]
     assert predicted(TRUE, rows) == pytest.approx([r.cycle_seconds for r in rows], rel=0.06)
-    assert len(made.predictions) == 11 + 4 + 2
+    assert len(made.predictions) == 13 + 6 + 2

@@ -13,6 +13,7 @@ from simulators.calibration.fit import Constants, Fit, Residual, Row, predicted
 from simulators.calibration.output import Provenance
 from simulators.calibration.recordings import Noise, Recording, joined, with_links_of
 from simulators.calibration.spread import log_half_widths
+from simulators.calibration.stragglers import Sleeper
 from simulators.calibration.validation import LARGER, OTHER, UNLIKE, ablated, check, check_other, lacking
 
 ORIGIN = Provenance("made up", "tests", "ours", "0" * 64, "harness calibrate TRACE", "harness")
@@ -191,10 +192,16 @@ def test_only_parts_of_the_physics_that_are_on_can_be_left_out():
         "requests behind queued pushes": (0.0, "uneven"),
         "uneven shares of links": (1.0, "maxmin"),
         "updates at the servers": (1.0, "uneven"),
+        "messages of a coordinator": (1.0, "uneven"),
         "the cost of a synchronous step": (1.0, "uneven"),
     }
     assert made["updates at the servers"].without == ("apply_seconds", "apply_exponent")
-    assert list(lacking({"toy": Constants()})) == ["updates at the servers", "the cost of a synchronous step"]
+    assert made["messages of a coordinator"].without == ("commit_seconds",)
+    always = ["updates at the servers", "messages of a coordinator", "the cost of a synchronous step"]
+    assert list(lacking({"toy": Constants()})) == always
+    asleep = lacking({"toy": Constants()}, [row(2, 1, sleeps=(Sleeper(1.0, 0.5), Sleeper(0.0, 0.0)))])
+    assert list(asleep) == ["how stragglers' sleeps vary", *always]
+    assert not asleep["how stragglers' sleeps vary"].given["toy"].sleeps_vary
 
 
 def test_without_a_part_the_same_cycles_are_predicted_by_a_fit_that_lacks_it(monkeypatch):

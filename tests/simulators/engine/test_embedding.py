@@ -185,6 +185,7 @@ def test_workers_share_a_server_that_all_of_them_ask():
         ({"optimizer": "adam"}, "Cannot apply the sparse gradients of embedding tables by 'adam'"),
         ({"aggregation": "mean"}, "Cannot apply the mean of the sparse gradients of embedding tables"),
         ({"demand": Demand(model_bytes=1e3, sample_seconds=0.1, apply_exponent=0.5)}, "with apply_exponent 0.5"),
+        ({"demand": Demand(model_bytes=1e3, sample_seconds=0.1, commit_seconds=0.1)}, "with commit_seconds 0.1"),
     ],
 )
 def test_a_workload_that_does_not_go_with_tables_is_refused(changed, reason):
