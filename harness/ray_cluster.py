@@ -42,7 +42,11 @@ def joined(address: str) -> Iterator[None]:
 def protected() -> bool:
     """Whether this process, and all that Ray starts for it, talk to Ray with a token or through TLS. A cluster without both
     obeys whoever reaches it."""
-    return os.environ.get("RAY_AUTH_MODE", "").lower() == "token" or os.environ.get("RAY_USE_TLS") == "1"
+    return os.environ.get("RAY_AUTH_MODE", "").lower() == "token" or _uses_tls()
+
+
+def _uses_tls() -> bool:
+    return os.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}  # as Ray reads it
 
 
 def cores() -> int:
@@ -61,7 +65,7 @@ def _check_listening(address: str) -> None:
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS) as line:
             # With TLS the server waits for the client's handshake and sends nothing first: a connection is all we can check.
-            if os.environ.get("RAY_USE_TLS") == "1" or line.recv(4)[3:] == _SETTINGS:
+            if _uses_tls() or line.recv(4)[3:] == _SETTINGS:
                 return
             answer = "what answers there is no Ray"
     except TimeoutError:

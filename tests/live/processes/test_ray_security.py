@@ -15,7 +15,14 @@ from tests.live.support.clusters import alone
 
 @pytest.mark.parametrize(
     ("settings", "is_protected"),
-    [({}, False), ({"RAY_AUTH_MODE": "disabled"}, False), ({"RAY_AUTH_MODE": "token"}, True), ({"RAY_USE_TLS": "1"}, True)],
+    [
+        ({}, False),
+        ({"RAY_AUTH_MODE": "disabled"}, False),
+        ({"RAY_AUTH_MODE": "token"}, True),
+        ({"RAY_USE_TLS": "1"}, True),
+        ({"RAY_USE_TLS": "true"}, True),
+        ({"RAY_USE_TLS": "0"}, False),
+    ],
 )
 def test_a_cluster_of_several_machines_needs_a_token_or_tls(monkeypatch, settings, is_protected):
     for name in ("RAY_AUTH_MODE", "RAY_USE_TLS"):
