@@ -18,16 +18,13 @@ from tests.support import arena
 from traces import schema, store
 
 ROOT = Path(__file__).parents[3]
-TIMING = arena.TINY.replace('metric = "loss"\nvalue = 0.1', 'metric = "clocks"\nvalue = 60\ncheck_clocks = 10').replace(
-    "seconds = 20", "seconds = 2000"
-)
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to work in, with a small scenario that the real simulator plays."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.toml").write_text(TIMING)
+    (tmp_path / "tiny.toml").write_text(arena.TIMING)
     return tmp_path
 
 
@@ -182,7 +179,9 @@ def test_an_own_scenario_and_an_own_tuner(here: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_missed_target_is_status_0(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "tiny.toml").write_text(TIMING.replace("value = 60", "value = 1e9").replace("seconds = 2000", "seconds = 200"))
+    (here / "tiny.toml").write_text(
+        arena.TIMING.replace("value = 60", "value = 1e9").replace("seconds = 2000", "seconds = 200")
+    )
     assert main(["compare", "tiny.toml", "--tuners", "fixed", "--seeds", "1", "--jobs", "1"]) == 0
     assert "tiny fixed seed 0: budget" in capsys.readouterr().out  # a target out of reach is a result
 
@@ -242,7 +241,7 @@ def test_a_reader_that_closes_the_pipe_is_no_error(here: Path) -> None:
 def test_bad_input_is_refused_with_status_2(
     here: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (here / "bad.toml").write_text(TIMING.replace("count = 5", "cuont = 5"))
+    (here / "bad.toml").write_text(arena.TIMING.replace("count = 5", "cuont = 5"))
     assert main(arguments) == 2
     said = capsys.readouterr().err
     assert said.startswith("harness: ")
