@@ -131,12 +131,22 @@ def test_a_drawn_member_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert "placement-v1-0002" in capsys.readouterr().out
 
 
-def test_a_mistake_in_a_file_is_the_first_thing_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("scenario", "answer"),
+    [
+        ("bad.toml", "The line is: [cluster\n"),
+        ("drawn:learning[5:2]", "and the first comes before the last.\n"),
+        ("drawn:learnin[0]", "harness: No family 'learnin': did you mean learning?\n"),
+    ],
+)
+def test_a_mistake_in_a_scenario_is_the_first_thing_said(
+    here: Path, capsys: pytest.CaptureFixture[str], scenario: str, answer: str
+) -> None:
     (here / "bad.toml").write_text("[cluster\n")
-    assert main(["compare", "bad.toml"]) == 2
+    assert main(["compare", scenario]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.endswith("The line is: [cluster\n")
+    assert said.err.endswith(answer)
 
 
 def test_what_show_prints_is_a_scenario(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
