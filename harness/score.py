@@ -30,7 +30,7 @@ from tuners.actions import (
     Window,
 )
 
-__all__ = ["Score", "Scored", "failed", "not_applicable", "score"]
+__all__ = ["Score", "Scored", "score", "unplayed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,49 +127,25 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
     return Scored(row, evaluations, tuple(settings))
 
 
-def failed(
-    reason: str,
-    *,
-    scenario: str,
-    tuner: str,
-    seed: int,
-    budget_seconds: float,
-    minimise: Literal["seconds", "usd"] = "seconds",
-) -> Scored:
-    """The row of a run without exchanges: it failed before the first one, or its process died."""
-    return _unplayed("error", reason, budget_seconds, scenario, tuner, seed, budget_seconds, minimise)
-
-
-def not_applicable(
-    reason: str,
-    *,
-    scenario: str,
-    tuner: str,
-    seed: int,
-    budget_seconds: float,
-    minimise: Literal["seconds", "usd"] = "seconds",
-) -> Scored:
-    """The row of a run that is not played, because its tuner has nothing to tune in the scenario."""
-    return _unplayed("not applicable", reason, math.nan, scenario, tuner, seed, budget_seconds, minimise)
-
-
-def _unplayed(
+def unplayed(
     status: Literal["error", "not applicable"],
     reason: str,
-    completion_seconds: float,
+    *,
     scenario: str,
     tuner: str,
     seed: int,
     budget_seconds: float,
-    minimise: Literal["seconds", "usd"],
+    minimise: Literal["seconds", "usd"] = "seconds",
 ) -> Scored:
+    """The row of a run without exchanges: "error" where it failed before the first one, or its process died; "not
+    applicable" where it was not played, because its tuner has nothing to tune in the scenario."""
     row = Score(
         scenario=scenario,
         tuner=tuner,
         seed=seed,
         status=status,
         reason=reason,
-        completion_seconds=completion_seconds,
+        completion_seconds=budget_seconds if status == "error" else math.nan,
         budget_seconds=budget_seconds,
         reached=False,
         reconfigurations=0,

@@ -237,14 +237,17 @@ def _what(scenarios: Sequence[str], tuners: Sequence[str], seeds: int | None, wh
 
 
 def _scenarios(names: Sequence[str]) -> list[str]:
-    """Expand patterns such as cruise-* to the names of embedded scenarios. A mistake in a file is told here, before
-    anything else is said."""
+    """Expand patterns such as cruise-* to the names of embedded scenarios. A mistake in a file, or in the members of a
+    family, is told here, before anything else is said."""
+    from harness.families import members
     from harness.scenario import embedded, load
 
     found: list[str] = []
     for name in names:
         if name.endswith(".toml"):
             load(name)
+        elif name.startswith("drawn:"):
+            members(name.removeprefix("drawn:"))
         if not set(name) & set("*?[") or "=" in name or name.startswith("drawn:"):
             found.append(name)
         elif matching := fnmatch.filter(embedded(), name):

@@ -23,7 +23,7 @@ from harness.comparison import oracle, oracle_cache, pool, results
 from harness.comparison.run_process import Done, Progress, Task, save
 from harness.families import members, single
 from harness.scenario import Scenario, building, load
-from harness.score import failed
+from harness.score import unplayed
 from harness.version import HARNESS_VERSION
 from traces import store
 from traces.schema import VERSION
@@ -413,7 +413,8 @@ def _died(task: Task, reason: str, scenario: Scenario) -> Done:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     names: dict[str, Any] = {"scenario": task.scenario, "tuner": task.tuner, "seed": task.seed}
-    row = failed(reason, **names, budget_seconds=scenario.budget.seconds, minimise=scenario.target.minimise)
+    limits: dict[str, Any] = {"budget_seconds": scenario.budget.seconds, "minimise": scenario.target.minimise}
+    row = unplayed("error", reason, **names, **limits)
     save(folder, row)
     store.write_bytes(folder / results.DIED, b"")
     return Done("error", reason, scenario.budget.seconds, float("nan"), float("nan"))

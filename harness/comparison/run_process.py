@@ -105,7 +105,7 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
     from harness.machine import described
     from harness.record import play_recorded
     from harness.scenario import job
-    from harness.score import failed, not_applicable, score
+    from harness.score import score, unplayed
     from tuners.applicability import nothing_to_tune
 
     started = time.perf_counter()
@@ -120,10 +120,10 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
         system = None if idle else _named(task.system)(scenario, task.seed, task.start)
     except Exception as error:
         reason = f"The run could not be set up: {' '.join(str(error).split()) or type(error).__name__}"
-        scored, trace = failed(reason, **names, **limits), traceback.format_exc()
+        scored, trace = unplayed("error", reason, **names, **limits), traceback.format_exc()
     else:
         if system is None:
-            scored = not_applicable(idle, **names, **limits)
+            scored = unplayed("not applicable", idle, **names, **limits)
         else:
             watch = _ProgressSender(send, system.job.budget_seconds)
             if task.record:

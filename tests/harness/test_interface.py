@@ -18,10 +18,6 @@ import harness
 from tests.support import arena
 from tuners.actions import Install, Job, Reconfigure, Rejected, Run, Tuner
 
-TIMING = arena.TINY.replace('metric = "loss"\nvalue = 0.1', 'metric = "clocks"\nvalue = 60\ncheck_clocks = 10').replace(
-    "seconds = 20", "seconds = 2000"
-)
-
 pytestmark = pytest.mark.usefixtures("kept_processes")
 
 
@@ -29,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("kept_processes")
 def tiny(tmp_path: Path) -> Path:
     """A file of a scenario that the real simulator plays in no time."""
     path = tmp_path / "tiny.toml"
-    path.write_text(TIMING)
+    path.write_text(arena.TIMING)
     return path
 
 

@@ -12,9 +12,6 @@ import pytest
 from tests.support import arena
 
 ROOT = Path(__file__).parents[2]
-TIMING = arena.TINY.replace('metric = "loss"\nvalue = 0.1', 'metric = "clocks"\nvalue = 60\ncheck_clocks = 10').replace(
-    "seconds = 20", "seconds = 2000"
-)
 MINE = "def tuner(job):\n    yield from ()\n"
 
 
@@ -28,7 +25,7 @@ def crowded(tmp_path: Path) -> Path:
     (tmp_path / "simulators" / "__init__.py").write_text("")
     (tmp_path / "reports" / "page.py").write_text("raise RuntimeError('mine')\n")
     (tmp_path / "ours.py").write_text(MINE)
-    (tmp_path / "tiny.toml").write_text(TIMING)
+    (tmp_path / "tiny.toml").write_text(arena.TIMING)
     return tmp_path
 
 
@@ -56,7 +53,7 @@ def test_modules_and_scripts_use_our_packages(tmp_path: Path, name: str, start: 
         target.write_text(MINE)
     else:
         target.mkdir()
-    (tmp_path / "tiny.toml").write_text(TIMING)
+    (tmp_path / "tiny.toml").write_text(arena.TIMING)
     (tmp_path / "use.py").write_text("import harness\nprint(harness.compare('tiny.toml', 'fixed', seeds=1, jobs=1))\n")
     made = python(tmp_path, *(["use.py"] if start == "script" else ["-m", "harness", "show", "tiny.toml"]))
     assert (made.returncode, made.stderr) == (0, "")

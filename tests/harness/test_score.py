@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from harness.drive import Outcome, Played, play
-from harness.score import Scored, failed, not_applicable, score
+from harness.score import Scored, score, unplayed
 from tests.support.small_jobs import learning
 from traces import schema, store
 from traces.exchanges import Exchange
@@ -99,7 +99,7 @@ def test_an_evaluation_that_was_asked_for_is_overhead() -> None:
 
 
 def test_a_run_that_is_not_played_is_a_row_with_its_reason() -> None:
-    row = not_applicable("Nothing is free here.", scenario="s", tuner="t", seed=3, budget_seconds=20.0).score
+    row = unplayed("not applicable", "Nothing is free here.", scenario="s", tuner="t", seed=3, budget_seconds=20.0).score
     assert (row.status, row.reason, row.reached, row.clocks) == (schema.NOT_APPLICABLE, "Nothing is free here.", False, 0)
     assert math.isnan(row.completion_seconds)
     assert row.budget_seconds == 20.0
@@ -152,7 +152,7 @@ def test_a_run_without_a_single_exchange_is_a_row_too() -> None:
     made = scored(status="error", reason="It never began.")
     assert made.settings == ((0.0, JOB.start),)
     assert made.score.clocks == 0
-    lost = failed("It died.", scenario="s", tuner="t", seed=1, budget_seconds=7.0)
+    lost = unplayed("error", "It died.", scenario="s", tuner="t", seed=1, budget_seconds=7.0)
     assert (lost.score.status, lost.score.completion_seconds, lost.score.reached) == ("error", 7.0, False)
 
 
@@ -167,7 +167,7 @@ def test_rows_fit_their_tables(tmp_path: Path) -> None:
         assert rows[name]
         store.write(pl.DataFrame(rows[name], schema=columns), tmp_path / name, columns)
         assert store.read(tmp_path / name, columns).height == len(rows[name])
-    lost = failed("x", scenario="s", tuner="t", seed=0, budget_seconds=1.0).rows()
+    lost = unplayed("error", "x", scenario="s", tuner="t", seed=0, budget_seconds=1.0).rows()
     assert pl.DataFrame(lost["scores"], schema=schema.SCORES).height == 1
 
 

@@ -39,6 +39,11 @@ seconds = 20
 count = 2
 """
 
+TIMING = TINY.replace('metric = "loss"\nvalue = 0.1', 'metric = "clocks"\nvalue = 60\ncheck_clocks = 10').replace(
+    "seconds = 20", "seconds = 2000"
+)
+"""The same job until 60 pushes are counted, for the real simulator: its workload has no model and no losses."""
+
 
 def system(scenario: Scenario, seed: int, start: Setting | None) -> Toy:
     seen = job(scenario, seed)

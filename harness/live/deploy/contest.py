@@ -19,7 +19,7 @@ from harness.live.deploy.job_folder import LOG
 from harness.live.driver.standstill import Limits
 from harness.live.processes import launch
 from harness.scenario import load, parse
-from harness.score import Score, Scored, failed, not_applicable, score
+from harness.score import Score, Scored, score, unplayed
 from tuners import resolve
 from tuners.applicability import nothing_to_tune
 
@@ -73,12 +73,12 @@ def _run(wanted: LiveContest, task: Task, offers: tuple[launch.ClusterNode, ...]
     thinking_seconds = float("nan")
     try:
         if idle := nothing_to_tune(entry.factory, check(job).job):
-            row = _saved(folder, not_applicable(idle, **job.run, **limits))
+            row = _saved(folder, unplayed("not applicable", idle, **job.run, **limits))
         else:
             played = play_on(job, offers, console)
             row, thinking_seconds = score(played, **job.run).score, played.outcome.thinking_seconds
     except (RuntimeError, ValueError) as error:
-        row = _saved(folder, failed(str(error), **job.run, **limits))
+        row = _saved(folder, unplayed("error", str(error), **job.run, **limits))
     after = "" if math.isnan(row.completion_seconds) else f" after {row.completion_seconds:.1f} s"
     console.print(f"{row.status}{after}. {row.reason}".rstrip(), highlight=False, markup=False, soft_wrap=True)
     return Done(row.status, row.reason, row.completion_seconds, thinking_seconds, time.perf_counter() - began)

@@ -18,16 +18,13 @@ from tests.support import arena
 from traces import schema, store
 
 ROOT = Path(__file__).parents[3]
-TIMING = arena.TINY.replace('metric = "loss"\nvalue = 0.1', 'metric = "clocks"\nvalue = 60\ncheck_clocks = 10').replace(
-    "seconds = 20", "seconds = 2000"
-)
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to work in, with a small scenario that the real simulator plays."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.toml").write_text(TIMING)
+    (tmp_path / "tiny.toml").write_text(arena.TIMING)
     return tmp_path
 
 
@@ -134,12 +131,22 @@ def test_a_drawn_member_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert "placement-v1-0002" in capsys.readouterr().out
 
 
-def test_a_mistake_in_a_file_is_the_first_thing_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("scenario", "answer"),
+    [
+        ("bad.toml", "The line is: [cluster\n"),
+        ("drawn:learning[5:2]", "and the first comes before the last.\n"),
+        ("drawn:learnin[0]", "harness: No family 'learnin': did you mean learning?\n"),
+    ],
+)
+def test_a_mistake_in_a_scenario_is_the_first_thing_said(
+    here: Path, capsys: pytest.CaptureFixture[str], scenario: str, answer: str
+) -> None:
     (here / "bad.toml").write_text("[cluster\n")
-    assert main(["compare", "bad.toml"]) == 2
+    assert main(["compare", scenario]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.endswith("The line is: [cluster\n")
+    assert said.err.endswith(answer)
 
 
 def test_what_show_prints_is_a_scenario(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,7 +189,9 @@ def test_an_own_scenario_and_an_own_tuner(here: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_missed_target_is_status_0(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "tiny.toml").write_text(TIMING.replace("value = 60", "value = 1e9").replace("seconds = 2000", "seconds = 200"))
+    (here / "tiny.toml").write_text(
+        arena.TIMING.replace("value = 60", "value = 1e9").replace("seconds = 2000", "seconds = 200")
+    )
     assert main(["compare", "tiny.toml", "--tuners", "fixed", "--seeds", "1", "--jobs", "1"]) == 0
     assert "tiny fixed seed 0: budget" in capsys.readouterr().out  # a target out of reach is a result
 
@@ -242,7 +251,7 @@ def test_a_reader_that_closes_the_pipe_is_no_error(here: Path) -> None:
 def test_bad_input_is_refused_with_status_2(
     here: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (here / "bad.toml").write_text(TIMING.replace("count = 5", "cuont = 5"))
+    (here / "bad.toml").write_text(arena.TIMING.replace("count = 5", "cuont = 5"))
     assert main(arguments) == 2
     said = capsys.readouterr().err
     assert said.startswith("harness: ")

@@ -10,11 +10,8 @@ import pytest
 from harness.cli.main import main
 from tests.support import arena
 
-TIMING = arena.TINY.replace('metric = "loss"\nvalue = 0.1', 'metric = "clocks"\nvalue = 60\ncheck_clocks = 10').replace(
-    "seconds = 20", "seconds = 2000"
-)
 FILES = {
-    "tiny.toml": TIMING,
+    "tiny.toml": arena.TIMING,
     "empty.toml": "",
     "notes.txt": "my notes",
     "beginner.py": "def patient(job, *, clocks: int = 30):\n    yield\n\n\nnumber = 7\n",

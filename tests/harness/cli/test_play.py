@@ -32,9 +32,6 @@ from tuners.actions import (
 from tuners.policies import asp
 
 ROOT = Path(__file__).parents[3]
-TIMING = arena.TINY.replace('metric = "loss"\nvalue = 0.1', 'metric = "clocks"\nvalue = 60\ncheck_clocks = 10').replace(
-    "seconds = 20", "seconds = 2000"
-)
 TUNER = """
 from dataclasses import replace
 from tuners.actions import Reconfigure, Run
@@ -56,7 +53,7 @@ def stops(job):
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.toml").write_text(TIMING)
+    (tmp_path / "tiny.toml").write_text(arena.TIMING)
     (tmp_path / "played.py").write_text(TUNER)
     return tmp_path
 

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from harness.cli.main import main
-from tests.harness.cli.test_cli import TIMING
+from tests.support import arena
 from tests.support.recordings import MADE, lay
 from traces.importers import SOURCES
 from traces.parts import check_trace, scan
@@ -17,7 +17,7 @@ from traces.parts import check_trace, scan
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.toml").write_text(TIMING)
+    (tmp_path / "tiny.toml").write_text(arena.TIMING)
     return tmp_path
 
 

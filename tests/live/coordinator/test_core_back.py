@@ -11,14 +11,6 @@ from tests.live.support.memory import COORDINATOR, EVALUATOR, NODES, start
 from tuners import policies
 
 
-def saved(memory):
-    """The arguments of `begin_from`; training goes on meanwhile."""
-    index = memory.coordinator.snapshot(save=True)
-    while memory.coordinator.durable < index:
-        memory.step()
-    return memory.coordinator.checkpoint(index), memory.coordinator.saved(index), memory.policies
-
-
 def lose_servers(memory, *others):
     """All servers and these other processes die, and one new server joins."""
     dead = [*(n for n in memory.cores if n.startswith("server/")), *others]
@@ -37,7 +29,7 @@ def test_a_restored_branch_drops_workers_that_are_gone(was):
     if was == "due":
         coordinator.finish()
         memory.drain()
-    begun = saved(memory)
+    begun = memory.saved()
     lose_servers(memory, messages.worker(NODES[0]))
     coordinator.begin_from(*begun)
     branch = coordinator.branches[0]
@@ -68,7 +60,7 @@ def test_a_coordinator_killed_while_it_restores_a_checkpoint_leaves_a_readable_j
     memory = start(policy=policies.asp()._replace(probes=True), workers=2)
     while not memory.coordinator.branches[0].undecided:
         memory.step()
-    begun = saved(memory)
+    begun = memory.saved()
     while memory.coordinator.branches[0].undecided:
         memory.step()
     lose_servers(memory)
@@ -103,7 +95,7 @@ def test_evaluations_from_before_a_restore_are_not_reported():
     memory = start(evaluate_clocks=5)
     memory.start(EVALUATOR)
     memory.steps(200)
-    begun = saved(memory)
+    begun = memory.saved()
     memory.steps(600)
     memory.coordinator.evaluate(0)
     while not memory.answered:

@@ -214,14 +214,6 @@ def test_rows_are_reported_until_the_driver_confirms_them():
     assert len(memory.coordinator.poll(taken).reports[0].rows) == 0
 
 
-def saved(memory):
-    """The arguments of `begin_from` for another job."""
-    index = memory.coordinator.snapshot(save=True)
-    while memory.coordinator.durable < index:
-        memory.step()
-    return memory.coordinator.checkpoint(index), memory.coordinator.saved(index), memory.policies
-
-
 @pytest.mark.parametrize("aggregation", ["each", "mean"])
 def test_bsp_resumes_within_a_round_without_a_trace(aggregation):
     memory = start(policy="bsp", workers=3, aggregation=aggregation)
@@ -233,7 +225,7 @@ def test_bsp_resumes_within_a_round_without_a_trace(aggregation):
         rows.append(memory.coordinator.poll().reports[0].rows)
         assert len(rows[1]) == 2
         memory.coordinator.rest()
-    again = start(random.Random(6), policy="bsp", workers=3, aggregation=aggregation, begun=saved(memory))
+    again = start(random.Random(6), policy="bsp", workers=3, aggregation=aggregation, begun=memory.saved())
     again.steps(1000)
     rows.append(again.coordinator.poll().reports[0].rows)
     clock, staleness, loss = np.concatenate(rows).T[[2, 7, 8]]
@@ -250,7 +242,7 @@ def test_a_waiting_worker_still_waits_after_a_resume():
     slow = messages.worker(NODES[0])
     while others := [p for p in memory.pending() if slow not in p]:
         memory.deliver(memory.rng.choice(others))
-    again = start(random.Random(6), policy="ssp", staleness=1, workers=3, begun=saved(memory))
+    again = start(random.Random(6), policy="ssp", staleness=1, workers=3, begun=memory.saved())
     branch = again.coordinator.branches[0]
     assert (branch.clocks[:3].tolist(), list(branch.busy)) == ([0, 2, 2], [0])
     again.steps(400)
@@ -266,7 +258,7 @@ def test_a_push_that_was_saved_before_its_policy_decided_counts_once():
     memory = start(policy=probing, workers=2)
     while memory.pushes[0] < 20 or not memory.coordinator.branches[0].undecided:
         memory.step()
-    again = start(random.Random(6), policy=probing, workers=2, begun=saved(memory))
+    again = start(random.Random(6), policy=probing, workers=2, begun=memory.saved())
     again.steps(800)
     again.settle()
     assert again.pushes[0] > 40

@@ -338,6 +338,13 @@ class Memory:
             made[span] = piece.arrays[store.vectors.index(vector)]
         return made
 
+    def saved(self):
+        """The arguments of `begin_from` for another job, or for this one; training goes on meanwhile."""
+        index = self.coordinator.snapshot(save=True)
+        while self.coordinator.durable < index:
+            self.step()
+        return self.coordinator.checkpoint(index), self.coordinator.saved(index), self.policies
+
     @property
     def policies(self):
         return {n: branch.policy for n, branch in self.coordinator.branches.items()}

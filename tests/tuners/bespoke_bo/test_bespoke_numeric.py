@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.bespoke_truth import HYPERTHREAD, Truth
+from tests.support.compositions import compositions
 from tuners.bespoke_bo.draws import Draws
 from tuners.bespoke_bo.grouped_cluster import BOTH, SERVER, WORKER, GroupedCluster
 from tuners.bespoke_bo.model import IterationModel
@@ -37,15 +38,6 @@ def known(truth: Truth, available=None, draws=2) -> Draws:
             speeds = [np.log(truth.speeds[t] / 2) for t in cluster.types]
             posterior.particles[:, : len(speeds) + 2] = [*speeds, 0.0, float(truth.overlap)]
     return Draws(model, GroupedCluster.of(job, available), draws, 1)
-
-
-def compositions(total: int, parts: int):
-    if parts == 1:
-        yield (total,)
-        return
-    for first in range(total + 1):
-        for rest in compositions(total - first, parts - 1):
-            yield (first, *rest)
 
 
 def brute_force(truth: Truth) -> float:

@@ -14,6 +14,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
+from tests.support.compositions import compositions
 from tuners.cruise.milp import solve
 from tuners.cruise.placement import (
     MachineKind,
@@ -230,15 +231,6 @@ def test_too_few_machines_and_too_many_kinds():
 
 
 # --------------------------------------------------------------------------------------- whole mini-batches, and brute force
-
-
-def compositions(total, parts):
-    if parts == 1:
-        yield (total,)
-        return
-    for first in range(total + 1):
-        for rest in compositions(total - first, parts - 1):
-            yield (first, *rest)
 
 
 def least_by_lp(problem, workers, servers, batches, *, samples):
