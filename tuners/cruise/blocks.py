@@ -8,7 +8,7 @@ block b that a mini-batch touches, and c_j the seconds of the server for each of
 
 Where `replicas` and `hot_blocks` are free, it also chooses how many servers hold how many of the hottest blocks. Each of the
 holders sends its part of the pulls; all of them receive and apply every push, and all but the last one send it on. So copies
-pay where pulls take much longer than pushes, and the prediction says whether they do.
+pay where pulls take longer than pushes; the prediction counts all of this as work of the busiest server.
 
 This is our extension; the paper has dense models only. As in the paper, blocks move by migration, and only where the
 predicted time of an epoch falls by more than `gain`.
