@@ -6,7 +6,7 @@ over schedules of settings: warm up, hold the hottest setting that serves, cool 
 made only where it is expected to save more than it costs. In the order in which a job meets them:
 
 1. *Placement only*: where nothing is free that learning depends on, the exact methods of Cruise take over, or those of the
-   bespoke BO if loads are free. Cruise's changes are made by the cheapest method that the job offers.
+   bespoke BO if loads are free. Their changes are made by the cheapest method that the job offers.
 2. *Nobody waits* (`JointCourse.begin`): first, a job whose changes are restarts and that tells nothing to predict a saving
    from goes on as it began. Else the policy that lets every worker go on, if it is free. A rate far from those that were
    best in other jobs (`tuners.joint.rate_prior`) is left for the cooler half of them.
@@ -97,8 +97,7 @@ def joint(
         return
     if not any(space.knob(name) for name in _LEARNING) and (space.frees("role") or space.frees("load")):
         if loads_are_free(job):
-            # By the method of its own: with relocations, boat-b-speechnet and boat-c-speechnet took seven times as long.
-            yield from bespoke_bo(job)
+            yield from changed_cheaply(job, bespoke_bo(job))
         else:
             yield from changed_cheaply(job, cruise(job, batches=_BATCHES, warmup=1, least=2))
         return
