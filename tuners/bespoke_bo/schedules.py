@@ -46,7 +46,7 @@ class MeasuredSchedule:
     machine_seconds: Mapping[str, float]  # per worker, of one mini-batch: its devices and the sum of their gradients
     device_seconds: Mapping[str, tuple[float, ...]]  # per worker and device, 0 for one without samples
     window: Window  # of the iterations that count
-    iterations: int  # of the whole evaluation, also those that do not count
+    clocks: int  # of the whole evaluation, also those that do not count
     evaluations: tuple[Evaluation, ...] = ()  # of the model on the validation set, during the whole evaluation
     change: Cost | None = None  # of the reconfiguration; None if the job already had the setting
 
@@ -128,22 +128,31 @@ def measure(
 ) -> Generator[Action[Any], Any, MeasuredSchedule | Window | None]:
     """Change the job from its `current` setting to `setting` and train for `iterations`, of which the last `counted` count.
 
-    Returns None if the setting is refused, and only the last window if the evaluation was interrupted: the job ended, or a
-    node was lost and the runtime changed the setting. Raises ValueError unless 0 < counted < iterations.
+    After a change that does not stop the job, iterations end where they happen to: then a few more pushes are left out, so
+    that those that count begin with an iteration. Returns None if the setting is refused, and only the last window if the
+    evaluation was interrupted: the job ended, or a node was lost and the runtime changed the setting. Raises ValueError
+    unless 0 < counted < iterations.
     """
     if not 0 < counted < iterations:
         raise ValueError(f"Cannot count {counted} of {iterations} iterations: count some, and leave some out before them.")
     change: Cost | None = None
+    workers, left_out = len(setting.workers), list[Window]()
     try:
         if setting != current:
             change = yield from Reconfigure(setting)
-        workers = len(setting.workers)
-        first = seen = yield from Run(clocks=(iterations - counted) * workers)
-        if _went_well(seen, setting, (iterations - counted) * workers):
-            seen = yield from Run(clocks=counted * workers)
+        asked = (iterations - counted) * workers
+        seen = yield from Run(clocks=asked)
+        if _went_well(seen, setting, asked) and (lacking := _lacking_pushes(seen, workers)):
+            left_out.append(seen)
+            asked = lacking
+            seen = yield from Run(clocks=asked)
+        if _went_well(seen, setting, asked):
+            left_out.append(seen)
+            asked = counted * workers
+            seen = yield from Run(clocks=asked)
     except Rejected:
         return None
-    if not _went_well(seen, setting, counted * workers):
+    if not _went_well(seen, setting, asked):
         return seen
     # An iteration ends, and the next begins, with the push of its slowest worker.
     ends = seen.pushes.seconds[workers - 1 :: workers]
@@ -155,12 +164,31 @@ def measure(
         machine_seconds={w.node: w.compute_seconds / w.pushes for w in seen.workers},
         device_seconds={w.node: w.device_seconds for w in seen.workers},
         window=seen,
-        iterations=iterations,
-        evaluations=first.evaluations + seen.evaluations,
+        clocks=sum(w.clocks for w in (*left_out, seen)),
+        evaluations=tuple(e for w in (*left_out, seen) for e in w.evaluations),
         change=change,
     )
 
 
+def _lacking_pushes(window: Window, workers: int) -> int:
+    """How many pushes the last iteration in `window` still lacks; 0 where the window does not tell.
+
+    All workers begin an iteration when the last of them has pushed in the one before. So between two iterations no push is
+    under way; the gaps are the longest there, and elsewhere negative.
+    """
+    pushes, count = window.pushes, len(window.pushes.seconds)
+    if count < workers:
+        return 0
+    begun = pushes.seconds - pushes.push_seconds - pushes.compute_seconds - pushes.pull_seconds
+    gaps = np.minimum.accumulate(begun[::-1])[::-1] - np.concatenate([[window.start_seconds], pushes.seconds[:-1]])
+    newest = min(count // 2, count - workers)  # the first ones may be of the setting before
+    at = np.arange(count)[newest:]
+    return max(range(workers), key=lambda lacks: float(np.median(gaps[newest:][(at - count - lacks) % workers == 0])))
+
+
 def _went_well(seen: Window, setting: Setting, clocks: int) -> bool:
-    """Whether a window has all its clocks under the requested setting; its last push may reach the target of the job."""
-    return seen.clocks == clocks and (seen.setting or setting) == setting and seen.status in ("running", "target")
+    """Whether a window has all its clocks under the requested setting; its last push may reach the target of the job.
+
+    It has more if the job went on during the change before it.
+    """
+    return seen.clocks >= clocks and (seen.setting or setting) == setting and seen.status in ("running", "target")

@@ -140,8 +140,7 @@ class _Progress:
             self.current = answer.setting
             self.seen.append(observed(self.job, answer))
             self.settings.append(answer.setting)
-            earlier = answer.iterations * len(answer.setting.workers) - answer.window.clocks
-            self.look(answer.window, earlier, answer.evaluations)
+            self.look(answer.window, answer.clocks - answer.window.clocks, answer.evaluations)
 
     def look(self, window: Window, earlier: int = 0, evaluations: Sequence[Evaluation] | None = None) -> bool:
         """Update course, available nodes and current setting; returns whether nodes or setting have changed.

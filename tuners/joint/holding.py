@@ -14,6 +14,7 @@ from tuners.actions import Setting
 from tuners.joint.heat import Heat
 from tuners.joint.learning_model import (
     HELPED_NATS,
+    falls,
     has_lost_half,
     is_lost,
     is_unlearned,
@@ -183,7 +184,9 @@ class Holding:
         if self.held != self._steady:
             self._steady, self._steady_since = self.held, len(self._course)
         watched = len(self._course) >= self._steady_since + _WATCHED
-        hidden = not heat.steps and watched and not self._is_quiet() and noisy(self._course[-_WATCHED:])
+        # Of a few hundred samples, the loss tells a drift long before the share of those that are right does.
+        drifts = falls([math.log(max(loss, 1e-9)) for loss in self._losses[-_WATCHED:]])
+        hidden = not (heat.steps or drifts) and watched and not self._is_quiet() and noisy(self._course[-_WATCHED:])
         # What cooling can shed is not much more than what levels vary by.
         shedding = min(self._noise, 4 * spread(self._course))
         if not (stop or hidden) and (heat.steps or level - shedding > goal):

@@ -124,14 +124,17 @@ def over_fitted(losses: Sequence[float], levels: Sequence[float], training_loss:
     """Whether more training will not make the model better.
 
     Then the losses on validation data are far above the training loss, and the newest levels, as means of three, are all
-    above an earlier one; or they are so far above it that there is nothing left to learn, and the levels stand still.
+    above an earlier one; or they are so far above it that there is nothing left to learn, and the levels stand still. The
+    newest ones are a third of them all: to learn as much again takes as long as it did. Above an earlier one means by more
+    than noise, because the least of many noisy levels is below the least of a few.
     """
-    recent = 8
+    recent = max(8, len(levels) // 3)
     gap = min(losses[-recent:]) / max(training_loss, 1e-9)
     if len(levels) < recent + 6 or gap < _GAP:
         return False
     smooth = [sum(levels[i : i + 3]) / 3 for i in range(len(levels) - 2)]
-    return min(smooth[-recent + 2 :]) > min(smooth[: -recent + 2]) + (0.05 if gap < _WIDE_GAP else -0.05)
+    noise = spread(levels) / math.sqrt(3)  # of a mean of three
+    return min(smooth[-recent + 2 :]) > min(smooth[: -recent + 2]) + noise + (0.05 if gap < _WIDE_GAP else -0.05)
 
 
 def is_lost(levels: Sequence[float], blank: float, goal: float) -> bool:

@@ -6,13 +6,14 @@ over schedules of settings: warm up, hold the hottest setting that serves, cool 
 made only where it is expected to save more than it costs. In the order in which a job meets them:
 
 1. *Placement only*: where nothing is free that learning depends on, the exact methods of Cruise take over, or those of the
-   bespoke BO if loads are free. Cruise's changes are made by the cheapest method that the job offers.
+   bespoke BO if loads are free. Their changes are made by the cheapest method that the job offers.
 2. *Nobody waits* (`JointCourse.begin`): first, a job whose changes are restarts and that tells nothing to predict a saving
    from goes on as it began. Else the policy that lets every worker go on, if it is free. A rate far from those that were
    best in other jobs (`tuners.joint.rate_prior`) is left for the cooler half of them.
 3. *System* (`JointCourse.place`): after one and a half pushes per worker the system model knows compute, pull and push
    seconds. The setting with the most progress per second is chosen by the cheapest method, verified, and taken back if it
-   is worse. The same again whenever machines come or go, or pushes have become much slower or faster.
+   is worse. The same again whenever machines come or go, or pushes have become much slower or faster. Where waiting for
+   each other takes hardly any time, because servers are the bottleneck, all workers wait after all (`JointCourse.wait`).
 4. *Heat* (`JointCourse.find_heat`): the setting (`tuners.joint.heat`) comes down while it hurts, by four where it was
    probable and by decades below, then doubles window by window until it brings nothing more. The job continues from the
    best model seen, at the heat that made it, or at half of that if twice of it has blown the model up; where none has
@@ -40,7 +41,7 @@ from tuners.applicability import no_knob_is_free, nothing_to_tune_if
 from tuners.bespoke_bo import bespoke_bo
 from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
-from tuners.joint.heat import Heat, heat
+from tuners.joint.heat import Heat, RateHeat, heat
 from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.learning_model import HELPED_NATS
 from tuners.joint.system_model import SystemModel
@@ -58,6 +59,8 @@ _CHANGE_SECONDS = 15.0  # of a change of the system, until one was measured
 _EVALUATION_SHARE = 0.01  # of the seconds left that the first evaluation may take
 _LEFT_SHARE = 0.2  # of the budget: how long the job is expected to last, until its drift was measured
 _BATCHES = 3  # mini-batches per worker before roles are chosen: with Cruise's 10, much of a short job is over by then
+_UNDERESTIMATED = 1.9  # times that pushes of workers that wait were at most faster than predicted
+_WORTH_WAITING = 1.2  # times the progress for which all workers wait for each other
 _DECADE = 10.0  # factor of the heat, downwards, while it hurts
 _LOST_DECADES = 2  # below the start that are tried if nothing has helped
 _DECADES = (0.1, 10.0, 0.01, 100.0, 1e-3, 1e3, 1e-4)  # factors of a heat at which nothing was learned: outwards from it
@@ -97,8 +100,7 @@ def joint(
         return
     if not any(space.knob(name) for name in _LEARNING) and (space.frees("role") or space.frees("load")):
         if loads_are_free(job):
-            # By the method of its own: with relocations, boat-b-speechnet and boat-c-speechnet took seven times as long.
-            yield from bespoke_bo(job)
+            yield from changed_cheaply(job, bespoke_bo(job))
         else:
             yield from changed_cheaply(job, cruise(job, batches=_BATCHES, warmup=1, least=2))
         return
@@ -129,6 +131,7 @@ class JointCourse:
                 self.first = yield from self.training.snapshot()
             yield from self.measure()
             yield from self.place()
+            yield from self.wait()
             if self.heat is not None:
                 yield from self.find_heat(self.heat)
                 if not self.parts.one_setting:
@@ -230,6 +233,52 @@ class JointCourse:
         if self.system.knows and not self.training.measured:
             yield from self.training.run(math.ceil(1.5 * workers))
         self.training.usual_push_seconds = self.training.push_seconds
+
+    def wait(self) -> Steps[None]:
+        """Let all workers wait for each other after all, where that costs less time than staleness does.
+
+        Where none of k workers waits, a gradient is k - 1 updates old, and the highest stable rate per push is pi / (2k - 1)
+        of the inverse curvature; where all wait, and one update is made of k pushes, it is 2 / k. Where servers are the
+        bottleneck, waiting may take no time at all. Workers that do not wait do not tell that well, so it is tried.
+        """
+        training, heat = self.training, self.heat
+        waiting, workers = self._waiting(training.setting), len(training.setting.workers)
+        if not isinstance(heat, RateHeat) or waiting is None or workers < 2 or not self.parts.system_model:
+            return
+        if training.diverged or not self.system.knows:
+            return
+        stable = 4 / math.pi * (workers - 0.5) / workers  # the highest rate per push, over that of workers that do not wait
+        gain = stable * self.system.push_seconds(training.setting) / self.system.push_seconds(waiting)
+        if _UNDERESTIMATED * gain < _WORTH_WAITING:
+            return
+        yield from training.run(2 * workers, "may all workers wait for each other? First, how often they push as they are")
+        before, alone, waiting = training.setting, training.push_seconds, self._waiting(training.setting)
+        why = f"on trial: progress may be {gain:.2f} to {_UNDERESTIMATED * gain:.2f} times as fast if workers wait"
+        if training.diverged or waiting is None or not (yield from training.change(waiting, why)):
+            return
+        yield from training.run(workers)  # these were begun before
+        yield from training.run(2 * workers)
+        gain = stable * alone / training.push_seconds
+        if training.diverged or gain < _WORTH_WAITING:
+            why = f"taken back: where all wait for each other, progress is {gain:.2f} times as fast"
+            yield from training.change(training.placed(before), why)
+            return
+        training.usual_push_seconds = training.push_seconds
+        if heat.expected is not None:
+            # An update is the mean of so many pushes: the best rate is between as high as before and so many times as high.
+            median = heat.expected.median * math.sqrt(workers)
+            self.heat = replace(heat, expected=heat.expected._replace(median=median))
+
+    def _waiting(self, setting: Setting) -> Setting | None:
+        """`setting` with workers that wait for each other after every push; None where they do already, or cannot."""
+        policies, staleness = _options(self.job.space.knob("policy")), self.job.space.knob("staleness")
+        if setting.policy == "bsp" or (setting.policy == "ssp" and setting.staleness == 0):
+            return None
+        if "bsp" in policies:
+            return replace(setting, policy="bsp")
+        if "ssp" in (*policies, setting.policy) and staleness is not None and _lowest(staleness) == 0:
+            return replace(setting, policy="ssp", staleness=0)
+        return None
 
     def _words(self, setting: Setting) -> str:
         """What the system model predicts for `setting`."""

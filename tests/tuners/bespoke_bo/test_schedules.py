@@ -14,6 +14,7 @@ from tuners.actions import Cost, Reconfigure, Rejected, Run, Setting, Space, Tar
 from tuners.baselines.bandit import Bandit, area_under_curve
 from tuners.baselines.schedule_search import schedule_search, uniform_devices, uniform_gpus
 from tuners.bespoke_bo import schedules
+from tuners.bespoke_bo.tuner import observed
 from tuners.settings import Node, Real, shared_out
 from tuners.testing import check_tuner
 
@@ -198,6 +199,52 @@ def test_an_evaluation_leaves_the_first_iterations_out():
     assert found.device_seconds["g1"] == (1.5, 0.5)
     asked, _ = evaluation(window(TWO, 2), window(TWO, 4, (11, 12, 14, 16)), current=TWO)
     assert asked == [Run(clocks=2), Run(clocks=4)]
+
+
+def test_iterations_count_from_their_begin_where_a_change_has_not_stopped_the_job():
+    """A relocation ends during an iteration, and the window after it has the pushes that were made meanwhile, too."""
+    begun, seconds = np.array([9.0, 11, 11, 13]), np.array([11.0, 12, 13, 14])
+    running = window(TWO, 4, seconds)
+    running = replace(running, pushes=running.pushes._replace(compute_seconds=seconds - begun))
+    counted = window(TWO, 4, (16, 17, 18, 19), start_seconds=15.0)
+    asked, found = evaluation(Cost(seconds=1, stall_seconds=0), running, window(TWO, 1), counted)
+    assert asked == [Reconfigure(TWO), Run(clocks=2), Run(clocks=1), Run(clocks=4)]
+    assert (found.clocks, found.iteration_seconds) == (9, (2.0, 2.0))
+
+
+@pytest.mark.parametrize("method", ["relocate", "migrate", "checkpoint"])
+def test_every_counted_iteration_has_one_push_of_each_worker(method):
+    """After relocations, windows began anywhere in an iteration: a worker had nine pushes in ten iterations, another 11."""
+    found = made()
+    job, wanted = scenario.job(found), []
+    for loads in (((30, 0), (20, 0), (8,), (6,)), ((20, 10), (20, 0), (14,), ())):
+        working = tuple(n.name for n, row in zip(job.nodes, loads, strict=True) if row)
+        wanted.append(replace(job.start, workers=working, servers=("g0", "b0"), loads=tuple(row for row in loads if row)))
+
+    def tuner(job):
+        for setting, current in zip(wanted, (job.start, *wanted), strict=False):
+            yield from Run(clocks=6)
+            measured.append((yield from by_method(method, schedules.measure(setting, current, iterations=6, counted=3))))
+            observed(job, measured[-1])
+
+    measured = []
+    played = play(tuner, scenario.system(found, 0))
+    assert [m.setting for m in measured] == wanted, played.outcome.reason
+    names = [n.name for n in job.nodes]
+    for each in measured:
+        rounds = each.window.pushes.worker.reshape(3, -1)
+        assert [sorted(names[i] for i in workers) for workers in rounds] == [sorted(each.setting.workers)] * 3
+
+
+def by_method(method, steps):
+    """`steps`, with all changes made by `method`."""
+    answer = None
+    while True:
+        try:
+            action = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+        answer = yield from (replace(action, method=method) if isinstance(action, Reconfigure) else action)
 
 
 def test_an_evaluation_that_something_came_between_says_what():

@@ -1,7 +1,9 @@
 """joint in the simulator: it beats its start from good and bad starts, returns from divergence, and delegates placement."""
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from harness.drive import play
@@ -48,9 +50,7 @@ def test_where_only_places_are_free_it_is_cruise_or_the_bespoke_bo():
         system = scenario.system(scenario.load(name), 0)
         tuner = joint(system.job)
         next(tuner)
-        delegated = tuner.gi_yieldfrom
-        if other == "tuners.cruise":
-            delegated = delegated.gi_frame.f_locals["tuner"]  # whose changes are made by the cheapest method
+        delegated = tuner.gi_yieldfrom.gi_frame.f_locals["tuner"]  # whose changes are made by the cheapest method
         assert delegated.gi_code.co_filename.replace("/", ".").endswith(f"{other}.tuner.py")
 
 
@@ -107,3 +107,17 @@ def test_over_fitting_is_a_gap_and_a_rise():
     assert not over_fitted(rising, rising, training_loss=0.4)
     assert not over_fitted(falling, falling, training_loss=0.05)
     assert not over_fitted(rising[:10], rising[:10], training_loss=0.05)
+
+
+@pytest.mark.parametrize("training_loss", [0.1, 0.05])
+def test_noise_is_not_taken_for_over_fitting(training_loss):
+    """mltuner-digits was begun anew about thirty times, 800 s after each begin; asha reached the target after 1557 s."""
+
+    def found(seed, rise):
+        noise = np.random.default_rng(seed).normal(0.0, 0.1, 80)
+        levels = [-1.0 - 0.5 * math.log(1 + (min(i, 30) if rise else i)) + rise * max(i - 30, 0) for i in range(80)]
+        levels = [level + float(x) for level, x in zip(levels, noise, strict=True)]
+        return any(over_fitted([0.3] * n, levels[:n], training_loss) for n in range(14, 81))
+
+    assert sum(found(seed, 0.0) for seed in range(50)) <= 5  # while it learns; without regard to noise, 27 and 50
+    assert all(found(seed, 0.01) for seed in range(50))
