@@ -142,11 +142,10 @@ class Setting:
 
     def shares(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Data share per worker and model share per server; equal shares are written out."""
-        data = self.data_shares or (1.0 / len(self.workers),) * len(self.workers)
+        data = self.data_shares or _equal(len(self.workers))
         if self.block_owners:
             return data, tuple(self.block_owners.count(s) / len(self.block_owners) for s in self.servers)
-        model = self.model_shares or (1.0 / len(self.servers),) * len(self.servers)
-        return data, model
+        return data, self.model_shares or _equal(len(self.servers))
 
     def steps_of(self, worker: str) -> int:
         """Mini-batches of `worker` between its pull and its push."""
@@ -189,6 +188,11 @@ class Setting:
                 for server in copies:
                     found[server] += 1 / blocks
         return found
+
+
+def _equal(count: int) -> tuple[float, ...]:
+    """Equal shares; none for a setting without workers or servers, which `Space.check` refuses."""
+    return (1.0 / max(count, 1),) * count
 
 
 OF_LOCAL_STEPS = {"local_steps": 1, "outer_rate": 1.0, "outer_momentum": 0.0}
@@ -351,7 +355,7 @@ class Space:
         model = _normalised("model_share", setting.servers, values)
         setting = replace(setting, data_shares=data or setting.data_shares, model_shares=model or setting.model_shares)
         owners = {int(k.partition("/")[2]): str(v) for k, v in values.items() if k.startswith("block/")}
-        if owners:
+        if owners and setting.servers:  # roles without a server are refused later, with the reason
             # A node that is no server under these roles owns no block; that block stays where it is without knobs.
             wanted = {i: owner for i, owner in owners.items() if owner in setting.servers}
             named = tuple(wanted.get(i, owner) for i, owner in enumerate(setting.owners(self.blocks)))

@@ -142,6 +142,14 @@ def test_drawn_roles_are_refused_only_without_workers_or_servers(seed):
             s.check(setting)
 
 
+def test_drawn_roles_without_workers_or_servers_are_refused_where_blocks_have_owners():
+    s = Space(BASE, NODES, (*ROLES, Choice("block/0", ("a", "b")), Choice("block/1", ("c", "d"))), blocks=2)
+    values = s.values(BASE)
+    for role in ("worker", "server", "idle"):
+        with pytest.raises(Rejected, match="Cannot run with no"):
+            s.check(s.setting(values | {name: role for name in values if name.startswith("role/")}))
+
+
 @given(SEEDS)
 def test_weights_become_shares_in_the_same_proportion(seed):
     weights = tuple(
