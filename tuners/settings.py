@@ -164,10 +164,8 @@ OF_TABLES: dict[str, Any] = {"placement": "range", "block_owners": ()}
 
 OF_CACHES = {"cache_rows": 0, "cache_clocks": 0}
 """The fields of a setting that say which rows of embedding tables workers keep, and their values where they keep none."""
-
 OF_CHECKPOINTS = {"checkpoint_seconds": 0.0}
 """The fields of a setting that say when checkpoints are made, and their values where servers have replicas."""
-
 
 # ---------------------------------------------------------------------------------------------------------------- space
 
