@@ -7,12 +7,12 @@ their licences). The SHA-256 of every file of the latter is in its SHA256SUMS an
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
 from traces.parts import digest_of
 from traces.plausible import fault
+from tuners.near_names import near_names
 
 __all__ = ["PREFIX", "PUBLIC", "check_shipped", "locate", "shipped"]
 
@@ -43,9 +43,7 @@ def locate(text: str, folder: Path = Path()) -> Path:
         )
     name = text.removeprefix(PREFIX)
     if name not in shipped():
-        near = get_close_matches(name, shipped(), n=3)
-        advice = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(shipped())}."
-        raise ValueError(f"No recording {name!r} comes with the harness: {advice}")
+        raise ValueError(f"No recording {name!r} comes with the harness: {near_names(name, shipped())}")
     if (_DATA / name).is_dir():
         return _DATA / name
     _checked(PUBLIC, name)

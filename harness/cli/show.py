@@ -126,8 +126,8 @@ def _list_sources() -> dict[str, str]:
 
 def _show(options: argparse.Namespace) -> int:
     from harness.scenario import embedded, job, load, show
-    from harness.scenario.tables import near
     from tuners import registry
+    from tuners.near_names import near_names
 
     name, plain = options.name, options.name.partition("[")[0]
     drawn = name.startswith("drawn:")
@@ -137,8 +137,8 @@ def _show(options: argparse.Namespace) -> int:
         return 0
     if plain not in embedded() and not plain.endswith(".toml") and not drawn:
         raise ValueError(
-            f"No scenario or tuner {plain!r}: {near(plain, [*embedded(), *registry()])} A file of your own is named with "
-            "its .toml, a tuner of your own as package.module:factory."
+            f"No scenario or tuner {plain!r}: {near_names(plain, [*embedded(), *registry()])} A file of your own is named "
+            "with its .toml, a tuner of your own as package.module:factory."
         )
     scenario = load(name)
     if scenario.workload.data is None:  # a template may name data that are not there yet

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from typing import cast
 
 from harness.families.draft import Draft
 from harness.families.lot import Lot
+from tuners.near_names import near_names
 
 __all__ = ["FAMILIES", "LAST", "Family", "audience", "member_name", "members", "parse_name", "single"]
 
@@ -87,9 +87,7 @@ def members(text: str) -> list[str]:
     family = found[1] if found else text
     if found is None or family not in FAMILIES:
         if family not in FAMILIES and found is not None:
-            near = get_close_matches(family, FAMILIES)
-            advice = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(FAMILIES)}."
-            raise ValueError(f"No family {family!r}: {advice}")
+            raise ValueError(f"No family {family!r}: {near_names(family, FAMILIES)}")
         raise ValueError(f"Cannot read the members {text!r}: write FAMILY[7], or FAMILY[0:20].")
     if found[2] is None:
         raise ValueError(f"Cannot draw all members of {family!r}: say which, as in {family}[0:20].")

@@ -33,7 +33,6 @@ from harness.scenario.tables import (
     Tables,
     TargetTable,
     WorkloadTable,
-    near,
     read,
 )
 from simulators.calibration.draws import draw_of
@@ -45,6 +44,7 @@ from simulators.reconfiguration.costs import Costs, check_costs
 from simulators.workloads.catalogue import load_workloads, workload, workloads
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Space, System, Target
+from tuners.near_names import near_names
 from tuners.settings import Choice, Integer, Knob, Node, Real, shared_out
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def load(name_or_path: str | Path) -> Scenario:
     if plain in embedded():
         path = Path(str(files("harness") / "scenarios" / f"{plain}.toml"))
     elif path.suffix != ".toml":
-        hint = near(plain, embedded())
+        hint = near_names(plain, embedded())
         raise ValueError(f"No scenario {plain!r}: {hint} A file of your own is named with its .toml.")
     try:
         text = path.read_text("utf-8")
@@ -115,7 +115,7 @@ def _replaced(text: str, change: str, origin: Path) -> str:
     changed, found = re.subn(rf"(?m)^{re.escape(key)} *=.*$", lambda _: f"{key} = {value}", text)
     if not found:
         keys = dict.fromkeys(re.findall(r"(?m)^([\w-]+) *=", text))
-        raise ValueError(f"{origin}: cannot change {change!r}: no line begins with {key!r}; {near(key, keys)}")
+        raise ValueError(f"{origin}: cannot change {change!r}: no line begins with {key!r}; {near_names(key, keys)}")
     if found > 1:
         raise ValueError(f"{origin}: cannot change {change!r}: {found} lines begin with {key!r}; edit a copy of the file.")
     return changed
@@ -320,7 +320,7 @@ def _cluster(tables: Tables, origin: Path, draw: int) -> Cluster:
     counts: dict[str, int] = {}
     for group in table.nodes:
         if group.type not in known:
-            raise ValueError(f"nodes: no node type {group.type!r}; {near(group.type, known)}")
+            raise ValueError(f"nodes: no node type {group.type!r}; {near_names(group.type, known)}")
         first = counts.get(group.prefix, 0)
         counts[group.prefix] = first + group.count
         kind = _priced(known[group.type], group)
@@ -354,7 +354,7 @@ def _check_prices(scenario: Scenario, unpriced: str) -> None:
 def _known(table: WorkloadTable, origin: Path, draw: int) -> WorkloadTable:
     names = (*_own_workloads(table, origin, draw), *workloads())
     if table.name not in names:
-        raise ValueError(f"name: no workload {table.name!r}; {near(table.name, names)}")
+        raise ValueError(f"name: no workload {table.name!r}; {near_names(table.name, names)}")
     return table
 
 

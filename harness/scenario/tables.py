@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -27,6 +25,7 @@ from simulators.cluster.conditions import (
 )
 from simulators.reconfiguration.costs import Costs
 from tuners.actions import Scalar
+from tuners.near_names import near_names
 
 __all__ = [
     "TABLES",
@@ -44,7 +43,6 @@ __all__ = [
     "Tables",
     "TargetTable",
     "WorkloadTable",
-    "near",
     "read",
 ]
 
@@ -263,13 +261,6 @@ def read(text: str) -> Tables | RecordedTables:
         raise ValueError(_explained(str(error), table, kind=kind)) from None
 
 
-def near(name: str, known: Iterable[str]) -> str:
-    """Advice on an unknown name: similar `known` names, or all of them."""
-    names = list(known)
-    close = get_close_matches(name, names, n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(close)}?" if close else f"choose one of {', '.join(names)}."
-
-
 def _explained(message: str, given: Any, root: str = "", kind: type[Any] = Tables) -> str:
     """Rewrite msgspec's message about the table `root` as "[table] key: expected, given, similar names"."""
     said, _, path = message.partition(" - at `$")
@@ -280,7 +271,7 @@ def _explained(message: str, given: Any, root: str = "", kind: type[Any] = Table
     if unknown and kind is RecordedTables and not path:
         return f"{_place(path, unknown[1])}: recorded runs say that themselves; leave it out."
     if unknown:
-        return f"{_place(path, unknown[1])}: there is no such key; {near(unknown[1], TABLES[path].__struct_fields__)}"
+        return f"{_place(path, unknown[1])}: there is no such key; {near_names(unknown[1], TABLES[path].__struct_fields__)}"
     missing = re.search(r"missing required field `(.*)`", said)
     if missing:
         return f"{_place(path, missing[1])}: it is missing; every scenario says this."

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from difflib import get_close_matches
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +30,7 @@ from simulators.branch import stacked
 from simulators.engine import loop
 from tuners import policies
 from tuners.actions import Scalar, SyncPolicy, Target
+from tuners.near_names import near_names
 from tuners.rlp import dqn, policy_file
 from tuners.rlp.dqn import Learner
 from tuners.rlp.network import Trained
@@ -143,8 +143,7 @@ def read_options(given: Iterable[tuple[str, Scalar]]) -> Options:
     read: dict[str, Any] = {}
     for name, value in given:
         if name not in kinds:
-            near = get_close_matches(name, kinds)
-            raise ValueError(f"Training RLP has no option {name!r}: choose from {', '.join(near or kinds)}.")
+            raise ValueError(f"Training RLP has no option {name!r}: {near_names(name, kinds)}")
         kind, whole = kinds[name], isinstance(value, int) and not isinstance(value, bool)
         if not (type(value) is kind or (kind is float and whole)):
             raise ValueError(f"Cannot train RLP with {name} {value!r}: give {_KINDS[kind]}.")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import tomllib
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+
+from tuners.near_names import near_names
 
 if TYPE_CHECKING:
     from simulators.workloads.workload import Demand
@@ -77,9 +78,7 @@ def profile(name: str) -> NodeType:
     """The embedded node type of that name. Raises ValueError for an unknown one."""
     known = _embedded()
     if name not in known:
-        near = get_close_matches(name, known, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(known)}."
-        raise ValueError(f"No node type {name!r}: {hint}")
+        raise ValueError(f"No node type {name!r}: {near_names(name, known)}")
     return known[name]
 
 

@@ -18,6 +18,7 @@ import msgspec
 
 from simulators.workloads.model_tables import Model
 from simulators.workloads.workload import Demand, Proxy, Workload
+from tuners.near_names import near_names
 
 __all__ = [
     "BreastCancer",
@@ -276,9 +277,7 @@ def load_workloads(path: Path | str) -> dict[str, Any]:
 def _table(name: str, more: Mapping[str, Any]) -> dict[str, Any]:
     tables = _tables() | dict(more)
     if name not in tables:
-        near = get_close_matches(name, tables, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(tables)}."
-        raise ValueError(f"No workload {name!r}: {hint}")
+        raise ValueError(f"No workload {name!r}: {near_names(name, tables)}")
     table: dict[str, Any] = tables[name]
     return table
 

@@ -302,7 +302,7 @@ MISTAKES = [
     ("new tuner folder", "harness: Cannot write folder: it exists already. Name another folder with --out."),
     ("train cruise --out x.npz", "harness: Cannot train 'cruise': rlp is the only tuner that is trained."),
     ("train rlp", "harness train: error: missing: --out (npz file to write the policy to)"),
-    ("train rlp[gama=1] --out x.npz", "harness: Training RLP has no option 'gama': choose from gamma."),
+    ("train rlp[gama=1] --out x.npz", "harness: Training RLP has no option 'gama': did you mean gamma?"),
     ("train rlp --out x.npz --rates a,b", "harness: Cannot read --rates 'a,b': write numbers with commas between them."),
     ("train rlp --out x.npz --instances 0", "harness: Cannot train with instances 0: give at least 1."),
     (
