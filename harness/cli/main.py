@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import fnmatch
+import gc
 import os
 import re
 import sys
@@ -79,6 +81,9 @@ _QUICK_SEEDS = 3
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments`, the process's own if None, and return its exit status."""
     own_packages.working_folder_last()
+    if arguments is None:  # the process ends with this command
+        # At its end, Python looks for circles among all objects, which takes half a second once JAX and Ray are imported.
+        atexit.register(gc.freeze)
     parser = _parser()
     options = parser.parse_args(arguments)
     if not hasattr(options, "run"):

@@ -34,6 +34,23 @@ def harness(*arguments: str, **options: object) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=100)  # noqa: S603
 
 
+AT_THE_END = """
+import atexit, gc, sys
+from harness.cli.main import main
+atexit.register(lambda: print(gc.get_freeze_count() > 0))  # after what `main` registers
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "frozen"), [("sys.argv[1:] = ['list', 'scenarios']; main()", True), ("main(['list', 'scenarios'])", False)]
+)
+def test_the_process_of_a_command_does_not_search_for_circles_at_its_end(call: str, frozen: bool) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", AT_THE_END + call]
+    made = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)  # noqa: S603
+    assert made.stdout.splitlines()[-1] == str(frozen)
+
+
 # ------------------------------------------------------------------------------------------------------------- output
 
 
