@@ -191,7 +191,7 @@ def page(checks: Sequence[Check], findings: str = "") -> str:
         verdict=_verdict(checks),
         verdict_rows=[row for made in checks for row in _verdict_rows(made)],
         parts=[part for made in checks for part in _ablations(made)],
-        limits=[sentence for made in checks for sentence in _limits(made)],
+        limits=[*(sentence for made in checks for sentence in _limits(made)), *_undetermined(checks)],
         findings=[" ".join(paragraph.split()) for paragraph in findings.split("\n\n") if paragraph.strip()],
         recordings=[_section(made, f"r{i}") for i, made in enumerate(checks)],
         kinds=[kind for kind, _ in _KINDS],
@@ -377,9 +377,14 @@ def _limits(made: Check) -> list[str]:
             f"From the fastest to the slowest run of a setting there are {np.median(ratios):.0%} in the median, at most "
             f"{max(ratios):.0%}: no prediction can be nearer than that to all of them."
         )
-    if unknown := sorted({name for fit in made.fits.values() for name in fit.refused}):
-        said.append(f"No fitted row determines {', '.join(unknown)}: nothing is said of jobs in which these matter.")
     return said
+
+
+def _undetermined(checks: Sequence[Check]) -> list[str]:
+    unknown = sorted({name for made in checks for fit in made.fits.values() for name in fit.refused})
+    return (
+        [f"No fitted row determines {', '.join(unknown)}: nothing is said of jobs in which these matter."] if unknown else []
+    )
 
 
 def _range(values: Sequence[int]) -> str:

@@ -33,7 +33,7 @@ class _Seen(NamedTuple):
     segment: int
     median: float
     deviation: float
-    count: int
+    times: int
 
 
 def sleepers(segments: Sequence[tuple[Mapping[str, Any], pl.DataFrame]]) -> dict[tuple[str, int], Sleeper]:
@@ -47,7 +47,7 @@ def sleepers(segments: Sequence[tuple[Mapping[str, Any], pl.DataFrame]]) -> dict
         for (worker,), own in timed.group_by("worker", maintain_order=True):
             low, middle, high = np.quantile(own["compute_seconds"].to_numpy(), [0.16, 0.5, 0.84])
             seen.setdefault((setting["run"], worker), []).append(_Seen(at, middle, (high - low) / 2, own.height))
-    known = {key: of for key, of in seen.items() if sum(s.count for s in of) >= _FEWEST}
+    known = {key: of for key, of in seen.items() if sum(s.times for s in of) >= _FEWEST}
     found = {}
     for run in dict.fromkeys(run for run, _ in known):
         mine = {worker: of for (name, worker), of in known.items() if name == run}
@@ -80,4 +80,4 @@ def _against(mine: Sequence[_Seen], steady: Sequence[_Seen]) -> Sleeper | None:
 
 
 def _mean(values: Sequence[float], of: Sequence[_Seen]) -> float:
-    return float(np.average(values, weights=[s.count for s in of]))
+    return float(np.average(values, weights=[s.times for s in of]))

@@ -71,7 +71,7 @@ def test_the_page_says_what_the_recording_does_not_have():
     """Two settings in two runs each, one 10 and one 20 % apart, and one setting in one run."""
     told = (("a", 0, 1, 1.0), ("b", 0, 1, 1.1), ("a", 1, 2, 2.0), ("b", 1, 2, 2.4), ("a", 2, 3, 3.0))
     base = replace(MADE.predictions[0], servers=2, batch_size=8, compute_share=0.25)
-    rows = (
+    rows = tuple(
         replace(base, run=run, setting=setting, workers=workers, recorded=seconds) for run, setting, workers, seconds in told
     )
     text = fidelity.page([replace(MADE, predictions=(*rows, *MADE.predictions))])
@@ -81,7 +81,9 @@ def test_the_page_says_what_the_recording_does_not_have():
     assert "1 of its 3 settings were recorded in one run only." in text
     assert "there are 15% in the median, at most 20%: no prediction" in text
     assert "No fitted row determines sample_seconds: nothing is said" in text
-    assert "What this page cannot tell" not in fidelity.page([MADE])  # no row describes a setting
+    both = fidelity.page([replace(MADE, predictions=rows), MADE])
+    assert both.count("No fitted row determines") == 1  # it is said of all
+    assert "What this page cannot tell" not in fidelity.page([replace(MADE, fits={})])  # no row describes a setting
 
 
 def test_completion_is_explained_where_it_is_told():
