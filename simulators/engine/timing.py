@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
+from numpy.typing import NDArray
 
 from simulators.engine import network
 from simulators.engine.inputs import EngineInputs
@@ -167,7 +168,7 @@ def refilled(inputs: EngineInputs, tokens: Array, seconds: ArrayLike) -> Array:
     return _filled(inputs, tokens, -gained, seconds)
 
 
-def _filled(inputs: EngineInputs, tokens: Array, drains: Array, seconds: ArrayLike) -> Array:
+def _filled(inputs: EngineInputs, tokens: Array, drains: Array | NDArray[np.float64], seconds: ArrayLike) -> Array:
     # A full bucket that does not drain stays exactly full: an infinite one has infinite refill, and inf - inf is nan.
     full = tokens >= inputs.bucket_bytes
     change = jnp.where(full & (drains <= 0), 0.0, drains * seconds)
