@@ -21,7 +21,7 @@ import numpy as np
 from tuners.actions import Action, Job, Tuner
 from tuners.applicability import nothing_to_tune_if
 from tuners.factory_options import Count
-from tuners.search.epochs import Course, TrainedBranch, drop, fork, train_on
+from tuners.search.epochs import Course, TrainedBranch, check_plateau, drop, fork, train_on
 from tuners.search.tunables import Convention, Tunables, Which, no_tunable_is_free, tunables
 
 __all__ = ["Bracket", "Schedule", "brackets", "hyperband"]
@@ -54,8 +54,7 @@ def hyperband(
         schedule: the brackets of MLtuner's public code, or those of Hyperband's paper.
         plateau_epochs: epochs without improvement after which a training has reached its plateau.
     """
-    if plateau_epochs < 1:
-        raise ValueError(f"Cannot train to a plateau of {plateau_epochs} epochs: give at least 1.")
+    check_plateau(plateau_epochs)
     what = tunables(job, tuned, convention=momentum)
     if no_tunable_is_free(job, tuned):
         return

@@ -12,7 +12,7 @@ from __future__ import annotations
 from tuners.actions import Job, Tuner
 from tuners.applicability import nothing_to_tune_if
 from tuners.factory_options import Count
-from tuners.search.epochs import Course, TrainedBranch, drop, fork, score, train_on
+from tuners.search.epochs import Course, TrainedBranch, check_plateau, drop, fork, score, train_on
 from tuners.search.searchers import searcher
 from tuners.search.tunables import Convention, Which, no_tunable_is_free, tunables
 
@@ -39,8 +39,7 @@ def spearmint(
         plateau_epochs: epochs without improvement after which a training has reached its plateau.
         stops: whether to stop when the best five peaks differ by less than 10 %.
     """
-    if plateau_epochs < 1:
-        raise ValueError(f"Cannot train to a plateau of {plateau_epochs} epochs: give at least 1.")
+    check_plateau(plateau_epochs)
     what = tunables(job, tuned, convention=momentum)
     if no_tunable_is_free(job, tuned):
         return

@@ -17,6 +17,7 @@ __all__ = [
     "Course",
     "Epoch",
     "TrainedBranch",
+    "check_plateau",
     "drop",
     "epoch_clocks",
     "fork",
@@ -82,6 +83,12 @@ def score(job: Job, peak: float) -> float:
 def plateaued(qualities: Sequence[float], epochs: int) -> bool:
     """Whether none of the last `epochs` entries is greater than all entries before them."""
     return len(qualities) > epochs and max(qualities[:-epochs]) >= max(qualities[-epochs:])
+
+
+def check_plateau(epochs: int) -> None:
+    """Raise ValueError unless `plateaued` can be asked about so many epochs."""
+    if epochs < 1:
+        raise ValueError(f"Cannot train to a plateau of {epochs} epochs: give at least 1.")
 
 
 def train_epoch(job: Job, trained: TrainedBranch) -> Generator[Action[Any], Any, Epoch]:
