@@ -54,7 +54,7 @@ def fetch(
     source = source_named(name)
     if not source.files:
         raise ValueError(
-            f"Cannot fetch {name}: it is fetched by hand from {source.address}, {source.size}; "
+            f"Cannot fetch {name}: it is fetched by hand from {source.address}, {source.size or 'size not known'}; "
             f"then `harness trace import {name} PATH`."
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

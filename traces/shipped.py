@@ -14,7 +14,7 @@ from traces.parts import digest_of
 from traces.plausible import fault
 from tuners.near_names import near_names
 
-__all__ = ["PREFIX", "PUBLIC", "check_shipped", "locate", "shipped"]
+__all__ = ["PREFIX", "PUBLIC", "check_shipped", "locate", "shipped", "shipped_bytes"]
 
 PREFIX = "shipped:"
 _DATA = Path(__file__).parent / "data"
@@ -28,6 +28,11 @@ _LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
 def shipped() -> tuple[str, ...]:
     """The names of the recordings that come with the harness."""
     return tuple(sorted(p.parent.name for p in (*_DATA.glob("*/trace.json"), *PUBLIC.glob("*/trace.json"))))
+
+
+def shipped_bytes(name: str) -> int:
+    """The size of the files of a public recording that comes with the harness."""
+    return sum(p.stat().st_size for p in (PUBLIC / name).rglob("*") if p.is_file())
 
 
 def locate(text: str, folder: Path = Path()) -> Path:

@@ -110,14 +110,17 @@ def _list_profiles() -> dict[str, str]:
 
 def _list_sources() -> dict[str, str]:
     from traces.importers import SOURCES
-    from traces.shipped import shipped
+    from traces.shipped import shipped, shipped_bytes
 
     rows: dict[str, str] = {}
     for name, source in SOURCES.items():
         ways = [f"shipped:{name}"] if name in shipped() else []
         ways.append(f"harness trace fetch {name}" if source.files else "fetch by hand, then harness trace import")
         facts = (source.summary, source.address, f"licence: {source.licence}", f"cite: {source.cite}")
-        rows[name] = "\n".join((*facts, f"{source.size}; {' or '.join(ways)}"))
+        size = source.size or (
+            f"{shipped_bytes(name) / 1000:.0f} kB as shipped" if name in shipped() else "download of unknown size"
+        )
+        rows[name] = "\n".join((*facts, f"{size}; {' or '.join(ways)}"))
     return rows
 
 

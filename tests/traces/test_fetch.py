@@ -186,6 +186,9 @@ def test_a_list_tells_address_licence_size_and_citation(capsys):
         about = printed[printed.index(f"{name} ") :]
         at = [about.index(text) for text in (source.summary, source.address, source.licence, source.cite, source.size)]
         assert at == sorted(at)
+    assert "394 kB as shipped; shipped:sync-switch or fetch by hand" in printed
+    assert "download of unknown size; harness trace fetch selftf" in printed
+    assert "size not known" not in printed
     assert "258 kB; shipped:uta-ec2-tokenbucket or harness trace fetch uta-ec2-tokenbucket" in printed
 
 

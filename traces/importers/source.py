@@ -59,7 +59,7 @@ class Source:
     cite: str
     read: Callable[[Path], Imported]  # reads a file or a folder; raises TraceError if it is not in this format
     files: tuple[RemoteFile, ...] = ()  # (): to be fetched by hand, see `size`
-    size: str = "size not known"  # of the files that the importer reads, for people
+    size: str = ""  # of the files that the importer reads, for people; "": not known to us
 
     @property
     def of(self) -> str:
