@@ -18,6 +18,10 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 FOLDERS = ("harness", "reports", "simulators", "tests", "traces", "tuners")
 PAGES = sorted(p.relative_to(ROOT).as_posix() for folder in FOLDERS for p in (ROOT / folder).rglob("README.md"))
+SIDE_PAGES = sorted(
+    p.relative_to(ROOT).as_posix() for folder in FOLDERS for p in (ROOT / folder).rglob("*.md") if p.name != "README.md"
+)
+"""Pages beside a README.md: their links are checked; examples belong into the README.md, where they run."""
 README = (ROOT / "README.md").read_text()
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"# (\S+\.(?:py|toml))(?::.*)?\n")
@@ -164,7 +168,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, *PAGES])
+@pytest.mark.parametrize("document", [*DOCUMENTS, *PAGES, *SIDE_PAGES])
 def test_links_lead_somewhere(document):
     page = ROOT / document
     text = page.read_text()
