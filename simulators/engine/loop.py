@@ -486,8 +486,8 @@ def launch(
 def _typed(value: Any) -> Any:
     """A part of a policy's first state, with the type that it has in every later state.
 
-    JAX types numbers that were written in Python weakly, until they meet others. A state of weak types would compile `advance`
-    twice: for the first window, and for all others.
+    JAX types numbers that were written in Python weakly, until they meet others. With a state of weak types, `advance`
+    would be compiled twice: for the first window, and for all others.
     """
     weak = getattr(value, "weak_type", isinstance(value, bool | int | float))
     return np.asarray(value) if weak else value
