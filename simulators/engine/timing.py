@@ -133,7 +133,7 @@ def _first_least(values: Array) -> Array:
     """The index of the least of `values` [k], of equals the first, int32.
 
     XLA compiles a minimum to vector instructions, but the minimum with its index to a chain of comparisons, one value after
-    another: 40 us for 8,192 values, most of an event. So of many values, the index is looked for in one block only.
+    another: alone, 40 us against 7 for 8,192 values. So of many values, the index is looked for in one block only.
     """
     nodes = values.shape[0]
     if nodes < _FEW:
