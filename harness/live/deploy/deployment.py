@@ -119,8 +119,15 @@ def _played(
         keep = partial(_keep, wanted, spec, log)
         say(_beginning(spec, begun))
         emulates, rates = bool(wanted.emulate), _rates(wanted)
-        limits = {"join_seconds": wanted.limits.join_seconds, "silent_seconds": wanted.limits.silent_seconds}
-        with launch.launch(placement, spec, insecure=wanted.insecure, emulates=emulates, rates=rates, **limits) as processes:
+        with launch.launch(
+            placement,
+            spec,
+            insecure=wanted.insecure,
+            emulates=emulates,
+            rates=rates,
+            join_seconds=wanted.limits.join_seconds,
+            silent_seconds=wanted.limits.silent_seconds,
+        ) as processes:
             with LiveSystem(spec, processes, begun, keep, installed, wanted.limits, say, emulates=emulates) as live:
                 if begun is not None:
                     say(f"Resuming after {begun.seconds:.1f} s: {setting_words(live.job_status().setting)}.")
