@@ -141,7 +141,8 @@ def _first_least(values: Array) -> Array:
     size = 1 << (nodes.bit_length() // 2)  # about as many blocks as values in each
     blocks = jnp.pad(values, (0, -nodes % size), constant_values=jnp.inf).reshape(-1, size)
     block = jnp.argmin(jnp.min(blocks, axis=1)).astype(jnp.int32)
-    return block * size + jnp.argmin(blocks[block]).astype(jnp.int32)
+    least: Array = block * size + jnp.argmin(blocks[block]).astype(jnp.int32)
+    return least
 
 
 def catch_up(
@@ -164,7 +165,7 @@ def refilled(inputs: EngineInputs, tokens: Array, seconds: ArrayLike) -> Array:
     if not len(inputs.bucket_bytes):
         return tokens
     # A bucket without end is always full and gains nothing; its infinite refill times 0 seconds would be nan.
-    gained = np.where(np.isinf(inputs.bucket_refill), 0.0, inputs.bucket_refill)
+    gained: Any = np.where(np.isinf(inputs.bucket_refill), 0.0, inputs.bucket_refill)
     return _filled(inputs, tokens, -gained, seconds)
 
 
