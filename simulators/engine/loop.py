@@ -517,7 +517,17 @@ def launch(
     freed = state._replace(clock=state.clock._replace(policy=(), timer=_NONE))
     launched: State = _launch(program.model, data, alike, freed, release, offsets, lanes=program.lanes)
     timer: Any = np.full(int(program.timers), np.inf)  # of NumPy, because JAX would compile it
-    return launched._replace(clock=launched.clock._replace(policy=policy, timer=timer))
+    return launched._replace(clock=launched.clock._replace(policy=jax.tree.map(_typed, policy), timer=timer))
+
+
+def _typed(value: Any) -> Any:
+    """A part of a policy's first state, with the type that it has in every later state.
+
+    JAX types numbers that were written in Python weakly, until they meet others. With a state of weak types, `advance`
+    would be compiled twice: for the first window, and for all others.
+    """
+    weak = getattr(value, "weak_type", isinstance(value, bool | int | float))
+    return np.asarray(value) if weak else value
 
 
 @partial(jax.jit, static_argnames=("model", "lanes"))

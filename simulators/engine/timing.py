@@ -133,7 +133,7 @@ def _first_least(values: Array) -> Array:
     """The index of the least of `values` [k], of equals the first, int32.
 
     XLA compiles a minimum to vector instructions, but the minimum with its index to a chain of comparisons, one value after
-    another: 40 us for 8,192 values, most of an event. So of many values, the index is looked for in one block only.
+    another: alone, 40 us against 7 for 8,192 values. So of many values, the index is looked for in one block only.
     """
     nodes = values.shape[0]
     if nodes < _FEW:
@@ -141,7 +141,8 @@ def _first_least(values: Array) -> Array:
     size = 1 << (nodes.bit_length() // 2)  # about as many blocks as values in each
     blocks = jnp.pad(values, (0, -nodes % size), constant_values=jnp.inf).reshape(-1, size)
     block = jnp.argmin(jnp.min(blocks, axis=1)).astype(jnp.int32)
-    return block * size + jnp.argmin(blocks[block]).astype(jnp.int32)
+    least: Array = block * size + jnp.argmin(blocks[block]).astype(jnp.int32)
+    return least
 
 
 def catch_up(
@@ -164,7 +165,7 @@ def refilled(inputs: EngineInputs, tokens: Array, seconds: ArrayLike) -> Array:
     if not len(inputs.bucket_bytes):
         return tokens
     # A bucket without end is always full and gains nothing; its infinite refill times 0 seconds would be nan.
-    gained = np.where(np.isinf(inputs.bucket_refill), 0.0, inputs.bucket_refill)
+    gained: Any = np.where(np.isinf(inputs.bucket_refill), 0.0, inputs.bucket_refill)
     return _filled(inputs, tokens, -gained, seconds)
 
 

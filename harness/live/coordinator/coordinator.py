@@ -69,7 +69,6 @@ class Coordinator:
         self._next_branch = 1
         self._uncopied = 0  # pushes since the last snapshot
         self.refused = 0  # messages of an older view or generation
-        self._marks: dict[int, bytes] = {}  # state of this coordinator at snapshots taken with `save`
 
     # ------------------------------------------------------------------------------------------------- begin and restore
 
@@ -137,7 +136,7 @@ class Coordinator:
     def checkpoint(self, index: int) -> bytes:
         """The coordinator's state at a snapshot that was taken with `save`, for `begin_from`. Raises KeyError if a later
         one of these is complete."""
-        return self._marks[index]
+        return self._snapshots.state(index)
 
     def expect(self, name: str, generation: int) -> None:
         """Let a process of this name and generation join. Messages of its older generations are refused from now on."""
@@ -213,10 +212,8 @@ class Coordinator:
             self._membership.dismiss_retired(self._cycles.busy)
 
     def _after_copy(self, complete: bool) -> None:
-        if complete:
-            self._marks = {i: mark for i, mark in self._marks.items() if i >= self._snapshots.saved_index}
-            if self._ledger.records > _RECORDS:
-                self._record()
+        if complete and self._ledger.records > _RECORDS:
+            self._record()
 
     def _on_evaluation(self, head: EvaluationResult) -> None:
         found = self._evaluations.answered(head)
@@ -353,7 +350,8 @@ class Coordinator:
         if save:
             running = self._cycles.running
             undecided = [] if running is None else [(running, facts) for facts in self._cycles.undecided.values()]
-            self._marks[index] = branches_as_bytes(self._cycles.branches.values(), self._next_branch, undecided)
+            state = branches_as_bytes(self._cycles.branches.values(), self._next_branch, undecided)
+            self._snapshots.keep_state(index, state)
         return index
 
     def _take_snapshot(self, *, save: bool = False) -> int:

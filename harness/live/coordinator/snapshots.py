@@ -34,6 +34,7 @@ class Snapshots:
         self._ledger, self.keeper = ledger, Keeper(ledger.layout)
         self.under_way: dict[int, dict[int, set[str]]] = {}  # holders, by index and block
         self._saves: set[int] = set()
+        self._states: dict[int, bytes] = {}  # of the coordinator, at snapshots taken with `save`
         self._saved: tuple[int, tuple[Piece, ...]] = (-1, ())
 
     def take(self, retiring: Collection[str], *, save: bool = False) -> int:
@@ -70,6 +71,7 @@ class Snapshots:
     def _complete(self, index: int, holders: dict[int, set[str]]) -> None:
         if index in self._saves:
             self._saved = index, tuple(self.keeper.pick(index, self._ledger.layout.everything))
+            self._states = {i: state for i, state in self._states.items() if i >= index}
         self.under_way = {i: h for i, h in self.under_way.items() if i > index}
         self._saves = {i for i in self._saves if i > index}
         self.keeper.forget(index)
@@ -77,10 +79,13 @@ class Snapshots:
         for name in self._ledger.servers:
             self._ledger.tell(name, SnapshotDurable(index))
 
-    @property
-    def saved_index(self) -> int:
-        """Index of the last complete snapshot that was taken with `save`; -1 for none."""
-        return self._saved[0]
+    def keep_state(self, index: int, state: bytes) -> None:
+        """Keep the coordinator's state at a snapshot that was taken with `save`."""
+        self._states[index] = state
+
+    def state(self, index: int) -> bytes:
+        """What `keep_state` was given. Raises KeyError if a later one of these snapshots is complete."""
+        return self._states[index]
 
     def saved(self, index: int) -> dict[int, dict[str, Array]]:
         """A whole snapshot that was taken with `save`. Raises KeyError unless it is the last complete one of these."""

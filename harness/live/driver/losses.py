@@ -13,7 +13,7 @@ from tuners.actions import NodeEvent, Setting
 
 __all__ = ["Losses"]
 
-_SEARCH_SECONDS = 0.5
+_SEARCH_SECONDS = 0.5  # from one look for nodes that are back, and for missing processes, to the next
 _TRIES = 6  # consecutive starts of a process that does not join
 
 

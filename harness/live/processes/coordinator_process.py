@@ -36,7 +36,7 @@ SILENT_SECONDS = 3.0
 """A process that was not heard for so long, ten heartbeats, hangs, or is cut off; unless the user says otherwise."""
 
 STARTING_SECONDS = 30.0
-"""The same for a process that has not joined yet."""
+"""The same for a process that has not joined yet: an import or a compilation may hold up its heartbeats for seconds."""
 
 _log = logging.getLogger(__name__)
 

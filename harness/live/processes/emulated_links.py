@@ -30,7 +30,7 @@ _LEAST_BURST_BYTES = 5_000  # three packets
 _QUEUE_BYTES = 1_000_000  # before packets are dropped: several pushes, or TCP pauses whenever two collide
 _WIRE_SHARE = 1514 / 1448  # `tc` counts headers, of Ethernet, IP and TCP, in every packet; a scenario's rate is of the model
 _UNSHAPED_BYTES_PER_SECOND = 5e8  # a link between namespaces is hardly faster than this
-_START_SECONDS = 10.0
+_START_SECONDS = 10.0  # for `unshare` to make a network, which takes milliseconds: longer means that it never will
 _NEW_NETWORK = 0x40000000
 
 T = TypeVar("T")

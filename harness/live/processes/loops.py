@@ -29,7 +29,10 @@ from harness.live.worker.worker import Computed, RowsOf, Worker, WorkerTask
 __all__ = ["BEAT_SECONDS", "TICK_SECONDS", "Compute", "Heartbeat", "Mailbox", "Member", "run_server", "run_worker"]
 
 BEAT_SECONDS = 0.3
+"""From one heartbeat to the next: ten of them may be lost or late before a process is taken for dead."""
+
 TICK_SECONDS = 0.25
+"""From one look for answers that have not come to the next; messages themselves are handled at once."""
 
 _log = logging.getLogger(__name__)
 

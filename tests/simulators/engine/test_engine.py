@@ -264,6 +264,23 @@ def test_a_target_of_validation_ends_the_job_with_the_first_evaluation_that_reac
     assert window.evaluations[-1].seconds == simulated.now
 
 
+def test_the_first_state_of_a_policy_has_the_types_of_every_later_one():
+    """Else the engine would be compiled twice: JAX types a number that was written in Python weakly."""
+    cluster, workload, setting, around = plain_job()
+    simulated = system(cluster, workload, setting, around)
+
+    def decide(state, push):
+        seconds, pushes, seen = state
+        return (seconds + push.seconds, pushes + 1, seen | push.waiting), Decision(release=push.waiting)
+
+    begins = SyncPolicy("counting", lambda active: (jnp.asarray(jnp.nan), 0, active), decide)
+    simulated.perform(Install(begins))
+    first = jax.tree.map(jax.typeof, branch(simulated).clock.policy)
+    simulated.perform(Run(clocks=5))
+    assert jax.tree.map(jax.typeof, branch(simulated).clock.policy) == first
+    assert int(branch(simulated).clock.policy[1]) == 5
+
+
 @pytest.mark.parametrize("nodes", [48, 67], ids="{} nodes".format)
 @pytest.mark.parametrize("conditions", [Conditions(), Conditions(jitter=0.0, stagger=False)], ids=["noise", "ties"])
 def test_the_next_of_many_workers_is_that_of_the_oracle(nodes, conditions):
