@@ -14,6 +14,7 @@ VALUES = {
     "lead": "",
     "verdict": [],
     "verdict_rows": [],
+    "limits": [],
     "parts": [],
     "findings": [],
     "recordings": [],

@@ -467,7 +467,8 @@ def test_a_worker_ends_with_its_parent() -> None:
     """A parent that is killed cannot stop its worker; the worker sees that its standard input closes."""
     script = (
         "import time\nfrom harness.comparison.pool import WorkerProcess\n"
-        "print(WorkerProcess().pid, flush=True)\ntime.sleep(60)"
+        "worker = WorkerProcess()  # held: without a reference its pipe closes at once\nprint(worker.pid, flush=True)\n"
+        "time.sleep(60)"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", script]

@@ -183,7 +183,7 @@ def test_a_training_that_diverges_says_what_to_do(tmp_path: Path, capsys: pytest
     ("arguments", "reason"),
     [
         (["cruise"], "Cannot train 'cruise': rlp is the only tuner that is trained."),
-        (["rlp[gama=1]"], "Training RLP has no option 'gama': choose from gamma."),
+        (["rlp[gama=1]"], "Training RLP has no option 'gama': did you mean gamma?"),
         (["rlp[gamma=much]"], "Cannot train RLP with gamma 'much': give a number."),
         (["rlp[replay=1.5]"], "Cannot train RLP with replay 1.5: give a whole number."),
         (["rlp[double=1]"], "Cannot train RLP with double 1: give true or false."),
