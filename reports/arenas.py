@@ -41,6 +41,8 @@ __all__ = ["ARENAS", "Arenas", "answer", "arenas_of", "families", "family_of", "
 
 _Floats = NDArray[np.float64]
 
+_LEADS_FROM = 0.9  # share of the arenas to which a tuner applies that may lead: elsewhere it leaves the job as it is
+
 ARENAS: dict[str, pl.DataType] = {
     "family": pl.String(),  # "" over all
     "tuner": pl.String(),
@@ -118,7 +120,7 @@ def arenas_of(results: Results, scenarios: Sequence[str], family: str = "") -> A
     bases = {a: log_minimised(by_arena[a], [base]) if base else np.zeros((len(seconds[a]), 1)) for a in arenas}
     log_ratio = np.array([_mean_over_seeds(seconds[a] - bases[a]) for a in arenas])
     most = max(len(applies[t]) for t in tuners) if tuners else 0
-    able = [t for t in tuners if len(applies[t]) == most and _able(scores, t)]
+    able = [t for t in tuners if len(applies[t]) >= _LEADS_FROM * most and _able(scores, t)]
     found = compare(tuners, log_ratio, signed_rank, reference=REFERENCE, may_lead=able)
     order = [tuners.index(t) for t in found.tuners]
     first = first_chances([seconds[a] for a in arenas])

@@ -107,7 +107,22 @@ def test_where_a_tuner_does_nothing_it_does_not_apply():
     assert row(found, "half")["arenas"] == 6
     assert np.isnan(found.log_ratio[:, found.rows["tuner"].to_list().index("half")]).sum() == 6
     assert found.absent == {"idle": "its runs are those of fixed"}
-    assert found.comparison.leader == "x"  # of those that apply everywhere
+    assert found.comparison.leader == "x"  # of those that apply to nearly all
+
+
+def test_a_tuner_that_leaves_one_arena_in_ten_alone_may_lead():
+    results = played({"fixed": 100, "x": 50})
+    fixed = results.scores.filter(pl.col("tuner") == "fixed")
+    mostly = fixed.with_columns(
+        tuner=pl.lit("mostly"),
+        completion_seconds=pl.col("completion_seconds") * pl.when(pl.col("scenario") == NAMES[0]).then(1.0).otherwise(0.2),
+    )
+    found = arenas_of(Results(results.manifest, pl.concat([results.scores, mostly]), *_rest(results)), NAMES)
+    assert row(found, "mostly")["arenas"] == 11
+    assert found.comparison.leader == "mostly"
+    said = answer(found)
+    assert (said.before, said.tuner) == ("Use ", "mostly")
+    assert "(it applies to 11)" in said.after
 
 
 def test_a_tuner_that_does_nothing_changes_nothing_over_arenas():
