@@ -111,9 +111,9 @@ def test_simulated_seconds_per_wall_second(benchmark: Any) -> None:
 
     run()
     seconds = timed(run)
-    judge(benchmark, "digits", lambda: found.budget.seconds / seconds())
+    judge(benchmark, "digits", lambda: windows[0].seconds / seconds())
     assert windows[-1].clocks == windows[0].clocks > 0
-    assert windows[-1].seconds == pytest.approx(found.budget.seconds, rel=0.01)
+    assert windows[-1].seconds == windows[0].seconds > 1000  # until the target, as a run stops there
 
 
 def test_help_against_bare_python(benchmark: Any) -> None:
