@@ -264,18 +264,27 @@ def _tabled(
 
     A gradient that is accepted counts in this round or, if `later`, in the next one, which begins after this push if `turn`.
     """
+    now = _with_gradient(table.sums, table.counts, gradient, worker, accept & ~later)
+    then = _with_gradient(table.later_sums, table.later_counts, gradient, worker, accept & later)
     mine = (jnp.arange(inputs.active.shape[0]) == worker) & accept
-
-    def added(sums: Any, flags: Array) -> Any:
-        return jax.tree.map(lambda rows, g: rows + jnp.where(_columns(flags, rows), g, 0.0), sums, gradient)
-
-    now = (added(table.sums, mine & ~later), table.counts + (mine & ~later))
-    then = (added(table.later_sums, mine & later), table.later_counts + (mine & later))
     known = (now[1] > 0) & (inputs.active | mine)  # a worker that is about to stop still counts
     weights = (known / jnp.maximum(now[1], 1.0) / jnp.maximum(jnp.sum(known), 1)).astype(jnp.float32)
     total = jax.tree.map(lambda rows: jnp.tensordot(weights, rows, 1), now[0])
-    choose = partial(jax.tree.map, lambda new, old: jnp.where(turn, new, old))
-    return GradientTable(*choose(then, now), *choose(jax.tree.map(jnp.zeros_like, then), then)), total
+
+    def next_round(carry: tuple[Array, GradientTable]) -> tuple[Array, GradientTable]:
+        _, old = carry
+        none = jax.tree.map(jnp.zeros_like, (old.later_sums, old.later_counts))
+        return jnp.asarray(False), GradientTable(old.later_sums, old.later_counts, *none)
+
+    # A loop, because XLA updates its arrays in place: see `pull`.
+    _, table = jax.lax.while_loop(lambda c: c[0], next_round, (turn, GradientTable(*now, *then)))
+    return table, total
+
+
+def _with_gradient(sums: Any, counts: Array, gradient: Any, worker: Array, counted: Array) -> tuple[Any, Array]:
+    """Sums [k, ...] and counts [k] with one more gradient of `worker` if `counted`; one row is written."""
+    rows = jax.tree.map(lambda s, g: _row(worker, s) + jnp.where(counted, g, 0.0), sums, gradient)
+    return _with_row(sums, rows, worker, lanes=False), counts.at[worker].add(counted.astype(counts.dtype))
 
 
 def pull(
