@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
 from reports import export, site
 from reports.export import markdown, write_csv, write_figures, write_markdown
 from reports.site import publish
+from reports.tables import summary
 from tests.support.made_up import SCENARIO_TEXT, contest, from_times
 from traces import store
 from traces.schema import EVALUATIONS, SCORES, SETTINGS
@@ -105,6 +107,8 @@ def test_an_overview_alone_links_to_no_page_and_sums_the_hosts_times(folder, tmp
     hosts = pl.read_csv(tmp_path / "site" / "tables" / "host.csv")
     assert hosts["runs"].sum() == scores.height
     assert hosts["tuner"].n_unique() == scores["tuner"].n_unique() == hosts.height
+    table = summary(store.load_results(folder))
+    assert_frame_equal(store.read(tmp_path / "site" / "tables" / "summary.parquet", table.schema), table)
 
 
 def test_an_unfinished_comparison_is_not_published(folder, tmp_path):
