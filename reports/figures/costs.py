@@ -118,7 +118,7 @@ def pareto(rows: pl.DataFrame, name: str) -> Drawing | None:
             axes.axhline(float(oracle[0]), color=GREEN, linewidth=1.1, linestyle="-.")
             axes.text(
                 1,
-                float(oracle[0]),
+                float(oracle[0]) / 1.04,
                 "oracle ",
                 transform=axes.get_yaxis_transform(),
                 color=GREEN,
@@ -169,7 +169,11 @@ def _label(axes: Axes, points: list[_Point], low: float, high: float) -> None:
         for p, height in zip(column, heights, strict=True):
             color = INK if p.standing in ("leader", "not told apart") or p.role == "reference" else MUTED
             weight = "bold" if p.standing == "leader" else "normal"
-            line = {"arrowstyle": "-", "color": MUTED, "linewidth": 0.5, "shrinkB": 2} if len(column) > 1 else None
+            line = (
+                {"arrowstyle": "-", "color": MUTED, "linewidth": 0.5, "shrinkB": 2, "relpos": (0, 0.5)}
+                if len(column) > 1
+                else None
+            )
             axes.annotate(p.tuner, (p.overhead, p.seconds), xytext=(at, math.exp(height)), textcoords=_beside(axes),
                           va="center", fontsize=8, color=color, fontweight=weight, arrowprops=line)  # fmt: skip
 

@@ -145,10 +145,35 @@ def svg(figure: Figure, name: str, alternative: str) -> str:
     label = html.escape(alternative, quote=True)
     opening = f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" xmlns="http://www.w3.org/2000/svg" {box[0] if box else ""}'
     body = re.sub(r' d="([^"]*)"', lambda m: f' d="{_shorter(m[1])}"', body)
+    body = re.sub(r'(?<= [xy]=")[-\d.]+(?=")', lambda m: _cut(m[0]), body)
+    body = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", body)
+    body = re.sub(r"\n\s*", "\n", _without_bare_groups(body))
     body = body.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif").replace(INK, "currentColor")
     return f'{opening} role="img" aria-label="{label}">{body.strip()}'
 
 
 def _shorter(path: str) -> str:
-    """A path with coordinates cut to a hundredth of a point."""
-    return re.sub(r"(\.\d\d)\d+", r"\1", " ".join(path.split()))
+    """A path with coordinates cut to a hundredth of a point, and without the letters of lines that follow a move or line."""
+    kept, last = [], ""
+    for word in _cut(path).split():
+        if word != "L" or last not in ("M", "L"):
+            kept.append(word)
+        last = word if word.isalpha() else last
+    return " ".join(kept)
+
+
+def _cut(numbers: str) -> str:
+    return re.sub(r"(\.\d\d)\d+", r"\1", numbers)
+
+
+def _without_bare_groups(body: str) -> str:
+    """The same without groups that have no attributes: half of all tags."""
+    kept, has_attributes = [], []
+    for part in re.split(r"(<g>|<g [^>]*>|</g>)", body.replace("<g/>", "")):
+        if part.startswith("<g"):
+            has_attributes.append(part != "<g>")
+            keep = has_attributes[-1]
+        else:
+            keep = part != "</g>" or has_attributes.pop()
+        kept.append(part if keep else "")
+    return "".join(kept)

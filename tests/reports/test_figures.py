@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
 
 from reports.arenas import arenas_of
 from reports.figures import across, completion, costs, drawing, knobs
@@ -67,6 +69,28 @@ def test_every_public_name_exists():
     for module in (across, completion, costs, drawing, knobs, progress_module, settings_module):
         assert len(set(module.__all__)) == len(module.__all__)
         assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_an_svg_has_no_needless_bytes(drawn):
+    """They are most of a page's."""
+    for figure in drawn:
+        assert "<g>" not in figure.svg
+        assert "\n " not in figure.svg
+        assert not re.search(r' [xyd]="[^"]*\.\d{3,}', figure.svg)
+        assert figure.svg.count("<g") == figure.svg.count("</g>") > 0
+
+
+def test_only_lines_that_follow_a_move_or_a_line_lose_their_letters():
+    with drawing.canvas(2.0, left=0.5) as figure:
+        curve = [(0, 0), (1, 2), (3, 2), (4, 0), (5, 1), (6, 0), (7, 0)]
+        codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
+        axes = figure.subplots()
+        axes.add_patch(PathPatch(Path(curve, codes)))
+        axes.set(xlim=(0, 7), ylim=(0, 2))
+        drawn = drawing.svg(figure, "a", "a curve, two lines")
+    [path] = [p for p in re.findall(r' d="([^"]*)"', drawn) if "C" in p]
+    number = r"-?[\d.]+"
+    assert re.fullmatch(rf"M( {number}){{2}} C( {number}){{6}} L( {number}){{4}} z", path)
 
 
 def test_figures_are_whole_and_labelled(drawn):

@@ -46,7 +46,7 @@ def log(pushes):
 def bars(drawing, color):
     """Widths of the bars of a colour, in points."""
     paths = re.findall(r'<path d="([^"]*)" clip-path[^>]*stroke: (#\w+)', drawing.svg)
-    ends = [float(x) for path, stroke in paths if stroke == color for x in re.findall(r"[ML] ([-.0-9]+)", path)]
+    ends = [float(x) for path, stroke in paths if stroke == color for x in re.findall(r"([-.0-9]+) [-.0-9]+", path)]
     return np.array(ends[1::2]) - np.array(ends[::2])
 
 
