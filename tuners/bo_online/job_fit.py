@@ -28,7 +28,8 @@ without evidence of the opposite, seconds per clock and the pace alone decide be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -39,7 +40,7 @@ from scipy.optimize import isotonic_regression
 
 from tuners.bo_online.convergence import Segment, inliers
 
-__all__ = ["JobFit", "LeastSquares", "Levels", "fitted_job", "likeness", "measured_levels", "never_rising"]
+__all__ = ["JobFit", "LeastSquares", "LevelRecorder", "Levels", "fitted_job", "likeness", "measured_levels", "never_rising"]
 
 _Floats = NDArray[np.float64]
 
@@ -55,6 +56,7 @@ _FASTEST = (
 )
 _BLOCKS = 8  # at most, of one stay under a setting
 _MOST_LEVELS = 200  # of a fit
+_COLUMNS = 7  # of what is recorded of a level
 _PRIOR = 10.0  # losses that the scatter of the whole job counts for in the scatter of a block
 
 
@@ -74,16 +76,92 @@ class Levels(NamedTuple):
     under: _Floats  # [n, kinds], of these clocks, those under each kind of setting
     kind: NDArray[np.intp]  # [n], the kind of setting of the block
 
+    def at(self, which: NDArray[np.intp]) -> Levels:
+        """These of the levels."""
+        return Levels(self.loss[which], self.error[which], self.clocks[which], self.under[which], self.kind[which])
 
-def likeness(kinds: Sequence[tuple[int, object]]) -> _Floats:
+
+def likeness(kinds: Sequence[tuple[int, Hashable]]) -> _Floats:
     """Correlations of the own rates of kinds of settings, (workers, all else that matters): [kinds, kinds].
 
     Twice as many workers: 0.6.
     """
     octaves = np.log2([max(workers, 1) for workers, _ in kinds])
-    same = np.array([[a[1] == b[1] for b in kinds] for a in kinds], bool)
+    numbers = dict[object, int]()
+    rest = np.array([numbers.setdefault(other, len(numbers)) for _, other in kinds], np.intp)
+    same = rest[:, None] == rest
     near: _Floats = np.exp(-0.5 * (octaves[:, None] - octaves) ** 2) * np.where(same, 1.0, _OTHER)
     return near
+
+
+class LevelRecorder:
+    """The levels of the loss over the segments of one job, in the order in which it ran through them.
+
+    There are at most `most` levels of one stay under a kind of setting. Those of a stay that is over are measured once: only
+    the last one grows. So the levels after a further segment take the time of one stay, and not of the whole job.
+    """
+
+    def __init__(self, outliers: float = 3.0, most: int = _BLOCKS) -> None:
+        self._outliers, self._most = outliers, most
+        self._open = deque[list[Segment]]()  # stays that were not measured for good: the last one may go on
+        self._kinds: list[int] = []  # of every stay
+        self._lengths: list[int] = []  # clocks of every stay that was
+        self._rows = np.empty((0, _COLUMNS))  # their levels
+
+    def add(self, segment: Segment, kind: int) -> None:
+        """Add the next segment, under a setting of this kind."""
+        last = self._open[-1][-1] if self._open and self._kinds[-1] == kind else None
+        if last is not None and last.clocks_before + len(last.losses) == segment.clocks_before:
+            self._open[-1].append(segment)
+        else:
+            self._open.append([segment])
+            self._kinds.append(kind)
+
+    def levels(self, count: int) -> Levels:
+        """The levels, of `count` kinds of settings: all of them, or as many as a fit takes."""
+        while len(self._open) > 1:
+            self._rows = np.vstack([self._rows, self._measured(self._open[0])])
+            self._lengths.append(sum(len(s.losses) for s in self._open.popleft()))
+        rows = np.vstack([self._rows, *map(self._measured, self._open)])
+        if not len(rows):
+            return Levels(np.empty(0), np.empty(0), np.empty(0), np.empty((0, count)), np.empty(0, np.intp))
+        loss, squares, counts, alike, clocks, within, stay = rows.T
+        freedom = np.maximum(counts - 2, 0.0)
+        some = loss > 1e-100  # whose square is not zero
+        relative = float((squares[some] / loss[some] ** 2).sum()) / max(float(freedom.sum()), 1.0)
+        variance = (squares + _PRIOR * relative * loss**2) / (freedom + _PRIOR)
+        alike = np.average(alike, weights=counts)
+        error = np.sqrt(variance / counts * (1 + alike) / (1 - alike))
+        kept = _representative(len(rows))
+        of = stay[kept].astype(np.intp)
+        kinds = np.array(self._kinds, np.intp)[of]
+        under = self._spent(of, count)
+        under[np.arange(len(kept)), kinds] += within[kept]
+        return Levels(loss[kept], error[kept], clocks[kept], under, kinds)
+
+    def _measured(self, stay: Sequence[Segment]) -> _Floats:
+        """The levels of the next stay, a row each: mean, sum of squares of residuals, losses, how alike neighbours are, the
+        middle in clocks of the job, the same of the stay, and the number of the stay."""
+        first = not len(self._rows)
+        losses = np.concatenate([s.losses for s in stay])
+        settled = 0 if first else len(stay[0].losses) // 2  # before, the loss moves from the level of the last setting
+        blocks = min(max(len(stay), 2 if first else 1), self._most)
+        found = []
+        for block in np.array_split(np.arange(settled, len(losses)), blocks):
+            kept = block[inliers(losses[block], self._outliers)]
+            if len(kept):
+                middle = float(kept.mean())
+                clocks = stay[0].clocks_before + middle + 1.0
+                found.append((*_scatter(kept, losses[kept]), clocks, middle + 1.0, len(self._lengths)))
+        return np.array(found).reshape(-1, _COLUMNS)
+
+    def _spent(self, stays: NDArray[np.intp], count: int) -> _Floats:
+        """The clocks of the job under each kind before each of these stays [n], which rise: [n, count]."""
+        spent = np.zeros((len(stays) + 1, count))
+        done = len(self._lengths)
+        after = np.searchsorted(stays, np.arange(done), side="right")  # the first of `stays` that comes after each one
+        np.add.at(spent, (after, np.array(self._kinds[:done], np.intp)), self._lengths)
+        return spent[:-1].cumsum(axis=0)
 
 
 def measured_levels(
@@ -93,39 +171,10 @@ def measured_levels(
 
     There are at most `most` levels of one stay under a kind of setting.
     """
-    stays = list[list[Segment]]()
-    of = list[int]()
+    recorder = LevelRecorder(outliers, most)
     for segment, kind in zip(segments, kinds, strict=True):
-        last = stays[-1][-1] if stays and of[-1] == kind else None
-        if last is not None and last.clocks_before + len(last.losses) == segment.clocks_before:
-            stays[-1].append(segment)
-        else:
-            stays.append([segment])
-            of.append(kind)
-    rows = list[tuple[float, float, int, float, float]]()  # mean, sum of squares of residuals, losses, likeness, middle
-    under, which = list[_Floats](), list[int]()
-    spent = np.zeros(count)
-    for stay, kind in zip(stays, of, strict=True):
-        losses = np.concatenate([s.losses for s in stay])
-        settled = len(stay[0].losses) // 2 if rows else 0  # before, the loss moves from the level of the last setting
-        blocks = min(max(len(stay), 1 if rows else 2), most)
-        for block in np.array_split(np.arange(settled, len(losses)), blocks):
-            kept = block[inliers(losses[block], outliers)]
-            if len(kept):
-                rows.append((*_scatter(kept, losses[kept]), stay[0].clocks_before + float(kept.mean()) + 1.0))
-                under.append(spent + (np.arange(count) == kind) * (float(kept.mean()) + 1.0))
-                which.append(kind)
-        spent = spent + (np.arange(count) == kind) * float(len(losses))
-    if not rows:
-        return Levels(np.empty(0), np.empty(0), np.empty(0), np.empty((0, count)), np.empty(0, np.intp))
-    loss, squares, counts, alike, clocks = np.array(rows).T
-    freedom = np.maximum(counts - 2, 0.0)
-    some = loss > 1e-100  # whose square is not zero
-    relative = float((squares[some] / loss[some] ** 2).sum()) / max(float(freedom.sum()), 1.0)
-    variance = (squares + _PRIOR * relative * loss**2) / (freedom + _PRIOR)
-    alike = np.average(alike, weights=counts)
-    error = np.sqrt(variance / counts * (1 + alike) / (1 - alike))
-    return Levels(loss, error, clocks, np.array(under), np.array(which))
+        recorder.add(segment, kind)
+    return recorder.levels(count)
 
 
 def _scatter(at: NDArray[np.intp], losses: _Floats) -> tuple[float, float, int, float]:
@@ -146,7 +195,7 @@ def fitted_job(levels: Levels, alike: _Floats, clocks: float, epsilon: float) ->
         raise ValueError(f"Cannot estimate the way to epsilon = {epsilon}: give a positive loss.")
     if len(levels.loss) < 2 or not levels.loss[0] > 0 or not clocks > 0:
         return None
-    levels = _thinned(levels)
+    levels = levels.at(_representative(len(levels.loss)))
     levels = levels._replace(loss=np.maximum(levels.loss, 1e-3 * epsilon))  # a hinge loss can be zero
     offsets = _offsets(levels, alike)
     base = levels.loss / np.exp(offsets[levels.kind])
@@ -177,15 +226,13 @@ def fitted_job(levels: Levels, alike: _Floats, clocks: float, epsilon: float) ->
     return JobFit(min(left, _LONGEST * clocks), np.clip(rates, _SLOWEST, _FASTEST))
 
 
-def _thinned(levels: Levels) -> Levels:
-    """The first and the latest levels, and an even choice of those between: a fit takes the cube of their number."""
-    count = len(levels.loss)
+def _representative(count: int) -> NDArray[np.intp]:
+    """Of so many levels the first and the latest, and an even choice between: a fit takes the cube of their number."""
     if count <= _MOST_LEVELS:
-        return levels
+        return np.arange(count)
     latest = count - _MOST_LEVELS // 2
     older = np.linspace(0, latest - 1, _MOST_LEVELS - _MOST_LEVELS // 2).round().astype(np.intp)
-    kept = np.concatenate([older, np.arange(latest, count)])
-    return Levels(*(part[kept] for part in levels))
+    return np.concatenate([older, np.arange(latest, count)])
 
 
 def _offsets(levels: Levels, alike: _Floats) -> _Floats:
@@ -202,15 +249,17 @@ def _offsets(levels: Levels, alike: _Floats) -> _Floats:
     return LeastSquares(shape, noise, np.log(levels.loss)).significant(own, np.diag(raised))
 
 
-def never_rising(kinds: Sequence[tuple[int, object]], efficiency: _Floats, clocks: _Floats) -> _Floats:
+def never_rising(kinds: Sequence[tuple[int, Hashable]], efficiency: _Floats, clocks: _Floats) -> _Floats:
     """Efficiencies [kinds] that do not rise with the number of workers, other things equal, nearest to those given.
 
     More workers mean staler gradients, or larger global batches: a push of one of them never does more. `clocks` [kinds]
     under each kind are the weights.
     """
     found = efficiency.copy()
-    for other in {rest for _, rest in kinds}:
-        members = sorted((i for i, (_, rest) in enumerate(kinds) if rest == other), key=lambda i: kinds[i][0])
+    alike = defaultdict[Hashable, list[int]](list)
+    for i in sorted(range(len(kinds)), key=lambda i: kinds[i][0]):
+        alike[kinds[i][1]].append(i)
+    for members in alike.values():
         found[members] = isotonic_regression(found[members], weights=1.0 + clocks[members], increasing=False).x
     return found
 

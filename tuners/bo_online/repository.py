@@ -6,7 +6,9 @@ from all stretches each time, because epsilon may be known better by then.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections import deque
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import islice
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -14,9 +16,9 @@ from numpy.typing import NDArray
 
 from tuners.actions import Evaluation, Target
 from tuners.bo_online.convergence import Estimator, Remaining, Segment
-from tuners.bo_online.job_fit import fitted_job, likeness, measured_levels, never_rising
+from tuners.bo_online.job_fit import LevelRecorder, Levels, fitted_job, likeness, never_rising
 
-__all__ = ["Observations", "Repeats", "Stretch", "Triple", "contiguous", "threshold", "triples"]
+__all__ = ["Memory", "Observations", "Repeats", "Stretch", "Triple", "contiguous", "threshold", "triples"]
 
 _Floats = NDArray[np.float64]
 
@@ -37,6 +39,63 @@ class Stretch(NamedTuple):
     loss_after: float  # level of the loss at its end
     kind: Hashable = None  # what of the setting, beside the number of workers, may change the progress per clock
     samples: float = 0.0  # of all its clocks together
+
+
+class Memory:
+    """What follows from all stretches of a job, kept while they become more: made anew for every decision, it would take a
+    time that grows with the square of their number."""
+
+    def __init__(self, estimator: Estimator) -> None:
+        self._count = 0  # stretches that were taken in
+        self._latest: dict[bytes, Stretch] = {}  # by setting; the order is that of their being used last
+        self._recent: dict[bytes, deque[Stretch]] = {}  # the last few of every setting
+        self._numbers: dict[tuple[int, Hashable], int] = {}  # of kinds of settings: workers, and all else that matters
+        self._levels = LevelRecorder(estimator.outliers)
+        self.fastest = np.inf  # least seconds per clock of a stretch
+
+    def follow(self, stretches: Sequence[Stretch]) -> None:
+        """Take in those of `stretches` that are new: all before them must be those of the last time."""
+        new = stretches[self._count :]
+        _put_last(self._latest, new)
+        for s in new:
+            self._recent.setdefault(s.row.tobytes(), deque(maxlen=_RECENT)).append(s)
+            self._numbers.setdefault((s.segment.workers, s.kind), len(self._numbers))
+            self._levels.add(s.segment, self.number(s))
+            self.fastest = min(self.fastest, s.seconds / len(s.segment.losses))
+        self._count += len(new)
+
+    def latest(self) -> list[Stretch]:
+        """The latest stretch of each setting, the last one last, at most as many as there may be triples."""
+        return list(self._latest.values())[-_MOST_TRIPLES:]
+
+    def last(self, row: _Floats) -> Stretch | None:
+        """The latest stretch of a setting; None where it was not observed."""
+        return self._latest.get(row.tobytes())
+
+    def seconds_per_clock(self, row: _Floats) -> float:
+        """Of the last few stretches of a setting that was observed: their noise has no use, their drift has."""
+        recent = self._recent[row.tobytes()]
+        return sum(s.seconds for s in recent) / sum(len(s.segment.losses) for s in recent)
+
+    @property
+    def kinds(self) -> list[tuple[int, Hashable]]:
+        """The kinds of settings, by their number."""
+        return list(self._numbers)
+
+    def number(self, stretch: Stretch) -> int:
+        """The number of the kind of its setting."""
+        return self._numbers[stretch.segment.workers, stretch.kind]
+
+    def levels(self) -> Levels:
+        """The levels of the loss over all stretches."""
+        return self._levels.levels(len(self._numbers))
+
+
+def _put_last(latest: dict[bytes, Stretch], stretches: Iterable[Stretch]) -> None:
+    """Put the latest stretch of each setting into `latest`, in the order of the latest."""
+    for s in stretches:
+        latest.pop(s.row.tobytes(), None)
+        latest[s.row.tobytes()] = s
 
 
 class Triple(NamedTuple):
@@ -70,8 +129,10 @@ def triples(
     pooled: bool = False,
     clocks: int = 0,
     done: float = 0.0,
+    memory: Memory | None = None,
 ) -> Observations:
-    """Every stretch as a triple; the options are those of `bo_online`.
+    """Every stretch as a triple; the options are those of `bo_online`. A `memory` of earlier stretches of the same job saves
+    the time of going through them again.
 
     Of several stretches of one setting the latest counts, or, with "contiguous", the latest ones without another setting
     between them; with "all", each. No triples where epsilon is not known. `clocks` and `done` are the clocks of the job by
@@ -79,14 +140,19 @@ def triples(
     """
     if not target.counts and not 0 < epsilon < np.inf:
         return Observations([])
-    used = contiguous(stretches) if repeats == "contiguous" else list(stretches)
-    if repeats != "all":
-        latest = {s.row.tobytes(): i for i, s in enumerate(used)}
-        used = [used[i] for i in sorted(latest.values())]
-    used = used[-_MOST_TRIPLES:]
+    memory = Memory(estimator) if memory is None else memory
+    memory.follow(stretches)
+    if repeats == "all":
+        used = list(stretches[-_MOST_TRIPLES:])
+    elif repeats == "contiguous":
+        joined = dict[bytes, Stretch]()
+        _put_last(joined, contiguous(stretches))
+        used = list(joined.values())[-_MOST_TRIPLES:]
+    else:
+        used = memory.latest()
     if target.counts:
         return _counted(used, target, state, clocks, done)
-    if pooled and (seen := _pooled(stretches, used, epsilon, estimator, state, clocks)) is not None:
+    if pooled and (seen := _pooled(memory, used, epsilon, state, clocks)) is not None:
         return seen
     made = [_estimated(s, epsilon, estimator, state) for s in used]
     known = [t.seconds for t in made if t.progress]
@@ -110,19 +176,10 @@ def _counted(
 
 
 def _pooled(
-    stretches: Sequence[Stretch],
-    used: Sequence[Stretch],
-    epsilon: float,
-    estimator: Estimator,
-    state: Literal["before", "last"],
-    clocks: int,
+    memory: Memory, used: Sequence[Stretch], epsilon: float, state: Literal["before", "last"], clocks: int
 ) -> Observations | None:
     """One estimate for the whole job: the clocks to epsilon, divided by the progress per clock under each setting."""
-    recent = _recent(stretches)
-    kinds = list(dict.fromkeys((s.segment.workers, s.kind) for s in stretches))
-    number = {kind: i for i, kind in enumerate(kinds)}
-    of = [number[s.segment.workers, s.kind] for s in stretches]
-    levels = measured_levels([s.segment for s in stretches], of, len(kinds), estimator.outliers)
+    kinds, levels = memory.kinds, memory.levels()
     fit = fitted_job(levels, likeness(kinds), clocks, epsilon)
     if fit is None:
         return None
@@ -130,19 +187,10 @@ def _pooled(
     made = []
     for s in used:
         left = fit.clocks_left + clocks - s.segment.clocks_before
-        per_clock = recent[s.row.tobytes()] / efficiency[number[s.segment.workers, s.kind]]
+        per_clock = memory.seconds_per_clock(s.row) / efficiency[memory.number(s)]
         loss = s.segment.loss_before if state == "before" else s.loss_after
         made.append(Triple(s.row, loss, per_clock * left, clocks=left))
     return Observations([t for t in made if np.isfinite(t.state)], fit.clocks_left, stateless=True)
-
-
-def _recent(stretches: Sequence[Stretch]) -> dict[bytes, float]:
-    """Seconds per clock of the last few stretches under each setting: their noise has no use, their drift has."""
-    by_row = dict[bytes, list[Stretch]]()
-    for s in stretches:
-        by_row.setdefault(s.row.tobytes(), []).append(s)
-    latest = {row: found[-_RECENT:] for row, found in by_row.items()}
-    return {row: sum(s.seconds for s in of) / sum(len(s.segment.losses) for s in of) for row, of in latest.items()}
 
 
 def _estimated(stretch: Stretch, epsilon: float, estimator: Estimator, state: Literal["before", "last"]) -> Triple:
@@ -185,8 +233,8 @@ def threshold(target: Target, evaluations: Sequence[Evaluation], first_loss: flo
         return np.nan
     if target.metric == "loss" and target.value > 0:
         return target.value
-    seen = [(e.accuracy, e.loss) for e in evaluations if np.isfinite(e.accuracy) and np.isfinite(e.loss)]
-    accuracy, loss = np.array(seen[-_EVALUATIONS:], float).reshape(-1, 2).T
+    latest = ((e.accuracy, e.loss) for e in reversed(evaluations) if np.isfinite(e.accuracy) and np.isfinite(e.loss))
+    accuracy, loss = np.array(list(islice(latest, _EVALUATIONS))[::-1], float).reshape(-1, 2).T
     spread = accuracy - accuracy.mean() if len(accuracy) else accuracy
     if not spread.any():
         return _SHARE * first_loss

@@ -178,7 +178,7 @@ class Surrogate:
 class GaussianPosterior:
     """Mean and standard deviation of the remaining seconds, without the noise of observation."""
 
-    __slots__ = ("_log", "_model", "_offset", "_scale", "_state_offset", "_state_scale")
+    __slots__ = ("_log", "_offset", "_rows", "_scale", "_shared", "_state_offset", "_state_scale", "_targets")
 
     def __init__(
         self,
@@ -198,13 +198,16 @@ class GaussianPosterior:
         low, high = span
         whole = surrogate.scaling == "range" and high > low
         self._state_offset, self._state_scale = (low, high - low) if whole else _standard(rows[:, -1])
+        self._rows, self._targets = self._scaled(rows), ((clipped - self._offset) / self._scale)[:, None]
+        self._shared: _Shared = like._shared if like is not None else self._fitted(surrogate, seed)
+
+    def _fitted(self, surrogate: Surrogate, seed: int) -> _Shared:
         with _lent_generator(seed):
-            targets = (clipped - self._offset) / self._scale
-            self._model: Any = _modelled(surrogate, self._scaled(rows), targets, like._model.model if like else None)
+            return _Shared(_modelled(surrogate, self._rows, self._targets), self)
 
     def __call__(self, rows: _Floats) -> tuple[_Floats, _Floats]:
         """Mean and standard deviation in seconds at `rows` [n, columns]: two arrays [n]."""
-        mean, variance = self._model.predict_noiseless(self._scaled(rows))
+        mean, variance = self._shared.model_of(self).predict_noiseless(self._scaled(rows))
         level = self._offset + self._scale * mean[:, 0]
         deviation = self._scale * np.sqrt(np.maximum(variance[:, 0], 0.0))
         if not self._log:
@@ -222,16 +225,31 @@ def _standard(values: _Floats) -> tuple[float, float]:
     return float(values.mean()), spread if spread > 0 else 1.0
 
 
-def _modelled(surrogate: Surrogate, rows: _Floats, targets: _Floats, like: Any) -> Any:
-    """The emukit model of standardised observations: fitted, or with the parameters of the GPy model `like`."""
+class _Shared:
+    """A model with the hyper-parameters of one fit, for all posteriors that have them: each has observations of its own. To
+    set these takes a fifth of the time of a new GPy model, whose parameters and their observers would be made again."""
+
+    __slots__ = ("_holder", "_model")
+
+    def __init__(self, model: Any, holder: GaussianPosterior) -> None:
+        self._model, self._holder = model, holder
+
+    def model_of(self, posterior: GaussianPosterior) -> Any:
+        """The emukit model with the observations of `posterior`."""
+        if self._holder is not posterior:
+            self._model.set_data(posterior._rows, posterior._targets)
+            self._holder = posterior
+        return self._model
+
+
+def _modelled(surrogate: Surrogate, rows: _Floats, targets: _Floats) -> Any:
+    """The emukit model of standardised observations, fitted if so wanted."""
     import GPy
     from emukit.model_wrappers import GPyModelWrapper
 
     kernel = getattr(GPy.kern, _KERNELS[surrogate.kernel])(rows.shape[1], ARD=surrogate.relevance and surrogate.fitted)
-    model = GPy.models.GPRegression(rows, targets[:, None], kernel, noise_var=0.1 if surrogate.fitted else 1.0)
-    if like is not None:
-        model[:] = like.param_array
-    elif surrogate.fitted:
+    model = GPy.models.GPRegression(rows, targets, kernel, noise_var=0.1 if surrogate.fitted else 1.0)
+    if surrogate.fitted:
         kernel.lengthscale.set_prior(GPy.priors.LogGaussian(np.log(surrogate.length), 1.0), warning=False)
         kernel.variance.constrain_bounded(0.05, 20.0, warning=False)
         model.likelihood.variance.constrain_bounded(surrogate.least_noise, 2.0, warning=False)

@@ -60,7 +60,7 @@ from tuners.actions import Action, Evaluation, Job, Method, Reconfigure, Rejecte
 from tuners.applicability import nothing_to_tune_if
 from tuners.bo_online.convergence import Estimator, Segment
 from tuners.bo_online.costs import PastReconfiguration, change_seconds, techniques
-from tuners.bo_online.repository import Observations, Repeats, Stretch, contiguous, threshold, triples
+from tuners.bo_online.repository import Memory, Observations, Repeats, Stretch, contiguous, threshold, triples
 from tuners.bo_online.surrogate import (
     Encoding,
     GaussianPosterior,
@@ -190,7 +190,7 @@ def bo_online(
 
     def known() -> Observations:
         at.end = threshold(job.target, at.evaluations, at.first_loss, epsilon)
-        observe = partial(triples, pooled=pooled, clocks=at.clocks, done=at.done)
+        observe = partial(triples, pooled=pooled, clocks=at.clocks, done=at.done, memory=at.memory)
         return observe(at.stretches, job.target, job.budget_seconds, at.end, estimator, repeats, state)
 
     # The initialisation phase, III-B.
@@ -242,6 +242,7 @@ class JobHistory:
     def __init__(self, job: Job, knobs: Literal["system", "all"], couple_threads: bool, estimator: Estimator) -> None:
         self.job, self.estimator = job, estimator
         self.stretches: list[Stretch] = []
+        self.memory = Memory(estimator)  # of the stretches before the one that is being observed
         self.changes: list[PastReconfiguration] = []
         self.evaluations: list[Evaluation] = []
         self.refused: set[Setting] = set()  # by the system, with its present nodes
@@ -369,18 +370,17 @@ def _change(at: JobHistory, setting: Setting, how: Method | None) -> Generator[A
 
 def _observe(at: JobHistory, clocks: int, least: int) -> Generator[Action[Any], Any, None]:
     """Run the job under its setting for that many clocks; fewer, but at least so many, where it is slow beside others."""
-    fastest = min((s.seconds / len(s.segment.losses) for s in at.stretches), default=np.inf)
-    row, before = at.row(at.setting), len(at.stretches)
-    own = [s.seconds / len(s.segment.losses) for s in at.stretches if np.array_equal(s.row, row)]
+    at.memory.follow(at.stretches)
+    fastest, own, before = at.memory.fastest, at.memory.last(at.row(at.setting)), len(at.stretches)
     piece = clocks
     if at.stretches and least < clocks:
-        piece = _worthwhile(clocks, least, fastest, own[-1]) if own else least
+        piece = least if own is None else _worthwhile(clocks, least, fastest, own.seconds / len(own.segment.losses))
     done = 0
     while piece > 0:
         count = len(at.stretches)
         at.take((yield from Run(clocks=piece)))
         done += piece
-        if own or done >= clocks or len(at.stretches) == count:
+        if own is not None or done >= clocks or len(at.stretches) == count:
             break
         # The first pushes after a change were begun before it, and come sooner than later ones: look again and again.
         seconds = at.stretches[-1].seconds / len(at.stretches[-1].segment.losses)

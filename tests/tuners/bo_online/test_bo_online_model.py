@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
 
+from tuners.bo_online import surrogate
 from tuners.bo_online.costs import TECHNIQUES, PastReconfiguration, change_seconds, technique_seconds, techniques
 from tuners.bo_online.surrogate import Encoding, Surrogate, best_rows, expected_improvement, lower_bound, probability
 from tuners.bo_online.tuner import initial_rows
@@ -194,6 +195,19 @@ def test_hyper_parameters_can_be_taken_over():
     assert np.allclose(taken(rows), fitted(rows))
     plain = Surrogate(fitted=False).posterior(rows, seconds, 2)
     assert not np.allclose(plain(rows), fitted(rows))
+
+
+def test_posteriors_with_the_same_hyper_parameters_share_a_model_and_keep_their_observations(monkeypatch):
+    """Incrementally: further observations under the same hyper-parameters are set in the model, which is not made again."""
+    rows, seconds = observed(20)
+    fitted = Surrogate().posterior(rows[:15], seconds[:15], 1)
+    before = fitted(rows)
+    monkeypatch.setattr(surrogate, "_modelled", None)
+    taken = Surrogate().posterior(rows, seconds, 2, like=fitted)
+    after = taken(rows)
+    assert not np.allclose(after, before)
+    assert np.array_equal(fitted(rows), before)
+    assert np.array_equal(taken(rows), after)
 
 
 def test_the_state_is_scaled_by_the_whole_job():

@@ -11,8 +11,8 @@ from tests.tuners.bo_online.test_convergence import hidden_for, hogwild_losses, 
 from tuners.actions import Target
 from tuners.bo_online import job_fit
 from tuners.bo_online.convergence import Estimator, Segment
-from tuners.bo_online.job_fit import fitted_job, likeness, measured_levels, never_rising
-from tuners.bo_online.repository import Stretch, triples
+from tuners.bo_online.job_fit import LevelRecorder, fitted_job, likeness, measured_levels, never_rising
+from tuners.bo_online.repository import Memory, Stretch, triples
 
 EPSILON, CLOCKS, LENGTH = 0.2, 16_000, 108
 
@@ -63,6 +63,37 @@ def test_a_long_job_is_fitted_to_a_bounded_number_of_levels(monkeypatch):
     assert max(sizes) <= 200
     assert efficiency[16] == pytest.approx(1.0, abs=0.1)
     assert found.clocks_left > 0
+
+
+@pytest.mark.parametrize("plan", [[8, 16] * 150, [8] * 5 + [16] * 3 + [8] * 30, [4]])
+def test_levels_are_the_same_whether_asked_for_on_the_way_or_once(plan):
+    segments, kinds = job(plan, 0.2), sorted(set(plan))
+    recorder = LevelRecorder()
+    for i, segment in enumerate(segments):
+        recorder.add(segment, kinds.index(segment.workers))
+        found = recorder.levels(len(kinds))
+        if i % 20 == 0 or i == len(plan) - 1:
+            expected = measured_levels(segments[: i + 1], [kinds.index(w) for w in plan[: i + 1]], len(kinds))
+            for mine, whole in zip(found, expected, strict=True):
+                assert np.array_equal(mine, whole)
+
+
+def test_a_further_segment_takes_the_time_of_its_stay_and_not_of_the_job(monkeypatch):
+    looked_at = []
+    monkeypatch.setattr(job_fit, "inliers", lambda losses, most: looked_at.append(len(losses)) or np.isfinite(losses))
+    recorder = LevelRecorder()
+    for i, segment in enumerate(job([8, 16] * 100, 0.2)):
+        looked_at.clear()
+        recorder.add(segment, i % 2)
+        recorder.levels(2)
+        assert sum(looked_at) <= 2 * LENGTH  # of the stay before, for good, and of this one
+
+
+def test_clocks_under_each_kind_are_counted_from_the_beginning():
+    plan = [8, 16, 16, 8, 32, 8]
+    found = measured_levels(job(plan, 0.1), [0, 1, 1, 0, 2, 0], 3)
+    assert found.under.sum(axis=1) == pytest.approx(found.clocks)
+    assert found.under[-1] == pytest.approx([2 * LENGTH + found.clocks[-1] - 5 * LENGTH, 2 * LENGTH, LENGTH])
 
 
 def test_noise_alone_does_not_tell_settings_apart():
@@ -149,6 +180,17 @@ def test_an_epsilon_that_is_no_loss_is_refused(epsilon):
     levels = measured_levels(job([8, 8], 0.1), [0, 0], 1)
     with pytest.raises(ValueError, match="give a positive loss"):
         fitted_job(levels, likeness([(8, None)]), 2 * LENGTH, epsilon)
+
+
+def test_triples_are_the_same_with_a_memory_of_the_stretches_before():
+    segments = job([8, 8, 4, 8, 16, 4, 4, 8], 0.2)
+    stretches = [Stretch(np.array([float(s.workers)]), s, LENGTH * (i + 1.0), 0.5) for i, s in enumerate(segments)]
+    memory, goal = Memory(Estimator()), Target("loss", EPSILON)
+    for now in range(2, len(stretches) + 1):
+        given = stretches[:now], goal, 1e6, EPSILON, Estimator()
+        grown, anew = (triples(*given, pooled=True, clocks=now * LENGTH, memory=m) for m in (memory, None))
+        assert (grown.clocks, len(grown.triples)) == (anew.clocks, len({s.segment.workers for s in stretches[:now]}))
+        assert [t[1:] for t in grown.triples] == [t[1:] for t in anew.triples]
 
 
 def test_triples_share_one_estimate_of_the_end():
