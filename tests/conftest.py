@@ -1,8 +1,10 @@
-"""Settings for all tests: one thread each, so that pytest's workers share the cores, and compiled programs from the cache.
+"""Settings for all tests: one thread each, so that pytest's workers share the cores, compiled programs from the cache, and
+few collections of garbage.
 
 The threads must be set before NumPy or JAX are imported.
 """
 
+import gc
 import os
 
 # Gaussian processes are many small products. With threads, these take seven times as long on a busy machine (measured).
@@ -13,9 +15,17 @@ os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
 from hypothesis import settings
 
 from harness import program_cache
+from harness.worker_environment import collect_garbage_rarely
 
+collect_garbage_rarely()
 program_cache.use()  # the tests that use the engine directly, too
 
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)  # the same examples in every run
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+def pytest_collection_finish() -> None:
+    """What is in memory now stays until the end, thousands of tests among it: no collection looks at it again."""
+    gc.collect()
+    gc.freeze()

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 from collections import Counter
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -37,12 +38,13 @@ class Import(NamedTuple):
     lazy: bool  # inside a function
 
 
-def tracked(*suffixes: str) -> list[Path]:
+@cache
+def tracked(*suffixes: str) -> tuple[Path, ...]:
     """The files of this checkout that git does not ignore, also those that are not committed yet."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()  # noqa: S603
     files = [ROOT / name for name in sorted(names)]
-    return [f for f in files if f.is_file() and (not suffixes or f.suffix in suffixes)]
+    return tuple(f for f in files if f.is_file() and (not suffixes or f.suffix in suffixes))
 
 
 def relative(path: Path) -> str:
@@ -50,8 +52,14 @@ def relative(path: Path) -> str:
 
 
 SOURCES = [f for f in tracked(".py") if relative(f).split("/")[0] in ORDER]
-TREES = {relative(f): ast.parse(f.read_text()) for f in SOURCES}
-PUBLIC = [name for name in TREES if not Path(name).name.startswith("_")]
+MODULES = {relative(f) for f in SOURCES}
+PUBLIC = [name for name in sorted(MODULES) if not Path(name).name.startswith("_")]
+
+
+@cache
+def tree_of(name: str) -> ast.Module:
+    """Parsed when a test wants it: every process of pytest imports this file, and one of them runs most of its tests."""
+    return ast.parse((ROOT / name).read_text())
 
 
 def imports(tree: ast.Module, package: str) -> list[Import]:
@@ -84,9 +92,9 @@ def wrong_way(name: str, tree: ast.Module) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", sorted(MODULES))
 def test_packages_import_in_order(name):
-    assert wrong_way(name, TREES[name]) == []
+    assert wrong_way(name, tree_of(name)) == []
 
 
 @pytest.mark.parametrize(
@@ -109,7 +117,7 @@ def test_an_import_against_the_order_is_found(name, source, wrong):
 
 def test_the_contract_imports_only_itself():
     def ours(name):
-        return {i.module for i in imports(TREES[name], "tuners") if i.module.split(".")[0] in ORDER}
+        return {i.module for i in imports(tree_of(name), "tuners") if i.module.split(".")[0] in ORDER}
 
     assert ours("tuners/knobs.py") == set()
     assert ours("tuners/settings.py") == {"tuners.knobs"}
@@ -120,7 +128,7 @@ def test_the_contract_imports_only_itself():
 
 @pytest.mark.parametrize("name", [n for n in PUBLIC if n.startswith("tuners/") and n != "tuners/testing.py"])
 def test_a_tuner_has_no_clock_no_files_and_no_global_randomness(name):
-    assert {i.module.split(".")[0] for i in imports(TREES[name], "tuners")} & NOT_FOR_TUNERS == set()
+    assert {i.module.split(".")[0] for i in imports(tree_of(name), "tuners")} & NOT_FOR_TUNERS == set()
 
 
 def defined(tree: ast.Module) -> set[str]:
@@ -144,14 +152,14 @@ def exported(tree: ast.Module) -> list[str] | None:
     return None
 
 
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", sorted(MODULES))
 def test_a_module_has_a_docstring(name):
-    assert len(ast.get_docstring(TREES[name]) or "") > 20
+    assert len(ast.get_docstring(tree_of(name)) or "") > 20
 
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_all_lists_the_public_names(name):
-    tree = TREES[name]
+    tree = tree_of(name)
     listed = exported(tree)
     assert listed is not None, f"{name} has no __all__: list its public names."
     assert len(set(listed)) == len(listed)
@@ -160,12 +168,13 @@ def test_all_lists_the_public_names(name):
     assert set(listed) - defined(tree) - bound == set(), "listed, yet not there"
 
 
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", sorted(MODULES))
 def test_public_records_are_frozen(name):
     """Public dataclasses and msgspec structs are frozen; only private ones and systems may change."""
-    for node in ast.walk(TREES[name]):
-        is_system = any(isinstance(n, ast.FunctionDef) and n.name == "perform" for n in ast.iter_child_nodes(node))
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not is_system:
+    for node in ast.walk(tree_of(name)):
+        if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
+            continue
+        if not any(isinstance(n, ast.FunctionDef) and n.name == "perform" for n in node.body):
             marks = [ast.unparse(d) for d in node.decorator_list if "dataclass" in ast.unparse(d)]
             if any("Struct" in ast.unparse(base) for base in node.bases):
                 marks = [", ".join(ast.unparse(k) for k in node.keywords)]
@@ -179,13 +188,14 @@ def module_of(name: str) -> str:
     return name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
+@cache
 def graph() -> dict[str, set[str]]:
     """Every module, and those of ours that it imports; also imports inside functions, except those in `LAZILY`."""
-    modules = {module_of(name): name for name in TREES}
+    modules = {module_of(name): name for name in MODULES}
     found: dict[str, set[str]] = {}
     for module, name in modules.items():
         targets = set()
-        for node in ast.walk(TREES[name]):
+        for node in ast.walk(tree_of(name)):
             if isinstance(node, ast.Import):
                 targets |= {a.name for a in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -198,7 +208,7 @@ def graph() -> dict[str, set[str]]:
 
 def room_of(module: str) -> str:
     """The folder of a module; a module directly in one of the five packages counts as a folder of its own."""
-    name = next(n for n in (module.replace(".", "/") + ".py", module.replace(".", "/") + "/__init__.py") if n in TREES)
+    name = next(n for n in (module.replace(".", "/") + ".py", module.replace(".", "/") + "/__init__.py") if n in MODULES)
     parts = name.split("/")[:-1]
     return ".".join(parts) if len(parts) > 1 else module
 
@@ -251,8 +261,8 @@ def test_a_page_names_every_file_of_its_folder(folder):
 def test_one_name_means_one_class():
     names = [
         (node.name, name)
-        for name, tree in TREES.items()
-        for node in tree.body
+        for name in sorted(MODULES)
+        for node in tree_of(name).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]
     counts = Counter(class_name for class_name, _ in names)
@@ -265,7 +275,7 @@ NAMED_BY_ROLE = {"__init__", "__main__", "tuner"}
 
 def test_one_name_means_one_file():
     """Within each of the five packages; commands in `harness/cli` are named after the verbs of the command line."""
-    names = [n for n in TREES if Path(n).stem not in NAMED_BY_ROLE and not n.startswith("harness/cli/")]
+    names = [n for n in sorted(MODULES) if Path(n).stem not in NAMED_BY_ROLE and not n.startswith("harness/cli/")]
     counts = Counter((n.split("/")[0], Path(n).stem) for n in names)
     assert [n for n in names if counts[(n.split("/")[0], Path(n).stem)] > 1] == []
 
@@ -294,9 +304,8 @@ def test_no_file_names(what):
         data = path.read_bytes()
         if b"\0" in data:
             continue
-        for number, line in enumerate(data.decode().splitlines(), 1):
-            if re.search(FORBIDDEN[what], line):
-                found.append(f"{relative(path)}:{number} names {what}")
+        for match in re.finditer(FORBIDDEN[what], text := data.decode()):
+            found.append(f"{relative(path)}:{text.count(chr(10), 0, match.start()) + 1} names {what}")
     assert found == []
 
 

@@ -27,6 +27,7 @@ from harness.cli.trace import add_trace
 from harness.cli.training_command import add_train
 from harness.machine import cores
 from harness.version import HARNESS_VERSION
+from harness.worker_environment import collect_garbage_rarely
 
 __all__ = ["main"]
 
@@ -82,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments`, the process's own if None, and return its exit status."""
     own_packages.working_folder_last()
     if arguments is None:  # the process ends with this command
+        collect_garbage_rarely()
         # At its end, Python looks for circles among all objects, which takes half a second once JAX and Ray are imported.
         atexit.register(gc.freeze)
     parser = _parser()

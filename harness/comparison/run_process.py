@@ -22,6 +22,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.worker_environment import collect_garbage_rarely
+
 if TYPE_CHECKING:
     from harness.scenario import Scenario
     from harness.score import Scored
@@ -74,6 +76,7 @@ class Done:
 
 def main(arguments: list[str]) -> int:
     """Serve the parent at the other end of the given file descriptor until it closes the connection."""
+    collect_garbage_rarely()
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     if os.environ.get("JAX_PLATFORMS", "cpu") != "cpu":
         import jax

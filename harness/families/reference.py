@@ -36,6 +36,7 @@ from harness.families.families import FAMILIES, parse_name
 from harness.families.lot import Lot, rounded
 from harness.scenario import Scenario, job, parse, system
 from harness.scenario.tables import BudgetTable
+from harness.worker_environment import collect_garbage_rarely
 from tuners.actions import Evaluate, Evaluation, Rejected, Run, Setting, System, Target
 
 __all__ = ["goal_of", "main", "settled"]
@@ -194,4 +195,5 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    collect_garbage_rarely()
     sys.exit(main(sys.argv[1:]))
