@@ -90,7 +90,7 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
     path = _Path(exchanges)
     evaluations = tuple(_evaluations(exchanges, path))
     settings, changes = _settings(job, exchanges, path)
-    costs = list(_costs(exchanges))
+    costs = [(e, list(_costs(e))) for e in exchanges]
     windows = [(path.holds(i, e), e.answer) for i, e in enumerate(exchanges) if isinstance(e.answer, Window)]
     spent = spending(job, exchanges)
     dear = outcome.status == "target" and spent.usd > job.budget_usd
@@ -107,9 +107,11 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
         budget_seconds=job.budget_seconds,
         reached=reached,
         reconfigurations=changes,
-        overhead_seconds=math.fsum([*(c.stall_seconds for c in costs), *_branching(exchanges)]),
-        slow_seconds=math.fsum(c.slow_seconds for c in costs),
-        bytes_moved=math.fsum(c.bytes_moved for c in costs),
+        overhead_seconds=math.fsum(
+            [*(_in_time(job, e, [c.stall_seconds for c in found]) for e, found in costs), *_branching(job, exchanges)]
+        ),
+        slow_seconds=math.fsum(_in_time(job, e, [c.slow_seconds for c in found]) for e, found in costs),
+        bytes_moved=math.fsum(c.bytes_moved for _, found in costs for c in found),
         trial_seconds=math.fsum(w.seconds for on_path, w in windows if not on_path),
         clocks=sum(w.clocks for _, w in windows),
         rejected=sum(isinstance(e.answer, Rejected) for e in exchanges),
@@ -190,16 +192,21 @@ class _Path:
         return index < self._until.get(getattr(exchange.action, "branch", 0), 0)
 
 
-def _branching(exchanges: Sequence[Exchange]) -> Iterator[float]:
+def _in_time(job: Job, exchange: Exchange, seconds: Sequence[float]) -> float:
+    """The sum of `seconds` that `exchange` took, without those after the end of the budget: the job is over by then."""
+    return max(math.fsum(seconds) - max(exchange.seconds - job.budget_seconds, 0.0), 0.0)
+
+
+def _branching(job: Job, exchanges: Sequence[Exchange]) -> Iterator[float]:
     """Stall seconds of evaluations, forks and switches between branches: passes over data, copying, refilling caches."""
     before = 0.0
     for exchange in exchanges:
         if isinstance(exchange.answer, Evaluation | GradientNoise):  # its seconds are those at which the pass began
-            yield exchange.seconds - exchange.answer.seconds
+            yield _in_time(job, exchange, [exchange.seconds - exchange.answer.seconds])
         elif isinstance(exchange.action, Fork):
-            yield exchange.seconds - before
+            yield _in_time(job, exchange, [exchange.seconds - before])
         elif isinstance(exchange.answer, Window):  # it starts earlier if it reports pushes that no window has had yet
-            yield max(exchange.answer.start_seconds - before, 0.0)
+            yield max(min(exchange.answer.start_seconds, job.budget_seconds) - before, 0.0)
         before = exchange.seconds
 
 
@@ -213,13 +220,12 @@ def _branches_peak(exchanges: Sequence[Exchange]) -> int:
     return peak
 
 
-def _costs(exchanges: Sequence[Exchange]) -> Iterator[Cost]:
-    """The cost of every reconfiguration, also of those that the tuner did not wait for."""
-    for exchange in exchanges:
-        if isinstance(exchange.answer, Cost):
-            yield exchange.answer
-        elif isinstance(exchange.answer, Window):
-            yield from exchange.answer.changes
+def _costs(exchange: Exchange) -> Iterator[Cost]:
+    """The cost of every reconfiguration that `exchange` tells, also of those that the tuner did not wait for."""
+    if isinstance(exchange.answer, Cost):
+        yield exchange.answer
+    elif isinstance(exchange.answer, Window):
+        yield from exchange.answer.changes
 
 
 def _done(exchange: Exchange) -> bool:

@@ -45,7 +45,11 @@ def answer(rows: pl.DataFrame) -> Answer:
     led = [r for r in contestants.iter_rows(named=True) if r["standing"] == "leader"]
     if not led:
         budget = quantity(float(rows["budget_seconds"].to_numpy().max()))
-        return Answer(f"No tuner reached the target within {budget} s in any run without failing in another.", "", "")
+        usd = float(rows["budget_usd"][0])
+        # Without a limit of its own, no run can cost more than the budget of time allows.
+        limited = rows["usd"].fill_nan(0.0).to_numpy().max() > usd
+        but = " in any run without failing in another" if rows["reached"].sum() else " in any run"
+        return Answer(f"No tuner reached the target within {budget} s{f' and {usd:g} USD' if limited else ''}{but}.", "", "")
     leader = led[0]
     close = [str(t) for t, s in contestants.select("tuner", "standing").iter_rows() if s == "not told apart"]
     rest = [f": {_measured(leader)}"]

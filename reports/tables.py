@@ -14,8 +14,9 @@ does nothing never changes what is said of others.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -87,6 +88,7 @@ SUMMARY: dict[str, pl.DataType] = {
     "reached": pl.Int64(),  # runs that reached the target within the budget
     "failed": pl.Int64(),  # runs with status "error"
     "budget_seconds": pl.Float64(),
+    "budget_usd": pl.Float64(),  # what all machines cost for that time, or less where the scenario says so; nan: not known
     # *_low, *_high: 95 % interval, nan where there is none, high infinite where open; *_bound: `Interval.bound`
     **_interval_columns("completion_seconds", "completion"),
     **_interval_columns("ratio", "ratio"),  # to `fixed`, of what the scenario minimises
@@ -244,6 +246,7 @@ def _row(name: str, by_tuner: dict[str, pl.DataFrame], found: PairedComparison, 
         "reached": int(ran["reached"].sum()),
         "failed": mine.height - ran.height,
         "budget_seconds": float(mine["budget_seconds"].to_numpy().max()),
+        "budget_usd": _mean(mine["budget_usd"]),
         **_interval_values("completion_seconds", "completion", median_interval(_bounds(ran))),
         **_interval_values("ratio", "ratio", ratio),
         **_interval_values("regret", "regret", regret("completion_seconds")),
@@ -375,25 +378,66 @@ def _table(rows: pl.DataFrame, columns: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    gap = (0, int(columns >= 100), 0, 0)
-    table = Table(box=box.SIMPLE_HEAD, padding=gap, pad_edge=False, title_justify="left", caption_justify="left")
+    shown = list(rows.filter(pl.col("role") != "same").iter_rows(named=True))
+    plain, gap, widths = _fitting(rows, shown, columns)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False, title_justify="left", caption_justify="left")
     table.title = Text(str(rows["scenario"][0]), style="bold")
-    shown = rows.filter(pl.col("role") != "same")
-    longest = max((len(name) for name in shown["tuner"]), default=0)
-    table.add_column("tuner", overflow="fold", min_width=min(max(longest, 8), 20 if columns >= 100 else 8))
-    for head in ("time, s", f"ratio to {REFERENCE}"):
-        table.add_column(head, justify="right", min_width=11, overflow="fold")
-    plain = _plain_columns(rows, columns)
+    table.add_column("tuner", overflow="fold", width=widths["tuner"])
+    for head in _WITH_INTERVALS:
+        table.add_column(head, justify="right", width=widths[head], overflow="fold")
     for head in plain:
         table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("could\nlead")
-    for row in shown.iter_rows(named=True):
+    table.add_column("could\nlead", no_wrap=True)
+    for row in shown:
+        cells = [*_cells(row), *(Text(cell(row)) for cell in plain.values()), Text(_LEADS.get(row["standing"], "-"))]
         if row["role"] == "oracle":
             table.add_section()
-        cells = [*_cells(row), *(Text(cell(row)) for cell in plain.values()), Text(_LEADS.get(row["standing"], "-"))]
         table.add_row(*cells, style="dim" if row["role"] == "oracle" else None)
     table.caption = Text("\n".join(notes(rows)))
     return table
+
+
+_WITH_INTERVALS = ("time, s", f"ratio to {REFERENCE}")
+"""Heads of the columns with intervals. In a narrow column, the interval is on a line of its own."""
+
+_LEAST_NEEDED = ("accu", "loss", "mach")
+"""How the heads begin of the columns that a narrow terminal does without, in this order."""
+
+_Cell: TypeAlias = "Callable[[dict[str, Any]], str]"
+
+
+def _fitting(
+    rows: pl.DataFrame, shown: Sequence[dict[str, Any]], columns: int
+) -> tuple[dict[str, _Cell], int, dict[str, int]]:
+    """The columns without intervals that fit beside the others, the blanks between columns, and the widths of the others by
+    head. Blanks go first, then intervals get lines of their own, then what a model was like in the end is left out, and
+    machine-seconds."""
+    texts = [[str(cell) for cell in _cells(row)] for row in shown]
+    whole = {"tuner": max((len(cells[0]) for cells in texts), default=0)}
+    least = {"tuner": min(max(whole["tuner"], 8), 20 if columns >= 100 else 8)}
+    for place, head in enumerate(_WITH_INTERVALS, 1):
+        whole[head] = max([11, *(len(cells[place]) for cells in texts)])
+        # Estimate, and interval in brackets: neither is divided.
+        least[head] = max([11, *(len(part) for cells in texts for part in re.split(r" (?=\()", cells[place]))])
+    plain = _plain_columns(rows, columns)
+    least_needed = [h for start in _LEAST_NEEDED for h in plain if h.startswith(start)]
+    on_one_line = {**whole, "tuner": least["tuner"]}
+    for widths, gap, dropped in (
+        (on_one_line, 1, 0),
+        (on_one_line, 0, 0),
+        (least, 1, 0),
+        (least, 0, 0),
+        (least, 0, 1),
+        (least, 0, 2),
+    ):
+        kept = {head: cell for head, cell in plain.items() if head not in least_needed[:dropped]}
+        numbers = [max(*map(len, head.split("\n")), *(len(cell(row)) for row in shown)) for head, cell in kept.items()]
+        # With the last column, a blank before and after each column, and `gap` more of them.
+        left = columns - (sum(widths.values()) + sum(numbers) + 5 + (4 + len(kept)) * (1 + gap) + 1)
+        if left >= 0 and (not gap or columns >= 100):
+            break
+    more = min(max(whole["tuner"] - widths["tuner"], 0), max(left, 0))
+    return kept, gap, {**widths, "tuner": widths["tuner"] + more}
 
 
 _LEADS = {"leader": "leads", "not told apart": "could", "behind": "no", "ahead": "no"}

@@ -144,7 +144,8 @@ class Pushes(NamedTuple):
 
     seconds: NDArray[np.float64]  # completion of the push, since the job began
     worker: NDArray[np.int32]  # index into `Job.nodes`
-    clock: NDArray[np.int32]  # number of pushes that this worker had completed before; with local steps, of mini-batches
+    # Number of mini-batches that this worker had computed before, with those that were lost with a machine or a branch.
+    clock: NDArray[np.int32]
     compute_seconds: NDArray[np.float64]  # forward and backward pass, with per-message work and sleeps
     pull_seconds: NDArray[np.float64]
     push_seconds: NDArray[np.float64]  # transfer, waiting for the server, and applying the update

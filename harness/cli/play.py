@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from traces.exchanges import Exchange
-    from tuners.actions import Job, Setting, TunerFactory
+    from tuners.actions import Evaluation, Job, Setting, TunerFactory
 
 __all__ = ["ExchangePrinter", "add_play"]
 
@@ -177,7 +178,7 @@ def _answer_words(answer: Any, before: Setting) -> str:
         what, moved = "done" if answer.done else "rolled back", answer.bytes_moved / 1e6
         return f"{what} in {answer.seconds:.1f} s, stall {answer.stall_seconds:.1f} s, {moved:.1f} MB moved"
     if isinstance(answer, Evaluation):
-        return f"loss {answer.loss:.4g}, accuracy {answer.accuracy:.3f}"
+        return _evaluation_words(answer)
     if isinstance(answer, GradientNoise):
         parts = f"squared gradient {answer.square:.4g}, variance {answer.variance:.4g}"
         return f"{parts}, noise scale {answer.samples:.4g}"
@@ -186,15 +187,18 @@ def _answer_words(answer: Any, before: Setting) -> str:
     if not isinstance(answer, Window):
         return "done"
     words = [f"{answer.clocks} pushes in {answer.seconds:.1f} s"]
-    if len(answer.pushes.loss):
+    if len(answer.pushes.loss) and not math.isnan(answer.pushes.loss[0]):  # a job of which only times are simulated has none
         words.append(f"training loss {answer.pushes.loss[0]:.4g} to {answer.pushes.loss[-1]:.4g}")
     if answer.evaluations:
-        last = answer.evaluations[-1]
-        words.append(f"validation loss {last.loss:.4g}, accuracy {last.accuracy:.3f}")
+        words.append(f"validation {_evaluation_words(answer.evaluations[-1])}")
     words += [f"{e.node} {e.event}" for e in answer.events]
     if answer.setting is not None and answer.setting != before:
         words.append(f"now {_changes(before, answer.setting)}")
     return "; ".join(words if answer.status == "running" else [*words, f"ended: {answer.status}"])
+
+
+def _evaluation_words(found: Evaluation) -> str:
+    return f"loss {found.loss:.4g}" + ("" if math.isnan(found.accuracy) else f", accuracy {found.accuracy:.3f}")
 
 
 def _say(text: str) -> None:

@@ -121,6 +121,16 @@ def test_the_costs_of_reconfigurations_are_summed() -> None:
     assert schema.setting_from(row.final_setting) == FASTER
 
 
+def test_a_stall_that_ends_after_the_budget_counts_until_its_end() -> None:
+    change = (25.0, Reconfigure(FAST), Cost(seconds=9.0, stall_seconds=9.0, slow_seconds=6.0))
+    row = scored((16.0, Run(seconds=16), window(0, 16, 9)), change, status="budget").score
+    assert (row.overhead_seconds, row.slow_seconds) == (4.0, 1.0)
+    forked = scored((16.0, Run(seconds=16), window(0, 16, 9)), (29.0, Fork(), 1), status="budget").score
+    assert forked.overhead_seconds == 4.0
+    judged = (29.0, Evaluate(), Evaluation(18.0, 9, 1.0, 0.5))
+    assert scored((18.0, Run(seconds=18), window(0, 18, 9)), judged, status="budget").score.overhead_seconds == 2.0
+
+
 def test_what_trains_on_other_branches_is_a_trial() -> None:
     made = scored(
         (1.0, Run(clocks=10), window(0, 1, 10, Evaluation(1.0, 10, 9.0, 0.1))),

@@ -258,6 +258,14 @@ def test_fixed_can_be_the_answer():
 def test_few_seeds_and_no_finished_run_are_no_answer():
     assert "Fewer than three seeds tell nothing apart" in str(answer(summary(from_times({"fixed": [10.0], "x": [1.0]}))))
     assert str(answer(summary(from_times({"fixed": [INF] * 3, "x": [INF, INF, NAN]})))) == (
+        "No tuner reached the target within 600 s in any run."
+    )
+    dear = [
+        score_row("s", t, i, INF, usd=0.4 + i, budget_usd=0.05, clocks=c) for t, c in (("x", 1), ("y", 2)) for i in (0, 1)
+    ]
+    assert str(answer(summary(frames(dear)))) == "No tuner reached the target within 600 s and 0.05 USD in any run."
+    failing = [score_row("s", t, i, 50 + i, status="error" if i else None) for t in "xy" for i in (0, 1)]
+    assert str(answer(summary(frames(failing)))) == (
         "No tuner reached the target within 600 s in any run without failing in another."
     )
 

@@ -35,6 +35,29 @@ def test_every_public_name_exists():
     assert all(hasattr(tables, name) for name in tables.__all__)
 
 
+@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("tuner", ["fast", "random_search"])
+def test_no_number_and_no_word_of_a_table_with_costs_and_regrets_is_divided(width, tuner):
+    rows = [score_row("s", tuner, i, 30.25 + 5 * i, usd=0.0405 + i / 1000, overhead_seconds=1346.0) for i in range(6)]
+    rows += [score_row("s", "fixed", i, 1201.0 + i, budget=2e4, usd=2.5, overhead_seconds=1346.0) for i in range(6)]
+    rows += [score_row("s", "slow", i, INF, budget=2e4, usd=25.5) for i in range(6)]
+    rows += [score_row("s", "best_fixed", i, 2.5 + i / 8, usd=0.0315) for i in range(6)]
+    text = shown(summary(frames(rows)), width)
+    assert max(map(len, text.splitlines())) <= width
+    for whole in (
+        "(0.027\u20130.044)",
+        "(0.0021\u20130.0025)",
+        "leads",
+        "no",
+        "0.043",
+        "2.50",
+        "1346",
+        "regret",
+        ">\u00a020000",
+    ):
+        assert whole in text, whole
+
+
 def test_a_comparison_has_a_row_per_scenario_and_tuner_in_order_of_time():
     found = summary(contest(scenarios=("away", "home"), seeds=4))
     assert found.schema == pl.Schema(SUMMARY)

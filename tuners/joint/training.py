@@ -103,9 +103,10 @@ class Training:
         self.diverged = window.status != "running"
         if window.clocks:
             self._before, self.push_seconds = self.push_seconds, window.seconds / window.clocks
-        untrained = window.pushes.loss[window.pushes.clock == 0]
-        if math.isinf(self.gauge.untrained) and len(untrained):
-            self.gauge.begin(float(np.mean(untrained)))
+        if math.isinf(self.gauge.untrained) and len(window.pushes.loss):
+            # Not those of clock 0: where a machine is lost before the first push, all workers begin their second mini-batch.
+            first = window.pushes.clock == window.pushes.clock.min()
+            self.gauge.begin(float(np.mean(window.pushes.loss[first])))
         if len(window.pushes.loss):
             self.training_loss = float(np.mean(window.pushes.loss))
             halves = np.array_split(window.pushes.loss, 2)

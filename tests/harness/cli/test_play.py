@@ -71,6 +71,7 @@ def test_every_exchange_is_printed(here: Path, capsys: pytest.CaptureFixture[str
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["0.0", "s", "Run(clocks=20)"]
     assert lines[1].strip().startswith("-> 20 pushes in ")
+    assert "nan" not in "".join(lines)  # this job has no losses
     assert "Reconfigure(batch_size 4 -> 2)" in lines[2]
     assert lines[3].strip().startswith("-> done in ")
     assert "(the tuner has returned; the job goes on)" in lines[4]
