@@ -115,7 +115,7 @@ def tables(checks: Sequence[Check]) -> list[str]:
         for row in _ablations(made)[1:]:
             lines.append(f"without {row.lacks}: tau {row.tau}, median {row.median}, 95th {row.p95} of all cycles not fitted")
         unsure = [f"{job}, {name}: fitted without an interval, {NO_FREEDOM}" for job, name in _unsure(made)]
-        notes = [*_simulation_error(made), *unsure, *_undivided(made), *made.caveats]
+        notes = [*_fit_errors(made), *_simulation_error(made), *unsure, *_undivided(made), *made.caveats]
         found.append("\n".join([*lines, *(f"note: {why}" for why in notes), ""]))
     return found
 
@@ -160,6 +160,19 @@ def _fitted_to(made: Check) -> list[str]:
     return [f"predicted by a fit to: {made.fitted_to}"] if made.fitted_to else []
 
 
+def _fit_errors(made: Check) -> list[str]:
+    """How near the constants are to the rows that they were fitted to."""
+    several = len(made.fits) > 1
+    return [
+        f"the constants{f' of {job}' * several} fit their own {fit.rows} rows with a median error of {_percent(fit.error)}"
+        for job, fit in made.fits.items()
+    ]
+
+
+def _notes(made: Check) -> list[str]:
+    return [*_fitted_to(made), *_fit_errors(made), *_undivided(made), *_simulation_error(made)]
+
+
 def _simulation_error(made: Check) -> list[str]:
     known = [p.error for p in made.predictions if math.isfinite(p.error)]
     if not known:
@@ -196,10 +209,9 @@ def page(checks: Sequence[Check], findings: str = "") -> str:
         verdict=_verdict(checks),
         verdict_rows=[row for made in checks for row in _verdict_rows(made)],
         parts=[part for made in checks for part in _ablations(made)],
-        limits=[*(sentence for made in checks for sentence in _limits(made)), *_undetermined(checks)],
+        limits=[*(" ".join(said) for made in checks if (said := _limits(made))), *_undetermined(checks)],
         findings=[" ".join(paragraph.split()) for paragraph in findings.split("\n\n") if paragraph.strip()],
         recordings=[_section(made, f"r{i}") for i, made in enumerate(checks)],
-        kinds=[kind for kind, _ in _KINDS],
         folds=" or ".join(sorted({str(made.folds) for made in checks if made.folds})),
         level=LEVEL_PERCENT,
         has_completions=any(p.group.endswith(COMPLETION) for made in checks for p in made.predictions),
@@ -219,6 +231,7 @@ class _RecordingSection:
     title: str
     finding: str  # about the largest error; "" where nothing was predicted
     notes: list[str]  # how the rows were divided, and the error of simulated means
+    kinds: list[str]  # of predictions that the groups have errors of
     groups: list[_GroupRow]
     drawings: list[Drawing]
     constants: list[_ConstantRow]
@@ -249,11 +262,13 @@ class _ConstantRow(NamedTuple):
 def _section(made: Check, name: str) -> _RecordingSection:
     """`name` starts the ids of the drawing."""
     groups = _groups(made)
+    kinds = [(kind, which) for kind, which in _KINDS if kind == _HELD_OUT_KIND or errors(made.predictions, which).rows]
     return _RecordingSection(
         title=_title(made),
         finding=_worst(groups),
-        notes=[f"{why[0].upper()}{why[1:]}." for why in (*_fitted_to(made), *_undivided(made), *_simulation_error(made))],
-        groups=[_group_row(group, rows) for group, rows in groups],
+        notes=[f"{why[0].upper()}{why[1:]}." for why in _notes(made)],
+        kinds=[kind for kind, _ in kinds],
+        groups=[_group_row(group, rows, kinds) for group, rows in groups],
         drawings=_drawings(made, name),
         constants=_constants(made),
         refused=[f"{job}, {constant}: {why}" for job, fit in made.fits.items() for constant, why in fit.refused.items()],
@@ -267,6 +282,7 @@ class _VerdictRow(NamedTuple):
 
     recording: str
     split: str
+    span: int  # rows of the table that the recording and split head; 0 after the first of them
     form: str
     rows: int
     tau: str
@@ -290,16 +306,15 @@ def _verdict_rows(made: Check) -> list[_VerdictRow]:
     rows = []
     for split, predictions in _by_split(made.predictions):
         best = best_closed_form(predictions)
-        for form in FORMS:
+        forms = [form for form in FORMS if form == FORMS[0] or errors(predictions, form.held_out).rows]
+        for form in forms:
             which = form.held_out
             e, ends, right = errors(predictions, which), tau_interval(predictions, which), _apart(predictions, which)
-            if not e.rows and form != FORMS[0]:
-                continue
             held = coverage(predictions, form)
             tau = _tau(e) if math.isnan(ends[0]) else f"{_tau(e)} ({ends[0]:.2f} to {ends[1]:.2f})"
             cells = (tau, _percent(right), _percent(e.median), _percent(e.p95), _covered(held), _reached(e, held))
             name = f"{form.name} (best closed form)" if form == best else form.name
-            rows.append(_VerdictRow(_title(made), split, name, e.rows, *cells))
+            rows.append(_VerdictRow(_title(made), split, len(forms) * (form == FORMS[0]), name, e.rows, *cells))
     return rows
 
 
@@ -467,8 +482,8 @@ def _worst(groups: Sequence[tuple[str, list[Prediction]]]) -> str:
     return f"{worst} {inside / bounded:.0%} of {bounded} recorded values are within their {LEVEL_PERCENT} % intervals."
 
 
-def _group_row(name: str, rows: list[Prediction]) -> _GroupRow:
-    found = {kind: errors(rows, which) for kind, which in _KINDS}
+def _group_row(name: str, rows: list[Prediction], kinds: Sequence[tuple[str, Callable[[Prediction], float]]]) -> _GroupRow:
+    found = {kind: errors(rows, which) for kind, which in kinds}
     texts = [f"{_percent(e.median)} / {_percent(e.p95)}" for e in found.values()]
     return _GroupRow(name, len(rows), _tau(found[_HELD_OUT_KIND]), _covered(coverage(rows)), texts)
 

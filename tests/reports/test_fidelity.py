@@ -205,6 +205,18 @@ def test_the_simulator_is_held_against_the_better_of_two_closed_forms():
     assert "closed network (" not in fidelity.page([replace(MADE, predictions=CYCLES)])
 
 
+def test_a_recording_heads_its_rows_of_the_verdict_once_and_has_no_column_without_values():
+    """Nothing of another recording is fitted, so that the column of fitted rows would be empty."""
+    text = fidelity.page([replace(MADE, predictions=CYCLES)])
+    assert text.count('<th scope="rowgroup" rowspan="2">a &lt;b&gt;') == 1
+    assert text.count(">simulator, fitted<") == 1
+    other = tuple(replace(p, fitted=math.nan, plain_fitted=math.nan, split=OTHER) for p in CYCLES)
+    assert ">simulator, fitted<" not in fidelity.page([replace(MADE, predictions=other)])
+    assert "The constants fit their own 4 rows with a median error of 10.0%." in text
+    two = replace(MADE, predictions=CYCLES, fits={"job": MADE.fits["job"], "other": MADE.fits["job"]})
+    assert "The constants of other fit their own 4 rows" in fidelity.page([two])
+
+
 def test_completions_and_switches_take_no_part_in_the_verdict():
     others = tuple(replace(p, group=p.group + COMPLETION, held_out=9.0) for p in CYCLES)
     assert "Over all 4 cycles" in fidelity.page([replace(MADE, predictions=(*CYCLES[:4], *others, *MADE.predictions))])
