@@ -13,14 +13,14 @@ import polars as pl
 from scipy.stats import binomtest, kendalltau
 
 from reports.figures.drawing import Drawing
-from reports.figures.predicted import against_recorded, residuals
+from reports.figures.predicted import FORMS, Form, against_recorded, residuals
 from reports.rendering import fill
 from simulators.calibration.fit import NO_FREEDOM
 from simulators.calibration.spread import LEVEL_PERCENT
 from simulators.calibration.validation import COMPLETION, HELD_OUT, OTHER, Check, Prediction
 from traces.store import write_bytes
 
-__all__ = ["Coverage", "Errors", "coverage", "errors", "page", "tables", "tau_interval", "write"]
+__all__ = ["Coverage", "Errors", "best_closed_form", "coverage", "errors", "page", "tables", "tau_interval", "write"]
 
 _MEDIAN, _P95, _TAU = 0.05, 0.15, 0.9  # what is to be reached on rows that were not fitted
 _APART = 0.05  # relative difference of recorded times from which a pair of settings counts as different
@@ -43,10 +43,11 @@ class Coverage(NamedTuple):
     rows: int  # with an interval
 
 
-def coverage(made: Sequence[Prediction]) -> Coverage:
-    """The coverage of the intervals; predictions without an interval do not count."""
-    bounded = [p for p in made if math.isfinite(p.low) and math.isfinite(p.high)]
-    return Coverage(sum(p.low <= p.recorded <= p.high for p in bounded), len(bounded))
+def coverage(made: Sequence[Prediction], form: Form = FORMS[0]) -> Coverage:
+    """The coverage of the intervals of a form; predictions without an interval do not count."""
+    ends = [(form.low(p), p.recorded, form.high(p)) for p in made]
+    bounded = [each for each in ends if all(map(math.isfinite, each))]
+    return Coverage(sum(low <= recorded <= high for low, recorded, high in bounded), len(bounded))
 
 
 def errors(made: Sequence[Prediction], which: Callable[[Prediction], float]) -> Errors:
@@ -87,11 +88,15 @@ def _apart(made: Sequence[Prediction], which: Callable[[Prediction], float]) -> 
 
 _HELD_OUT_KIND = "simulator, held out"
 _KINDS: tuple[tuple[str, Callable[[Prediction], float]], ...] = (
-    ("simulator, fitted", lambda p: p.fitted),
-    (_HELD_OUT_KIND, lambda p: p.held_out),
-    ("plain closed form, fitted", lambda p: p.plain_fitted),
-    ("plain closed form, held out", lambda p: p.plain_held_out),
+    ("simulator, fitted", FORMS[0].fitted),
+    *((f"{form.name}, held out", form.held_out) for form in FORMS),
 )
+
+
+def best_closed_form(made: Sequence[Prediction]) -> Form:
+    """The closed form with the lower median error on these rows. As it is chosen with the recorded times known, this
+    comparison favours it."""
+    return min(FORMS[1:], key=lambda form: (math.isnan(m := errors(made, form.held_out).median), m))
 
 
 def tables(checks: Sequence[Check]) -> list[str]:
@@ -110,7 +115,7 @@ def tables(checks: Sequence[Check]) -> list[str]:
         for row in _ablations(made)[1:]:
             lines.append(f"without {row.lacks}: tau {row.tau}, median {row.median}, 95th {row.p95} of all cycles not fitted")
         unsure = [f"{job}, {name}: fitted without an interval, {NO_FREEDOM}" for job, name in _unsure(made)]
-        notes = [*_simulation_error(made), *unsure, *_undivided(made), *made.caveats]
+        notes = [*_fit_errors(made), *_simulation_error(made), *unsure, *_undivided(made), *made.caveats]
         found.append("\n".join([*lines, *(f"note: {why}" for why in notes), ""]))
     return found
 
@@ -155,6 +160,19 @@ def _fitted_to(made: Check) -> list[str]:
     return [f"predicted by a fit to: {made.fitted_to}"] if made.fitted_to else []
 
 
+def _fit_errors(made: Check) -> list[str]:
+    """How near the constants are to the rows that they were fitted to."""
+    several = len(made.fits) > 1
+    return [
+        f"the constants{f' of {job}' * several} fit their own {fit.rows} rows with a median error of {_percent(fit.error)}"
+        for job, fit in made.fits.items()
+    ]
+
+
+def _notes(made: Check) -> list[str]:
+    return [*_fitted_to(made), *_fit_errors(made), *_undivided(made), *_simulation_error(made)]
+
+
 def _simulation_error(made: Check) -> list[str]:
     known = [p.error for p in made.predictions if math.isfinite(p.error)]
     if not known:
@@ -191,10 +209,9 @@ def page(checks: Sequence[Check], findings: str = "") -> str:
         verdict=_verdict(checks),
         verdict_rows=[row for made in checks for row in _verdict_rows(made)],
         parts=[part for made in checks for part in _ablations(made)],
-        limits=[*(sentence for made in checks for sentence in _limits(made)), *_undetermined(checks)],
+        limits=[*(" ".join(said) for made in checks if (said := _limits(made))), *_undetermined(checks)],
         findings=[" ".join(paragraph.split()) for paragraph in findings.split("\n\n") if paragraph.strip()],
         recordings=[_section(made, f"r{i}") for i, made in enumerate(checks)],
-        kinds=[kind for kind, _ in _KINDS],
         folds=" or ".join(sorted({str(made.folds) for made in checks if made.folds})),
         level=LEVEL_PERCENT,
         has_completions=any(p.group.endswith(COMPLETION) for made in checks for p in made.predictions),
@@ -204,7 +221,7 @@ def page(checks: Sequence[Check], findings: str = "") -> str:
 def _lead(checks: Sequence[Check]) -> str:
     rows = sum(len(c.predictions) for c in checks)
     count = f"{len(checks)} recording{'s' * (len(checks) != 1)}, {rows} rows"
-    return f"{count}; predicted by the simulator and by a plain closed form."
+    return f"{count}; predicted by the simulator and by two closed forms."
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +231,7 @@ class _RecordingSection:
     title: str
     finding: str  # about the largest error; "" where nothing was predicted
     notes: list[str]  # how the rows were divided, and the error of simulated means
+    kinds: list[str]  # of predictions that the groups have errors of
     groups: list[_GroupRow]
     drawings: list[Drawing]
     constants: list[_ConstantRow]
@@ -244,11 +262,13 @@ class _ConstantRow(NamedTuple):
 def _section(made: Check, name: str) -> _RecordingSection:
     """`name` starts the ids of the drawing."""
     groups = _groups(made)
+    kinds = [(kind, which) for kind, which in _KINDS if kind == _HELD_OUT_KIND or errors(made.predictions, which).rows]
     return _RecordingSection(
         title=_title(made),
         finding=_worst(groups),
-        notes=[f"{why[0].upper()}{why[1:]}." for why in (*_fitted_to(made), *_undivided(made), *_simulation_error(made))],
-        groups=[_group_row(group, rows) for group, rows in groups],
+        notes=[f"{why[0].upper()}{why[1:]}." for why in _notes(made)],
+        kinds=[kind for kind, _ in kinds],
+        groups=[_group_row(group, rows, kinds) for group, rows in groups],
         drawings=_drawings(made, name),
         constants=_constants(made),
         refused=[f"{job}, {constant}: {why}" for job, fit in made.fits.items() for constant, why in fit.refused.items()],
@@ -262,6 +282,7 @@ class _VerdictRow(NamedTuple):
 
     recording: str
     split: str
+    span: int  # rows of the table that the recording and split head; 0 after the first of them
     form: str
     rows: int
     tau: str
@@ -270,12 +291,6 @@ class _VerdictRow(NamedTuple):
     p95: str
     covered: str
     reached: str
-
-
-_FORMS: tuple[tuple[str, Callable[[Prediction], float]], ...] = (
-    ("simulator", lambda p: p.held_out),
-    ("plain closed form", lambda p: p.plain_held_out),
-)
 
 
 def _by_split(predictions: Sequence[Prediction]) -> list[tuple[str, list[Prediction]]]:
@@ -290,12 +305,16 @@ def _by_split(predictions: Sequence[Prediction]) -> list[tuple[str, list[Predict
 def _verdict_rows(made: Check) -> list[_VerdictRow]:
     rows = []
     for split, predictions in _by_split(made.predictions):
-        for form, which in _FORMS:
+        best = best_closed_form(predictions)
+        forms = [form for form in FORMS if form == FORMS[0] or errors(predictions, form.held_out).rows]
+        for form in forms:
+            which = form.held_out
             e, ends, right = errors(predictions, which), tau_interval(predictions, which), _apart(predictions, which)
-            held = coverage(predictions) if form == "simulator" else Coverage(0, 0)
+            held = coverage(predictions, form)
             tau = _tau(e) if math.isnan(ends[0]) else f"{_tau(e)} ({ends[0]:.2f} to {ends[1]:.2f})"
             cells = (tau, _percent(right), _percent(e.median), _percent(e.p95), _covered(held), _reached(e, held))
-            rows.append(_VerdictRow(_title(made), split, form, e.rows, *cells))
+            name = f"{form.name} (best closed form)" if form == best else form.name
+            rows.append(_VerdictRow(_title(made), split, len(forms) * (form == FORMS[0]), name, e.rows, *cells))
     return rows
 
 
@@ -330,10 +349,10 @@ def _verdict(checks: Sequence[Check]) -> list[str]:
     every = [(made, split, rows) for made in checks for split, rows in _by_split(made.predictions)]
     if not every:
         return []
-    found = [(errors(rows, _FORMS[0][1]), coverage(rows)) for *_, rows in every]
+    found = [(errors(rows, FORMS[0].held_out), coverage(rows)) for *_, rows in every]
     good = sum(not _missed(e, Coverage(0, 0)) for e, _ in found)
     all_rows = [p for *_, rows in every for p in rows]
-    mine, plain = (errors(all_rows, which) for _, which in _FORMS)
+    mine = errors(all_rows, FORMS[0].held_out)
     held = coverage(all_rows)
     ranked = [e.tau for e, _ in found if math.isfinite(e.tau)]
     ends = dict.fromkeys(f"{tau(ranked):.2f}" for tau in (min, max) if ranked)
@@ -342,8 +361,7 @@ def _verdict(checks: Sequence[Check]) -> list[str]:
         f"The simulator's order, median and 95th percentile are within reach in {good} of {len(every)} comparisons "
         f"(tau at least {_TAU:g}, median error at most {_MEDIAN:.0%}, 95th percentile at most {_P95:.0%}).",
         f"Over all {mine.rows} cycles that were not fitted, it is off by {_percent(mine.median)} in the median and "
-        f"{_percent(mine.p95)} at the 95th percentile; the plain closed form, by {_percent(plain.median)} and "
-        f"{_percent(plain.p95)}.",
+        f"{_percent(mine.p95)} at the 95th percentile. {_against_closed_forms([rows for *_, rows in every])}",
     ]
     if held.rows:
         share = held.inside / held.rows
@@ -351,6 +369,25 @@ def _verdict(checks: Sequence[Check]) -> list[str]:
         level = f"{LEVEL_PERCENT} %"
         said.append(f"{share:.0%} of {held.rows} recorded cycles are within their {level} intervals, {far} of {level}.")
     return said
+
+
+def _against_closed_forms(comparisons: Sequence[Sequence[Prediction]]) -> str:
+    """How far the best closed form of each comparison is off, and how often the simulator's median error is lower."""
+    best = [best_closed_form(rows) for rows in comparisons]
+    off = [abs(form.held_out(p) / p.recorded - 1) for form, rows in zip(best, comparisons, strict=True) for p in rows]
+    known = [x for x in off if math.isfinite(x)]
+    if not known:
+        return "No closed form predicts them."
+    medians = [
+        (errors(rows, FORMS[0].held_out).median, errors(rows, form.held_out).median)
+        for form, rows in zip(best, comparisons, strict=True)
+    ]
+    lower = sum(mine < closed for mine, closed in medians)
+    median, p95 = (_percent(float(x)) for x in np.quantile(known, [0.5, 0.95]))
+    return (
+        f"The best closed form, chosen in each comparison with the recorded times known, is off by {median} and {p95}; "
+        f"the simulator's median error is lower in {lower} of {len(medians)} comparisons."
+    )
 
 
 def _limits(made: Check) -> list[str]:
@@ -409,7 +446,7 @@ def _ablations(made: Check) -> list[_AblationRow]:
     rows = []
     for lacks, predictions in every:
         told = [p for _, some in _by_split(predictions) for p in some]
-        e = errors(told, _FORMS[0][1])
+        e = errors(told, FORMS[0].held_out)
         rows.append(_AblationRow(_title(made), lacks, _tau(e), _percent(e.median), _percent(e.p95)))
     return rows
 
@@ -417,7 +454,8 @@ def _ablations(made: Check) -> list[_AblationRow]:
 def _drawings(made: Check, name: str) -> list[Drawing]:
     """Of the cycles; none where the recording has none."""
     rows = [p for _, some in _by_split(made.predictions) for p in some]
-    return [against_recorded(rows, name), residuals(rows, f"{name}b")] if rows else []
+    rival = best_closed_form(rows)
+    return [against_recorded(rows, rival, name), residuals(rows, rival, f"{name}b")] if rows else []
 
 
 def _title(made: Check) -> str:
@@ -444,8 +482,8 @@ def _worst(groups: Sequence[tuple[str, list[Prediction]]]) -> str:
     return f"{worst} {inside / bounded:.0%} of {bounded} recorded values are within their {LEVEL_PERCENT} % intervals."
 
 
-def _group_row(name: str, rows: list[Prediction]) -> _GroupRow:
-    found = {kind: errors(rows, which) for kind, which in _KINDS}
+def _group_row(name: str, rows: list[Prediction], kinds: Sequence[tuple[str, Callable[[Prediction], float]]]) -> _GroupRow:
+    found = {kind: errors(rows, which) for kind, which in kinds}
     texts = [f"{_percent(e.median)} / {_percent(e.p95)}" for e in found.values()]
     return _GroupRow(name, len(rows), _tau(found[_HELD_OUT_KIND]), _covered(coverage(rows)), texts)
 

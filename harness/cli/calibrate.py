@@ -190,7 +190,8 @@ def _of_others(options: argparse.Namespace) -> list[Check]:
     given = initial_constants(known, options)
     with stages("fitting") as watch:
         fits = fit_all(known.rows, given, watch=watch)
-        found = [check_other(fits, known, other, origin, "; ".join(origins)) for other, origin in named]
+        network = fit_all(known.rows, given, engine=False)
+        found = [check_other(fits, known, other, origin, "; ".join(origins), network=network) for other, origin in named]
         rows = [row for recording in (known, *(other for other, _ in named)) for row in recording.rows]
         for part, lack in (lacking(given, rows) if options.ablate else {}).items():
             watch(f"without {part}")

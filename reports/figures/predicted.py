@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,33 +14,59 @@ from reports.figures.drawing import BLUE, COLORS, GREEN, MUTED, ORANGE, Drawing,
 from simulators.calibration.spread import LEVEL_PERCENT
 from simulators.calibration.validation import LARGER, UNLIKE, Prediction
 
-__all__ = ["against_recorded", "residuals"]
+__all__ = ["FORMS", "Form", "against_recorded", "residuals"]
+
+
+class Form(NamedTuple):
+    """One way to predict, and what it says of a recorded value: seconds."""
+
+    name: str
+    fitted: Callable[[Prediction], float]  # where it was fitted to all rows
+    held_out: Callable[[Prediction], float]
+    low: Callable[[Prediction], float]  # ends of the interval around `held_out`
+    high: Callable[[Prediction], float]
+
+
+FORMS = (
+    Form("simulator", lambda p: p.fitted, lambda p: p.held_out, lambda p: p.low, lambda p: p.high),
+    Form(
+        "closed network",
+        lambda p: p.network_fitted,
+        lambda p: p.network_held_out,
+        lambda p: p.network_low,
+        lambda p: p.network_high,
+    ),
+    Form(
+        "plain closed form",
+        lambda p: p.plain_fitted,
+        lambda p: p.plain_held_out,
+        lambda p: p.plain_low,
+        lambda p: p.plain_high,
+    ),
+)
 
 _EXTRAPOLATED = (LARGER, UNLIKE)
 _PURPLE = COLORS[1]
 
 
-def against_recorded(predictions: Sequence[Prediction], name: str) -> Drawing:
-    """Predicted over recorded seconds, by the simulator and by the plain closed form."""
-    forms: tuple[tuple[str, Callable[[Prediction], float], Callable[[Prediction], float], bool], ...] = (
-        ("simulator", lambda p: p.fitted, lambda p: p.held_out, True),
-        ("plain closed form", lambda p: p.plain_fitted, lambda p: p.plain_held_out, False),
-    )
-    both = [x for p in predictions for x in (p.recorded, p.held_out, p.plain_held_out) if 0 < x < math.inf]
+def against_recorded(predictions: Sequence[Prediction], rival: Form, name: str) -> Drawing:
+    """Predicted over recorded seconds, by the simulator and by `rival`, a closed form."""
+    forms = (FORMS[0], rival)
+    both = [x for p in predictions for x in (p.recorded, *(form.held_out(p) for form in forms)) if 0 < x < math.inf]
     ends = np.array([min(both) / 1.1, max(both) * 1.1])
     with canvas(4.6, left=0.75, bottom=0.5) as figure:
         figure.subplots_adjust(wspace=0.2)
-        for axes, (title, fitted, held, bounded) in zip(figure.subplots(1, 2), forms, strict=True):
+        for axes, form in zip(figure.subplots(1, 2), forms, strict=True):
             _equal(axes, ends)
-            axes.plot([p.recorded for p in predictions], [fitted(p) for p in predictions], ".", color=GREEN, markersize=4)
+            axes.plot(
+                [p.recorded for p in predictions], [form.fitted(p) for p in predictions], ".", color=GREEN, markersize=4
+            )
             for color, far in ((BLUE, False), (_PURPLE, True)):
                 rows = [p for p in predictions if (p.split in _EXTRAPOLATED) == far]
-                if bounded:
-                    _intervals(axes, rows, color)
-                axes.plot(
-                    [p.recorded for p in rows], [held(p) for p in rows], "o", color=color, markersize=5, fillstyle="none"
-                )
-            axes.set_title(title, loc="left", fontsize=9, fontweight="bold")
+                _intervals(axes, rows, form, color)
+                at = [form.held_out(p) for p in rows]
+                axes.plot([p.recorded for p in rows], at, "o", color=color, markersize=5, fillstyle="none")
+            axes.set_title(form.name, loc="left", fontsize=9, fontweight="bold")
         figure.supxlabel("recorded, seconds", fontsize=9)
         figure.supylabel("predicted, seconds", fontsize=9, x=0.01)
         shown = {
@@ -54,19 +81,19 @@ def against_recorded(predictions: Sequence[Prediction], name: str) -> Drawing:
         return drawn(figure, name, caption)
 
 
-def residuals(predictions: Sequence[Prediction], name: str) -> Drawing:
-    """Errors of held-out predictions over workers, servers, workers per server, and batch size."""
+def residuals(predictions: Sequence[Prediction], rival: Form, name: str) -> Drawing:
+    """Errors of held-out predictions over workers, servers, workers per server, and batch size; also of `rival`."""
     of: tuple[tuple[str, Callable[[Prediction], float]], ...] = (
         ("workers", lambda p: p.workers),
         ("servers", lambda p: p.servers),
         ("workers per server", lambda p: p.workers / max(p.servers, 1)),
         ("batch size of a worker", lambda p: p.batch_size),
     )
-    off = {
-        which: [100 * (getattr(p, which) / p.recorded - 1) for p in predictions] for which in ("held_out", "plain_held_out")
-    }
+    drawn_as = ((rival, 0.2, "x", ORANGE, None), (FORMS[0], 0.0, "o", BLUE, False), (FORMS[0], -0.2, "o", _PURPLE, True))
+    off = {form.name: np.array([100 * (form.held_out(p) / p.recorded - 1) for p in predictions]) for form, *_ in drawn_as}
+    extrapolated = np.array([p.split in _EXTRAPOLATED for p in predictions])
     seen = [abs(x) for values in off.values() for x in values if math.isfinite(x)]
-    # An outlier of the plain form must not flatten the rest: it is drawn at the edge.
+    # An outlier of the closed form must not flatten the rest: it is drawn at the edge.
     top = min(max([20.0, *seen]), 60.0) * 1.08
     with canvas(2.9, left=0.75, bottom=0.55) as figure:
         for at, (axes, (label, x)) in enumerate(zip(figure.subplots(1, 4, sharey=True), of, strict=True)):
@@ -75,18 +102,24 @@ def residuals(predictions: Sequence[Prediction], name: str) -> Drawing:
             where = np.array([x(p) for p in predictions], float)
             values = sorted(set(where))
             places = {value: i for i, value in enumerate(values)}
-            for shift, marker, color, which in ((0.12, "x", ORANGE, "plain_held_out"), (-0.12, "o", BLUE, "held_out")):
-                place = [places[value] + shift for value in where]
-                axes.plot(place, np.clip(off[which], -top, top), marker, color=color, markersize=4, fillstyle="none")
+            for form, shift, marker, color, far in drawn_as:
+                mine = np.full(len(where), True) if far is None else extrapolated == far
+                place = [places[value] + shift for value in where[mine]]
+                height = np.clip(off[form.name][mine], -top, top)
+                axes.plot(place, height, marker, color=color, markersize=4, fillstyle="none")
             axes.set_xticks(range(len(values)), [f"{value:.3g}" for value in values])
             axes.set_xlim(-0.6, len(values) - 0.4)
             axes.set_xlabel(label)
             axes.set_ylim(-top * 1.05, top * 1.05)
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+.0f} %" if value else "0"))
             axes.tick_params(axis="y", length=0 if at else 3)
+        kinds = [
+            *(["blue rings, held out"] if not extrapolated.all() else []),
+            *(["purple rings, extrapolated"] if extrapolated.any() else []),
+        ]
         caption = (
-            "Predicted over recorded, minus one, of rows that were not fitted. Blue rings: simulator; orange crosses: plain "
-            "closed form; grey: 10 %. What is further off than the edge is drawn at the edge."
+            f"Predicted over recorded, minus one, of rows that were not fitted. Simulator: {'; '.join(kinds)}. Orange "
+            f"crosses: {rival.name}; grey: 10 %. What is further off than the edge is drawn at the edge."
         )
         return drawn(figure, name, caption)
 
@@ -107,7 +140,9 @@ def _equal(axes: Axes, ends: np.ndarray) -> None:
             axis.set_minor_locator(NullLocator())
 
 
-def _intervals(axes: Axes, rows: Sequence[Prediction], color: str) -> None:
-    known = [p for p in rows if math.isfinite(p.low) and math.isfinite(p.high)]
-    lines = ([p.recorded for p in known], [p.low for p in known], [p.high for p in known])
-    axes.vlines(*lines, color=color, linewidth=1.2, alpha=0.45)
+def _intervals(axes: Axes, rows: Sequence[Prediction], form: Form, color: str) -> None:
+    known = [
+        (p.recorded, low, high) for p in rows if math.isfinite(low := form.low(p)) and math.isfinite(high := form.high(p))
+    ]
+    if known:
+        axes.vlines(*zip(*known, strict=True), color=color, linewidth=1.2, alpha=0.45)

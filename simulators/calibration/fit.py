@@ -42,6 +42,7 @@ __all__ = [
     "Fit",
     "Residual",
     "Row",
+    "closed_form_cycles",
     "completed",
     "cycles",
     "fit",
@@ -133,12 +134,14 @@ def fit_all(
     resamples: int = _RESAMPLES,
     without: Sequence[str] = (),
     watch: Callable[[str], None] = lambda _: None,
+    engine: bool = True,
 ) -> dict[str, Fit]:
     """Fit every workload of a recording. A constant of the machines that one workload cannot determine is taken from others.
 
     `given` are the initial constants, by workload. Transfers determine only the ratio of the model's size to the NIC's rate:
     where `model_bytes` is 0 in `given`, the size is fitted, otherwise the NIC's rate. Constants in `without` stay as given.
-    `watch` is told what is fitted next. Raises ValueError for no rows.
+    Without `engine`, the closed form is fitted as it is, for a baseline. `watch` is told what is fitted next. Raises
+    ValueError for no rows.
     """
     if not rows:
         raise ValueError("Cannot calibrate: no run has both a setting and times; record seconds and steps, or iterations.")
@@ -148,7 +151,7 @@ def fit_all(
     fits: dict[str, Fit] = {}
     for number, (name, mine) in enumerate(by_workload.items(), 1):
         watch(f"{name}, {len(mine)} rows, workload {number} of {len(by_workload)}")
-        fits[name] = fit(mine, given[name], resamples=resamples, without=without)
+        fits[name] = fit(mine, given[name], resamples=resamples, without=without, engine=engine)
     for name, mine in by_workload.items():
         borrowed: dict[str, Any] = {}
         for constant in _MACHINE:
@@ -158,23 +161,34 @@ def fit_all(
             if found and constant in fits[name].refused:
                 borrowed[constant] = math.exp(float(np.mean(np.log(found))))
         if borrowed:
-            made = fit(mine, replace(given[name], **borrowed), resamples=resamples, without=(*without, *borrowed))
+            kept = (*without, *borrowed)
+            made = fit(mine, replace(given[name], **borrowed), resamples=resamples, without=kept, engine=engine)
             fits[name] = replace(made, borrowed=borrowed)
     return fits
 
 
-def fit(rows: Sequence[Row], given: Constants, *, resamples: int = _RESAMPLES, without: Sequence[str] = ()) -> Fit:
-    """Fit the constants that `rows`, of one workload, can determine, except `without`; the others stay as `given`."""
+def fit(
+    rows: Sequence[Row],
+    given: Constants,
+    *,
+    resamples: int = _RESAMPLES,
+    without: Sequence[str] = (),
+    engine: bool = True,
+) -> Fit:
+    """Fit the constants that `rows`, of one workload, can determine, except `without`; the others stay as `given`.
+
+    Without `engine`, the closed form is not corrected to the engine, and its constants and errors are its own.
+    """
     machines = max(r.workers + r.servers for r in rows)
     rows = [replace(r, machines=machines) for r in rows]
     transfer = "nic_bytes_per_second" if given.model_bytes else "model_bytes"
     refused = {name: why for name, why in _not_measured(rows).items() if name not in without}
     names = [name for name in _MEASUREMENTS if name not in refused and name not in without]
     free = [transfer if name == "transfer" else name for name in names]
-    problems = [_Problem(rows, given)]
+    problems = [_Problem(rows, given, engine)]
     if any(r.has_parts for r in rows):
         # Recordings do not say which part of a cycle includes messages and latency: try both, keep the better fit.
-        problems.append(_Problem(rows, replace(given, in_transfers=not given.in_transfers)))
+        problems.append(_Problem(rows, replace(given, in_transfers=not given.in_transfers), engine))
     solved, refusals = min((_fit_determined(p, free, refused) for p in problems), key=lambda f: f[0].cost)
     common = 0.0
     if any(r.speeds for r in rows):
@@ -183,9 +197,10 @@ def fit(rows: Sequence[Row], given: Constants, *, resamples: int = _RESAMPLES, w
         found = solved.constants
         common = found.fixed_seconds + (0.0 if found.in_transfers else found.overhead_seconds(rows[0]))
         rows = with_speeds(rows, common)
-        solved, refusals = _fit_determined(_Problem(rows, solved.problem.given), free, refused)
+        solved, refusals = _fit_determined(_Problem(rows, solved.problem.given, engine), free, refused)
     constants = _with_jitter(solved.constants, rows)
-    errors = np.abs(predicted(constants, rows) / np.array([r.cycle_seconds for r in rows]) - 1)
+    told = predicted(constants, rows) if engine else closed_form_cycles(constants, rows)
+    errors = np.abs(told / np.array([r.cycle_seconds for r in rows]) - 1)
     drawn = solved.resampled(resamples)
     return Fit(
         constants,
@@ -220,6 +235,11 @@ def cycles(constants: Constants, rows: Sequence[Row]) -> Estimates:
     return Estimates(np.array([float(e.spans.cycle) for e in found]), np.array([e.error for e in found]))
 
 
+def closed_form_cycles(constants: Constants, rows: Sequence[Row]) -> NDArray[np.float64]:
+    """Seconds of a cycle of each row by the closed form alone, [n]."""
+    return closed_form.spans([plant(constants, r) for r in rows], [r.barrier for r in rows]).cycle
+
+
 def completed(constants: Constants, rows: Sequence[Row]) -> Estimates:
     """Seconds from the first to the last of `Row.all_pushes` pushes that the engine simulates for each row."""
     machines = max(r.workers + r.servers for r in rows)
@@ -231,12 +251,12 @@ def completed(constants: Constants, rows: Sequence[Row]) -> Estimates:
 def slopes(found: Fit, rows: Sequence[Row]) -> NDArray[np.float64]:
     """Derivatives of the logarithm of each row's cycle by the logarithms of the fitted constants, [n, k]: closed form."""
     step = 1e-3
-    free, barrier = tuple(found.intervals), [r.barrier for r in rows]
+    free = tuple(found.intervals)
     at = np.array([_coded(name, getattr(found.constants, name)) for name in free])
 
     def logs(codes: NDArray[np.float64]) -> NDArray[np.float64]:
         constants = _with(found.constants, free, codes)
-        seconds: NDArray[np.float64] = np.log(closed_form.spans([plant(constants, r) for r in rows], barrier).cycle)
+        seconds: NDArray[np.float64] = np.log(closed_form_cycles(constants, rows))
         return seconds
 
     moved = [logs(at + step * unit) - logs(at - step * unit) for unit in np.eye(len(free))]
@@ -336,8 +356,9 @@ def _why_uncertain(solved: _Solved, name: str, error: float) -> str:
 class _Problem:
     """The settings to fit, the median times recorded under each, and the engine's correction of the closed form."""
 
-    def __init__(self, rows: Sequence[Row], given: Constants) -> None:
+    def __init__(self, rows: Sequence[Row], given: Constants, engine: bool = True) -> None:
         self.given = given
+        self.engine = engine
         self.rows = rows
         self.settings = list(dict.fromkeys(r.setting_only() for r in rows))
         every = [np.log(np.array([r.measured() for r in rows if r.setting_only() == s])) for s in self.settings]
@@ -407,7 +428,9 @@ class _Problem:
         return _Solved(self, tuple(free), found.x, found.jac, found.fun, float(found.cost))
 
     def corrected(self, solved: _Solved, rounds: int = _ROUNDS) -> _Solved:
-        """The fit with the closed form corrected to the engine, repeated `rounds` times."""
+        """The fit with the closed form corrected to the engine, repeated `rounds` times; as it is without an engine."""
+        if not self.engine:
+            return solved
         for _ in range(rounds):
             found = [_engine(solved.constants, r, _FEW_SEEDS) for r in self.settings]
             simulated_times = Spans(*np.array([e.spans for e in found]).T)

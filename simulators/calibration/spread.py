@@ -23,7 +23,7 @@ from scipy.stats import t
 from simulators.calibration.fit import Fit, Residual, slopes
 from simulators.calibration.model import Row
 
-__all__ = ["LEVEL_PERCENT", "log_half_widths"]
+__all__ = ["LEVEL_PERCENT", "log_half_widths", "row_noise"]
 
 LEVEL_PERCENT = 90
 _QUANTILE = 0.5 + LEVEL_PERCENT / 200
@@ -39,12 +39,12 @@ def log_half_widths(fit: Fit, rows: Sequence[Row], errors: NDArray[np.float64]) 
     by = slopes(fit, rows)
     constants = np.einsum("nk,kl,nl->n", by, fit.covariance, by)
     unsure = np.array([ends is None for ends in fit.intervals.values()], dtype=bool)
-    scale = np.array([_row_noise(fit.residuals, row.barrier) for row in rows])  # [n, 2]: quantile of t, variance
+    scale = np.array([row_noise(fit.residuals, row.barrier) for row in rows])  # [n, 2]: quantile of t, variance
     widths: NDArray[np.float64] = scale[:, 0] * np.sqrt(np.maximum(constants, 0.0) + scale[:, 1] + errors**2)
     return np.where((np.abs(by[:, unsure]) > _IDLE).any(axis=1), np.nan, widths)
 
 
-def _row_noise(residuals: Sequence[Residual], barrier: bool) -> tuple[float, float]:
+def row_noise(residuals: Sequence[Residual], barrier: bool) -> tuple[float, float]:
     """The quantile of Student's t, and the mean square of the residuals; nan where there are too few."""
     mine = [r for r in residuals if r.barrier == barrier]
     if len({r.combination for r in mine}) < _OF_ITS_KIND:

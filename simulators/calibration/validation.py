@@ -10,8 +10,9 @@ and all runs, so that nothing is predicted from a setting that differs in its ba
   clusters, or of hosts unlike in their speeds, links or delays while those of the fit are alike, this is one of the
   extrapolations above.
 
-The baseline, a plain linear model, is fitted to the same rows, but in cross-validation to all rows without the combination
-that it predicts (leave one out): on a fold of few combinations its terms would become collinear.
+Two baselines need no simulation. The closed network (mean-value analysis, `closed_form`) has the constants of the simulator
+and is fitted to the same rows. The plain form is a linear model; in cross-validation it is fitted to all rows without the
+combination that it predicts (leave one out): on a fold of few combinations its terms would become collinear.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from simulators.calibration.fit import Estimates, Fit, completed, cycles, fit_all
+from simulators.calibration.fit import Estimates, Fit, Residual, closed_form_cycles, completed, cycles, fit_all
 from simulators.calibration.model import Constants, Row, with_speeds
 from simulators.calibration.output import Provenance
 from simulators.calibration.recordings import Recording, with_links_of
-from simulators.calibration.spread import log_half_widths
+from simulators.calibration.spread import log_half_widths, row_noise
 from simulators.calibration.staleness import LEVEL, Effort, fitted_rate, proxy_ratio, ratio
 from simulators.reconfiguration.costs import Costs
 from simulators.reconfiguration.reconfiguration import Load, plan_of
@@ -74,7 +75,7 @@ class Prediction:
     recorded: float
     fitted: float  # by the simulator, fitted to all rows; nan for other recordings
     held_out: float  # by the simulator, fitted without this row's combination; nan where the other rows do not determine it
-    plain_fitted: float  # by the baseline, a linear model (see `_plain`), fitted to all rows
+    plain_fitted: float  # by the plain form, a linear model (see `_plain`), fitted to all rows
     plain_held_out: float
     split: str = HELD_OUT  # how the rows of the fit were chosen, see above
     error: float = float("nan")  # relative standard error of `held_out` as a mean over seeds
@@ -85,6 +86,12 @@ class Prediction:
     batch_size: int = 0  # of one worker
     setting: int = -1  # equal for runs of one setting on the same links; -1: the row describes none
     compute_share: float = float("nan")  # recorded seconds of computing over those of the cycle
+    network_fitted: float = float("nan")  # by the closed network (see `closed_form`), fitted to all rows
+    network_held_out: float = float("nan")
+    network_low: float = float("nan")  # ends of the 90 % interval around `network_held_out`
+    network_high: float = float("nan")
+    plain_low: float = float("nan")  # ends of the 90 % interval around `plain_held_out`
+    plain_high: float = float("nan")
 
 
 class Lack(NamedTuple):
@@ -131,10 +138,10 @@ def check(
     fits = fit_all(recording.rows, given, watch=watch)
     rows = _in_order(recording)
     _, undivided = in_folds(rows, folds)
-    fitted, plain_fitted = _simulated(fits, rows, range(len(rows))), _plain(rows, rows)
+    fitted = _forms(fits, fit_all(recording.rows, given, engine=False), rows, rows, range(len(rows)))
     made: list[Prediction] = []
-    for split, out, held, plain in _held_out(rows, Lack(given), folds, watch):
-        made += _predictions(rows, out, split, (fitted.at(out), plain_fitted[out], held, plain))
+    for split, out, held in _held_out(rows, Lack(given), folds, watch):
+        made += _predictions(rows, out, split, fitted.at(out), held)
     others = (*_switches(recording.switch_seconds, folds), *_stale(recording.efforts))
     return Check(origin, (*made, *others), fits, undivided, folds, recording.caveats)
 
@@ -142,11 +149,10 @@ def check(
 def ablated(
     recording: Recording, lack: Lack, folds: int = FOLDS, watch: Callable[[str], None] = lambda _: None
 ) -> tuple[Prediction, ...]:
-    """What `check` predicts of cycles that are not fitted, where a part of the physics is left out."""
+    """What `check` predicts of cycles that are not fitted by the simulator, where a part of the physics is left out."""
     rows, made = _in_order(recording), list[Prediction]()
-    for split, out, held, plain in _held_out(rows, lack, folds, watch, whole=False):
-        unknown = _Values.empty(len(out))
-        made += _predictions(rows, out, split, (unknown, unknown.both(), held, plain), whole=False)
+    for split, out, held in _held_out(rows, lack, folds, watch, alone=True):
+        made += _predictions(rows, out, split, _Forms.empty(len(out)), held, whole=False)
     return tuple(made)
 
 
@@ -155,23 +161,29 @@ def _in_order(recording: Recording) -> list[Row]:
 
 
 def _held_out(
-    rows: Sequence[Row], lack: Lack, folds: int, watch: Callable[[str], None], *, whole: bool = True
-) -> Iterator[tuple[str, list[int], _Values, NDArray[np.float64]]]:
-    """Of every split: its name, the rows that it holds out, and their predictions by the simulator and by the baseline."""
-    held, (fold_of, _) = _Values.empty(len(rows)), in_folds(rows, folds)
+    rows: Sequence[Row], lack: Lack, folds: int, watch: Callable[[str], None], *, alone: bool = False
+) -> Iterator[tuple[str, list[int], _Forms]]:
+    """Of every split: its name, the rows that it holds out, and their predictions.
+
+    `alone`: of cycles only, by the simulator and the plain form.
+    """
+
+    def told(kept: Sequence[Row], out: Sequence[int]) -> _Forms:
+        found = fit_all(kept, lack.given, without=lack.without)
+        network = {} if alone else fit_all(kept, lack.given, without=lack.without, engine=False)
+        return _forms(found, network, kept, rows, out, whole=not alone)
+
+    held, (fold_of, _) = _Forms.empty(len(rows)), in_folds(rows, folds)
     for fold in range(folds):
         out = [i for i, f in enumerate(fold_of) if f == fold]
         kept = [r for r, f in zip(rows, fold_of, strict=True) if f != fold]
         if out and kept:
             watch(f"fold {fold + 1} of {folds}: fitting {len(kept)} rows, predicting {len(out)}")
-            found = fit_all(kept, lack.given, without=lack.without)
-            held.put(out, _simulated(found, rows, out, whole=whole))
-    yield HELD_OUT, list(range(len(rows))), held, left_out(rows)
+            held.put(out, told(kept, out))
+    yield HELD_OUT, list(range(len(rows))), held._replace(plain=left_out(rows))
     for split, kept_at, out in extrapolations(rows):
-        kept = [rows[i] for i in kept_at]
-        watch(f"{split}: fitting {len(kept)} rows, predicting {len(out)}")
-        found = fit_all(kept, lack.given, without=lack.without)
-        yield split, out, _simulated(found, rows, out, whole=whole), _plain(kept, [rows[i] for i in out])
+        watch(f"{split}: fitting {len(kept_at)} rows, predicting {len(out)}")
+        yield split, out, told([rows[i] for i in kept_at], out)
 
 
 def check_other(
@@ -181,12 +193,15 @@ def check_other(
     origin: Provenance,
     fitted_to: str = "",
     *,
+    network: Mapping[str, Fit] | None = None,
     whole: bool = True,
 ) -> Check:
     """Predict every row of another recording with `fits`, which were made of `known`; `origin` is that of the other one.
 
-    One workload on each side counts as the same job, whatever its names. Without `whole`, only cycles are predicted. Raises
-    ValueError if otherwise no workload is common to both, or if a row is in both.
+    `network` are fits of the closed form to `known` (`fit_all` without engine); None: it predicts nothing. One workload on
+    each side counts as the same job, whatever its names. Without `whole`, only cycles are predicted.
+
+    Raises ValueError if otherwise no workload is common to both, or if a row is in both.
     """
     jobs, caveats = {row.workload for row in other.rows}, []
     same_job = len(jobs) == len(fits) == 1
@@ -205,15 +220,17 @@ def check_other(
     if same_job and jobs != fits.keys():
         (ours,), (theirs,) = fits, jobs
         caveats.append(f"{theirs} is predicted as the same job as {ours}")
-        fits, known_rows = {theirs: fits[ours]}, tuple(replace(row, workload=theirs) for row in known.rows)
+        fits = {theirs: fits[ours]}
+        network = {theirs: network[ours]} if network else None
+        known_rows = tuple(replace(row, workload=theirs) for row in known.rows)
     rows = _in_order(linked)
     everything = range(len(rows))
-    unknown = _Values.empty(len(rows))
-    values = (unknown, unknown.both(), _simulated(fits, rows, everything, whole=whole), _plain(known_rows, rows))
+    held = _forms(fits, network or {}, known_rows, rows, everything, whole=whole)
     caveats += linked.caveats
     if missing := sorted(jobs - fits.keys()):
         caveats.append(f"not predicted, as no fitted recording has them: {', '.join(missing)}")
-    made = _predictions(rows, everything, split_of_others(known_rows, rows), values, whole=whole)
+    split = split_of_others(known_rows, rows)
+    made = _predictions(rows, everything, split, _Forms.empty(len(rows)), held, whole=whole)
     return Check(origin, tuple(made), fits, (), 0, tuple(caveats), fitted_to)
 
 
@@ -273,48 +290,69 @@ class _Values(NamedTuple):
             Estimates(*(x[some] for x in self.cycle)), Estimates(*(x[some] for x in self.whole)), self.widths[some]
         )
 
-    def both(self) -> NDArray[np.float64]:
-        """Seconds of a cycle and of all pushes, [n, 2]."""
-        return np.stack([self.cycle.seconds, self.whole.seconds], axis=1)
+
+class _Forms(NamedTuple):
+    """Predictions of the same rows by the simulator and by both baselines."""
+
+    simulator: _Values
+    network: _Values
+    plain: _Values
+
+    @staticmethod
+    def empty(count: int) -> _Forms:
+        """Nothing known yet: nan."""
+        return _Forms(*(_Values.empty(count) for _ in range(3)))
+
+    def put(self, at: Sequence[int], forms: _Forms) -> None:
+        """Fill in the predictions of some rows."""
+        for mine, new in zip(self, forms, strict=True):
+            mine.put(at, new)
+
+    def at(self, index: Sequence[int]) -> _Forms:
+        """Those of some rows."""
+        return _Forms(*(values.at(index) for values in self))
 
 
 def _predictions(
-    rows: Sequence[Row],
-    wanted: Sequence[int],
-    split: str,
-    values: tuple[_Values, NDArray[np.float64], _Values, NDArray[np.float64]],
-    *,
-    whole: bool = True,
+    rows: Sequence[Row], wanted: Sequence[int], split: str, fitted: _Forms, held: _Forms, *, whole: bool = True
 ) -> list[Prediction]:
     """Of the cycle of each `wanted` row, then, if `whole`, of the completion of those that have it.
 
-    `values`, of the wanted rows: fitted, by the baseline fitted, held out, by the baseline held out.
+    `fitted` and `held`, held out, are of the wanted rows.
     """
-    fitted, plain_fitted, held, plain = values
     groups = _groups(rows)
     settings = {same: i for i, same in enumerate(dict.fromkeys(map(_same, rows)))}
 
     def made(group: str, k: int, row: Row, column: int, recorded: float) -> Prediction:
-        told, estimate = (held.cycle, held.whole)[column], (fitted.cycle, fitted.whole)[column]
-        at, width = float(told.seconds[k]), float(held.widths[k, column])
+        seen = [(of.cycle, of.whole)[column].seconds[k] for of in fitted]
+        told = [(of.cycle, of.whole)[column] for of in held]
+        at = np.array([of.seconds[k] for of in told])
+        widths = np.array([of.widths[k, column] for of in held])
+        lows, highs = at * np.exp(-widths), at * np.exp(widths)
         return Prediction(
-            group,
-            row.run,
-            _label(row),
-            recorded,
-            float(estimate.seconds[k]),
-            at,
-            float(plain_fitted[k, column]),
-            float(plain[k, column]),
-            split,
-            float(told.errors[k]),
-            float(at * np.exp(-width)),
-            float(at * np.exp(width)),
-            row.workers,
-            row.servers,
-            row.batch_size,
-            settings[_same(row)],
-            row.compute_seconds / row.cycle_seconds,
+            group=group,
+            run=row.run,
+            label=_label(row),
+            recorded=recorded,
+            fitted=float(seen[0]),
+            held_out=float(at[0]),
+            plain_fitted=float(seen[2]),
+            plain_held_out=float(at[2]),
+            split=split,
+            error=float(told[0].errors[k]),
+            low=float(lows[0]),
+            high=float(highs[0]),
+            workers=row.workers,
+            servers=row.servers,
+            batch_size=row.batch_size,
+            setting=settings[_same(row)],
+            compute_share=row.compute_seconds / row.cycle_seconds,
+            network_fitted=float(seen[1]),
+            network_held_out=float(at[1]),
+            network_low=float(lows[1]),
+            network_high=float(highs[1]),
+            plain_low=float(lows[2]),
+            plain_high=float(highs[2]),
         )
 
     all_ = [(k, rows[i], groups[i]) for k, i in enumerate(wanted)]
@@ -381,29 +419,78 @@ def _groups(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def _simulated(fits: Mapping[str, Fit], rows: Sequence[Row], wanted: Sequence[int], *, whole: bool = True) -> _Values:
-    """The predictions of the `wanted` rows by the engine; without `whole`, of cycles only."""
+def _forms(
+    fits: Mapping[str, Fit],
+    network: Mapping[str, Fit],
+    known: Sequence[Row],
+    rows: Sequence[Row],
+    wanted: Sequence[int],
+    *,
+    whole: bool = True,
+) -> _Forms:
+    """The predictions of the `wanted` rows by `fits` of the engine, by the closed `network`, and by the plain form fitted to
+    `known` rows; without `whole`, of cycles only."""
+    some = [rows[i] for i in wanted]
+    simulated = _fitted(fits, rows, wanted, lambda fit, mine: _simulated(fit, mine, whole=whole))
+    return _Forms(simulated, _fitted(network, rows, wanted, _by_network), _plain(known, some))
+
+
+def _fitted(
+    fits: Mapping[str, Fit],
+    rows: Sequence[Row],
+    wanted: Sequence[int],
+    predict: Callable[[Fit, Sequence[Row]], _Values],
+) -> _Values:
+    """What `predict` tells of the `wanted` rows of each workload with its fit."""
     found = _Values.empty(len(wanted))
     for name, fit in fits.items():
         ours = [i for i, r in enumerate(rows) if r.workload == name]
         # The speeds of a run's workers come from all its rows, held out or not: they belong to the machines of that run.
         speedy = dict(zip(ours, with_speeds([rows[i] for i in ours], fit.common_seconds), strict=True))
         mine = [k for k, i in enumerate(wanted) if i in speedy]
-        if not mine:
-            continue
-        theirs = [speedy[wanted[k]] for k in mine]
-        cycle, completion = cycles(fit.constants, theirs), _Values.empty(len(mine)).whole
-        complete = [k for k, row in enumerate(theirs) if whole and _completes(row)]
-        if complete:
-            told = completed(fit.constants, [theirs[k] for k in complete])
-            completion.seconds[complete], completion.errors[complete] = told
-        widths = [log_half_widths(fit, theirs, errors) for errors in (cycle.errors, completion.errors)]
-        found.put(mine, _Values(cycle, completion, np.stack(widths, axis=1)))
+        if mine:
+            found.put(mine, predict(fit, [speedy[wanted[k]] for k in mine]))
     return found
 
 
-def _plain(known: Sequence[Row], wanted: Sequence[Row]) -> NDArray[np.float64]:
-    """The baseline: seconds of a cycle, and of all cycles of a segment, [n, 2], by a linear model with four costs >= 0.
+def _simulated(fit: Fit, rows: Sequence[Row], *, whole: bool) -> _Values:
+    """The predictions of rows of one workload by the engine; without `whole`, of cycles only."""
+    cycle, completion = cycles(fit.constants, rows), _Values.empty(len(rows)).whole
+    complete = [k for k, row in enumerate(rows) if whole and _completes(row)]
+    if complete:
+        told = completed(fit.constants, [rows[k] for k in complete])
+        completion.seconds[complete], completion.errors[complete] = told
+    widths = [log_half_widths(fit, rows, errors) for errors in (cycle.errors, completion.errors)]
+    return _Values(cycle, completion, np.stack(widths, axis=1))
+
+
+def _by_network(fit: Fit, rows: Sequence[Row]) -> _Values:
+    """The predictions of rows of one workload by the closed form, with intervals as the engine's have."""
+    return _steady(rows, closed_form_cycles(fit.constants, rows), log_half_widths(fit, rows, np.zeros(len(rows))))
+
+
+def _steady(rows: Sequence[Row], seconds: NDArray[np.float64], widths: NDArray[np.float64]) -> _Values:
+    """Predictions of a formula, which tells no warm-up: all pushes of a segment take as many cycles as they are."""
+    counts = np.array([max(r.all_pushes - 1, 0) / r.workers for r in rows])
+    exact = np.zeros(len(rows))
+    both = Estimates(seconds, exact), Estimates(seconds * counts, exact.copy())
+    return _Values(*both, np.stack([widths, widths], axis=1))
+
+
+def _plain(known: Sequence[Row], wanted: Sequence[Row]) -> _Values:
+    """The plain form, fitted to `known` rows. Intervals are from its errors on these, each with its combination left out."""
+    known, widths = list(known), np.full(len(wanted), np.nan)
+    told = list(zip(known, _without_own(known), strict=True))
+    residuals = [(r, Residual(r.combination, r.barrier, float(np.log(r.cycle_seconds / at)))) for r, at in told if at > 0]
+    for i, row in enumerate(wanted):
+        mine = [residual for r, residual in residuals if (r.workload, r.policy) == (row.workload, row.policy)]
+        quantile, variance = row_noise(mine, row.barrier)
+        widths[i] = quantile * np.sqrt(variance)
+    return _steady(wanted, _linear(known, wanted), widths)
+
+
+def _linear(known: Sequence[Row], wanted: Sequence[Row]) -> NDArray[np.float64]:
+    """Seconds of a cycle, [n], by a linear model with four costs >= 0, fitted to `known` rows.
 
     The terms are a constant, samples per thread, servers, and workers per server; for each workload and policy separately,
     by least squares of relative errors.
@@ -420,18 +507,30 @@ def _plain(known: Sequence[Row], wanted: Sequence[Row]) -> NDArray[np.float64]:
             costs, _ = nnls(table, np.ones(len(mine)))
             at = [i for i, r in enumerate(wanted) if (r.workload, r.policy) == kind]
             found[at] = np.array([terms(wanted[i]) for i in at]) @ costs
-    counts = np.array([max(r.all_pushes - 1, 0) / r.workers for r in wanted])
-    return np.stack([found, found * counts], axis=1)
+    return found
 
 
-def left_out(rows: Sequence[Row]) -> NDArray[np.float64]:
-    """The baseline's predictions of each row, [n, 2], fitted to all rows without the row's combination."""
-    found = np.full((len(rows), 2), np.nan)
+def _without_own(rows: Sequence[Row]) -> NDArray[np.float64]:
+    """The linear model's seconds of each row's cycle, [n], fitted to all rows without the row's combination."""
+    found = np.full(len(rows), np.nan)
+    for out, kept in _combinations(rows):
+        found[out] = _linear(kept, [rows[i] for i in out])
+    return found
+
+
+def left_out(rows: Sequence[Row]) -> _Values:
+    """The plain form's predictions of each row, fitted to all rows without the row's combination."""
+    found = _Values.empty(len(rows))
+    for out, kept in _combinations(rows):
+        found.put(out, _plain(kept, [rows[i] for i in out]))
+    return found
+
+
+def _combinations(rows: Sequence[Row]) -> Iterator[tuple[list[int], list[Row]]]:
+    """Of every combination of a workload: the indices of its rows, and the other rows."""
     for kind in dict.fromkeys((r.workload, r.combination) for r in rows):
         out = [i for i, r in enumerate(rows) if (r.workload, r.combination) == kind]
-        kept = [r for r in rows if (r.workload, r.combination) != kind]
-        found[out] = _plain(kept, [rows[i] for i in out])
-    return found
+        yield out, [r for r in rows if (r.workload, r.combination) != kind]
 
 
 def _switches(recorded: Sequence[float], folds: int) -> tuple[Prediction, ...]:

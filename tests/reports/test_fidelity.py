@@ -178,6 +178,45 @@ def test_the_verdict_comes_first_and_says_what_is_missed():
     assert ">Verdict<" not in fidelity.page([MADE])
 
 
+def test_the_simulator_is_held_against_the_better_of_two_closed_forms():
+    """The plain form is off by 10 to 30 %. The closed network is off by 2 %, less than the simulator, or by 50 %."""
+
+    def with_network(share):
+        return tuple(
+            replace(
+                p,
+                network_held_out=share * p.recorded,
+                network_low=0.9 * share * p.recorded,
+                network_high=1.1 * share * p.recorded,
+            )
+            for p in CYCLES
+        )
+
+    good, poor = with_network(1.02), with_network(1.5)
+    assert fidelity.best_closed_form(good).name == "closed network"
+    assert fidelity.best_closed_form(poor).name == "plain closed form"
+    assert fidelity.best_closed_form(CYCLES).name == "plain closed form"  # the network has no predictions
+    text = fidelity.page([replace(MADE, predictions=good)])
+    (row,) = [part for part in text.split("<tr>") if "closed network (best closed form)" in part]
+    assert "5 of 5" in row
+    assert "is off by 2.0% and 2.0%;" in text
+    assert "median error is lower in 0 of 1 comparisons." in text
+    assert "lower in 1 of 1 comparisons" in fidelity.page([replace(MADE, predictions=poor)])
+    assert "closed network (" not in fidelity.page([replace(MADE, predictions=CYCLES)])
+
+
+def test_a_recording_heads_its_rows_of_the_verdict_once_and_has_no_column_without_values():
+    """Nothing of another recording is fitted, so that the column of fitted rows would be empty."""
+    text = fidelity.page([replace(MADE, predictions=CYCLES)])
+    assert text.count('<th scope="rowgroup" rowspan="2">a &lt;b&gt;') == 1
+    assert text.count(">simulator, fitted<") == 1
+    other = tuple(replace(p, fitted=math.nan, plain_fitted=math.nan, split=OTHER) for p in CYCLES)
+    assert ">simulator, fitted<" not in fidelity.page([replace(MADE, predictions=other)])
+    assert "The constants fit their own 4 rows with a median error of 10.0%." in text
+    two = replace(MADE, predictions=CYCLES, fits={"job": MADE.fits["job"], "other": MADE.fits["job"]})
+    assert "The constants of other fit their own 4 rows" in fidelity.page([two])
+
+
 def test_completions_and_switches_take_no_part_in_the_verdict():
     others = tuple(replace(p, group=p.group + COMPLETION, held_out=9.0) for p in CYCLES)
     assert "Over all 4 cycles" in fidelity.page([replace(MADE, predictions=(*CYCLES[:4], *others, *MADE.predictions))])
