@@ -31,7 +31,16 @@ from scipy.special import ndtr
 
 from tuners.settings import Choice, Integer, Knob, Scalar, Space
 
-__all__ = ["Encoding", "GaussianPosterior", "Surrogate", "best_rows", "expected_improvement", "lower_bound", "probability"]
+__all__ = [
+    "Encoding",
+    "GaussianPosterior",
+    "Surrogate",
+    "best_rows",
+    "expected_improvement",
+    "lower_bound",
+    "probability",
+    "without",
+]
 
 _Floats = NDArray[np.float64]
 
@@ -346,15 +355,30 @@ def best_rows(
     `starts` [m, width] are further rows to start from. Each round moves about a third of the knobs of each of the best rows.
     """
     knobs = len(encoding.space.knobs)
-    rows = np.unique(np.vstack([encoding.snap(starts), encoding.spread(rng.random((draws, knobs)))]), axis=0)
+    rows = np.vstack([encoding.snap(starts), encoding.spread(rng.random((draws, knobs)))])
+    rows = rows[_first_of_each(rows)]
     scores = score(rows)
     for _ in range(rounds):
         best = rows[_descending(scores)[:parents]]
         moved = encoding.snap(_moved(encoding, np.repeat(best, offspring, axis=0), rng))
-        rows, first = np.unique(np.vstack([rows, moved]), axis=0, return_index=True)
-        scores = np.concatenate([scores, score(moved)])[first]
+        both, scores = np.vstack([rows, moved]), np.concatenate([scores, score(moved)])
+        first = _first_of_each(both)
+        rows, scores = both[first], scores[first]
     order = _descending(scores)
     return rows[order], scores[order]
+
+
+def _first_of_each(rows: _Floats) -> NDArray[np.intp]:
+    """Where each row comes first, in the order of the rows: as `np.unique`, which takes three times as long."""
+    order = np.lexsort(rows.T[::-1])
+    new = (rows[order[1:]] != rows[order[:-1]]).any(axis=1)
+    return order[np.append(True, new)] if len(order) else order
+
+
+def without(rows: _Floats, known: _Floats) -> _Floats:
+    """Those of `rows` that are none of `known`."""
+    seen = {row.tobytes() for row in known + 0.0}  # which makes of -0 a 0
+    return rows[[row.tobytes() not in seen for row in rows + 0.0]]
 
 
 def _descending(scores: _Floats) -> NDArray[np.intp]:

@@ -69,6 +69,7 @@ from tuners.bo_online.surrogate import (
     expected_improvement,
     lower_bound,
     probability,
+    without,
 )
 from tuners.factory_options import AboveZero, Count
 from tuners.settings import Knob
@@ -498,7 +499,7 @@ def proposals(
         score = scores[acquisition]
         rows, _ = best_rows(lambda r: score(*posterior(_at_state(r, at.state)), best), at.encoding, known, at.rng)
         if careful:  # a setting that was observed is judged by what it took, below; another one by its promise
-            rows = rows[~(rows[:, None] == known).all(axis=2).any(axis=1)]
+            rows = without(rows, known)
         chosen = _first_admitted(at, rows[:_LOOKED_AT])
         if chosen is not None:
             row, setting = chosen

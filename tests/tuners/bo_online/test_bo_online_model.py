@@ -13,7 +13,15 @@ from scipy.stats import norm
 
 from tuners.bo_online import surrogate
 from tuners.bo_online.costs import TECHNIQUES, PastReconfiguration, change_seconds, technique_seconds, techniques
-from tuners.bo_online.surrogate import Encoding, Surrogate, best_rows, expected_improvement, lower_bound, probability
+from tuners.bo_online.surrogate import (
+    Encoding,
+    Surrogate,
+    best_rows,
+    expected_improvement,
+    lower_bound,
+    probability,
+    without,
+)
 from tuners.bo_online.tuner import initial_rows
 from tuners.settings import Choice, Integer, Node, Real, Setting, Space
 
@@ -315,6 +323,15 @@ def test_the_best_row_is_that_of_brute_force(seed, waviness):
     assert len(np.unique(rows, axis=0)) == len(rows)
     again, _ = best_rows(score, made, np.empty((0, made.width)), np.random.default_rng(seed), draws=50, offspring=10)
     assert np.array_equal(rows, again)
+
+
+@given(SEEDS)
+def test_known_rows_are_left_out(seed):
+    rows = np.random.default_rng(seed).choice([-0.0, 0.0, 0.5, 1.0], (40, 3))
+    known = np.abs(rows[:7])
+    expected = [row.tolist() for row in rows if row.tolist() not in known.tolist()]
+    assert without(rows, known).tolist() == expected
+    assert without(rows, np.empty((0, 3))).tolist() == rows.tolist()
 
 
 # -------------------------------------------------------------------------------------------------------- costs, Section V
