@@ -103,7 +103,14 @@ def test_an_editable_installation_is_a_path_that_type_checkers_read(wheel, tmp_p
         assert archive.read(path).decode().strip() == str(source)
 
 
-def test_a_users_mypy_sees_the_types(installed, tmp_path):
+@pytest.fixture
+def mypy_cache(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """What mypy knows of third-party packages since the last time, which it checks by their files' times and digests."""
+    kept = getattr(request.config, "cache", None)  # none with `-p no:cacheprovider`
+    return tmp_path if kept is None else Path(kept.mkdir("mypy"))
+
+
+def test_a_users_mypy_sees_the_types(installed, tmp_path, mypy_cache):
     (tmp_path / "use.py").write_text(
         "import harness\n"
         "from tuners.actions import Job, Run, Tuner\n"
@@ -117,7 +124,7 @@ def test_a_users_mypy_sees_the_types(installed, tmp_path):
         "harness.compare('digits', 7)\n"
     )
     # PEP 561: mypy reads packages with py.typed from the interpreter's folders, and from MYPYPATH as the user's own.
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", str(tmp_path), "use.py"]
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", str(mypy_cache), "use.py"]
     environment = os.environ | {"MYPYPATH": str(installed)}
     said = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout  # noqa: S603
     shown = re.findall(r'Revealed type is "(.*)"', said)
