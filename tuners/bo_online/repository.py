@@ -18,7 +18,7 @@ from tuners.actions import Evaluation, Target
 from tuners.bo_online.convergence import Estimator, Remaining, Segment
 from tuners.bo_online.job_fit import LevelRecorder, Levels, fitted_job, likeness, never_rising
 
-__all__ = ["Memory", "Observations", "Repeats", "Stretch", "Triple", "contiguous", "threshold", "triples"]
+__all__ = ["Observations", "Repeats", "Stretch", "StretchMemory", "Triple", "contiguous", "threshold", "triples"]
 
 _Floats = NDArray[np.float64]
 
@@ -41,7 +41,7 @@ class Stretch(NamedTuple):
     samples: float = 0.0  # of all its clocks together
 
 
-class Memory:
+class StretchMemory:
     """What follows from all stretches of a job, kept while they become more: made anew for every decision, it would take a
     time that grows with the square of their number."""
 
@@ -129,7 +129,7 @@ def triples(
     pooled: bool = False,
     clocks: int = 0,
     done: float = 0.0,
-    memory: Memory | None = None,
+    memory: StretchMemory | None = None,
 ) -> Observations:
     """Every stretch as a triple; the options are those of `bo_online`. A `memory` of earlier stretches of the same job saves
     the time of going through them again.
@@ -140,7 +140,7 @@ def triples(
     """
     if not target.counts and not 0 < epsilon < np.inf:
         return Observations([])
-    memory = Memory(estimator) if memory is None else memory
+    memory = StretchMemory(estimator) if memory is None else memory
     memory.follow(stretches)
     if repeats == "all":
         used = list(stretches[-_MOST_TRIPLES:])
@@ -176,7 +176,7 @@ def _counted(
 
 
 def _pooled(
-    memory: Memory, used: Sequence[Stretch], epsilon: float, state: Literal["before", "last"], clocks: int
+    memory: StretchMemory, used: Sequence[Stretch], epsilon: float, state: Literal["before", "last"], clocks: int
 ) -> Observations | None:
     """One estimate for the whole job: the clocks to epsilon, divided by the progress per clock under each setting."""
     kinds, levels = memory.kinds, memory.levels()

@@ -60,7 +60,7 @@ from tuners.actions import Action, Evaluation, Job, Method, Reconfigure, Rejecte
 from tuners.applicability import nothing_to_tune_if
 from tuners.bo_online.convergence import Estimator, Segment
 from tuners.bo_online.costs import PastReconfiguration, change_seconds, techniques
-from tuners.bo_online.repository import Memory, Observations, Repeats, Stretch, contiguous, threshold, triples
+from tuners.bo_online.repository import Observations, Repeats, Stretch, StretchMemory, contiguous, threshold, triples
 from tuners.bo_online.surrogate import (
     Encoding,
     GaussianPosterior,
@@ -243,7 +243,7 @@ class JobHistory:
     def __init__(self, job: Job, knobs: Literal["system", "all"], couple_threads: bool, estimator: Estimator) -> None:
         self.job, self.estimator = job, estimator
         self.stretches: list[Stretch] = []
-        self.memory = Memory(estimator)  # of the stretches before the one that is being observed
+        self.memory = StretchMemory(estimator)  # of the stretches before the one that is being observed
         self.changes: list[PastReconfiguration] = []
         self.evaluations: list[Evaluation] = []
         self.refused: set[Setting] = set()  # by the system, with its present nodes

@@ -12,7 +12,7 @@ from tuners.actions import Target
 from tuners.bo_online import job_fit
 from tuners.bo_online.convergence import Estimator, Segment
 from tuners.bo_online.job_fit import LevelRecorder, fitted_job, likeness, measured_levels, never_rising
-from tuners.bo_online.repository import Memory, Stretch, triples
+from tuners.bo_online.repository import Stretch, StretchMemory, triples
 
 EPSILON, CLOCKS, LENGTH = 0.2, 16_000, 108
 
@@ -185,7 +185,7 @@ def test_an_epsilon_that_is_no_loss_is_refused(epsilon):
 def test_triples_are_the_same_with_a_memory_of_the_stretches_before():
     segments = job([8, 8, 4, 8, 16, 4, 4, 8], 0.2)
     stretches = [Stretch(np.array([float(s.workers)]), s, LENGTH * (i + 1.0), 0.5) for i, s in enumerate(segments)]
-    memory, goal = Memory(Estimator()), Target("loss", EPSILON)
+    memory, goal = StretchMemory(Estimator()), Target("loss", EPSILON)
     for now in range(2, len(stretches) + 1):
         given = stretches[:now], goal, 1e6, EPSILON, Estimator()
         grown, anew = (triples(*given, pooled=True, clocks=now * LENGTH, memory=m) for m in (memory, None))
