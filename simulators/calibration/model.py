@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import chi2
 
 from simulators.branch import stacked
 from simulators.calibration.closed_form import Plant, Spans
@@ -30,6 +31,7 @@ __all__ = [
     "Constants",
     "Estimate",
     "Row",
+    "WorkerTime",
     "cluster",
     "demand",
     "node_type",
@@ -46,11 +48,20 @@ __all__ = [
 ]
 
 _ALIKE = 0.05  # relative difference below which workers count as equally fast
+_CHANCE = 0.99  # probability below which a difference between workers counts as chance
 _WARM_UP, _CYCLES, _PUSHES = 20, 40, 1600  # of one seed: cycles per worker before and while measuring, and the least pushes
 _LEAST_SEEDS = 4  # that a simulated mean is taken over
 SEEDS = 64  # at most
 _FEWEST_ROWS = 64  # of the engine's table
 _PRECISE = 0.005  # relative standard error at which no further seed is simulated
+
+
+class WorkerTime(NamedTuple):
+    """How long a worker computes a mini-batch under a setting."""
+
+    worker: int  # its number
+    seconds: float  # median, awake
+    error: float = 0.0  # standard error of the median, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +84,7 @@ class Row:
     nics: tuple[float, ...] = ()  # of the workers, then of servers on their own machines, relative; (): all equal
     delays: tuple[float, ...] = ()  # seconds, one way, of the links of the same machines as `nics`; (): none
     sleeps: tuple[Sleeper, ...] = ()  # of the workers, in every mini-batch; (): none has any
-    worker_seconds: tuple[tuple[int, float], ...] = ()  # number of each worker, and its median seconds of computing, awake
+    worker_times: tuple[WorkerTime, ...] = ()
     compute_seconds: float = math.nan
     pull_seconds: float = math.nan
     push_seconds: float = math.nan
@@ -134,27 +145,43 @@ class Row:
             pushes=0,
             all_seconds=0.0,
             all_pushes=0,
-            worker_seconds=(),
+            worker_times=(),
         )
 
 
 def with_speeds(rows: Sequence[Row], common_seconds: float = 0.0) -> tuple[Row, ...]:
     """The rows with each worker's speed over that of the median worker: a mean over the run's rows, weighted by pushes.
 
-    `common_seconds` of the compute time do not depend on speed. Workers that differ by less than 5 % count as equal.
+    `common_seconds` of the compute time do not depend on speed. The workers of a row count as equal if they differ by less
+    than 5 %, or by what chance does to machines that are equal (chi-squared test of homogeneity): of ten equal workers with
+    few mini-batches each, two are almost always 5 % apart.
     """
-    found: dict[tuple[str, int], list[tuple[float, int]]] = {}
+    found: dict[tuple[str, int], list[tuple[float, float, int]]] = {}  # speed, its standard error, pushes
     for row in rows:
-        own = {w: max(s - common_seconds, 0.05 * s) for w, s in row.worker_seconds}
-        for worker, seconds in own.items():
-            found.setdefault((row.run, worker), []).append((float(np.median(list(own.values()))) / seconds, row.pushes))
-    speed = {key: round(sum(r * n for r, n in seen) / sum(n for _, n in seen), 3) for key, seen in found.items()}
+        own = {t.worker: max(t.seconds - common_seconds, 0.05 * t.seconds) for t in row.worker_times}
+        for time in row.worker_times:
+            ratio = float(np.median(list(own.values()))) / own[time.worker]
+            found.setdefault((row.run, time.worker), []).append((ratio, ratio * time.error / own[time.worker], row.pushes))
+    speed = {}
+    for key, seen in found.items():
+        ratios, errors, pushes = np.array(seen).T
+        shares = pushes / pushes.sum()
+        speed[key] = round(float(ratios @ shares), 3), float(np.sqrt(errors**2 @ shares**2))
     made = []
     for row in rows:
-        mine = tuple(speed[row.run, w] for w, _ in row.worker_seconds)
-        alike = len(mine) != row.workers or max(mine) < (1 + _ALIKE) * min(mine)
-        made.append(replace(row, speeds=() if alike else mine))
+        mine = [speed[row.run, t.worker] for t in row.worker_times]
+        made.append(replace(row, speeds=() if len(mine) != row.workers or _equal(mine) else tuple(s for s, _ in mine)))
     return tuple(made)
+
+
+def _equal(speeds: Sequence[tuple[float, float]]) -> bool:
+    """Whether speeds, each with its standard error, may be those of equal workers."""
+    values, errors = np.array(speeds).T
+    if values.max() < (1 + _ALIKE) * values.min():
+        return True
+    weights = 1 / np.maximum(errors, 1e-9) ** 2
+    apart = float(weights @ (values - np.average(values, weights=weights)) ** 2)
+    return apart < float(chi2.ppf(_CHANCE, len(values) - 1))
 
 
 @dataclass(frozen=True, slots=True)

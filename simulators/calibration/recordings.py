@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from simulators.calibration.model import Row, with_speeds
+from simulators.calibration.model import Row, WorkerTime, with_speeds
 from simulators.calibration.selection import EVERYTHING, Selection
 from simulators.calibration.staleness import Effort, efforts
 from simulators.calibration.stragglers import Sleeper, sleepers
@@ -32,6 +32,7 @@ _FAR = 4.0  # a time beyond so many standard deviations of the logarithm is a sl
 _RARE = 0.002  # a smaller share of such times is ignored
 _NO_RATES = {"trimtuner-tf-ps": "its counts of iterations are not those that took its seconds"}
 _AWAKE = Sleeper(0.0, 0.0)
+_OF_MEDIAN = 1.2533  # standard error of the median over that of the mean, of normal values
 _PARTS = ("compute_seconds", "pull_seconds", "push_seconds", "wait_seconds")
 
 
@@ -271,15 +272,33 @@ def _rows_of_iterations(
         if setting["branches"] > 1 and len(times) == len(_PARTS):  # the segment's seconds include other branches
             by_worker = pushes.group_by("worker").agg(pl.sum_horizontal(_PARTS).mean().alias("cycle"))["cycle"].to_numpy()
             cycle = len(by_worker) / float((1 / by_worker).sum())
-        each = pushes.group_by("worker").agg(pl.col("compute_seconds").median()).drop_nulls().sort("worker")
         parts = {name: times[name] for name in _PARTS[:3] if name in times}
         if setting["branches"] == 1:
             parts |= {name: setting[name] for name in ("all_seconds", "all_pushes")}
         # A straggler's sleep is not a matter of its speed.
-        slept = {worker: slow.get((setting["run"], worker), _AWAKE) for worker in each["worker"]}
-        own = tuple((worker, max(s - slept[worker].mean_seconds, 0.05 * s)) for worker, s in each.iter_rows())
+        each = _worker_times(pushes)
+        slept = {t.worker: slow.get((setting["run"], t.worker), _AWAKE) for t in each}
+        own = tuple(t._replace(seconds=max(t.seconds - slept[t.worker].mean_seconds, 0.05 * t.seconds)) for t in each)
         sleeps = tuple(slept.values()) if set(slept.values()) != {_AWAKE} else ()
-        yield _row(setting, cycle, pushes=pushes.height, worker_seconds=own, sleeps=sleeps, **parts)
+        yield _row(setting, cycle, pushes=pushes.height, worker_times=own, sleeps=sleeps, **parts)
+
+
+def _worker_times(pushes: pl.DataFrame) -> list[WorkerTime]:
+    """The median of each worker, with a standard error by the distance of quantiles at one standard deviation.
+
+    A worker of few mini-batches may look steady by chance: it is taken to vary at least as much as the usual worker.
+    """
+    timed = pushes.filter(pl.col("compute_seconds") > 0).group_by("worker").agg("compute_seconds").sort("worker")
+    seen = {worker: np.quantile(times, [0.16, 0.5, 0.84]) for worker, times in timed.iter_rows()}
+    counts = dict(timed.select("worker", pl.col("compute_seconds").list.len()).iter_rows())
+    varies = {worker: (high - low) / 2 / middle for worker, (low, middle, high) in seen.items()}
+    usual = float(np.median(list(varies.values()))) if varies else 0.0
+    return [
+        WorkerTime(
+            worker, float(middle), _OF_MEDIAN * float(middle) * max(varies[worker], usual) / math.sqrt(counts[worker])
+        )
+        for worker, (_, middle, _) in seen.items()
+    ]
 
 
 def _noise(segments: list[tuple[dict[str, Any], pl.DataFrame]], slow: Mapping[tuple[str, int], Sleeper]) -> Noise | None:

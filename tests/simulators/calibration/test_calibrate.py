@@ -17,7 +17,7 @@ from harness.cli import main
 from simulators.calibration import closed_form, model, validation
 from simulators.calibration import fit as calibrate
 from simulators.calibration.fit import Constants, Row, fit, fit_all, predicted
-from simulators.calibration.model import plant, simulated, with_speeds
+from simulators.calibration.model import WorkerTime, plant, simulated, with_speeds
 from simulators.calibration.output import Provenance, to_toml
 from simulators.calibration.recordings import Recording, read_tables
 from simulators.calibration.validation import HELD_OUT, LARGER, check
@@ -217,17 +217,33 @@ def test_a_workload_borrows_constants_of_the_machines_from_others():
     assert found["toy"].borrowed["apply_exponent"] == pytest.approx(0.6, rel=0.1)
 
 
+def times(*seconds, error=0.0):
+    return tuple(WorkerTime(i, s, error) for i, s in enumerate(seconds))
+
+
 def test_speeds_of_workers_follow_from_their_compute_times():
-    one = row(3, 1, worker_seconds=((0, 1.2), (1, 1.2), (2, 2.2)), pushes=10)
+    one = row(3, 1, worker_times=times(1.2, 1.2, 2.2), pushes=10)
     assert with_speeds([one])[0].speeds == pytest.approx((1.0, 1.0, 0.545))
     assert with_speeds([one], 0.2)[0].speeds == pytest.approx((1.0, 1.0, 0.5))
-    assert with_speeds([replace(one, worker_seconds=((0, 1.2), (1, 1.21), (2, 1.2)))])[0].speeds == ()
+    assert with_speeds([replace(one, worker_times=times(1.2, 1.21, 1.2))])[0].speeds == ()
+
+
+def test_equal_workers_that_differ_by_chance_have_no_speeds():
+    """Medians 5 to 10 % apart, each with an error of 4 %: chance. A worker that takes twice as long is slower."""
+    apart = times(1.0, 1.06, 0.96, 1.03, error=0.04)
+    assert with_speeds([row(4, 1, worker_times=apart, pushes=10)])[0].speeds == ()
+    assert len(with_speeds([row(4, 1, worker_times=times(1.0, 1.06, 0.96, 1.03), pushes=10)])[0].speeds) == 4
+    slower = times(1.0, 1.06, 0.96, 2.0, error=0.04)
+    assert with_speeds([row(4, 1, worker_times=slower, pushes=10)])[0].speeds[3] == pytest.approx(0.515, abs=0.01)
+    many = [row(4, s, worker_times=apart, pushes=10) for s in range(1, 33)]  # the same again and again is no chance
+    assert many[0].worker_times == apart
+    assert len(with_speeds(many)[0].speeds) == 4
 
 
 def test_predictions_use_the_speeds_of_the_fit(monkeypatch):
     """Two workers of three are faster; without the time that is common to all, the difference is larger."""
-    apart = tuple(enumerate((0.8, 0.8, 1.1)))
-    rows = with_speeds([row(3, servers, worker_seconds=apart, pushes=10) for servers in (1, 2)])
+    apart = times(0.8, 0.8, 1.1)
+    rows = with_speeds([row(3, servers, worker_times=apart, pushes=10) for servers in (1, 2)])
     found = fit(rows[:1], TRUE, resamples=0)
     assert found.common_seconds == pytest.approx(0.2 + 2 * 0.01)
     monkeypatch.setattr(validation, "fit_all", lambda *_, **__: {"toy": found})
