@@ -41,11 +41,12 @@ from tuners.applicability import no_knob_is_free, nothing_to_tune_if
 from tuners.bespoke_bo import bespoke_bo
 from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
-from tuners.joint.heat import Heat, RateHeat, heat
+from tuners.joint.heat import Heat, PolicyHeat, RateHeat, heat
 from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.learning_model import HELPED_NATS
 from tuners.joint.system_model import SystemModel
 from tuners.joint.training import Glance, JobOver, Snapshot, Steps, Training, changed_cheaply
+from tuners.joint.waiting import Waiting
 from tuners.settings import BOUNDED, Choice
 
 __all__ = ["JointCourse", "joint"]
@@ -132,6 +133,11 @@ class JointCourse:
             yield from self.measure()
             yield from self.place()
             yield from self.wait()
+            if isinstance(self.heat, PolicyHeat) and self.job.installs_policies:
+                cost_rule = self.parts.cost_rule
+                yield from Waiting(
+                    self.job, self.training, self.system, self.place_anew, self.first, cost_rule=cost_rule
+                ).run()
             if self.heat is not None:
                 yield from self.find_heat(self.heat)
                 if not self.parts.one_setting:
@@ -163,7 +169,7 @@ class JointCourse:
         setting, space = self.job.start, self.job.space
         policies = _options(space.knob("policy"))
         staleness = space.knob("staleness")
-        if "asp" in policies:
+        if "asp" in policies or (policies and self.job.installs_policies):
             setting = replace(setting, policy="asp")
         elif staleness is not None:
             setting = replace(setting, policy=next((p for p in BOUNDED if p in policies), setting.policy))
