@@ -19,6 +19,8 @@ made only where it is expected to save more than it costs. In the order in which
    best model seen, at the heat that made it, or at half of that if twice of it has blown the model up; where none has
    learned anything yet, at the hottest that does no harm. To give every class its frequency is not learning. Races of
    short forks would not do: they always prefer the cooler setting, because it sheds noise at once.
+   Where the rate is held and policies may be installed, this and the next step are `tuners.joint.waiting` instead: how many
+   gradients are computed at once.
 5. *Hold and cool* (`JointCourse.learn`, `tuners.joint.holding`): hold the heat while the level drifts down, and double it
    where the seconds that this would save are worth the trial. Halve it where noise hides all drift. Cool by halves when the
    measured noise is all that separates the level from the goal, or when the drift has stopped. Return to a snapshot when

@@ -294,7 +294,7 @@ def stable_rate(setting: Setting) -> float:
 
 def _fewer(stricter: Setting, looser: Setting) -> float:
     """How many times as few pushes a job that swings is expected to need."""
-    return (stable_rate(stricter) / stable_rate(looser)) ** _FEWER
+    return math.pow(stable_rate(stricter) / stable_rate(looser), _FEWER)
 
 
 def seconds_per_push(cycles: Sequence[NDArray[np.float64]], setting: Setting, together_seconds: float = 0.0) -> float:
