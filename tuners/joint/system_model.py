@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -91,6 +91,12 @@ class SystemModel:
     def push_seconds(self, setting: Setting) -> float:
         """Mean seconds between two pushes of the job under `setting`."""
         return self._solve(setting)[0]
+
+    def together_seconds(self, setting: Setting) -> float:
+        """By how much longer a pull takes where all workers begin it at once, and not one after the other."""
+        alone, server = self._demands(setting)
+        together = self._pull_factor * max(alone, len(setting.workers) * server)
+        return max(together - self._transfers(replace(setting, policy="asp"))[0], 0.0)
 
     def samples_per_second(self, setting: Setting) -> float:
         """Training samples per second under `setting`."""

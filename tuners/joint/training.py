@@ -10,18 +10,21 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
+from tuners import policies
 from tuners.actions import (
     Action,
     Cost,
     Evaluate,
     Fork,
     Free,
+    Install,
     Job,
     Method,
     Reconfigure,
     Rejected,
     Run,
     Setting,
+    SyncPolicy,
     Tuner,
     Window,
 )
@@ -36,7 +39,8 @@ Steps: TypeAlias = Generator[Action[Any], Any, T]
 """Actions, and in the end a result."""
 
 _EVALUATION_SHARE = 0.05  # of a window's seconds that an evaluation may take
-_HEAT = ("learning_rate", "momentum", "policy", "staleness")
+_RULE = ("policy", "staleness", "quorum")  # who waits for whom
+_HEAT = ("learning_rate", "momentum", *_RULE)
 _LEARNING = (*_HEAT, "batch_size")  # what takes effect without moving anything
 _PACE = 1.5  # factor between seconds per push that noise does not explain in two windows
 _LEAST_SAMPLES = 128  # in a window: from fewer, a rate cannot be judged
@@ -53,6 +57,7 @@ class Snapshot:
 
     branch: int
     setting: Setting
+    named: Setting
     pushes: int
     level: float
     loss: float
@@ -74,6 +79,8 @@ class Training:
         self._snapshots = snapshots
         self.job, self.gauge = job, Gauge(job.target)
         self.setting, self.branch = job.start, 0
+        # The same as the system knows it: of a policy that was installed, it has the one that was named before.
+        self._named = job.start
         self.seconds = 0.0  # since the job began
         self.level = self.loss = math.inf
         self.accuracy = math.nan
@@ -84,6 +91,7 @@ class Training:
         self.measured = False  # whether the last window has told the system model anything
         self.usual_push_seconds = 0.0  # between two pushes, when the system was last chosen; 0: not known
         self.push_seconds = self._before = 0.0  # the same in the last window, and in the one before it
+        self.newest: Window | None = None
         self._system = system
         self.training_loss = math.inf  # mean of the last window
         self.highest_loss = 0.0  # mean of half a window, since the last return to a snapshot
@@ -112,13 +120,15 @@ class Training:
             halves = np.array_split(window.pushes.loss, 2)
             self.highest_loss = max(self.highest_loss, *(float(np.mean(h)) for h in halves if len(h)))
         available = frozenset(n.name for n in window.nodes or self.job.nodes)
-        if window.setting is not None and window.setting != self.setting:
-            self.setting, self.cluster_changed = window.setting, True
+        if window.setting is not None and window.setting != self._named:
+            self._named, self.cluster_changed = window.setting, True
+            self.setting = _under(self.setting, window.setting) if self._is_installed(self.setting) else window.setting
         elif not window.events:
             self.measured = self._system.learn(self.setting, window, self._placed_seconds)
         if available != self.available:
             self._system.forget(available - self.available)
             self.available, self.cluster_changed = available, True
+        self.newest = window
         for found in window.evaluations:
             self.gauge.see(found.loss, found.accuracy)
             self._check_clocks = math.gcd(self._check_clocks, found.clocks)
@@ -209,8 +219,18 @@ class Training:
         return replace(self.setting, **{name: getattr(setting, name) for name in _LEARNING})
 
     def _reconfigure(self, setting: Setting, why: str) -> Steps[bool]:
+        """Put the branch under `setting`; a policy that its knobs do not name is installed."""
+        named = _under(self._named, setting) if self._is_installed(setting) else setting
+        # An installed policy stays until a setting names another one than the last that was named.
+        stays = _under(setting, self._named) == _under(self.setting, self._named)
         try:
-            cost = yield from _by_the_cheapest(self.job, Reconfigure(setting, branch=self.branch, reason=why))
+            if not stays and _under(named, self._named) == self._named:
+                yield from Install(_made(setting), branch=self.branch, reason=why)
+                self.setting = _under(setting, self.setting)
+                if named == self._named:
+                    return True
+                why = ""
+            cost = yield from _by_the_cheapest(self.job, Reconfigure(named, branch=self.branch, reason=why))
         except Rejected:
             return False
         self.seconds += cost.seconds
@@ -218,8 +238,12 @@ class Training:
         if cost.done:
             if setting != self.placed(setting):
                 self._placed_seconds = self.seconds
-            self.setting = setting
+            self.setting, self._named = setting, named
         return cost.done
+
+    def _is_installed(self, setting: Setting) -> bool:
+        """Whether the policy of `setting` is none that the knobs name, where others may be installed."""
+        return self.job.installs_policies and not self.job.space.admits(_under(setting, self.job.start))
 
     # ----------------------------------------------------------------------------------------------------- snapshots
 
@@ -231,7 +255,7 @@ class Training:
             branch = yield from Fork(self.branch)
         except Rejected:
             return None
-        return Snapshot(branch, self.setting, self._pushes, self.level, self.loss)
+        return Snapshot(branch, self.setting, self._named, self._pushes, self.level, self.loss)
 
     def drop(self, kept: Snapshot | None) -> Steps[None]:
         """Free a snapshot that is not needed any more."""
@@ -242,7 +266,7 @@ class Training:
     def return_to(self, kept: Snapshot, setting: Setting, why: str) -> Steps[Snapshot | None]:
         """Continue from `kept`, under `setting`. Returns another snapshot of it."""
         lost = self.branch
-        self.branch, self.setting = kept.branch, kept.setting
+        self.branch, self.setting, self._named = kept.branch, kept.setting, kept.named
         self._pushes, self.level, self.loss = kept.pushes, kept.level, kept.loss
         self.diverged, self.highest_loss = False, 0.0
         with suppress(Rejected):
@@ -283,3 +307,13 @@ def _by_the_cheapest(job: Job, change: Reconfigure) -> Steps[Cost]:
             except Rejected as refused:
                 refusal = refused
     raise refusal
+
+
+def _under(rule: Setting, setting: Setting) -> Setting:
+    """`setting` with the policy of `rule`."""
+    return replace(setting, **{name: getattr(rule, name) for name in _RULE})
+
+
+def _made(setting: Setting) -> SyncPolicy:
+    """The policy of `setting`, which may be one without a name among settings."""
+    return policies.k_batch_sync(setting.quorum) if setting.policy == "k_batch_sync" else policies.of_setting(setting)

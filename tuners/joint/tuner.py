@@ -19,6 +19,8 @@ made only where it is expected to save more than it costs. In the order in which
    best model seen, at the heat that made it, or at half of that if twice of it has blown the model up; where none has
    learned anything yet, at the hottest that does no harm. To give every class its frequency is not learning. Races of
    short forks would not do: they always prefer the cooler setting, because it sheds noise at once.
+   Where the rate is held and policies may be installed, this and the next step are `tuners.joint.waiting` instead: how many
+   gradients are computed at once.
 5. *Hold and cool* (`JointCourse.learn`, `tuners.joint.holding`): hold the heat while the level drifts down, and double it
    where the seconds that this would save are worth the trial. Halve it where noise hides all drift. Cool by halves when the
    measured noise is all that separates the level from the goal, or when the drift has stopped. Return to a snapshot when
@@ -41,11 +43,12 @@ from tuners.applicability import no_knob_is_free, nothing_to_tune_if
 from tuners.bespoke_bo import bespoke_bo
 from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
-from tuners.joint.heat import Heat, RateHeat, heat
+from tuners.joint.heat import Heat, PolicyHeat, RateHeat, heat
 from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.learning_model import HELPED_NATS
 from tuners.joint.system_model import SystemModel
 from tuners.joint.training import Glance, JobOver, Snapshot, Steps, Training, changed_cheaply
+from tuners.joint.waiting import Waiting
 from tuners.settings import BOUNDED, Choice
 
 __all__ = ["JointCourse", "joint"]
@@ -132,6 +135,11 @@ class JointCourse:
             yield from self.measure()
             yield from self.place()
             yield from self.wait()
+            if isinstance(self.heat, PolicyHeat) and self.job.installs_policies:
+                cost_rule = self.parts.cost_rule
+                yield from Waiting(
+                    self.job, self.training, self.system, self.place_anew, self.first, cost_rule=cost_rule
+                ).run()
             if self.heat is not None:
                 yield from self.find_heat(self.heat)
                 if not self.parts.one_setting:
@@ -163,7 +171,7 @@ class JointCourse:
         setting, space = self.job.start, self.job.space
         policies = _options(space.knob("policy"))
         staleness = space.knob("staleness")
-        if "asp" in policies:
+        if "asp" in policies or (policies and self.job.installs_policies):
             setting = replace(setting, policy="asp")
         elif staleness is not None:
             setting = replace(setting, policy=next((p for p in BOUNDED if p in policies), setting.policy))

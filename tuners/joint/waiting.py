@@ -1,0 +1,325 @@
+"""Who waits for whom, under `tuners.joint`, where the rate is held and policies may be installed.
+
+    expected seconds left = pushes left x seconds per push
+
+Nobody waits, as long as that learns well: it has the most pushes per second, and at a low rate an old gradient is as good as
+a new one. Near the edge of stability it is not: of k workers that do not wait, a gradient is k - 1 updates old, and makes
+the model swing: by then, a job may need several times as many pushes. Swings are what tells: losses that vary about their
+drift by more than they drift. Then fewer gradients are computed at once: three quarters as many or half as many. What is
+expected to save more seconds is tried where that is more than the trial costs, and taken back where it is clearly worse than
+where the drift before led, or where the drift that follows is slower.
+
+A round of any K pushes, after which all workers start anew (`k_batch_sync`: Dutta et al. 2018), has the most stable updates;
+but a slow worker's gradients are dropped. Where workers' data differ, K of them are in progress instead (`admit`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import fdtrc
+
+from tuners.actions import Job, Setting
+from tuners.joint.learning_model import slope
+from tuners.joint.system_model import SystemModel
+from tuners.joint.training import JobOver, Snapshot, Steps, Training
+
+__all__ = ["Line", "Waiting", "data_differ", "seconds_left", "seconds_per_push", "stable_rate"]
+
+_LEAST = 4  # windows from which a drift is measured
+_NEWEST = 8  # windows that tell it, at most
+_TRIAL = 4  # windows in which fewer gradients at once are tried, at most
+# Power of the ratio of stable rates that is the ratio of pushes where a job swings: with half as many gradients at once,
+# 2.7 to 5.9 times fewer pushes on `rlp-mild`, `rlp-edge` and two members of `ages`; the ratio of stable rates is 2.5.
+_FEWER = 1.5
+_STEADY = 2  # windows in which a loss that does not swing falls by more than it varies
+_AGAIN = 0.25  # times the chance that a trial serves, after each that has failed
+_LITTLE = 0.1  # of the way from the blank model to the goal: less is no progress
+_SLOWER = 1.2  # times the seconds left for which a policy is taken back
+_CYCLES = 8  # of every worker, of which rounds are drawn
+_ROUNDS = 300  # that are drawn
+_REPEATS = 3  # pushes of a worker in a round, at most
+_DIFFER = 0.01  # chance of losses by worker that are so different, if their data were alike
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The straight line through values of the newest windows."""
+
+    mean_seconds: float
+    mean: float
+    slope: float  # per second
+    slope_deviation: float
+    noise: float  # deviation of a window from the line
+
+    @classmethod
+    def of(cls, times: Sequence[float], values: Sequence[float]) -> Line:
+        """Of at least three windows."""
+        t, y = np.array(times), np.array(values)
+        rising, since = slope(times, values), t - t.mean()
+        noise = float(np.sqrt(np.sum((y - y.mean() - rising * since) ** 2) / (len(y) - 2)))
+        return cls(float(t.mean()), float(y.mean()), rising, noise / float(np.sqrt(np.sum(since**2))), noise)
+
+    def at(self, seconds: float) -> float:
+        """Where it leads by then; levels that rise are expected to rise no further."""
+        return self.mean + min(self.slope, 0.0) * (seconds - self.mean_seconds)
+
+    def error_at(self, seconds: float) -> float:
+        """Standard error of `at`."""
+        return math.hypot(self.noise / 2, self.slope_deviation * (seconds - self.mean_seconds))
+
+
+def seconds_left(distance: float, drift: float) -> float:
+    """Of so many nats, at so many per second; infinite where there is no drift."""
+    return max(distance, 0.0) / drift if drift > 0 else math.inf
+
+
+class _Offer(NamedTuple):
+    setting: Setting
+    slower: float  # times the seconds per push
+    saved: float  # seconds, as expected
+    cost: float  # seconds, as expected
+
+
+class Waiting:
+    """The job from its first windows to the target: nobody waits, or fewer gradients at once."""
+
+    def __init__(
+        self,
+        job: Job,
+        training: Training,
+        system: SystemModel,
+        place: Callable[[], Steps[None]],
+        first: Snapshot | None,
+        *,
+        cost_rule: bool = True,
+    ) -> None:
+        self._job, self._training, self._system, self._place = job, training, system, place
+        self._first, self._cost_rule = first, cost_rule
+        # Since the policy was changed: levels, losses on validation data, seconds.
+        self.levels, self._validated, self.times = list[float](), list[float](), list[float]()
+        self._looser: tuple[Setting, Line] | None = None  # the policy before, and its course
+        self._failed = 0
+        self._kept: Snapshot | None = None  # of some windows before
+        self._cycles, self._losses = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+
+    def run(self) -> Steps[None]:
+        """Train until the job ends."""
+        training, windows = self._training, 0
+        while True:
+            yield from self._window()
+            windows += 1
+            if training.diverged:
+                yield from self._leave()
+            elif training.cluster_changed:
+                yield from self._place()
+                self._begin_anew()
+            else:
+                if windows % _NEWEST == 0:
+                    yield from training.drop(self._kept)
+                    self._kept = yield from training.snapshot()
+                if len(self.levels) >= _LEAST:
+                    yield from self._decide()
+
+    # ----------------------------------------------------------------------------------------------------- what is seen
+
+    def _window(self) -> Steps[None]:
+        training = self._training
+        yield from training.window()
+        self.levels.append(training.level)
+        self._validated.append(training.loss)
+        self.times.append(training.seconds)
+        window = training.newest
+        if window is None or not len(window.pushes.loss):
+            return
+        pushes, mean = window.pushes, float(np.mean(window.pushes.loss))
+        cycles = pushes.compute_seconds + pushes.pull_seconds + pushes.push_seconds
+        for worker, cycle, loss in zip(pushes.worker, cycles, pushes.loss, strict=True):
+            name = self._job.nodes[int(worker)].name
+            self._losses[name].append(float(loss) / mean if mean > 0 else 1.0)
+            # Of workers that are stopped, only fast mini-batches are seen.
+            if training.setting.policy != "k_batch_sync":
+                self._cycles[name] = [*self._cycles[name], float(cycle)][-_CYCLES:]
+
+    def _begin_anew(self) -> None:
+        self.levels, self._validated, self.times = [], [], []
+
+    # ----------------------------------------------------------------------------------------------------- what is done
+
+    def _decide(self) -> Steps[None]:
+        """Go on, take the last step back, or try half as many gradients at once."""
+        training = self._training
+        levels, times = self.levels[-_NEWEST:], self.times[-_NEWEST:]
+        if not all(map(math.isfinite, (*levels, *self._validated[-_NEWEST:]))):
+            return
+        course, level, goal = Line.of(times, levels), sum(levels[-2:]) / 2, training.gauge.goal(training.loss)
+        if self._looser is not None and len(levels) == _NEWEST:
+            setting, before = self._looser
+            # It would swing again, and its drift is known as little as that has let it be.
+            then = seconds_left(level + before.noise - goal, -before.slope - before.slope_deviation)
+            now = seconds_left(level - goal, course.slope_deviation - course.slope)
+            if _SLOWER * then < now:
+                self._looser, self._failed = None, self._failed + 1
+                yield from self._change(setting, f"taken back: {now:.0f} s left at this drift, {then:.0f} s at that before")
+                return
+        window_seconds = (times[-1] - times[0]) / (len(times) - 1)
+        blank = training.gauge.blank_level
+        if level > blank - _LITTLE * (blank - goal) and -course.slope < 2 * course.slope_deviation:
+            yield from self._begin_again()
+            return
+        # The loss tells swings: the share of samples that are right varies by chance, as these are few.
+        losses = Line.of(times, [math.log(max(loss, 1e-9)) for loss in self._validated[-_NEWEST:]])
+        ratio = losses.noise / max(-losses.slope * _STEADY * window_seconds, 1e-9)
+        chance = ratio**2 / (1 + ratio**2) * _AGAIN**self._failed
+        left = min(seconds_left(level - goal, -course.slope), 2 * training.seconds)  # all that is known is that it lasts
+        offers = [self._offer(s, chance, left, window_seconds) for s in self._stricter()]
+        best = max(offers, key=lambda o: o.saved - o.cost, default=None)
+        if best is None:
+            return
+        if best.saved > best.cost or not self._cost_rule:
+            why = (
+                f"on trial: the loss varies by {losses.noise:.2g} and falls by {-losses.slope * window_seconds:.2g} nats in "
+                f"a window; of {left:.0f} s left, {best.saved:.0f} s may be saved with {_gradients(best.setting)} gradients "
+                f"at once (chance {chance:.2g}, {best.slower:.2f} times the seconds a push); a trial costs {best.cost:.0f} s"
+            )
+            yield from self._try(best, course, why)
+
+    def _offer(self, stricter: Setting, chance: float, left: float, window_seconds: float) -> _Offer:
+        """What a trial of `stricter` may save, and what it costs."""
+        here = self._training.setting
+        slower, fewer = self._seconds_per_push(stricter) / self._seconds_per_push(here), _fewer(stricter, here)
+        cost = (1 - chance) * _TRIAL * window_seconds * max(slower - 1, 0.0)
+        return _Offer(stricter, slower, chance * left * (1 - slower / fewer), cost)
+
+    def _try(self, offer: _Offer, course: Line, why: str) -> Steps[None]:
+        """Train under what was offered, and hold it unless it is clearly worse than where the drift before led, or so slow
+        that fewer pushes cannot make up for it."""
+        training, before, alone = self._training, self._training.setting, self._training.push_seconds
+        if not (yield from training.change(offer.setting, why)):
+            self._failed += 1
+            return
+        self._begin_anew()
+        worse, slower = 0.0, 1.0
+        while len(self.levels) < _TRIAL and not training.diverged:
+            yield from self._window()
+            newest, times = self.levels[-2:], self.times[-2:]
+            worse = (sum(newest) / len(newest) - course.at(sum(times) / len(times))) / course.error_at(times[-1])
+            slower = training.push_seconds / alone
+            if len(self.levels) >= 2 and (abs(worse) > 2 or slower > _fewer(offer.setting, before)):
+                break
+        if worse < 1 and slower < _fewer(offer.setting, before) and not training.diverged:
+            self._looser = before, course
+            return
+        seen = f"level {self.levels[-1]:.2f}, {worse:.1f} standard errors above the drift before"
+        yield from self._change(before, f"taken back: {seen}, {slower:.2f} times the seconds per push")
+        self._failed += 1
+
+    def _begin_again(self) -> Steps[None]:
+        """Train with half as many gradients at once, from the untrained model if that was kept."""
+        stricter = self._half()
+        if stricter == self._training.setting:
+            return
+        why = f"nothing was learned: from the start, with {_gradients(stricter)} gradients at once"
+        if self._first is not None:
+            self._first = yield from self._training.return_to(self._first, stricter, why)
+        else:
+            yield from self._training.change(stricter, why)
+        self._looser = None
+        self._begin_anew()
+
+    def _leave(self) -> Steps[None]:
+        """Go on from the newest model that was kept, with half as many gradients at once."""
+        training, stricter = self._training, self._half()
+        why = f"it has diverged: {_gradients(stricter)} gradients at once"
+        if self._kept is not None:
+            self._kept = yield from training.return_to(self._kept, stricter, why)
+        elif self._first is not None:
+            self._first = yield from training.return_to(self._first, stricter, why)
+        else:
+            raise JobOver
+        self._looser = None
+        self._begin_anew()
+
+    def _change(self, setting: Setting, why: str) -> Steps[None]:
+        yield from self._training.change(setting, why)
+        self._begin_anew()
+
+    # ------------------------------------------------------------------------------------------------- which policy waits
+
+    def _stricter(self) -> list[Setting]:
+        """Half and three quarters as many gradients at once as there are workers, where these are fewer than now."""
+        workers = len(self._training.setting.workers)
+        sizes = dict.fromkeys((workers // 2, 3 * workers // 4))
+        return [self._with(size) for size in sizes if 1 <= size < _gradients(self._training.setting)]
+
+    def _half(self) -> Setting:
+        """Half as many gradients at once as now, or one."""
+        return self._with(max(_gradients(self._training.setting) // 2, 1))
+
+    def _with(self, size: int) -> Setting:
+        """So many gradients at once, by the policy with the most stable progress per second."""
+        here = self._training.setting
+        found = [replace(here, policy="admit", staleness=size - 1)]
+        if not data_differ(self._losses):
+            found.append(replace(here, policy="k_batch_sync", quorum=size))
+        return max(found, key=lambda s: stable_rate(s) / self._seconds_per_push(s))
+
+    def _seconds_per_push(self, setting: Setting) -> float:
+        known = [np.array(self._cycles[w]) for w in setting.workers if self._cycles[w]]
+        return seconds_per_push(known, setting, self._system.together_seconds(setting)) if known else 1.0
+
+
+def _gradients(setting: Setting) -> int:
+    """How many gradients are of the same parameters, or in progress at once."""
+    workers = len(setting.workers)
+    if setting.policy == "k_batch_sync":
+        return min(setting.quorum, workers)
+    return min(setting.staleness + 1, workers) if setting.policy == "admit" else workers
+
+
+def stable_rate(setting: Setting) -> float:
+    """The highest stable rate per push, in inverse curvatures, of gradient descent on a quadratic.
+
+    Where n gradients are of the same parameters, 2 / n; where a gradient is d updates old, 2 sin(pi / (4d + 2)).
+    """
+    n = _gradients(setting)
+    return 2 / n if setting.policy == "k_batch_sync" else 2 * math.sin(math.pi / (4 * n - 2))
+
+
+def _fewer(stricter: Setting, looser: Setting) -> float:
+    """How many times as few pushes a job that swings is expected to need."""
+    return math.pow(stable_rate(stricter) / stable_rate(looser), _FEWER)
+
+
+def seconds_per_push(cycles: Sequence[NDArray[np.float64]], setting: Setting, together_seconds: float = 0.0) -> float:
+    """Mean seconds between two pushes, if workers take for a pull, a mini-batch and a push what they took in `cycles`.
+
+    `together_seconds`: that a pull takes longer where all workers begin it at once, as in a round.
+    """
+    n, means = min(_gradients(setting), len(cycles)), [float(np.mean(c)) for c in cycles]
+    if setting.policy == "k_batch_sync":
+        random = np.random.default_rng(0)
+        drawn = np.stack([random.choice(c, (_ROUNDS, _REPEATS)) for c in cycles], axis=1)
+        done = np.sort(np.cumsum(drawn, axis=2).reshape(_ROUNDS, -1), axis=1)
+        return (float(np.mean(done[:, n - 1])) + together_seconds) / n
+    if n < len(cycles):
+        return sum(means) / len(means) / n  # workers take turns
+    return 1 / sum(1 / m for m in means)
+
+
+def data_differ(losses: Mapping[str, Sequence[float]]) -> bool:
+    """Whether workers' data differ: their losses, each over its window's mean, by one-way analysis of variance."""
+    groups = [np.array(x) for x in losses.values() if len(x) > 1]
+    count = sum(map(len, groups))
+    if len(groups) < 2 or count <= 2 * len(groups):
+        return False
+    whole = sum(float(x.sum()) for x in groups) / count
+    between = sum(len(x) * (float(x.mean()) - whole) ** 2 for x in groups) / (len(groups) - 1)
+    within = sum(float(np.sum((x - x.mean()) ** 2)) for x in groups) / (count - len(groups))
+    return bool(fdtrc(len(groups) - 1, count - len(groups), between / max(within, 1e-12)) < _DIFFER)
