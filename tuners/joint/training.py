@@ -84,6 +84,7 @@ class Training:
         self.measured = False  # whether the last window has told the system model anything
         self.usual_push_seconds = 0.0  # between two pushes, when the system was last chosen; 0: not known
         self.push_seconds = self._before = 0.0  # the same in the last window, and in the one before it
+        self.newest: Window | None = None
         self._system = system
         self.training_loss = math.inf  # mean of the last window
         self.highest_loss = 0.0  # mean of half a window, since the last return to a snapshot
@@ -111,10 +112,13 @@ class Training:
             halves = np.array_split(window.pushes.loss, 2)
             self.highest_loss = max(self.highest_loss, *(float(np.mean(h)) for h in halves if len(h)))
         available = frozenset(n.name for n in window.nodes or self.job.nodes)
-        if window.setting is not None and window.setting != self.setting:
+        # Pushes before the first event still tell what they take under the setting that was in force by then.
+        changed = window.setting is not None and window.setting != self.setting
+        until = min((e.seconds for e in window.events), default=window.start_seconds if changed else math.inf)
+        self.measured = self._system.learn(self.setting, window, self._placed_seconds, until)
+        self.newest = window
+        if window.setting is not None and changed:
             self.setting, self.cluster_changed = window.setting, True
-        elif not window.events:
-            self.measured = self._system.learn(self.setting, window, self._placed_seconds)
         if available != self.available:
             self._system.forget(available - self.available)
             self.available, self.cluster_changed = available, True
@@ -218,6 +222,8 @@ class Training:
             if setting != self.placed(setting):
                 self._placed_seconds = self.seconds
             self.setting = setting
+        else:  # a machine was lost meanwhile
+            self.cluster_changed = True
         return cost.done
 
     # ----------------------------------------------------------------------------------------------------- snapshots
