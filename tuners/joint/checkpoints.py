@@ -68,8 +68,8 @@ def with_checkpoints(job: Job, tuner: Tuner) -> Tuner:
         first = yield from Run(seconds=2 * (start + losses.pause_seconds), reason="first, what a checkpoint takes")
         losses.see(first, frozenset(job.start.servers))
         branches[0] = first.setting or job.start
-    refused = set[tuple[str, ...]]()  # servers with which no change is accepted: others are to come back first
-    yield from _choose(losses, branches, 0, refused)
+    barred = set[tuple[str, ...]]()  # servers with which no change is accepted: others are to come back first
+    yield from _choose(losses, branches, 0, barred)
     answer: Any = None
     refusal: Rejected | None = None
     while True:
@@ -94,22 +94,22 @@ def with_checkpoints(job: Job, tuner: Tuner) -> Tuner:
             losses.see(answer, frozenset(branches[action.branch].servers))
             branches[action.branch] = answer.setting or branches[action.branch]
             if answer.status == "running":
-                yield from _choose(losses, branches, action.branch, refused)
+                yield from _choose(losses, branches, action.branch, barred)
             if answer.setting is not None:
                 answer = replace(answer, setting=replace(answer.setting, checkpoint_seconds=start))
 
 
-def _choose(losses: Losses, branches: dict[int, Setting], branch: int, refused: set[tuple[str, ...]]) -> Steps[None]:
+def _choose(losses: Losses, branches: dict[int, Setting], branch: int, barred: set[tuple[str, ...]]) -> Steps[None]:
     """Change the interval of `branch` where another is clearly better. That takes effect at once and moves nothing."""
     setting = branches[branch]
     better = losses.better(setting.checkpoint_seconds)
-    if better == setting.checkpoint_seconds or setting.servers in refused:
+    if better == setting.checkpoint_seconds or setting.servers in barred:
         return
     why = f"a checkpoint every {better:.3g} s instead of {setting.checkpoint_seconds:.3g} s: {losses}"
     wanted = replace(setting, checkpoint_seconds=better)
     try:
         yield from Reconfigure(wanted, branch=branch, reason=why)
     except Rejected:
-        refused.add(setting.servers)
+        barred.add(setting.servers)
     else:
         branches[branch] = wanted

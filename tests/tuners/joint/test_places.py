@@ -248,6 +248,7 @@ def test_a_change_of_another_knob_carries_the_interval_that_is_in_force():
         with pytest.raises(Rejected):
             yield from Reconfigure(replace(of.start, batch_size=-1))
         yield from Reconfigure(replace(of.start, learning_rate=0.5))
+        yield from training(50, 2)
 
     answers.refuse = lambda action: isinstance(action, Reconfigure) and action.setting.batch_size < 0
     answers.run(with_checkpoints(of, changing()))
