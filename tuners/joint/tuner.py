@@ -126,6 +126,7 @@ class JointCourse:
         self.first: Snapshot | None = None  # the untrained model
         self.hurting = math.inf  # the coolest heat that is known to hurt
         self.useless = math.inf  # the coolest heat that has brought nothing when it was tried
+        self.placed = False  # whether machines were chosen before
         self.unit = "second" if job.target.minimise == "seconds" else "USD"
         self.cap = len(job.start.workers) if self.heat is not None and self.heat.limits_workers else len(job.nodes)
 
@@ -151,12 +152,21 @@ class JointCourse:
 
     def go_on(self) -> Steps[None]:
         """Train to the end, where no heat is free or all of it was tried; machines and blocks are still placed."""
-        training, looked = self.training, self.training.seconds
+        training = self.training
+        looked = learned = training.seconds
         while True:
             # Machines that are back may be away again soon.
             rounds = 0.25 if self.lacks_machines else 1.0 if self.job.space.frees("role") else 4.0
             yield from training.run(math.ceil(rounds * len(training.setting.workers)))
-            if training.cluster_changed:
+            learned = training.seconds if self.has_learned else learned
+            # Longer than that the job was not expected to last.
+            lost = training.seconds - learned > _LEFT_SHARE * self.job.budget_seconds and self.heat is None
+            if lost and self.first is not None and len(training.setting.workers) > 1:
+                learned, workers = training.seconds, len(training.setting.workers)
+                self.cap = max(1, workers // 2)
+                best, why = self._best(self.cap), f"nothing was learned by {workers} workers; again from the untrained model"
+                self.first = yield from training.return_to(self.first, best, why)
+            elif training.cluster_changed:
                 yield from self.place_anew()
             elif self.job.blocks and training.newest is not None:
                 self.tables.learn(training.setting, training.newest)
@@ -242,13 +252,12 @@ class JointCourse:
         )
         if stranded:
             why = f"a machine is not available any more: {self._words(before)} -> {self._words(best)}"
-        first, self.first = self.first, None if self.heat is None else self.first
-        if self.heat is None and first is not None and len(best.workers) < len(before.workers) and not self.has_learned:
+        anew, self.placed = self.heat is None and not (self.placed or self.has_learned), True
+        if anew and self.first is not None and len(best.workers) < len(before.workers):
             # It loses nothing, and staleness may have spoilt it for good.
-            yield from training.drop((yield from training.return_to(first, best, f"{why}; from the untrained model")))
+            self.first = yield from training.return_to(self.first, best, f"{why}; from the untrained model")
             changed = training.setting == best
         else:
-            yield from training.drop(first if self.heat is None else None)
             changed = yield from training.change(best, why)
         if changed:
             yield from self.measure()
@@ -410,7 +419,7 @@ class JointCourse:
             return found
         # A run that is cheap must still end in time.
         least = _SLOWEST * self._progress(found) if self.job.target.minimise == "usd" else 0.0
-        fewest = 0.0 if self.job.target.counts else len(self.job.start.workers) / _TRUSTED
+        fewest = 0.0 if self.job.target.counts else min(len(self.job.start.workers) / _TRUSTED, most_workers)
 
         def value(setting: Setting) -> float:
             fits = fewest <= len(setting.workers) <= most_workers and self._progress(setting) >= least
