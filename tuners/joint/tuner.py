@@ -5,8 +5,8 @@
 over schedules of settings: warm up, hold the hottest setting that serves, cool when noise is all that is left. A change is
 made only where it is expected to save more than it costs. In the order in which a job meets them:
 
-1. *Placement only*: where nothing is free that learning depends on, the exact methods of Cruise take over, or those of the
-   bespoke BO if loads are free. Their changes are made by the cheapest method that the job offers.
+1. *Placement only*: where nothing is free that learning depends on, and the job counts work or loads are free, the exact
+   methods of Cruise take over, or those of the bespoke BO. Changes are made by the cheapest method that the job offers.
 2. *Nobody waits* (`JointCourse.begin`): first, a job whose changes are restarts and that tells nothing to predict a saving
    from goes on as it began. Else the policy that lets every worker go on, if it is free. A rate far from those that were
    best in other jobs (`tuners.joint.rate_prior`) is left for the cooler half of them.
@@ -14,6 +14,8 @@ made only where it is expected to save more than it costs. In the order in which
    seconds. The setting with the most progress per second is chosen by the cheapest method, verified, and taken back if it
    is worse. The same again whenever machines come or go, or pushes have become much slower or faster. Where waiting for
    each other takes hardly any time, because servers are the bottleneck, all workers wait after all (`JointCourse.wait`).
+   Machines may both work and serve, or be given back (`tuners.joint.roles`); where the cheapest run is wanted, progress per
+   USD counts. Of embedding tables, hot blocks move, and workers may keep copies of rows (`tuners.joint.tables`).
 4. *Heat* (`JointCourse.find_heat`): the setting (`tuners.joint.heat`) comes down while it hurts, by four where it was
    probable and by decades below, then doubles window by window until it brings nothing more. The job continues from the
    best model seen, at the heat that made it, or at half of that if twice of it has blown the model up; where none has
@@ -23,6 +25,8 @@ made only where it is expected to save more than it costs. In the order in which
    where the seconds that this would save are worth the trial. Halve it where noise hides all drift. Cool by halves when the
    measured noise is all that separates the level from the goal, or when the drift has stopped. Return to a snapshot when
    half of what was learned is lost or the job has diverged, to an early one when it has over-fitted.
+
+The interval of checkpoints, where servers have no replicas, is chosen beside all this (`tuners.joint.checkpoints`).
 
 Forks serve as snapshots only, so they cost little; without room for them the heat changes in place. Every decision carries
 its numbers, as the reason of the action that it leads to.
@@ -405,10 +409,12 @@ class JointCourse:
 
     def _worth(self, setting: Setting) -> float:
         """Progress per second, or per USD where the cheapest run is wanted, up to a factor."""
-        if self.job.target.minimise == "seconds":
-            return self._progress(setting)
-        usd = self.job.prices.setting_rate(setting).usd_per_hour
-        return self._progress(setting) / usd if usd > 0 else 0.0
+        return self._progress(setting) / self._price(setting)
+
+    def _price(self, setting: Setting) -> float:
+        """USD per hour where the cheapest run is wanted and they are known; else 1."""
+        usd = self.job.prices.setting_rate(setting).usd_per_hour if self.job.target.minimise == "usd" else 1.0
+        return usd if usd > 0 else 1.0
 
     def _best(self, most_workers: int) -> Setting:
         """The setting of the system with the most progress per second, or per USD, with at most so many workers."""
@@ -422,8 +428,8 @@ class JointCourse:
         fewest = 0.0 if self.job.target.counts else min(len(self.job.start.workers) / _TRUSTED, most_workers)
 
         def value(setting: Setting) -> float:
-            fits = fewest <= len(setting.workers) <= most_workers and self._progress(setting) >= least
-            return self._worth(setting) if fits else 0.0
+            progress = self._progress(setting) if fewest <= len(setting.workers) <= most_workers else 0.0
+            return progress / self._price(setting) if progress >= least else 0.0
 
         return RoleSearch(self.job, now, self.training.available).best(found, value)
 
