@@ -43,14 +43,14 @@ class RoleSearch:
 
     def best(self, start: Setting, value: Callable[[Setting], float]) -> Setting:
         """The setting of the highest `value` that steps lead to from `start`, or from machines of one or all kinds that do
-        both."""
+        both. All but roles and shares is as in `start`."""
         whole = [_Roles(0, len(k), 0, 0) for k in self._kinds]
         alone = [tuple(r if i == j else _Roles(0, 0, 0, r.both) for j, r in enumerate(whole)) for i in range(len(whole))]
         known = dict[_Choice, tuple[float, Setting | None]]()
 
         def valued(choice: _Choice) -> float:
             if choice not in known:
-                made = self._setting(choice)
+                made = self._setting(choice, start)
                 known[choice] = (value(made), made) if made is not None else (0.0, None)
             return known[choice][0]
 
@@ -75,8 +75,8 @@ class RoleSearch:
             found.append(_Roles(len(works) - both, both, len(serves) - both, len(kind) - len(works | serves)))
         return tuple(found)
 
-    def _setting(self, choice: _Choice) -> Setting | None:
-        """The setting of these roles; None where the job does not admit it. Servers hold as much as their NICs carry."""
+    def _setting(self, choice: _Choice, start: Setting) -> Setting | None:
+        """`start` with these roles; None where the job does not admit it. Servers hold as much as their NICs carry."""
         workers, servers = list[Node](), list[Node]()
         for kind, roles in zip(self._kinds, choice, strict=True):
             last = len(kind) - roles.servers
@@ -84,13 +84,14 @@ class RoleSearch:
             servers += kind[last - roles.both :]
         if not (workers and servers):
             return None
-        names = tuple(n.name for n in workers), tuple(n.name for n in servers)
-        if (set(names[0]), set(names[1])) == (set(self._now.workers), set(self._now.servers)):
-            return self._now
+        now, names = self._now, (tuple(n.name for n in workers), tuple(n.name for n in servers))
+        if (set(names[0]), set(names[1])) == (set(now.workers), set(now.servers)):
+            kept = {field: getattr(now, field) for field in ("workers", "servers", "loads", "data_shares", "model_shares")}
+            return replace(start, **kept)
         carried = sum(n.nic_bytes_per_second for n in servers)
         uneven = len({n.nic_bytes_per_second for n in servers}) > 1
         shares = tuple(n.nic_bytes_per_second / carried for n in servers) if uneven else ()
-        made = replace(self._now, workers=names[0], servers=names[1], loads=(), data_shares=(), model_shares=shares)
+        made = replace(start, workers=names[0], servers=names[1], loads=(), data_shares=(), model_shares=shares)
         return made if self._job.space.admits(made) else None
 
 

@@ -120,6 +120,17 @@ def test_machines_may_work_and_serve_and_may_be_given_back():
     assert of.space.admits(fewest)
 
 
+def test_other_roles_are_compared_with_the_batch_and_the_bits_that_were_chosen():
+    """They were compared with those of the moment, so that the batch changed once the rate had been found, and spoilt it."""
+    of = roles_free()
+    chosen = replace(of.start, batch_size=64, transfer_bits=16)
+    knobs = (*ROLES, Choice("transfer_bits", (16, 32)), Choice("batch_size", (of.start.batch_size, 64)))
+    of = replace(of, space=replace(of.space, knobs=knobs))
+    search = RoleSearch(of, of.start, frozenset(n.name for n in of.nodes))
+    found = search.best(chosen, lambda s: len(s.workers) + len(s.servers))
+    assert (found.batch_size, found.transfer_bits) == (64, 16)
+
+
 def test_the_cheapest_run_gives_dear_machines_back():
     """It tuned for the fastest run, whatever the scenario asked for."""
     names = [n.name for n in job().nodes]
