@@ -16,14 +16,14 @@ from typing import Any
 from tuners.actions import Fork, Job, Reconfigure, Rejected, Run, Setting, Tuner, Window
 from tuners.joint.training import Steps
 
-__all__ = ["Losses", "with_checkpoints"]
+__all__ = ["LossRecord", "with_checkpoints"]
 
 _STORED_BYTES_PER_SECOND = 20e6  # of a slow store: what TensorFlowOnline's published checkpoints were fitted to
 _BEFORE = 0.5  # losses that are counted before any was seen
 _NEAR = 1.25  # an interval so near to the best costs 3 % more, of a few per cent
 
 
-class Losses:
+class LossRecord:
     """What is known of the losses of servers, and of the pause that a checkpoint takes."""
 
     def __init__(self, job: Job, nearest: Callable[[float], float]) -> None:
@@ -62,7 +62,7 @@ def with_checkpoints(job: Job, tuner: Tuner) -> Tuner:
     if knob is None or not start:
         yield from tuner
         return
-    losses, branches = Losses(job, knob.nearest), {0: job.start}  # the settings in force
+    losses, branches = LossRecord(job, knob.nearest), {0: job.start}  # the settings in force
     # A short interval soon tells what a checkpoint takes. Later, while servers are away, no change may be accepted.
     if start <= losses.better(start):
         first = yield from Run(seconds=2 * (start + losses.pause_seconds), reason="first, what a checkpoint takes")
@@ -99,7 +99,7 @@ def with_checkpoints(job: Job, tuner: Tuner) -> Tuner:
                 answer = replace(answer, setting=replace(answer.setting, checkpoint_seconds=start))
 
 
-def _choose(losses: Losses, branches: dict[int, Setting], branch: int, barred: set[tuple[str, ...]]) -> Steps[None]:
+def _choose(losses: LossRecord, branches: dict[int, Setting], branch: int, barred: set[tuple[str, ...]]) -> Steps[None]:
     """Change the interval of `branch` where another is clearly better. That takes effect at once and moves nothing."""
     setting = branches[branch]
     better = losses.better(setting.checkpoint_seconds)

@@ -17,7 +17,7 @@ from tuners.settings import Node
 __all__ = ["RoleSearch"]
 
 
-class _Roles(NamedTuple):
+class _RoleCounts(NamedTuple):
     """Numbers of machines of one kind."""
 
     workers: int
@@ -26,7 +26,7 @@ class _Roles(NamedTuple):
     idle: int
 
 
-_Choice: TypeAlias = tuple[_Roles, ...]
+_Choice: TypeAlias = tuple[_RoleCounts, ...]
 
 
 class RoleSearch:
@@ -44,8 +44,10 @@ class RoleSearch:
     def best(self, start: Setting, value: Callable[[Setting], float]) -> Setting:
         """The setting of the highest `value` that steps lead to from `start`, or from machines of one or all kinds that do
         both. All but roles and shares is as in `start`."""
-        whole = [_Roles(0, len(k), 0, 0) for k in self._kinds]
-        alone = [tuple(r if i == j else _Roles(0, 0, 0, r.both) for j, r in enumerate(whole)) for i in range(len(whole))]
+        whole = [_RoleCounts(0, len(k), 0, 0) for k in self._kinds]
+        alone = [
+            tuple(r if i == j else _RoleCounts(0, 0, 0, r.both) for j, r in enumerate(whole)) for i in range(len(whole))
+        ]
         known = dict[_Choice, tuple[float, Setting | None]]()
 
         def valued(choice: _Choice) -> float:
@@ -72,7 +74,7 @@ class RoleSearch:
         for kind in self._kinds:
             works, serves = ({n.name for n in kind} & set(names) for names in (setting.workers, setting.servers))
             both = len(works & serves)
-            found.append(_Roles(len(works) - both, both, len(serves) - both, len(kind) - len(works | serves)))
+            found.append(_RoleCounts(len(works) - both, both, len(serves) - both, len(kind) - len(works | serves)))
         return tuple(found)
 
     def _setting(self, choice: _Choice, start: Setting) -> Setting | None:
@@ -102,4 +104,4 @@ def _steps(choice: _Choice) -> Iterator[_Choice]:
             for b in range(len(roles)) if count else ():
                 if a != b:
                     numbers = [n - (j == a) + (j == b) for j, n in enumerate(roles)]
-                    yield (*choice[:i], _Roles(*numbers), *choice[i + 1 :])
+                    yield (*choice[:i], _RoleCounts(*numbers), *choice[i + 1 :])

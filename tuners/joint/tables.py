@@ -20,7 +20,7 @@ from tuners.cruise.blocks import BlockLoads, measured, moves
 from tuners.joint.system_model import closed_network, waits
 from tuners.settings import Choice
 
-__all__ = ["TableChange", "TableModel"]
+__all__ = ["BlockModel", "TableChange"]
 
 _LEAST_MOVE = 0.002  # of the busiest server's seconds, that a move saves at least
 _MOVING_SHARE = 0.5  # of a NIC, that blocks on their way get while workers pull and push
@@ -35,7 +35,7 @@ class TableChange(NamedTuple):
     cost_seconds: float  # that this takes
 
 
-class TableModel:
+class BlockModel:
     """Predicts what other places of blocks are worth."""
 
     def __init__(self, job: Job) -> None:

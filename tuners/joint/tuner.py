@@ -51,7 +51,7 @@ from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.learning_model import HELPED_NATS
 from tuners.joint.roles import RoleSearch
 from tuners.joint.system_model import SystemModel, waits
-from tuners.joint.tables import TableModel
+from tuners.joint.tables import BlockModel
 from tuners.joint.training import Glance, JobOver, Snapshot, Steps, Training, changed_cheaply
 from tuners.settings import BOUNDED, Choice, Real
 
@@ -123,7 +123,7 @@ class JointCourse:
     """The course of one job."""
 
     def __init__(self, job: Job, parts: RuleParts) -> None:
-        self.job, self.parts, self.system, self.tables = job, parts, SystemModel(job), TableModel(job)
+        self.job, self.parts, self.system, self.tables = job, parts, SystemModel(job), BlockModel(job)
         self.training = Training(job, self.system, snapshots=parts.snapshots)
         self.gauge = self.training.gauge
         self.heat: Heat | None = None if job.target.counts else heat(job, self._best, prior=parts.prior)

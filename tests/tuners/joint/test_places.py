@@ -10,10 +10,10 @@ from tests.support.toy import job, window
 from tests.tuners.joint.test_decisions import Answers, course, flat
 from tuners.actions import Cost, NodeEvent, Reconfigure, Rejected, Run, ServerWindow
 from tuners.joint import joint
-from tuners.joint.checkpoints import Losses, with_checkpoints
+from tuners.joint.checkpoints import LossRecord, with_checkpoints
 from tuners.joint.roles import RoleSearch
 from tuners.joint.system_model import SystemModel
-from tuners.joint.tables import TableModel
+from tuners.joint.tables import BlockModel
 from tuners.prices import Prices
 from tuners.settings import Choice, Integer, Real
 
@@ -55,7 +55,7 @@ HOT = (9_000, 9_000, 500, 100, 100, 100)
 def test_of_a_jobs_blocks_the_hot_ones_move_and_the_rest_stays():
     """It took Cruise's model, which divides bytes evenly: on a short job two changes moved 12 GB and doubled its time."""
     of = tables()
-    model = TableModel(of)
+    model = BlockModel(of)
     model.learn(of.start, served(of, HOT))
     found = model.best(of.start, 1_000.0)
     assert found is not None
@@ -66,14 +66,14 @@ def test_of_a_jobs_blocks_the_hot_ones_move_and_the_rest_stays():
 
 def test_blocks_stay_where_the_job_ends_before_a_move_has_paid():
     of = replace(tables(), model_bytes=1e15)
-    model = TableModel(of)
+    model = BlockModel(of)
     model.learn(of.start, served(of, HOT))
     assert model.best(of.start, 1_000.0) is None
 
 
 def test_an_idle_machine_becomes_a_server_of_hot_blocks():
     of = tables(idle=1)
-    model = TableModel(of)
+    model = BlockModel(of)
     model.learn(of.start, served(of, (9_000, 9_000, 9_000, 100, 100, 100)))
     found = model.best(of.start, 1_000.0)
     assert found is not None
@@ -243,7 +243,7 @@ def test_no_interval_is_asked_for_again_while_the_same_servers_are_away():
 
 def test_losses_of_workers_and_losses_at_one_moment_cost_one_return_or_none():
     of = checkpointed(3.0)
-    losses = Losses(of, float)
+    losses = LossRecord(of, float)
     made = window(of, np.ones(100), np.arange(1.0, 101))
     lost = [NodeEvent(50.0, n, "failed") for n in (*of.start.servers, *of.start.workers)]
     losses.see(replace(made, events=tuple(lost)), frozenset(of.start.servers) - frozenset(of.start.workers))
