@@ -16,7 +16,7 @@ predicted time of an epoch falls by more than `gain`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from tuners.actions import Job, Reconfigure, Rejected, Run, Setting, Tuner, Wind
 from tuners.cruise.queueing import pulls_in_queue
 from tuners.settings import Choice, Integer
 
-__all__ = ["BlockLoads", "balanced", "cycle_seconds", "measured", "place_blocks"]
+__all__ = ["BlockLoads", "balanced", "cycle_seconds", "measured", "moves", "place_blocks"]
 
 
 class BlockLoads(NamedTuple):
@@ -103,9 +103,9 @@ def place_blocks(job: Job, *, gain: float, batches: int, warmup: int) -> Tuner:
         yield from Run(clocks=len(current.workers))
 
 
-def measured(job: Job, setting: Setting, seen: Window) -> BlockLoads | None:
+def measured(job: Job, setting: Setting, seen: Window, others: Sequence[str] = ()) -> BlockLoads | None:
     """What `seen` says of the blocks under `setting`; None where it has no pushes of every worker, or servers are not
-    measured."""
+    measured. With `others`, machines that are no servers yet."""
     workers = {w.node: w for w in seen.workers}
     if not (seen.blocks and seen.servers and seen.clocks) or any(
         w not in workers or not workers[w].pushes for w in setting.workers
@@ -128,7 +128,7 @@ def measured(job: Job, setting: Setting, seen: Window) -> BlockLoads | None:
     size = sum(s.pull_bytes + s.push_bytes for s in seen.servers) / seen.clocks
     return BlockLoads(
         rows,
-        {n: known.get(n, scale / nics[n]) for n in setting.servers},
+        {n: known.get(n, scale / nics[n]) for n in (*setting.servers, *others)},
         tuple(workers[w].compute_seconds / workers[w].pushes for w in setting.workers),
         tuple(size / nics[w] for w in setting.workers),
         *parts,
@@ -181,10 +181,20 @@ def _cycle_of(job: Job, loads: BlockLoads, setting: Setting, *, waits: bool) -> 
 
 
 def balanced(loads: BlockLoads, owners: tuple[str, ...]) -> tuple[str, ...]:
-    """Owners of the blocks after hot ones have left the busiest server, again and again, while that makes it less busy.
+    """Owners of the blocks after all `moves`."""
+    return list(moves(loads, owners))[-1]
+
+
+_WORTH = 0.01  # of the busiest server's seconds: what the move of a block must save
+
+
+def moves(loads: BlockLoads, owners: tuple[str, ...], worth: float = _WORTH) -> Iterator[tuple[str, ...]]:
+    """Owners of the blocks, first `owners`, as hot blocks leave the busiest server one by one, while that makes it less busy
+    by the share `worth`.
 
     In every step that block moves which leaves the busier of both servers the least work: few blocks move, hot ones.
     """
+    yield owners
     found, busy = list(owners), loads.busy_seconds(owners)
     for _ in range(len(owners)):  # every step lowers the larger of two loads
         hot = max(busy, key=lambda n: busy[n])
@@ -196,14 +206,11 @@ def balanced(loads: BlockLoads, owners: tuple[str, ...]) -> tuple[str, ...]:
             if to != hot
         ]
         least, block, to = min(choices, default=(busy[hot], 0, hot))
-        if least >= (1 - _WORTH) * busy[hot]:
+        if least >= (1 - worth) * busy[hot]:
             break
         found[block] = to
         busy = loads.busy_seconds(tuple(found))
-    return tuple(found)
-
-
-_WORTH = 0.01  # of the busiest server's seconds: what the move of a block must save
+        yield tuple(found)
 
 
 def cycle_seconds(loads: BlockLoads, owners: tuple[str, ...], *, waits: bool) -> float:

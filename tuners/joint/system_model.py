@@ -22,7 +22,7 @@ import numpy as np
 
 from tuners.actions import Job, Pushes, Setting, Window
 
-__all__ = ["SystemModel"]
+__all__ = ["SystemModel", "closed_network", "waits"]
 
 _FIXED_SHARE = 0.1  # of a mini-batch's compute seconds that do not depend on its size: a guess until two sizes were measured
 _SERIAL_SHARE = 0.1  # of a mini-batch's computing that more threads do not speed up: a guess
@@ -57,16 +57,17 @@ class SystemModel:
         """Whether anything was measured."""
         return bool(self._seconds)
 
-    def learn(self, setting: Setting, window: Window, since_seconds: float = 0.0) -> bool:
-        """Take in the measurements of a window that was trained under `setting` from begin to end; whether there were any.
+    def learn(self, setting: Setting, window: Window, since_seconds: float = 0.0, until_seconds: float = math.inf) -> bool:
+        """Take in the measurements of a window that was trained under `setting`; whether there were any.
 
         What workers had begun before `since_seconds`, with their pulls, does not count: it may be of another size, or from
-        other servers.
+        other servers. Nor does what was pushed after `until_seconds`, when a machine had been lost.
         """
         begun = (
             window.pushes.seconds - window.pushes.push_seconds - window.pushes.compute_seconds - window.pushes.pull_seconds
         )
-        pushes = Pushes._make(values[~(begun < since_seconds)] for values in window.pushes)
+        counts = ~(begun < since_seconds) & ~(window.pushes.seconds > until_seconds)
+        pushes = Pushes._make(values[counts] for values in window.pushes)
         if not len(pushes.seconds):
             return False
         for index in np.unique(pushes.worker):
@@ -166,7 +167,8 @@ class SystemModel:
         server = max(size * m / self._nodes[s].nic_bytes_per_second for s, m in zip(setting.servers, shares, strict=True))
         # A machine with both roles keeps its own part, and its NIC carries both roles' transfers.
         both = set(setting.workers) & set(setting.servers)
-        server *= 1.0 + len(both) / len(setting.workers)
+        if not waits(setting):  # else all pull at one time, and all push at another
+            server *= 1.0 + len(both) / len(setting.workers)
         alone = [max(size / self._nodes[w].nic_bytes_per_second, server) for w in setting.workers]
         return float(np.mean(alone)), server
 
@@ -181,7 +183,7 @@ class SystemModel:
         compute = [self._compute(self._work(setting, w)) for w in setting.workers]
         alone, server = self._demands(setting)
         factors = (self._pull_factor, self._push_factor)
-        if setting.policy == "bsp" or (setting.policy == "ssp" and setting.staleness == 0):
+        if waits(setting):
             pull, push = (f * max(alone, workers * server) for f in factors)
             slowest = max(max(compute), median(compute) * (1 + _JITTER * math.sqrt(2 * math.log(max(workers, 2)))))
             return (slowest + pull + push) / workers, pull, push
@@ -189,13 +191,30 @@ class SystemModel:
             compute = [0.5 * c + 0.5 * max(compute) for c in compute]  # the slowest holds the others back in part
         think = workers / sum(1 / max(c, 1e-12) for c in compute)
         busy = min(workers, setting.staleness + 1) if setting.policy == "admit" else workers
-        queue, seconds = [0.0, 0.0], [alone, alone]
-        rate = 0.0
-        for _ in range(_ROUNDS):
-            seconds = [max(f * alone, f * server * (1 + q * (busy - 1) / busy)) for f, q in zip(factors, queue, strict=True)]
-            rate = busy / (think + sum(seconds))
-            queue = [0.5 * q + 0.5 * rate * s for q, s in zip(queue, seconds, strict=True)]
-        return 1 / rate, seconds[0], seconds[1]
+        rate, (pull, push) = closed_network(think, [f * alone for f in factors], [f * server for f in factors], busy)
+        return 1 / rate, pull, push
+
+
+def waits(setting: Setting) -> bool:
+    """Whether every worker waits for all others after each push."""
+    return setting.policy == "bsp" or (setting.policy == "ssp" and setting.staleness == 0)
+
+
+def closed_network(think: float, alone: Sequence[float], served: Sequence[float], workers: int) -> tuple[float, list[float]]:
+    """Pushes per second of so many `workers`, and the seconds of their transfers, by Schweitzer's approximation.
+
+    Args:
+        think: mean seconds that a worker computes.
+        alone: of each transfer of a cycle, the seconds that it takes where nobody else transfers.
+        served: of each, the seconds that it occupies the busiest server.
+        workers: that compute or transfer.
+    """
+    queue, seconds, rate = [0.0] * len(alone), list(alone), 0.0
+    for _ in range(_ROUNDS):
+        seconds = [max(a, s * (1 + q * (workers - 1) / workers)) for a, s, q in zip(alone, served, queue, strict=True)]
+        rate = workers / (think + sum(seconds))
+        queue = [0.5 * q + 0.5 * rate * s for q, s in zip(queue, seconds, strict=True)]
+    return rate, seconds
 
 
 def _amdahl(threads: int) -> float:

@@ -120,11 +120,13 @@ class Training:
             halves = np.array_split(window.pushes.loss, 2)
             self.highest_loss = max(self.highest_loss, *(float(np.mean(h)) for h in halves if len(h)))
         available = frozenset(n.name for n in window.nodes or self.job.nodes)
-        if window.setting is not None and window.setting != self._named:
+        # Pushes before the first event still tell what they take under the setting that was in force by then.
+        changed = window.setting is not None and window.setting != self._named
+        until = min((e.seconds for e in window.events), default=window.start_seconds if changed else math.inf)
+        self.measured = self._system.learn(self.setting, window, self._placed_seconds, until)
+        if window.setting is not None and changed:
             self._named, self.cluster_changed = window.setting, True
             self.setting = _under(self.setting, window.setting) if self._is_installed(self.setting) else window.setting
-        elif not window.events:
-            self.measured = self._system.learn(self.setting, window, self._placed_seconds)
         if available != self.available:
             self._system.forget(available - self.available)
             self.available, self.cluster_changed = available, True
@@ -239,6 +241,8 @@ class Training:
             if setting != self.placed(setting):
                 self._placed_seconds = self.seconds
             self.setting, self._named = setting, named
+        else:  # a machine was lost meanwhile
+            self.cluster_changed = True
         return cost.done
 
     def _is_installed(self, setting: Setting) -> bool:

@@ -5,8 +5,8 @@
 over schedules of settings: warm up, hold the hottest setting that serves, cool when noise is all that is left. A change is
 made only where it is expected to save more than it costs. In the order in which a job meets them:
 
-1. *Placement only*: where nothing is free that learning depends on, the exact methods of Cruise take over, or those of the
-   bespoke BO if loads are free. Their changes are made by the cheapest method that the job offers.
+1. *Placement only*: where nothing is free that learning depends on, and the job counts work or loads are free, the exact
+   methods of Cruise take over, or those of the bespoke BO. Changes are made by the cheapest method that the job offers.
 2. *Nobody waits* (`JointCourse.begin`): first, a job whose changes are restarts and that tells nothing to predict a saving
    from goes on as it began. Else the policy that lets every worker go on, if it is free. A rate far from those that were
    best in other jobs (`tuners.joint.rate_prior`) is left for the cooler half of them.
@@ -14,6 +14,8 @@ made only where it is expected to save more than it costs. In the order in which
    seconds. The setting with the most progress per second is chosen by the cheapest method, verified, and taken back if it
    is worse. The same again whenever machines come or go, or pushes have become much slower or faster. Where waiting for
    each other takes hardly any time, because servers are the bottleneck, all workers wait after all (`JointCourse.wait`).
+   Machines may both work and serve, or be given back (`tuners.joint.roles`); where the cheapest run is wanted, progress per
+   USD counts. Of embedding tables, hot blocks move, and workers may keep copies of rows (`tuners.joint.tables`).
 4. *Heat* (`JointCourse.find_heat`): the setting (`tuners.joint.heat`) comes down while it hurts, by four where it was
    probable and by decades below, then doubles window by window until it brings nothing more. The job continues from the
    best model seen, at the heat that made it, or at half of that if twice of it has blown the model up; where none has
@@ -25,6 +27,8 @@ made only where it is expected to save more than it costs. In the order in which
    where the seconds that this would save are worth the trial. Halve it where noise hides all drift. Cool by halves when the
    measured noise is all that separates the level from the goal, or when the drift has stopped. Return to a snapshot when
    half of what was learned is lost or the job has diverged, to an early one when it has over-fitted.
+
+The interval of checkpoints, where servers have no replicas, is chosen beside all this (`tuners.joint.checkpoints`).
 
 Forks serve as snapshots only, so they cost little; without room for them the heat changes in place. Every decision carries
 its numbers, as the reason of the action that it leads to.
@@ -43,13 +47,16 @@ from tuners.applicability import no_knob_is_free, nothing_to_tune_if
 from tuners.bespoke_bo import bespoke_bo
 from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
+from tuners.joint.checkpoints import with_checkpoints
 from tuners.joint.heat import Heat, PolicyHeat, RateHeat, heat
 from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.learning_model import HELPED_NATS
-from tuners.joint.system_model import SystemModel
+from tuners.joint.roles import RoleSearch
+from tuners.joint.system_model import SystemModel, waits
+from tuners.joint.tables import BlockModel
 from tuners.joint.training import Glance, JobOver, Snapshot, Steps, Training, changed_cheaply
 from tuners.joint.waiting import Waiting
-from tuners.settings import BOUNDED, Choice
+from tuners.settings import BOUNDED, Choice, Real
 
 __all__ = ["JointCourse", "joint"]
 
@@ -62,7 +69,10 @@ _CHANGE_SECONDS = 15.0  # of a change of the system, until one was measured
 _EVALUATION_SHARE = 0.01  # of the seconds left that the first evaluation may take
 _LEFT_SHARE = 0.2  # of the budget: how long the job is expected to last, until its drift was measured
 _BATCHES = 3  # mini-batches per worker before roles are chosen: with Cruise's 10, much of a short job is over by then
+_TRUSTED = 2.0  # times as few workers as at the start: what the progress of a push is trusted to be known for
+_SLOWEST = 0.6  # of the highest progress per second: what the cheapest run makes at least, as it has to end in time
 _UNDERESTIMATED = 1.9  # times that pushes of workers that wait were at most faster than predicted
+_COPIED = 4  # mini-batches for which workers keep copies of rows
 _WORTH_WAITING = 1.2  # times the progress for which all workers wait for each other
 _DECADE = 10.0  # factor of the heat, downwards, while it hurts
 _LOST_DECADES = 2  # below the start that are tried if nothing has helped
@@ -101,27 +111,30 @@ def joint(
     space = job.space
     if not space.knobs:
         return
-    if not any(space.knob(name) for name in _LEARNING) and (space.frees("role") or space.frees("load")):
+    places_only = not any(space.knob(name) for name in _LEARNING) and (space.frees("role") or space.frees("load"))
+    if places_only and not job.blocks and (job.target.counts or loads_are_free(job)):
         if loads_are_free(job):
             yield from changed_cheaply(job, bespoke_bo(job))
         else:
             yield from changed_cheaply(job, cruise(job, batches=_BATCHES, warmup=1, least=2))
         return
     parts = RuleParts(system_model, schedules, cost_rule, snapshots, one_setting, prior)
-    yield from JointCourse(job, parts).play()
+    yield from with_checkpoints(job, JointCourse(job, parts).play())
 
 
 class JointCourse:
     """The course of one job."""
 
     def __init__(self, job: Job, parts: RuleParts) -> None:
-        self.job, self.parts, self.system = job, parts, SystemModel(job)
+        self.job, self.parts, self.system, self.tables = job, parts, SystemModel(job), BlockModel(job)
         self.training = Training(job, self.system, snapshots=parts.snapshots)
         self.gauge = self.training.gauge
         self.heat: Heat | None = None if job.target.counts else heat(job, self._best, prior=parts.prior)
         self.first: Snapshot | None = None  # the untrained model
         self.hurting = math.inf  # the coolest heat that is known to hurt
         self.useless = math.inf  # the coolest heat that has brought nothing when it was tried
+        self.placed = False  # whether machines were chosen before
+        self.unit = "second" if job.target.minimise == "seconds" else "USD"
         self.cap = len(job.start.workers) if self.heat is not None and self.heat.limits_workers else len(job.nodes)
 
     def play(self) -> Tuner:
@@ -130,10 +143,11 @@ class JointCourse:
             if not (yield from self.may_pay()):
                 return
             yield from self.begin()
-            if self.heat is not None:
+            if not self.job.target.counts and (self.heat is not None or self.job.space.frees("role")):
                 self.first = yield from self.training.snapshot()
             yield from self.measure()
             yield from self.place()
+            yield from self.keep_copies()
             yield from self.wait()
             if isinstance(self.heat, PolicyHeat) and self.job.installs_policies:
                 cost_rule = self.parts.cost_rule
@@ -144,12 +158,33 @@ class JointCourse:
                 yield from self.find_heat(self.heat)
                 if not self.parts.one_setting:
                     yield from self.learn(self.heat)
-            while True:
-                yield from self.training.run(4 * len(self.training.setting.workers))
-                if self.training.cluster_changed:
-                    yield from self.place_anew()
+            yield from self.go_on()
         except JobOver:
             return
+
+    def go_on(self) -> Steps[None]:
+        """Train to the end, where no heat is free or all of it was tried; machines and blocks are still placed."""
+        training = self.training
+        looked = learned = training.seconds
+        while True:
+            # Machines that are back may be away again soon.
+            rounds = 0.25 if self.lacks_machines else 1.0 if self.job.space.frees("role") else 4.0
+            yield from training.run(math.ceil(rounds * len(training.setting.workers)))
+            learned = training.seconds if self.has_learned else learned
+            # Longer than that the job was not expected to last.
+            lost = training.seconds - learned > _LEFT_SHARE * self.job.budget_seconds and self.heat is None
+            if lost and self.first is not None and len(training.setting.workers) > 1:
+                learned, workers = training.seconds, len(training.setting.workers)
+                self.cap = max(1, workers // 2)
+                best, why = self._best(self.cap), f"nothing was learned by {workers} workers; again from the untrained model"
+                self.first = yield from training.return_to(self.first, best, why)
+            elif training.cluster_changed:
+                yield from self.place_anew()
+            elif self.job.blocks and training.newest is not None:
+                self.tables.learn(training.setting, training.newest)
+                if training.seconds > 2 * looked:  # loads are known better
+                    looked = training.seconds
+                    yield from self.place()
 
     def may_pay(self) -> Steps[bool]:
         """Whether a change may save anything. Where every change is a restart, the first push is looked at before.
@@ -207,13 +242,16 @@ class JointCourse:
         """Choose what the system model says is best, once it knows the machines; take it back if it is worse."""
         training = self.training
         training.cluster_changed = False
-        if not self.parts.system_model or not any(self.job.space.frees(name) for name in _SYSTEM):
+        if training.diverged or not self.parts.system_model:
             return
-        if training.diverged:
+        if self.job.blocks:
+            yield from self.place_blocks()
             return
-        before, here, usual = training.setting, self._progress(training.setting), training.usual_push_seconds
+        if not (self.places_are_free or self.lacks_machines):
+            return
+        before, here, usual = training.setting, self._worth(training.setting), training.usual_push_seconds
         best = self._best(self.cap)
-        gain = self._progress(best) / here
+        gain = self._worth(best) / here if here > 0 else math.inf
         left, cost = self._seconds_left(), training.change_seconds or _CHANGE_SECONDS
         saved = left * (1 - 1 / gain) if gain > 0 else 0.0
         worth = gain > _WORTH and saved > cost if self.parts.cost_rule else gain > 1
@@ -222,25 +260,94 @@ class JointCourse:
             return
         why = (
             f"{self._words(before)} -> {self._words(best)}: {left / gain:.0f} s left instead of {left:.0f}, "
-            f"{gain:.2f} times the progress per second; the change costs {cost:.0f} s"
+            f"{gain:.2f} times the progress per {self.unit}; the change costs {cost:.0f} s"
         )
         if stranded:
             why = f"a machine is not available any more: {self._words(before)} -> {self._words(best)}"
-        if (yield from training.change(best, why)):
+        anew, self.placed = self.heat is None and not (self.placed or self.has_learned), True
+        if anew and self.first is not None and len(best.workers) < len(before.workers):
+            # It loses nothing, and staleness may have spoilt it for good.
+            self.first = yield from training.return_to(self.first, best, f"{why}; from the untrained model")
+            changed = training.setting == best
+        else:
+            changed = yield from training.change(best, why)
+        if changed:
             yield from self.measure()
-            seen = self._progress(training.setting)
+            seen = self._worth(training.setting)
             if seen < here and not (stranded or training.diverged or training.cluster_changed):
-                why = f"taken back: {seen / here:.2f} times the progress per second of {self._words(before)}"
+                why = f"taken back: {seen / here:.2f} times the progress per {self.unit} of {self._words(before)}"
                 yield from training.change(before, why)
                 training.usual_push_seconds = usual
 
+    @property
+    def has_learned(self) -> bool:
+        """Whether the newest mini-batches were clearly better than those of a model that knows nothing."""
+        loss = self.training.training_loss
+        return not 0 < loss < math.inf or self.gauge.has_learned(math.log(loss / self.gauge.untrained))
+
+    @property
+    def places_are_free(self) -> bool:
+        """Whether anything is free that the system model chooses."""
+        return any(self.job.space.frees(name) for name in _SYSTEM)
+
+    @property
+    def lacks_machines(self) -> bool:
+        """Whether machines of the start are gone, or are back and not used again."""
+        start, now = self.job.start, self.training.setting
+        return not self.places_are_free and (set(start.workers), set(start.servers)) != (set(now.workers), set(now.servers))
+
+    def place_blocks(self) -> Steps[None]:
+        """Move hot blocks of embedding tables to machines that have less to do, as many as save more time than they take."""
+        training, left = self.training, self._seconds_left()
+        found = self.tables.best(training.setting, left)
+        if found is None or found.gain <= _WORTH:
+            return
+        why = (
+            f"{found.blocks} blocks move to {len(found.setting.servers)} servers: {found.gain:.2f} times as many pushes, "
+            f"{left / found.gain:.0f} s left instead of {left:.0f}; this takes {found.cost_seconds:.0f} s"
+        )
+        began = training.seconds
+        if (yield from training.change(found.setting, why)):
+            self.tables.moved(found, training.seconds - began)
+            yield from self.measure()
+
+    def keep_copies(self) -> Steps[None]:
+        """Let workers keep copies of popular rows for a few mini-batches, if they are then seen to push more often.
+
+        That takes effect at once and moves nothing, so it is tried; copies make gradients as stale as some more workers do.
+        """
+        training, rows, clocks = self.training, self.job.space.knob("cache_rows"), self.job.space.knob("cache_clocks")
+        before, workers = training.setting, len(training.setting.workers)
+        if rows is None or clocks is None or before.cache_rows or isinstance(rows, Real) or isinstance(clocks, Real):
+            return
+        wanted = replace(before, cache_rows=int(_highest(rows)), cache_clocks=int(clocks.nearest(_COPIED)))
+        gain = self.tables.copies_gain(before, 1 / (1 + wanted.cache_clocks))
+        if not self.parts.system_model or training.diverged or gain < _WORTH:
+            return
+        yield from training.run(
+            2 * workers, "may workers keep copies of popular rows? First, how often they push as they are"
+        )
+        alone, why = training.push_seconds, f"copies of {wanted.cache_rows} rows for {wanted.cache_clocks} mini-batches"
+        if not (yield from training.change(wanted, f"{why}, on trial: at most {gain:.2f} times as many pushes")):
+            return
+        yield from training.run(2 * workers)  # workers have no copies yet
+        yield from training.run(2 * workers)
+        seen = alone / training.push_seconds if training.push_seconds else 0.0
+        if seen < _WORTH:
+            yield from training.change(
+                replace(training.setting, cache_rows=0), f"taken back: {seen:.2f} times as many pushes"
+            )
+
     def measure(self) -> Steps[None]:
         """Train until pushes were measured that began under the present setting; in vain, twice as long at the most."""
-        workers = len(self.training.setting.workers)
-        yield from self.training.run(math.ceil(1.5 * workers))
+        setting = self.training.setting
+        clocks = math.ceil((1.0 if waits(setting) else 1.5) * len(setting.workers))
+        yield from self.training.run(clocks)
         if self.system.knows and not self.training.measured:
-            yield from self.training.run(math.ceil(1.5 * workers))
+            yield from self.training.run(clocks)
         self.training.usual_push_seconds = self.training.push_seconds
+        if self.training.newest is not None:
+            self.tables.learn(self.training.setting, self.training.newest)
 
     def wait(self) -> Steps[None]:
         """Let all workers wait for each other after all, where that costs less time than staleness does.
@@ -280,7 +387,7 @@ class JointCourse:
     def _waiting(self, setting: Setting) -> Setting | None:
         """`setting` with workers that wait for each other after every push; None where they do already, or cannot."""
         policies, staleness = _options(self.job.space.knob("policy")), self.job.space.knob("staleness")
-        if setting.policy == "bsp" or (setting.policy == "ssp" and setting.staleness == 0):
+        if waits(setting):
             return None
         if "bsp" in policies:
             return replace(setting, policy="bsp")
@@ -303,12 +410,36 @@ class JointCourse:
         if self.job.target.metric == "samples":
             return self.system.samples_per_second(setting)
         gain = 1.0 if self.job.target.counts else float(setting.batch_size**_BATCH_GAIN)
+        if self.heat is None and not self.job.target.counts:
+            # Nothing makes up for staleness: the gradients of all workers are at one model, as those of a larger mini-batch.
+            gain *= len(setting.workers) ** (_BATCH_GAIN - 1)
         return gain / self.system.push_seconds(setting)
 
+    def _worth(self, setting: Setting) -> float:
+        """Progress per second, or per USD where the cheapest run is wanted, up to a factor."""
+        return self._progress(setting) / self._price(setting)
+
+    def _price(self, setting: Setting) -> float:
+        """USD per hour where the cheapest run is wanted and they are known; else 1."""
+        usd = self.job.prices.setting_rate(setting).usd_per_hour if self.job.target.minimise == "usd" else 1.0
+        return usd if usd > 0 else 1.0
+
     def _best(self, most_workers: int) -> Setting:
-        """The setting of the system with the most progress per second, with at most so many workers."""
-        found = (s for s in self._candidates() if len(s.workers) <= most_workers)
-        return max(found, key=self._progress, default=self.training.setting)
+        """The setting of the system with the most progress per second, or per USD, with at most so many workers."""
+        now = self.training.setting
+        found = max((s for s in self._candidates() if len(s.workers) <= most_workers), key=self._progress, default=now)
+        kinds = {option for k in self.job.space.knobs if k.name.startswith("role/") for option in _options(k)}
+        if not kinds & {"both", "idle"}:
+            return found
+        # A run that is cheap must still end in time.
+        least = _SLOWEST * self._progress(found) if self.job.target.minimise == "usd" else 0.0
+        fewest = 0.0 if self.job.target.counts else min(len(self.job.start.workers) / _TRUSTED, most_workers)
+
+        def value(setting: Setting) -> float:
+            progress = self._progress(setting) if fewest <= len(setting.workers) <= most_workers else 0.0
+            return progress / self._price(setting) if progress >= least else 0.0
+
+        return RoleSearch(self.job, now, self.training.available).best(found, value)
 
     def _candidates(self) -> Iterator[Setting]:
         """Settings of the system on the machines that are there."""
@@ -333,6 +464,9 @@ class JointCourse:
             found = (_with_roles(now, names[: int(c)], names[int(c) :]) for c in counts)
         elif self.job.space.frees("role"):
             found = self._splits()
+        else:  # the system has dropped machines that it has lost; when they are back, they have to be asked for
+            start = self.job.start
+            found = (replace(now, workers=start.workers, servers=start.servers, model_shares=start.model_shares),)
         for setting in (now, *found):
             if setting.workers and setting.servers and {*setting.workers, *setting.servers} <= self.training.available:
                 yield setting
@@ -518,7 +652,7 @@ class JointCourse:
 
     def place_anew(self) -> Steps[None]:
         """Choose again: machines have come or gone, or have become slower or faster."""
-        if self.training.cluster_changed:
+        if self.training.cluster_changed and self.heat is not None:
             yield from self.measure()
         self.training.usual_push_seconds = self.training.push_seconds
         yield from self.place()
