@@ -33,7 +33,7 @@ def single_threaded(device: str = "cpu") -> dict[str, str]:
 def collect_garbage_rarely() -> None:
     """From now on, this process looks for circles among its objects after 50,000 new ones, and not after 700.
 
-    To import JAX and to trace a program makes a million objects that stay. To look at them again and again takes an eighth
+    To import JAX and to trace a program makes a million objects that stay. To look at them again and again takes a seventh
     of the CPU time of `harness play` (measured). An object that is in no circle is freed at once, as ever.
     """
     gc.set_threshold(50_000, 5, 5)

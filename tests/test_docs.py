@@ -57,14 +57,6 @@ def shell(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-EACH_BY_ITSELF = """
-import sys
-for program in sys.argv[1:]:
-    exec(compile(program, program, "exec"), {"__name__": "__main__"})
-"""
-"""Programs of a page, each with names of its own, in one process: to import our packages takes longer than most of them."""
-
-
 def our_command(arguments: list[str], folder: Path) -> str:
     """Run the command `harness` in this process, which has the libraries and the engine in memory; return what it prints."""
     printed, said = io.StringIO(), io.StringIO()
@@ -117,8 +109,8 @@ def test_readme_has_its_examples():
 def test_the_examples_of_a_page_run_and_print_what_it_shows(page, tmp_path):
     """The examples of a page are run in one folder: its programs, then its commands, which may use what those left there."""
     folder = desk(page, tmp_path)
-    if programs := blocks("python", page):
-        shell([sys.executable, "-W", "error", "-c", EACH_BY_ITSELF, *programs], folder)
+    for program in blocks("python", page):
+        shell([sys.executable, "-W", "error", "-c", program], folder)
     for block in blocks("console", page):
         for command, *shown in (c.splitlines() for c in re.split(r"(?m)^\$ ", block)[1:]):
             words = shlex.split(command, comments=True)
