@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
+from scipy.stats import norm, t
 
 from simulators.calibration import closed_form
 from simulators.calibration.closed_form import Spans
@@ -482,11 +483,17 @@ class _Solved:
         return np.asarray(self.at + np.clip(steps, -9, 9))
 
     def intervals(self, drawn: NDArray[np.float64]) -> dict[str, tuple[float, float] | None]:
-        """95 % percentile intervals of `resampled` constants; None without a degree of freedom, and for no resamples."""
+        """95 % percentile intervals of `resampled` constants; None without a degree of freedom, and for no resamples.
+
+        A bootstrap of few settings is too narrow: the distance from the fitted value is multiplied as that of a
+        cluster-robust interval is, whose quantile is Student's with one degree less than settings (Cameron and Miller 2015,
+        A practitioner's guide to cluster-robust inference, Section VI).
+        """
         if not len(drawn):
             return dict.fromkeys(self.free)
-        unsure = self._without_freedom()
-        ends = np.percentile(drawn, [2.5, 97.5], axis=0)
+        unsure, count = self._without_freedom(), len(self.problem.settings)
+        few = math.sqrt(count / (count - 1)) * float(t.ppf(0.975, count - 1) / norm.ppf(0.975)) if count > 1 else 1.0
+        ends = self.at + few * (np.percentile(drawn, [2.5, 97.5], axis=0) - self.at)
         return {
             n: None if n in unsure else (_decoded(n, float(a)), _decoded(n, float(b)))
             for n, a, b in zip(self.free, *ends, strict=True)

@@ -203,6 +203,24 @@ def test_as_many_constants_as_rows_have_no_interval():
     assert set(said["without_interval"]) == set(free)
 
 
+def test_intervals_of_few_settings_are_wider_than_their_bootstrap():
+    """Seven settings with noise: Student's t of six degrees is 1.25 times the normal quantile, times the root of 7/6."""
+    rng = np.random.default_rng(0)
+    true = Constants(cores=1, model_bytes=2e7, nic_bytes_per_second=1.25e8, sample_seconds=0.005, apply_seconds=0.03)
+    bare = [row(w, s) for w in (1, 2, 4, 6) for s in (1, 2) if s <= w]
+    told = closed_form.spans([plant(true, r) for r in bare], [r.barrier for r in bare])
+    noise = np.exp(0.04 * rng.standard_normal(len(bare)))
+    compute, pull, push, cycle = (part * noise for part in told)
+    rows = [
+        replace(r, cycle_seconds=c, compute_seconds=a, pull_seconds=b, push_seconds=d)
+        for r, a, b, d, c in zip(bare, compute, pull, push, cycle, strict=True)
+    ]
+    found = fit(rows, replace(true, model_bytes=0.0, sample_seconds=0.0, apply_seconds=0.0), resamples=100, engine=False)
+    low, high = np.log(found.intervals["model_bytes"]) - math.log(found.constants.model_bytes)
+    ends = np.percentile(np.log(found.draws["model_bytes"]), [2.5, 97.5]) - math.log(found.constants.model_bytes)
+    assert (low, high) == pytest.approx(tuple(1.3484 * ends), rel=1e-3)
+
+
 def test_a_recording_without_rows_is_an_error():
     with pytest.raises(ValueError, match="no run has both a setting and times"):
         fit_all([], {})
