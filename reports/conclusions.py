@@ -47,7 +47,7 @@ def answer(rows: pl.DataFrame) -> Answer:
         budget = quantity(float(rows["budget_seconds"].to_numpy().max()))
         usd = float(rows["budget_usd"][0])
         # Without a limit of its own, no run can cost more than the budget of time allows.
-        money = f" and {usd:g} USD" if rows["usd"].fill_nan(0.0).to_numpy().max() > usd else ""
+        money = f" and {usd:g} USD" if rows["usd"].fill_nan(0.0).to_numpy().max() > usd * (1 + 1e-9) else ""
         but = " in any run without failing in another" if rows["reached"].sum() else " in any run"
         return Answer(f"No tuner reached the target within {budget} s{money}{but}.", "", "")
     leader = led[0]
