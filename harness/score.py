@@ -102,7 +102,9 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
         tuner=tuner,
         seed=seed,
         status="budget" if dear else outcome.status,
-        reason=_too_dear(outcome, job, spent) if dear else outcome.reason or _reason(outcome, job),
+        reason=_too_dear(outcome, job, spent)
+        if dear
+        else outcome.reason or _reason(outcome, job, sum(w.clocks for _, w in windows), validated=bool(evaluations)),
         completion_seconds=outcome.seconds if reached else job.budget_seconds,
         budget_seconds=job.budget_seconds,
         reached=reached,
@@ -283,9 +285,14 @@ def _too_dear(outcome: Outcome, job: Job, spent: Spending) -> str:
     )
 
 
-def _reason(outcome: Outcome, job: Job) -> str:
+def _reason(outcome: Outcome, job: Job, pushes: int, *, validated: bool) -> str:
     if outcome.status == "budget":
-        return f"The target {job.target.metric} {job.target.value:g} was not reached in {job.budget_seconds:g} s."
+        missed = f"The target {job.target.metric} {job.target.value:g} was not reached in {job.budget_seconds:g} s"
+        if not pushes:
+            return f"{missed}: no push was completed in this time. Raise [budget] seconds."
+        if not validated and job.target.metric in ("accuracy", "loss"):
+            return f"{missed}: the model was not validated once. Lower [target] check_clocks, or raise [budget] seconds."
+        return f"{missed}."
     if outcome.status == "diverged":
         return f"The loss was no longer finite after {outcome.seconds:g} s."
     if outcome.status == "deadlock":

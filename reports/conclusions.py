@@ -47,9 +47,9 @@ def answer(rows: pl.DataFrame) -> Answer:
         budget = quantity(float(rows["budget_seconds"].to_numpy().max()))
         usd = float(rows["budget_usd"][0])
         # Without a limit of its own, no run can cost more than the budget of time allows.
-        limited = rows["usd"].fill_nan(0.0).to_numpy().max() > usd
+        money = f" and {usd:g} USD" if rows["usd"].fill_nan(0.0).to_numpy().max() > usd * (1 + 1e-9) else ""
         but = " in any run without failing in another" if rows["reached"].sum() else " in any run"
-        return Answer(f"No tuner reached the target within {budget} s{f' and {usd:g} USD' if limited else ''}{but}.", "", "")
+        return Answer(f"No tuner reached the target within {budget} s{money}{but}.", "", "")
     leader = led[0]
     close = [str(t) for t, s in contestants.select("tuner", "standing").iter_rows() if s == "not told apart"]
     rest = [f": {_measured(leader)}"]
@@ -124,7 +124,9 @@ def tally(rows: pl.DataFrame) -> str:
     rest = runs - reached - failed
     sentences = [f"{reached} of {runs} runs reached the target"]
     if rest:
-        sentences.append(f"{rest} ended without reaching it")
+        causes = {"the loss was no longer finite": "diverged", "no worker was left that could push": "deadlocked"}
+        why = [f"in {n}, {cause}" for cause, column in causes.items() if (n := int(mine[column].sum()))]
+        sentences.append(f"{rest} ended without reaching it" + (f" ({'; '.join(why)})" if why else ""))
     if failed:
         sentences.append(f"{failed} failed")
     return f"{listed(sentences)}."

@@ -87,6 +87,8 @@ SUMMARY: dict[str, pl.DataType] = {
     "runs": pl.Int64(),
     "reached": pl.Int64(),  # runs that reached the target within the budget
     "failed": pl.Int64(),  # runs with status "error"
+    "diverged": pl.Int64(),  # runs whose loss was no longer finite
+    "deadlocked": pl.Int64(),  # runs in which no worker was left that could push
     "budget_seconds": pl.Float64(),
     "budget_usd": pl.Float64(),  # what all machines cost for that time, or less where the scenario says so; nan: not known
     # *_low, *_high: 95 % interval, nan where there is none, high infinite where open; *_bound: `Interval.bound`
@@ -245,6 +247,8 @@ def _row(name: str, by_tuner: dict[str, pl.DataFrame], found: PairedComparison, 
         "runs": mine.height,
         "reached": int(ran["reached"].sum()),
         "failed": mine.height - ran.height,
+        "diverged": int((ran["status"] == "diverged").sum()),
+        "deadlocked": int((ran["status"] == "deadlock").sum()),
         "budget_seconds": float(mine["budget_seconds"].to_numpy().max()),
         "budget_usd": _mean(mine["budget_usd"]),
         **_interval_values("completion_seconds", "completion", median_interval(_bounds(ran))),
@@ -524,6 +528,11 @@ def notes(rows: pl.DataFrame) -> list[str]:
     failed = [f"{n} ({f} of {r})" for n, f, r in rows.select("tuner", "failed", "runs").iter_rows() if f]
     if failed:
         sentences.append(f"Failed runs, left out of times: {', '.join(failed)}.")
+    for column, what in (("diverged", "Diverged"), ("deadlocked", "No worker was left that could push")):
+        if ended := [
+            f"{n} ({e} of {r})" for n, e, r in rows.filter(pl.col(column) > 0).select("tuner", column, "runs").iter_rows()
+        ]:
+            sentences.append(f"{what}: {', '.join(ended)}.")
     sentences += identical(rows)
     if runs >= LEAST_BLOCKS:
         sentences.append(

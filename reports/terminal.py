@@ -39,6 +39,8 @@ def show(results: Results, console: Console) -> None:
         rows = table.filter(pl.col("scenario") == name)
         said = _text(answer(rows))
         console.print(said if len(names) == 1 else Text.assemble(f"{name}: ", said), soft_wrap=True)
+        for sentence in _causes(results, name):
+            console.print(escape(sentence), highlight=False, soft_wrap=True)
         if (under := calibration_ranks.ranks(results, rows)) is not None:
             for sentence in calibration_ranks.sentences(under):
                 console.print(escape(sentence), highlight=False, soft_wrap=True)
@@ -53,6 +55,18 @@ def show(results: Results, console: Console) -> None:
         return
     for sentence in not_applicable(results):
         console.print(escape(sentence), highlight=False)
+
+
+def _causes(results: Results, scenario: str) -> list[str]:
+    """Why no run of a scenario reached its target: what is said of most of them; nothing where one did, or all failed."""
+    runs = results.scores.filter(pl.col("scenario") == scenario)
+    ended = runs.filter(pl.col("status") != "error")
+    if runs["reached"].any() or ended.is_empty():
+        return []
+    causes = ended["reason"].value_counts(sort=True)
+    # Equal counts in the order of the text, so that the same results print the same line.
+    top = causes.filter(pl.col("count") == causes["count"].max()).sort("reason")
+    return [f"{top['count'][0]} of {runs.height} runs: {top['reason'][0]}"]
 
 
 def _text(said: Answer) -> Text:

@@ -18,7 +18,17 @@ import polars as pl
 
 from traces.plausible import TableRules, TraceError, check, check_columns, fault
 
-__all__ = ["bytes_of", "json_of", "lines_of", "read_csv", "read_parquet", "text_of", "typed"]
+__all__ = [
+    "bytes_of",
+    "json_lines",
+    "json_of",
+    "lines_of",
+    "read_csv",
+    "read_parquet",
+    "read_texts",
+    "text_of",
+    "typed",
+]
 
 T = TypeVar("T")
 
@@ -67,6 +77,27 @@ def json_of(path: Path, kind: type[T]) -> T:
         raise fault(path, f"its content is not of the expected form ({error}).") from None
 
 
+def json_lines(path: Path) -> pl.DataFrame:
+    """The objects of a file with a JSON object per line, as texts: a column per key; null where an object lacks it."""
+    rows: list[dict[str, str | None]] = []
+    for number, line in enumerate(lines_of(path, ends=False)):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise fault(path, f"it is no JSON ({error}).", row=number) from None
+        if not isinstance(found, dict):
+            raise fault(path, "it is no JSON object: write one per line, with the columns as keys.", row=number)
+        rows.append({k: None if v is None else v if isinstance(v, str) else json.dumps(v) for k, v in found.items()})
+    if not rows:
+        raise fault(path, "it is empty.")
+    names = dict.fromkeys(name for row in rows for name in row)
+    if len(names) > _MOST_COLUMNS:
+        raise fault(path, f"it has more than {_MOST_COLUMNS} columns.")
+    return pl.DataFrame({name: [row.get(name) for row in rows] for name in names}, schema=dict.fromkeys(names, pl.String()))
+
+
 # ------------------------------------------------------------------------------------------------------------------ CSV
 
 
@@ -76,6 +107,12 @@ def read_csv(path: Path, table: TableRules, *, header: bool = True, ends: bool =
     If `ends`, the last line must end with a newline, because the program that writes such files writes one. `index` names a
     first column that has no name.
     """
+    return typed(read_texts(path, names=None if header else list(table.columns), ends=ends, index=index), table, path)
+
+
+def read_texts(path: Path, *, names: list[str] | None = None, ends: bool = True, index: str = "") -> pl.DataFrame:
+    """All columns of a CSV file as texts. `names` are those of its columns where it has no header; else as `read_csv`."""
+    header = names is None
     data = bytes_of(path)
     _check_text(data, path)
     head = data[: _LONGEST_LINE + 1].split(b"\n", 1)[0]
@@ -85,7 +122,6 @@ def read_csv(path: Path, table: TableRules, *, header: bool = True, ends: bool =
         raise fault(path, "it is empty.")
     if ends and not data.endswith(b"\n"):
         raise fault(path, "its last line has no end: the file was cut short.", row=max(0, data.count(b"\n") - header))
-    names = None if header else list(table.columns)
     try:
         frame = pl.read_csv(io.BytesIO(data), has_header=header, infer_schema=False, new_columns=names)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
@@ -94,7 +130,7 @@ def read_csv(path: Path, table: TableRules, *, header: bool = True, ends: bool =
         frame = frame.rename({"": index})
     if frame.height > _MOST_ROWS:
         raise fault(path, f"it has {frame.height} rows, and more than {_MOST_ROWS} are not read.")
-    return typed(frame, table, path)
+    return frame
 
 
 def typed(frame: pl.DataFrame, table: TableRules, path: Path) -> pl.DataFrame:
@@ -103,14 +139,26 @@ def typed(frame: pl.DataFrame, table: TableRules, path: Path) -> pl.DataFrame:
     check_columns(frame, TableRules({n: c._replace(kind=pl.String()) for n, c in table.columns.items()}), path)
     texts = frame.select(pl.col(names).str.strip_chars().replace("", None))
     others = [name for name in names if table.columns[name].kind != pl.String]
-    cast = texts.with_columns(pl.col(name).cast(table.columns[name].kind, strict=False) for name in others)
+    cast = texts.with_columns(_of_kind(name, table.columns[name].kind) for name in others)
     lost = cast.select(others).null_count().row(0) if others else ()
     for name, nulls in zip(others, lost, strict=True):
         if nulls != texts[name].null_count():
             row = int((cast[name].is_null() & texts[name].is_not_null()).arg_true()[0])
-            raise fault(path, f"{texts[name][row][:80]!r} is no {table.columns[name].kind}.", row=row, column=name)
+            raise fault(path, f"{texts[name][row][:80]!r} is no {_word(table.columns[name].kind)}.", row=row, column=name)
     check(cast, table, path)
     return cast
+
+
+def _word(kind: pl.DataType) -> str:
+    return "number" if kind.is_float() else "whole number" if kind.is_integer() else "true or false"
+
+
+def _of_kind(name: str, kind: pl.DataType) -> pl.Expr:
+    """A column of texts as another type; null where a text is of no such type."""
+    if kind == pl.Boolean:
+        words = {word: word == "true" for word in ("true", "false")}
+        return pl.col(name).str.to_lowercase().replace_strict(words, default=None, return_dtype=pl.Boolean)
+    return pl.col(name).cast(kind, strict=False)
 
 
 def _check_text(data: bytes, path: Path) -> None:

@@ -102,8 +102,13 @@ def _wrongs(name: str, column: Column) -> Iterator[tuple[pl.Expr, str]]:
     if column.low > -math.inf:
         yield values < column.low, f"which is below {column.low:g}, the least that is plausible."
     if column.high < math.inf:
-        milliseconds = " (are these milliseconds?)" if "second" in name or "time" in name else ""
-        yield values > column.high, f"which is above {column.high:g}, the most that is plausible{milliseconds}."
+        units = " (are these milliseconds?)" if "second" in name or "time" in name else ""
+        units = (
+            " (are these milliseconds, or seconds since 1970? They count from the beginning of the run)"
+            if name == "seconds"
+            else units
+        )
+        yield values > column.high, f"which is above {column.high:g}, the most that is plausible{units}."
     if column.among:
         yield ~values.is_in(column.among), f"and only {', '.join(column.among)} are known."
 

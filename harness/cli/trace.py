@@ -36,9 +36,10 @@ distributions that are fitted to the same recording. With --tuners, they are com
 worlds, and the page says where the winner differs. Writes replayed.html to DIR."""
 
 _CONVERT = """\
-FROM is a trace, or the exchange log of a run (exchanges.jsonl.gz in a results folder). A log
-is converted to a trace. A trace is converted to a trace with few large parts or, with --csv,
-to a folder of CSV files."""
+FROM is a trace, the exchange log of a run (exchanges.jsonl.gz in a results folder), or a recording
+of your own: a folder with tables in CSV or JSON lines, such as iterations.csv, settings.csv and
+runs.csv. A log and tables are converted to a trace. A trace is converted to a trace with few
+large parts or, with --csv, to a folder of CSV files, which are tables as you may write them."""
 
 TRACE_HELP = "folder of a trace, or shipped:NAME"
 _Adder = Callable[..., argparse.ArgumentParser]
@@ -104,8 +105,10 @@ def add_trace(add_parser: _Adder) -> None:
     replayed.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
     replayed.set_defaults(run=_replayed)
 
-    convert = commands.add_parser("convert", help="make a trace of a log, or CSV of a trace", description=_CONVERT)
-    convert.add_argument("source", type=trace_folder, metavar="FROM", help="trace, or exchange log")
+    convert = commands.add_parser(
+        "convert", help="make a trace of a log or of your own tables, or CSV of a trace", description=_CONVERT
+    )
+    convert.add_argument("source", type=trace_folder, metavar="FROM", help="trace, exchange log, or folder of CSV files")
     convert.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
     convert.add_argument("--csv", action="store_true", help="write CSV files")
     convert.set_defaults(run=_convert)
@@ -194,9 +197,11 @@ def _replayed(options: argparse.Namespace) -> int:
 
 def _convert(options: argparse.Namespace) -> int:
     from harness.record import MADE_BY
-    from traces import convert
+    from traces import convert, own_tables
 
-    if options.source.is_dir():
+    if not options.csv and not (options.source / "trace.json").exists() and own_tables.table_files(options.source):
+        own_tables.from_tables(options.source, options.out, made_by=MADE_BY)
+    elif options.source.is_dir():
         (convert.to_csv if options.csv else convert.to_few_parts)(options.source, options.out)
     elif options.csv:
         raise ValueError(f"Cannot convert {options.source} to CSV: convert it to a trace first, then the trace to CSV.")
@@ -225,7 +230,8 @@ def _described(summary: TraceSummary) -> str:
         rate = "" if run["per_second"] is None else f", {run['per_second']:.4g} per second"
         idle = "" if run["idle_share"] is None else f"; held back {run['idle_share']:.1%} of the workers' time"
         count = f"{run['iterations']:,} iterations of {run['workers']} workers"
-        lines.append(f"{run['run']}: {count}{rate}; mean {', '.join(means)}{idle}")
+        mean = f"; mean {', '.join(means)}" if means else ""
+        lines.append(f"{run['run']}: {count}{rate}{mean}{idle}")
     if summary.iterations.height > 20:
         lines.append(f"... and {summary.iterations.height - 20:,} runs more")
     return "\n".join(lines)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,14 +105,29 @@ def _rows(out: Path, manifest: dict[str, Any]) -> Iterator[_Row]:
 
 
 def _chosen(out: Path, scenario: str, oracle: str, seeds: int) -> str | None:
-    """The best over all seeds of the settings that were run on every seed; None while there is none."""
+    """The best over all seeds of the settings that were run on every seed; None while there is none.
+
+    Where none of them reached the target in any run, that is the one that was nearest to it: of highest accuracy, or of
+    least loss where there is no accuracy.
+    """
     completions: dict[int, list[float]] = {}
+    ends: dict[int, list[float]] = {}
+    reached = False
     names = oracle_settings(out, scenario, oracle)
     for index, name in enumerate(names):
         folders = [run_folder(out, scenario, name, seed) for seed in range(seeds)]
         if all(f.is_dir() for f in folders):
-            completions[index] = [minimised(read_score(f)) for f in folders]
-    return names[choose(completions)] if completions else None
+            scores = [read_score(f) for f in folders]
+            completions[index] = [minimised(score) for score in scores]
+            ends[index] = [_distance(score) for score in scores]
+            reached = reached or any(score["reached"] for score in scores)
+    return names[choose(completions if reached else ends)] if completions else None
+
+
+def _distance(score: Mapping[str, Any]) -> float:
+    """How far the model of a run that missed its target is from it, for an order; infinite where nothing is known of it."""
+    distance = score["final_loss"] if math.isnan(score["final_accuracy"]) else 1 - score["final_accuracy"]
+    return math.inf if math.isnan(distance) else float(distance)
 
 
 def oracle_settings(out: Path, scenario: str, oracle: str) -> list[str]:

@@ -145,7 +145,10 @@ def fit_all(
     ValueError for no rows.
     """
     if not rows:
-        raise ValueError("Cannot calibrate: no run has both a setting and times; record seconds and steps, or iterations.")
+        raise ValueError(
+            "Cannot calibrate: no run has both a setting and times. Record the numbers of workers and servers (table "
+            "settings), and times: seconds and steps (runs or progress), or iterations: three of each worker, or more."
+        )
     by_workload: dict[str, list[Row]] = {}
     for row in rows:
         by_workload.setdefault(row.workload, []).append(row)

@@ -79,7 +79,13 @@ def test_a_target_that_is_reached_during_a_change_is_in_the_row() -> None:
 
 def test_a_run_that_missed_its_target_counts_with_its_budget_and_a_reason() -> None:
     run = (3.0, Run(clocks=30), window(0, 3, 30))
-    assert scored(run, status="budget").score.reason == "The target loss 0.02 was not reached in 20 s."
+    judged = (3.0, Run(clocks=30), window(0, 3, 30, Evaluation(3.0, 30, 0.9, 0.5)))
+    assert scored(judged, status="budget").score.reason == "The target loss 0.02 was not reached in 20 s."
+    assert scored(run, status="budget").score.reason == (
+        "The target loss 0.02 was not reached in 20 s: the model was not validated once. Lower [target] check_clocks, or "
+        "raise [budget] seconds."
+    )
+    assert "no push was completed in this time" in scored(status="budget").score.reason
     assert scored(run, status="diverged").score.reason == "The loss was no longer finite after 3 s."
     assert "no worker was left" in scored(run, status="deadlock").score.reason
     row = scored(run, status="error", reason="It rained.").score

@@ -15,7 +15,7 @@ from reports import conclusions, facts, page
 from reports.conclusions import against_reference, answer, limits, tally
 from reports.facts import target_of
 from reports.page import write
-from reports.tables import summary
+from reports.tables import notes, summary
 from tests.support.made_up import SCENARIO_TEXT, contest, frames, from_times, score_row
 from traces import store
 from traces.schema import EVALUATIONS, NOT_APPLICABLE, SCORES, SETTINGS, VERSION
@@ -298,6 +298,20 @@ def test_a_tuner_that_always_failed_has_no_time_to_compare():
 def test_runs_are_tallied():
     rows = summary(from_times({"fixed": [10.0, INF, NAN], "x": [1.0, 2.0, 3.0]}))
     assert tally(rows) == "4 of 6 runs reached the target, 1 ended without reaching it and 1 failed."
+
+
+def test_runs_that_ended_early_are_counted_with_the_cause():
+    ends = ["deadlock", "deadlock", "diverged"]
+    rows = summary(
+        frames([score_row("s", t, i, INF, status=e, clocks=c) for c, t in enumerate("xy") for i, e in enumerate(ends)])
+    )
+    assert tally(rows) == (
+        "0 of 6 runs reached the target and 6 ended without reaching it (in 2, the loss was no longer finite; in 4, no "
+        "worker was left that could push)."
+    )
+    assert {"Diverged: x (1 of 3), y (1 of 3).", "No worker was left that could push: x (2 of 3), y (2 of 3)."} <= {
+        *notes(rows)
+    }
 
 
 def test_limits_name_seeds_that_not_everybody_ran():

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from reports import tables
+from reports import tables, terminal
 from reports.tables import SUMMARY, interval_text, quantity, relative, render, same_runs, summary, winner
 from tests.support.made_up import contest, frames, from_times, score_row
 
@@ -56,6 +56,18 @@ def test_no_number_and_no_word_of_a_table_with_costs_and_regrets_is_divided(widt
         ">\u00a020000",
     ):
         assert whole in text, whole
+
+
+def test_the_terminal_says_why_no_run_reached_the_target():
+    rows = []
+    for clocks, tuner in enumerate(("fixed", "x")):
+        ended = enumerate(("Out.", "Over.", "Over."))
+        rows += [score_row("s", tuner, seed, INF, reason=why, clocks=clocks) for seed, why in ended]
+        rows.append(score_row("t", tuner, 0, 5.0, clocks=clocks))
+    out = Console(width=100, color_system=None, file=io.StringIO())
+    terminal.show(frames(rows), out)
+    assert "in any run.\n4 of 6 runs: Over.\n" in out.file.getvalue()
+    assert out.file.getvalue().count(" runs: ") == 1
 
 
 def test_a_comparison_has_a_row_per_scenario_and_tuner_in_order_of_time():

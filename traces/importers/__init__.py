@@ -50,7 +50,10 @@ _PART_ROWS = 1 << 20
 def source_named(name: str) -> Source:
     """The source of that name. Raises ValueError if there is none."""
     if name not in SOURCES:
-        raise ValueError(f"No importer is called {name!r}: there are {', '.join(SOURCES)}.")
+        raise ValueError(
+            f"No importer is called {name!r}: there are {', '.join(SOURCES)}. "
+            "For a recording of your own: harness trace convert."
+        )
     return SOURCES[name]
 
 

@@ -236,6 +236,17 @@ def test_the_oracle_is_the_best_candidate_over_all_seeds(tiny: Path, tmp_path: P
     assert made.host.filter(pl.col("tuner") == "best_fixed").height == 2
 
 
+def test_where_no_setting_reaches_the_target_the_oracle_is_the_nearest_to_it(tiny: Path, tmp_path: Path) -> None:
+    tiny.write_text(arena.TINY.replace("value = 0.1", "value = 1e-9"))
+    made = run(tiny, tmp_path / "out", "fixed", "best_fixed")
+    assert not made.scores["reached"].any()
+    whole = [f for f in (tmp_path / "out" / "runs" / "tiny").glob("best_fixed+*") if (f / "1").is_dir()]
+    assert len(whole) > 1
+    scores = [[json.loads((f / s / "score.json").read_text()) for s in "01"] for f in whole]
+    ours = made.scores.filter(pl.col("tuner") == "best_fixed")
+    assert ours["final_loss"].mean() == min(sum(float(s["final_loss"]) for s in mine) / 2 for mine in scores)
+
+
 # ------------------------------------------------------------------------------------------------------- interruptions
 
 

@@ -680,3 +680,15 @@ def test_a_trial_that_unlearns_what_was_learned_has_failed(after, held):
     assert holding.held.learning_rate == pytest.approx(held)
     assert holding.top == holding.held  # what the job goes back to where the drift stops
     assert holding.low == levels[-1] or after < 1.0
+
+
+def test_the_untrained_loss_is_known_where_a_loss_of_machines_took_every_first_minibatch():
+    """All workers then begin their second one: no push has clock 0, and a window after that had no loss to compare with."""
+    made = job()
+    training = Training(made, SystemModel(made))
+    steps = training.run(4)
+    next(steps)
+    seen = window(made, [2.0] * len(made.start.workers) + [1.0])
+    with pytest.raises(StopIteration):
+        steps.send(replace(seen, pushes=seen.pushes._replace(clock=seen.pushes.clock + 1)))
+    assert training.gauge.untrained == 2.0

@@ -3,13 +3,11 @@
 import math
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pytest
 
 from harness.drive import play
 from harness.scenario import scenario
-from simulators.cluster.conditions import Conditions, NodeChange
 from tests.support.toy import job
 from tuners.actions import Target
 from tuners.applicability import nothing_to_tune
@@ -84,16 +82,6 @@ def test_machines_that_join_are_used():
     ours, theirs = completed(found), completed(found, factory=fixed)
     assert ours.status == "target"
     assert ours.seconds < 0.7 * theirs.seconds
-
-
-def test_a_machine_that_is_lost_before_the_first_push_does_not_stop_it():
-    """All workers then begin their second mini-batch, and no push is their first: that of clock 0."""
-    found = scenario.load("digits-logistic")
-    lost = NodeChange(nodes=(scenario.system(found, 0).job.start.workers[0],), seconds=0.0, event="fails")
-    outcome = completed(
-        replace(found, budget=msgspec.structs.replace(found.budget, seconds=60.0), conditions=Conditions(nodes=(lost,)))
-    )
-    assert (outcome.status, outcome.reason) == ("budget", "")
 
 
 # ------------------------------------------------------------------------------------------------------ the learning model

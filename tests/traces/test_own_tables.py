@@ -1,0 +1,112 @@
+"""Recordings that users write as CSV or JSON lines become traces; a mistake is refused with file, row and column."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from harness.cli.main import main
+from simulators.calibration.recordings import read_tables
+from traces.convert import to_csv
+from traces.own_tables import from_tables
+from traces.parts import check_trace, origin, scan
+from traces.plausible import TraceError
+from traces.schema import TRACE
+from traces.shipped import locate
+
+ITERATIONS = "seconds,worker,clock,compute_seconds,loss\n" + "".join(
+    f"{0.25 * (c + 1) + worker / 100:.2f},{worker},{c},{'NaN' if c == 3 else 0.2},\n" for worker in (0, 1) for c in range(10)
+)
+SETTINGS = "seconds,workers,servers,batch_size,policy\n0,2,1,32,asp\n"
+
+
+def converted(folder: Path, **files: str) -> Path:
+    """The trace of a folder `mine` with these files; an underscore stands for the dot of a name."""
+    (folder / "mine").mkdir()
+    for name, text in files.items():
+        (folder / "mine" / name.replace("_", ".")).write_bytes(text.encode())
+    from_tables(folder / "mine", folder / "trace", made_by="a test")
+    return folder / "trace"
+
+
+def test_the_tables_of_a_trace_become_the_same_trace_again(tmp_path: Path) -> None:
+    shipped = locate("shipped:homogeneous")
+    to_csv(shipped, tmp_path / "tables")
+    from_tables(tmp_path / "tables", tmp_path / "again", made_by="a test")
+    for table in TRACE:
+        theirs, ours = scan(shipped, table).collect(), scan(tmp_path / "again", table).collect()
+        # An empty text and none at all are the same in CSV.
+        assert ours.with_columns(pl.col(pl.String).fill_null("")).equals(
+            theirs.with_columns(pl.col(pl.String).fill_null(""))
+        )
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_logs_of_one_run_need_no_name_no_branch_and_no_order_of_workers(tmp_path: Path, end: str) -> None:
+    trace = converted(
+        tmp_path, iterations_csv=ITERATIONS.replace("\n", end).rstrip(), settings_csv=SETTINGS.replace("\n", end)
+    )
+    assert check_trace(trace) == {"runs": 1, "settings": 1, "iterations": 20}
+    pushes = scan(trace, "iterations").collect()
+    assert set(pushes["run"]) == {"mine"}
+    assert pushes["seconds"].is_sorted()
+    assert pushes["compute_seconds"].null_count() == 2
+    assert pushes["loss"].null_count() == 20
+    assert [name for name, _ in origin(trace).inputs] == ["iterations.csv", "settings.csv"]
+    found = read_tables({table: scan(trace, table).collect() for table in TRACE})
+    assert [(row.workers, row.servers, row.policy) for row in found.rows] == [(2, 1, "asp")]
+    assert found.rows[0].cycle_seconds == pytest.approx(0.25, rel=0.05)
+
+
+def test_json_lines_are_tables_too(tmp_path: Path) -> None:
+    settings = {"seconds": 0, "workers": 2, "servers": 1, "policy": None, "options": {"zone": "a"}}
+    progress = "".join(json.dumps({"seconds": s, "steps": 10 * s, "training_loss": float("nan")}) + "\n" for s in (1, 2, 4))
+    trace = converted(tmp_path, settings_jsonl=json.dumps(settings) + "\n\n", progress_jsonl=progress)
+    held = scan(trace, "settings").collect().row(0, named=True)
+    assert (held["workers"], held["policy"], json.loads(held["options"])) == (2, None, {"zone": "a"})
+    assert scan(trace, "progress").collect()["steps"].to_list() == [10, 20, 40]
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"iteration_csv": ITERATIONS}, "no table of a trace is called 'iteration'; did you mean iterations?"),
+        (
+            {"iterations_csv": "seconds,worker,clock,compute_ms\n"},
+            "'compute_ms': iterations has no such column; did you mean",
+        ),
+        ({"iterations_csv": "seconds;worker;clock\n"}, "divided by a comma, not by a semicolon."),
+        ({"iterations_csv": "seconds,worker\n1,0\n"}, "column 'clock': the column is missing"),
+        ({"iterations_csv": "seconds,worker,clock\n1,w0,0\n"}, "row 1, column 'worker': 'w0' is no whole number."),
+        ({"iterations_csv": "seconds,worker,clock\n2,0,0\n1,0,1\n"}, "row 2, column 'seconds': time runs backwards"),
+        (
+            {"iterations_csv": "seconds,worker,clock\n1700000000,0,0\n"},
+            "or seconds since 1970? They count from the beginning",
+        ),
+        ({"iterations_csv": ""}, "it is empty."),
+        ({"iterations_jsonl": '{"seconds": 1}\n{"sec\n'}, "row 2: it is no JSON"),
+        ({"iterations_jsonl": "[1]\n"}, "row 1: it is no JSON object"),
+        ({"runs_csv": "run,extras\na,zone-a\n"}, "row 1, column 'extras': 'zone-a' is not a JSON object"),
+        ({"settings_csv": "seconds,workers,servers,setting\n0,1,1,{}\n"}, "is not a setting as"),
+        ({"reconfigurations_csv": "seconds,done\n1,perhaps\n"}, "'perhaps' is no true or false."),
+        ({"runs_csv": "run\na\n", "settings_csv": "run,seconds\nb,0\n"}, "the run 'b' of settings is not in runs."),
+        ({"runs_csv": "run\na\n", "runs_jsonl": '{"run": "a"}\n'}, "there is another file with the table runs"),
+    ],
+)
+def test_what_is_no_table_is_refused_and_nothing_is_written(tmp_path: Path, files: dict[str, str], said: str) -> None:
+    with pytest.raises(TraceError) as refused:
+        converted(tmp_path, **files)
+    assert said in str(refused.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_the_command_converts_a_folder_or_a_single_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "iterations.csv").write_text(ITERATIONS)
+    assert main(["trace", "convert", str(tmp_path / "iterations.csv"), "--out", str(tmp_path / "one")]) == 0
+    assert main(["trace", "check", str(tmp_path / "one")]) == 0
+    assert "20 rows" in capsys.readouterr().out
+    assert main(["calibrate", str(tmp_path / "one"), "--out", str(tmp_path / "c.toml")]) == 2
+    assert "Record the numbers of workers and servers" in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""Reads a recording that its owner has written as tables: CSV or JSON lines, a file per table of `traces.schema.TRACE`.
+
+A file is named after its table (`iterations.csv`, `runs.jsonl`) and has that table's columns, in any order. A column that is
+left out, an empty field, and NaN mean: not recorded. Left out may also be `run`, where everything is of one run, which is
+then named after the folder; `branch`, which is 0; and the whole table `runs`. Rows may be in the order of workers, with a
+log after the other, as long as the time of each worker does not run backwards.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from traces.convert import atomic_folder
+from traces.foreign import json_lines, read_texts, typed
+from traces.parts import Origin, TraceWriter, digest_of
+from traces.plausible import TableRules, check, check_order, fault
+from traces.schema import TRACE, setting_from
+from tuners.near_names import near_names
+
+__all__ = ["from_tables", "table_files"]
+
+_ENDINGS = (".csv", ".jsonl")
+_NOT_RECORDED = ("", "nan", "na", "n/a", "null", "none")
+
+
+def table_files(path: Path) -> list[Path]:
+    """The tables in a folder, or `path` itself where it is one."""
+    if path.is_dir():
+        return sorted(p for p in path.iterdir() if p.suffix.lower() in _ENDINGS)
+    return [path] if path.suffix.lower() in _ENDINGS else []
+
+
+def from_tables(path: Path, out: Path, *, made_by: str) -> None:
+    """Write a trace of the tables in the folder `path`, or of the one file `path`, completely or not at all.
+
+    `made_by` is the program and version that the trace names. Raises ValueError if `out` exists, TraceError, naming file,
+    row and column, for what is no such table.
+    """
+    files = table_files(path)
+    run = (path if path.is_dir() else path.parent).absolute().name
+    tables: dict[str, pl.DataFrame] = {}
+    for file in files:
+        if file.stem not in TRACE:
+            raise fault(file, f"no table of a trace is called {file.stem!r}; {near_names(file.stem, TRACE)}")
+        if file.stem in tables:
+            raise fault(file, f"there is another file with the table {file.stem}; leave one of them out.")
+        tables[file.stem] = _read(file, file.stem, run)
+    _check_runs(tables, path)
+    origin = Origin("own tables", made_by, path.name, inputs=tuple((f.name, digest_of(f.read_bytes())) for f in files))
+    with atomic_folder(out) as folder, TraceWriter(folder, origin, part_rows=1 << 20) as writer:
+        for name in TRACE:
+            if name in tables:
+                writer.add(name, tables[name])
+
+
+def _read(file: Path, name: str, run: str) -> pl.DataFrame:
+    """A table, complete, in order and checked."""
+    rules = TRACE[name]
+    texts = json_lines(file) if file.suffix.lower() == ".jsonl" else read_texts(file, ends=False)
+    texts = texts.rename({c: c.strip() for c in texts.columns})
+    for column in texts.columns:
+        if column not in rules.columns:
+            raise fault(file, f"{name} has no such column; {_advice(column, rules)}", column=column)
+    absent: dict[str, str | None] = {c: None for c in rules.columns if c not in texts.columns}
+    absent |= {c: value for c, value in (("run", run), ("branch", "0")) if c in absent}
+    for column in absent:
+        if rules.columns[column].required and absent[column] is None:
+            raise fault(file, f"the column is missing, and every row of {name} needs it.", column=column)
+    plain = pl.all().str.strip_chars()
+    recorded = texts.with_columns(
+        pl.when(plain.str.to_lowercase().is_in(_NOT_RECORDED)).then(None).otherwise(plain).name.keep()
+    )
+    whole = recorded.with_columns(pl.lit(value, pl.String).alias(c) for c, value in absent.items()).select(
+        list(rules.columns)
+    )
+    frame = typed(whole, rules._replace(key=(), time=""), file)
+    for column, parse in _PARSERS.items():
+        if column in frame.columns:
+            _check_parsed(frame[column], parse, file)
+    if name == "iterations":
+        check_order(frame, TableRules(rules.columns, time="seconds", by=("run", "branch", "worker")), file)
+        # One log may follow the other; the numbers of rows in messages are those of the file until here.
+        frame = frame.sort("run", "branch", "seconds", nulls_last=True, maintain_order=True)
+    check(frame, rules, file)
+    return frame
+
+
+def _advice(column: str, rules: TableRules) -> str:
+    """What to write in place of an unknown column."""
+    for mark, word in ((";", "a semicolon"), ("\t", "a tab")):
+        if mark in column:
+            return f"fields are divided by a comma, not by {word}."
+    units = (
+        " Times are in seconds." if any(word in column.lower() for word in ("ms", "milli", "time", "_us", "micro")) else ""
+    )
+    return f"{near_names(column, rules.columns)}{units}"
+
+
+def _object(text: str) -> None:
+    if not isinstance(json.loads(text), dict):
+        raise TypeError
+
+
+_PARSERS: Mapping[str, Callable[[str], Any]] = {"extras": _object, "options": _object, "setting": setting_from}
+_FORMS = {"setting": "a setting as `traces.schema.setting_text` writes it"}
+
+
+def _check_parsed(column: pl.Series, parse: Callable[[str], Any], file: Path) -> None:
+    for row, text in enumerate(column):
+        try:
+            if text is not None:
+                parse(text)
+        except (ValueError, TypeError, msgspec.MsgspecError):
+            form = _FORMS.get(column.name, 'a JSON object, as in {"zone": "a"}')
+            raise fault(file, f"{text[:80]!r} is not {form}.", row=row, column=column.name) from None
+
+
+def _check_runs(tables: dict[str, pl.DataFrame], path: Path) -> None:
+    """Give runs that are in no table `runs` a row of their own, where there is no such table; else refuse them."""
+    named = {name: frame["run"].unique(maintain_order=True) for name, frame in tables.items()}
+    if "runs" in tables:
+        known = set(named["runs"])
+        for name, found in named.items():
+            if missing := [run for run in found if run not in known]:
+                raise fault(path, f"the run {missing[0]!r} of {name} is not in runs.")
+    else:
+        every = dict.fromkeys(run for found in named.values() for run in found)
+        schema = TRACE["runs"].schema
+        tables["runs"] = pl.DataFrame({"run": list(every)}).select(
+            pl.col(c) if c == "run" else pl.lit(None, kind).alias(c) for c, kind in schema.items()
+        )
