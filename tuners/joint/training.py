@@ -123,6 +123,9 @@ class Training:
         # Pushes before the first event still tell what they take under the setting that was in force by then.
         changed = window.setting is not None and window.setting != self._named
         until = min((e.seconds for e in window.events), default=window.start_seconds if changed else math.inf)
+        # What workers that have left had begun to send kept the links busy until it arrived.
+        left = ~np.isin(window.pushes.worker, [at for at, n in enumerate(self.job.nodes) if n.name in self.setting.workers])
+        self._placed_seconds = max([self._placed_seconds, *window.pushes.seconds[left].tolist()])
         self.measured = self._system.learn(self.setting, window, self._placed_seconds, until)
         if window.setting is not None and changed:
             self._named, self.cluster_changed = window.setting, True
