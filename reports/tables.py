@@ -528,11 +528,11 @@ def notes(rows: pl.DataFrame) -> list[str]:
     failed = [f"{n} ({f} of {r})" for n, f, r in rows.select("tuner", "failed", "runs").iter_rows() if f]
     if failed:
         sentences.append(f"Failed runs, left out of times: {', '.join(failed)}.")
-    for column, what in (("diverged", "Diverged"), ("deadlocked", "No worker was left that could push")):
+    for column, event in (("diverged", "Diverged"), ("deadlocked", "No worker was left that could push")):
         if ended := [
             f"{n} ({e} of {r})" for n, e, r in rows.filter(pl.col(column) > 0).select("tuner", column, "runs").iter_rows()
         ]:
-            sentences.append(f"{what}: {', '.join(ended)}.")
+            sentences.append(f"{event}: {', '.join(ended)}.")
     sentences += identical(rows)
     if runs >= LEAST_BLOCKS:
         sentences.append(

@@ -266,3 +266,8 @@ def test_a_tuner_that_never_reached_the_target_does_not_win():
 def test_an_interval_with_a_negative_end_is_written_with_a_word(estimate, low, high, text):
     values = {"regret": estimate, "regret_low": low, "regret_high": high, "regret_bound": "="}
     assert interval_text(values, "regret", "regret")[1] == text
+
+
+def test_the_notes_say_what_the_tests_compare():
+    rows = tables.summary(contest(tuners=("fixed", "tpe", "cruise"), seeds=6))
+    assert "Could lead: not told apart from the leader (paired t tests of log times, Holm over pairs, 5 %)." in tables.notes(rows)
