@@ -692,3 +692,26 @@ def test_the_untrained_loss_is_known_where_a_loss_of_machines_took_every_first_m
     with pytest.raises(StopIteration):
         steps.send(replace(seen, pushes=seen.pushes._replace(clock=seen.pushes.clock + 1)))
     assert training.gauge.untrained == 2.0
+
+
+def test_what_waited_behind_the_last_push_of_a_leaver_does_not_count_against_a_placement():
+    """A slow worker that has left still sends for a while; pulls behind that took long, so new placements were taken back."""
+    made = job()
+    *stay, gone = made.start.workers
+    training = Training(made, SystemModel(made))
+    training.setting = replace(made.start, workers=tuple(stay), loads=(), data_shares=())
+
+    def run(found):
+        steps = training.run(len(found.pushes.loss))
+        next(steps)
+        with pytest.raises(StopIteration):
+            steps.send(found)
+
+    run(window(made, [2.0] * 3, [4, 4.5, 5], workers=(*stay, gone), pull=3.0))
+    assert not training.measured  # all pulls began before the last push of `gone` arrived
+    run(window(made, [2.0] * 4, [6, 7, 8, 9], start=5.0, workers=stay, pull=0.1))
+    assert training.measured
+    fast = training._system.push_seconds(training.setting)
+    run(window(made, [2.0] * 4, [10, 11, 12, 13], start=9.0, workers=stay, pull=5.0))  # that is what these take: it counts
+    assert training.measured
+    assert training._system.push_seconds(training.setting) > fast
