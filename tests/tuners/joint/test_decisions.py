@@ -695,7 +695,7 @@ def test_the_untrained_loss_is_known_where_a_loss_of_machines_took_every_first_m
 
 
 def test_what_waited_behind_the_last_push_of_a_leaver_does_not_count_against_a_placement():
-    """A slow worker that has left still sends for a while; pulls behind that took long, so new placements were taken back."""
+    """A slow worker that has left still sends for a while; pulls behind that took long, so placements were taken back."""
     made = job()
     *stay, gone = made.start.workers
     training = Training(made, SystemModel(made))
