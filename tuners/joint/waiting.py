@@ -102,8 +102,8 @@ class Waiting:
     ) -> None:
         self._job, self._training, self._system, self._place = job, training, system, place
         self._first, self._cost_rule = first, cost_rule
-        # Since the policy was changed: levels, losses on validation data, seconds.
-        self.levels, self._validated, self.times = list[float](), list[float](), list[float]()
+        # Since the policy was changed: levels, losses on validation data, shares of samples that are right, seconds.
+        self.levels, self._validated, self._right, self.times = list[float](), list[float](), list[float](), list[float]()
         self._looser: tuple[Setting, Line] | None = None  # the policy before, and its course
         self._failed = 0
         self._kept: Snapshot | None = None  # of some windows before
@@ -136,6 +136,8 @@ class Waiting:
         self._validated.append(training.loss)
         self.times.append(training.seconds)
         window = training.newest
+        if window is not None and window.evaluations:
+            self._right.append(window.evaluations[-1].accuracy)
         if window is None or not len(window.pushes.loss):
             return
         pushes, mean = window.pushes, float(np.mean(window.pushes.loss))
@@ -148,7 +150,7 @@ class Waiting:
                 self._cycles[name] = [*self._cycles[name], float(cycle)][-_CYCLES:]
 
     def _begin_anew(self) -> None:
-        self.levels, self._validated, self.times = [], [], []
+        self.levels, self._validated, self._right, self.times = [], [], [], []
 
     # ----------------------------------------------------------------------------------------------------- what is done
 
@@ -170,7 +172,9 @@ class Waiting:
                 return
         window_seconds = (times[-1] - times[0]) / (len(times) - 1)
         blank = training.gauge.blank_level
-        if level > blank - _LITTLE * (blank - goal) and -course.slope < 2 * course.slope_deviation:
+        # A model that swings may be sure of its wrong answers, so that its loss is high while it learns.
+        learns = sum(self._right[-2:]) > sum(self._right[:2])
+        if level > blank - _LITTLE * (blank - goal) and -course.slope < 2 * course.slope_deviation and not learns:
             yield from self._begin_again()
             return
         # The loss tells swings: the share of samples that are right varies by chance, as these are few.
