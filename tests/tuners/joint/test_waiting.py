@@ -33,7 +33,8 @@ def held():
 class Learns:
     """Answers a tuner's steps; the loss after so many pushes is what `loss(policy, pushes)` says."""
 
-    def __init__(self, of, loss):
+    def __init__(self, of, loss, right=lambda pushes: float("nan")):
+        self.right = right  # share of samples that are right after so many pushes
         self.job, self.loss, self.policy, self.pushes, self.asked, self.now = of, loss, "asp", 0, [], 0.0
 
     def play(self, steps, actions):
@@ -50,7 +51,7 @@ class Learns:
             loss = self.loss(self.policy, self.pushes)
             made = window(self.job, [loss] * action.clocks, self.now + np.arange(1.0, action.clocks + 1))
             self.now += action.clocks
-            return replace(made, evaluations=(Evaluation(self.now, self.pushes, loss, float("nan")),))
+            return replace(made, evaluations=(Evaluation(self.now, self.pushes, loss, self.right(self.pushes)),))
         if isinstance(action, Install):
             self.policy = action.policy.name
         if isinstance(action, Reconfigure):
@@ -150,3 +151,17 @@ def test_a_policy_that_no_knob_names_is_installed_and_left_again():
     told = [a.policy.name if isinstance(a, Install) else (a.setting.policy, a.setting.batch_size) for a in learns.asked]
     size = made.start.batch_size
     assert told == ["k_batch_sync(2)", ("asp", 2 * size), "asp", ("asp", size), ("bsp", size)]
+
+
+@pytest.mark.parametrize("rises", [True, False])
+def test_only_a_model_whose_accuracy_does_not_rise_either_begins_again(rises):
+    """One that swings is sure of wrong answers: its loss is that of a blank model while it learns."""
+    made = held()
+    answers = Learns(
+        made,
+        lambda policy, pushes: 3.2 + 0.2 * math.sin(pushes),
+        right=lambda pushes: min(pushes / 1e3, 0.9) if rises else 0.1,
+    )
+    rule = waiting(made)
+    answers.play(rule.run(), 6)
+    assert any(isinstance(a, Install) and "nothing was learned" in a.reason for a in answers.asked) != rises
