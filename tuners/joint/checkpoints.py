@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from tuners.actions import Fork, Job, Reconfigure, Rejected, Run, Setting, Tuner, Window
-from tuners.joint.training import Steps
+from tuners.joint.training import Steps, relayed
 
 __all__ = ["LossRecord", "with_checkpoints"]
 
@@ -70,22 +70,12 @@ def with_checkpoints(job: Job, tuner: Tuner) -> Tuner:
         branches[0] = first.setting or job.start
     barred = set[tuple[str, ...]]()  # servers with which no change is accepted: others are to come back first
     yield from _choose(losses, branches, 0, barred)
-    answer: Any = None
-    refusal: Rejected | None = None
-    while True:
-        try:
-            action = tuner.send(answer) if refusal is None else tuner.throw(refusal)
-        except StopIteration:
-            return
-        answer, refusal = None, None
+
+    def carry_out(action: Any) -> Steps[Any]:
         if isinstance(action, Reconfigure | Fork) and action.setting is not None:
             better = losses.better(branches[action.branch].checkpoint_seconds)
             action = replace(action, setting=replace(action.setting, checkpoint_seconds=better))
-        try:
-            answer = yield from action
-        except Rejected as refused:
-            refusal = refused
-            continue
+        answer = yield from action
         if isinstance(action, Fork):
             branches[answer] = action.setting or branches[action.branch]
         elif isinstance(action, Reconfigure) and answer.done:
@@ -97,6 +87,9 @@ def with_checkpoints(job: Job, tuner: Tuner) -> Tuner:
                 yield from _choose(losses, branches, action.branch, barred)
             if answer.setting is not None:
                 answer = replace(answer, setting=replace(answer.setting, checkpoint_seconds=start))
+        return answer
+
+    yield from relayed(tuner, carry_out)
 
 
 def _choose(losses: LossRecord, branches: dict[int, Setting], branch: int, barred: set[tuple[str, ...]]) -> Steps[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -31,7 +31,7 @@ from tuners.actions import (
 from tuners.joint.learning_model import Gauge
 from tuners.joint.system_model import SystemModel
 
-__all__ = ["Glance", "JobOver", "Snapshot", "Steps", "Training", "changed_cheaply"]
+__all__ = ["Glance", "JobOver", "Snapshot", "Steps", "Training", "changed_cheaply", "relayed"]
 
 T = TypeVar("T")
 
@@ -290,6 +290,11 @@ class Training:
 
 def changed_cheaply(job: Job, tuner: Tuner) -> Tuner:
     """`tuner`, whose changes are made by the cheapest method that `job` offers, whichever it asks for."""
+    return relayed(tuner, lambda action: _by_the_cheapest(job, action) if isinstance(action, Reconfigure) else iter(action))
+
+
+def relayed(tuner: Tuner, carry_out: Callable[[Action[Any]], Steps[Any]]) -> Tuner:
+    """`tuner`, each action of which is carried out by the steps of `carry_out`; it gets their result, or their Rejected."""
     answer: Any = None
     refusal: Rejected | None = None
     while True:
@@ -299,7 +304,7 @@ def changed_cheaply(job: Job, tuner: Tuner) -> Tuner:
             return
         answer, refusal = None, None
         try:
-            answer = yield from (_by_the_cheapest(job, action) if isinstance(action, Reconfigure) else action)
+            answer = yield from carry_out(action)
         except Rejected as refused:
             refusal = refused
 
