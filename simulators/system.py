@@ -275,14 +275,13 @@ class SimulatedSystem:
 
     def _lost(self, branch: Branch) -> frozenset[str]:
         """Nodes that `branch` uses, or needs for its reconfiguration, and that are gone."""
-        used = frozenset((*branch.setting.workers, *branch.setting.servers))
         if self._reconfiguration is not None and self._reconfiguration.branch is branch:
-            used = self._reconfiguration.needed_nodes
-        return used - self._control.present
+            return self._reconfiguration.lost_nodes
+        return frozenset((*branch.setting.workers, *branch.setting.servers)) - self._control.present
 
     def _lose(self, branch: Branch, lost: frozenset[str]) -> None:
         """Continue on the surviving nodes. A reconfiguration in progress is completed without the lost ones, or rolled back
-        where it needs them."""
+        where it needs them; where no setting can go on, it waits for nodes that join."""
         reconfiguration = self._reconfiguration or Reconfiguration(branch, self._control, self._load, self._costs)
         if reconfiguration.recover(lost, self._now):
             self._reconfiguration = reconfiguration

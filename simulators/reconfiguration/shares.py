@@ -72,13 +72,16 @@ def survivors(
     """`setting` without the nodes that are not `present`, shares in proportion; None where too few are left to go on.
 
     A role without survivors goes to the first of `nodes` that is present and idle, or else to a node of the other role, if
-    that has two. Only nodes that are `able` to compute (None: all) become workers.
+    that has two, or if nodes of `setting` have both roles. Only nodes that are `able` to compute (None: all) become workers.
     """
     workers = tuple(w for w in setting.workers if w in present)
     servers = tuple(s for s in setting.servers if s in present)
     idle = [n for n in nodes if n in present and n not in (*workers, *servers)]
-    if not (workers and servers) and len(idle) + len({*workers, *servers}) < 2:
-        return None
+    there = {*idle, *workers, *servers}
+    if not (workers and servers) and len(there) < 2:
+        if not there or not set(setting.workers) & set(setting.servers) or (able is not None and not there <= able):
+            return None
+        workers = servers = tuple(there)
     if not workers:
         computing = [n for n in (*idle, *servers[1:], *servers[:1]) if able is None or n in able]
         if not computing:
