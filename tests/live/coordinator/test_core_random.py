@@ -85,15 +85,6 @@ def committed_before_all_is_staged(monkeypatch):
     applied_before_all_is_staged(monkeypatch)
 
 
-def messages_of_an_old_view_count(monkeypatch):
-    receive = Server.receive
-
-    def broken(self, sender, message):
-        receive(self, sender, message._replace(view=max(message.view, self.view)))
-
-    monkeypatch.setattr(Server, "receive", broken)
-
-
 def the_log_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(Server, "_is_ahead", lambda self, head: False)
 
@@ -217,7 +208,6 @@ def dead_servers_keep_copies(monkeypatch):
 BROKEN = [
     repeated_parts_count_again,
     committed_before_all_is_staged,
-    messages_of_an_old_view_count,
     the_log_is_not_waited_for,
     pulls_do_not_wait,
     staged_pushes_stay_behind,
@@ -236,7 +226,6 @@ BROKEN = [
 
 
 SHOWS = {
-    messages_of_an_old_view_count: ("server dies", "server comes", "move"),
     forks_take_parameters_only: ("fork", "switch", "put"),
     dead_servers_keep_copies: ("server dies", "server comes", "move"),
 }
