@@ -41,6 +41,7 @@ from tuners.actions import (
 )
 from tuners.system import (
     Handlers,
+    admitted,
     branch_of,
     check_installs,
     check_no_reconfiguration,
@@ -300,11 +301,10 @@ class SimulatedSystem:
     # ----------------------------------------------------------------------------------------------- settings, policies
 
     def _reconfigure(self, action: Reconfigure) -> Cost:
-        branch, setting = branch_of(self._branches, action.branch), action.setting
+        branch = branch_of(self._branches, action.branch)
         method = method_of(action, self.job)
         self._check_free(branch, f"reconfigure branch {action.branch}")
-        self.job.space.check(setting)
-        check_nodes(setting, self.job, self._control.available)
+        setting = admitted(action.setting, branch.setting, self.job, self._control.available)
         prepared = self._context.prepare(setting, policy_of(setting, branch.setting, branch.policy))
         begun = self._begin(branch, prepared, method, waited=action.wait)
         if begun is None or not action.wait:
@@ -356,10 +356,8 @@ class SimulatedSystem:
 
     def _fork(self, action: Fork) -> int:
         parent = branch_of(self._branches, action.branch)
-        setting = parent.setting if action.setting is None else action.setting
         self._check_free(parent, f"fork branch {action.branch}")
-        self.job.space.check(setting)
-        check_nodes(setting, self.job, self._control.available)
+        setting = admitted(action.setting or parent.setting, parent.setting, self.job, self._control.available)
         prepared = self._context.prepare(setting, policy_of(setting, parent.setting, parent.policy))
         jobs.check_memory(self.job, [setting, *(b.setting for b in self._branches.values())])
         self._bring_to_now(parent)

@@ -27,6 +27,7 @@ from tests.support.small_jobs import (
     together,
 )
 from tuners.actions import Fork, Free, Install, Reconfigure, Rejected, Run, Setting, Target
+from tuners.knobs import Choice, Integer, Real
 from tuners.policies import ssp
 
 METHODS = ("checkpoint", "migrate", "relocate")
@@ -441,6 +442,79 @@ def test_the_last_worker_is_replaced_by_the_first_machine_that_can_compute():
     seen = simulated.perform(Run(seconds=200.0))
     assert (seen.status, seen.setting.workers, seen.setting.servers) == ("running", ("d",), ("b",))
     assert float(np.max(seen.pushes.seconds)) > 100.0
+
+
+# ---------------------------------------------------------------------------------- what is free after what is held is lost
+
+RATE = Real("learning_rate", 0.01, 1.0)
+
+
+def after_a_loss(node, *knobs, **changed):
+    """A job that has lost `node`, whose roles are held but for `knobs`, and the setting that it goes on under."""
+    conditions = Conditions(jitter=0.0, nodes=(NodeChange((node,), 40.0, "fails"),))
+    simulated = timed(conditions, start(**changed), knobs=(RATE, *knobs))
+    return simulated, simulated.perform(Run(seconds=90.0)).setting
+
+
+@pytest.mark.parametrize("asked", ["of the start", "of the window"])
+@pytest.mark.parametrize("node", ["b", "e"])
+def test_a_free_knob_changes_in_place_after_a_loss_has_changed_the_held_roles(node, asked):
+    simulated, now = after_a_loss(node)
+    made = start() if asked == "of the start" else now
+    assert simulated.perform(Reconfigure(replace(made, learning_rate=0.05))).seconds == 0.0
+    assert simulated.perform(Run(clocks=5)).setting == replace(now, learning_rate=0.05)
+    child = simulated.perform(Fork(0, replace(made, learning_rate=0.2)))
+    assert simulated.perform(Run(clocks=5, branch=child)).setting == replace(now, learning_rate=0.2)
+    assert simulated.perform(Run(clocks=5, branch=simulated.perform(Fork(0)))).setting == replace(now, learning_rate=0.05)
+    with pytest.raises(Rejected, match=r"Cannot set workers to \('a', 'd'\): this scenario holds it"):
+        simulated.perform(Reconfigure(replace(now, workers=("a", "d"))))
+
+
+def test_the_server_that_has_replaced_a_lost_one_stays_when_a_free_knob_changes():
+    simulated, now = after_a_loss("e", servers=("e",))
+    assert (now.workers, now.servers) == (("a", "b", "c"), ("d",))
+    simulated.perform(Reconfigure(start(servers=("e",), learning_rate=0.05)))
+    assert simulated.perform(Run(clocks=5)).setting == replace(now, learning_rate=0.05)
+
+
+def test_roles_that_are_free_change_after_a_node_whose_role_is_held_is_lost():
+    simulated, now = after_a_loss("b", Choice("role/c", ("worker", "idle")))
+    simulated.perform(Reconfigure(start(workers=("a", "b"))))
+    assert simulated.perform(Run(clocks=5)).setting == replace(now, workers=("a",))
+    with pytest.raises(Rejected, match="Cannot make node 'd' a worker"):
+        simulated.perform(Reconfigure(replace(now, workers=("a", "d"), servers=("e",))))
+
+
+def test_free_loads_of_nodes_that_are_left_are_taken_from_a_setting_of_all_nodes():
+    simulated, now = after_a_loss("b", *(Integer(f"load/{n}/0", 1, 16) for n in "abc"))
+    simulated.perform(Reconfigure(start(loads=((4,), (5,), (6,)))))
+    assert simulated.perform(Run(clocks=5)).setting == replace(now, loads=((4,), (6,)))
+
+
+def test_a_setting_in_force_that_a_loss_has_brought_out_of_range_is_no_reason_to_refuse():
+    conditions = Conditions(jitter=0.0, nodes=(NodeChange(("b",), 40.0, "fails"),))
+    simulated = timed(conditions, knobs=(RATE, Integer("worker_count", 3, 4)))
+    now = simulated.perform(Run(seconds=90.0)).setting
+    simulated.perform(Reconfigure(replace(now, learning_rate=0.05)))
+    assert simulated.perform(Run(clocks=5)).setting == replace(now, learning_rate=0.05)
+    with pytest.raises(Rejected, match="worker_count to 1"):
+        simulated.perform(Reconfigure(replace(now, workers=("a",))))
+
+
+def test_a_node_under_notice_whose_role_is_held_stays_until_it_is_gone():
+    leaves = NodeChange(("b",), 10.0, "leaves", notice_seconds=50.0)
+    simulated = timed(Conditions(jitter=0.0, nodes=(leaves,)), knobs=(RATE,))
+    simulated.perform(Run(seconds=20.0))
+    simulated.perform(Reconfigure(start(learning_rate=0.05)))
+    assert simulated.perform(Run(clocks=3)).setting == start(learning_rate=0.05)
+
+
+def test_the_held_roles_can_be_restored_when_the_lost_node_is_back():
+    comes = (NodeChange(("b",), 40.0, "fails"), NodeChange(("b",), 60.0, "joins"))
+    simulated = timed(Conditions(jitter=0.0, nodes=comes), knobs=(RATE,))
+    assert simulated.perform(Run(seconds=90.0)).setting.workers == ("a", "c")
+    simulated.perform(Reconfigure(start(learning_rate=0.05)))
+    assert simulated.perform(Run(clocks=5)).setting == start(learning_rate=0.05)
 
 
 def test_a_target_reached_during_a_change_ends_it():
