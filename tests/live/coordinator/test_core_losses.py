@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.live.coordinator.branch import Shards
-from harness.live.coordinator.journal import FileJournal
+from harness.live.coordinator.branches.branch import Shards
+from harness.live.coordinator.ledger.journal import FileJournal
 from harness.live.protocol import messages
 from harness.live.protocol.log import CommitEntry, ForkEntry
 from harness.live.protocol.messages import (
