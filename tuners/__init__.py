@@ -208,6 +208,14 @@ _EMBEDDED = {
             paper="Dutta, Wang and Joshi, Slow and Stale Gradients Can Win the Race, 2021",
         ),
         Entry(
+            "abs",
+            "tuners.baselines.abs:adaptive_bounded_staleness",
+            "ABS: AdaSync's groups, in which a worker that is too stale starts over",
+            tunes="how many workers wait for each other and who starts over, every group",
+            needs="a target of accuracy or loss",
+            paper="Tan, Zhu and Zhang, ABS: Adaptive Bounded Staleness Converges Faster and Communicates Less, 2023",
+        ),
+        Entry(
             "lb_bsp",
             "tuners.baselines.lb_bsp:lb_bsp",
             "LB-BSP: samples of every device in proportion to its measured speed",

@@ -15,7 +15,7 @@ from tuners.settings import Choice, Integer, Real
 from tuners.testing import check_tuner, exchanges
 
 POLICIES = {"bsp", "asp", "ssp", "dssp", "k_sync", "k_batch_sync", "k_async", "backup_workers", "sync_switch", "rlp"}
-POLICIES |= {"ringmaster", "dbw", "adasync", "ata", "ringleader"}
+POLICIES |= {"ringmaster", "dbw", "adasync", "abs", "ata", "ringleader"}
 TUNABLES = {"mltuner", "spearmint", "hyperband", "asha"}
 SCHEDULES = {"bespoke_bo", "uniform_devices", "uniform_gpus", "schedule_search", "lb_bsp", "omnilearn"}
 ROLES = {"cruise", "optimus", "dlrover_rm"}

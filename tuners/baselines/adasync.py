@@ -21,18 +21,19 @@ from tuners.actions import Decision, Install, Job, Push, Rejected, SyncPolicy, T
 from tuners.applicability import nothing_to_tune_if, policy_cannot_be_installed
 from tuners.factory_options import Count
 
-__all__ = ["adasync", "adasync_policy"]
+__all__ = ["AdaptiveGroup", "adasync", "adasync_policy", "grow", "no_loss"]
 
 _WINDOW = 4  # pushes per worker over which the loss is averaged, exponentially
 
 
-def _no_loss(job: Job) -> str:
+def no_loss(job: Job) -> str:
+    """Why K cannot be set by the loss of this job; an empty text where it can."""
     if job.target.counts:
         return f"This job counts {job.target.metric}: it has no loss that could set K."
     return policy_cannot_be_installed(job)
 
 
-@nothing_to_tune_if(_no_loss)
+@nothing_to_tune_if(no_loss)
 def adasync(job: Job, *, initial: Count = 1) -> Tuner:
     """Install K-async with K = `initial` sqrt(first loss / loss now), at most the number of workers.
 
@@ -40,12 +41,14 @@ def adasync(job: Job, *, initial: Count = 1) -> Tuner:
         job: what is tuned.
         initial: K at the start; 1 is asynchronous.
     """
-    if not _no_loss(job):
+    if not no_loss(job):
         with suppress(Rejected):
             yield from Install(adasync_policy(initial))
 
 
-class _AdaptiveGroup(NamedTuple):
+class AdaptiveGroup(NamedTuple):
+    """The state of a policy whose K grows as the loss falls."""
+
     initial: Array  # int32 scalar: K_0
     size: Array  # int32 scalar: K of this group
     pushed: Array  # int32 scalar: in this group so far
@@ -59,15 +62,16 @@ def adasync_policy(initial: int) -> SyncPolicy:
     if initial < 1:
         raise ValueError(f"Cannot wait for {initial} workers (adasync): give at least 1.")
 
-    def init(active: Array) -> _AdaptiveGroup:
+    def init(active: Array) -> AdaptiveGroup:
         del active
         size, none, zero = jnp.asarray(initial, jnp.int32), jnp.asarray(0, jnp.int32), jnp.zeros(())
-        return _AdaptiveGroup(size, size, none, none, zero, zero)
+        return AdaptiveGroup(size, size, none, none, zero, zero)
 
-    return SyncPolicy(f"adasync({initial})", init, _grow)
+    return SyncPolicy(f"adasync({initial})", init, grow)
 
 
-def _grow(state: _AdaptiveGroup, push: Push) -> tuple[_AdaptiveGroup, Decision]:
+def grow(state: AdaptiveGroup, push: Push) -> tuple[AdaptiveGroup, Decision]:
+    """Count a push; where it completes a group, release who waits and set the K of the next one."""
     workers = jnp.sum(push.active)
     seen, pushed = state.seen + 1, state.pushed + 1
     loss = state.loss + (push.loss - state.loss) / jnp.minimum(seen, _WINDOW * workers)

@@ -15,6 +15,7 @@ from tests.support.toy import job
 from tests.tuners.bespoke_bo.test_schedules import JOB, Fake
 from tests.tuners.test_policies import MASKS, ORDERS, K, groups, run
 from tuners.actions import Install, Push, Rejected
+from tuners.baselines.abs import abs_policy, adaptive_bounded_staleness
 from tuners.baselines.adasync import adasync, adasync_policy
 from tuners.baselines.dbw import dbw, dbw_policy
 from tuners.baselines.lb_bsp import balanced, lb_bsp
@@ -170,6 +171,55 @@ def test_adasync_is_faster_than_bsp_where_workers_fall_asleep():
     assert seconds("one by one", "adasync") < seconds("one by one", "fixed")
 
 
+# -------------------------------------------------------------------------------------------------------------------- ABS
+
+
+@given(ORDERS, MASKS, st.integers(1, K), st.integers(1, 3))
+def test_abs_restarts_who_is_older_than_its_bound_and_nobody_else(order, active, initial, patience):
+    active, begun = np.array(active), np.zeros(K, int)
+    size = min(initial, active.sum())
+    for number, group in enumerate(groups(run(abs_policy(initial, patience), order, active)), start=1):
+        assert len(group) == size
+        for before in group[:-1]:
+            assert not before.release.any()
+        last = group[-1]
+        late = active & ~last.waiting & (number - begun > patience * active.sum() / initial)
+        assert last.release.tolist() == (last.waiting | late).tolist()
+        begun[last.release] = number
+
+
+def test_abs_with_a_bound_that_nobody_reaches_is_adasync():
+    order = [3, 1, 4, 1, 5, 9, 2, 6] * 10
+    made, plain = run(abs_policy(2, 1000.0), order), run(adasync_policy(2), order)
+    assert [m.release.tolist() for m in made] == [m.release.tolist() for m in plain]
+
+
+def test_the_bound_of_abs_falls_as_k_grows():
+    """A worker that never pushes: one round in M is enough to be late with K = 1, and one in two with K = M / 2."""
+    restarts = {size: _rounds_between_restarts(size) for size in (1, 2)}
+    assert restarts == {1: 2 * 4 + 1, 2: 2 * 2 + 1}  # the first round that is more than `patience` M / K after the pull
+
+
+def _rounds_between_restarts(size):
+    policy, active = abs_policy(size, 2.0), np.ones(4, bool)
+    state, decide, rounds = policy.init(active), jax.jit(policy.decide), 0
+    waiting = np.zeros(4, bool)
+    for number in range(100):
+        waiting[number % 3] = True  # the fourth worker is asleep
+        push = Push(np.int32(number % 3), np.zeros(4, np.int32), waiting.copy(), active, 1.0, np.int32(0), 1.0)
+        state, decision = decide(state, push)
+        rounds += bool(decision.step)
+        release = np.asarray(decision.release)
+        if release[3]:
+            return rounds
+        waiting &= ~release
+    raise AssertionError("the sleeper never starts over")
+
+
+def test_abs_is_faster_than_bsp_where_workers_fall_asleep():
+    assert seconds("one by one", "abs") < seconds("one by one", "fixed")
+
+
 # ----------------------------------------------------------------------------------------------------------------- LB-BSP
 
 
@@ -202,7 +252,7 @@ def test_lb_bsp_is_faster_than_equal_batches_on_unequal_machines():
 # ----------------------------------------------------------------------------------------------------------- all of them
 
 
-@pytest.mark.parametrize("factory", [ringmaster, dbw, adasync], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("factory", [ringmaster, dbw, adasync, adaptive_bounded_staleness], ids=lambda f: f.__name__)
 def test_a_rival_that_may_not_install_its_policy_leaves_the_job_alone(factory):
     tuner = factory(job())
     assert isinstance(next(tuner), Install)
@@ -218,6 +268,8 @@ def test_a_rival_that_may_not_install_its_policy_leaves_the_job_alone(factory):
         (lambda: ringmaster_policy(0), "delay of 0 updates"),
         (lambda: dbw_policy(0), "over 0 rounds"),
         (lambda: adasync_policy(0), "wait for 0 workers"),
+        (lambda: abs_policy(0, 2.0), "wait for 0 workers"),
+        (lambda: abs_policy(1, 0.5), "after 0.5 times the mean age"),
     ],
 )
 def test_rivals_that_make_no_sense_are_refused(make, reason):
