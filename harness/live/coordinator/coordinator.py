@@ -1,8 +1,9 @@
 """The coordinator: one log for all servers, and the policy that releases workers.
 
 This file has what the driver asks for and the dispatch of messages. What the coordinator knows has owners: the log and
-where blocks are in `harness.live.coordinator.ledger`, the processes in `harness.live.coordinator.membership`, the branches in
-`harness.live.coordinator.branches`. The owners do not call the coordinator back: they return what it has to do next.
+where blocks are in `harness.live.coordinator.ledger`, the processes in `harness.live.coordinator.membership`, the
+branches in `harness.live.coordinator.branches`. The owners do not call the coordinator back: they return what it has to do
+next.
 """
 
 from __future__ import annotations
