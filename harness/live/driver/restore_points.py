@@ -73,7 +73,7 @@ class RestorePoints:
 
     def save(self, branches: Mapping[int, DriverBranch], running: int | None, state: Mapping[str, Any]) -> Procedure:
         """Make a checkpoint while training continues. Resuming from it loses nothing and counts nothing twice. It is exact
-        if no worker is within a mini-batch; otherwise `Coordinator.begin_from` says what holds.
+        if no worker is within a mini-batch; otherwise `StateRequests.begin_from` says what holds.
 
         Raises KeyError if the coordinator dies meanwhile: its successor does not have the snapshot.
         """

@@ -12,7 +12,7 @@ from harness.live.coordinator.branches.branch import CoordinatorBranch
 from harness.live.coordinator.branches.branches import Branches
 from harness.live.coordinator.branches.pending_pushes import PendingPushes
 from harness.live.coordinator.ledger.ledger import Ledger
-from harness.live.coordinator.membership.membership import Membership
+from harness.live.coordinator.membership.views import Views
 from harness.live.server.pieces import Parts, Piece, Staging
 from harness.live.server.server import Server
 from harness.live.server.store import Store
@@ -167,11 +167,11 @@ def pushes_are_forgotten_when_committed(monkeypatch):
 
 
 def pushes_of_the_dead_are_not_withdrawn(monkeypatch):
-    monkeypatch.setattr(Membership, "_withdraw", lambda self: [])
+    monkeypatch.setattr(Views, "_withdraw", lambda self: [])
 
 
 def groups_do_not_shrink(monkeypatch):
-    monkeypatch.setattr(Membership, "_shrink_group", lambda self, branch, index: [])
+    monkeypatch.setattr(Views, "_shrink_group", lambda self, branch, index: [])
 
 
 def forks_take_parameters_only(monkeypatch):

@@ -125,7 +125,7 @@ def _alternating():
 
 
 def _turns(processes, branch):
-    return int(processes.process._core.branches[branch].state["turns"])
+    return int(processes.process._core.branches.by_number[branch].state["turns"])
 
 
 def test_a_doctored_checkpoint_runs_no_command(spec, tmp_path):
