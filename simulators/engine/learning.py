@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
+from jax.typing import ArrayLike
 
 from simulators.engine import embedding as sparse
 from simulators.engine.inputs import EngineInputs
@@ -37,6 +39,7 @@ __all__ = [
     "mean_loss",
     "minibatch",
     "pull",
+    "pull_together",
     "regrouped",
     "untrained",
     "with_table",
@@ -298,11 +301,14 @@ def pull(
     *,
     lanes: bool,
     pulls: Any = (),
+    together: bool | None = None,
 ) -> tuple[Learned, Array]:
     """The workers in `release` [k] pull: their gradients, and losses [k], for mini-batches `clocks` [k] are made now.
 
     Where workers take local steps, the gradient is what these have changed, and the loss is their mean. Where pulls may be
     skipped, only the workers in `pulls` [k] pull, and the others use the copies that they have.
+
+    `together`: what `pull_together` says; None if it is known only when the program runs, which then has both ways to pull.
     """
     if model.embedding is not None:
         return _pull_rows(model, model.embedding, data, inputs, learned, loss, release, clocks, lanes=lanes)
@@ -320,7 +326,7 @@ def pull(
         made: tuple[Array, Any] = differentiated(parameters, rows, count)
         return made
 
-    def together(carry: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
+    def all_at_once(carry: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
         left, _, _ = carry
         # The indices depend on the carry, because XLA moves what depends on constants only out of the loop: it would
         # compute all gradients before the loop, even if the loop does not run.
@@ -340,19 +346,30 @@ def pull(
 
     # These loops run once or never. A `cond` would say so more plainly, but XLA copies every kept gradient through a
     # conditional, and updates a loop's arrays in place.
-    all_pull = ~anywhere(jnp.any(release != inputs.active) | (jnp.sum(release) < 2), lanes)
     beside = learned.inner if local else learned.copies  # what is kept of each worker beside its gradient
     paired = local or bool(inputs.copies)
     kept = (learned.gradients, beside) if paired else learned.gradients
     carry = (release, loss, kept)
-    carry = jax.lax.while_loop(lambda c: all_pull & anywhere(jnp.any(c[0]), lanes), together, carry)
-    _, loss, kept = jax.lax.while_loop(lambda c: anywhere(jnp.any(c[0]), lanes), one, carry)
+    if together is None:
+        all_pull = ~anywhere(_some_do_not(inputs.active, release), lanes)
+        carry = jax.lax.while_loop(lambda c: all_pull & anywhere(jnp.any(c[0]), lanes), all_at_once, carry)
+    _, loss, kept = jax.lax.while_loop(lambda c: anywhere(jnp.any(c[0]), lanes), all_at_once if together else one, carry)
     gradients, beside = kept if paired else (kept, beside)
     pulled = learned.pulled
     if model.optimizer in REVISING:
         pulled = jax.tree.map(lambda rows, now: jnp.where(_columns(release, rows), now, rows), pulled, learned.slots.total)
     learned = learned._replace(inner=beside) if local else learned._replace(copies=beside)
     return learned._replace(gradients=gradients, pulled=pulled), loss
+
+
+def pull_together(model: LearningProgram | None, active: ArrayLike, release: ArrayLike) -> bool:
+    """Whether `pull` computes the gradients of the workers in `release` [k] as one batch: it does if these are all workers,
+    and two or more. Rows of embedding tables are pulled worker by worker."""
+    return model is not None and model.embedding is None and not _some_do_not(np.asarray(active), np.asarray(release))
+
+
+def _some_do_not(active: Any, release: Any) -> Any:
+    return (release != active).any() | (release.sum() < 2)
 
 
 def _pull_rows(
