@@ -13,7 +13,7 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -328,7 +328,11 @@ def _made(factory: TunerFactory, job: Job) -> Tuner:
 
 
 def _no_generator(made: Any) -> str:
-    return f"The tuner is no generator but {_short(repr(made))}: write a function of a Job that yields actions."
+    from tuners.adapters import advice  # here, because it imports the search, which few runs need
+
+    if isinstance(made, Coroutine):
+        made.close()  # Python warns of one that nobody has awaited
+    return f"The tuner is no generator but {_short(repr(made))}: {advice(made)}."
 
 
 def _next(tuner: Tuner, answer: Any, *, first: bool = False) -> Action[Any]:

@@ -29,6 +29,7 @@ from tuners.actions import (
     Setting,
     Window,
 )
+from tuners.system import wanted_setting
 
 __all__ = ["Score", "Scored", "score", "unplayed"]
 
@@ -255,24 +256,25 @@ def _settings(job: Job, exchanges: Sequence[Exchange], path: _Path) -> tuple[lis
     part of the windows and do not count as changes by the tuner.
     """
     of_branch, changes = {0: job.start}, 0
-    along = [(0.0, job.start)]
+    along, there = [(0.0, job.start)], {n.name for n in job.nodes}
     for index, exchange in enumerate(exchanges):
         action = exchange.action
         if not _done(exchange) or not isinstance(action, Fork | Reconfigure | Run):
             continue
         if isinstance(action, Run):
             setting = exchange.answer.setting or of_branch.get(action.branch, job.start)
-            of_branch[action.branch] = setting
+            of_branch[action.branch], there = setting, {n.name for n in exchange.answer.nodes}
         elif isinstance(action, Fork):
             parent = of_branch.get(action.branch, job.start)
-            setting = action.setting or parent
+            setting = wanted_setting(action.setting or parent, parent, job.space, there)
             changes += setting != parent
             of_branch[exchange.answer] = setting
         else:
             before = of_branch.get(action.branch, job.start)
-            changes += exchange.answer.done and action.setting != before
+            wanted = wanted_setting(action.setting, before, job.space, there)
+            changes += exchange.answer.done and wanted != before
             # With wait=False the new setting is in force once a window reports it.
-            setting = action.setting if exchange.answer.done and action.wait else before
+            setting = wanted if exchange.answer.done and action.wait else before
             of_branch[action.branch] = setting
         if path.holds(index, exchange) and setting != along[-1][1]:
             along.append((exchange.seconds, setting))

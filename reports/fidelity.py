@@ -15,6 +15,7 @@ from scipy.stats import binomtest, kendalltau
 from reports.figures.drawing import Drawing
 from reports.figures.predicted import FORMS, Form, against_recorded, residuals
 from reports.rendering import fill
+from reports.repetitions import SAMPLES, Told, exact, once_more, repeated
 from simulators.calibration.fit import NO_FREEDOM
 from simulators.calibration.spread import LEVEL_PERCENT
 from simulators.calibration.validation import COMPLETION, HELD_OUT, OTHER, Check, Prediction
@@ -52,13 +53,20 @@ def coverage(made: Sequence[Prediction], form: Form = FORMS[0]) -> Coverage:
 
 def errors(made: Sequence[Prediction], which: Callable[[Prediction], float]) -> Errors:
     """Errors of the predictions that `which` picks; predictions that could not be made (nan) do not count."""
-    pairs = [(which(p), p.recorded, p.label) for p in made if math.isfinite(which(p))]
-    if not pairs:
+    return _errors(_told(made, which), len({p.label for p in made if math.isfinite(which(p))}))
+
+
+def _told(made: Sequence[Prediction], which: Callable[[Prediction], float]) -> Told:
+    """What `which` picks, and what was recorded, of the predictions that could be made."""
+    return Told(*np.array([(which(p), p.recorded) for p in made if math.isfinite(which(p))]).reshape(-1, 2).T)
+
+
+def _errors(told: Told, settings: int) -> Errors:
+    if not len(told.recorded):
         return Errors(0, *(math.nan,) * 3)
-    off = np.array([abs(a / b - 1) for a, b, _ in pairs])
-    ranked = len({label for *_, label in pairs}) >= 3
-    tau = float(kendalltau([a for a, *_ in pairs], [b for _, b, _ in pairs]).statistic) if ranked else math.nan
-    return Errors(len(pairs), tau, float(np.median(off)), float(np.quantile(off, 0.95)))
+    off = np.abs(told.predicted / told.recorded - 1)
+    tau = float(kendalltau(told.predicted, told.recorded).statistic) if settings >= 3 else math.nan
+    return Errors(len(off), tau, float(np.median(off)), float(np.quantile(off, 0.95)))
 
 
 def tau_interval(made: Sequence[Prediction], which: Callable[[Prediction], float]) -> tuple[float, float]:
@@ -79,13 +87,44 @@ def tau_interval(made: Sequence[Prediction], which: Callable[[Prediction], float
     return float(low), float(high)
 
 
-def _apart(made: Sequence[Prediction], which: Callable[[Prediction], float]) -> float:
-    """The share of pairs of settings in the right order, of those that were recorded at least 5 % apart; nan for none."""
-    known = [(which(p), p.recorded) for p in made if math.isfinite(which(p))]
-    right = [(a - b) * (x - y) > 0 for i, (a, x) in enumerate(known) for b, y in known[:i] if abs(math.log(x / y)) > _APART]
-    return float(np.mean(right)) if right else math.nan
+def _apart(told: Told) -> float:
+    """The share of pairs of rows in the right order, of those that were recorded at least 5 % apart; nan for none."""
+    first, second = np.triu_indices(len(told.recorded), 1)
+    predicted, recorded = (np.log(values[first] / values[second]) for values in told)
+    apart = np.abs(recorded) > _APART
+    return float(np.mean(predicted[apart] * recorded[apart] > 0)) if apart.any() else math.nan
 
 
+class _Ceiling(NamedTuple):
+    """What a predictor that uses the recording itself reaches: means over made-up recordings, or over repetitions."""
+
+    name: str
+    errors: Errors  # of the rows of repeated settings
+    right: float  # share of pairs in the right order
+
+
+def _ceilings(made: Sequence[Prediction]) -> list[_Ceiling]:
+    """What the noise of a recording allows, see `reports.repetitions`; empty where no setting was recorded twice."""
+    settings = repeated(made)
+    rows = sum(map(len, settings))
+    found = []
+    for name, several in ((_EXACT, exact(settings)), (_ONCE_MORE, once_more(settings))):
+        if several:
+            each = np.array([(*_errors(told, len(settings))[1:], _apart(told)) for told in several])
+            *of_errors, right = (float(values.mean()) if np.isfinite(values).all() else math.nan for values in each.T)
+            found.append(_Ceiling(name, Errors(rows, *of_errors), right))
+    return found
+
+
+def _untold_noise(made: Check) -> list[str]:
+    """That nothing tells the noise of a recording without repetitions."""
+    rows = [p for _, some in _by_split(made.predictions) for p in some]
+    if not rows or repeated(rows):
+        return []
+    return ["no setting was recorded twice: it cannot be told how much of the errors is the recording's own noise"]
+
+
+_EXACT, _ONCE_MORE = "an exact prediction", "recording once more"
 _HELD_OUT_KIND = "simulator, held out"
 _KINDS: tuple[tuple[str, Callable[[Prediction], float]], ...] = (
     ("simulator, fitted", FORMS[0].fitted),
@@ -112,10 +151,19 @@ def tables(checks: Sequence[Check]) -> list[str]:
                 if found_errors.rows or name == _HELD_OUT_KIND:
                     inside = _covered(coverage(rows)) if name == _HELD_OUT_KIND else ""
                     lines.append(f"  {name:32}{_cells(found_errors)}{inside:>12}".rstrip())
+            if not group.endswith(COMPLETION):
+                lines += [f"  {of.name:32}{_cells(of.errors)}" for of in _ceilings(rows)]
         for row in _ablations(made)[1:]:
             lines.append(f"without {row.lacks}: tau {row.tau}, median {row.median}, 95th {row.p95} of all cycles not fitted")
         unsure = [f"{job}, {name}: fitted without an interval, {NO_FREEDOM}" for job, name in _unsure(made)]
-        notes = [*_fit_errors(made), *_simulation_error(made), *unsure, *_undivided(made), *made.caveats]
+        notes = [
+            *_fit_errors(made),
+            *_simulation_error(made),
+            *unsure,
+            *_undivided(made),
+            *_untold_noise(made),
+            *made.caveats,
+        ]
         found.append("\n".join([*lines, *(f"note: {why}" for why in notes), ""]))
     return found
 
@@ -202,18 +250,20 @@ def write(folder: Path, checks: Sequence[Check], findings: str = "") -> Path:
 
 def page(checks: Sequence[Check], findings: str = "") -> str:
     """The page: what was found, a section per recording, with a table and a drawing, and how it was made."""
+    rows = [row for made in checks for row in _verdict_rows(made)]
     return fill(
         "fidelity.html.j2",
         title="How far the simulator is from recorded clusters",
         lead=_lead(checks),
         verdict=_verdict(checks),
-        verdict_rows=[row for made in checks for row in _verdict_rows(made)],
+        verdict_rows=rows,
         parts=[part for made in checks for part in _ablations(made)],
         limits=[*(" ".join(said) for made in checks if (said := _limits(made))), *_undetermined(checks)],
         findings=[" ".join(paragraph.split()) for paragraph in findings.split("\n\n") if paragraph.strip()],
         recordings=[_section(made, f"r{i}") for i, made in enumerate(checks)],
         folds=" or ".join(sorted({str(made.folds) for made in checks if made.folds})),
         level=LEVEL_PERCENT,
+        samples=SAMPLES if any(row.form == _EXACT for row in rows) else 0,
         has_completions=any(p.group.endswith(COMPLETION) for made in checks for p in made.predictions),
     )
 
@@ -307,14 +357,19 @@ def _verdict_rows(made: Check) -> list[_VerdictRow]:
     for split, predictions in _by_split(made.predictions):
         best = best_closed_form(predictions)
         forms = [form for form in FORMS if form == FORMS[0] or errors(predictions, form.held_out).rows]
+        ceilings = _ceilings(predictions)
         for form in forms:
             which = form.held_out
-            e, ends, right = errors(predictions, which), tau_interval(predictions, which), _apart(predictions, which)
+            e, ends, right = errors(predictions, which), tau_interval(predictions, which), _apart(_told(predictions, which))
             held = coverage(predictions, form)
             tau = _tau(e) if math.isnan(ends[0]) else f"{_tau(e)} ({ends[0]:.2f} to {ends[1]:.2f})"
             cells = (tau, _percent(right), _percent(e.median), _percent(e.p95), _covered(held), _reached(e, held))
             name = f"{form.name} (best closed form)" if form == best else form.name
-            rows.append(_VerdictRow(_title(made), split, len(forms) * (form == FORMS[0]), name, e.rows, *cells))
+            span = (len(forms) + len(ceilings)) * (form == FORMS[0])
+            rows.append(_VerdictRow(_title(made), split, span, name, e.rows, *cells))
+        for name, e, right in ceilings:
+            cells = (_tau(e), _percent(right), _percent(e.median), _percent(e.p95), "-", _reached(e, Coverage(0, 0)))
+            rows.append(_VerdictRow(_title(made), split, 0, name, e.rows, *cells))
     return rows
 
 
@@ -403,18 +458,15 @@ def _limits(made: Check) -> list[str]:
         low, high = (f"{end:.0%}" for end in (min(shares), max(shares)))
         part = low if low == high else f"{low} to {high}"
         said.append(f"Computing is {part} of its cycles, {np.median(shares):.0%} in the median.")
-    repeated: dict[int, dict[str, float]] = {}
-    for p in rows:
-        repeated.setdefault(p.setting, {})[p.run] = p.recorded
-    ratios = [max(of.values()) / min(of.values()) - 1 for of in repeated.values() if len(of) > 1]
-    if len(ratios) < len(repeated):
-        said.append(f"{len(repeated) - len(ratios)} of its {len(repeated)} settings were recorded in one run only.")
+    ratios, count = [of.max() / of.min() - 1 for of in repeated(rows)], len({p.setting for p in rows})
+    if ratios and len(ratios) < count:
+        said.append(f"{count - len(ratios)} of its {count} settings were recorded only once.")
     if ratios:
         said.append(
-            f"From the fastest to the slowest run of a setting there are {np.median(ratios):.0%} in the median, at most "
-            f"{max(ratios):.0%}: no prediction can be nearer than that to all of them."
+            f"From the fastest to the slowest repetition of a setting there are {np.median(ratios):.0%} in the median, at "
+            f"most {max(ratios):.0%}: no prediction can be nearer than that to all of them."
         )
-    return said
+    return [*said, *(f"{why[0].upper()}{why[1:]}." for why in _untold_noise(made))]
 
 
 def _undetermined(checks: Sequence[Check]) -> list[str]:

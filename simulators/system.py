@@ -41,6 +41,7 @@ from tuners.actions import (
 )
 from tuners.system import (
     Handlers,
+    admitted,
     branch_of,
     check_installs,
     check_no_reconfiguration,
@@ -276,14 +277,13 @@ class SimulatedSystem:
 
     def _lost(self, branch: Branch) -> frozenset[str]:
         """Nodes that `branch` uses, or needs for its reconfiguration, and that are gone."""
-        used = frozenset((*branch.setting.workers, *branch.setting.servers))
         if self._reconfiguration is not None and self._reconfiguration.branch is branch:
-            used = self._reconfiguration.needed_nodes
-        return used - self._control.present
+            return self._reconfiguration.lost_nodes
+        return frozenset((*branch.setting.workers, *branch.setting.servers)) - self._control.present
 
     def _lose(self, branch: Branch, lost: frozenset[str]) -> None:
         """Continue on the surviving nodes. A reconfiguration in progress is completed without the lost ones, or rolled back
-        where it needs them."""
+        where it needs them; where no setting can go on, it waits for nodes that join."""
         reconfiguration = self._reconfiguration or Reconfiguration(branch, self._control, self._load, self._costs)
         if reconfiguration.recover(lost, self._now):
             self._reconfiguration = reconfiguration
@@ -302,11 +302,10 @@ class SimulatedSystem:
     # ----------------------------------------------------------------------------------------------- settings, policies
 
     def _reconfigure(self, action: Reconfigure) -> Cost:
-        branch, setting = branch_of(self._branches, action.branch), action.setting
+        branch = branch_of(self._branches, action.branch)
         method = method_of(action, self.job)
         self._check_free(branch, f"reconfigure branch {action.branch}")
-        self.job.space.check(setting)
-        check_nodes(setting, self.job, self._control.available)
+        setting = admitted(action.setting, branch.setting, self.job, self._control.available)
         prepared = self._context.prepare(setting, policy_of(setting, branch.setting, branch.policy))
         begun = self._begin(branch, prepared, method, waited=action.wait)
         if begun is None or not action.wait:
@@ -358,10 +357,8 @@ class SimulatedSystem:
 
     def _fork(self, action: Fork) -> int:
         parent = branch_of(self._branches, action.branch)
-        setting = parent.setting if action.setting is None else action.setting
         self._check_free(parent, f"fork branch {action.branch}")
-        self.job.space.check(setting)
-        check_nodes(setting, self.job, self._control.available)
+        setting = admitted(action.setting or parent.setting, parent.setting, self.job, self._control.available)
         prepared = self._context.prepare(setting, policy_of(setting, parent.setting, parent.policy))
         jobs.check_memory(self.job, [setting, *(b.setting for b in self._branches.values())])
         self._bring_to_now(parent)

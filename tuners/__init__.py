@@ -84,7 +84,7 @@ class Entry:
             )
         found = getattr(module, attribute)
         if not callable(found):
-            raise ValueError(f"Cannot use {self.where!r} as a tuner: it is no function; give one that takes a Job.")  # noqa: TRY004
+            raise ValueError(f"Cannot use {self.where!r} as a tuner: it is no function; {_advice(found)}.")  # noqa: TRY004
         return cast("TunerFactory", found)
 
 
@@ -480,7 +480,7 @@ def entry_of(factory: TunerFactory, *, taken: Container[str] = ()) -> Entry:
     if isinstance(factory, Generator):
         raise ValueError(f"Cannot use {factory!r} as a tuner: it was called already; give the function itself.")  # noqa: TRY004
     if not callable(factory):
-        raise ValueError(f"Cannot use {factory!r} as a tuner: give a name, or a function of a Job.")  # noqa: TRY004
+        raise ValueError(f"Cannot use {factory!r} as a tuner: {_advice(factory)}, or give a name.")  # noqa: TRY004
     plain = factory.func if isinstance(factory, partial) else factory
     name = getattr(plain, "__name__", type(plain).__name__).strip("<>")
     if isinstance(factory, partial) and factory.keywords:
@@ -497,10 +497,10 @@ def _check_call(name: str, factory: Callable[..., object]) -> None:
     try:
         signature(factory).bind(None)
     except TypeError as error:
-        raise ValueError(
-            f"Cannot use {name!r} as a tuner ({error}): it is called with a Job alone. Give other arguments a default, or "
-            "pass functools.partial(...)."
-        ) from None
+        way = "Give other arguments a default, or pass functools.partial(...)."
+        if isinstance(factory, type) and _advice(factory) != _advice(object):
+            way = f"It is a class: {_advice(factory)}."
+        raise ValueError(f"Cannot use {name!r} as a tuner ({error}): it is called with a Job alone. {way}") from None
     except ValueError:  # a callable without a signature
         pass
 
@@ -559,6 +559,13 @@ def _hidden(module_name: str) -> str:
 def _from_entry_point(point: EntryPoint) -> Entry:
     origin = point.dist.name if point.dist is not None else "another distribution"
     return Entry(point.name, point.value, f"from {origin}", embedded=False)
+
+
+def _advice(given: object) -> str:
+    """`adapters.advice`, imported here because listing the names does not need it."""
+    from tuners import adapters
+
+    return adapters.advice(given)
 
 
 def _did_you_mean(near: Iterable[str]) -> str:

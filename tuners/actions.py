@@ -358,7 +358,8 @@ class Reconfigure(Action[Cost]):
 
     With `wait=False` the answer comes at once and has zero cost; a later `Window.changes` has the real cost. The system
     refuses (`Rejected`) a setting outside the job's space, a node that is not available, and a second reconfiguration
-    while one is under way. Raises TypeError for what is no `Setting`.
+    while one is under way. Where a loss of nodes has changed what the scenario holds, that stays as it is in force, also
+    for a setting that names the lost nodes. Raises TypeError for what is no `Setting`.
     """
 
     setting: Setting

@@ -2,18 +2,18 @@
 
 `from_ask_tell` takes an object with the methods `ask` and `tell`, as most optimiser libraries offer it;
 `tuners.search.online_search` makes the trials on the running job. `from_pair` takes a pair of pure functions (init, update),
-for instance for a tuner that keeps its state in a pytree.
+for instance for a tuner that keeps its state in a pytree. `advice` tells an author what to write in place of something else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from tuners.actions import Action, Job, Rejected, Scalar, Tuner, TunerFactory
 from tuners.search.online_search import search
 
-__all__ = ["AskTell", "Step", "from_ask_tell", "from_pair"]
+__all__ = ["AskTell", "Step", "advice", "from_ask_tell", "from_pair"]
 
 S = TypeVar("S")
 
@@ -66,3 +66,18 @@ def from_pair(init: Callable[[Job], Step[S]], update: Callable[[S, Any], Step[S]
             state, action = update(state, answer)
 
     return tuner
+
+
+def advice(given: Any) -> str:
+    """What to write in place of `given`, which is no generator: a factory has returned it, or it stands where a factory
+    should. The end of a sentence."""
+    kind = given if isinstance(given, type) else type(given)
+    if all(callable(getattr(kind, method, None)) for method in ("ask", "tell")):
+        return f"it has ask and tell; give tuners.adapters.from_ask_tell(make), and make(job) returns a {kind.__name__}"
+    if isinstance(given, AsyncGenerator | Coroutine):
+        return "write def, without async"
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Action):
+        return "it is a state and an action; give tuners.adapters.from_pair(init, update)"
+    if "__call__" in vars(kind) and kind.__module__ not in ("builtins", "functools"):
+        return f"it is a {kind.__name__}, which can be called; give an object, {kind.__name__}(...), and not the class"
+    return "write a function of a Job that yields actions"

@@ -26,6 +26,7 @@ __all__ = [
     "OF_CACHES",
     "OF_CHECKPOINTS",
     "OF_LOCAL_STEPS",
+    "OF_NODES",
     "OF_PULLS",
     "OF_QUORUM",
     "OF_REPLICAS",
@@ -189,6 +190,37 @@ class Setting:
                     found[server] += 1 / blocks
         return found
 
+    def on(self, workers: tuple[str, ...], servers: tuple[str, ...]) -> Setting:
+        """The same on other nodes: those that stay keep their loads, and share data and model in proportion; a block whose
+        server goes is given to the one with the fewest blocks. Loads and shares of nodes that come are equal."""
+        rows = dict(zip(self.workers, self.loads, strict=False))
+        return replace(
+            self,
+            workers=workers,
+            servers=servers,
+            loads=tuple(rows[w] for w in workers) if all(w in rows for w in workers) else (),
+            data_shares=_rescaled(self.workers, self.data_shares, workers),
+            model_shares=_rescaled(self.servers, self.model_shares, servers),
+            block_owners=_inherited(self.block_owners, servers),
+            replicas=min(self.replicas, len(servers)),
+        )
+
+
+def _inherited(owners: tuple[str, ...], servers: tuple[str, ...]) -> tuple[str, ...]:
+    """Owners of blocks among `servers`: a block whose owner is none of them goes to the one with the fewest blocks."""
+    found, count = list(owners), {s: owners.count(s) for s in servers}
+    for block, owner in enumerate(owners):
+        if owner not in count:
+            found[block] = min(servers, key=lambda s: count[s])
+            count[found[block]] += 1
+    return tuple(found)
+
+
+def _rescaled(members: tuple[str, ...], shares: tuple[float, ...], left: tuple[str, ...]) -> tuple[float, ...]:
+    kept = dict(zip(members, shares, strict=False))
+    total = sum(kept.get(n, 0.0) for n in left)
+    return tuple(kept[n] / total for n in left) if total > 0 and all(n in kept for n in left) else ()
+
 
 def _equal(count: int) -> tuple[float, ...]:
     """Equal shares; none for a setting without workers or servers, which `Space.check` refuses."""
@@ -219,6 +251,8 @@ OF_PULLS = {"pull_clocks": 1}
 # ---------------------------------------------------------------------------------------------------------------- space
 
 _FIELDS = tuple(f.name for f in fields(Setting))
+OF_NODES = ("workers", "servers", "loads", "data_shares", "model_shares", "block_owners", "replicas")
+"""The fields of a setting that name nodes, or go with those that do: a loss of nodes changes them."""
 _PLAIN = tuple(f for f in _FIELDS[2:] if f != "block_owners")
 
 
@@ -405,11 +439,37 @@ class Space:
         value: Scalar = getattr(setting, name)
         return value
 
-    def check(self, setting: Setting) -> None:
-        """Raise Rejected, with reason and way out, where a job with this space cannot run under `setting`."""
-        _check_whole(setting, {n.name: len(n.devices) for n in self.nodes})
+    def holds_role(self, node: str) -> bool:
+        """Whether no knob sets the role of that node."""
+        return self.knob("worker_count") is None and self.knob(f"role/{node}") is None
+
+    def held_as(self, in_force: Setting, setting: Setting) -> Setting:
+        """`setting`, with what this space holds as it is in `in_force`, where a loss of nodes has changed it.
+
+        For a setting that has the value of the base there: it was made before the loss, or without knowing of it. Other
+        values stay, so that `check` refuses them.
+        """
+        were, are, wanted = ({n.name: _role(s, n.name) for n in self.nodes} for s in (self.base, in_force, setting))
+        roles = {n: are[n] if self.holds_role(n) and role == were[n] else role for n, role in wanted.items()}
+        if roles == wanted:
+            return setting
+        moved = setting.on(
+            *(
+                tuple(n for n in dict.fromkeys((*first, *later)) if roles[n] in (role, "both"))
+                for role, first, later in (
+                    ("worker", in_force.workers, setting.workers),
+                    ("server", in_force.servers, setting.servers),
+                )
+            )
+        )
+        free = self._free_fields(setting)
+        held = [f for f in OF_NODES[2:] if not free[f] and getattr(setting, f) == getattr(self.base, f)]
+        return replace(moved, **{f: getattr(in_force, f) for f in held})
+
+    def _free_fields(self, setting: Setting) -> dict[str, bool]:
+        """Whether `setting` may have its own value of each field."""
         roles_free = self.frees("role") or self.frees("worker_count")
-        free = {
+        return {name: self.knob(name) is not None for name in _FIELDS} | {
             "workers": roles_free,
             "servers": roles_free,
             "loads": self.frees("load") or roles_free,
@@ -420,11 +480,21 @@ class Space:
             "node_steps": self.frees("local_steps"),
             "block_owners": self.frees("block"),
         }
+
+    def check(self, setting: Setting, in_force: Setting | None = None) -> None:
+        """Raise Rejected, with reason and way out, where a job with this space cannot run under `setting`.
+
+        What `setting` has in common with the one `in_force` is not refused: a loss of nodes may have changed what this space
+        holds, or bounds.
+        """
+        _check_whole(setting, {n.name: len(n.devices) for n in self.nodes})
+        now = in_force or self.base
+        free = self._free_fields(setting)
         for name in _FIELDS:
             value, base = getattr(setting, name), getattr(self.base, name)
-            if value != base and not free.get(name, self.knob(name) is not None):
+            if value not in (base, getattr(now, name)) and not free[name]:
                 raise Rejected(f"Cannot set {name} to {value!r}: this scenario holds it at {base!r}.")
-        self._check_families(setting)
+        self._check_families(setting, now)
         if setting.block_owners and len(setting.block_owners) != self.blocks:
             raise Rejected(
                 f"Cannot place {len(setting.block_owners)} blocks: this job has {self.blocks} of embedding tables."
@@ -433,13 +503,14 @@ class Space:
             raise Rejected(
                 f"Cannot replicate {setting.hot_blocks} hot blocks: this job has {self.blocks} of embedding tables."
             )
-        if self.whole_batch and (given := sum(map(sum, setting.loads))) != self.whole_batch:
+        given = sum(map(sum, setting.loads))
+        if self.whole_batch and given != self.whole_batch and setting.loads != now.loads:
             raise Rejected(f"Cannot use loads of {given} samples in all: they have to sum to the batch, {self.whole_batch}.")
         for knob in self.knobs:
             if knob.name.partition("/")[0] in ("load", "data_share", "model_share"):
                 continue  # the range of a weight limits the search, not the share that results from it
             value = self._value(knob.name, setting)
-            if not knob.contains(value):
+            if not knob.contains(value) and (in_force is None or value != self._value(knob.name, in_force)):
                 allowed = knob.options if isinstance(knob, Choice) else f"{knob.low} to {knob.high}"
                 raise Rejected(f"Cannot set {knob.name} to {value!r}: this scenario allows {allowed}.")
             if knob.name == "local_steps" and (outside := [p for p in setting.node_steps if not knob.contains(p[1])]):
@@ -459,12 +530,13 @@ class Space:
             return False
         return True
 
-    def _check_families(self, setting: Setting) -> None:
-        """Raise Rejected where a role or option differs from the base and is not free, though others of its family are."""
+    def _check_families(self, setting: Setting, in_force: Setting) -> None:
+        """Raise Rejected where a role or option differs from the base, and a role also from the one `in_force`, and is not
+        free, though others of its family are."""
         if self.frees("role") and self.knob("worker_count") is None:
             for node in self.nodes:
                 role, base = _role(setting, node.name), _role(self.base, node.name)
-                if role != base and self.knob(f"role/{node.name}") is None:
+                if role not in (base, _role(in_force, node.name)) and self.holds_role(node.name):
                     raise Rejected(f"Cannot make node {node.name!r} a {role}: this scenario holds it as {base}.")
         options, held = dict(setting.options), dict(self.base.options)
         for name in sorted(options.keys() | held.keys()):

@@ -6,16 +6,17 @@ carried out, and return nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sized
+from collections.abc import Callable, Collection, Container, Mapping, Sized
 from typing import Any, TypeAlias, TypeVar, cast
 
 from tuners import policies
 from tuners.actions import Action, Job, Method, Reconfigure, Rejected, Setting, Status, SyncPolicy
-from tuners.settings import OF_CACHES, OF_CHECKPOINTS, OF_LOCAL_STEPS, OF_PULLS, OF_QUORUM
+from tuners.settings import OF_CACHES, OF_CHECKPOINTS, OF_LOCAL_STEPS, OF_PULLS, OF_QUORUM, Space
 
 __all__ = [
     "CHANGED_IN_PLACE",
     "Handlers",
+    "admitted",
     "branch_of",
     "check_installs",
     "check_no_reconfiguration",
@@ -29,6 +30,7 @@ __all__ = [
     "in_place",
     "method_of",
     "policy_of",
+    "wanted_setting",
 ]
 
 T = TypeVar("T")
@@ -89,6 +91,26 @@ def check_nodes(setting: Setting, job: Job, available: Container[str]) -> None:
         if node not in available:
             there = ", ".join(n.name for n in job.nodes if n.name in available)
             raise Rejected(f"Cannot use node {node!r}: it is not there, or about to leave; there are {there}.")
+
+
+def wanted_setting(setting: Setting, in_force: Setting, space: Space, available: Collection[str]) -> Setting:
+    """The setting that a request for `setting` means, where `in_force` is the one of its branch.
+
+    A setting that names a node which is gone means the others, where the scenario holds the node's role: a tuner can still
+    change what is free.
+    """
+    named = {*setting.workers, *setting.servers}
+    return setting if named <= {*available, *in_force.workers, *in_force.servers} else space.held_as(in_force, setting)
+
+
+def admitted(setting: Setting, in_force: Setting, job: Job, available: Collection[str]) -> Setting:
+    """What `wanted_setting` returns. Raises Rejected where the job cannot run under it."""
+    wanted = wanted_setting(setting, in_force, job.space, available)
+    job.space.check(wanted, in_force)
+    # A node under notice is not available, and its role may be held: it stays until it is gone.
+    kept = {n for n in (*in_force.workers, *in_force.servers) if job.space.holds_role(n)}
+    check_nodes(wanted, job, {*available, *kept})
+    return wanted
 
 
 def method_of(action: Reconfigure, job: Job) -> Method:

@@ -20,13 +20,14 @@ import random
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 
 from tuners.actions import Action, Install, Job, Rejected, Run, System, Tuner, TunerFactory
+from tuners.adapters import advice
 from tuners.applicability import nothing_to_tune
 from tuners.toys import toys
 
@@ -280,7 +281,9 @@ def _next(tuner: Tuner, answer: Any) -> Action[Any] | None:
 def _started(factory: TunerFactory, job: Job) -> Tuner:
     tuner = factory(job)
     if not isinstance(tuner, Generator):
-        _fail(f"{_name(factory)} returns {type(tuner).__name__}, not a generator: it must contain a yield.")
+        if isinstance(tuner, Coroutine):
+            tuner.close()  # Python warns of one that nobody has awaited
+        _fail(f"{_name(factory)} returns {type(tuner).__name__}, not a generator: {advice(tuner)}.")
     return tuner
 
 

@@ -44,11 +44,11 @@ from tuners.actions import (
 from tuners.settings import Choice, Integer, Knob, Node, Real
 from tuners.system import (
     Handlers,
+    admitted,
     branch_of,
     check_installs,
     check_no_table,
     check_no_timers,
-    check_nodes,
     check_not_last,
     check_running,
     handler_of,
@@ -144,26 +144,24 @@ class Toy:
 
     def _reconfigure(self, action: Reconfigure) -> Cost:
         branch = branch_of(self._branches, action.branch)
-        self._check(action.setting)
+        setting = self._admitted(action.setting, branch)
         method_of(action, self.job)
-        if action.setting == branch.setting:
+        if setting == branch.setting:
             return Cost(seconds=0.0, stall_seconds=0.0)
         branch.seconds += _CHANGE_SECONDS
         self.now += _CHANGE_SECONDS
-        self._change(branch, action.setting)
+        self._change(branch, setting)
         self._settle()
         return Cost(seconds=_CHANGE_SECONDS, stall_seconds=_CHANGE_SECONDS, steps=("restart",))
 
-    def _check(self, setting: Setting) -> None:
-        self.job.space.check(setting)
-        check_nodes(setting, self.job, set(self._names) - self._left)
+    def _admitted(self, setting: Setting, branch: _Branch) -> Setting:
+        return admitted(setting, branch.setting, self.job, set(self._names) - self._left)
 
     def _fork(self, action: Fork) -> int:
         if not self.forks:
             raise Rejected(f"Cannot fork branch {action.branch}: this toy keeps one model; try settings in place.")
         parent = branch_of(self._branches, action.branch)
-        setting = action.setting or parent.setting
-        self._check(setting)
+        setting = self._admitted(action.setting or parent.setting, parent)
         child = copy.deepcopy(replace(parent, policy=None, policy_state=None))
         child.policy, child.policy_state, child.testing = parent.policy, parent.policy_state, action.testing
         if setting != parent.setting:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from harness.cli.trace import TRACE_HELP, trace_folder
 
 if TYPE_CHECKING:
-    from simulators.calibration.fit import Constants
+    from simulators.calibration.fit import Constants, Row
     from simulators.calibration.output import Provenance
     from simulators.calibration.recordings import Recording
     from simulators.calibration.selection import Selection
@@ -43,7 +43,7 @@ _Adder = Callable[..., argparse.ArgumentParser]
 def add_calibrate(add_parser: _Adder) -> None:
     """Add `harness calibrate` to a parser's commands."""
     command = add_parser("calibrate", help="fit constants to a recording", description=_ABOUT)
-    command.add_argument("trace", type=trace_folder, nargs="?", metavar="TRACE", help=TRACE_HELP)
+    command.add_argument("trace", type=_selected, nargs="?", metavar="TRACE", help=_SELECTED)
     command.add_argument(
         "--from",
         nargs=2,
@@ -123,7 +123,8 @@ def _calibrate(options: argparse.Namespace) -> int:
 
     if (options.trace is None) == (options.source is None):
         raise ValueError("Cannot calibrate: name a trace's folder, or a recording with --from SOURCE PATH.")
-    recording, origin = read(options.trace, options.source)
+    path, wanted = options.trace or (None, None)
+    recording, origin = read(path, options.source, wanted)
     program_cache.use()
     with stages("calibrating") as watch:
         fits = fit_all(recording.rows, initial_constants(recording, options), watch=watch)
@@ -215,7 +216,10 @@ def _selected(text: str) -> tuple[Path, Selection]:
 
 
 def read(trace: Path | None, source: list[str] | None, wanted: Selection | None = None) -> tuple[Recording, Provenance]:
-    """Read a trace, or import a public recording in memory, for calibration; and its origin. Only what is `wanted` of it."""
+    """Read a trace, or import a public recording in memory, for calibration; and its origin. Only what is `wanted` of it.
+
+    Raises ValueError where nothing of it is wanted.
+    """
     from harness.record import MADE_BY
     from simulators.calibration.output import Provenance, digest
     from simulators.calibration.recordings import read_tables
@@ -228,9 +232,13 @@ def read(trace: Path | None, source: list[str] | None, wanted: Selection | None 
         said = origin(trace)
         tables = {name: scan(trace, name).collect() for name in TRACE}
         hashed = digest(list(trace.rglob("*.parquet")), trace)
-        return read_tables(tables, said.source, wanted or EVERYTHING), Provenance(
-            said.source, said.of, said.licence, hashed, "harness calibrate TRACE", MADE_BY
-        )
+        selected = wanted or EVERYTHING
+        recording = read_tables(tables, said.source, selected)
+        if selected != EVERYTHING and not recording.rows:
+            every = read_tables(tables, said.source).rows
+            raise ValueError(f"Cannot select {trace.name}{selected}: none of its {len(every)} settings is so. {_has(every)}")
+        command = f"harness calibrate 'TRACE{selected}'" if selected != EVERYTHING else "harness calibrate TRACE"
+        return recording, Provenance(said.source, said.of, said.licence, hashed, command, MADE_BY)
     name, path = (source or ["", ""])[0], Path((source or ["", ""])[1])
     known = importers.SOURCES.get(name)
     if known is None:
@@ -241,6 +249,15 @@ def read(trace: Path | None, source: list[str] | None, wanted: Selection | None 
     return read_tables(made.tables, name, wanted or EVERYTHING), Provenance(
         name, known.of, known.licence, hashed, command, MADE_BY
     )
+
+
+def _has(rows: Sequence[Row]) -> str:
+    """What can be selected of recorded rows, in the words of a selection."""
+    words = {name: sorted({getattr(r, name) for r in rows}) for name in ("workload", "policy")}
+    numbers = {name: {getattr(r, name) for r in rows} for name in ("workers", "servers", "batch_size")}
+    said = [f"{name} {' or '.join(values)}" for name, values in words.items()]
+    said += [f"{name} {min(values)}..{max(values)}" for name, values in numbers.items() if values]
+    return f"It has {', '.join(said)}." if rows else ""
 
 
 def initial_constants(recording: Recording, options: argparse.Namespace) -> dict[str, Constants]:

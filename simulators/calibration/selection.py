@@ -46,6 +46,12 @@ class Selection:
         ranges = {name: getattr(self, name) for name in ("workers", "servers", "batch_size")}
         return all(r is None or r[0] <= (setting[name] or -1) <= r[1] for name, r in ranges.items())
 
+    def __str__(self) -> str:
+        """As it is written behind the name of a trace: `[workers=1..2, policy=asp]`; nothing for everything."""
+        chosen = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        written = {n: "..".join(map(str, dict.fromkeys(v))) if isinstance(v, tuple) else v for n, v in chosen.items()}
+        return f"[{', '.join(f'{name}={value}' for name, value in written.items())}]" if written else ""
+
     def among(self, settings: pl.DataFrame) -> pl.DataFrame:
         """The selected ones of these settings."""
         if not settings.height:

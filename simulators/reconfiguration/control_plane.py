@@ -32,6 +32,8 @@ class ControlPlane:
         self._present = set(self._nodes) - absent_at_start(conditions)
         self._leaving: set[str] = set()
         self.events: list[NodeEvent] = []  # in the order of time
+        self.joining = self.env.event()  # happens when the next nodes join
+        self._joins_left = sum(change.event == "joins" for change in conditions.nodes)
         for episode in conditions.episodes:
             self.env.process(self._slow(episode))
         for delay in conditions.delays:
@@ -53,6 +55,11 @@ class ControlPlane:
     def available(self) -> frozenset[str]:
         """Nodes that a new setting may use."""
         return frozenset(self._present - self._leaving)
+
+    @property
+    def expects_nodes(self) -> bool:
+        """Whether a node will still join."""
+        return self._joins_left > 0
 
     def act(self) -> None:
         """Carry out everything that is due at `next_seconds`."""
@@ -107,6 +114,9 @@ class ControlPlane:
         if change.event == "joins":
             self._present |= set(change.nodes)
             self._tell(change.nodes, "joined")
+            self._joins_left -= 1
+            joined, self.joining = self.joining, self.env.event()
+            joined.succeed()
             return
         if change.event == "leaves":
             self._leaving |= set(change.nodes)

@@ -72,6 +72,7 @@ class Step(NamedTuple):
         "sweep",
         "graph",
         "detect",
+        "wait",
     ]
     node: str = ""  # the node that it changes; the source of a move, copy or sweep
     to: str = ""  # the target of a move, copy or sweep
@@ -98,6 +99,8 @@ class ReconfigurationPlan(NamedTuple):
 
 
 _NO_STEPS = ReconfigurationPlan((), quiescent=False)
+_WAIT = ReconfigurationPlan((Step("wait"),), quiescent=True)
+"""Too few nodes are left for any setting, and others will join: the job waits for the next of them."""
 
 
 def plan_of(old: Setting, new: Setting, method: Method, load: Load, costs: Costs) -> ReconfigurationPlan:
@@ -279,6 +282,8 @@ class Reconfiguration:
         self._earlier_stall_seconds = self._earlier_bytes = 0.0
         self._earlier_steps: tuple[str, ...] = ()
         self._rolled_back = False
+        self._waits = False  # no node is left that the job could continue on
+        self._lost: frozenset[str] = frozenset()  # before and during the wait; a node that comes back has lost its part
 
     @property
     def in_place(self) -> bool:
@@ -301,9 +306,14 @@ class Reconfiguration:
         return self._steps is not None and self._steps.follows_pushes
 
     @property
-    def needed_nodes(self) -> frozenset[str]:
-        """Nodes whose loss interrupts it: those of the new setting, and of the old one until they are deleted."""
-        return self._steps.needed_nodes if self._steps else frozenset()
+    def lost_nodes(self) -> frozenset[str]:
+        """Nodes to `recover` from, which it needs and which are gone: of the new setting, and of the old one until they are
+        deleted. While it waits for nodes there are none."""
+        if self._steps is None:
+            return frozenset()
+        if self._waits:
+            return self._lost if self._steps.finished else frozenset()
+        return self._steps.needed_nodes - self._control.present
 
     # ---------------------------------------------------------------------------------------------- from begin to end
 
@@ -315,10 +325,12 @@ class Reconfiguration:
         self._start(self.plan, self._target.setting, self._target.policy, frozenset(), now)
 
     def recover(self, lost: frozenset[str], now: float) -> bool:
-        """Begin what the runtime does when the branch has lost nodes; False where those left cannot continue.
+        """Begin what the runtime does when the branch has lost nodes; False where those left cannot continue, and no other
+        will join.
 
         A requested reconfiguration is completed where its new setting does without the lost nodes, and rolled back
         otherwise. Either way all workers stop and the model is placed anew, so that no block is left between two servers.
+        Where those left cannot continue, the recovery begins anew with each node that joins.
         """
         branch, steps = self.branch, self._steps
         wanted, policy, completes = branch.setting, branch.policy, True
@@ -330,21 +342,26 @@ class Reconfiguration:
             branch.restore(steps.old, self._old_policy)
         # Nodes that a step had already deleted are lost as well: a roll-back would need them.
         lost |= frozenset((*branch.setting.workers, *branch.setting.servers)) - self._control.present
+        lost |= self._lost
         # A node under notice may stay where it is used, but is not chosen anew.
         usable = self._control.available | (self._control.present & set(wanted.workers + wanted.servers))
         nodes = branch.context.cluster.nodes
         able = frozenset(name for name, kind in nodes if kind.devices[0].speed > 0)  # it gets the first device's load
         left = survivors(wanted, usable, tuple(name for name, _ in nodes), able)
-        if left is None:
+        if left is None and not self._control.expects_nodes:
             return False
         if steps is None:
             self._begun_seconds = now
         else:
             so_far = self.cost(now)
             self._earlier_stall_seconds, self._earlier_bytes = so_far.stall_seconds, so_far.bytes_moved
-            outcome = ("complete" if completes else "roll back",) if self._requested else ()
+            outcome = ("complete" if completes else "roll back",) if self._requested and not self._waits else ()
             self._earlier_steps = so_far.steps + outcome
             self._rolled_back = self._rolled_back or not completes
+        self._waits, self._lost = left is None, lost
+        if left is None:
+            self._start(_WAIT, wanted, policy, lost, now)
+            return True
         half_way = steps is not None and self._requested
         servers = {*branch.setting.servers, *(steps.new.servers if steps is not None else ())}
         if branch.setting.checkpoint_seconds and lost & servers:
@@ -367,7 +384,7 @@ class Reconfiguration:
         steps.at_rest(self.branch.resting)
         # What the push has ended may end further steps at this instant; they must, before training goes on.
         self._control.settle()
-        if steps.finished:
+        if steps.finished and not self._waits:
             self._finish(now)
 
     def apply_effects(self, now: float) -> None:
@@ -376,7 +393,7 @@ class Reconfiguration:
         switched = steps.switched and branch.setting != steps.new
         has_work = switched and branch.install(self._prepared(), disturbance)
         setting, effects = steps.setting, steps.effects
-        if not setting.workers:  # all have stopped, and no other has begun
+        if self._waits or not setting.workers:  # all have stopped, and no other has begun
             branch.without_workers()
         elif (setting, effects) != self._applied:
             # Building inputs takes milliseconds, and most pushes change nothing.
@@ -416,7 +433,7 @@ class Reconfiguration:
         nics = {name: kind.nic_bytes_per_second for name, kind in nodes}
         self._control.be_at(now)  # before any process is made: a process begins at the control plane's present time
         transfers = Transfers(self._control.env, nics)
-        self._steps = _Steps(self._control.env, transfers, plan, ends, self._costs, touched, self._load)
+        self._steps = _Steps(self._control, transfers, plan, ends, self._costs, touched, self._load)
         self._control.settle()
         self._policy, self._old_policy = policy, branch.policy
         self._workers, self._applied = frozenset(branch.setting.workers), None
@@ -429,7 +446,7 @@ class Reconfiguration:
         if steps.quiescent:
             branch.stop_all(now)
             branch.launch(branch.inputs.active)
-        elif new_policy or has_work or frozenset(branch.setting.workers) != frozenset(steps.old.workers):
+        elif new_policy or has_work or self._lost or frozenset(branch.setting.workers) != frozenset(steps.old.workers):
             branch.launch_waiting_workers()
         self.over = True
 
@@ -461,7 +478,7 @@ class _Steps:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        control: ControlPlane,
         transfers: Transfers,
         plan: ReconfigurationPlan,
         ends: _Ends,
@@ -473,7 +490,8 @@ class _Steps:
         if load.has_tables:
             self._holders = tuple(s.holders(costs.model_blocks, load.hottest) for s in (ends.old, ends.new))
         self._replicated = any(len(chain) > 1 for of_setting in self._holders for chain in of_setting)
-        self._env, self._transfers, self._plan, self._costs = env, transfers, plan, costs
+        self._control, self._transfers, self._plan, self._costs = control, transfers, plan, costs
+        env = self._env = control.env
         self._ends, self._touched = ends, touched_fraction
         self.begun_seconds = float(env.now)
         self.completed: list[str] = []  # names of steps, in order of completion
@@ -641,6 +659,8 @@ class _Steps:
         if step.kind == "stop":
             self._stopping[step.node] = self._env.event()
             yield self._stopping[step.node]
+        elif step.kind == "wait":
+            yield self._control.joining
         elif step.kind == "start":
             yield self._env.timeout(step.seconds)
             self._started.append(step.node)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from heapq import heapify, heapreplace
 
 from tuners.actions import Setting
@@ -72,13 +71,16 @@ def survivors(
     """`setting` without the nodes that are not `present`, shares in proportion; None where too few are left to go on.
 
     A role without survivors goes to the first of `nodes` that is present and idle, or else to a node of the other role, if
-    that has two. Only nodes that are `able` to compute (None: all) become workers.
+    that has two, or if nodes of `setting` have both roles. Only nodes that are `able` to compute (None: all) become workers.
     """
     workers = tuple(w for w in setting.workers if w in present)
     servers = tuple(s for s in setting.servers if s in present)
     idle = [n for n in nodes if n in present and n not in (*workers, *servers)]
-    if not (workers and servers) and len(idle) + len({*workers, *servers}) < 2:
-        return None
+    there = {*idle, *workers, *servers}
+    if not (workers and servers) and len(there) < 2:
+        if not there or not set(setting.workers) & set(setting.servers) or (able is not None and not there <= able):
+            return None
+        workers = servers = tuple(there)
     if not workers:
         computing = [n for n in (*idle, *servers[1:], *servers[:1]) if able is None or n in able]
         if not computing:
@@ -89,30 +91,4 @@ def survivors(
     if not servers:
         servers = (idle.pop(0) if idle else workers[1],)
         workers = tuple(w for w in workers if w not in servers)
-    rows = dict(zip(setting.workers, setting.loads, strict=False))
-    return replace(
-        setting,
-        workers=workers,
-        servers=servers,
-        loads=tuple(rows[w] for w in workers) if all(w in rows for w in workers) else (),
-        data_shares=_rescaled(setting.workers, setting.data_shares, workers),
-        model_shares=_rescaled(setting.servers, setting.model_shares, servers),
-        block_owners=_inherited(setting.block_owners, servers),
-        replicas=min(setting.replicas, len(servers)),
-    )
-
-
-def _inherited(owners: tuple[str, ...], servers: tuple[str, ...]) -> tuple[str, ...]:
-    """Owners of blocks among `servers`: a block whose owner is none of them goes to the one with the fewest blocks."""
-    found, count = list(owners), {s: owners.count(s) for s in servers}
-    for block, owner in enumerate(owners):
-        if owner not in count:
-            found[block] = min(servers, key=lambda s: count[s])
-            count[found[block]] += 1
-    return tuple(found)
-
-
-def _rescaled(members: tuple[str, ...], shares: tuple[float, ...], left: tuple[str, ...]) -> tuple[float, ...]:
-    kept = dict(zip(members, shares, strict=False))
-    total = sum(kept.get(n, 0.0) for n in left)
-    return tuple(kept[n] / total for n in left) if total > 0 and all(n in kept for n in left) else ()
+    return setting.on(workers, servers)

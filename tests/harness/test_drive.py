@@ -238,6 +238,41 @@ def returns_nothing(job: Job) -> Any:
     return None
 
 
+class Greedy:
+    """A tuner that keeps state; its objects are called with the job."""
+
+    def __init__(self, factor: Any = 2.0) -> None:
+        self.factor = factor
+
+    def __call__(self, job: Job) -> Tuner:
+        yield from Run(clocks=3)
+
+
+class Random:
+    """An optimiser as libraries have it."""
+
+    def __init__(self, job: Job) -> None:
+        self.knobs = job.space.knobs
+
+    def ask(self) -> dict[str, float]:
+        return {}
+
+    def tell(self, values: dict[str, float], score: float) -> None:
+        pass
+
+
+async def waits(job: Job) -> Tuner:
+    return reckless(job)
+
+
+async def waits_and_yields(job: Job) -> Any:
+    yield Run(clocks=3)
+
+
+def returns_a_pair(job: Job) -> Any:
+    return 0, Run(clocks=3)
+
+
 def asks_for_the_impossible(job: Job) -> Tuner:
     yield from Run(clocks=3, branch=[])  # type: ignore[arg-type]
 
@@ -255,7 +290,15 @@ def asks_for_the_impossible(job: Job) -> Tuner:
         (spends_crumbs, r"The tuner spent no simulated time in 1000 exchanges"),
         (raises_at_once, r"The tuner raised LookupError: no such luck"),
         (is_no_generator, r"The tuner is no generator but \[Run\(.*write a function of a Job that yields actions"),
-        (returns_nothing, r"The tuner is no generator but None"),
+        (returns_nothing, r"The tuner is no generator but None: write a function of a Job that yields actions\.$"),
+        (Greedy, r"it is a Greedy, which can be called; give an object, Greedy\(\.\.\.\), and not the class\.$"),
+        (
+            Random,
+            r"give tuners\.adapters\.from_ask_tell\(make\), and make\(job\) returns a Random\.$",
+        ),
+        (waits, r"write def, without async\.$"),
+        (waits_and_yields, r"write def, without async\.$"),
+        (returns_a_pair, r"it is a state and an action; give tuners\.adapters\.from_pair\(init, update\)\.$"),
         (asks_for_the_impossible, r"The system could not carry out Run\(.*TypeError"),
     ],
 )

@@ -159,7 +159,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(tiny: Path, tmp
     for tuners, message in (
         (holds_a_lock, r"Cannot send tuner 'holds_a_lock' to other processes .*inside the function"),
         (needs_more, r"Cannot use 'needs_more' as a tuner .*rate.*functools\.partial"),
-        ([7], r"Cannot use 7 as a tuner: give a name, or a function of a Job"),
+        ([7], r"Cannot use 7 as a tuner: write a function of a Job that yields actions, or give a name"),
         ([smaller(arena.system(harness.scenario(tiny), 0, None).job)], r"it was called already; give the function itself"),
         ("cruize", r"No tuner 'cruize'\. Did you mean 'cruise'"),
         ("cruise[gain=lots]", r"Cannot use gain=lots .*give a number, at least 0"),

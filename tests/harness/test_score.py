@@ -34,6 +34,7 @@ from tuners.actions import (
     Tuner,
     Window,
 )
+from tuners.knobs import Real
 from tuners.toys import toys
 
 JOB = replace(toys()["every knob"](0).job, target=Target("loss", 0.02), budget_seconds=20.0)
@@ -77,6 +78,21 @@ def test_a_target_that_is_reached_during_a_change_is_in_the_row() -> None:
     assert (row.status, row.final_loss, row.clocks) == ("target", best.loss, best.clocks)
     assert [e.asked for e in played.exchanges] == [True, True, False]
     assert played.exchanges[-1].seconds == played.outcome.seconds == row.completion_seconds
+
+
+def test_a_setting_made_before_a_loss_counts_as_what_it_is_after_it() -> None:
+    """Roles are held: the tuner changes the rate, and the lost node is not there under the setting that it names."""
+
+    def changes(job: Job) -> Tuner:
+        yield from Run(seconds=30.0)
+        yield from Reconfigure(replace(job.start, learning_rate=0.05))
+
+    gone = Conditions(nodes=(NodeChange(("b",), 10.0, "fails"),))
+    system = learning(gone, knobs=(Real("learning_rate", 0.01, 1.0),), target=Target("clocks", 60))
+    made = score(play(changes, system), scenario="s", tuner="t", seed=0)
+    assert made.score.reconfigurations == 1
+    taken = [(s.workers, s.learning_rate) for _, s in made.settings]
+    assert taken == [(("a", "b", "c"), 0.1), (("a", "c"), 0.1), (("a", "c"), 0.05)]
 
 
 def test_a_run_that_missed_its_target_counts_with_its_budget_and_a_reason() -> None:

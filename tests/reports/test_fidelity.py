@@ -78,12 +78,73 @@ def test_the_page_says_what_the_recording_does_not_have():
     assert "What this page cannot tell" in text
     assert "a &lt;b&gt; has 1 to 3 workers, 2 servers and 8 samples in a mini-batch; nothing is said of others." in text
     assert "Computing is 25% of its cycles, 25% in the median." in text
-    assert "1 of its 3 settings were recorded in one run only." in text
+    assert "1 of its 3 settings were recorded only once." in text
     assert "there are 15% in the median, at most 20%: no prediction" in text
     assert "No fitted row determines sample_seconds: nothing is said" in text
     both = fidelity.page([replace(MADE, predictions=rows), MADE])
     assert both.count("No fitted row determines") == 1  # it is said of all
     assert "What this page cannot tell" not in fidelity.page([replace(MADE, fits={})])  # no row describes a setting
+
+
+CYCLES = tuple(
+    Prediction(
+        f"job, {policy}",
+        "r",
+        f"{workers} workers",
+        recorded,
+        recorded * 1.01,
+        recorded * off,
+        recorded,
+        recorded * (1.5 - 0.2 * workers),
+        low=recorded * off * 0.95,
+        high=recorded * off * 1.05,
+        workers=workers,
+        servers=1,
+        batch_size=16,
+    )
+    for policy, workers, recorded, off in (
+        ("asp", 1, 1.0, 1.02),
+        ("asp", 2, 1.5, 1.03),
+        ("asp", 3, 2.0, 1.04),
+        ("bsp", 2, 1.6, 0.98),
+        ("bsp", 3, 2.6, 1.2),
+    )
+)
+
+REPEATED = tuple(
+    replace(p, run=f"r{k}", setting=i, recorded=p.recorded * off)
+    for i, p in enumerate(CYCLES)
+    for k, off in enumerate((0.9, 1.0, 1.1))
+)
+
+
+def test_repetitions_tell_what_an_exact_prediction_would_reach():
+    """Three repetitions 10 % apart: beside the simulator there are an exact prediction and another recording."""
+    text = fidelity.page([replace(MADE, predictions=REPEATED)])
+    rows = {
+        name: r for r in text.split("<tr>") for name in ("an exact prediction", "recording once more") if f">{name}<" in r
+    }
+    assert 'rowspan="4">a &lt;b&gt;' in text  # two forms and two ceilings
+    assert "<td>15</td>" in rows["an exact prediction"]
+    assert "<td>15</td>" in rows["recording once more"]
+    assert "not: " in rows["recording once more"]  # another recording is off by 10 to 22 %
+    assert "<dt>An exact prediction</dt>" in text
+    (table,) = fidelity.tables([replace(MADE, predictions=REPEATED)])
+    assert table.count("  an exact prediction  ") == table.count("  recording once more  ") == 2  # of each policy
+    completions = tuple(replace(p, group=p.group + COMPLETION) for p in REPEATED)
+    assert (
+        "an exact" not in fidelity.tables([replace(MADE, predictions=completions)])[0]
+    )  # as long as its mini-batches are many
+
+
+def test_without_repetitions_it_is_said_that_noise_cannot_be_told():
+    why = "o setting was recorded twice: it cannot be told how much of the errors is the recording's own noise"
+    single = tuple(replace(p, setting=i) for i, p in enumerate(CYCLES))
+    text = fidelity.page([replace(MADE, predictions=single)])
+    assert f"N{why}." in text.replace("&#39;", "'").replace("&#x27;", "'")
+    assert "exact prediction" not in text
+    assert f"note: n{why}" in fidelity.tables([replace(MADE, predictions=single)])[0]
+    assert why not in fidelity.tables([replace(MADE, predictions=REPEATED)])[0]
 
 
 def test_completion_is_explained_where_it_is_told():
@@ -134,32 +195,6 @@ def test_each_split_has_a_group_of_its_own():
     other = replace(MADE, predictions=tuple(replace(p, split=OTHER) for p in MADE.predictions), fitted_to="equal hosts")
     assert "predicted by a fit to: equal hosts" in fidelity.tables([other])[0]
     assert "Predicted by a fit to: equal hosts." in fidelity.page([other])
-
-
-CYCLES = tuple(
-    Prediction(
-        f"job, {policy}",
-        "r",
-        f"{workers} workers",
-        recorded,
-        recorded * 1.01,
-        recorded * off,
-        recorded,
-        recorded * (1.5 - 0.2 * workers),
-        low=recorded * off * 0.95,
-        high=recorded * off * 1.05,
-        workers=workers,
-        servers=1,
-        batch_size=16,
-    )
-    for policy, workers, recorded, off in (
-        ("asp", 1, 1.0, 1.02),
-        ("asp", 2, 1.5, 1.03),
-        ("asp", 3, 2.0, 1.04),
-        ("bsp", 2, 1.6, 0.98),
-        ("bsp", 3, 2.6, 1.2),
-    )
-)
 
 
 def test_the_verdict_comes_first_and_says_what_is_missed():

@@ -128,6 +128,43 @@ def test_names_are_refused_with_what_to_write(name: str, message: str) -> None:
         resolve(name)
 
 
+class Random:
+    """An optimiser as libraries have it."""
+
+    def ask(self) -> dict[str, float]:
+        return {}
+
+    def tell(self, values: dict[str, float], score: float) -> None:
+        pass
+
+
+class Greedy:
+    """A tuner that keeps state; its objects are called with the job."""
+
+    def __call__(self, job: object) -> object:
+        yield
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            Random(),
+            r"give tuners\.adapters\.from_ask_tell\(make\), and make\(job\) returns a Random",
+        ),
+        (Random, r"It is a class: it has ask and tell; give tuners\.adapters\.from_ask_tell"),
+        (
+            Greedy,
+            r"It is a class: it is a Greedy, which can be called; give an object, Greedy\(\.\.\.\)",
+        ),
+        (7, r"Cannot use 7 as a tuner: write a function of a Job that yields actions, or give a name\."),
+    ],
+)
+def test_a_class_or_an_optimiser_is_told_how_it_becomes_a_tuner(given: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        entry_of(given)  # type: ignore[arg-type]
+
+
 def test_functions_have_names_of_their_own() -> None:
     assert entry_of(mine).name == "mine"
     assert entry_of(mine, taken={"mine", "mine-2"}).name == "mine-3"

@@ -338,7 +338,7 @@ class JobHistory:
         try:
             now = Space(space.base if whole else self.setting, tuple(nodes.values()), there)
             setting = now.setting({k.name: values[k.name] for k in there})
-            self.job.space.check(setting)
+            self.job.space.check(setting, self.setting)
         except (Rejected, ValueError):
             return None
         return None if setting == self.setting or setting in self.refused else setting

@@ -1,28 +1,31 @@
 """The coordinator: one log for all servers, and the policy that releases workers.
 
-This file has what the driver asks for, the dispatch of messages, and the journal. The branches and the cycles of their
-workers are in `harness.live.coordinator.cycles`, the log in `harness.live.coordinator.ledger`, members and views in
-`harness.live.coordinator.membership`. These owners do not call one another back: they return what the coordinator has to do
-next.
+This file has what the driver asks for and the dispatch of messages. What the coordinator knows has owners: the log and
+where blocks are in `harness.live.coordinator.ledger`, the processes in `harness.live.coordinator.membership`, the branches in
+`harness.live.coordinator.branches`. The owners do not call the coordinator back: they return what it has to do next.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from harness.live.coordinator.branch import CoordinatorBranch, LiveJob, PushFacts, Shards
-from harness.live.coordinator.branch_state import branches_as_bytes, branches_of
-from harness.live.coordinator.cycles import Cycles
-from harness.live.coordinator.evaluations import Evaluations
-from harness.live.coordinator.journal import Journal
-from harness.live.coordinator.ledger import Ledger
-from harness.live.coordinator.membership import Membership
-from harness.live.coordinator.moves import Goal, Moves
-from harness.live.coordinator.snapshots import Snapshots
+from harness.live.coordinator.branches.branch import CoordinatorBranch, LiveJob, PushFacts, Shards
+from harness.live.coordinator.branches.branch_state import branches_as_bytes, branches_of
+from harness.live.coordinator.branches.branches import Branches
+from harness.live.coordinator.branches.complete_pushes import CompletePushes
+from harness.live.coordinator.branches.cycles import Cycles
+from harness.live.coordinator.branches.evaluations import Evaluations
+from harness.live.coordinator.branches.pending_pushes import PendingPushes
+from harness.live.coordinator.branches.releases import Releases
+from harness.live.coordinator.ledger.journal import Journal
+from harness.live.coordinator.ledger.ledger import Ledger
+from harness.live.coordinator.ledger.moves import Goal, Moves
+from harness.live.coordinator.ledger.snapshots import Snapshots
+from harness.live.coordinator.membership.membership import Membership
+from harness.live.coordinator.state_record import StateRecord
 from harness.live.protocol.blocks import Layout, blocks_in
 from harness.live.protocol.driver_reports import Poll, Report
 from harness.live.protocol.log import ForkEntry, FreeEntry, LogEntry
@@ -49,8 +52,6 @@ from tuners.system import check_no_table, check_no_timers
 
 __all__ = ["Coordinator", "LiveJob", "Poll", "Report", "Shards"]
 
-_RECORDS = 2000  # in the journal before it is replaced by one record, so that replaying it stays short
-
 
 class Coordinator:
     """The core of the coordinator's process, without sockets, threads or a clock of its own.
@@ -65,8 +66,12 @@ class Coordinator:
         self._moves, self._snapshots = Moves(self._ledger), Snapshots(self._ledger)
         self._membership = Membership(self._ledger, self._snapshots, self._moves, now, job.retry_seconds)
         self._evaluations = Evaluations(self._ledger, job.nodes, now)
-        self._cycles = Cycles(job, self._ledger, self._membership, now)
-        self._next_branch = 1
+        self._branches, self._pending = Branches(job, self._ledger, now), PendingPushes(job.blocks)
+        self._releases = Releases(job, self._ledger, self._membership, self._branches, self._pending, now)
+        self._pushes = CompletePushes(job, self._ledger, self._branches, self._pending, self._releases, now)
+        self._cycles = Cycles(job, self._ledger, self._branches, self._pending, self._releases, self._pushes, now)
+        owners = (self._ledger, self._membership, self._moves, self._branches, self._pending, self._releases)
+        self._record = StateRecord(self._ledger, {type(owner).__name__: owner for owner in owners})
         self._uncopied = 0  # pushes since the last snapshot
         self.refused = 0  # messages of an older view or generation
 
@@ -92,7 +97,7 @@ class Coordinator:
         BSP with grouped gradients.
         """
         branches, next_branch, undecided = branches_of(state, self.job, policies)
-        self._next_branch = max(self._next_branch, next_branch)
+        self._branches.next_number = max(self._branches.next_number, next_branch)
         self._begin(branches, undecided, vectors)
         return {number: branch.pushes for number, branch in branches.items()}
 
@@ -103,34 +108,31 @@ class Coordinator:
         vectors: dict[int, dict[str, Array]],
     ) -> None:
         self._evaluations.reset()
-        self._membership.lost_pushes += self._cycles.reset(branches, undecided)
+        before = self._branches.replace(branches)
+        self._pushes.decide_restored(undecided)
+        self._branches.restart_clocks()
+        self._membership.lost_pushes += self._branches.lost_since(before)
         self._ledger.reset()
         self._moves.goal = None
         self._snapshots.keep_model(vectors)
-        self._record()
+        self._record.write()
 
     @classmethod
     def restored(cls, job: LiveJob, send: Send, now: Callable[[], float], journal: Journal) -> Coordinator:
         """A coordinator that continues where the journal ends. Call `recover` once it can reach its processes."""
         made = cls(job, send, now, journal)
         replayed: dict[str, Callable[..., Any]] = {
-            "state": made._load,
             "entry": made._ledger.append,
             "durable": made._ledger.make_durable,
-            "settle": made._cycles.settle,
-            "advance": made._cycles.advance,
-            "settle_probed": made._cycles.settle_probed,
-            "told": made._cycles.confirm_rows,
+            "settle": made._pushes.settle,
+            "advance": made._pushes.advance,
+            "settle_probed": made._pushes.settle_probed,
+            "told": made._branches.confirm_rows,
         }
-        made._ledger.replaying = True
-        for record in journal:
-            # The journal gives only records that a coordinator of this job has written.
-            kind, *fields = pickle.loads(record)  # noqa: S301
-            replayed[kind](*fields)
-        made._ledger.replaying = False
+        made._record.replay(journal, replayed)
         # The copies that the dead coordinator kept are lost with it, so it counts as no holder any more.
         made._ledger.take_over()
-        made._record()
+        made._record.write()
         return made
 
     def checkpoint(self, index: int) -> bytes:
@@ -143,7 +145,7 @@ class Coordinator:
         if self._ledger.members.get(name, generation) < generation:
             self.lose([name])
         self._ledger.expected[name] = generation
-        self._record()
+        self._record.write()
 
     # ------------------------------------------------------------------------------------------------- messages that arrive
 
@@ -162,18 +164,18 @@ class Coordinator:
         if self._ledger.expected.get(sender) == generation and self._membership.admit(sender, generation):
             self._evaluations.ask_again()
             # Only the running branch: by the time that another one runs, the same workers may be back.
-            if self._cycles.current is not None:
-                self._cycles.update_workers(self._cycles.current)
-            self._record()
+            if self._branches.current is not None:
+                self._cycles.update_workers(self._branches.current)
+            self._record.write()
 
     def _handle(self, sender: str, head: Head, arrays: tuple[Array, ...]) -> None:
         match head:
             case GradientDone():
-                self._after_push(self._cycles.done(sender, head))
+                self._after_push(self._pushes.done(sender, head))
             case PushStaged():
-                self._after_push(self._cycles.staged(head))
+                self._after_push(self._pushes.staged(head))
             case LossProbed():
-                self._after_push(self._cycles.probed(sender, head))
+                self._after_push(self._pushes.probed(sender, head))
             case CopyKept():
                 self._after_copy(self._snapshots.kept(sender, head))
             case SnapshotCopy():
@@ -190,7 +192,7 @@ class Coordinator:
                     # At once: until it is durable, some blocks may have one holder only.
                     self._take_snapshot()
                     self._moves.advance()
-                self._record()
+                self._record.write()
             case TableSeen():
                 self._membership.table_used(sender, head.index)
 
@@ -209,20 +211,20 @@ class Coordinator:
 
     def _dismiss_retired(self) -> None:
         if self._membership.retiring:
-            self._membership.dismiss_retired(self._cycles.busy)
+            self._membership.dismiss_retired(self._branches.busy)
 
     def _after_copy(self, complete: bool) -> None:
-        if complete and self._ledger.records > _RECORDS:
-            self._record()
+        if complete:
+            self._record.write_if_long()
 
     def _on_evaluation(self, head: EvaluationResult) -> None:
         found = self._evaluations.answered(head)
         if found is not None:
-            self._cycles.evaluated(*found)
+            self._branches.evaluated(*found)
 
     def tick(self) -> None:
         """Call this now and then: it asks again for what has not arrived."""
-        if self._cycles.ask_again():
+        if self._releases.ask_again():
             if self._membership.overdue:
                 self._begin_view()
             self._membership.retransmit()
@@ -234,33 +236,33 @@ class Coordinator:
     def run(self, branch: int) -> None:
         """Train this branch, and pause the one that runs. Workers repeat the mini-batch that they were at when it was
         paused; the policy of a branch that never ran, or was halted, is started."""
-        of = self._cycles.branches[branch]
-        if branch != self._cycles.running or self._cycles.finishing:
+        of = self._branches.by_number[branch]
+        if branch != self._branches.running or self._branches.finishing:
             self._cycles.rest()
             self._cycles.run(branch)
-            self._record()
+            self._record.write()
         if of.state is None or of.halted:
             self.launch(branch)
 
     def finish(self) -> bool:
         """Let workers complete their mini-batches and begin no others until `rest` or `run`. Returns whether all have
         completed. Workers that are released meanwhile begin when the branch runs again."""
-        branch = self._cycles.current
-        if branch is not None and not self._cycles.finishing:
-            self._cycles.finishing = True
-            self._record()
+        branch = self._branches.current
+        if branch is not None and not self._branches.finishing:
+            self._branches.finishing = True
+            self._record.write()
         return branch is None or branch.status != "running" or not branch.busy
 
     def rest(self) -> None:
         """Pause the running branch. Workers repeat their mini-batches when it runs again."""
         self._cycles.rest()
-        self._record()
+        self._record.write()
 
     def put(self, branch: int, setting: Setting, policy: SyncPolicy | None = None) -> None:
         """Change the setting of a branch, except where blocks are (see `place`). Mini-batches in progress go on. A new
         policy, or other workers, start the policy anew and release the workers that wait. None: the policy stays. Raises
         Rejected for a policy that probes, where gradients are grouped, and for one that sets timers or needs a table."""
-        of = self._cycles.branches[branch]
+        of = self._branches.by_number[branch]
         self._check(policy or of.policy)
         of.setting, of.shards = setting, self.job.shards(setting)
         self._membership.keep(map(worker_name, setting.workers))
@@ -268,7 +270,7 @@ class Coordinator:
             of.policy = policy or of.policy
         else:
             self._cycles.install(of, policy or of.policy)
-        self._record()
+        self._record.write()
 
     def _check(self, policy: SyncPolicy) -> None:
         check_no_timers(policy)
@@ -281,18 +283,17 @@ class Coordinator:
 
     def halt(self, branch: int) -> None:
         """Stop all workers of a branch and drop their mini-batches, before a restart under another setting."""
-        of = self._cycles.branches[branch]
-        if branch == self._cycles.running:
-            self._cycles.stop(of.busy)
+        of = self._branches.by_number[branch]
+        if branch == self._branches.running:
+            self._releases.stop(of.busy)
         of.halt(self._now())
-        self._record()
+        self._record.write()
 
     def launch(self, branch: int) -> None:
         """Start the branch's policy and release all workers of its setting."""
-        of = self._cycles.branches[branch]
-        now, of.halted = self._now(), False
-        self._cycles.release(of, of.install(of.policy, self._cycles.active(of), now), now)
-        self._record()
+        of = self._branches.by_number[branch]
+        self._cycles.start(of)
+        self._record.write()
 
     def place(
         self,
@@ -315,42 +316,42 @@ class Coordinator:
         self._moves.seconds = self._now()
         if not self.recovering:
             self._moves.advance()
-        self._record()
+        self._record.write()
 
     def fork(
         self, parent: int, setting: Setting, policy: SyncPolicy | None = None, *, testing: bool = False, number: int = 0
     ) -> int:
         """Create a branch from the parent's present state; returns its number. It does not run until `run`. `number`
         gives it the number of a branch that was freed."""
-        number = number or self._next_branch
-        self._next_branch = max(self._next_branch, number + 1)
-        self._cycles.branches[number] = self._cycles.branches[parent].forked(number, testing=testing)
+        number = number or self._branches.next_number
+        self._branches.next_number = max(self._branches.next_number, number + 1)
+        self._branches.by_number[number] = self._branches.by_number[parent].forked(number, testing=testing)
         self._ledger.append(ForkEntry(number, parent))
         self.put(number, setting, policy)
         return number
 
     def free(self, branch: int) -> None:
         """Drop a branch."""
-        if branch == self._cycles.running:
+        if branch == self._branches.running:
             self.rest()
-        del self._cycles.branches[branch]
+        del self._branches.by_number[branch]
         self._ledger.append(FreeEntry(branch))
         self._evaluations.drop_branch(branch)
-        self._record()
+        self._record.write()
 
     def evaluate(self, branch: int) -> int:
         """Evaluate a branch as it is now. Returns a number: a report gives the result under it, unless the request is among
         `Poll.cancelled_requests`."""
-        return self._evaluations.request(self._cycles.branches[branch], automatic=False)
+        return self._evaluations.request(self._branches.by_number[branch], automatic=False)
 
     def snapshot(self, *, save: bool = False) -> int:
         """Copy the model to backups; with `save`, also to the coordinator. Returns its index in the log: the snapshot is
         complete when `durable` has reached it."""
         index = self._take_snapshot(save=save)
         if save:
-            running = self._cycles.running
-            undecided = [] if running is None else [(running, facts) for facts in self._cycles.undecided.values()]
-            state = branches_as_bytes(self._cycles.branches.values(), self._next_branch, undecided)
+            running = self._branches.running
+            undecided = [] if running is None else [(running, facts) for facts in self._pending.undecided.values()]
+            state = branches_as_bytes(self._branches.by_number.values(), self._branches.next_number, undecided)
             self._snapshots.keep_state(index, state)
         return index
 
@@ -375,9 +376,9 @@ class Coordinator:
         if not self.recovering:
             # A dead worker cannot stage its pushes again, so make them durable at once.
             self._snapshots.take(self._membership.retiring)
-        for branch in self._cycles.branches.values():
+        for branch in self._branches.by_number.values():
             self._cycles.update_workers(branch)
-        self._record()
+        self._record.write()
 
     def recover(self, servers: tuple[str, ...] = (), shares: tuple[float, ...] = (), owners: tuple[str, ...] = ()) -> None:
         """Go back to the last durable snapshot and replay the log, on the processes that are alive. Blocks of dead servers
@@ -386,15 +387,15 @@ class Coordinator:
         if servers:
             self._moves.goal = None
         self._begin_view(servers, shares, owners)
-        self._record()
+        self._record.write()
 
     def _begin_view(
         self, servers: tuple[str, ...] = (), shares: tuple[float, ...] = (), owners: tuple[str, ...] = ()
     ) -> None:
         for branch in self._membership.recover(servers, shares, owners):
-            if branch in self._cycles.branches:
-                self._cycles.branches[branch].grouped -= 1
-        self._cycles.forget_staged()
+            if branch in self._branches.by_number:
+                self._branches.by_number[branch].grouped -= 1
+        self._pending.forget_staged()
 
     def retire(self, names: Iterable[str]) -> None:
         """These shall leave: servers without blocks, workers of no setting. Stop them when they are not `needed`."""
@@ -402,7 +403,7 @@ class Coordinator:
         self._membership.retiring.update(dict.fromkeys(names, self._ledger.index + 1))
         self._take_snapshot()  # what they still keep must have another holder
         self._ledger.send_table(self._ledger.workers)
-        self._record()
+        self._record.write()
 
     def needed(self, name: str) -> bool:
         """Whether stopping this process now would lose anything."""
@@ -411,8 +412,8 @@ class Coordinator:
 
     def slow(self, factors: Mapping[str, float]) -> None:
         """From the next mini-batch on, computing on these nodes takes so many times as long."""
-        self._cycles.slowdown = dict(factors)
-        self._record()
+        self._releases.slowdown = dict(factors)
+        self._record.write()
 
     # ------------------------------------------------------------------------------------------------- what the driver sees
 
@@ -429,12 +430,12 @@ class Coordinator:
     @property
     def branches(self) -> Mapping[int, CoordinatorBranch]:
         """All branches, by number."""
-        return self._cycles.branches
+        return self._branches.by_number
 
     @property
     def running(self) -> int | None:
         """The branch that trains."""
-        return self._cycles.running
+        return self._branches.running
 
     @property
     def owners(self) -> Mapping[int, str]:
@@ -480,35 +481,31 @@ class Coordinator:
         """The state of the job. `taken` confirms the rows of each branch that the driver has; all others are reported again.
         So no rows are lost with a coordinator that dies while it answers. None: the driver takes all with this answer."""
         reports = {}
-        for number, branch in self._cycles.branches.items():
-            first, rows = self._cycles.rows_from(branch, None if taken is None else taken.get(number, 0))
+        for number, branch in self._branches.by_number.items():
+            first, rows = self._branches.rows_from(branch, None if taken is None else taken.get(number, 0))
             reports[number] = Report(first, rows, self._evaluations.take(number))
         return Poll(
             now=self._now(),
             reports=reports,
-            statuses={number: branch.status for number, branch in self._cycles.branches.items()},
+            statuses={number: branch.status for number, branch in self._branches.by_number.items()},
             moving=self.moving,
             durable=self.durable,
             recovering=self.recovering,
             members=dict(self.members),
-            held_seconds=self._cycles.held_seconds(),
+            held_seconds=self._branches.held_seconds(),
             lost_pushes=self._membership.lost_pushes,
             cancelled_requests=self._evaluations.cancelled_requests,
         )
 
     def held_up_by(self) -> dict[str, str]:
         """What training waits for, by the process that it waits for."""
-        return self._cycles.held_up_by()
-
-    # ------------------------------------------------------------------------------------------------------- its journal
-
-    def _record(self) -> None:
-        """Replace the journal by the present state."""
-        parts = (part.dump() for part in (self._ledger, self._membership, self._cycles))
-        self._ledger.restart_journal(pickle.dumps(("state", *parts, self._next_branch, self._moves.goal)))
-
-    def _load(self, ledger: dict[str, Any], membership: dict[str, Any], cycles: dict[str, Any], *kept: Any) -> None:
-        self._ledger.load(ledger)
-        self._membership.load(membership)
-        self._cycles.load(cycles)
-        self._next_branch, self._moves.goal = kept
+        branch, found = self._branches.current, dict[str, str]()
+        for worker, cycle in {} if branch is None else branch.busy.items():
+            name = self.job.workers[worker]
+            if not self._pending.is_computed(worker) or worker in self._pending.undecided:
+                found[name] = f"has not computed mini-batch {cycle.clock}"
+                continue
+            for block, owner in self._ledger.table.items():
+                if block not in self._pending.staged(worker):
+                    found[owner] = f"has not received the gradient of {name}"
+        return found

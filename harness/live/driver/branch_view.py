@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from simulators import windows
 from simulators.engine.loop import Records
 from tuners.actions import Cost, Evaluation, Job, NodeEvent, Setting, Status, SyncPolicy, Window
+from tuners.settings import OF_NODES, Space
 
 __all__ = ["DriverBranch"]
 
@@ -63,9 +64,19 @@ class DriverBranch:
         made = DriverBranch(setting, policy, now, ancestors=(number, *self.ancestors), testing=testing)
         made.clocks, made.lost_pushes, made.latest_evaluation = self.clocks, self.lost_pushes, self.latest_evaluation
         made.installed = self.installed if policy is self.policy else None
-        # With a setting of its own it does not want the parent's nodes back.
-        made.setting_before_loss = self.setting_before_loss if setting == self.setting else None
         return made
+
+    def whole(self, setting: Setting, space: Space) -> Setting | None:
+        """The setting to return to with the lost nodes, where the branch, or a fork of it, goes on under `setting`.
+
+        Where the scenario holds their roles, they are wanted back; where a tuner chooses roles, it has chosen without them.
+        """
+        before = self.setting_before_loss
+        if before is None or setting == self.setting:
+            return before
+        lost = {*before.workers, *before.servers} - {*setting.workers, *setting.servers}
+        wanted = replace(setting, **{field: getattr(before, field) for field in OF_NODES})
+        return wanted if any(map(space.holds_role, lost)) else None
 
     def window(
         self,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.live.coordinator.membership import ModelLost
+from harness.live.coordinator.membership.membership import ModelLost
 from harness.live.driver.branch_view import DriverBranch
 from harness.live.driver.checkpoint_file import Checkpoint
 from harness.live.driver.driver_state import driver_state

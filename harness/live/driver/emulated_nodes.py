@@ -87,6 +87,12 @@ class EmulatedNodes:
         return self._processes.nodes & self._plane.present
 
     @property
+    def expects_nodes(self) -> bool:
+        """Whether a node that is absent will join, or one that is present may still get a machine."""
+        waiting = self._plane.present - self._processes.nodes
+        return self._plane.expects_nodes or bool(waiting and self._processes.expects_nodes)
+
+    @property
     def has_spare(self) -> bool:
         """Whether a machine has room and runs none of the job's nodes."""
         return self._processes.has_spare

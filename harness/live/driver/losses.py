@@ -87,12 +87,18 @@ class Losses:
     # ---------------------------------------------------------------------------------------------------------- procedures
 
     def continue_without(self, branches: Mapping[int, DriverBranch], number: int) -> Procedure:
-        """Make branch `number` able to continue on the surviving nodes; if a role has lost all its nodes, others take it.
-        Raises ModelLost if servers have died with all copies of a block."""
+        """Make branch `number` able to continue on the surviving nodes; if a role has lost all its nodes, others take it,
+        also such that join later. Raises ModelLost if servers have died with all copies of a block, and RuntimeError where
+        too few nodes are left and no other will join."""
         runtime = self._runtime
+        while self._reduced(branches[number].setting) is None:
+            if not runtime.processes.expects_nodes:
+                left = ", ".join(sorted(self.present)) or "none"
+                raise RuntimeError(f"too few nodes are left to continue on ({left}), and no other will join")
+            self.start_missing()
+            yield
         for branch in branches.values():
             reduced = self._reduced(branch.setting)
-            # None: no other node can take the role. The setting stays, and below we wait for its nodes to return.
             if reduced is not None and reduced != branch.setting:
                 branch.setting_before_loss = branch.setting_before_loss or branch.setting
                 branch.setting = reduced

@@ -46,6 +46,7 @@ from tuners.actions import (
 )
 from tuners.system import (
     Handlers,
+    admitted,
     branch_of,
     check_installs,
     check_no_reconfiguration,
@@ -220,13 +221,13 @@ class LiveSystem:
     # ----------------------------------------------------------------------------------------------- settings, policies
 
     def _reconfigure(self, action: Reconfigure) -> Cost:
-        number, setting, control = action.branch, action.setting, self._control
+        number, control = action.branch, self._control
         branch = branch_of(control.branches, number)
         method = method_of(action, self.job)
         self._check_idle(branch, f"reconfigure branch {number}")
-        self._check(setting)
+        setting = self._admitted(action.setting, branch)
         policy = policy_of(setting, branch.setting, branch.policy)
-        branch.setting_before_loss = None
+        branch.setting_before_loss = branch.whole(setting, self.job.space)
         if in_place(branch.setting, setting, method):
             self._put(number, setting, policy)
             return Cost(seconds=0.0, stall_seconds=0.0)
@@ -272,11 +273,11 @@ class LiveSystem:
         layout, count = self._spec.layout, len(self._control.branches)
         return 4.0 * layout.size / layout.count * (1 + slots(self._spec.workload.optimizer)) * count
 
-    def _check(self, setting: Setting) -> None:
-        """Raise Rejected if the job cannot run under `setting` now."""
-        self.job.space.check(setting)
-        self._spec.check(setting)
-        check_nodes(setting, self.job, self._control.losses.available)
+    def _admitted(self, setting: Setting, branch: DriverBranch) -> Setting:
+        """The setting that a request means. Raises Rejected if the job cannot run under it now."""
+        wanted = admitted(setting, branch.setting, self.job, self._control.losses.available)
+        self._spec.check(wanted)
+        return wanted
 
     def _check_idle(self, branch: DriverBranch, wanted: str) -> None:
         """Raise Rejected during a reconfiguration, and if the branch has ended. Waits for the repair of a loss."""
@@ -290,12 +291,12 @@ class LiveSystem:
         branches = self._control.branches
         parent = branch_of(branches, action.branch)
         self._check_idle(parent, f"fork branch {action.branch}")
-        setting = parent.setting if action.setting is None else action.setting
-        self._check(setting)
+        setting = self._admitted(action.setting or parent.setting, parent)
         policy = policy_of(setting, parent.setting, parent.policy)
         jobs.check_memory(self.job, [setting, *(branch.setting for branch in branches.values())])
         number = self._control.runtime.coordinator.fork(action.branch, setting, policy, testing=action.testing)
         branches[number] = parent.fork(action.branch, setting, policy, self.now, testing=action.testing)
+        branches[number].setting_before_loss = parent.whole(setting, self.job.space)
         return number
 
     def _free(self, action: Free) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import ray
 
 if TYPE_CHECKING:
-    from harness.live.coordinator.branch import LiveJob
+    from harness.live.coordinator.branches.branch import LiveJob
     from harness.live.protocol.blocks import Layout
     from harness.live.protocol.wire import Buffer
     from harness.live.transport.transport import Transport

@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from harness.live.coordinator.branch import LiveJob
+from harness.live.coordinator.branches.branch import LiveJob
 from harness.live.coordinator.coordinator import Coordinator
-from harness.live.coordinator.journal import FileJournal
+from harness.live.coordinator.ledger.journal import FileJournal
 from harness.live.processes.client import CoordinatorClient, RemoteCoordinator, TrainingControl
 from harness.live.processes.loops import TICK_SECONDS, Mailbox
 from harness.live.processes.transfers import NodePair, Transfer, TransferMeter

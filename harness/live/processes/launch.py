@@ -378,6 +378,11 @@ class JobProcesses:
         return self._machines
 
     @property
+    def expects_nodes(self) -> bool:
+        """Always: Ray may find another machine at any time."""
+        return True
+
+    @property
     def has_spare(self) -> bool:
         """Whether a machine has room and runs none of the job's nodes."""
         return self._unused() is not None

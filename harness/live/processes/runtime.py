@@ -50,6 +50,11 @@ class Processes(Protocol):
         ...
 
     @property
+    def expects_nodes(self) -> bool:
+        """Whether a node that has no machine now may get one later."""
+        ...
+
+    @property
     def has_spare(self) -> bool:
         """Whether a machine has room and runs none of the job's nodes."""
         ...

@@ -372,9 +372,11 @@ class Server:
                 self._send_blocks(index, piece, staged, self._table[block])
 
     def _on_data(self, head: BlockData, arrays: tuple[Array, ...]) -> None:
-        count = sum(len(h.vectors) for h in head.branches) * len(head.runs)
         # Anything else is a repetition: those blocks are here already, and have moved on.
         expected = frozenset(b for b in blocks_in(head.runs) if self._pending.get(b) == head.index)
+        if not expected:  # entries that these blocks would need next may be dropped already
+            return
+        count = sum(len(h.vectors) for h in head.branches) * len(head.runs)
         piece = Piece(head.runs, head.branches, arrays[:count]).of(self._layout, expected)
         self._store.install(piece)
         restored = self._restore_end is not None
@@ -391,7 +393,7 @@ class Server:
             self._on_demand.pop(block, None)
         self._cohorts.append(_Cohort(expected, head.index))
         self._advance()
-        if expected and not restored:
+        if not restored:
             self._tell(COORDINATOR, BlocksMoved(runs_of(expected)))
 
     # --------------------------------------------------------------------------------------------- snapshots and views

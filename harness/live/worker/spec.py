@@ -17,7 +17,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpy.typing import NDArray
 
-from harness.live.coordinator.branch import LiveJob
+from harness.live.coordinator.branches.branch import LiveJob
 from harness.live.protocol.blocks import Layout, TableShape
 from harness.live.protocol.messages import Release
 from harness.live.worker.worker import Computed, TaskKind, WorkerTask

@@ -146,7 +146,8 @@ MISTAKES = [
     ),
     (
         "compare tiny.toml --tuners beginner:number",
-        "harness: Cannot use 'beginner:number' as a tuner: it is no function; give one that takes a Job.",
+        "harness: Cannot use 'beginner:number' as a tuner: it is no function; write a function of a Job that yields "
+        "actions.",
     ),
     (
         "compare tiny.toml --tuners needy:needy",

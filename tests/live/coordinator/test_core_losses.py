@@ -6,11 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.live.coordinator.branch import Shards
-from harness.live.coordinator.journal import FileJournal
+from harness.live.coordinator.branches.branch import Shards
+from harness.live.coordinator.ledger.journal import FileJournal
 from harness.live.protocol import messages
-from harness.live.protocol.log import CommitEntry
-from harness.live.protocol.messages import GradientDone, Message, Pull, PushStaged, StagePush
+from harness.live.protocol.log import CommitEntry, ForkEntry
+from harness.live.protocol.messages import (
+    BlockData,
+    BlocksMoved,
+    GradientDone,
+    LogAppend,
+    Message,
+    Pull,
+    PushStaged,
+    Release,
+    StagePush,
+)
 from tests.live.support.memory import COORDINATOR, EVALUATOR, NODES, start
 from tuners import policies
 from tuners.actions import Decision, SyncPolicy, Target
@@ -38,23 +48,83 @@ def test_a_push_staged_again_is_acknowledged_again_and_counts_once():
     np.testing.assert_array_equal(memory.model(), np.full(12, memory.pushes[0], np.float32))
 
 
-@pytest.mark.parametrize("age", ["view", "generation"])
-def test_messages_of_an_older_view_or_generation_are_refused(age):
+@pytest.mark.parametrize("on_demand", [False, True], ids=["migrate", "relocate"])
+def test_blocks_that_are_sent_again_are_ignored(on_demand):
+    """A connection that is made again may repeat what was sent before; by then, the log before it is dropped."""
+    memory = start(servers=2, checks=True)
+    memory.steps(200)
+    source, target = map(messages.server, NODES[-2:])
+    memory.coordinator.place((target,), (1.0,), on_demand=on_demand)
+    sent = []
+    while memory.coordinator.moving:
+        queue = memory.channels.get((source, target), ())
+        sent += [m for m in queue if isinstance(m.head, BlockData) and not any(m is other for other in sent)]
+        memory.step()
+    memory.steps(200)
+    assert sent
+    memory.drain_until_idle(target)
+    blocks = memory.cores[target].blocks
+    for message in sent:
+        memory.cores[target].receive(source, message)
+    assert memory.cores[target].blocks == blocks
+    assert not [m for m in memory.channels[target, COORDINATOR] if isinstance(m.head, BlocksMoved)]
+    memory.steps(200)
+    memory.settle()
+    np.testing.assert_array_equal(memory.model(), np.full(12, memory.pushes[0], np.float32))
+
+
+def next_entry(memory):
+    """To a server, a fork. Returns receiver, sender, head, and what tells that it was accepted."""
+    name, end = messages.server(NODES[-1]), max(memory.coordinator.log, default=memory.coordinator.durable)
+    return name, COORDINATOR, LogAppend(end + 1, ForkEntry(1, 0)), lambda: 1 in memory.stores[name].branches
+
+
+def next_release(memory):
+    """To a worker, which pulls."""
+    name = messages.worker(NODES[0])
+    head = Release(2**40, branch=0, clock=99, after=0, durable=0, samples=4, shard_start=0, shard_length=1000)
+
+    def accepted():
+        return any(isinstance(m.head, Pull) for (s, _), queue in memory.channels.items() for m in queue if s == name)
+
+    return name, COORDINATOR, head, accepted
+
+
+def last_block_staged(memory):
+    """To the coordinator, which commits the push."""
+    memory.coordinator.run(0)
+    cycle = memory.coordinator.branches[0].busy[0].number
+    head = PushStaged(messages.worker(NODES[0]), cycle, ((0, 6),), GradientDone(cycle, 0.0, 0.0, 0.0, 0))
+    pushes = memory.pushes[0]
+    return COORDINATOR, messages.server(NODES[-1]), head, lambda: memory.pushes[0] > pushes
+
+
+@pytest.mark.parametrize("make", [next_entry, next_release, last_block_staged])
+@pytest.mark.parametrize("age", ["view", "generation", "none"])
+def test_messages_of_an_older_view_or_generation_are_refused(make, age):
     memory = start()
     memory.steps(200)
-    view = memory.coordinator.view
-    name = messages.server(NODES[-1])
-    core = memory.cores[name]
-    memory.kill(messages.worker("n0"))
-    memory.coordinator.lose([messages.worker("n0")])
-    memory.drain_until_idle(name)
+    memory.recover()
+    memory.settle()
+    receiver, sender, head, accepted = make(memory)
+    core = memory.coordinator if receiver == COORDINATOR else memory.cores[receiver]
     refused = core.refused
-    core.receive(messages.worker("n0"), Message(Pull(1, 0, 0, ((0, 1),)), (), view - (age == "view"), 1))
+    core.receive(sender, Message(head, (), memory.coordinator.view - (age == "view"), 1 - (age == "generation")))
+    assert core.refused - refused == (age != "none")
+    assert accepted() == (age == "none")
+
+
+def test_a_server_refuses_a_worker_that_was_dropped():
+    memory = start()
+    memory.steps(200)
+    worker, name = messages.worker(NODES[0]), messages.server(NODES[-1])
+    memory.kill(worker)
+    memory.coordinator.lose([worker])
+    memory.drain_until_idle(name)
+    core = memory.cores[name]
+    refused = core.refused
+    core.receive(worker, Message(Pull(1, 0, 0, ((0, 1),)), (), memory.coordinator.view, 1))
     assert core.refused == refused + 1
-    refused = memory.coordinator.refused
-    given = (view - 1, 1) if age == "view" else (view, 0)
-    memory.coordinator.receive(name, Message(PushStaged("worker/n0", 1, ((0, 1),)), (), *given))
-    assert memory.coordinator.refused == refused + 1
 
 
 def test_a_coordinator_refuses_a_worker_that_was_replaced():

@@ -8,10 +8,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from harness.live.coordinator.branch import CoordinatorBranch
-from harness.live.coordinator.cycles import Cycles
-from harness.live.coordinator.ledger import Ledger
-from harness.live.coordinator.membership import Membership
+from harness.live.coordinator.branches.branch import CoordinatorBranch
+from harness.live.coordinator.branches.branches import Branches
+from harness.live.coordinator.branches.pending_pushes import PendingPushes
+from harness.live.coordinator.ledger.ledger import Ledger
+from harness.live.coordinator.membership.membership import Membership
 from harness.live.server.pieces import Parts, Piece, Staging
 from harness.live.server.server import Server
 from harness.live.server.store import Store
@@ -73,25 +74,13 @@ def applied_before_all_is_staged(monkeypatch):
 
 
 def committed_before_all_is_staged(monkeypatch):
-    staged = Cycles.staged
+    staged = PendingPushes.staged
 
-    def broken(self, head):
-        worker = self._worker_in(head.worker, head.cycle)
-        if worker is not None:
-            self._staged[worker] = frozenset(range(self._job.blocks))
-        return staged(self, head)
+    def broken(self, worker):
+        return frozenset(range(self._blocks)) if staged(self, worker) else frozenset()
 
-    monkeypatch.setattr(Cycles, "staged", broken)
+    monkeypatch.setattr(PendingPushes, "staged", broken)
     applied_before_all_is_staged(monkeypatch)
-
-
-def messages_of_an_old_view_count(monkeypatch):
-    receive = Server.receive
-
-    def broken(self, sender, message):
-        receive(self, sender, message._replace(view=max(message.view, self.view)))
-
-    monkeypatch.setattr(Server, "receive", broken)
 
 
 def the_log_is_not_waited_for(monkeypatch):
@@ -197,7 +186,7 @@ def forks_take_parameters_only(monkeypatch):
 
 
 def given_up_cycles_count(monkeypatch):
-    monkeypatch.setattr(Cycles, "_worker_in", lambda self, name, cycle: self._index(name))
+    monkeypatch.setattr(Branches, "in_cycle", lambda self, name, cycle: self._job.worker_numbers.get(name))
 
 
 def a_bound_is_not_kept(monkeypatch):
@@ -211,13 +200,12 @@ def a_bound_is_not_kept(monkeypatch):
 
 
 def dead_servers_keep_copies(monkeypatch):
-    monkeypatch.setattr("harness.live.coordinator.snapshots.Snapshots.lose", lambda self, name: None)
+    monkeypatch.setattr("harness.live.coordinator.ledger.snapshots.Snapshots.lose", lambda self, name: None)
 
 
 BROKEN = [
     repeated_parts_count_again,
     committed_before_all_is_staged,
-    messages_of_an_old_view_count,
     the_log_is_not_waited_for,
     pulls_do_not_wait,
     staged_pushes_stay_behind,
@@ -236,7 +224,6 @@ BROKEN = [
 
 
 SHOWS = {
-    messages_of_an_old_view_count: ("server dies", "server comes", "move"),
     forks_take_parameters_only: ("fork", "switch", "put"),
     dead_servers_keep_copies: ("server dies", "server comes", "move"),
 }

@@ -50,6 +50,33 @@ def test_a_node_goes_and_comes_back_as_in_the_simulator():
     assert [w.setting.workers for w in (seen[0], seen[-1])] == [("n0", "n1"), ("n0",)]
 
 
+ALL_FAIL = """nodes = [
+  { nodes = ["n0", "n2"], seconds = 0.3, event = "fails" },
+  { nodes = ["n1"], seconds = 0.6, event = "joins" },
+  { nodes = ["n3"], seconds = 0.9, event = "joins" },
+]"""
+TWO = ONES.replace('["n0", "n1"]', '["n0"]').replace('["n2", "n3"]', '["n2"]')
+
+
+def test_a_job_that_has_lost_all_its_nodes_continues_on_those_that_join(tmp_path):
+    made = spec(ALL_FAIL, TWO)
+    with thread_processes(made, tmp_path) as processes, LiveSystem(made, processes, emulates=True) as live:
+        until(live, lambda: live.job_status().setting.workers != ("n0",) and idle(live, {"n0", "n2"}))
+        assert live.perform(Run(clocks=10)).setting == replace(made.job.start, workers=("n1",), servers=("n3",))
+        assert live.now > 0.9
+        clocks, lost, parameters = counted(live)
+        assert set(parameters) == {clocks - lost}
+
+
+def test_a_job_that_has_lost_too_many_nodes_ends_when_no_other_will_join():
+    n3_fails, too = ALL_FAIL.replace("0.9", "0.0"), '  { nodes = ["n3"], seconds = 0.9, event = "fails" },\n]'
+    made = spec(n3_fails.removesuffix("]") + too, TWO)
+    with LiveSystem(made, PretendProcesses(made.job), emulates=True) as live:
+        with pytest.raises(RuntimeError, match=r"too few nodes are left to continue on \(n1\), and no other will join"):
+            live.perform(Run(clocks=1_000_000))
+        assert live.now > 0.6
+
+
 def test_a_node_that_will_leave_works_on_but_takes_no_new_role():
     made = spec('nodes = [{ nodes = ["n1"], seconds = 0.1, event = "leaves", notice_seconds = 1000 }]')
     with LiveSystem(made, PretendProcesses(made.job), emulates=True) as live:

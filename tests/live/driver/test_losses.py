@@ -1,5 +1,6 @@
 """Processes that die at any moment: a live job trains on, and its model counts every push that is not reported as lost."""
 
+import re
 import time
 from dataclasses import replace
 
@@ -115,6 +116,22 @@ def test_a_branch_forked_while_a_node_is_away_gets_it_when_it_is_back():
         until(live, lambda: idle(live) and live.job_status().setting == start)
         assert live.perform(Run(clocks=10, branch=alike)).setting == start
         assert live.perform(Run(clocks=10, branch=other)).setting.workers == ("n0", "n3")
+
+
+def test_a_free_knob_changes_while_a_node_whose_role_is_held_is_away_and_stays_when_it_is_back():
+    text = re.sub(r'"role/n.*\n', "", ONES)
+    spec = Ones("ones", "ones.toml", text, 0)
+    pretend, start = PretendProcesses(spec.job), spec.job.start
+    with LiveSystem(spec, pretend) as live:
+        pretend.kill("worker/n1", for_good=True)
+        until(live, lambda: idle(live, {"n1"}) and live.job_status().setting.workers == ("n0",))
+        live.perform(Reconfigure(replace(start, policy="asp")))
+        seen = live.perform(Run(clocks=10)).setting
+        assert seen == replace(start, policy="asp", workers=("n0",))
+        child = live.perform(Fork(0, replace(seen, policy="ssp")))
+        pretend.nodes |= {"n1"}
+        until(live, lambda: idle(live) and live.job_status().setting == replace(start, policy="asp"))
+        assert live.perform(Run(clocks=10, branch=child)).setting == replace(start, policy="ssp")
 
 
 def test_a_resumed_job_gets_back_the_nodes_that_losses_took(processes, tmp_path):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from harness.live.coordinator.branch import LiveJob, Shards
+from harness.live.coordinator.branches.branch import LiveJob, Shards
 from harness.live.processes import loops
 from harness.live.processes.coordinator_process import CoordinatorProcess
 from harness.live.processes.host import Cores

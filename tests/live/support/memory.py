@@ -5,7 +5,7 @@ from collections import deque
 
 import numpy as np
 
-from harness.live.coordinator.branch import LiveJob, Shards
+from harness.live.coordinator.branches.branch import LiveJob, Shards
 from harness.live.coordinator.coordinator import Coordinator
 from harness.live.protocol import messages
 from harness.live.protocol.blocks import Layout

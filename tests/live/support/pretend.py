@@ -79,6 +79,10 @@ class PretendProcesses:
         return found
 
     @property
+    def expects_nodes(self):
+        return True
+
+    @property
     def has_spare(self):
         return self.spares > 0
 

@@ -65,6 +65,10 @@ class ThreadProcesses:
             self.gone |= dict.fromkeys(names, "killed by the test")
 
     @property
+    def expects_nodes(self):
+        return True
+
+    @property
     def has_spare(self):
         return False
 

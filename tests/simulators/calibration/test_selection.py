@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import pytest
 
 from harness.cli import main
 from simulators.calibration.recordings import read_tables
 from simulators.calibration.selection import EVERYTHING, Selection, parse
 from traces.importers.source import table
+from traces.parts import Origin, TraceWriter
 
 
 def recorded():
@@ -34,6 +38,13 @@ def test_a_selection_is_behind_the_name_of_a_trace():
     assert parse("shipped:homogeneous") == ("shipped:homogeneous", EVERYTHING)
     assert parse("a/b[workers=1..2, policy=asp,runs=c*]") == ("a/b", Selection("c*", policy="asp", workers=(1, 2)))
     assert parse("a[servers=2]")[1].servers == (2, 2)
+
+
+@pytest.mark.parametrize("text", ["", "[workers=1..2, policy=asp]", "[runs=c*, servers=2]", "[batch_size=8]"])
+def test_a_selection_is_written_as_it_is_read(text):
+    wanted = parse(f"a{text}")[1]
+    assert parse(f"a{wanted}")[1] == wanted
+    assert len(str(wanted)) == len(text)
 
 
 @pytest.mark.parametrize(
@@ -82,3 +93,38 @@ def test_only_what_is_selected_is_read(text, rows):
 def test_fit_and_predict_need_each_other(arguments, message, tmp_path, capsys):
     assert main.main(["fidelity", *arguments, "--out", str(tmp_path / "x")]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_calibration_to_some_settings_is_that_of_a_trace_of_these(tmp_path, capsys):
+    """Of a recording of whole runs. The file says what was selected, and its constants are those of the selected runs."""
+    seconds = {(w, b): 10.0 * (0.2 + 0.03 * w + 0.02 * b) for w in (1, 2, 3, 4) for b in (8, 16, 32)}
+    whole, small = tmp_path / "whole", tmp_path / "small"
+    for folder, most in ((whole, 4), (small, 2)):
+        _write(folder, {key: s for key, s in seconds.items() if key[0] <= most})
+    made = {}
+    for name in (f"{whole}[workers=1..2]", str(small), str(whole)):
+        assert main.main(["calibrate", name, "--out", str(tmp_path / "made.toml")]) == 0
+        made[name] = tomllib.loads((tmp_path / "made.toml").read_text())
+    selected, alone, every = made.values()
+    assert selected["workloads"]["toy"]["demand"] == alone["workloads"]["toy"]["demand"]
+    assert selected["calibration"]["workloads"]["toy"]["rows"] == 6
+    assert every["calibration"]["workloads"]["toy"]["rows"] == 12
+    assert selected["calibration"]["command"] == "harness calibrate 'TRACE[workers=1..2]'"
+    assert every["calibration"]["command"] == "harness calibrate TRACE"
+    assert main.main(["calibrate", f"{whole}[workers=5..9]", "--out", str(tmp_path / "none.toml")]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "Cannot select whole[workers=5..9]: none of its 12 settings is so." in said
+    assert "It has workload toy, policy asp, workers 1..4, servers 1..1, batch_size 8..32." in said
+    assert not (tmp_path / "none.toml").exists()
+
+
+def _write(folder: Path, seconds: dict[tuple[int, int], float]) -> None:
+    """A trace of runs of ten steps per worker; `seconds` of each run by workers and batch size."""
+    runs = [{"run": f"w{w}-b{b}", "workload": "toy", "seconds": s, "steps": 10 * w} for (w, b), s in seconds.items()]
+    settings = [
+        {"run": f"w{w}-b{b}", "branch": 0, "seconds": 0.0, "workers": w, "servers": 1, "policy": "asp", "batch_size": b}
+        for w, b in seconds
+    ]
+    with TraceWriter(folder, Origin("made up", "tests")) as writer:
+        writer.add("runs", table("runs", runs))
+        writer.add("settings", table("settings", settings))

@@ -27,6 +27,7 @@ from tests.support.small_jobs import (
     together,
 )
 from tuners.actions import Fork, Free, Install, Reconfigure, Rejected, Run, Setting, Target
+from tuners.knobs import Choice, Integer, Real
 from tuners.policies import ssp
 
 METHODS = ("checkpoint", "migrate", "relocate")
@@ -340,6 +341,88 @@ def test_the_last_server_is_replaced_by_a_node_that_can_be_spared_and_the_last_n
         simulated.perform(Run(clocks=1))
 
 
+def all_fail(*joins, at=40.0):
+    """Conditions under which all five nodes fail, and nodes join as (name, seconds)."""
+    return (NodeChange(NAMES, at, "fails"), *(NodeChange((name,), seconds, "joins") for name, seconds in joins))
+
+
+def test_a_job_without_machines_waits_for_those_that_join_and_pays_as_for_any_loss():
+    back = (("b", 100.0), ("e", 130.0), ("a", 200.0))
+    simulated = counting(Conditions(nodes=all_fail(*back)))
+    seen = simulated.perform(Run(seconds=90.0))
+    assert (seen.status, seen.changes, events(seen)) == ("running", (), [(n, "failed") for n in NAMES])
+    assert not np.any(seen.pushes.seconds > 40.0)
+    assert seen.nodes == ()
+    with pytest.raises(Rejected, match="under way"):
+        simulated.perform(Reconfigure(start(batch_size=4)))
+    seen = simulated.perform(Run(seconds=90.0))
+    assert seen.setting == start(learning_rate=0.5, workers=("b",), servers=("e",))  # b alone cannot have both roles
+    (cost,) = seen.changes
+    restored = COSTS.detection_seconds + 100.0 / 25.0
+    assert cost.steps == ("wait", "wait", "detect", "restore")
+    assert cost.seconds == cost.stall_seconds == pytest.approx(130.0 - 40.0 + restored)
+    assert float(np.min(seen.pushes.seconds)) > 130.0 + restored
+    assert counted(simulated, 0) == int(branch(simulated).clock.pushes)
+
+
+def test_a_machine_that_was_lost_and_comes_back_is_used_again():
+    """Nobody is missing when all machines are back, and yet the model must be restored."""
+    simulated = counting(Conditions(nodes=(*all_fail(), NodeChange(NAMES, 100.0, "joins"))))
+    seen = simulated.perform(Run(seconds=200.0))
+    assert seen.setting == start(learning_rate=0.5)
+    assert seen.changes[0].steps == ("wait", "detect", "restore")
+    after = seen.pushes.worker[seen.pushes.seconds > 100.0]
+    assert set(after) == {0, 1, 2}
+    assert counted(simulated, 0) == seen.clocks
+
+
+def test_a_worker_is_waited_for_where_no_server_can_compute():
+    nodes = (("a", machine()), ("b", machine(speed=0.0)))
+    conditions = Conditions(jitter=0.0, nodes=(NodeChange(("a",), 40.0, "fails"), NodeChange(("a",), 90.0, "joins")))
+    setting = Setting(workers=("a",), servers=("b",), batch_size=8, learning_rate=0.1)
+    simulated = system(Cluster(nodes), job(STORED), setting, conditions, costs=COSTS)
+    seen = simulated.perform(Run(seconds=200.0))
+    assert (seen.status, seen.setting) == ("running", setting)
+    assert [c.steps for c in seen.changes] == [("wait", "detect")]  # no server is lost
+    late = seen.pushes.seconds[seen.pushes.seconds > 40.0]
+    assert float(np.min(late)) > 90.0 + COSTS.detection_seconds
+
+
+def test_one_machine_that_joins_takes_both_roles_where_nodes_have_both():
+    both = start(learning_rate=0.5, workers=("a", "b"), servers=("a", "b"))
+    simulated = counting(Conditions(nodes=all_fail(("d", 100.0))), both)
+    seen = simulated.perform(Run(seconds=200.0))
+    assert (seen.status, seen.setting.workers, seen.setting.servers) == ("running", ("d",), ("d",))
+    assert counted(simulated, 0) == seen.clocks
+
+
+def test_a_job_ends_when_the_last_machine_that_could_join_does_not_suffice():
+    simulated = timed(Conditions(jitter=0.0, nodes=all_fail(("c", 100.0))))
+    first, last = simulated.perform(Run(seconds=90.0)), simulated.perform(Run(seconds=90.0))
+    assert (first.status, last.status, last.end_seconds) == ("running", "deadlock", 100.0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_change_that_loses_all_machines_is_rolled_back_when_others_join(method):
+    simulated = counting(Conditions(nodes=(*all_fail(at=31.0), NodeChange(NAMES, 60.0, "joins"))))
+    simulated.perform(Run(seconds=30.0))
+    cost = simulated.perform(Reconfigure(start(learning_rate=0.5, servers=("d",)), method=method))
+    assert (cost.done, cost.steps.count("roll back"), cost.steps[-3:]) == (False, 1, ("wait", "detect", "restore"))
+    seen = simulated.perform(Run(seconds=60.0))
+    assert seen.setting == start(learning_rate=0.5)
+    assert seen.clocks > 4
+    assert counted(simulated, 0) == int(branch(simulated).clock.pushes)
+
+
+def test_cutting_a_run_into_windows_changes_nothing_while_a_job_waits_for_machines():
+    conditions = Conditions(nodes=all_fail(("b", 70.0), ("d", 85.0)))
+    whole, cut = (counting(conditions) for _ in range(2))
+    one = whole.perform(Run(seconds=120.0))
+    windows = [cut.perform(Run(seconds=min(7.0, 120.0 - start))) for start in np.arange(0.0, 120.0, 7.0)]
+    assert_same_bytes(one.pushes, together(windows))
+    assert [c for w in windows for c in w.changes] == list(one.changes)
+
+
 def test_a_job_whose_last_worker_fails_ends_where_no_other_machine_can_compute():
     nodes = (("a", machine()), ("b", machine(speed=0.0)), ("c", machine(speed=0.0)))
     conditions = Conditions(jitter=0.0, nodes=(NodeChange(("a",), 40.0, "fails"),))
@@ -359,6 +442,79 @@ def test_the_last_worker_is_replaced_by_the_first_machine_that_can_compute():
     seen = simulated.perform(Run(seconds=200.0))
     assert (seen.status, seen.setting.workers, seen.setting.servers) == ("running", ("d",), ("b",))
     assert float(np.max(seen.pushes.seconds)) > 100.0
+
+
+# ---------------------------------------------------------------------------------- what is free after what is held is lost
+
+RATE = Real("learning_rate", 0.01, 1.0)
+
+
+def after_a_loss(node, *knobs, **changed):
+    """A job that has lost `node`, whose roles are held but for `knobs`, and the setting that it goes on under."""
+    conditions = Conditions(jitter=0.0, nodes=(NodeChange((node,), 40.0, "fails"),))
+    simulated = timed(conditions, start(**changed), knobs=(RATE, *knobs))
+    return simulated, simulated.perform(Run(seconds=90.0)).setting
+
+
+@pytest.mark.parametrize("asked", ["of the start", "of the window"])
+@pytest.mark.parametrize("node", ["b", "e"])
+def test_a_free_knob_changes_in_place_after_a_loss_has_changed_the_held_roles(node, asked):
+    simulated, now = after_a_loss(node)
+    made = start() if asked == "of the start" else now
+    assert simulated.perform(Reconfigure(replace(made, learning_rate=0.05))).seconds == 0.0
+    assert simulated.perform(Run(clocks=5)).setting == replace(now, learning_rate=0.05)
+    child = simulated.perform(Fork(0, replace(made, learning_rate=0.2)))
+    assert simulated.perform(Run(clocks=5, branch=child)).setting == replace(now, learning_rate=0.2)
+    assert simulated.perform(Run(clocks=5, branch=simulated.perform(Fork(0)))).setting == replace(now, learning_rate=0.05)
+    with pytest.raises(Rejected, match=r"Cannot set workers to \('a', 'd'\): this scenario holds it"):
+        simulated.perform(Reconfigure(replace(now, workers=("a", "d"))))
+
+
+def test_the_server_that_has_replaced_a_lost_one_stays_when_a_free_knob_changes():
+    simulated, now = after_a_loss("e", servers=("e",))
+    assert (now.workers, now.servers) == (("a", "b", "c"), ("d",))
+    simulated.perform(Reconfigure(start(servers=("e",), learning_rate=0.05)))
+    assert simulated.perform(Run(clocks=5)).setting == replace(now, learning_rate=0.05)
+
+
+def test_roles_that_are_free_change_after_a_node_whose_role_is_held_is_lost():
+    simulated, now = after_a_loss("b", Choice("role/c", ("worker", "idle")))
+    simulated.perform(Reconfigure(start(workers=("a", "b"))))
+    assert simulated.perform(Run(clocks=5)).setting == replace(now, workers=("a",))
+    with pytest.raises(Rejected, match="Cannot make node 'd' a worker"):
+        simulated.perform(Reconfigure(replace(now, workers=("a", "d"), servers=("e",))))
+
+
+def test_free_loads_of_nodes_that_are_left_are_taken_from_a_setting_of_all_nodes():
+    simulated, now = after_a_loss("b", *(Integer(f"load/{n}/0", 1, 16) for n in "abc"))
+    simulated.perform(Reconfigure(start(loads=((4,), (5,), (6,)))))
+    assert simulated.perform(Run(clocks=5)).setting == replace(now, loads=((4,), (6,)))
+
+
+def test_a_setting_in_force_that_a_loss_has_brought_out_of_range_is_no_reason_to_refuse():
+    conditions = Conditions(jitter=0.0, nodes=(NodeChange(("b",), 40.0, "fails"),))
+    simulated = timed(conditions, knobs=(RATE, Integer("worker_count", 3, 4)))
+    now = simulated.perform(Run(seconds=90.0)).setting
+    simulated.perform(Reconfigure(replace(now, learning_rate=0.05)))
+    assert simulated.perform(Run(clocks=5)).setting == replace(now, learning_rate=0.05)
+    with pytest.raises(Rejected, match="worker_count to 1"):
+        simulated.perform(Reconfigure(replace(now, workers=("a",))))
+
+
+def test_a_node_under_notice_whose_role_is_held_stays_until_it_is_gone():
+    leaves = NodeChange(("b",), 10.0, "leaves", notice_seconds=50.0)
+    simulated = timed(Conditions(jitter=0.0, nodes=(leaves,)), knobs=(RATE,))
+    simulated.perform(Run(seconds=20.0))
+    simulated.perform(Reconfigure(start(learning_rate=0.05)))
+    assert simulated.perform(Run(clocks=3)).setting == start(learning_rate=0.05)
+
+
+def test_the_held_roles_can_be_restored_when_the_lost_node_is_back():
+    comes = (NodeChange(("b",), 40.0, "fails"), NodeChange(("b",), 60.0, "joins"))
+    simulated = timed(Conditions(jitter=0.0, nodes=comes), knobs=(RATE,))
+    assert simulated.perform(Run(seconds=90.0)).setting.workers == ("a", "c")
+    simulated.perform(Reconfigure(start(learning_rate=0.05)))
+    assert simulated.perform(Run(clocks=5)).setting == start(learning_rate=0.05)
 
 
 def test_a_target_reached_during_a_change_ends_it():

@@ -9,21 +9,18 @@ worker dies, and pushes are lost only if a server dies before that snapshot is d
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
 
 from msgspec.structs import replace
 
-from harness.live.coordinator.ledger import Ledger
-from harness.live.coordinator.moves import Moves
-from harness.live.coordinator.snapshots import Snapshots
+from harness.live.coordinator.ledger.ledger import Ledger
+from harness.live.coordinator.ledger.moves import Moves
+from harness.live.coordinator.ledger.snapshots import Snapshots
 from harness.live.protocol.blocks import Blocks, members, owners_of, runs_of
 from harness.live.protocol.log import CommitEntry, DropEntry, ForkEntry, FreeEntry, MoveEntry, SkipEntry, SnapshotEntry
 from harness.live.protocol.messages import COORDINATOR, LogAppend, View
 from simulators.reconfiguration.shares import block_counts
 
 __all__ = ["Membership", "ModelLost"]
-
-_KEPT = ("released", "_dead_cycles", "retiring", "orphaned", "lost_pushes")
 
 
 class ModelLost(RuntimeError):
@@ -33,13 +30,15 @@ class ModelLost(RuntimeError):
 class Membership:
     """Decides who is a member. It never begins a view by itself: its methods return whether the coordinator must."""
 
+    kept = ("released", "dead_cycles", "retiring", "orphaned", "lost_pushes")
+
     def __init__(
         self, ledger: Ledger, snapshots: Snapshots, moves: Moves, now: Callable[[], float], retry_seconds: float
     ) -> None:
         self._ledger, self._snapshots, self._moves = ledger, snapshots, moves
         self._now, self._patience_seconds = now, 10 * retry_seconds
         self.released: dict[str, int] = {}  # the last cycle of every worker
-        self._dead_cycles: dict[str, int] = {}  # the last cycle of every worker's last generation that died
+        self.dead_cycles: dict[str, int] = {}  # the last cycle of every worker's last generation that died
         self.retiring: dict[str, int] = {}  # processes that leave once the log is durable up to this entry
         # Blocks of servers that died. A server of the same name may have joined since, and does not have them.
         self.orphaned: set[int] = set()
@@ -50,15 +49,6 @@ class Membership:
         self._restoring: set[str] = set()  # servers that have not restored this view yet
         self._waits_for_recover = False  # blocks are lost, and the driver has not said where they go
         self._view_seconds = 0.0  # when the view began
-
-    def dump(self) -> dict[str, Any]:
-        """The state that a successor needs."""
-        return {name: getattr(self, name) for name in _KEPT}
-
-    def load(self, kept: dict[str, Any]) -> None:
-        """The inverse of `dump`."""
-        for name in _KEPT:
-            setattr(self, name, kept[name])
 
     @property
     def recovering(self) -> bool:
@@ -99,8 +89,8 @@ class Membership:
         return False
 
     def _drop(self, name: str, generation: int) -> None:
-        self._dead_cycles[name] = self.released.get(name, 0)
-        self._ledger.append(DropEntry(name, generation, self._dead_cycles[name]))
+        self.dead_cycles[name] = self.released.get(name, 0)
+        self._ledger.append(DropEntry(name, generation, self.dead_cycles[name]))
 
     def update_table(self, name: str) -> None:
         """Tell a worker the owners of all blocks, unless it was told since they changed."""
@@ -213,7 +203,7 @@ class Membership:
         entries, ungrouped = self._ledger.entries, []
         for index in sorted(entries):
             entry = entries[index]  # read here, because `_shrink_group` may have replaced it
-            if isinstance(entry, CommitEntry) and entry.accept and entry.cycle <= self._dead_cycles.get(entry.worker, 0):
+            if isinstance(entry, CommitEntry) and entry.accept and entry.cycle <= self.dead_cycles.get(entry.worker, 0):
                 entries[index] = replace(entry, accept=False)
                 self.lost_pushes += 1
                 ungrouped += self._shrink_group(entry.branch, index)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 
 import numpy as np
 
-from harness.live.coordinator.ledger import Ledger
+from harness.live.coordinator.ledger.ledger import Ledger
 from harness.live.protocol.blocks import blocks_in, members, runs_of
 from harness.live.protocol.log import SnapshotEntry
 from harness.live.protocol.messages import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from harness.live.coordinator.ledger import Ledger
+from harness.live.coordinator.ledger.ledger import Ledger
 from harness.live.protocol.blocks import Blocks, members, moves_to, runs_of
 from harness.live.protocol.log import MoveEntry
 from harness.live.protocol.messages import FetchBlocks
@@ -24,6 +24,8 @@ class Goal(NamedTuple):
 
 class Moves:
     """Changes the table of owners into the goal: some blocks at a time, or all at once and sent on demand."""
+
+    kept = ("goal",)
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

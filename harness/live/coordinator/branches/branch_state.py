@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.live.coordinator.branch import CoordinatorBranch, Cycle, LiveJob, PushFacts
+from harness.live.coordinator.branches.branch import CoordinatorBranch, Cycle, LiveJob, PushFacts
 from harness.live.protocol.plain_data import packed, unpacked
 from simulators.engine.loop import Records
 from tuners.actions import Setting, Status, SyncPolicy

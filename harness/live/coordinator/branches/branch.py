@@ -12,7 +12,7 @@ import pickle
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from harness.live.protocol.blocks import TableShape
 from harness.live.protocol.log import CommitEntry
+from harness.live.protocol.messages import worker as worker_name
 from simulators.engine.inputs import Shards
 from simulators.engine.loop import Records
 from tuners.actions import Decision, Push, Setting, Status, SyncPolicy, Target
@@ -47,6 +48,16 @@ class LiveJob:
     shards: Callable[[Setting], Shards]
     snapshot_commits: int = 0  # take a snapshot every so many; 0: max(20, 4 per worker)
     retry_seconds: float = 2.0  # retransmit after this time; the wait doubles each time
+
+    @cached_property
+    def workers(self) -> tuple[str, ...]:
+        """The name of each node's worker process."""
+        return tuple(map(worker_name, self.nodes))
+
+    @cached_property
+    def worker_numbers(self) -> dict[str, int]:
+        """The number of each worker, by its name."""
+        return {name: number for number, name in enumerate(self.workers)}
 
 
 class Cycle(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.live.coordinator.branch import CoordinatorBranch
-from harness.live.coordinator.ledger import Ledger
+from harness.live.coordinator.branches.branch import CoordinatorBranch
+from harness.live.coordinator.ledger.ledger import Ledger
 from harness.live.protocol.messages import EvaluationRequest, EvaluationResult, Rest
 from tuners.actions import Evaluation
 

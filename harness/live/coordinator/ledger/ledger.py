@@ -7,18 +7,18 @@ import pickle
 from collections.abc import Iterable
 from typing import Any
 
-from harness.live.coordinator.journal import Journal
+from harness.live.coordinator.ledger.journal import Journal
 from harness.live.protocol.blocks import Layout, blocks_in, owners_of
 from harness.live.protocol.log import CommitEntry, LogEntry, MoveEntry
 from harness.live.protocol.messages import COORDINATOR, Array, Head, LogAppend, Message, OwnerTable, Send
 
 __all__ = ["Ledger"]
 
-_KEPT = ("index", "entries", "durable", "holders", "view", "generation", "table", "table_index", "members", "expected")
-
 
 class Ledger:
     """The log and its readers. An appended entry is written to the journal first, then sent to all servers."""
+
+    kept = ("index", "entries", "durable", "holders", "view", "generation", "table", "table_index", "members", "expected")
 
     def __init__(self, layout: Layout, send: Send, journal: Journal) -> None:
         self.layout, self.send, self.journal = layout, send, journal
@@ -40,15 +40,6 @@ class Ledger:
         self.durable, self.entries = self.index, {}
         self.holders = {b: {COORDINATOR} for b in self.layout.everything}
         self.table = dict.fromkeys(self.layout.everything, COORDINATOR)
-
-    def dump(self) -> dict[str, Any]:
-        """The state that a successor needs."""
-        return {name: getattr(self, name) for name in _KEPT}
-
-    def load(self, kept: dict[str, Any]) -> None:
-        """The inverse of `dump`."""
-        for name in _KEPT:
-            setattr(self, name, kept[name])
 
     @property
     def servers(self) -> list[str]:

@@ -1,0 +1,58 @@
+"""The owner of pushes that are not over: results that have arrived, blocks that are staged, commits without a decision."""
+
+from __future__ import annotations
+
+from harness.live.coordinator.branches.branch import PushFacts
+from harness.live.protocol.blocks import Blocks
+from harness.live.protocol.messages import GradientDone
+
+__all__ = ["PendingPushes"]
+
+
+class PendingPushes:
+    """What has arrived of the push of each worker, by the worker's number."""
+
+    kept = ("undecided",)
+
+    def __init__(self, blocks: int) -> None:
+        """`blocks`: of the model."""
+        self._blocks = blocks
+        self.undecided: dict[int, PushFacts] = {}  # committed pushes that wait for the loss after them
+        self._results: dict[int, GradientDone] = {}
+        self._staged: dict[int, Blocks] = {}
+
+    def computed(self, worker: int, result: GradientDone) -> bool:
+        """The gradient is computed. Returns False if that was known."""
+        new = worker not in self._results
+        if new:
+            self._results[worker] = result
+        return new
+
+    def is_computed(self, worker: int) -> bool:
+        """Whether its gradient is computed."""
+        return worker in self._results
+
+    def stage(self, worker: int, blocks: Blocks) -> None:
+        """Servers have these blocks of the push."""
+        self._staged[worker] = self._staged.get(worker, frozenset()) | blocks
+
+    def staged(self, worker: int) -> Blocks:
+        """The blocks of the push that servers have."""
+        return self._staged.get(worker, frozenset())
+
+    def to_commit(self, worker: int) -> GradientDone | None:
+        """The result of a push that can be committed; None before, and after it is."""
+        # Only when every block is staged: the commit must be applicable at every server.
+        if worker in self.undecided or len(self.staged(worker)) < self._blocks:
+            return None
+        return self._results.get(worker)
+
+    def forget(self, worker: int) -> None:
+        """The worker's mini-batch is over, or dropped."""
+        self.undecided.pop(worker, None)
+        self._results.pop(worker, None)
+        self._staged.pop(worker, None)
+
+    def forget_staged(self) -> None:
+        """A view begins: servers have dropped all staged pushes."""
+        self._staged.clear()

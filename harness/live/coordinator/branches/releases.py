@@ -1,0 +1,110 @@
+"""The owner of releases: lets workers begin mini-batches, numbers these, and repeats what was not answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from harness.live.coordinator.branches.branch import CoordinatorBranch, LiveJob
+from harness.live.coordinator.branches.branches import Branches
+from harness.live.coordinator.branches.pending_pushes import PendingPushes
+from harness.live.coordinator.ledger.ledger import Ledger
+from harness.live.coordinator.membership.membership import Membership
+from harness.live.protocol.messages import ProbeLoss, Release, ResendPush, Rest
+
+__all__ = ["Releases"]
+
+
+class Releases:
+    """Releases of the running branch's workers; those of another branch are due when it runs."""
+
+    kept = ("last", "slowdown")
+
+    def __init__(
+        self,
+        job: LiveJob,
+        ledger: Ledger,
+        membership: Membership,
+        branches: Branches,
+        pending: PendingPushes,
+        now: Callable[[], float],
+    ) -> None:
+        self._job, self._ledger, self._membership, self._now = job, ledger, membership, now
+        self._branches, self._pending = branches, pending
+        self.last = 0  # the number of the last cycle
+        self.slowdown: dict[str, float] = {}  # by node, of those that are emulated
+        self._asked: dict[int, tuple[float, float]] = {}  # by worker: time of the last message, and how long to wait
+
+    @property
+    def next_cycle(self) -> int:
+        """The number of the next cycle."""
+        # Above those of earlier views: a coordinator that died may have released cycles that its journal does not have.
+        return max(self.last, self._ledger.view << 32) + 1
+
+    def release(self, branch: CoordinatorBranch, released: Iterable[int], seconds: float, *, unasked: bool = False) -> None:
+        """Let workers begin their next mini-batch; a worker that is in one drops it. `unasked`: servers send parameters."""
+        for worker in released:
+            if worker in branch.busy:
+                branch.give_up(worker, seconds)
+            if branch.number == self._branches.running and not self._branches.finishing:
+                self.begin(branch, worker, seconds, unasked=unasked)
+            else:
+                branch.due.add(worker)
+
+    def begin(self, branch: CoordinatorBranch, worker: int, seconds: float, *, unasked: bool = False) -> None:
+        """Let a worker begin its next mini-batch, or repeat the one that it was at when the branch was paused."""
+        self.last = self.next_cycle
+        branch.begin(worker, self.last, seconds, self._ledger.index)
+        self._pending.forget(worker)
+        self.answered(worker)
+        name = self._job.workers[worker]
+        self._membership.released[name] = self.last
+        # Before the release, so that the worker addresses its pulls by the new table.
+        self._membership.update_table(name)
+        self._ledger.tell(name, self._release_of(branch, worker, unasked=unasked))
+
+    def _release_of(self, branch: CoordinatorBranch, worker: int, *, unasked: bool = False) -> Release:
+        cycle, name, setting = branch.busy[worker], self._job.workers[worker], branch.setting
+        return Release(
+            cycle=cycle.number,
+            branch=branch.number,
+            clock=cycle.clock,
+            after=cycle.after,
+            durable=(self._ledger.oldest_commit(name) or cycle.number) - 1,
+            unasked=unasked,
+            samples=int(branch.shards.samples[worker]),
+            shard_start=int(branch.shards.start[worker]),
+            shard_length=int(branch.shards.length[worker]),
+            bits=setting.transfer_bits,
+            probes=branch.policy.probes,
+            intra_threads=setting.intra_threads,
+            inter_threads=setting.inter_threads,
+            slowdown=self.slowdown.get(self._job.nodes[worker], 1.0),
+        )
+
+    def stop(self, workers: Iterable[int]) -> None:
+        """Tell workers to drop their mini-batches."""
+        for worker in workers:
+            self._pending.forget(worker)
+            self._ledger.tell(self._job.workers[worker], Rest())
+
+    def answered(self, worker: int) -> None:
+        """A worker was heard, or told something new: wait anew before it is asked again."""
+        self._asked[worker] = self._now(), self._job.retry_seconds
+
+    def ask_again(self) -> bool:
+        """Repeat messages that workers have not answered for too long; the next time, wait twice as long. Returns whether
+        the running branch waits for something."""
+        branch, now, late = self._branches.current, self._now(), False
+        if branch is None or branch.status != "running":
+            return False
+        for worker, cycle in branch.busy.items():
+            since, wait = self._asked.get(worker, (0.0, self._job.retry_seconds))
+            if now - since > wait:
+                late, self._asked[worker] = True, (now, 2 * wait)
+                name = self._job.workers[worker]
+                if worker in self._pending.undecided:
+                    self._ledger.tell(name, ProbeLoss(cycle.number, self._ledger.index))
+                else:  # the release, the push, or both are lost; a worker ignores what it has already
+                    self._ledger.tell(name, self._release_of(branch, worker))
+                    self._ledger.tell(name, ResendPush(cycle.number))
+        return late or self._membership.recovering

@@ -1,0 +1,1 @@
+"""The log of a live job, and what it says of blocks: copies, and moves."""
