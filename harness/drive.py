@@ -243,13 +243,13 @@ def _until_over(timed: _TimedTuner, system: System, idle_exchanges: int) -> Gene
 
 
 def _untold(system: System, action: Action[Any]) -> Iterator[Exchange]:
-    """What the job trained during the action that ended it, where only a `Run` tells of that: its last pushes, and the
-    evaluation that reached the target. No time passes."""
+    """What happened during the action that ended the job, where only a `Run` tells of that: its last pushes, the evaluation
+    that reached the target, and what a reconfiguration in progress has cost. No time passes."""
     if isinstance(action, Run) or system.now > system.job.budget_seconds:
         return
     with suppress(_RunFailedError):  # the job is over, whatever happens now
         rest = _exchange(system, Run(clocks=1, branch=getattr(action, "branch", 0)), asked=False)
-        if isinstance(rest.answer, Window) and rest.answer.clocks:
+        if isinstance(rest.answer, Window) and (rest.answer.clocks or rest.answer.changes):
             yield rest
 
 

@@ -223,7 +223,8 @@ class SimulatedSystem:
             else:
                 self._control.act()
             self._progress(branch, None)
-        if branch.status != "running" and self._reconfiguration is not None:
+        over = branch.status != "running" or self._now >= self.job.budget_seconds
+        if over and self._reconfiguration is not None:  # what it has cost by now is told with the job's last window
             self._reconfiguration.cancel()
             self._end_reconfiguration()
         branch.until_seconds = self._now

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pytest
 
 from harness.drive import Outcome, Played, play
 from harness.score import Scored, score, unplayed
@@ -152,6 +153,30 @@ def test_a_stall_that_ends_after_the_budget_counts_until_its_end() -> None:
     assert forked.overhead_seconds == 4.0
     judged = (29.0, Evaluate(), Evaluation(18.0, 9, 1.0, 0.5))
     assert scored((18.0, Run(seconds=18), window(0, 18, 9)), judged, status="budget").score.overhead_seconds == 2.0
+
+
+BEFORE_BUDGET_ENDS = {
+    "the tuner waits": lambda job: (yield from _change(job, wait=True)),
+    "the tuner goes on": lambda job: (yield from _change(job, wait=False)),
+    "a machine fails": lambda job: (yield from ()),
+}
+
+
+def _change(job: Job, *, wait: bool) -> Tuner:
+    yield from Run(seconds=18.0)
+    yield from Reconfigure(replace(job.start, servers=("e",)), method="checkpoint", wait=wait)
+
+
+@pytest.mark.parametrize("cause", BEFORE_BUDGET_ENDS)
+@pytest.mark.parametrize("thinking_seconds", [0.0, 0.5])
+def test_a_reconfiguration_in_progress_when_the_budget_ends_is_overhead(cause: str, thinking_seconds: float) -> None:
+    """It begins at 18 s, stalls training for more than 3 s, and the budget ends at 20 s."""
+    fails = (NodeChange(("e",), 18.0, "fails"),) if cause == "a machine fails" else ()
+    conditions = Conditions(nodes=fails, thinking_seconds=thinking_seconds)
+    played = play(BEFORE_BUDGET_ENDS[cause], learning(conditions, budget_seconds=20.0))
+    row = score(played, scenario="s", tuner="t", seed=0).score
+    late = 0.0 if cause == "a machine fails" else 2 * thinking_seconds  # before each of two actions
+    assert row.overhead_seconds == pytest.approx(20.0 - 18.0 - late)
 
 
 def test_what_trains_on_other_branches_is_a_trial() -> None:
