@@ -80,5 +80,5 @@ def draw_of(path: Path, number: int) -> Draw | None:
 @cache
 def _read(path: Path, _changed: int) -> dict[str, Any] | None:
     """The tables of a file; kept, because all draws are read one after the other."""
-    tables = tomllib.loads(path.read_text("utf-8"))
+    tables = tomllib.loads(path.read_text("utf-8-sig"))
     return tables if "calibration" in tables else None
