@@ -71,7 +71,7 @@ class Entry:
             raise ValueError(f"Cannot find tuner {self.where!r}: write {as_module}:{attribute}, with the module's name.")
         try:
             module = import_module(module_name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a program that runs as it is imported may end, too
             raise ValueError(
                 f"Cannot import tuner {self.where!r} ({type(error).__name__}: {error}): "
                 f"is its module free of errors, and installed or on PYTHONPATH?{_hidden(module_name)}"

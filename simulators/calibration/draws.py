@@ -83,5 +83,5 @@ def _read(content: bytes) -> dict[str, Any] | None:
 
     By content: a file that is written twice within a tick of the file system's clock has the same time of modification.
     """
-    tables = tomllib.loads(content.decode())
+    tables = tomllib.loads(content.decode("utf-8-sig"))
     return tables if "calibration" in tables else None
