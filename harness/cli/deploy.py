@@ -100,7 +100,7 @@ def _deploy(options: argparse.Namespace) -> int:
     from harness.live.deploy.beside_simulation import beside, measured
     from harness.live.deploy.deployment import Deployment, Interrupted, deploy, described, simulated
     from harness.live.deploy.job_folder import exchanges_of
-    from harness.live.driver.standstill import Limits
+    from harness.live.driver.repairs.standstill import Limits
     from harness.scenario import load
     from tuners import resolve
 
@@ -184,7 +184,7 @@ def _contest(options: argparse.Namespace) -> int:
     from harness.comparison.compare import compare
     from harness.live.deploy.contest import LiveContest, contest
     from harness.live.deploy.deployment import Interrupted
-    from harness.live.driver.standstill import Limits
+    from harness.live.driver.repairs.standstill import Limits
     from harness.scenario import load
 
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
