@@ -103,7 +103,7 @@ def _deploy(options: argparse.Namespace) -> int:
     from harness.live.deploy.contest import check_contest
     from harness.live.deploy.deployment import Deployment, Interrupted, deploy, described, simulated
     from harness.live.deploy.job_folder import exchanges_of
-    from harness.live.driver.standstill import Limits
+    from harness.live.driver.repairs.standstill import Limits
     from harness.scenario import load
     from tuners import resolve
 
@@ -210,7 +210,7 @@ def _contest(options: argparse.Namespace) -> int:
 
 def _contest_of(options: argparse.Namespace) -> LiveContest:
     from harness.live.deploy.contest import LiveContest
-    from harness.live.driver.standstill import Limits
+    from harness.live.driver.repairs.standstill import Limits
     from harness.scenario import load
 
     return LiveContest(

@@ -16,7 +16,7 @@ from harness.comparison.compare import check_each_once, compare
 from harness.comparison.run_process import Done, Task, save
 from harness.live.deploy.deployment import Deployment, Emulated, check, play_on
 from harness.live.deploy.job_folder import LOG
-from harness.live.driver.standstill import Limits
+from harness.live.driver.repairs.standstill import Limits
 from harness.live.processes import launch
 from harness.scenario import load, parse
 from harness.score import Score, Scored, score, unplayed

@@ -101,6 +101,6 @@ def counted(live: LiveSystem) -> tuple[int, int, NDArray[np.float32]]:
         while not vectors:
             control.carry_out(read)
         control.update()
-        clocks, lost = live.job_status().clocks, control.lost_pushes
+        clocks, lost = live.job_status().clocks, control.view.lost_pushes
         coordinator.run(0)
     return clocks, lost, vectors["parameters"]

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from harness.live.driver.branch_view import DriverBranch
-from harness.live.driver.checkpoint_file import Checkpoint
-from harness.live.driver.driver_state import DRIVER, state_as_bytes
+from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
+from harness.live.driver.checkpoints.driver_state import DRIVER, state_as_bytes
+from harness.live.driver.view.branch_view import DriverBranch
 from harness.live.processes.runtime import Procedure, Runtime
 from harness.live.worker.spec import Spec
 from tuners.actions import SyncPolicy
