@@ -269,6 +269,7 @@ OF_PULLS = {"pull_clocks": 1}
 _FIELDS = tuple(f.name for f in fields(Setting))
 OF_NODES = ("workers", "servers", "loads", "data_shares", "model_shares", "block_owners", "replicas")
 """The fields of a setting that name nodes, or go with those that do: a loss of nodes changes them."""
+_BY_NODE = ("role", "load", "data_share", "model_share")
 _PLAIN = tuple(f for f in _FIELDS[2:] if f != "block_owners")
 
 
@@ -301,7 +302,7 @@ class Space:
         known = {n.name for n in self.nodes}
         for name in names:
             head, _, rest = name.partition("/")
-            by_node = head in ("role", "load", "data_share", "model_share") and rest.partition("/")[0] in known
+            by_node = head in _BY_NODE and rest.partition("/")[0] in known
             by_block = head == "block" and rest.isdecimal() and int(rest) < self.blocks
             if (head == "block" and not by_block) or (name in ("placement", *OF_CACHES, *OF_REPLICAS) and not self.blocks):
                 raise ValueError(
@@ -454,6 +455,14 @@ class Space:
             return dict(zip(members, shares, strict=True)).get(node, 0.0)
         value: Scalar = getattr(setting, name)
         return value
+
+    def among(self, nodes: tuple[Node, ...], in_force: Setting) -> Space:
+        """The same space where only these `nodes` are there: without the knobs of others. Where the base names one of those,
+        what has no knob is as it is in the setting `in_force`."""
+        there = {n.name for n in nodes}
+        whole = there.issuperset((*self.base.workers, *self.base.servers))
+        knobs = tuple(k for k in self.knobs if _node_of(k) in (None, *there))
+        return replace(self, base=self.base if whole else in_force, nodes=nodes, knobs=knobs)
 
     def holds_role(self, node: str) -> bool:
         """Whether no knob sets the role of that node."""
@@ -611,6 +620,12 @@ def shared_out(weights: Sequence[float], total: int) -> tuple[int, ...]:
     order = np.argsort(counts - exact, kind="stable")
     counts[order[: total - counts.sum()]] += 1
     return tuple(int(n) for n in counts)
+
+
+def _node_of(knob: Knob) -> str | None:
+    """The node whose role, load or share a knob sets, if any."""
+    head, _, rest = knob.name.partition("/")
+    return rest.partition("/")[0] if head in _BY_NODE else None
 
 
 def _role(setting: Setting, node: str) -> Scalar:

@@ -213,9 +213,10 @@ class Toy:
         moment = float(np.min(branch.due)) + ahead
         gone = [n for n, seconds in self.leaving.items() if seconds <= moment and n not in self._left]
         self._left.update(gone)
-        for b in self._branches.values():
-            if gone:
-                self._restart(b)
+        for b in self._branches.values() if gone else ():
+            workers, servers = ([n for n in m if n not in gone] for m in (b.setting.workers, b.setting.servers))
+            b.setting = b.setting.on(tuple(workers), tuple(servers))
+            self._restart(b)
         return [NodeEvent(self.leaving[n], n, "left") for n in gone]
 
     def _active(self, branch: _Branch) -> NDArray[np.bool_]:

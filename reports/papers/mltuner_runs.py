@@ -22,7 +22,8 @@ from reports.statistics import Bounds, Interval, censored, median_interval
 from traces.exchanges import Exchange
 from tuners import resolve
 from tuners.actions import Action, Evaluate, Evaluation, Fork, Job, Run, System, Target, Tuner
-from tuners.search.epochs import Course, TrainedBranch, plateaued, train_on
+from tuners.search.branches import TrainedBranch
+from tuners.search.epochs import Course, plateaued, train_on
 
 __all__ = [
     "Lab",

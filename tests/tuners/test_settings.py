@@ -289,3 +289,16 @@ def test_a_misspelt_knob_is_told_what_it_resembles():
     base = Setting(workers=("n0",), servers=("n1",))
     with pytest.raises(ValueError, match=r"Knob 'learnin_rate' sets nothing.* Did you mean learning_rate\?"):
         Space(base, (), (Real("learnin_rate", 0.1, 1.0),))
+
+
+# ------------------------------------------------------------------------------------------------------- machines are gone
+
+
+def test_a_space_among_fewer_nodes_has_no_knobs_of_others_and_the_setting_in_force():
+    roles = [Choice(f"role/{n.name}", ("worker", "server", "idle")) for n in NODES[1:]]
+    whole = space(*roles, Choice("policy", ("asp", "bsp")))
+    in_force = replace(BASE, workers=("b",), learning_rate=0.2)
+    left = whole.among(NODES[1:3], in_force)
+    assert left.names == ("role/b", "role/c", "policy")
+    assert left.setting({"policy": "bsp"}) == replace(in_force, policy="bsp")
+    assert whole.among(NODES, in_force).setting({"policy": "bsp"}) == replace(BASE, policy="bsp")

@@ -108,7 +108,7 @@ def test_leaving_nodes_are_reported_and_cannot_be_used():
     toy = toys()["a node leaves"](1)
     seen = toy.perform(Run(seconds=10.0))
     assert [(e.node, e.event) for e in seen.events] == [("n1", "left")]
-    assert "n1" not in {n.name for n in seen.nodes} | {w.node for w in seen.workers}
+    assert "n1" not in {n.name for n in seen.nodes} | {w.node for w in seen.workers} | set(seen.setting.workers)
     assert not (seen.pushes.worker[seen.pushes.seconds > 4.5] == 1).any()
     with pytest.raises(Rejected, match="'n1': it is not there"):
         toy.perform(Reconfigure(toy.job.space.setting({"worker_count": 4})))

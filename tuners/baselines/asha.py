@@ -17,7 +17,8 @@ import optuna
 from tuners.actions import Job, Tuner
 from tuners.applicability import nothing_to_tune_if
 from tuners.factory_options import Count
-from tuners.search.epochs import Course, TrainedBranch, check_plateau, drop, fork, train_on
+from tuners.search.branches import TrainedBranch, drop, fork_from
+from tuners.search.epochs import Course, check_plateau, train_on
 from tuners.search.tunables import Convention, Which, no_tunable_is_free, tunables
 
 __all__ = ["asha"]
@@ -49,19 +50,17 @@ def asha(
         return
     study, distributions = _study(job, pruner), what.space.to_optuna()
     best: Course | None = None
-    refusals = 0
+    refusals, parent = 0, TrainedBranch(0, job.start)
     while refusals < _REFUSALS:
         trial = study.ask(distributions)
-        setting = what.setting(dict(trial.params), job.start)
-        branch = yield from fork(0, setting)
-        if branch is None:
+        parent, forked = yield from fork_from(parent, what.made(dict(trial.params)))
+        if forked is None:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
             refusals += 1
             continue
         refusals = 0
-        course = yield from train_on(
-            job, Course(TrainedBranch(branch, setting)), plateau_epochs=plateau_epochs, enough=_Behind(trial)
-        )
+        course = yield from train_on(job, Course(forked), plateau_epochs=plateau_epochs, enough=_Behind(trial))
+        parent = parent._replace(nodes=course.trained.nodes)
         _tell(study, trial, course)
         worse = course
         if not course.lost and (best is None or course.peak > best.peak):

@@ -21,7 +21,8 @@ import numpy as np
 from tuners.actions import Action, Job, Tuner
 from tuners.applicability import nothing_to_tune_if
 from tuners.factory_options import Count
-from tuners.search.epochs import Course, TrainedBranch, check_plateau, drop, fork, train_on
+from tuners.search.branches import TrainedBranch, drop, fork_from
+from tuners.search.epochs import Course, check_plateau, train_on
 from tuners.search.tunables import Convention, Tunables, Which, no_tunable_is_free, tunables
 
 __all__ = ["Bracket", "Schedule", "brackets", "hyperband"]
@@ -59,12 +60,15 @@ def hyperband(
     if no_tunable_is_free(job, tuned):
         return
     rng = np.random.default_rng(job.seed)
+    parent = TrainedBranch(0, job.start)
     for bracket in brackets(schedule):
-        courses = yield from _drawn(job, what, bracket.settings, rng)
+        parent, courses = yield from _drawn(parent, what, bracket.settings, rng)
         if not courses:
             return
         for epochs in bracket.epochs:
-            courses = yield from _stage(job, courses, epochs, plateau_epochs)
+            trained = yield from _stage(job, courses, epochs, plateau_epochs)
+            parent = parent._replace(nodes=trained[-1].trained.nodes)
+            courses = yield from _better_half(trained)
         for course in courses:
             yield from drop(course.trained.branch)
 
@@ -90,22 +94,28 @@ def _added(budget: int, stages: int) -> Bracket:
     return Bracket(2**stages, tuple(int(x) for x in np.cumsum(more)))
 
 
-def _drawn(job: Job, what: Tunables, settings: int, rng: np.random.Generator) -> Generator[Action[Any], Any, list[Course]]:
-    """Forks of the first model under random settings, without those that the system refuses."""
+def _drawn(
+    parent: TrainedBranch, what: Tunables, settings: int, rng: np.random.Generator
+) -> Generator[Action[Any], Any, tuple[TrainedBranch, list[Course]]]:
+    """Forks of the first model under random settings, without those that the system refuses; and that model."""
     made = []
     for _ in range(settings):
-        setting = what.setting(what.space.sample(rng), job.start)
-        branch = yield from fork(0, setting)
-        if branch is not None:
-            made.append(Course(TrainedBranch(branch, setting)))
-    return made
+        parent, trial = yield from fork_from(parent, what.made(what.space.sample(rng)))
+        if trial is not None:
+            made.append(Course(trial))
+    return parent, made
 
 
 def _stage(job: Job, courses: list[Course], epochs: int, plateau_epochs: int) -> Generator[Action[Any], Any, list[Course]]:
-    """Train each course for so many epochs in all, and keep the better half, the earlier of equals."""
+    """Train each course for so many epochs in all."""
     trained = []
     for course in courses:
         trained.append((yield from train_on(job, course, plateau_epochs=plateau_epochs, epochs=epochs)))
+    return trained
+
+
+def _better_half(trained: list[Course]) -> Generator[Action[Any], Any, list[Course]]:
+    """Free the worse half; of equals the earlier is better."""
     ranked = sorted(trained, key=lambda c: -c.peak)
     kept = len(ranked) - len(ranked) // 2
     for course in ranked[kept:]:

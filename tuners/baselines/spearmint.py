@@ -12,7 +12,8 @@ from __future__ import annotations
 from tuners.actions import Job, Tuner
 from tuners.applicability import nothing_to_tune_if
 from tuners.factory_options import Count
-from tuners.search.epochs import Course, TrainedBranch, check_plateau, drop, fork, score, train_on
+from tuners.search.branches import TrainedBranch, drop, fork_from
+from tuners.search.epochs import Course, check_plateau, score, train_on
 from tuners.search.searchers import searcher
 from tuners.search.tunables import Convention, Which, no_tunable_is_free, tunables
 
@@ -45,16 +46,16 @@ def spearmint(
         return
     search = searcher("gp", what.space, (job.seed,), stops=stops)
     best: Course | None = None
-    refusals = 0
+    refusals, parent = 0, TrainedBranch(0, job.start)
     while refusals < _REFUSALS and (values := search.propose()) is not None:
-        setting = what.setting(values, job.start)
-        branch = yield from fork(0, setting)
-        if branch is None:
+        parent, trial = yield from fork_from(parent, what.made(values))
+        if trial is None:
             search.tell(values, 0.0)
             refusals += 1
             continue
         refusals = 0
-        course = yield from train_on(job, Course(TrainedBranch(branch, setting)), plateau_epochs=plateau_epochs)
+        course = yield from train_on(job, Course(trial), plateau_epochs=plateau_epochs)
+        parent = parent._replace(nodes=course.trained.nodes)
         search.tell(values, score(job, course.peak))
         worse = course
         if not course.lost and (best is None or course.peak > best.peak):

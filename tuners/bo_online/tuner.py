@@ -56,7 +56,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tuners.actions import Action, Evaluation, Job, Method, Reconfigure, Rejected, Run, Setting, Space, Tuner, Window
+from tuners.actions import Action, Evaluation, Job, Method, Reconfigure, Rejected, Run, Setting, Tuner, Window
 from tuners.applicability import nothing_to_tune_if
 from tuners.bo_online.convergence import Estimator, Segment
 from tuners.bo_online.costs import PastReconfiguration, change_seconds, techniques
@@ -331,13 +331,10 @@ class JobHistory:
 
     def admitted(self, row: _Floats) -> Setting | None:
         """The setting of a row on the available nodes; None for the current setting, and where the job would refuse it."""
-        values, nodes = self.encoding.values(row), {n.name: n for n in self.job.nodes if n.name in self.available}
-        space = self.encoding.space
-        whole = set(space.base.workers + space.base.servers) <= nodes.keys()
-        there = tuple(k for k in space.knobs if _node(k) is None or _node(k) in nodes)
+        values, nodes = self.encoding.values(row), tuple(n for n in self.job.nodes if n.name in self.available)
+        space = self.encoding.space.among(nodes, self.setting)
         try:
-            now = Space(space.base if whole else self.setting, tuple(nodes.values()), there)
-            setting = now.setting({k.name: values[k.name] for k in there})
+            setting = space.setting({name: values[name] for name in space.names})
             self.job.space.check(setting, self.setting)
         except (Rejected, ValueError):
             return None
@@ -347,12 +344,6 @@ class JobHistory:
 def kind_of(setting: Setting) -> tuple[object, ...]:
     """What of a setting, beside the number of workers, may change the progress per clock."""
     return tuple(getattr(setting, f) for f in _STATISTICAL)
-
-
-def _node(knob: Knob) -> str | None:
-    """The node that a knob sets, if any."""
-    head, _, rest = knob.name.partition("/")
-    return rest.partition("/")[0] if rest and head != "option" else None
 
 
 def _change(at: JobHistory, setting: Setting, how: Method | None) -> Generator[Action[Any], Any, bool]:

@@ -33,7 +33,8 @@ from numpy.typing import NDArray
 
 from tuners.actions import Action, Evaluate, Evaluation, Job, Rejected, Run, Setting, Tuner, Window
 from tuners.mltuner.moves import Move, calmer, moves, no_move_is_free
-from tuners.search.epochs import TrainedBranch, drop, epoch_clocks, fork
+from tuners.search.branches import TrainedBranch, drop, fork
+from tuners.search.epochs import epoch_clocks
 from tuners.search.tunables import Which
 
 __all__ = ["frugal", "seconds_left"]

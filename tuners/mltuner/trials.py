@@ -29,7 +29,8 @@ import numpy as np
 
 from tuners.actions import Action, Fork, Job, Rejected, Run, Window
 from tuners.mltuner.summarizer import ProgressSummary, Summariser
-from tuners.search.epochs import TrainedBranch, drop, epoch_clocks, fork
+from tuners.search.branches import TrainedBranch, drop, fork
+from tuners.search.epochs import epoch_clocks
 from tuners.search.searchers import Point, Searcher
 from tuners.search.tunables import Tunables
 

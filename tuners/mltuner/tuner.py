@@ -44,7 +44,8 @@ from tuners.mltuner.frugal import frugal
 from tuners.mltuner.moves import no_move_is_free
 from tuners.mltuner.summarizer import Summariser
 from tuners.mltuner.trials import Rules, find, warn_of
-from tuners.search.epochs import TrainedBranch, drop, fork, plateaued, train_epoch, validate
+from tuners.search.branches import TrainedBranch, drop, fork
+from tuners.search.epochs import plateaued, train_epoch, validate
 from tuners.search.searchers import Searcher, SearcherKind, searcher
 from tuners.search.tunables import Convention, Which, no_tunable_is_free, tunables
 

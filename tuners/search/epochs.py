@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
-from tuners.actions import Action, Evaluate, Evaluation, Fork, Free, Job, Rejected, Run, Setting, Window
+from tuners.actions import Action, Evaluate, Evaluation, Job, Rejected, Run, Setting
+from tuners.search.branches import TrainedBranch, train
 
 __all__ = [
     "Course",
     "Epoch",
-    "TrainedBranch",
     "check_plateau",
-    "drop",
     "epoch_clocks",
-    "fork",
     "plateaued",
     "quality",
     "score",
@@ -28,18 +25,6 @@ __all__ = [
     "train_on",
     "validate",
 ]
-
-
-class TrainedBranch(NamedTuple):
-    """A branch and its setting, and how long it has been trained."""
-
-    branch: int
-    setting: Setting
-    clocks: int = 0  # pushes since it was forked
-
-    def after(self, seen: Window) -> TrainedBranch:
-        """The branch after a window of training, in which the system itself may have changed its setting."""
-        return self._replace(setting=seen.setting or self.setting, clocks=self.clocks + seen.clocks)
 
 
 class Epoch(NamedTuple):
@@ -95,10 +80,9 @@ def train_epoch(job: Job, trained: TrainedBranch) -> Generator[Action[Any], Any,
     """Train to the end of the current epoch, and evaluate."""
     whole = epoch_clocks(job, trained.setting)
     try:
-        seen = yield from Run(clocks=whole - trained.clocks % whole, branch=trained.branch)
+        trained, _, seen = yield from train(trained, Run(clocks=whole - trained.clocks % whole))
     except Rejected:
         return Epoch(trained, -math.inf, lost=True)
-    trained = trained.after(seen)
     if seen.status in ("diverged", "deadlock"):
         return Epoch(trained, -math.inf, lost=True)
     return Epoch(trained, (yield from validate(job, trained.branch)))
@@ -127,17 +111,3 @@ def validate(job: Job, branch: int) -> Generator[Action[Any], Any, float]:
         return quality(job, (yield from Evaluate(branch)))
     except Rejected:
         return -math.inf
-
-
-def fork(branch: int, setting: Setting | None = None) -> Generator[Action[Any], Any, int | None]:
-    """A new branch, or None where the system refuses."""
-    try:
-        return (yield from Fork(branch, setting))
-    except Rejected:
-        return None
-
-
-def drop(branch: int) -> Generator[Action[Any], Any, None]:
-    """Free a branch, if it exists."""
-    with suppress(Rejected):
-        yield from Free(branch)

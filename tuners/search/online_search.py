@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tuners.actions import Action, Fork, Free, Job, Reconfigure, Rejected, Run, Scalar, Setting, Tuner, Window
+from tuners.actions import Action, Job, Reconfigure, Rejected, Run, Scalar, Setting, Tuner
+from tuners.search.branches import TrainedBranch, TrainingWindows, drop, fork_from, train
 from tuners.search.progress_rate import progress_per_second
 
 __all__ = ["search"]
@@ -27,9 +27,13 @@ __all__ = ["search"]
 _WORTHLESS = -np.inf
 """The score of a trial that diverged, and of a refused setting."""
 
+_Made: TypeAlias = Callable[[TrainedBranch], Setting | None]
+"""The setting of a trial, from the branch that it changes; None where the job would refuse it."""
+
 
 class _Trial(NamedTuple):
     setting: Setting
+    made: _Made  # makes the setting
     score: float
     branch: int | None  # None: made in place
     end_seconds: float
@@ -65,80 +69,94 @@ def _search(
     length: Run,
     until_seconds: float,
 ) -> Tuner:
-    best = yield from _on_a_fork(job, job.start, length)
+    parent, start = TrainedBranch(0, job.start), _made(job, job.space.values(job.start), job.start)
+    parent, best = yield from _on_a_fork(job, parent, start, length)
     attempt = _on_a_fork if best else _in_place
     if best is None:
-        best = yield from _in_place(job, None, length)
+        parent, best = yield from _in_place(job, parent, start, length)
     now = best.end_seconds if best else 0.0
     for _ in range(trials):
         if now >= until_seconds:
             break
         values = ask()
-        setting = _admitted(job, values)
-        trial = (yield from attempt(job, setting, length)) if setting is not None else None
+        parent, trial = yield from attempt(job, parent, _made(job, values), length)
         tell(values, trial.score if trial else _WORTHLESS)
         if trial is None:
             continue
         now = trial.end_seconds
         best, loser = (trial, best) if best is None or trial.score > best.score else (best, trial)
         if loser is not None and loser.branch is not None:
-            yield from _free(loser.branch)
+            yield from drop(loser.branch)
     if best is not None:
-        yield from _stay_with(best, job)
+        yield from _stay_with(best, job, parent)
 
 
-def _on_a_fork(job: Job, setting: Setting, length: Run) -> Generator[Action[Any], Any, _Trial | None]:
-    """A trial on a fork of the job's own branch; None where the system refuses."""
+def _on_a_fork(
+    job: Job, parent: TrainedBranch, made: _Made, length: Run
+) -> Generator[Action[Any], Any, tuple[TrainedBranch, _Trial | None]]:
+    """A trial on a fork of the job's own branch, which is returned as well; None where the system refuses."""
+    parent, forked = yield from fork_from(parent, made)
+    if forked is None:
+        return parent, None
     try:
-        branch = yield from Fork(0, setting)
+        done = yield from train(forked, length)
     except Rejected:
-        return None
-    try:
-        seen = yield from replace(length, branch=branch)
-    except Rejected:
-        yield from _free(branch)
-        return None
-    return _scored(job, setting, branch, seen)
+        yield from drop(forked.branch)
+        return parent, None
+    return parent._replace(nodes=done.last.nodes), _scored(job, forked, made, done)
 
 
-def _in_place(job: Job, setting: Setting | None, length: Run) -> Generator[Action[Any], Any, _Trial | None]:
-    """A trial on the job itself, under `setting` or the start setting; None where the system refuses."""
+def _in_place(
+    job: Job, own: TrainedBranch, made: _Made, length: Run
+) -> Generator[Action[Any], Any, tuple[TrainedBranch, _Trial | None]]:
+    """A trial on the job itself; its branch after that; None where the system refuses."""
+    setting = made(own)
+    if setting is None:
+        return own, None
+    changed = own._replace(setting=setting)
     try:
-        if setting is not None:
+        if changed != own:
             yield from Reconfigure(setting)
-        seen = yield from length
+        done = yield from train(changed, length)
     except Rejected:
-        return None
-    return _scored(job, setting or job.start, None, seen)
+        return own, None
+    return done.trained, _scored(job, changed, made, done)._replace(branch=None)
 
 
-def _stay_with(best: _Trial, job: Job) -> Generator[Action[Any], Any, None]:
+def _stay_with(best: _Trial, job: Job, parent: TrainedBranch) -> Generator[Action[Any], Any, None]:
     """Continue the job with the best trial; where even that one diverged, with the parent."""
     if best.branch is None:
-        with suppress(Rejected):
-            yield from Reconfigure(best.setting)
+        # Machines of its setting may have been lost since.
+        setting = best.made(parent) if parent._replace(setting=best.setting).lost else best.setting
+        if setting is not None:
+            with suppress(Rejected):
+                yield from Reconfigure(setting)
     elif best.score == _WORTHLESS:
-        yield from _free(best.branch)
+        yield from drop(best.branch)
     else:
-        yield from _free(0)
+        yield from drop(0)
         with suppress(Rejected):
             yield from Run(seconds=job.budget_seconds, branch=best.branch)
 
 
-def _free(branch: int) -> Generator[Action[Any], Any, None]:
-    with suppress(Rejected):
-        yield from Free(branch)
+def _scored(job: Job, tried: TrainedBranch, made: _Made, done: TrainingWindows) -> _Trial:
+    score = progress_per_second(done.seen, job.target)
+    return _Trial(tried.setting, made, score, tried.branch, done.last.end_seconds)
 
 
-def _scored(job: Job, setting: Setting, branch: int | None, seen: Window) -> _Trial:
-    return _Trial(setting, progress_per_second(seen, job.target), branch, seen.end_seconds)
+def _made(job: Job, values: Mapping[str, Scalar], whole: Setting | None = None) -> _Made:
+    """These values on the machines that are there, and the setting in force for the rest; `whole` where all are there."""
 
+    def made(branch: TrainedBranch) -> Setting | None:
+        if whole is not None and not branch._replace(setting=whole).lost:
+            return whole
+        space = job.space.among(branch.nodes or job.nodes, branch.setting)
+        there = {*space.names, *values.keys() - job.space.names}  # a name that is no knob is refused
+        try:
+            setting = space.setting({name: value for name, value in values.items() if name in there})
+            job.space.check(setting, branch.setting)
+        except (Rejected, ValueError):
+            return None
+        return setting
 
-def _admitted(job: Job, values: Mapping[str, Scalar]) -> Setting | None:
-    """The setting of these values, or None where the job would refuse it."""
-    try:
-        setting = job.space.setting(values)
-        job.space.check(setting)
-    except (Rejected, ValueError):
-        return None
-    return setting
+    return made

@@ -8,10 +8,12 @@ has a different meaning under each: `heavy_ball` converts it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tuners.actions import Job, Scalar, Setting, Space
+from tuners.search.branches import TrainedBranch
 from tuners.settings import BOUNDED, Choice, Knob
 
 __all__ = ["Convention", "Tunables", "Which", "heavy_ball", "no_tunable_is_free", "tunables"]
@@ -41,6 +43,10 @@ class Tunables:
         if self.bounded:
             plain["policy"] = self.bounded
         return replace(base, **plain)
+
+    def made(self, values: dict[str, Scalar]) -> Callable[[TrainedBranch], Setting]:
+        """A function that returns the setting in force in a branch with these values."""
+        return lambda branch: self.setting(values, branch.setting)
 
 
 def tunables(job: Job, which: Which = "all", *, copies: int = 1, convention: Convention = "heavy_ball") -> Tunables:
