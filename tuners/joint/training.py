@@ -68,6 +68,7 @@ class Glance(NamedTuple):
 
     level: float  # logarithm of their loss
     noise: float  # its standard error
+    doubt: float = 0.0  # its standard error together with that of the untrained model's loss
     validated: float = math.inf  # mean level of the job's own validations; infinite if there was none
     helps: bool = False  # whether the model has clearly learned something
 
@@ -114,7 +115,7 @@ class Training:
         if math.isinf(self.gauge.untrained) and len(window.pushes.loss):
             # Not those of clock 0: where a machine is lost before the first push, all workers begin their second mini-batch.
             first = window.pushes.clock == window.pushes.clock.min()
-            self.gauge.begin(float(np.mean(window.pushes.loss[first])))
+            self.gauge.begin(float(np.mean(window.pushes.loss[first])), batches=int(np.sum(first)))
         if len(window.pushes.loss):
             self.training_loss = float(np.mean(window.pushes.loss))
             halves = np.array_split(window.pushes.loss, 2)
@@ -182,8 +183,11 @@ class Training:
             levels = [self.gauge.level(e.loss, e.accuracy) for e in window.evaluations]
             validated = sum(levels) / len(levels) - self.gauge.untrained_level
         noise = float(np.std(losses)) / mean / math.sqrt(len(losses))
+        # A single mini-batch of a few samples may have a third of the others' loss: logarithms tell how far such lows reach.
+        single = float(np.std(np.log(np.maximum(window.pushes.loss, 1e-9))))
+        doubt = math.hypot(noise, single / math.sqrt(self.gauge.untrained_batches))
         level = math.log(mean / self.gauge.untrained)
-        return Glance(level, noise, validated, self.gauge.has_learned(level + 2 * noise, validated))
+        return Glance(level, noise, doubt, validated, self.gauge.has_learned(level + 2 * noise, validated))
 
     def _least_clocks(self) -> int:
         return max(2 * len(self.setting.workers), 16, math.ceil(_LEAST_SAMPLES / self.setting.batch_size))

@@ -522,9 +522,10 @@ class JointCourse:
 
     def _hurts(self, seen: Glance) -> bool:
         """Whether the present heat makes the model worse than the untrained one, or has thrown it far off for good."""
-        thrown_off = self.training.highest_loss > _THROWN_OFF * self.gauge.untrained and not seen.helps
-        worse = seen.level > max(_HURT, 3 * seen.noise) and not seen.helps
-        return self.training.diverged or ((worse or thrown_off) and seen.validated > 0)
+        doubt = 3 * seen.doubt  # the untrained loss may have been told by two mini-batches
+        thrown_off = math.log(self.training.highest_loss / self.gauge.untrained) > max(math.log(_THROWN_OFF), doubt)
+        worse = seen.level > max(_HURT, doubt)
+        return self.training.diverged or ((worse or thrown_off) and seen.validated > 0 and not seen.helps)
 
     def _cooler(self, heat: Heat) -> Steps[Glance | None]:
         """Train a little at a tenth of the heat, from the untrained model if it was kept; None where it cannot be lower."""
