@@ -460,7 +460,13 @@ def resolve(name: str) -> Entry:
         return entry
     known = registry()
     if name in known:
-        return known[name]
+        entry = known[name]
+        if not entry.embedded:  # others may be broken; to import the embedded ones takes long
+            try:
+                _ = entry.factory
+            except ValueError as error:
+                raise ValueError(f"Cannot use tuner {name!r} {entry.summary}: {error}") from error
+        return entry
     if ":" in name:
         entry = Entry(name, name, "a tuner of your own", embedded=False)
         _ = entry.factory  # refuses a misspelt name before anything runs

@@ -212,14 +212,18 @@ class Setting:
         )
 
 
+_PYTHONS = frozenset((int, float, str, bool))
+
+
 def _plain(value: Any) -> Any:
     """`value`, itself if it is of Python's types only, else with these in place of numpy's."""
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, tuple):
-        made = tuple(map(_plain, value))
-        return value if all(map(operator.is_, made, value)) else made
-    return value
+    # Tuners make thousands of settings, with hundreds of names: most tuples are looked through by `map` alone.
+    if not isinstance(value, tuple) or _PYTHONS.issuperset(map(type, value)):
+        return value
+    made = tuple(map(_plain, value))
+    return value if all(map(operator.is_, made, value)) else made
 
 
 def _inherited(owners: tuple[str, ...], servers: tuple[str, ...]) -> tuple[str, ...]:
