@@ -7,8 +7,8 @@ from typing import TypeAlias
 from harness.live.protocol.blocks import Blocks, Layout, blocks_in, members, runs_of
 from harness.live.protocol.log import MoveEntry
 from harness.live.protocol.messages import Array, BlockData, FetchBlocks, StagedPart
+from harness.live.protocol.outbox import Outbox
 from harness.live.server.cohorts import Cohort
-from harness.live.server.outbox import Outbox
 from harness.live.server.pieces import Piece, Staging
 from harness.live.server.server_table import ServerTable
 from harness.live.server.store import Store

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from harness.live.protocol.blocks import Blocks, Layout, Runs, runs_of
 from harness.live.protocol.log import CommitEntry
 from harness.live.protocol.messages import Array, Pull, Pulled, UnaskedBlocks
+from harness.live.protocol.outbox import Outbox
 from harness.live.server.cohorts import Cohort, Cohorts
-from harness.live.server.outbox import Outbox
 from harness.live.server.pieces import cut_rows
 from harness.live.server.server_table import ServerTable
 from harness.live.server.store import Store

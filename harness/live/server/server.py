@@ -29,9 +29,9 @@ from harness.live.protocol.messages import (
     View,
     ViewReady,
 )
+from harness.live.protocol.outbox import Outbox
 from harness.live.server.cohorts import Cohort, Cohorts
 from harness.live.server.handover import Handover
-from harness.live.server.outbox import Outbox
 from harness.live.server.pieces import Keeper, Piece, Staging
 from harness.live.server.pulls import Pulls
 from harness.live.server.server_table import ServerTable
@@ -81,12 +81,12 @@ class Server:
 
     def receive(self, sender: str, message: Message) -> None:
         """Handle one message."""
-        head = message.head
+        head, view = message.head, self._outbox.view
         if isinstance(head, View):
             self._on_view(head)
-        elif message.view > self.view or (message.view == self.view and self._is_ahead(head)):
+        elif message.view > view or (message.view == view and self._is_ahead(head)):
             self._deferred.append((sender, message))
-        elif message.view < self.view or message.generation < self._members.get(sender, 0):
+        elif message.view < view or message.generation < self._members.get(sender, 0):
             self.refused += 1
         else:
             self._handle(sender, head, message.arrays)

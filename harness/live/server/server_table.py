@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.live.protocol.blocks import Blocks, Owners, blocks_in, owners_of, runs_of, table_of
 from harness.live.protocol.log import MoveEntry
 from harness.live.protocol.messages import Redirect
-from harness.live.server.outbox import Outbox
+from harness.live.protocol.outbox import Outbox
 
 __all__ = ["ServerTable"]
 

@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from harness.live.protocol import messages
 from harness.live.server.optimizer import Rates, slots, step
 from harness.live.worker.spec import Spec
-from harness.live.worker.worker import Computed
+from harness.live.worker.tasks import Computed
 from harness.scenario import load, parse, system
 from simulators.engine.optimizers import OPTIMIZERS, REVISING, optimizer
 from tests.live.support.memory import NODES, Memory, start

@@ -6,9 +6,9 @@ import pytest
 from harness.live.protocol.blocks import Layout
 from harness.live.protocol.log import CommitEntry, MoveEntry
 from harness.live.protocol.messages import BlockData, BranchVectors, FetchBlocks, Pull, Pulled, Redirect, UnaskedBlocks
+from harness.live.protocol.outbox import Outbox
 from harness.live.server.cohorts import Cohorts
 from harness.live.server.handover import Handover
-from harness.live.server.outbox import Outbox
 from harness.live.server.pieces import Piece, Staging
 from harness.live.server.pulls import Pulls
 from harness.live.server.server_table import ServerTable

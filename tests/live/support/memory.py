@@ -13,7 +13,8 @@ from harness.live.protocol.log import CommitEntry, ForkEntry, FreeEntry
 from harness.live.protocol.messages import COORDINATOR
 from harness.live.server.server import Server
 from harness.live.server.store import Store
-from harness.live.worker.worker import Computed, Worker
+from harness.live.worker.tasks import Computed
+from harness.live.worker.worker import Worker
 from tuners import policies
 from tuners.actions import Setting, Target
 

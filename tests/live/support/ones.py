@@ -19,7 +19,7 @@ from harness.live.driver.system import LiveSystem
 from harness.live.processes.runtime import Procedure
 from harness.live.protocol.blocks import Layout
 from harness.live.worker.spec import Spec
-from harness.live.worker.worker import Computed, WorkerTask
+from harness.live.worker.tasks import Computed, WorkerTask
 
 __all__ = ["ONES", "ManyOnes", "Ones", "counted"]
 

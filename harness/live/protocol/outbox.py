@@ -1,4 +1,4 @@
-"""What a server sends carries its view and its generation, by which receivers refuse old messages."""
+"""What a server or a worker sends carries its view and its generation, by which receivers refuse old messages."""
 
 from __future__ import annotations
 
