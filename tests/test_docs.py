@@ -92,7 +92,7 @@ def missing(shown: list[str], printed: str) -> str | None:
 
 
 def absent(shown: list[str], printed: str) -> str | None:
-    """The first shown line that is no part of what was printed, however that is wrapped; None if all are. "…" as in `missing`."""
+    """The first shown line that is no part of what was printed, however that is wrapped; None if all are. "…" as above."""
     flat = " ".join(printed.split())
     return next((line for line in shown if not _with_gaps(" ".join(line.split())).search(flat)), None)
 
