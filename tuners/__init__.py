@@ -552,9 +552,15 @@ def _as_module(path: str) -> str:
 
 
 def _hidden(module_name: str) -> str:
-    """A sentence about another module of the same name on the path, which the imported one hides; "" if there is none."""
+    """A sentence about another module of the same name, which the imported one hides; "" if there is none."""
     top = module_name.partition(".")[0]
-    used = getattr(getattr(sys.modules.get(top), "__spec__", None), "origin", None)
+    spec = getattr(sys.modules.get(top), "__spec__", None)
+    used = getattr(spec, "origin", None)
+    if spec is not None and used is None:  # a folder without Python files
+        found = (finder.find_spec(top, None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        module = next((f.origin for f in found if f is not None and f.origin is not None), None)
+        folder = next(iter(spec.submodule_search_locations or ()), top)
+        return "" if module is None else f" The folder {folder} hides {module}: run the command in another folder."
     for entry in sys.path:
         other = PathFinder.find_spec(top, [entry])
         if used is not None and other is not None and other.origin not in (None, used):

@@ -639,6 +639,14 @@ def _role(setting: Setting, node: str) -> Scalar:
 
 def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
     """Raise Rejected unless `setting` makes sense by itself on nodes with so many `devices` each."""
+    _check_roles(setting, devices)
+    _check_shares(setting, devices)
+    _check_counts(setting, devices)
+    _check_blocks(setting)
+    _check_rates(setting)
+
+
+def _check_roles(setting: Setting, devices: Mapping[str, int]) -> None:
     for role, members in (("worker", setting.workers), ("server", setting.servers)):
         if not members:
             raise Rejected(f"Cannot run with no {role}s: name at least one node as a {role}.")
@@ -647,6 +655,9 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
         missing = [m for m in members if m not in devices]
         if missing:
             raise Rejected(f"Cannot use node {missing[0]!r} as a {role}: this job has {', '.join(devices)}.")
+
+
+def _check_shares(setting: Setting, devices: Mapping[str, int]) -> None:
     for name, shares, members in (
         ("data_shares", setting.data_shares, setting.workers),
         ("model_shares", setting.model_shares, setting.servers),
@@ -659,6 +670,9 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
             raise Rejected(
                 f"Cannot use loads {setting.loads}: give each worker a row, one count per device, at least one sample."
             )
+
+
+def _check_counts(setting: Setting, devices: Mapping[str, int]) -> None:
     least_of = {"batch_size": 1, "staleness": 0, "intra_threads": 0, "inter_threads": 0, "local_steps": 1}
     least_of |= OF_CACHES | OF_PULLS | OF_REPLICAS | {"quorum": 0}
     for name, least in least_of.items():
@@ -669,6 +683,9 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
             raise Rejected(
                 f"Cannot take {steps} local steps on {name!r}: give at least 1, on a node of {', '.join(devices)}."
             )
+
+
+def _check_blocks(setting: Setting) -> None:
     if setting.replicas > len(setting.servers):
         raise Rejected(
             f"Cannot hold each hot block on {setting.replicas} servers: there are {len(setting.servers)}; lower replicas."
@@ -683,6 +700,9 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
             raise Rejected(
                 f"Cannot place a block on {strangers[0]!r}: it is no server; there are {', '.join(setting.servers)}."
             )
+
+
+def _check_rates(setting: Setting) -> None:
     if setting.transfer_bits not in (16, 32):
         raise Rejected(f"Cannot transfer {setting.transfer_bits} bits: choose 16 or 32.")
     if not (setting.learning_rate >= 0 and 0 <= setting.momentum <= 1):

@@ -20,7 +20,7 @@ from harness.cli.new import add_new
 from harness.cli.parsing import CommandParser, some_path
 from harness.cli.play import add_play
 from harness.cli.reproduce import add_reproduce
-from harness.cli.results import any_failed, conclude, export, importing_reports, tuner_names
+from harness.cli.results import any_failed, conclude, export, importing_reports, split_names, tuner_names
 from harness.cli.share import add_merge, add_publish
 from harness.cli.show import add_list, add_show
 from harness.cli.trace import add_trace
@@ -251,6 +251,8 @@ def _scenarios(names: Sequence[str]) -> list[str]:
 
     found: list[str] = []
     for name in names:
+        if len(several := split_names(name)) > 1 and not name.endswith(".toml"):
+            raise ValueError(f"No scenario {name!r}: separate scenarios by spaces: {' '.join(several)}.")
         if name.endswith(".toml"):
             load(name)
         elif name.startswith("drawn:"):

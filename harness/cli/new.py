@@ -24,7 +24,7 @@ def add_new(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     command = add_parser("new", help="write a tuner of your own to start from", description=_ABOUT)
     command.add_argument("what", choices=("tuner",), help="what to write")
     command.add_argument("name", metavar="NAME", help="of the tuner: a word in small letters, as in my_tuner")
-    command.add_argument("--out", type=out_folder, metavar="DIR", help="folder to write (default: NAME)")
+    command.add_argument("--out", type=out_folder, metavar="DIR", help="folder to write (default: NAME-tuner)")
     command.set_defaults(run=_new)
 
 
@@ -36,7 +36,8 @@ def _new(options: argparse.Namespace) -> int:
         raise ValueError(f"Cannot name a tuner {name!r}: write a word in small letters, digits and _, as in my_tuner.")
     if name in registry():
         raise ValueError(f"Cannot name a tuner {name!r}: there is one of that name. `harness show {name}` explains it.")
-    out = options.out or Path(name)
+    # A folder of the module's name hides the module from commands that run beside it, once it is installed with -e.
+    out = options.out or Path(f"{name.replace('_', '-')}-tuner")
     if out.exists():
         raise ValueError(f"Cannot write {out}: it exists already. Name another folder with --out.")
     taken = find_spec(name)  # a folder without Python files is a package without an origin

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["any_failed", "conclude", "export", "importing_reports", "tuner_names"]
+__all__ = ["any_failed", "conclude", "export", "importing_reports", "split_names", "tuner_names"]
 
 _IMPORT_AFTER_SECONDS = 3.0
 """When workers have started, which nothing should delay."""
@@ -25,9 +25,14 @@ def tuner_names(text: str, *, oracle: bool = True) -> list[str]:
 
     every = [name for name in embedded() if oracle or resolve(name).contestant]
     names: list[str] = []
-    for name in (part.strip() for part in re.split(r",(?![^\[]*\])", text)):  # not at commas within brackets
+    for name in split_names(text):
         names += every if name == "all" else [name]
     return names
+
+
+def split_names(text: str) -> list[str]:
+    """The names in "NAME,NAME,..."; commas within brackets are part of a name."""
+    return [part.strip() for part in re.split(r",(?![^\[]*\])", text)]
 
 
 @contextmanager

@@ -126,7 +126,8 @@ def performance(found: Arenas, name: str) -> Drawing:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
         axes.set_xlabel("factor of the best tuner's time")
         axes.set_ylabel("share of arenas")
-        axes.legend(loc="lower right", frameon=False, fontsize=8.5)
+        if axes.get_legend_handles_labels()[0]:  # nobody, where no arena has a leader
+            axes.legend(loc="lower right", frameon=False, fontsize=8.5)
         caption = (
             "Performance profiles: the share of arenas in which a tuner's time is within a factor of the best tuner's "
             "there. At 1: how often it is the best. A tuner that does not reach the target in an arena never counts there."

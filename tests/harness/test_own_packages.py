@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
 
 from tests.support import arena
+from tuners import resolve
 
 ROOT = Path(__file__).parents[2]
 MINE = "def tuner(job):\n    yield from ()\n"
@@ -64,6 +67,30 @@ def test_a_tuner_in_a_hidden_file_is_explained(crowded: Path) -> None:
     assert made.returncode == 2
     assert f"{crowded / 'tuners.py'} is another module 'tuners', hidden by" in made.stderr
     assert "give your file another name" in made.stderr
+
+
+def test_a_folder_that_hides_an_installed_tuner_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `pip install -e` installs is found after folders on the path, also after those without Python files."""
+    beside = tmp_path / "beside"
+    (beside / "gentle_tuner").mkdir(parents=True)
+    mine = tmp_path / "gentle_tuner.py"
+    mine.write_text("def gentle(job):\n    yield from ()\n")
+
+    class Editable:
+        """A finder as setuptools installs it."""
+
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            return spec_from_file_location(name, mine) if name == "gentle_tuner" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Editable])
+    monkeypatch.syspath_prepend(str(beside))
+    try:
+        with pytest.raises(ValueError, match="has no 'gentle'") as told:
+            _ = resolve("gentle_tuner:gentle").factory
+    finally:
+        sys.modules.pop("gentle_tuner", None)
+    assert f"The folder {beside / 'gentle_tuner'} hides {mine}: run the command in another folder." in str(told.value)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("tuners.py", "file"), ("reports", "folder")])

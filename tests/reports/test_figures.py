@@ -292,6 +292,15 @@ def test_figures_over_arenas_are_whole_and_repeat():
     assert ">0003<" in first[1].svg  # what all names begin with is left out
 
 
+def test_performance_profiles_are_drawn_where_nobody_leads():
+    """Warnings are errors in tests: a legend without entries would be one."""
+    arenas = [f"learning-v1-{i:04}" for i in range(2)]
+    rows = [score_row(a, t, i, 100.0, reached=False) for a in arenas for t in ("asp", "mine") for i in range(2)]
+    found = arenas_of(frames(rows), arenas, "learning")
+    assert "leader" not in found.rows["standing"].to_list()
+    assert performance(found, "a").data.height
+
+
 def test_a_figure_is_written_as_pdf_with_the_same_bytes(results):
     drawn = completion_times(summary(results), results.scores, "a")
     assert pdf(drawn) == pdf(drawn)

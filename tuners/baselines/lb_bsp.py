@@ -46,10 +46,7 @@ def lb_bsp(job: Job, *, iterations: Count = 5, weight: Share = 0.5, gain: Share 
         return
     current, speeds = job.start, dict[tuple[str, int], float]()
     while True:
-        try:
-            seen = yield from Run(clocks=iterations * len(current.workers))
-        except Rejected:
-            return
+        seen = yield from Run(clocks=iterations * len(current.workers))
         if seen.status != "running":
             return
         current = seen.setting or current

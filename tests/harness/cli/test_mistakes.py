@@ -59,6 +59,7 @@ MISTAKES = [
         "compare digits-lgistic",
         "harness: No scenario 'digits-lgistic': did you mean digits-logistic or digits-svm or digits? A file of ...",
     ),
+    ("compare digits,boat-*", "harness: No scenario 'digits,boat-*': separate scenarios by spaces: digits boat-*."),
     (
         "compare nothing-*",
         "harness: No scenario matches 'nothing-*': there are digits, boat-a-alexnet, boat-a-googlenet, ...",
@@ -327,7 +328,7 @@ MISTAKES = [
         "harness: Cannot name a tuner 'cruise': there is one of that name. `harness show cruise` explains it.",
     ),
     ("new tuner random", "harness: Cannot name a tuner 'random': Python has a module of that name. Choose another name."),
-    ("new tuner folder", "harness: Cannot write folder: it exists already. Name another folder with --out."),
+    ("new tuner mine --out folder", "harness: Cannot write folder: it exists already. Name another folder with --out."),
     ("train cruise --out x.npz", "harness: Cannot train 'cruise': rlp is the only tuner that is trained."),
     (
         "train rlp --out x.npz --accuracy 0",

@@ -166,9 +166,9 @@ def test_a_new_tuner_runs_as_it_is_written(
 ) -> None:
     assert main(["new", "tuner", "halving_too"]) == 0
     assert "pytest" in capsys.readouterr().out
-    written = sorted(p.name for p in (here / "halving_too").iterdir())
+    written = sorted(p.name for p in (here / "halving-too-tuner").iterdir())
     assert written == ["halving_too.py", "pyproject.toml", "test_halving_too.py"]
-    monkeypatch.chdir(here / "halving_too")
+    monkeypatch.chdir(here / "halving-too-tuner")
     tuners = "fixed,halving_too:halving_too[clocks=20]"
     assert main(["compare", "../tiny.toml", "--tuners", tuners, "--seeds", "1", "--jobs", "1"]) == 0
     assert "halving_too:halving_too[clocks=20]" in capsys.readouterr().out

@@ -46,10 +46,7 @@ def dlrover_hot(job: Job, *, hot: Share = 0.8, batches: Count = 10) -> Tuner:
         return
     current, refused = job.start, set[tuple[str, str]]()
     while True:
-        try:
-            seen = yield from Run(clocks=batches * len(current.workers))
-        except Rejected:
-            return
+        seen = yield from Run(clocks=batches * len(current.workers))
         if seen.status != "running":
             return
         current = seen.setting or current

@@ -39,10 +39,7 @@ def omnilearn(job: Job, *, iterations: Count = 5, weight: Share = 0.5, dead_band
         return
     current, smoothed = job.start, dict[tuple[str, int], float]()
     while True:
-        try:
-            seen = yield from Run(clocks=iterations * len(current.workers))
-        except Rejected:
-            return
+        seen = yield from Run(clocks=iterations * len(current.workers))
         if seen.status != "running":
             return
         if seen.setting is not None and seen.setting != current:

@@ -74,10 +74,7 @@ def tuned(
                     current = wanted if cost.done else current
                 except Rejected:
                     refused.add(pair)
-        try:
-            seen = yield from Run(clocks=(clocks + 1) * len(current.workers))
-        except Rejected:
-            return
+        seen = yield from Run(clocks=(clocks + 1) * len(current.workers))
         if seen.status != "running":
             return
         if seen.nodes and seen.nodes != nodes:
